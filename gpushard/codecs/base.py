@@ -1,0 +1,132 @@
+"""What a codec offers on the host, and what it says about itself.
+
+One module a codec. A codec is made once per array from its `CodecSpec`, holds no
+per-read state and may be called from several threads at once.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import CorruptShardError
+
+DAMAGED_HINT = "the stored bytes are damaged, restore or rewrite the shard"
+
+HostBytes = bytes | bytearray | memoryview | NDArray[np.uint8]
+"""Bytes on the host: contiguous, one dimension, item size 1."""
+
+
+class BytesCodec(Protocol):
+    """Bytes to bytes, one inner chunk at a time."""
+
+    @property
+    def name(self) -> str:
+        """Name of the codec in the metadata."""
+        ...
+
+    @property
+    def library(self) -> str:
+        """What decodes it, for reports: "zstandard 0.25.0"."""
+        ...
+
+    def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
+        """Encoded size of `decoded_nbytes` bytes; None if it depends on the bytes."""
+        ...
+
+    def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
+        """Decoded bytes of `encoded`.
+
+        Never allocates more than `limit` bytes and a little, whatever the bytes claim.
+
+        Parameters
+        ----------
+        encoded
+            Exactly one encoded stream.
+        limit
+            Size of the decoded bytes (`exact`), or the largest size accepted.
+        exact
+            Whether another size than `limit` is an error.
+
+        Raises
+        ------
+        CorruptShardError
+            The bytes are no valid stream, or decode to another size than allowed.
+        ChecksumError
+            The bytes contradict their checksum.
+        """
+        ...
+
+
+class Compressor:
+    """Base of the codecs whose encoded size depends on the bytes."""
+
+    __slots__ = ()
+
+    def encoded_nbytes(
+        self,
+        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
+    ) -> int | None:
+        """Encoded size: unknown."""
+        return None
+
+
+class ArrayCodec(Protocol):
+    """Array to array, one inner chunk at a time."""
+
+    @property
+    def name(self) -> str:
+        """Name of the codec in the metadata."""
+        ...
+
+    @property
+    def library(self) -> str:
+        """What decodes it, for reports: "numcodecs 0.17.1"."""
+        ...
+
+    def encoded_spec(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and data type of what an array of `shape` and `dtype` is encoded to."""
+        ...
+
+    def decode(
+        self, encoded: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> NDArray[Any]:
+        """Array that was encoded to `encoded`, of `shape` and `dtype`; maybe a view."""
+        ...
+
+
+@cache
+def library_label(distribution: str) -> str:
+    """Name and version of an installed distribution, for reports."""
+    try:
+        return f"{distribution} {version(distribution)}"
+    except PackageNotFoundError:  # vendored or frozen installations carry no metadata
+        return distribution
+
+
+def size_error(
+    codec: str, limit: int, got: int | str, *, exact: bool
+) -> CorruptShardError:
+    """Error for a stream whose decoded size is not the allowed one."""
+    return CorruptShardError(
+        "stored bytes decode to a wrong size",
+        codec=codec,
+        expected=f"{limit} bytes" if exact else f"at most {limit} bytes",
+        got=f"{got} bytes",
+        hint=DAMAGED_HINT,
+    )
+
+
+def stream_error(codec: str, reason: object) -> CorruptShardError:
+    """Error for bytes that are no valid stream of `codec`."""
+    return CorruptShardError(
+        f"stored bytes are no valid stream: {reason}",
+        codec=codec,
+        hint=DAMAGED_HINT,
+    )

@@ -1,0 +1,243 @@
+"""Blosc blocks decoded stream by stream, with the filter undone in NumPy.
+
+The way for frames that c-blosc as built by numcodecs cannot read (snappy), and for
+single blocks of a frame.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from struct import pack, pack_into
+
+import numcodecs.blosc
+import numcodecs.lz4
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from gpushard.codecs.base import HostBytes, stream_error
+from gpushard.codecs.blosc_frame import (
+    BIT_SHUFFLE,
+    BLOSCLZ,
+    BYTE_SHUFFLE,
+    DONT_SPLIT,
+    HEADER_NBYTES,
+    LZ4,
+    MEMCPYED,
+    SNAPPY,
+    ZLIB,
+    ZSTD,
+    BloscFrame,
+    BloscHeader,
+    parse,
+)
+from gpushard.errors import CorruptShardError
+
+
+def decode_streams(
+    encoded: HostBytes, frame: BloscFrame, codec: str = "blosc"
+) -> NDArray[np.uint8]:
+    """Decoded bytes of all streams: uint8, shape (header.nbytes,), host.
+
+    Reads every compressor but blosclz, of which no library decodes single streams.
+
+    Raises
+    ------
+    CorruptShardError
+        A stream is damaged or decodes to another size than the frame says.
+    """
+    source = memoryview(encoded)
+    filtered = np.empty(frame.header.nbytes, np.uint8)
+    decode_stream = _STREAM_DECODERS[frame.header.compressor]
+    columns = zip(
+        frame.source_offset.tolist(),
+        frame.source_nbytes.tolist(),
+        frame.decoded_offset.tolist(),
+        frame.decoded_nbytes.tolist(),
+        frame.is_raw.tolist(),
+        strict=True,
+    )
+    for source_offset, source_nbytes, offset, nbytes, is_raw in columns:
+        stream = source[source_offset : source_offset + source_nbytes]
+        target = filtered[offset : offset + nbytes]
+        if is_raw:
+            target[:] = np.frombuffer(stream, np.uint8)
+        else:
+            _decode_into(decode_stream, stream, target, codec)
+    return _undo_filter(filtered, frame.header)
+
+
+def decode_blocks(
+    encoded: HostBytes,
+    frame: BloscFrame,
+    first_block: int,
+    stop_block: int,
+    codec: str = "blosc",
+) -> HostBytes:
+    """Decoded bytes of blocks ``first_block`` to ``stop_block`` (half-open) alone.
+
+    Raises
+    ------
+    CorruptShardError
+        A stream of these blocks is damaged.
+    """
+    header = frame.header
+    if header.flags & MEMCPYED:
+        start = HEADER_NBYTES + first_block * header.block_nbytes
+        stop = HEADER_NBYTES + min(stop_block * header.block_nbytes, header.nbytes)
+        return memoryview(encoded)[start:stop]
+    small = _cut_frame(encoded, frame, first_block, stop_block)
+    if header.compressor == SNAPPY:
+        return decode_streams(small, parse(small, codec), codec)
+    try:
+        return numcodecs.blosc.decompress(small)
+    except (RuntimeError, ValueError) as error:
+        raise stream_error(codec, error) from error
+
+
+def _cut_frame(
+    encoded: HostBytes, frame: BloscFrame, first_block: int, stop_block: int
+) -> bytearray:
+    """A frame that holds these blocks only, in order."""
+    header = frame.header
+    first, stop = np.searchsorted(frame.block_index, [first_block, stop_block])
+    start = first_block * header.block_nbytes
+    nbytes = min(stop_block * header.block_nbytes, header.nbytes) - start
+    n_blocks = stop_block - first_block
+    flags, block_nbytes = header.flags, min(header.block_nbytes, nbytes)
+    if block_nbytes < header.block_nbytes:
+        flags |= DONT_SPLIT  # the last block alone, no longer known by being shorter
+    small = bytearray(HEADER_NBYTES + 4 * n_blocks)
+    block = -1
+    source = memoryview(encoded)
+    for stream in range(int(first), int(stop)):
+        if frame.block_index[stream] != block:
+            block = int(frame.block_index[stream])
+            pack_into(
+                "<i", small, HEADER_NBYTES + 4 * (block - first_block), len(small)
+            )
+        offset = int(frame.source_offset[stream])
+        small += source[offset - 4 : offset + int(frame.source_nbytes[stream])]
+    version, compressor_version = source[0], source[1]
+    small[:HEADER_NBYTES] = pack(
+        "<4B3I",
+        version,
+        compressor_version,
+        flags,
+        header.typesize,
+        nbytes,
+        block_nbytes,
+        len(small),
+    )
+    return small
+
+
+def _decode_into(
+    decode_stream: Callable[[memoryview, int], HostBytes],
+    stream: memoryview,
+    target: NDArray[np.uint8],
+    codec: str,
+) -> None:
+    try:
+        decoded = decode_stream(stream, len(target))
+    except CorruptShardError:
+        raise
+    except Exception as error:
+        raise stream_error(codec, error) from error
+    if len(decoded) != len(target):
+        raise stream_error(
+            codec, f"a block part decodes to {len(decoded)} of {len(target)} bytes"
+        )
+    target[:] = np.frombuffer(decoded, np.uint8)
+
+
+def _decode_lz4(stream: memoryview, nbytes: int) -> HostBytes:
+    # numcodecs wants the decoded size ahead of the block.
+    return numcodecs.lz4.decompress(pack("<I", nbytes) + stream)
+
+
+def _decode_snappy(stream: memoryview, nbytes: int) -> HostBytes:
+    import cramjam
+
+    # Into a buffer of its own size: what the stream claims is never allocated.
+    decoded = bytearray(nbytes)
+    n_written = cramjam.snappy.decompress_raw_into(stream, decoded)
+    return memoryview(decoded)[:n_written]
+
+
+def _decode_zlib(stream: memoryview, nbytes: int) -> HostBytes:
+    return zlib.decompressobj().decompress(stream, nbytes)
+
+
+def _decode_zstd(stream: memoryview, nbytes: int) -> HostBytes:
+    if zstandard.frame_content_size(stream) > nbytes:
+        return b""
+    return zstandard.ZstdDecompressor().decompress(stream, max_output_size=nbytes)
+
+
+def _decode_blosclz(stream: memoryview, nbytes: int) -> HostBytes:
+    raise NotImplementedError("no library decodes a single blosclz stream")
+
+
+_STREAM_DECODERS = {
+    BLOSCLZ: _decode_blosclz,
+    LZ4: _decode_lz4,
+    SNAPPY: _decode_snappy,
+    ZLIB: _decode_zlib,
+    ZSTD: _decode_zstd,
+}
+
+
+def _undo_filter(filtered: NDArray[np.uint8], header: BloscHeader) -> NDArray[np.uint8]:
+    """Bytes before the filter, block by block; full blocks in one go."""
+    if header.flags & MEMCPYED:
+        return filtered
+    if header.flags & BYTE_SHUFFLE and header.typesize > 1:
+        undo = _undo_byte_shuffle
+    elif header.flags & BIT_SHUFFLE:
+        undo = _undo_bit_shuffle
+    else:
+        return filtered
+    n_full = header.nbytes // header.block_nbytes
+    split = n_full * header.block_nbytes
+    out = np.empty_like(filtered)
+    for part in (slice(0, split), slice(split, header.nbytes)):
+        length = header.block_nbytes if part.start == 0 else header.nbytes - split
+        if length:
+            undo(
+                filtered[part].reshape(-1, length),
+                out[part].reshape(-1, length),
+                header.typesize,
+            )
+    return out
+
+
+def _undo_byte_shuffle(
+    blocks: NDArray[np.uint8], out: NDArray[np.uint8], typesize: int
+) -> None:
+    """Both of shape (n_blocks, block_nbytes); bytes past the last item stay put."""
+    n_items = blocks.shape[1] // typesize
+    n_shuffled = n_items * typesize
+    planes = blocks[:, :n_shuffled].reshape(-1, typesize, n_items)
+    out[:, :n_shuffled].reshape(-1, n_items, typesize)[...] = planes.transpose(0, 2, 1)
+    out[:, n_shuffled:] = blocks[:, n_shuffled:]
+
+
+def _undo_bit_shuffle(
+    blocks: NDArray[np.uint8], out: NDArray[np.uint8], typesize: int
+) -> None:
+    """Both of shape (n_blocks, block_nbytes).
+
+    c-blosc leaves a block as it is unless its items come in eights. Bit b of an item is
+    plane b, and a plane's byte k holds items 8k to 8k + 7, the lowest bit first.
+    """
+    n_items = blocks.shape[1] // typesize
+    out[...] = blocks
+    if n_items % 8 or not n_items:
+        return
+    n_shuffled = n_items * typesize
+    planes = blocks[:, :n_shuffled].reshape(-1, typesize * 8, n_items // 8)
+    bits = np.unpackbits(planes, axis=2, bitorder="little")
+    items = np.packbits(bits.transpose(0, 2, 1), axis=2, bitorder="little")
+    out[:, :n_shuffled] = items.reshape(-1, n_shuffled)

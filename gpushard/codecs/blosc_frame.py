@@ -1,0 +1,309 @@
+"""Blosc 1 frames: header and streams, as columns.
+
+The layout is that of c-blosc's README_CHUNK_FORMAT.rst, read together with blosc.c
+where they differ: block starts count from the start of the frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from struct import Struct
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.codecs.base import HostBytes, stream_error
+from gpushard.errors import CorruptShardError
+
+HEADER_NBYTES = 16
+COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")
+BLOSCLZ, LZ4, SNAPPY, ZLIB, ZSTD = range(5)
+
+BYTE_SHUFFLE, MEMCPYED, BIT_SHUFFLE, RESERVED, DONT_SPLIT = 1, 2, 4, 8, 16
+_FLAGS_END = len(COMPRESSORS) << 5
+
+_FORMAT_VERSION = 2
+_MAX_SPLITS = 16  # blosc.c, MAX_SPLITS
+_MIN_SPLIT_NBYTES = 128  # blosc.c, MIN_BUFFERSIZE
+# blosclz sums a match length in 32 bits, 255 for each 0xFF byte, and writes out of
+# bounds when the sum wraps (Blosc/c-blosc#405). No honest stream has such a run.
+_BLOSCLZ_RUN = b"\xff" * ((1 << 31) // 255)
+
+_header = Struct("<4B3I").unpack_from
+_int32 = Struct("<i").unpack_from
+
+
+class BloscHeader(NamedTuple):
+    """The 16 bytes at the head of a frame, and what follows from them.
+
+    A tuple, as one is made for every inner chunk: it costs a fifth of a dataclass.
+
+    Attributes
+    ----------
+    flags
+        Filters (`BYTE_SHUFFLE`, `BIT_SHUFFLE`), `MEMCPYED`, `DONT_SPLIT`, and the
+        compressor in the upper three bits.
+    typesize
+        Item size of the filters and of the splitting, at least 1.
+    nbytes
+        Decoded size.
+    block_nbytes
+        Decoded size of every block but the last, at least 1.
+    frame_nbytes
+        Encoded size, header included.
+    n_splits
+        Streams in a block of full size; a shorter last block has one.
+    """
+
+    flags: int
+    typesize: int
+    nbytes: int
+    block_nbytes: int
+    frame_nbytes: int
+    n_splits: int
+
+    @property
+    def compressor(self) -> int:
+        """Index into `COMPRESSORS`."""
+        return self.flags >> 5
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks, the shorter last one included."""
+        return -(-self.nbytes // self.block_nbytes)
+
+    @property
+    def last_block_nbytes(self) -> int:
+        """Decoded size of the last block."""
+        return self.nbytes - (self.n_blocks - 1) * self.block_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class BloscFrame:
+    """Where every stream of a frame lies, and what it decodes to.
+
+    Streams stand in the order of the decoded bytes. All columns are host arrays of
+    shape (n_streams,), offsets count from the start of the frame and of the decoded
+    bytes.
+
+    Attributes
+    ----------
+    header
+        The frame's header.
+    source_offset, source_nbytes
+        int64; encoded bytes of each stream, without their length prefix.
+    decoded_offset, decoded_nbytes
+        int64; what it decodes to, before the filter is undone.
+    is_raw
+        bool; the bytes are stored, not compressed.
+    block_index
+        int64; the block that each stream belongs to.
+    """
+
+    header: BloscHeader
+    source_offset: NDArray[np.int64]
+    source_nbytes: NDArray[np.int64]
+    decoded_offset: NDArray[np.int64]
+    decoded_nbytes: NDArray[np.int64]
+    is_raw: NDArray[np.bool_]
+    block_index: NDArray[np.int64]
+
+
+def parse_header(encoded: HostBytes, codec: str) -> BloscHeader:
+    """Header of the frame that fills `encoded`.
+
+    The size in the header must be that of the bytes: no decoder compares them, and
+    c-blosc would read past the end. A frame of zero bytes may have any block size.
+
+    Raises
+    ------
+    CorruptShardError
+        The header is cut short, contradicts the size of `encoded` or itself.
+    """
+    if len(encoded) < HEADER_NBYTES:
+        raise stream_error(codec, f"{len(encoded)} bytes hold no blosc header")
+    version, _, flags, typesize, nbytes, block_nbytes, frame_nbytes = _header(encoded)
+    if (
+        frame_nbytes != len(encoded)
+        or version != _FORMAT_VERSION
+        or flags >= _FLAGS_END
+        or flags & RESERVED
+        or not typesize
+    ):
+        raise _header_error(encoded, codec)
+    n_splits = 1
+    if flags & MEMCPYED:
+        consistent = frame_nbytes == HEADER_NBYTES + nbytes and block_nbytes
+    else:
+        if (
+            typesize <= _MAX_SPLITS
+            and not flags & DONT_SPLIT
+            and block_nbytes >= _MIN_SPLIT_NBYTES * typesize
+        ):
+            n_splits = typesize
+        # Each block takes four bytes for its start and four for a stream's size. What
+        # no stream of a block covers, c-blosc would leave as it was in memory.
+        n_blocks_max = (frame_nbytes - HEADER_NBYTES) // 8
+        consistent = (
+            0 < block_nbytes <= nbytes <= n_blocks_max * block_nbytes
+            and not block_nbytes % n_splits
+        )
+    if nbytes and not consistent:
+        raise _header_error(encoded, codec)
+    return BloscHeader(flags, typesize, nbytes, block_nbytes, frame_nbytes, n_splits)
+
+
+def _header_error(encoded: HostBytes, codec: str) -> CorruptShardError:
+    version, _, flags, typesize, nbytes, block_nbytes, frame_nbytes = _header(encoded)
+    if version != _FORMAT_VERSION:
+        reason = (
+            f"its version is {version} and only {_FORMAT_VERSION} (Blosc 1) is read"
+        )
+    elif frame_nbytes != len(encoded):
+        reason = f"its header claims {frame_nbytes} of {len(encoded)} bytes"
+    elif flags & RESERVED or flags >= _FLAGS_END:
+        reason = f"its header names no known compressor (flags {flags:#04x})"
+    else:
+        reason = (
+            f"its header contradicts itself (item size {typesize}, block size "
+            f"{block_nbytes}, decoded size {nbytes}, encoded size {frame_nbytes})"
+        )
+    return stream_error(codec, reason)
+
+
+def check_streams(encoded: HostBytes, header: BloscHeader, codec: str) -> None:
+    """Check that every stream of a compressed frame lies inside it.
+
+    Raises
+    ------
+    CorruptShardError
+        A block or a stream begins or ends outside the frame.
+    """
+    flags, _, nbytes, block_nbytes, frame_nbytes, n_splits = header
+    n_full, rest = divmod(nbytes, block_nbytes)
+    n_blocks = n_full + (1 if rest else 0)
+    first, last = HEADER_NBYTES + 4 * n_blocks, frame_nbytes - 4
+    is_blosclz = not flags >> 5
+    for block in range(n_blocks):
+        (offset,) = _int32(encoded, HEADER_NBYTES + 4 * block)
+        for _ in range(n_splits if block < n_full else 1):
+            if not first <= offset <= last:
+                raise _stream_bounds_error(codec, block)
+            (source_nbytes,) = _int32(encoded, offset)
+            offset += 4 + source_nbytes
+            if source_nbytes < 0 or offset > frame_nbytes:
+                raise _stream_bounds_error(codec, block)
+            if is_blosclz and source_nbytes >= len(_BLOSCLZ_RUN):
+                _check_blosclz(encoded, offset - source_nbytes, offset, codec)
+
+
+def _check_blosclz(encoded: HostBytes, start: int, stop: int, codec: str) -> None:
+    if bytes(memoryview(encoded)[start:stop]).find(_BLOSCLZ_RUN) >= 0:
+        raise stream_error(codec, "a match is longer than blosclz can count")
+
+
+def _stream_bounds_error(codec: str, block: int) -> CorruptShardError:
+    return stream_error(codec, f"block {block} reaches beyond the frame")
+
+
+def parse(encoded: HostBytes, codec: str = "blosc") -> BloscFrame:
+    """Streams of the frame that fills `encoded`.
+
+    Raises
+    ------
+    CorruptShardError
+        The header is wrong, or a stream lies outside the frame.
+    """
+    header = parse_header(encoded, codec)
+    if not header.nbytes or header.flags & MEMCPYED:
+        return _stored_frame(header)
+    source = np.frombuffer(encoded, np.uint8)
+    if header.compressor == BLOSCLZ:
+        check_streams(encoded, header, codec)
+    n_full = header.nbytes // header.block_nbytes
+    starts = source[HEADER_NBYTES : HEADER_NBYTES + 4 * header.n_blocks].view("<i4")
+    offsets = starts.astype(np.int64)
+
+    def read_int32(at: NDArray[np.int64]) -> NDArray[np.int64]:
+        gathered = source[at[:, np.newaxis] + np.arange(4)]
+        return gathered.view("<i4")[:, 0].astype(np.int64)
+
+    full = _walk_splits(header, offsets[:n_full], header.n_splits, read_int32, codec)
+    tail = _walk_splits(header, offsets[n_full:], 1, read_int32, codec)
+    source_offset, source_nbytes = (
+        np.concatenate([a.ravel(), b.ravel()]) for a, b in zip(full, tail, strict=True)
+    )
+    return _with_destinations(header, n_full, source_offset, source_nbytes)
+
+
+def _walk_splits(
+    header: BloscHeader,
+    offsets: NDArray[np.int64],
+    n_splits: int,
+    read_int32: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    codec: str,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Source offset and size, both int64 of shape (n_blocks, n_splits)."""
+    source_offset = np.empty((len(offsets), n_splits), np.int64)
+    source_nbytes = np.empty_like(source_offset)
+    streams_start = HEADER_NBYTES + 4 * header.n_blocks
+    for split in range(n_splits):
+        _check_bounds(offsets, streams_start, header.frame_nbytes - 4, codec)
+        source_offset[:, split] = offsets + 4
+        source_nbytes[:, split] = read_int32(offsets)
+        offsets = source_offset[:, split] + source_nbytes[:, split]
+        _check_bounds(source_nbytes[:, split], 0, header.frame_nbytes, codec)
+        _check_bounds(offsets, streams_start, header.frame_nbytes, codec)
+    return source_offset, source_nbytes
+
+
+def _check_bounds(
+    values: NDArray[np.int64], lowest: int, highest: int, codec: str
+) -> None:
+    bad = (values < lowest) | (values > highest)
+    if bad.any():
+        raise _stream_bounds_error(codec, int(bad.argmax()))
+
+
+def _with_destinations(
+    header: BloscHeader,
+    n_full: int,
+    source_offset: NDArray[np.int64],
+    source_nbytes: NDArray[np.int64],
+) -> BloscFrame:
+    n_splits = header.n_splits
+    split_nbytes = header.block_nbytes // n_splits
+    blocks = np.arange(n_full)[:, np.newaxis] * header.block_nbytes
+    decoded_offset = (blocks + np.arange(n_splits) * split_nbytes).ravel()
+    decoded_nbytes = np.full(n_full * n_splits, split_nbytes, np.int64)
+    block_index = np.repeat(np.arange(n_full), n_splits)
+    if n_full < header.n_blocks:
+        decoded_offset = np.append(decoded_offset, n_full * header.block_nbytes)
+        decoded_nbytes = np.append(decoded_nbytes, header.last_block_nbytes)
+        block_index = np.append(block_index, n_full)
+    return BloscFrame(
+        header,
+        source_offset,
+        source_nbytes,
+        decoded_offset,
+        decoded_nbytes,
+        source_nbytes == decoded_nbytes,
+        block_index,
+    )
+
+
+def _stored_frame(header: BloscHeader) -> BloscFrame:
+    """A frame whose bytes follow the header as they are, or that has none."""
+    n_streams = 1 if header.nbytes else 0
+    column = np.zeros(n_streams, np.int64)
+    return BloscFrame(
+        header,
+        column + HEADER_NBYTES,
+        column + header.nbytes,
+        column,
+        column + header.nbytes,
+        np.ones(n_streams, np.bool_),
+        column,
+    )

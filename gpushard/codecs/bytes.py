@@ -1,0 +1,122 @@
+"""`bytes`: elements one after the other in C order, in a given byte order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.codecs.base import HostBytes
+from gpushard.errors import MetadataError, UnsupportedError
+from gpushard.layout import CodecSpec
+
+_UNSIZED_KINDS = "OT"  # Python objects and NumPy's StringDType
+
+
+@dataclass(frozen=True, slots=True)
+class StoredElements:
+    """How stored bytes are viewed as elements of `dtype`.
+
+    Attributes
+    ----------
+    dtype
+        Data type of the elements in memory.
+    view_dtype
+        What the bytes are viewed as. Casting it to `dtype` gives the elements, if
+        `is_castable`.
+    is_castable
+        False for byte-swapped types that NumPy has no byte-swapped form of
+        (bfloat16): `view_dtype` is an unsigned integer then, to be swapped and viewed.
+    """
+
+    dtype: np.dtype[Any]
+    view_dtype: np.dtype[Any]
+    is_castable: bool
+
+    def view(self, stored: HostBytes, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Elements in `stored`, which has the right size.
+
+        Of `dtype` but for its byte order; a view wherever NumPy can express it.
+        """
+        elements: NDArray[Any] = np.ndarray(shape, self.view_dtype, stored)
+        if self.view_dtype is self.dtype:
+            return elements
+        if not self.is_castable:
+            return elements.astype(elements.dtype.newbyteorder("=")).view(self.dtype)
+        if self.dtype == np.bool_:
+            return elements != 0
+        return elements
+
+
+def stored_elements(spec: CodecSpec, dtype: np.dtype[Any]) -> StoredElements:
+    """How the bytes codec `spec` stores elements of `dtype`.
+
+    Raises
+    ------
+    MetadataError
+        ``endian`` is neither "little" nor "big", or lacks where it matters.
+    UnsupportedError
+        The elements have no fixed size.
+    """
+    if dtype.kind in _UNSIZED_KINDS or dtype.hasobject:
+        raise UnsupportedError(
+            f"the bytes codec cannot hold elements of variable size ({dtype})",
+            json_path=spec.json_path,
+        )
+    endian = spec.configuration.get("endian")
+    if endian not in ("little", "big", None):
+        raise MetadataError(
+            "the byte order of the bytes codec is unknown",
+            json_path=f"{spec.json_path}.configuration.endian",
+            expected='"little" or "big"',
+            got=repr(endian),
+        )
+    if dtype == np.bool_:
+        # Any other byte than 0 and 1 in a bool array is undefined behaviour to NumPy.
+        return StoredElements(dtype, np.dtype(np.uint8), is_castable=True)
+    if not has_byte_order(dtype):
+        return StoredElements(dtype, dtype, is_castable=True)
+    if endian is None and dtype.fields is None:
+        raise MetadataError(
+            "the bytes codec does not say in which byte order the elements are",
+            json_path=f"{spec.json_path}.configuration.endian",
+            expected='"little" or "big"',
+            got="nothing",
+        )
+    order = ">" if endian == "big" else "<"  # structs without: as zarr reads them
+    if order == ">" and _has_extension_field(dtype):
+        raise UnsupportedError(
+            f"big-endian structs with a field from outside NumPy ({dtype})",
+            json_path=spec.json_path,
+        )
+    if _is_extension(dtype):
+        integer = np.dtype(f"{order}u{dtype.itemsize}")
+        if integer.isnative:
+            return StoredElements(dtype, dtype, is_castable=True)
+        return StoredElements(dtype, integer, is_castable=False)
+    swapped = dtype.newbyteorder(order)
+    view_dtype = dtype if swapped == dtype else swapped
+    return StoredElements(dtype, view_dtype, is_castable=True)
+
+
+def has_byte_order(dtype: np.dtype[Any]) -> bool:
+    """Whether elements of `dtype` hold numbers or characters of several bytes."""
+    if dtype.subdtype is not None:
+        return has_byte_order(dtype.subdtype[0])
+    if dtype.fields is not None:
+        return any(has_byte_order(field[0]) for field in dtype.fields.values())
+    if _is_extension(dtype):
+        return dtype.itemsize > 1
+    return dtype.kind in "iufcmMU" and dtype.itemsize > 1
+
+
+def _is_extension(dtype: np.dtype[Any]) -> bool:
+    """Whether `dtype` comes from outside NumPy (ml_dtypes)."""
+    return dtype.kind == "V" and not issubclass(dtype.type, np.void)
+
+
+def _has_extension_field(dtype: np.dtype[Any]) -> bool:
+    fields = (field[0] for field in (dtype.fields or {}).values())
+    return any(_is_extension(field) or _has_extension_field(field) for field in fields)

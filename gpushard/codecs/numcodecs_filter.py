@@ -1,0 +1,194 @@
+"""Filters of numcodecs: delta, fixedscaleoffset, bitround, packbits.
+
+numcodecs does the arithmetic; here stand data types and shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numcodecs
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.codecs.base import library_label, stream_error
+from gpushard.errors import MetadataError
+from gpushard.layout import CodecSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ElementFilter:
+    """Decoder of a filter that keeps the shape.
+
+    Attributes
+    ----------
+    encoded_dtype
+        Data type of the encoded elements; None: that of the decoded ones.
+    """
+
+    name: str
+    library: str
+    decoder: Any
+    encoded_dtype: np.dtype[Any] | None
+
+    def encoded_spec(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Same shape, the configured data type."""
+        return shape, dtype if self.encoded_dtype is None else self.encoded_dtype
+
+    def decode(
+        self, encoded: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> NDArray[Any]:
+        """Decoded elements in a new array."""
+        if not encoded.size:
+            return np.empty(shape, dtype)
+        decoded = _run(self.name, self.decoder, encoded)
+        if decoded.size != encoded.size:
+            raise stream_error(
+                self.name, f"{encoded.size} elements decode to {decoded.size}"
+            )
+        return decoded.reshape(shape).astype(dtype, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BitRoundFilter:
+    """`numcodecs.bitround`: rounded floats are floats, there is nothing to decode."""
+
+    name: str
+    library: str
+
+    def encoded_spec(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Same shape and data type."""
+        return shape, dtype
+
+    def decode(
+        self,
+        encoded: NDArray[Any],
+        shape: tuple[int, ...],  # noqa: ARG002 - the signature of `ArrayCodec`
+        dtype: np.dtype[Any],  # noqa: ARG002 - the signature of `ArrayCodec`
+    ) -> NDArray[Any]:
+        """`encoded` itself."""
+        return encoded
+
+
+@dataclass(frozen=True, slots=True)
+class PackBitsFilter:
+    """`numcodecs.packbits`: a byte with the number of padding bits, then the bits."""
+
+    name: str
+    library: str
+
+    def encoded_spec(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],  # noqa: ARG002 - the signature of `ArrayCodec`
+    ) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """One axis of bytes, one for the padding and one for each eight elements."""
+        n_elements = int(np.prod(shape, dtype=np.int64))
+        return (1 + -(-n_elements // 8),), np.dtype(np.uint8)
+
+    def decode(
+        self,
+        encoded: NDArray[Any],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],  # noqa: ARG002 - the signature of `ArrayCodec`
+    ) -> NDArray[Any]:
+        """Booleans in a new array."""
+        n_elements = int(np.prod(shape, dtype=np.int64))
+        if int(encoded[0]) != -n_elements % 8:
+            raise stream_error(
+                self.name, f"it claims {encoded[0]} padding bits of {-n_elements % 8}"
+            )
+        bits = np.unpackbits(encoded[1:], count=n_elements)
+        return bits.view(np.bool_).reshape(shape)
+
+
+def _run(codec: str, decoder: Any, encoded: NDArray[Any]) -> NDArray[Any]:
+    # numcodecs flattens in memory order, the elements are counted in C order; damaged
+    # elements may overflow, as they may when zarr decodes them.
+    try:
+        with np.errstate(all="ignore"):
+            return decoder.decode(np.ascontiguousarray(encoded))
+    except (ValueError, TypeError) as error:
+        raise stream_error(codec, error) from error
+
+
+def delta_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> ElementFilter:
+    """Decoder of `numcodecs.delta` for one entry of `codecs`.
+
+    Raises
+    ------
+    MetadataError
+        The configuration names no data types of numbers.
+    """
+    return _element_filter(spec, {"dtype": dtype.str, **spec.configuration})
+
+
+def scale_offset_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> ElementFilter:
+    """Decoder of `numcodecs.fixedscaleoffset` for one entry of `codecs`.
+
+    Raises
+    ------
+    MetadataError
+        The configuration lacks numbers or names no data types of numbers.
+    """
+    configuration = dict(spec.configuration)
+    if configuration.get("dtype") is None:
+        configuration["dtype"] = dtype.str
+    for key in ("offset", "scale"):
+        value = configuration.get(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise _configuration_error(spec, f"{key} is {value!r} and no number")
+    return _element_filter(spec, configuration)
+
+
+def bitround_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> BitRoundFilter:
+    """Decoder of `numcodecs.bitround` for one entry of `codecs`.
+
+    Raises
+    ------
+    MetadataError
+        The elements are not floats.
+    """
+    if dtype.kind != "f":
+        raise _configuration_error(spec, f"it rounds floats and not {dtype}")
+    return BitRoundFilter(spec.name, library_label("numpy"))
+
+
+def packbits_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> PackBitsFilter:
+    """Decoder of `numcodecs.packbits` for one entry of `codecs`.
+
+    Raises
+    ------
+    MetadataError
+        The elements are not booleans.
+    """
+    if dtype != np.bool_:
+        raise _configuration_error(spec, f"it packs booleans and not {dtype}")
+    return PackBitsFilter(spec.name, library_label("numpy"))
+
+
+def _element_filter(spec: CodecSpec, configuration: dict[str, Any]) -> ElementFilter:
+    identifier = spec.name.removeprefix("numcodecs.")
+    try:
+        decoder: Any = numcodecs.get_codec({**configuration, "id": identifier})
+        encoded = configuration.get("astype")
+        encoded_dtype = None if encoded is None else np.dtype(encoded)
+    except (TypeError, ValueError) as error:
+        raise _configuration_error(spec, str(error)) from error
+    for dtype in (decoder.dtype, decoder.astype):
+        if dtype.kind not in "iufcbmM":
+            raise _configuration_error(spec, f"{dtype} is no type of numbers")
+    return ElementFilter(spec.name, library_label("numcodecs"), decoder, encoded_dtype)
+
+
+def _configuration_error(spec: CodecSpec, reason: str) -> MetadataError:
+    return MetadataError(
+        f"the codec cannot be configured, {reason}",
+        codec=spec.name,
+        json_path=f"{spec.json_path}.configuration",
+    )

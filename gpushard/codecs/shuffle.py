@@ -1,0 +1,63 @@
+"""`numcodecs.shuffle`: bytes of the same significance side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numcodecs
+import numpy as np
+
+from gpushard.codecs.base import HostBytes, library_label, size_error, stream_error
+from gpushard.errors import MetadataError
+from gpushard.layout import CodecSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleCodec:
+    """Decoder of `numcodecs.shuffle`."""
+
+    name: str
+    library: str
+    element_nbytes: int
+    decoder: Any
+
+    def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
+        """Encoded size: the same."""
+        return decoded_nbytes
+
+    def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
+        """Bytes in their own order (see `BytesCodec.decode`)."""
+        nbytes = len(encoded)
+        if nbytes > limit or (exact and nbytes != limit):
+            raise size_error(self.name, limit, nbytes, exact=exact)
+        if self.element_nbytes <= 1 or not nbytes:
+            return encoded
+        if nbytes % self.element_nbytes:
+            raise stream_error(
+                self.name,
+                f"{nbytes} bytes are not whole elements of {self.element_nbytes}",
+            )
+        return memoryview(self.decoder.decode(encoded))
+
+
+def from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> ShuffleCodec:
+    """Decoder for one entry of `codecs`; elements are those of `dtype` by default.
+
+    Raises
+    ------
+    MetadataError
+        ``elementsize`` is no positive integer.
+    """
+    element_nbytes = spec.configuration.get("elementsize")
+    if element_nbytes is None:
+        element_nbytes = dtype.itemsize
+    if type(element_nbytes) is not int or element_nbytes < 1:
+        raise MetadataError(
+            "the element size of a shuffle is not a positive integer",
+            json_path=f"{spec.json_path}.configuration.elementsize",
+            expected="1 or more",
+            got=repr(element_nbytes),
+        )
+    decoder = numcodecs.Shuffle(elementsize=element_nbytes)
+    return ShuffleCodec(spec.name, library_label("numcodecs"), element_nbytes, decoder)

@@ -1,0 +1,277 @@
+"""Any other codec that zarr knows, run through zarr's own codec object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from zarr.core.array_spec import ArrayConfig, ArraySpec
+from zarr.core.buffer import cpu
+from zarr.core.dtype import get_data_type_from_json
+from zarr.core.sync import sync
+from zarr.dtype import UInt8
+from zarr.registry import get_codec_class
+
+from gpushard.codecs.base import (
+    DAMAGED_HINT,
+    HostBytes,
+    library_label,
+    size_error,
+    stream_error,
+)
+from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
+from gpushard.layout import CodecSpec
+
+# Their head claims a number of items, for which numcodecs allocates pointers.
+_COUNTED = frozenset({"vlen-utf8", "vlen-bytes"})
+
+
+@dataclass(frozen=True, slots=True)
+class ZarrBytesCodec:
+    """Decoder of a bytes-to-bytes codec."""
+
+    name: str
+    library: str
+    codec: Any
+    spec: ArraySpec
+
+    def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
+        """Encoded size, where zarr knows it beforehand."""
+        return _encoded_nbytes(self.codec, decoded_nbytes, self.spec)
+
+    def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
+        """Decoded bytes (see `BytesCodec.decode`; zarr allocates what it likes)."""
+        buffer = _as_buffer(encoded)
+        decoded = _decode(self.name, self.codec, buffer, self.spec).as_numpy_array()
+        if len(decoded) > limit or (exact and len(decoded) != limit):
+            raise size_error(self.name, limit, len(decoded), exact=exact)
+        return decoded
+
+
+@dataclass(frozen=True, slots=True)
+class ZarrElements:
+    """What zarr's codecs must know of an array.
+
+    Attributes
+    ----------
+    dtype
+        Data type of the elements in memory.
+    data_type_json, fill_value_json
+        As the metadata spells them.
+    fill_value
+        0-d array of `dtype`.
+    """
+
+    dtype: np.dtype[Any]
+    data_type_json: Any
+    fill_value_json: Any
+    fill_value: NDArray[Any]
+
+
+_Step = tuple[str, Any, ArraySpec]
+
+
+@dataclass(frozen=True, slots=True)
+class ZarrArrayPart:
+    """Decoder of the array-to-array and the array-to-bytes codecs of a chain.
+
+    Attributes
+    ----------
+    specs
+        The codecs in encoding order, as the metadata names them.
+    codecs
+        zarr's objects for them, not yet fitted to a shape.
+    array
+        What zarr must know of the array, with a shape that does not count.
+    """
+
+    library: str
+    specs: tuple[CodecSpec, ...]
+    codecs: tuple[Any, ...]
+    array: ArraySpec
+    dtype: np.dtype[Any]
+
+    def encoded_nbytes(self, shape: tuple[int, ...]) -> int | None:
+        """Encoded size of an inner chunk, where zarr knows it beforehand."""
+        nbytes: int | None = prod(shape) * self.dtype.itemsize
+        for _, codec, array in self._steps(shape):
+            if nbytes is not None:
+                nbytes = _encoded_nbytes(codec, nbytes, array)
+        return nbytes
+
+    def decoder(self, shape: tuple[int, ...]) -> Callable[[HostBytes], NDArray[Any]]:
+        """What turns the encoded bytes of an inner chunk of `shape` into it."""
+        return partial(self._decode, shape, tuple(reversed(self._steps(shape))))
+
+    @property
+    def labels(self) -> list[tuple[str, str]]:
+        """Name and library of each codec, in encoding order."""
+        return [(spec.name, self.library) for spec in self.specs]
+
+    def _decode(
+        self, shape: tuple[int, ...], steps: tuple[_Step, ...], encoded: HostBytes
+    ) -> NDArray[Any]:
+        serializer = self.specs[-1].name
+        if serializer in _COUNTED:
+            _check_count(serializer, encoded, prod(shape))
+        data: Any = _as_buffer(encoded)
+        for name, codec, array in steps:
+            data = _decode(name, codec, data, array)
+        decoded: NDArray[Any] = data.as_numpy_array()
+        if decoded.shape != shape:
+            raise CorruptShardError(
+                "stored bytes decode to a wrong shape",
+                codec=serializer,
+                expected=shape,
+                got=decoded.shape,
+                hint=DAMAGED_HINT,
+            )
+        return decoded
+
+    def _steps(self, shape: tuple[int, ...]) -> list[_Step]:
+        """Name, zarr's codec for this shape, and what it sees, in encoding order."""
+        steps: list[_Step] = []
+        array = replace(self.array, shape=shape)
+        for spec, unfitted in zip(self.specs, self.codecs, strict=True):
+            codec = _fit(spec, unfitted, array)
+            steps.append((spec.name, codec, array))
+            array = _encoded_spec(spec, codec, array)
+        return steps
+
+
+def bytes_codec(spec: CodecSpec) -> ZarrBytesCodec:
+    """Decoder of the bytes-to-bytes codec that `spec` names.
+
+    Raises
+    ------
+    UnsupportedError
+        zarr does not know the codec.
+    MetadataError
+        zarr refuses its configuration.
+    """
+    array = _array_spec((1,), UInt8(), 0)
+    codec = _fit(spec, _codec_object(spec), array)
+    return ZarrBytesCodec(spec.name, library_label("zarr"), codec, array)
+
+
+def array_part(specs: Sequence[CodecSpec], elements: ZarrElements) -> ZarrArrayPart:
+    """Decoder of array-to-array codecs followed by an array-to-bytes codec.
+
+    Raises
+    ------
+    UnsupportedError
+        zarr does not know a codec or the data type.
+    MetadataError
+        zarr refuses a configuration.
+    """
+    codecs = tuple(_codec_object(spec) for spec in specs)
+    array = _elements_spec(specs[-1], elements)
+    label = library_label("zarr")
+    return ZarrArrayPart(label, tuple(specs), codecs, array, elements.dtype)
+
+
+def _elements_spec(spec: CodecSpec, elements: ZarrElements) -> ArraySpec:
+    try:
+        data_type = get_data_type_from_json(elements.data_type_json, zarr_format=3)
+        if elements.dtype.kind in "OT":  # zarr has its own scalars for these
+            fill_value: Any = data_type.from_json_scalar(
+                elements.fill_value_json, zarr_format=3
+            )
+        else:
+            fill_value = elements.fill_value[()]  # keeps the bits of a NaN
+    except Exception as error:
+        raise UnsupportedError(
+            f"zarr does not know the data type {elements.data_type_json!r}",
+            codec=spec.name,
+            json_path=spec.json_path,
+        ) from error
+    return _array_spec((), data_type, fill_value)
+
+
+def _array_spec(shape: tuple[int, ...], data_type: Any, fill_value: Any) -> ArraySpec:
+    return ArraySpec(
+        shape=shape,
+        dtype=data_type,
+        fill_value=fill_value,
+        config=ArrayConfig.from_dict({}),
+        prototype=cpu.buffer_prototype,
+    )
+
+
+def _codec_object(spec: CodecSpec) -> Any:
+    try:
+        codec_class = get_codec_class(spec.name)
+    except Exception as error:
+        raise UnsupportedError(
+            f"zarr knows no codec {spec.name!r}",
+            json_path=spec.json_path,
+            hint="install the package that provides it",
+        ) from error
+    document: Any = {"name": spec.name, "configuration": dict(spec.configuration)}
+    try:
+        return codec_class.from_dict(document)
+    except Exception as error:
+        raise _configuration_error(spec, error) from error
+
+
+def _fit(spec: CodecSpec, codec: Any, array: ArraySpec) -> Any:
+    try:
+        return codec.evolve_from_array_spec(array)
+    except Exception as error:
+        raise _configuration_error(spec, error) from error
+
+
+def _encoded_spec(spec: CodecSpec, codec: Any, array: ArraySpec) -> ArraySpec:
+    try:
+        return codec.resolve_metadata(array)
+    except Exception as error:
+        raise _configuration_error(spec, error) from error
+
+
+def _configuration_error(spec: CodecSpec, error: Exception) -> MetadataError:
+    return MetadataError(
+        f"zarr refuses the configuration of the codec, {error}",
+        codec=spec.name,
+        json_path=f"{spec.json_path}.configuration",
+    )
+
+
+def _encoded_nbytes(codec: Any, nbytes: int, spec: ArraySpec) -> int | None:
+    if not getattr(codec, "is_fixed_size", False):
+        return None
+    try:
+        return codec.compute_encoded_size(nbytes, spec)
+    except NotImplementedError:
+        return None
+
+
+def _as_buffer(encoded: HostBytes) -> cpu.Buffer:
+    array: Any = np.frombuffer(encoded, np.uint8)  # zarr's ArrayLike is narrower
+    return cpu.Buffer.from_array_like(array)
+
+
+def _decode(name: str, codec: Any, data: Any, spec: ArraySpec) -> Any:
+    try:
+        (decoded,) = sync(codec.decode([(data, spec)]))
+    except Exception as error:
+        raise stream_error(name, f"zarr's codec says: {error}") from error
+    if decoded is None:
+        raise stream_error(name, "zarr's codec gives nothing")
+    return decoded
+
+
+def _check_count(name: str, encoded: HostBytes, n_items: int) -> None:
+    claimed = int.from_bytes(memoryview(encoded)[:4], "little")
+    if len(encoded) < 4 or claimed != n_items:
+        raise CorruptShardError(
+            "stored bytes hold a wrong number of items",
+            codec=name,
+            expected=n_items,
+            got=claimed,
+            hint=DAMAGED_HINT,
+        )

@@ -1,0 +1,179 @@
+"""`zstd`: Zstandard frames (RFC 8878), one or several, with skippable ones between."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any
+
+import zstandard
+
+from gpushard.codecs.base import (
+    DAMAGED_HINT,
+    Compressor,
+    HostBytes,
+    library_label,
+    size_error,
+    stream_error,
+)
+from gpushard.errors import ChecksumError, CorruptShardError
+from gpushard.layout import CodecSpec
+
+# RFC 8878: 3.1.1 (magic, checksum), 3.1.1.2 (blocks), 3.1.2 (skippable frames).
+_FRAME_MAGIC = 0xFD2FB528
+_SKIPPABLE_MAGIC = 0x184D2A50
+_BLOCK_MAX_NBYTES = 128 * 1024
+_RLE_BLOCK, _COMPRESSED_BLOCK, _RESERVED_BLOCK = 1, 2, 3
+_MAGIC_AND_SIZE = Struct("<II")
+
+
+class _Decompressors(threading.local):
+    """One decompressor a thread: a context must not be used by two at once."""
+
+    def __init__(self) -> None:
+        self.one = zstandard.ZstdDecompressor()
+
+
+_decompressors = _Decompressors()
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where one frame lies, and the most bytes that its blocks can decode to."""
+
+    start: int
+    stop: int
+    decoded_bound: int
+
+
+class _TruncatedError(Exception):
+    """The bytes end inside a frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZstdCodec(Compressor):
+    """Decoder of `zstd` and `numcodecs.zstd`."""
+
+    name: str
+    library: str
+
+    def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
+        """Decoded bytes of all frames in `encoded` (see `BytesCodec.decode`)."""
+        data: Any = encoded  # the library's stubs do not know NumPy's buffers
+        try:
+            claimed = zstandard.frame_content_size(data)
+            # The library allocates what the header claims (or `max_output_size` where
+            # it claims nothing), and takes a claim of 0 without looking further.
+            if 0 < claimed <= limit or (claimed < 0 < limit and exact):
+                decoded = _decompressors.one.decompress(
+                    data, max_output_size=limit, allow_extra_data=False
+                )
+                if len(decoded) == limit or not exact:
+                    return decoded
+        except zstandard.ZstdError:
+            pass  # several frames, a skippable one, or damage: looked at frame by frame
+        return self._decode_frames(memoryview(encoded), limit, exact=exact)
+
+    def _decode_frames(
+        self, encoded: memoryview, limit: int, *, exact: bool
+    ) -> HostBytes:
+        parts: list[bytes] = []
+        remaining = limit
+        try:
+            for frame in _walk_frames(encoded):
+                part = self._decode_frame(encoded, frame, remaining, limit, exact)
+                remaining -= len(part)
+                parts.append(part)
+        except zstandard.ZstdError as error:
+            raise self._error(error) from error
+        except _TruncatedError as error:
+            raise stream_error(self.name, error) from error
+        if exact and remaining:
+            raise size_error(self.name, limit, limit - remaining, exact=True)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _decode_frame(
+        self,
+        encoded: memoryview,
+        frame: _Frame,
+        remaining: int,
+        limit: int,
+        exact: bool,
+    ) -> bytes:
+        data = encoded[frame.start : frame.stop]
+        parameters = zstandard.get_frame_parameters(data)
+        if parameters.dict_id:
+            raise stream_error(
+                self.name, f"a frame asks for dictionary {parameters.dict_id}"
+            )
+        claimed = parameters.content_size
+        if claimed == zstandard.CONTENTSIZE_UNKNOWN:
+            claimed = 0 if frame.decoded_bound == 0 else 1
+        if claimed > remaining:
+            raise size_error(
+                self.name, limit, f"{limit - remaining + claimed} or more", exact=exact
+            )
+        if frame.decoded_bound == 0:
+            return b""
+        return _decompressors.one.decompress(
+            data,
+            max_output_size=min(remaining, frame.decoded_bound),
+            allow_extra_data=False,
+        )
+
+    def _error(self, error: zstandard.ZstdError) -> CorruptShardError:
+        if "checksum" in str(error):
+            return ChecksumError(
+                "decoded bytes contradict the checksum of their zstd frame",
+                codec=self.name,
+                hint=DAMAGED_HINT,
+            )
+        return stream_error(self.name, error)
+
+
+def _walk_frames(encoded: memoryview) -> Iterator[_Frame]:
+    """Each zstd frame in turn; skippable ones are stepped over."""
+    start = 0
+    if not len(encoded):
+        raise _TruncatedError("there are no bytes")
+    while start < len(encoded):
+        if len(encoded) - start < _MAGIC_AND_SIZE.size:
+            raise _TruncatedError("it ends inside a frame header")
+        magic, size = _MAGIC_AND_SIZE.unpack_from(encoded, start)
+        if magic & ~0xF == _SKIPPABLE_MAGIC:
+            stop = start + _MAGIC_AND_SIZE.size + size
+        elif magic == _FRAME_MAGIC:
+            stop, bound = _walk_blocks(encoded, start)
+            if stop <= len(encoded):
+                yield _Frame(start, stop, bound)
+        else:
+            raise _TruncatedError(f"at byte {start} begins no frame")
+        if stop > len(encoded):
+            raise _TruncatedError("it ends inside a frame")
+        start = stop
+
+
+def _walk_blocks(encoded: memoryview, start: int) -> tuple[int, int]:
+    """Where the frame at `start` stops, and the most bytes its blocks decode to."""
+    frame = encoded[start:]
+    position = start + zstandard.frame_header_size(frame)
+    has_checksum = bool(frame[4] & 4)
+    decoded_bound = 0
+    last = False
+    while not last:
+        if position + 3 > len(encoded):
+            raise _TruncatedError("it ends inside a frame")
+        header = int.from_bytes(encoded[position : position + 3], "little")
+        last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        if kind == _RESERVED_BLOCK:
+            raise _TruncatedError("a block is of the reserved type")
+        decoded_bound += _BLOCK_MAX_NBYTES if kind == _COMPRESSED_BLOCK else size
+        position += 3 + (1 if kind == _RLE_BLOCK else size)
+    return position + 4 * has_checksum, decoded_bound
+
+
+def from_spec(spec: CodecSpec) -> ZstdCodec:
+    """Decoder for one entry of `codecs`; its level and checksum do not matter here."""
+    return ZstdCodec(spec.name, library_label("zstandard"))

@@ -1,0 +1,152 @@
+"""Every exception that gpushard raises on purpose.
+
+    GpushardError
+    |-- MetadataError(ValueError)            the array's metadata is wrong
+    |-- UnsupportedError(NotImplementedError) valid, but gpushard cannot read it
+    |-- SelectionError(IndexError)           the index expression does not fit the array
+    |-- StoreError(OSError)                  the store failed to answer
+    |   `-- ObjectChangedError               an object was replaced while it was read
+    |-- NotFoundError(FileNotFoundError)     no array, group or store there
+    |-- CorruptShardError(ValueError)        stored bytes contradict the metadata
+    |   `-- ChecksumError                    stored bytes contradict their checksum
+    `-- DeviceError(RuntimeError)            a device failed or ran out of memory
+
+Each message is one sentence that says what, where, expected and got, and what to do;
+the same facts stand in the exception's fields for programs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class GpushardError(Exception):
+    """Root of the tree.
+
+    Parameters
+    ----------
+    what
+        What went wrong, without where.
+    array_path, shard_key, inner_chunk, codec, json_path
+        Where, as far as it is known. `inner_chunk` is the coordinate of the inner
+        chunk in the array's grid of inner chunks; `json_path` points into the
+        metadata document.
+    expected, got
+        The two sides of a contradiction.
+    hint
+        What the reader of the message can do.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        array_path: str | None = None,
+        shard_key: str | None = None,
+        inner_chunk: tuple[int, ...] | None = None,
+        codec: str | None = None,
+        json_path: str | None = None,
+        expected: Any = None,
+        got: Any = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.array_path = array_path
+        self.shard_key = shard_key
+        self.inner_chunk = inner_chunk
+        self.codec = codec
+        self.json_path = json_path
+        self.expected = expected
+        self.got = got
+        self.hint = hint
+
+    def add_context(
+        self,
+        *,
+        array_path: str | None = None,
+        shard_key: str | None = None,
+        inner_chunk: tuple[int, ...] | None = None,
+        codec: str | None = None,
+    ) -> None:
+        """Fill in the places that the raiser could not know; known ones stay."""
+        # "" is the path of the root and () the coordinate in a 0-d array: both known.
+        places = (
+            ("array_path", array_path),
+            ("shard_key", shard_key),
+            ("inner_chunk", inner_chunk),
+            ("codec", codec),
+        )
+        for name, place in places:
+            if getattr(self, name) is None:
+                setattr(self, name, place)
+
+    def __str__(self) -> str:
+        where = [
+            f"{label} {value!r}" if isinstance(value, str) else f"{label} {value}"
+            for label, value in (
+                ("array", self.array_path),
+                ("shard", self.shard_key),
+                ("inner chunk", self.inner_chunk),
+                ("codec", self.codec),
+                ("at", self.json_path),
+            )
+            if value is not None and value != ""
+        ]
+        text = self.what
+        if where:
+            text += f" ({', '.join(where)})"
+        sides = (("expected", self.expected), ("got", self.got))
+        told = [f"{label} {value}" for label, value in sides if value is not None]
+        if told:
+            text += f": {', '.join(told)}"
+        return f"{text}; {self.hint}." if self.hint else f"{text}."
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.__dict__)
+
+
+def _rebuild(cls: type[GpushardError], fields: dict[str, Any]) -> GpushardError:
+    # Into the dict, not through the parameters: notes stand among the fields.
+    error = cls(fields["what"])
+    error.__dict__.update(fields)
+    return error
+
+
+class MetadataError(GpushardError, ValueError):
+    """The metadata document is malformed or contradicts itself."""
+
+
+class UnsupportedError(GpushardError, NotImplementedError):
+    """The array is valid but uses something that gpushard does not read.
+
+    The only error on which another path is taken.
+    """
+
+
+class SelectionError(GpushardError, IndexError):
+    """The index expression does not fit the array."""
+
+
+class StoreError(GpushardError, OSError):
+    """The store failed to answer, or answered something else than was asked."""
+
+
+class ObjectChangedError(StoreError):
+    """A stored object was replaced between two reads that belong together."""
+
+
+class NotFoundError(GpushardError, FileNotFoundError):
+    """There is no array, group or store at the given place."""
+
+
+class CorruptShardError(GpushardError, ValueError):
+    """Stored bytes contradict the metadata, the shard index or themselves."""
+
+
+class ChecksumError(CorruptShardError):
+    """Stored bytes contradict their checksum."""
+
+
+class DeviceError(GpushardError, RuntimeError):
+    """A device failed or ran out of memory."""

@@ -1,0 +1,387 @@
+"""Index expressions, as users write them -> `Selection`.
+
+`basic` follows NumPy's rules for ``a[...]``, `orthogonal` and `points` zarr's for
+``oindex`` and ``vindex``, `blocks` counts in cells of the chunk grid, and `hyperslab`
+is netCDF's ``(start, count, stride)``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import SelectionError
+from gpushard.layout import GridAxis
+from gpushard.selection import (
+    AxisSelection,
+    IndexAxis,
+    Ints,
+    Orthogonal,
+    Points,
+    Selection,
+    SliceAxis,
+)
+
+Shape = tuple[int, ...]
+
+
+def basic(key: Any, shape: Shape) -> Selection:
+    """Selection of ``a[key]`` for an array of `shape`, with NumPy's result shape.
+
+    Integers, slices with any step, ellipsis and new axes; one boolean array of the
+    array's own shape; integer arrays for every axis; or one integer or boolean array
+    of one dimension where NumPy's result equals the orthogonal one.
+
+    Raises
+    ------
+    SelectionError
+        The key does not fit `shape`, or mixes arrays in a way that NumPy and
+        orthogonal indexing read differently.
+    """
+    items = _as_tuple(key)
+    n_structural = 0
+    n_ellipses = 0
+    for item in items:
+        if item is Ellipsis:
+            n_ellipses += 1
+        elif item is not None:
+            n_structural += 1
+            if not isinstance(item, int | slice) or isinstance(item, bool):
+                return _advanced(items, shape)
+    if n_ellipses > 1 or n_structural > len(shape):
+        _expand(tuple(i for i in items if i is not None), len(shape))
+    return _basic(items, shape, len(shape) - n_structural, bool(n_ellipses))
+
+
+def _basic(
+    items: tuple[Any, ...], shape: Shape, n_whole: int, has_ellipsis: bool
+) -> Orthogonal:
+    """Selection of integers, slices, new axes and at most one ellipsis."""
+    axes: list[AxisSelection] = []
+    result: list[int] = []
+    new_axes: list[int] = []
+    given: tuple[Any, ...] = items if has_ellipsis else (*items, ...)
+    for item in given:
+        if item is None:
+            new_axes.append(len(result))
+            result.append(1)
+        elif item is Ellipsis:
+            for extent in shape[len(axes) : len(axes) + n_whole]:
+                axes.append(SliceAxis(0, 1, extent))
+                result.append(extent)
+        elif isinstance(item, slice):
+            axis = _slice_axis(item, shape[len(axes)])
+            axes.append(axis)
+            result.append(axis.length)
+        else:
+            axes.append(_integer_axis(item, shape[len(axes)], len(axes)))
+    scalar = not result and not has_ellipsis and bool(shape)
+    return Orthogonal(tuple(axes), tuple(result), tuple(new_axes), scalar)
+
+
+def orthogonal(key: Any, shape: Shape) -> Orthogonal:
+    """Selection of ``a.oindex[key]``: the cross product of one selector an axis.
+
+    A selector is an integer (its axis is dropped), a slice, or an integer or boolean
+    array of one dimension.
+
+    Raises
+    ------
+    SelectionError
+        A selector does not fit its axis.
+    """
+    items = _expand(key, len(shape))
+    axes = tuple(
+        _axis_selection(item, n, d)
+        for d, (item, n) in enumerate(zip(items, shape, strict=True))
+    )
+    kept = tuple(a.length for a in axes if not (isinstance(a, SliceAxis) and a.drop))
+    return Orthogonal(axes, kept, scalar=not kept and bool(axes))
+
+
+def points(key: Any, shape: Shape) -> Points:
+    """Selection of ``a.vindex[key]``: a boolean mask, or coordinates for every axis.
+
+    Coordinates are integers or integer arrays, broadcast against one another.
+
+    Raises
+    ------
+    SelectionError
+        The key is of another kind, out of bounds, or does not broadcast.
+    """
+    items = _as_tuple(key)
+    if len(items) == 1:
+        mask = _as_array(items[0]) if not isinstance(items[0], slice) else None
+        if mask is not None and mask.dtype == bool:
+            return _mask(mask, shape)
+    if len(items) != len(shape) or any(_is_structural(i) for i in items):
+        raise SelectionError(
+            "vindex takes one boolean mask of the array's shape or one integer array"
+            " per dimension",
+            expected=f"{len(shape)} integer arrays",
+            got=f"{len(items)} selectors",
+            hint="use oindex to combine arrays with slices",
+        )
+    coordinates = [
+        _integers(item, n, d)
+        for d, (item, n) in enumerate(zip(items, shape, strict=True))
+    ]
+    spread: Sequence[NDArray[Any]] = []
+    try:
+        if coordinates:
+            spread = np.broadcast_arrays(*coordinates)
+    except ValueError:
+        raise SelectionError(
+            "coordinate arrays do not broadcast against one another",
+            got=f"shapes {[c.shape for c in coordinates]}",
+        ) from None
+    result: Shape = spread[0].shape if spread else ()
+    flat = tuple(np.ascontiguousarray(c).reshape(-1) for c in spread)
+    n_points = flat[0].size if flat else 1
+    return Points(flat, np.arange(n_points, dtype=np.int64), result, scalar=not result)
+
+
+def blocks(key: Any, axes: Sequence[GridAxis]) -> Orthogonal:
+    """Selection of ``a.blocks[key]``: whole cells of the chunk grid, by coordinates.
+
+    An integer takes one cell and keeps its axis; a slice takes a run of cells.
+
+    Raises
+    ------
+    SelectionError
+        A coordinate is out of bounds, or the slice has a step.
+    """
+    items = _expand(key, len(axes))
+    selected: list[AxisSelection] = []
+    for d, (item, axis) in enumerate(zip(items, axes, strict=True)):
+        if isinstance(item, slice):
+            first, stop, step = _slice_indices(item, axis.n_cells)
+            if step != 1:
+                raise SelectionError(
+                    f"block slices have no step (axis {d})", expected="step 1", got=step
+                )
+        else:
+            first = _integer_axis(_index(item, d), axis.n_cells, d).start
+            stop = first + 1
+        if stop <= first:
+            selected.append(SliceAxis(0, 1, 0))
+            continue
+        start = int(axis.start_of(first))
+        end = int(axis.start_of(stop - 1)) + int(axis.length_of(stop - 1))
+        selected.append(SliceAxis(start, 1, min(end, axis.extent) - start))
+    return Orthogonal(tuple(selected), tuple(s.length for s in selected))
+
+
+def hyperslab(
+    start: Sequence[int], count: Sequence[int], stride: Sequence[int] | None = None
+) -> tuple[slice, ...]:
+    """Slices that take netCDF's hyperslab ``(start, count, stride)``.
+
+    Parameters
+    ----------
+    start, count, stride
+        First element, number of elements and distance along each dimension, in
+        elements; the stride is 1 where it is not given.
+
+    Returns
+    -------
+    tuple of slice
+        One a dimension. The stop is ``start + (count - 1) * stride + 1``, just behind
+        the last element taken, so a stride never reaches into an inner chunk that
+        holds no wanted element.
+
+    Raises
+    ------
+    SelectionError
+        The sequences differ in length, or a value is negative or a stride is 0.
+
+    Examples
+    --------
+    >>> hyperslab([10, 0], [3, 4], [2, 1])
+    (slice(10, 15, 2), slice(0, 4, 1))
+    """
+    strides = [1] * len(start) if stride is None else list(stride)
+    if not len(start) == len(count) == len(strides):
+        raise SelectionError(
+            "start, count and stride differ in length",
+            got=f"{len(start)}, {len(count)} and {len(strides)}",
+        )
+    if any(
+        s < 0 or n < 0 or t < 1 for s, n, t in zip(start, count, strides, strict=True)
+    ):
+        raise SelectionError(
+            "start and count of a hyperslab are at least 0 and its stride at least 1"
+        )
+    return tuple(
+        slice(s, s + (n - 1) * t + 1 if n else s, t)
+        for s, n, t in zip(start, count, strides, strict=True)
+    )
+
+
+def _as_tuple(key: Any) -> tuple[Any, ...]:
+    return cast("tuple[Any, ...]", key) if isinstance(key, tuple) else (key,)
+
+
+def _slice_axis(item: Any, extent: int) -> SliceAxis:
+    start, stop, step = _slice_indices(item, extent)
+    length = len(range(start, stop, step))
+    if length < 2:  # such a step counts for nothing, and need not fit an int64
+        return SliceAxis(start, 1, length)
+    if step > 0:
+        return SliceAxis(start, step, length)
+    return SliceAxis(start + (length - 1) * step, -step, length, length - 1, -1)
+
+
+def _slice_indices(item: Any, extent: int) -> tuple[int, int, int]:
+    try:
+        return item.indices(extent)
+    except (TypeError, ValueError) as error:
+        raise SelectionError(f"bad slice {item}: {error}") from None
+
+
+def _integer_axis(integer: int, extent: int, axis: int) -> SliceAxis:
+    wrapped = integer + extent if integer < 0 else integer
+    if not 0 <= wrapped < extent:
+        raise SelectionError(
+            f"index {integer} is out of bounds for axis {axis} with {extent} elements"
+        )
+    return SliceAxis(wrapped, 1, 1, 0, 1, True)
+
+
+def _axis_selection(item: Any, extent: int, axis: int) -> AxisSelection:
+    if isinstance(item, slice):
+        return _slice_axis(item, extent)
+    if _as_array(item).ndim == 0:
+        return _integer_axis(_index(item, axis), extent, axis)
+    index = _integers(item, extent, axis)
+    if index.ndim != 1:
+        raise SelectionError(
+            f"the index array for axis {axis} has {index.ndim} dimensions",
+            expected="1",
+            got=index.ndim,
+            hint="use vindex for coordinates of several dimensions",
+        )
+    return IndexAxis(index, np.arange(len(index), dtype=np.int64))
+
+
+def _integers(item: Any, extent: int, axis: int) -> Ints:
+    """Integer or boolean array -> non-negative int64 indexes along one axis."""
+    array = _as_array(item)
+    if array.dtype == bool:
+        if array.shape != (extent,):
+            raise SelectionError(
+                f"the boolean index for axis {axis} has another length than the axis",
+                expected=(extent,),
+                got=array.shape,
+            )
+        return np.flatnonzero(array).astype(np.int64)
+    if array.size == 0 and array.dtype == np.float64:  # np.asarray([]) is float64
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise SelectionError(
+            f"the index for axis {axis} is no integer, slice, integer array or mask",
+            got=f"{type(item).__name__} of {array.dtype}",
+        )
+    if array.size and (array.max() >= extent or array.min() < -extent):
+        raise SelectionError(
+            f"an index is out of bounds for axis {axis} with {extent} elements",
+            got=f"values from {array.min()} to {array.max()}",
+        )
+    index = array.astype(np.int64)
+    return np.where(index < 0, index + extent, index)
+
+
+def _as_array(item: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(item)
+    except (TypeError, ValueError) as error:  # ragged lists, arrays not on the host
+        raise SelectionError(
+            f"an index cannot be viewed as a NumPy array: {error}"
+        ) from None
+
+
+def _index(item: Any, axis: int) -> int:
+    if isinstance(item, bool | np.bool_):
+        raise SelectionError(f"a boolean is no index for axis {axis}")
+    try:
+        return operator.index(item)
+    except TypeError:
+        raise SelectionError(
+            f"the index for axis {axis} is no integer, slice, integer array or mask",
+            got=repr(item),
+        ) from None
+
+
+def _expand(key: Any, ndim: int) -> tuple[Any, ...]:
+    """Key as a tuple of `ndim` selectors, ellipsis and missing ones filled in."""
+    items = _as_tuple(key)
+    if any(i is None for i in items):
+        raise SelectionError("new axes go only into a[...], beside integers and slices")
+    ellipses = [k for k, i in enumerate(items) if i is Ellipsis]
+    if len(ellipses) > 1:
+        raise SelectionError("an index can have only one ellipsis")
+    n_given = len(items) - len(ellipses)
+    if n_given > ndim:
+        raise SelectionError(
+            "too many indices", expected=f"at most {ndim}", got=n_given
+        )
+    at = ellipses[0] if ellipses else len(items)
+    rest = items[at + 1 :] if ellipses else ()
+    return (*items[:at], *[slice(None)] * (ndim - n_given), *rest)
+
+
+def _is_structural(item: Any) -> bool:
+    return item is None or item is Ellipsis or isinstance(item, slice)
+
+
+def _mask(mask: Any, shape: Shape) -> Points:
+    if mask.shape != shape:
+        raise SelectionError(
+            "the boolean mask has another shape than the array",
+            expected=shape,
+            got=mask.shape,
+        )
+    coordinates = tuple(c.astype(np.int64, copy=False) for c in np.nonzero(mask))
+    n_points = int(np.count_nonzero(mask))
+    return Points(coordinates, np.arange(n_points, dtype=np.int64), (n_points,))
+
+
+def _advanced(items: tuple[Any, ...], shape: Shape) -> Selection:
+    """``a[key]`` with more in it than Python's integers and slices."""
+    items = tuple(_plain(item) for item in items)
+    advanced = [k for k, i in enumerate(items) if not _is_structural(i)]
+    arrays = [k for k in advanced if _as_array(items[k]).ndim > 0]
+    if not arrays:
+        given = _expand(tuple(i for i in items if i is not None), len(shape))
+        for axis, item in enumerate(given):
+            if not isinstance(item, slice):
+                _index(item, axis)
+        return basic(items, shape)
+    if len(items) == 1 and np.ndim(items[0]) == len(shape) != 1:
+        mask = np.asarray(items[0])
+        if mask.dtype == bool:
+            return _mask(mask, shape)
+    if len(advanced) == len(items) == len(shape) > 1:
+        return points(items, shape)
+    adjacent = advanced[-1] - advanced[0] == len(advanced) - 1
+    if len(arrays) == 1 and adjacent and np.ndim(items[arrays[0]]) == 1:
+        return orthogonal(items, shape)
+    raise SelectionError(
+        "this mix of arrays, integers and slices is read differently by NumPy and by"
+        " orthogonal indexing",
+        hint="say which you mean with oindex or vindex",
+    )
+
+
+def _plain(item: Any) -> Any:
+    """Python's integer for anything that NumPy takes for one."""
+    if _is_structural(item) or isinstance(item, bool) or _as_array(item).ndim > 0:
+        return item
+    try:
+        return operator.index(item)
+    except TypeError:
+        return item

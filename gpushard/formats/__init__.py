@@ -1,0 +1,1 @@
+"""On-disk dialects; one module each turns a document into an `ArrayLayout`."""

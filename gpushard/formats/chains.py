@@ -1,0 +1,252 @@
+"""`codecs` of a metadata document -> a checked tree of codec chains.
+
+A chain is array-to-array codecs, one array-to-bytes codec and bytes-to-bytes codecs;
+where the middle one is a sharding codec, the tree goes on inside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+from gpushard.errors import UnsupportedError
+from gpushard.formats.codec_names import (
+    CHECKSUM_NBYTES,
+    KEEP_SHAPE,
+    SHARDING,
+    VARIABLE_SIZE,
+    Kind,
+    kind_of,
+)
+from gpushard.formats.codec_specs import as_json, parse_specs
+from gpushard.formats.data_types import DataType, parse_data_type
+from gpushard.formats.document import Named, as_lengths, wrong
+from gpushard.layout import CodecChain, CodecSpec
+from gpushard.options import Options
+
+_INDEX_TYPE = parse_data_type("uint64")
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """A checked `sharding_indexed` configuration, shapes as the codec sees them."""
+
+    chunk_shape: tuple[int, ...]
+    index_location: Literal["start", "end"]
+    index_chain: CodecChain
+    index_trailer_nbytes: int
+    inner: ParsedChain
+    json_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedChain:
+    """A chain, and what its sharding codec says if it has one."""
+
+    chain: CodecChain
+    sharding: Sharding | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What the next codec is given.
+
+    Attributes
+    ----------
+    lengths
+        Every distinct length of each axis (more than one on a rectilinear axis); None
+        behind a codec whose effect on the shape only zarr knows.
+    data_type
+        Data type of the elements; None behind a codec that may change it.
+    """
+
+    lengths: tuple[tuple[int, ...], ...] | None
+    data_type: DataType | None
+
+
+def parse_chain(
+    value: Any, json_path: str, decoded: Decoded, options: Options, depth: int = 0
+) -> ParsedChain:
+    """Chain that encodes arrays like `decoded`.
+
+    Raises
+    ------
+    MetadataError
+        A codec, its configuration or the order of the codecs is not valid.
+    UnsupportedError
+        A codec is unknown, or sharding is nested too deep or has too large an index.
+    """
+    chain = _split(parse_specs(value, json_path), json_path)
+    for spec in chain.array_array:
+        decoded = _encoded(spec, decoded)
+    if chain.array_bytes.name != SHARDING:
+        return ParsedChain(_with_byte_order(chain, decoded), None)
+    sharding = _parse_sharding(chain.array_bytes, decoded, options, depth)
+    spelled_out = replace(chain, array_bytes=_spelled_out(chain.array_bytes, sharding))
+    return ParsedChain(spelled_out, sharding)
+
+
+def _split(specs: list[CodecSpec], json_path: str) -> CodecChain:
+    kinds = [kind_of(spec.name, spec.json_path) for spec in specs]
+    if kinds.count(Kind.ARRAY_BYTES) != 1:
+        names = [spec.name for spec in specs]
+        expected = "exactly one array-to-bytes codec"
+        raise wrong("the codec list is not valid", json_path, expected, names)
+    for spec, kind, before in zip(specs[1:], kinds[1:], kinds, strict=False):
+        if kind < before:
+            expected = "array-to-array, array-to-bytes, bytes-to-bytes codecs"
+            what = "the codecs are in the wrong order"
+            raise wrong(what, spec.json_path, expected, spec.name)
+    middle = kinds.index(Kind.ARRAY_BYTES)
+    return CodecChain(tuple(specs[:middle]), specs[middle], tuple(specs[middle + 1 :]))
+
+
+def _encoded(spec: CodecSpec, decoded: Decoded) -> Decoded:
+    """What an array-to-array codec makes of an array like `decoded`."""
+    if spec.name != "transpose":
+        lengths = decoded.lengths if spec.name in KEEP_SHAPE else None
+        return Decoded(lengths, None)
+    order: list[int] = spec.configuration["order"]
+    if decoded.lengths is None:
+        return decoded
+    if len(order) != len(decoded.lengths):
+        path = f"{spec.json_path}.configuration.order"
+        expected = f"a permutation of {len(decoded.lengths)} axes"
+        raise wrong("the order of the axes is not valid", path, expected, order)
+    return replace(decoded, lengths=tuple(decoded.lengths[axis] for axis in order))
+
+
+def _with_byte_order(chain: CodecChain, decoded: Decoded) -> CodecChain:
+    """Chain whose `bytes` codec names a byte order wherever one is needed."""
+    spec, data_type = chain.array_bytes, decoded.data_type
+    if spec.name != "bytes" or data_type is None:
+        return chain
+    if data_type.is_variable_length:
+        expected = "an array-to-bytes codec for elements of variable size"
+        raise wrong(
+            "the codec does not fit the data type", spec.json_path, expected, spec.name
+        )
+    if not data_type.has_byte_order or spec.configuration.get("endian") is not None:
+        return chain
+    if not data_type.is_struct:
+        path = f"{spec.json_path}.configuration.endian"
+        raise wrong(
+            "the byte order of the elements is missing", path, "little or big", None
+        )
+    # zarr-python once wrote structs without a byte order, always little-endian.
+    little = CodecSpec(spec.name, {"endian": "little"}, spec.json_path)
+    return replace(chain, array_bytes=little)
+
+
+def _parse_sharding(
+    spec: CodecSpec, decoded: Decoded, options: Options, depth: int
+) -> Sharding:
+    if depth >= options.max_sharding_depth:
+        raise UnsupportedError(
+            "sharding codecs are nested too deep",
+            json_path=spec.json_path,
+            expected=f"at most {options.max_sharding_depth} levels",
+            hint="raise options.max_sharding_depth",
+        )
+    named = Named(spec.name, spec.configuration, spec.json_path)
+    chunk_shape = _inner_chunk_shape(named, decoded)
+    location = named.configuration.get("index_location", "end")
+    if location not in ("start", "end"):
+        path = named.at("index_location")
+        raise wrong("the index location is not valid", path, "start or end", location)
+    index_chain, trailer_nbytes = _parse_index_codecs(named, len(chunk_shape))
+    _check_index_size(named, chunk_shape, trailer_nbytes, decoded, options)
+    within = Decoded(tuple((n,) for n in chunk_shape), decoded.data_type)
+    path = named.at("codecs")
+    inner = parse_chain(named.required("codecs"), path, within, options, depth + 1)
+    return Sharding(
+        chunk_shape, location, index_chain, trailer_nbytes, inner, spec.json_path
+    )
+
+
+def _inner_chunk_shape(named: Named, decoded: Decoded) -> tuple[int, ...]:
+    path = named.at("chunk_shape")
+    lengths = decoded.lengths
+    chunk_shape = as_lengths(
+        named.required("chunk_shape"),
+        "the inner chunk shape",
+        path,
+        least=1,
+        ndim=None if lengths is None else len(lengths),
+    )
+    for cell, of_axis in zip(chunk_shape, lengths or (), strict=False):
+        for length in of_axis:
+            if length % cell:
+                expected = f"a divisor of the shard length {length}"
+                what = "the inner chunks do not divide the shard"
+                raise wrong(what, path, expected, list(chunk_shape))
+    return chunk_shape
+
+
+def _parse_index_codecs(named: Named, ndim: int) -> tuple[CodecChain, int]:
+    """Chain of the shard index, and the bytes it adds to 16 an entry."""
+    path = named.at("index_codecs")
+    specs = parse_specs(named.required("index_codecs"), path)
+    for spec in specs:
+        _check_index_codec(spec)
+    chain = _split(specs, path)
+    # The index is an array of 64-bit unsigned integers with one axis more, of length 2
+    # (sharding codec 1.0, Binary shard format).
+    index = Decoded(((1,),) * ndim + ((2,),), _INDEX_TYPE)
+    for spec in chain.array_array:
+        index = _encoded(spec, index)
+    trailer_nbytes = sum(CHECKSUM_NBYTES[spec.name] for spec in chain.bytes_bytes)
+    return _with_byte_order(chain, index), trailer_nbytes
+
+
+def _check_index_codec(spec: CodecSpec) -> None:
+    if spec.name in VARIABLE_SIZE:
+        what = f"codec {spec.name!r} has no fixed encoded size"
+        expected = "index codecs of fixed size, such as bytes and crc32c"
+        raise wrong(what, spec.json_path, expected, spec.name)
+    if spec.name not in {"bytes", "transpose", *CHECKSUM_NBYTES}:
+        kind_of(spec.name, spec.json_path)
+        raise UnsupportedError(
+            "the codec is not supported for a shard index",
+            codec=spec.name,
+            json_path=spec.json_path,
+        )
+
+
+def _check_index_size(
+    named: Named,
+    chunk_shape: tuple[int, ...],
+    trailer_nbytes: int,
+    decoded: Decoded,
+    options: Options,
+) -> None:
+    largest = [max(of_axis) for of_axis in decoded.lengths or ()]
+    n_entries = prod(
+        length // cell for length, cell in zip(largest, chunk_shape, strict=False)
+    )
+    index_nbytes = 16 * n_entries + trailer_nbytes
+    if index_nbytes > options.max_index_nbytes:
+        raise UnsupportedError(
+            "the shard index is too large",
+            json_path=named.at("chunk_shape"),
+            expected=f"at most {options.max_index_nbytes} bytes",
+            got=f"{index_nbytes} bytes for {n_entries} inner chunks",
+            hint="raise options.max_index_nbytes",
+        )
+
+
+def _spelled_out(spec: CodecSpec, sharding: Sharding) -> CodecSpec:
+    """Sharding codec with defaults and short forms written out, as zarr needs it."""
+
+    def listed(chain: CodecChain) -> list[dict[str, Any]]:
+        specs = (*chain.array_array, chain.array_bytes, *chain.bytes_bytes)
+        return [as_json(inner) for inner in specs]
+
+    configuration = {
+        "chunk_shape": list(sharding.chunk_shape),
+        "codecs": listed(sharding.inner.chain),
+        "index_codecs": listed(sharding.index_chain),
+        "index_location": sharding.index_location,
+    }
+    return CodecSpec(spec.name, configuration, spec.json_path)

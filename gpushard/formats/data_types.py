@@ -1,0 +1,221 @@
+"""`data_type` of a metadata document -> NumPy data type.
+
+The core types and raw bits are named here; bfloat16 and the 8-bit floats come from
+ml_dtypes; structs are put together from their fields; whatever else the installed zarr
+has registered (times, strings, byte strings, types of other packages) is asked of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpushard.errors import MetadataError, UnsupportedError
+from gpushard.formats.document import Named, as_list, as_named, shown, wrong
+
+_CORE_NAMES = frozenset(
+    [
+        "bool",
+        *(f"{sign}int{n_bits}" for sign in ("", "u") for n_bits in (8, 16, 32, 64)),
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
+)
+# Registered names of the data types that ml_dtypes brings with whole bytes.
+_SMALL_FLOAT_NAMES = frozenset(
+    [
+        "bfloat16",
+        "float8_e3m4",
+        "float8_e4m3",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    ]
+)
+_RAW_BITS = re.compile(r"r([1-9][0-9]{0,9})")
+_STRUCT_NAMES = ("struct", "structured")
+_TEXT_KIND, _OBJECT_KIND = "T", "O"
+
+
+@dataclass(frozen=True, slots=True)
+class DataType:
+    """A parsed `data_type`.
+
+    Attributes
+    ----------
+    dtype
+        Data type in memory, native byte order.
+    json
+        As the metadata spells it; a core type always by its bare name.
+    has_byte_order
+        Whether the `bytes` codec has to say in which byte order elements are stored.
+    foreign
+        zarr's data type object, where a package other than zarr defines the type.
+    """
+
+    dtype: np.dtype[Any]
+    json: Any
+    has_byte_order: bool
+    foreign: Any = None
+
+    @property
+    def is_variable_length(self) -> bool:
+        """Whether elements have no fixed size."""
+        return self.dtype.kind in (_TEXT_KIND, _OBJECT_KIND)
+
+    @property
+    def is_struct(self) -> bool:
+        """Whether elements have named fields."""
+        return self.dtype.names is not None
+
+
+def is_small_float(dtype: np.dtype[Any]) -> bool:
+    """Whether ml_dtypes defines `dtype`; its byte order NumPy cannot change."""
+    return dtype.name in _SMALL_FLOAT_NAMES
+
+
+def parse_data_type(value: Any, json_path: str = "data_type") -> DataType:
+    """Data type that the metadata names.
+
+    Raises
+    ------
+    MetadataError
+        The spelling is malformed.
+    UnsupportedError
+        Neither we nor the installed zarr know the type.
+    """
+    named = as_named(value, "the data type", json_path)
+    if named.name in _STRUCT_NAMES:
+        return _struct(named)
+    if named.name in _CORE_NAMES or named.name in _SMALL_FLOAT_NAMES:
+        named.refuse_members_but(())
+        if named.name in _CORE_NAMES:
+            return _plain(np.dtype(named.name), named.name)
+        return _plain(_small_float(named), named.name)
+    if raw := _RAW_BITS.fullmatch(named.name):
+        return _plain(_raw_bits(int(raw[1]), json_path), named.name)
+    return _registered(value, named)
+
+
+def _plain(dtype: np.dtype[Any], json: Any) -> DataType:
+    return DataType(dtype, json, _has_byte_order(dtype))
+
+
+def _has_byte_order(dtype: np.dtype[Any]) -> bool:
+    if dtype.names is not None:
+        return any(_has_byte_order(dtype[name]) for name in dtype.names)
+    if is_small_float(dtype):
+        return dtype.itemsize > 1
+    return dtype.kind == "U" or (dtype.kind in "iufcmM" and dtype.itemsize > 1)
+
+
+def _small_float(named: Named) -> np.dtype[Any]:
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise UnsupportedError(
+            f"data type {named.name!r} needs the package ml_dtypes",
+            json_path=named.json_path,
+            hint="install ml_dtypes",
+        ) from error
+    if not hasattr(ml_dtypes, named.name):
+        raise UnsupportedError(
+            f"the installed ml_dtypes does not know data type {named.name!r}",
+            json_path=named.json_path,
+            hint="upgrade ml_dtypes",
+        )
+    return np.dtype(getattr(ml_dtypes, named.name))
+
+
+def _raw_bits(n_bits: int, json_path: str) -> np.dtype[Any]:
+    if n_bits % 8 or n_bits // 8 > np.iinfo(np.int32).max:
+        expected = "a multiple of 8 bits below 2 GiB"
+        raise wrong(
+            "raw data type has no whole bytes", json_path, expected, f"r{n_bits}"
+        )
+    return np.dtype(f"V{n_bits // 8}")
+
+
+def _struct(named: Named) -> DataType:
+    """Packed struct: no padding between fields (zarr-extensions, data type struct)."""
+    named.refuse_members_but(("fields",))
+    path = named.at("fields")
+    fields = as_list(named.required("fields"), "the fields of a struct", path)
+    if not fields:
+        raise wrong("the struct has no fields", path, "at least one", fields)
+    parsed = [_struct_field(field, f"{path}[{i}]") for i, field in enumerate(fields)]
+    names = [name for name, _ in parsed]
+    if len(set(names)) != len(names):
+        raise wrong("field names of a struct repeat", path, "distinct names", names)
+    json_fields = [{"name": name, "data_type": field.json} for name, field in parsed]
+    if named.name == "structured":
+        json_fields = [[name, field.json] for name, field in parsed]
+    json = {"name": named.name, "configuration": {"fields": json_fields}}
+    return _plain(np.dtype([(name, field.dtype) for name, field in parsed]), json)
+
+
+def _struct_field(value: Any, json_path: str) -> tuple[str, DataType]:
+    """Name and data type of ``{"name", "data_type"}`` or of the older pair."""
+    if isinstance(value, list | tuple):
+        name, data_type = _pair(value, json_path)
+        type_path = f"{json_path}[1]"
+    else:
+        if not (isinstance(value, dict) and set(value) == {"name", "data_type"}):
+            expected = "an object with name and data_type"
+            raise wrong("a struct field is malformed", json_path, expected, value)
+        name, data_type = value["name"], value["data_type"]
+        type_path = f"{json_path}.data_type"
+    if not isinstance(name, str) or not name:
+        raise wrong("a struct field has no name", json_path, "a string", name)
+    parsed = parse_data_type(data_type, type_path)
+    if parsed.is_variable_length or parsed.foreign is not None:
+        raise wrong(
+            "a struct field has no fixed size", type_path, "a fixed size", data_type
+        )
+    if is_small_float(parsed.dtype):
+        what = f"data type {data_type!r} inside a struct is not supported"
+        raise UnsupportedError(what, json_path=type_path)
+    return name, parsed
+
+
+def _pair(value: Any, json_path: str) -> tuple[Any, Any]:
+    if len(value) != 2:
+        raise wrong(
+            "a struct field is malformed", json_path, "name and data type", value
+        )
+    return value[0], value[1]
+
+
+def _registered(value: Any, named: Named) -> DataType:
+    """Data type of zarr's registry."""
+    from zarr.dtype import data_type_registry
+
+    json = (
+        {"name": named.name, "configuration": dict(named.configuration)}
+        if named.configuration
+        else named.name
+    )
+    try:
+        found: Any = data_type_registry.match_json(json, zarr_format=3)
+        dtype: np.dtype[Any] = found.to_native_dtype()
+    except Exception as error:  # data types of any package raise anything
+        known = named.name in data_type_registry.contents
+        kind, what = (
+            (MetadataError, f"data type {named.name!r} is malformed")
+            if known
+            else (UnsupportedError, f"data type {named.name!r} is not supported")
+        )
+        raise kind(what, json_path=named.json_path, got=shown(value)) from error
+    if not dtype.isnative:
+        dtype = dtype.newbyteorder("=")
+    is_foreign = not type(found).__module__.startswith("zarr.")
+    return DataType(dtype, json, _has_byte_order(dtype), found if is_foreign else None)

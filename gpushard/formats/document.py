@@ -1,0 +1,172 @@
+"""Checked access to a JSON metadata document; every refusal carries its JSON path."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from gpushard.errors import MetadataError, UnsupportedError
+
+MAX_LENGTH = 2**62
+"""Largest extent or chunk length: one cell beyond it still fits an int64."""
+
+
+def wrong(
+    what: str, json_path: str, expected: Any, got: Any, *, hint: str | None = None
+) -> MetadataError:
+    """Error that shows a shortened `got`."""
+    return MetadataError(
+        what, json_path=json_path, expected=expected, got=shown(got), hint=hint
+    )
+
+
+def shown(value: Any) -> str:
+    """Short form of a JSON value for messages."""
+    return reprlib.repr(value)
+
+
+def member(json_path: str, name: str) -> str:
+    """JSON path of a member of the object at `json_path`."""
+    return f"{json_path}.{name}" if json_path else name
+
+
+def as_object(value: Any, what: str, json_path: str) -> Mapping[str, Any]:
+    """Mapping that `value` is.
+
+    Raises
+    ------
+    MetadataError
+        It is no JSON object.
+    """
+    if not isinstance(value, Mapping):
+        raise wrong(f"{what} has the wrong type", json_path, "an object", value)
+    return cast("Mapping[str, Any]", value)
+
+
+def as_list(value: Any, what: str, json_path: str) -> list[Any]:
+    """List that `value` is.
+
+    Raises
+    ------
+    MetadataError
+        It is no JSON array.
+    """
+    if not isinstance(value, list | tuple):
+        raise wrong(f"{what} has the wrong type", json_path, "an array", value)
+    return list(cast("list[Any]", value))
+
+
+def as_length(value: Any, what: str, json_path: str, *, least: int) -> int:
+    """Extent or chunk length that `value` is.
+
+    Raises
+    ------
+    MetadataError
+        It is no integer in ``[least, MAX_LENGTH]``.
+    """
+    if type(value) is not int or not least <= value <= MAX_LENGTH:
+        expected = f"an integer from {least} to {MAX_LENGTH}"
+        raise wrong(f"{what} is not valid", json_path, expected, value)
+    return value
+
+
+def as_lengths(
+    value: Any, what: str, json_path: str, *, least: int, ndim: int | None = None
+) -> tuple[int, ...]:
+    """Shape that `value` is, of rank `ndim` where that is known.
+
+    Raises
+    ------
+    MetadataError
+        It is no array of integers in ``[least, MAX_LENGTH]``, or of another rank.
+    """
+    items = as_list(value, what, json_path)
+    if ndim is not None and len(items) != ndim:
+        raise wrong(f"{what} has the wrong rank", json_path, f"{ndim} lengths", value)
+    return tuple(
+        as_length(item, what, f"{json_path}[{axis}]", least=least)
+        for axis, item in enumerate(items)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Value of an extension point: a name and its configuration."""
+
+    name: str
+    configuration: Mapping[str, Any]
+    json_path: str
+
+    def at(self, key: str) -> str:
+        """JSON path of a member of the configuration."""
+        return f"{self.json_path}.configuration.{key}"
+
+    def required(self, key: str) -> Any:
+        """Member of the configuration that must be there."""
+        if key not in self.configuration:
+            what = f"{self.name!r} lacks {key!r} in its configuration"
+            raise MetadataError(what, json_path=self.at(key))
+        return self.configuration[key]
+
+    def refuse_members_but(self, known: Collection[str]) -> None:
+        """Refuse a configuration that says something we would not heed."""
+        path = f"{self.json_path}.configuration"
+        refuse_unknown_members(self.configuration, known, path)
+
+
+def as_named(value: Any, what: str, json_path: str) -> Named:
+    """Name and configuration of an extension point, given as an object or a bare name.
+
+    Raises
+    ------
+    MetadataError
+        It is neither.
+    UnsupportedError
+        The object has members that a reader has to understand.
+    """
+    if isinstance(value, str):
+        return Named(value, {}, json_path)
+    fields = as_object(value, what, json_path)
+    name = fields.get("name")
+    if not isinstance(name, str):
+        path = member(json_path, "name")
+        raise wrong(f"{what} has no name", path, "a string", name)
+    refuse_unknown_members(
+        fields, ("name", "configuration", "must_understand"), json_path
+    )
+    configuration = fields.get("configuration")
+    if configuration is None:
+        return Named(name, {}, json_path)
+    path = member(json_path, "configuration")
+    return Named(
+        name, as_object(configuration, f"configuration of {name!r}", path), json_path
+    )
+
+
+def refuse_unknown_members(
+    fields: Mapping[str, Any], known: Collection[str], json_path: str
+) -> None:
+    """Refuse members that a reader has to understand (core specification 3).
+
+    Raises
+    ------
+    UnsupportedError
+        There is an unknown member without ``"must_understand": false``.
+    """
+    for name, value in fields.items():
+        if name not in known and not _may_be_ignored(value):
+            raise UnsupportedError(
+                f"unknown member {name!r}",
+                json_path=member(json_path, name),
+                expected=f"only {', '.join(known) or 'nothing'}",
+                got=shown(name),
+                hint='only a member with "must_understand": false may be ignored',
+            )
+
+
+def _may_be_ignored(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    return cast("Mapping[str, Any]", value).get("must_understand") is False

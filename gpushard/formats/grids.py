@@ -1,0 +1,187 @@
+"""`chunk_grid` and `chunk_key_encoding` of a metadata document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import UnsupportedError
+from gpushard.formats.document import (
+    MAX_LENGTH,
+    Named,
+    as_length,
+    as_lengths,
+    as_list,
+    as_named,
+    wrong,
+)
+from gpushard.layout import ChunkKeys, GridAxis
+
+_MAX_CELLS = 2**24
+"""Cells that a rectilinear axis may spell out: 128 MiB of boundaries."""
+_DEFAULT_SEPARATORS = {"default": "/", "v2": "."}
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkGrid:
+    """A parsed `chunk_grid`.
+
+    Attributes
+    ----------
+    axes
+        One axis a dimension.
+    lengths
+        Every distinct cell length of each axis, those of cells beyond the extent too.
+    """
+
+    axes: tuple[GridAxis, ...]
+    lengths: tuple[tuple[int, ...], ...]
+
+    @property
+    def cell_shape(self) -> tuple[int, ...] | None:
+        """Shape of every cell; None if an axis is rectilinear."""
+        if any(axis.boundaries is not None for axis in self.axes):
+            return None
+        return tuple(axis.cell for axis in self.axes)
+
+
+def parse_chunk_grid(value: Any, shape: tuple[int, ...]) -> ChunkGrid:
+    """Chunk grid of an array of `shape`.
+
+    Raises
+    ------
+    MetadataError
+        The grid is malformed, of another rank, or does not cover the array.
+    UnsupportedError
+        The grid is of an unknown kind or spells out too many cells.
+    """
+    named = as_named(value, "the chunk grid", "chunk_grid")
+    if named.name == "regular":
+        named.refuse_members_but(("chunk_shape",))
+        return _regular(named, shape)
+    if named.name == "rectilinear":
+        named.refuse_members_but(("kind", "chunk_shapes"))
+        return _rectilinear(named, shape)
+    raise UnsupportedError(
+        f"chunk grid {named.name!r} is not supported",
+        json_path="chunk_grid.name",
+        expected="regular or rectilinear",
+        got=named.name,
+    )
+
+
+def _regular(named: Named, shape: tuple[int, ...]) -> ChunkGrid:
+    path = named.at("chunk_shape")
+    chunk_shape = as_lengths(
+        named.required("chunk_shape"), "the chunk shape", path, least=0, ndim=len(shape)
+    )
+    axes = tuple(
+        GridAxis(extent, _regular_cell(cell, extent, f"{path}[{axis}]"))
+        for axis, (extent, cell) in enumerate(zip(shape, chunk_shape, strict=True))
+    )
+    return ChunkGrid(axes, tuple((axis.cell,) for axis in axes))
+
+
+def _regular_cell(cell: int, extent: int, json_path: str) -> int:
+    # Older writers stored a chunk length of 0 for an axis of length 0, where no chunk
+    # can exist.
+    if cell == 0 and extent == 0:
+        return 1
+    return as_length(cell, "the chunk shape", json_path, least=1)
+
+
+def _rectilinear(named: Named, shape: tuple[int, ...]) -> ChunkGrid:
+    """Grid of the registered extension `rectilinear` (zarr-extensions, chunk-grids)."""
+    kind = named.required("kind")
+    if kind != "inline":
+        raise UnsupportedError(
+            "this kind of rectilinear chunk grid is not supported",
+            json_path=named.at("kind"),
+            expected="inline",
+            got=kind,
+        )
+    path = named.at("chunk_shapes")
+    per_axis = as_list(named.required("chunk_shapes"), "the chunk shapes", path)
+    if len(per_axis) != len(shape):
+        expected = f"{len(shape)} axes"
+        raise wrong("the chunk shapes have the wrong rank", path, expected, per_axis)
+    parsed = [
+        _rectilinear_axis(value, extent, f"{path}[{axis}]")
+        for axis, (extent, value) in enumerate(zip(shape, per_axis, strict=True))
+    ]
+    return ChunkGrid(
+        tuple(axis for axis, _ in parsed), tuple(lengths for _, lengths in parsed)
+    )
+
+
+def _rectilinear_axis(
+    value: Any, extent: int, json_path: str
+) -> tuple[GridAxis, tuple[int, ...]]:
+    if not isinstance(value, list | tuple):
+        cell = as_length(value, "the chunk length", json_path, least=1)
+        return GridAxis(extent, cell), (cell,)
+    edges, counts = _run_lengths(cast("list[Any]", value), json_path)
+    covered = sum(edge * count for edge, count in zip(edges, counts, strict=True))
+    if not edges or covered < extent or covered > 2 * MAX_LENGTH:
+        what = "the chunk lengths do not cover the axis"
+        raise wrong(what, json_path, f"a sum of {extent} or more", covered)
+    if sum(counts) > _MAX_CELLS:
+        raise UnsupportedError(
+            "the rectilinear axis has too many chunks",
+            json_path=json_path,
+            expected=f"at most {_MAX_CELLS}",
+            got=sum(counts),
+        )
+    boundaries = _boundaries(edges, counts, extent)
+    return GridAxis(extent, 0, boundaries), tuple(sorted(set(edges)))
+
+
+def _run_lengths(items: list[Any], json_path: str) -> tuple[list[int], list[int]]:
+    """Lengths and repeats; an item is a length or ``[length, count]``."""
+    edges: list[int] = []
+    counts: list[int] = []
+    for i, item in enumerate(items):
+        pair = [item, 1] if type(item) is int else item
+        path = f"{json_path}[{i}]"
+        edge, count = as_lengths(pair, "the chunk length", path, least=1, ndim=2)
+        edges.append(edge)
+        counts.append(count)
+    return edges, counts
+
+
+def _boundaries(edges: list[int], counts: list[int], extent: int) -> NDArray[np.int64]:
+    """Starts of the cells that hold elements, then the end of the last of them."""
+    ends = np.cumsum(np.repeat(np.array(edges, np.int64), counts))
+    n_cells = int(np.searchsorted(ends, extent, side="left")) + 1 if extent else 0
+    boundaries = np.concatenate([np.zeros(1, np.int64), ends[:n_cells]])
+    boundaries.setflags(write=False)
+    return boundaries
+
+
+def parse_chunk_keys(value: Any) -> ChunkKeys:
+    """How the coordinates of a stored object are spelled in its key.
+
+    Raises
+    ------
+    MetadataError
+        The encoding is malformed or its separator is neither "/" nor ".".
+    UnsupportedError
+        The encoding is of an unknown kind.
+    """
+    named = as_named(value, "the chunk key encoding", "chunk_key_encoding")
+    if named.name not in _DEFAULT_SEPARATORS:
+        raise UnsupportedError(
+            f"chunk key encoding {named.name!r} is not supported",
+            json_path="chunk_key_encoding.name",
+            expected="default or v2",
+            got=named.name,
+        )
+    named.refuse_members_but(("separator",))
+    separator = named.configuration.get("separator", _DEFAULT_SEPARATORS[named.name])
+    if separator not in ("/", "."):
+        what = "the separator of the chunk keys is not valid"
+        raise wrong(what, named.at("separator"), '"/" or "."', separator)
+    return ChunkKeys(cast("Any", named.name), cast("Any", separator))

@@ -1,0 +1,127 @@
+"""`Group`: the arrays of a Zarr group, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpushard.array import Array, check_device
+from gpushard.errors import NotFoundError
+from gpushard.metadata import GroupDocument, load_array, load_group, parse_array
+from gpushard.options import DEFAULT, Options
+from gpushard.source import Source
+from gpushard.stores.base import Store
+from gpushard.stores.resolve import resolve
+
+if TYPE_CHECKING:
+    from gpushard.array import Target
+
+
+def open_group(
+    store: Target,
+    path: str = "",
+    *,
+    device: str = "auto",
+    storage_options: Mapping[str, Any] | None = None,
+    options: Options = DEFAULT,
+) -> Group:
+    """Mapping of names to the arrays below the group that `store` holds at `path`.
+
+    Parameters
+    ----------
+    store, path, device, storage_options, options
+        As for `open_array`.
+
+    Raises
+    ------
+    NotFoundError
+        There is no group at `path`.
+    MetadataError
+        Its metadata is malformed.
+    StoreError
+        The store cannot list and the group's metadata is not consolidated.
+    """
+    device = check_device(device)
+    opened, place = resolve(store, path, options, storage_options)
+    return Group(opened, load_group(opened, place), device, options)
+
+
+class Group(Mapping[str, Array]):
+    """Arrays of a group by name; ``group["a/b"]`` reaches into groups below.
+
+    Iteration gives the names of the arrays directly below; `groups` those of the
+    groups. An array is opened when it is asked for.
+
+    Parameters
+    ----------
+    store, document, device, options
+        Where the group lies, what it holds, and how its arrays are read.
+    """
+
+    def __init__(
+        self, store: Store, document: GroupDocument, device: str, options: Options
+    ) -> None:
+        self._store = store
+        self._document = document
+        self._device = device
+        self._options = options
+
+    @property
+    def path(self) -> str:
+        """Path of the group in its store; "" is the root."""
+        return self._document.path
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """The group's attributes."""
+        return self._document.attributes
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the groups directly below."""
+        return self._names("group")
+
+    def group(self, name: str) -> Group:
+        """The group `name` below this one.
+
+        Raises
+        ------
+        NotFoundError, MetadataError, StoreError
+            As for `open_group`.
+        """
+        document = load_group(self._store, self._join(name))
+        return Group(self._store, document, self._device, self._options)
+
+    def __getitem__(self, name: str) -> Array:
+        known = self._document.documents.get(name)
+        place = self._join(name)
+        try:
+            if known is not None and known.get("node_type") == "array":
+                layout = parse_array(known, place, self._options)
+            else:
+                layout = load_array(self._store, place, self._options)
+        except NotFoundError as error:
+            # A mapping says KeyError; the reason stays in its cause.
+            raise KeyError(name) from error
+        source = Source.prepare(layout, self._store, self._options)
+        return Array(source, self._device)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names("array"))
+
+    def __len__(self) -> int:
+        return len(self._names("array"))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names("array")
+
+    def __repr__(self) -> str:
+        url = f"{self._store.url}/{self.path}".rstrip("/")
+        return f"<gpushard.Group {url} arrays={list(self)} groups={list(self.groups)}>"
+
+    def _names(self, kind: str) -> tuple[str, ...]:
+        children = self._document.children.items()
+        return tuple(sorted(name for name, node_type in children if node_type == kind))
+
+    def _join(self, name: str) -> str:
+        return f"{self.path}/{name}".strip("/")

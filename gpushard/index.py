@@ -1,0 +1,100 @@
+"""Shard index: entries -> validated byte ranges and the missing mask.
+
+Section "Binary shard format" of the sharding codec, version 1.0. Sentinels, bounds and
+overflow are dealt with here and nowhere later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import CorruptShardError
+from gpushard.selection import Ints
+
+# Both fields of a missing inner chunk's entry.
+_EMPTY = np.uint64(2**64 - 1)
+_LARGEST = 2**63 - 1
+
+PRESENT, MISSING, CORRUPT = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIndex:
+    """Where a shard's inner chunks lie.
+
+    Attributes
+    ----------
+    offset, nbytes
+        int64, shape (n_entries,). Byte range of each present inner chunk within the
+        stored object; of others, the bits of the entry as stored.
+    state
+        uint8, shape (n_entries,). `PRESENT`, `MISSING` or `CORRUPT`.
+    shard_nbytes
+        Size of the shard, or None if unknown.
+    """
+
+    offset: Ints
+    nbytes: Ints
+    state: NDArray[np.uint8]
+    shard_nbytes: int | None
+
+    @property
+    def held_nbytes(self) -> int:
+        """Memory the columns take."""
+        return self.offset.nbytes + self.nbytes.nbytes + self.state.nbytes
+
+    def refuse_corrupt(self, entry: int) -> None:
+        """Raise what is wrong with entry `entry`, whose state is `CORRUPT`.
+
+        Raises
+        ------
+        CorruptShardError
+            Always.
+        """
+        offset = int(self.offset[entry]) % 2**64
+        nbytes = int(self.nbytes[entry]) % 2**64
+        if (offset == 2**64 - 1) != (nbytes == 2**64 - 1):
+            expected = "both fields or neither to be 2**64 - 1"
+        elif self.shard_nbytes is None:
+            expected = "a byte range below 2**63"
+        else:
+            expected = f"a byte range within the shard's {self.shard_nbytes} bytes"
+        raise CorruptShardError(
+            f"entry {entry} of the shard index is no valid byte range",
+            expected=expected,
+            got=f"offset {offset}, nbytes {nbytes}",
+            hint="the shard is damaged: restore it from a copy or write it again",
+        )
+
+
+def parse_index(
+    entries: NDArray[np.uint64], *, base: int = 0, nbytes: int | None
+) -> ShardIndex:
+    """Validated index of a shard, from its decoded entries.
+
+    Parameters
+    ----------
+    entries
+        uint64, shape (n_entries, 2), native byte order: offset and nbytes of each inner
+        chunk, relative to the shard.
+    base
+        Where the shard starts in the stored object (not 0 for a nested shard).
+    nbytes
+        Size of the shard, or None if unknown.
+    """
+    raw = np.ascontiguousarray(entries.T)
+    offset, size = raw[0], raw[1]
+    limit = np.uint64(_LARGEST - base if nbytes is None else nbytes)
+    missing = (offset == _EMPTY) & (size == _EMPTY)
+    # Subtraction instead of a sum, which could wrap around.
+    fits = (offset <= limit) & (size <= limit - np.minimum(offset, limit))
+    state = np.where(missing, MISSING, np.where(fits, PRESENT, CORRUPT)).astype(
+        np.uint8
+    )
+    start: Ints = offset.view(np.int64)
+    if base:
+        start = start + np.where(state == PRESENT, base, 0)
+    return ShardIndex(start, size.view(np.int64), state, nbytes)

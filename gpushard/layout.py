@@ -1,0 +1,214 @@
+"""What a reader must know about an array: shape, data type, chunk grid, codec chains.
+
+Every on-disk dialect (`formats/`) parses into these; an `ArrayLayout` that exists is
+valid, so nothing downstream checks it again. All shapes are in the array's own axis
+order: transposes of the codec chain are folded into `axis_order` fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class GridAxis:
+    """One dimension cut into cells.
+
+    Attributes
+    ----------
+    extent
+        Length of the array along this axis; the last cell may reach beyond it.
+    cell
+        Length of every cell of a regular axis; 0 for a rectilinear one.
+    boundaries
+        Rectilinear axis: int64, shape (n_cells + 1,), host. Start of each cell, then
+        the end of the last one. None for a regular axis.
+    """
+
+    extent: int
+    cell: int
+    boundaries: NDArray[np.int64] | None = None
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells."""
+        if self.boundaries is None:
+            return -(-self.extent // self.cell)
+        return len(self.boundaries) - 1
+
+    def start_of(self, index: Any) -> Any:
+        """First element of cell `index` (int or int64 array)."""
+        if self.boundaries is None:
+            return index * self.cell
+        return self.boundaries[index]
+
+    def length_of(self, index: Any) -> Any:
+        """Full length of cell `index`, beyond the extent too (int or int64 array)."""
+        if self.boundaries is None:
+            return self.cell
+        return self.boundaries[index + 1] - self.boundaries[index]
+
+    def cell_at(self, element: Any) -> Any:
+        """Cell that holds `element` (int or int64 array)."""
+        if self.boundaries is None:
+            return element // self.cell
+        search: Any = np.searchsorted  # its stubs know arrays only
+        cell: Any = search(self.boundaries, element, side="right")
+        return cell - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CodecSpec:
+    """One entry of a `codecs` list, as the metadata names it."""
+
+    name: str
+    configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    json_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecChain:
+    """Codecs between an inner chunk and its bytes, each tuple in encoding order."""
+
+    array_array: tuple[CodecSpec, ...]
+    array_bytes: CodecSpec
+    bytes_bytes: tuple[CodecSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLevel:
+    """One `sharding_indexed` codec: how a shard is cut and where its index lies.
+
+    Attributes
+    ----------
+    chunk_shape
+        Shape of the inner chunks at this level, in array axes.
+    axis_order
+        The index counts inner chunks in C order over the stored axes; stored axis k
+        is array axis ``axis_order[k]``.
+    index_location
+        Where in the shard the index lies.
+    index_chain
+        Codecs of the index, an uint64 array of shape (*chunks_per_shard, 2) with
+        chunks per shard in stored axes. All of fixed size.
+    index_trailer_nbytes
+        Encoded size of the index beyond its 16 bytes an entry.
+    """
+
+    chunk_shape: tuple[int, ...]
+    axis_order: tuple[int, ...]
+    index_location: Literal["start", "end"]
+    index_chain: CodecChain
+    index_trailer_nbytes: int
+    json_path: str = ""
+
+    def index_nbytes(self, n_entries: int) -> int:
+        """Encoded size of an index of `n_entries`."""
+        return 16 * n_entries + self.index_trailer_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKeys:
+    """`chunk_key_encoding`: coordinates of a stored object -> key below the array."""
+
+    kind: Literal["default", "v2"]
+    separator: Literal["/", "."]
+
+    def key(self, coordinates: tuple[int, ...]) -> str:
+        """Key of the object at `coordinates` of the chunk grid."""
+        text = self.separator.join(map(str, coordinates))
+        if self.kind == "v2":
+            return text or "0"
+        return f"c{self.separator}{text}" if text else "c"
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """An array as a reader sees it.
+
+    Attributes
+    ----------
+    path
+        Path of the array in its store; "" is the root.
+    shape
+        Elements along each axis.
+    dtype
+        Data type of the elements in memory, native byte order.
+    data_type_json
+        The data type as the metadata spells it, for zarr's own codecs.
+    fill_value
+        0-d array of `dtype`, bit for bit what a missing inner chunk holds.
+    fill_value_json
+        The fill value as the metadata spells it.
+    axes
+        The chunk grid: one stored object (shard) a cell.
+    levels
+        Sharding codecs from the outside in; empty for an unsharded array.
+    chain
+        Codecs of the innermost inner chunks. Transposes ahead of a sharding codec are
+        folded into `levels` and into `outer_order`.
+    outer_order
+        The innermost chain sees an inner chunk with its axes permuted so: its axis k
+        is array axis ``outer_order[k]`` (product of all transposes around it).
+    object_codecs
+        Bytes-to-bytes codecs around a whole shard, in encoding order. Where there are
+        any, no range inside the stored object means anything: it is fetched whole.
+    keys
+        Coordinates of a stored object -> key below `path`.
+    chunks
+        Inner chunk shape in elements, as zarr gives it (that of the outermost sharding
+        codec); the chunk shape of an unsharded array; None if rectilinear.
+    shards
+        Shard shape in elements; None if the array is not sharded or rectilinear.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    data_type_json: Any
+    fill_value: NDArray[Any]
+    fill_value_json: Any
+    axes: tuple[GridAxis, ...]
+    levels: tuple[ShardLevel, ...]
+    chain: CodecChain
+    outer_order: tuple[int, ...]
+    object_codecs: tuple[CodecSpec, ...]
+    keys: ChunkKeys
+    chunks: tuple[int, ...] | None
+    shards: tuple[int, ...] | None
+    attributes: Mapping[str, Any]
+    dimension_names: tuple[str | None, ...] | None
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @cached_property
+    def inner_axes(self) -> tuple[GridAxis, ...]:
+        """The grid of innermost inner chunks (the chunk grid if unsharded)."""
+        if not self.levels:
+            return self.axes
+        return tuple(
+            GridAxis(extent, cell)
+            for extent, cell in zip(
+                self.shape, self.levels[-1].chunk_shape, strict=True
+            )
+        )
+
+    @cached_property
+    def key_prefix(self) -> str:
+        """What stands before every object's key."""
+        return f"{self.path}/" if self.path else ""

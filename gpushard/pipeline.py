@@ -1,0 +1,281 @@
+"""Codec chain -> inner chunks on the host, one at a time.
+
+A chain is compiled once per array; what depends on the shape of an inner chunk is
+planned once per shape. Bytes-to-bytes codecs run last to first, then the bytes are
+viewed as elements, then array-to-array codecs run last to first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard import codecs
+from gpushard.codecs.base import BytesCodec, HostBytes, size_error
+from gpushard.codecs.elements import ElementsPart, compile_elements
+from gpushard.layout import CodecChain, CodecSpec
+from gpushard.options import GIB, KIB
+from gpushard.report import CodecPlacement
+
+# Decoded bytes accepted where neither the metadata nor a codec bounds them (strings).
+_UNBOUNDED_NBYTES = GIB
+# The largest encoded size that an honest codec makes of n bytes: twice of it and a
+# header or table. Compressors store what they cannot compress.
+_GROWTH, _GROWTH_NBYTES = 2, 64 * KIB
+# Plans kept: arrays have one shape of inner chunks, rectilinear ones a few.
+_MAX_PLANS = 256
+_BYTE = np.dtype(np.uint8)
+_ON_HOST = "the device is the CPU"
+_ONLY_ZARR = "only zarr decodes this codec"
+
+
+class _ArrayPart(Protocol):
+    """Array-to-array codecs and the array-to-bytes codec of a chain."""
+
+    def encoded_nbytes(self, shape: tuple[int, ...]) -> int | None:
+        """Encoded size of an inner chunk; None if it depends on the elements."""
+        ...
+
+    def decoder(self, shape: tuple[int, ...]) -> Callable[[HostBytes], NDArray[Any]]:
+        """What turns bytes of the right size into an inner chunk of `shape`."""
+        ...
+
+    @property
+    def labels(self) -> Sequence[tuple[str, str]]:
+        """Name and library of each codec, in encoding order."""
+        ...
+
+
+_BytesStep = tuple[Callable[..., HostBytes], int, bool]
+"""Decoder of a bytes-to-bytes codec, its `limit`, and whether that is exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A chain for one shape of inner chunks; steps in decoding order."""
+
+    steps: tuple[_BytesStep, ...]
+    finish: Callable[[HostBytes], NDArray[Any]]
+
+
+class HostPipeline:
+    """A codec chain, ready to decode inner chunks on the host.
+
+    May be called from several threads at once.
+
+    Attributes
+    ----------
+    dtype
+        Data type of the decoded elements, native byte order.
+    is_raw
+        Whether a payload is nothing but elements: a range of its bytes is a range of
+        elements, viewed as `stored_dtype` and cast to `dtype`.
+    stored_dtype
+        What the payload of a raw chain is viewed as, byte order included (uint8 for
+        bool, as only 0 and 1 may be viewed as bool).
+    """
+
+    def __init__(
+        self,
+        dtype: np.dtype[Any],
+        array_part: _ArrayPart,
+        bytes_codecs: tuple[BytesCodec, ...],
+    ) -> None:
+        self.dtype = dtype
+        self._array_part = array_part
+        self._bytes_codecs = bytes_codecs
+        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._axes: tuple[int, ...] | None = None
+        self.is_raw = False
+        self.stored_dtype = dtype
+        if isinstance(array_part, ElementsPart) and not array_part.has_filters:
+            self._axes = array_part.axis_order
+            self.is_raw = not bytes_codecs and array_part.elements.is_castable
+            self.stored_dtype = array_part.elements.view_dtype
+
+    @classmethod
+    def compile(
+        cls,
+        chain: CodecChain,
+        dtype: np.dtype[Any],
+        *,
+        data_type_json: Any,
+        fill_value_json: Any,
+        fill_value: NDArray[Any],
+    ) -> HostPipeline:
+        """Pipeline that decodes what `chain` encodes.
+
+        Parameters
+        ----------
+        chain
+            The codecs.
+        dtype
+            Data type of the elements in memory, native byte order.
+        data_type_json, fill_value_json, fill_value
+            As in `ArrayLayout`; for codecs that only zarr knows.
+
+        Raises
+        ------
+        MetadataError
+            A codec's configuration is wrong.
+        UnsupportedError
+            Neither gpushard nor zarr knows a codec.
+        """
+        part: _ArrayPart | None = compile_elements(chain, dtype)
+        if part is None:
+            from gpushard.codecs.zarr_codec import ZarrElements, array_part
+
+            elements = ZarrElements(dtype, data_type_json, fill_value_json, fill_value)
+            specs = (*chain.array_array, chain.array_bytes)
+            part = array_part(specs, elements)
+        bytes_codecs = tuple(
+            codecs.bytes_codec(spec, dtype) for spec in chain.bytes_bytes
+        )
+        return cls(dtype, part, bytes_codecs)
+
+    def axis_order(self, ndim: int) -> tuple[int, ...]:
+        """Order of the axes in the payload of a raw chain.
+
+        The payload is in C order over the stored axes; stored axis k is axis
+        ``axis_order[k]`` of the inner chunk.
+        """
+        return self._axes or tuple(range(ndim))
+
+    def payload_nbytes(self, chunk_shape: tuple[int, ...]) -> int | None:
+        """Encoded size of an inner chunk; None if it depends on the elements."""
+        nbytes = self._array_part.encoded_nbytes(chunk_shape)
+        for codec in self._bytes_codecs:
+            if nbytes is not None:
+                nbytes = codec.encoded_nbytes(nbytes)
+        return nbytes
+
+    def encoded_limit(self, chunk_shape: tuple[int, ...]) -> int:
+        """Generous bound of the encoded size that an honest writer produces."""
+        *_, (limit, _) = self._sizes(chunk_shape)
+        return limit
+
+    def decode(self, encoded: HostBytes, chunk_shape: tuple[int, ...]) -> NDArray[Any]:
+        """Inner chunk of `chunk_shape` from its encoded bytes.
+
+        Parameters
+        ----------
+        encoded
+            Exactly one encoded inner chunk.
+        chunk_shape
+            Its shape, in the axes that the chain encodes.
+
+        Returns
+        -------
+        numpy.ndarray
+            Shape `chunk_shape`, `dtype` but for byte order, host. May be read-only,
+            strided, and a view on `encoded`.
+
+        Raises
+        ------
+        CorruptShardError
+            The bytes are no valid encoding of such an inner chunk.
+        ChecksumError
+            The bytes contradict a checksum.
+        """
+        plan = self._plans.get(chunk_shape)
+        if plan is None:
+            plan = self._plan(chunk_shape)
+        for decode, limit, exact in plan.steps:
+            encoded = decode(encoded, limit, exact=exact)
+        return plan.finish(encoded)
+
+    def placements(self) -> tuple[CodecPlacement, ...]:
+        """Where each codec runs and why, in decoding order."""
+        after = [(codec.name, codec.library) for codec in self._bytes_codecs]
+        return tuple(
+            CodecPlacement(
+                name,
+                "host",
+                library,
+                _ONLY_ZARR if library.startswith("zarr ") else _ON_HOST,
+            )
+            for name, library in reversed((*self._array_part.labels, *after))
+        )
+
+    def _plan(self, chunk_shape: tuple[int, ...]) -> _Plan:
+        sizes = self._sizes(chunk_shape)
+        steps = [
+            (codec.decode, *size)
+            for codec, size in zip(self._bytes_codecs, sizes[:-1], strict=True)
+        ]
+        steps.reverse()
+        if not steps:
+            steps = [(self._check_size, *sizes[0])]
+        plan = _Plan(tuple(steps), self._array_part.decoder(chunk_shape))
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        self._plans[chunk_shape] = plan
+        return plan
+
+    def _sizes(self, chunk_shape: tuple[int, ...]) -> list[tuple[int, bool]]:
+        """Bytes ahead of each bytes-to-bytes codec, and after the last; if exact."""
+        nbytes = self._array_part.encoded_nbytes(chunk_shape)
+        if nbytes is None:
+            return _grown_sizes(self._bytes_codecs, _UNBOUNDED_NBYTES, exact=False)
+        return _grown_sizes(self._bytes_codecs, nbytes, exact=True)
+
+    def _check_size(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
+        if len(encoded) > limit or (exact and len(encoded) != limit):
+            name, _ = self._array_part.labels[-1]
+            raise size_error(name, limit, len(encoded), exact=exact)
+        return encoded
+
+
+def decode_object_bytes(
+    specs: Sequence[CodecSpec],
+    data: HostBytes,
+    limit: int,
+    dtype: np.dtype[Any] = _BYTE,
+) -> HostBytes:
+    """Bytes of a stored object without the bytes-to-bytes codecs around it.
+
+    Parameters
+    ----------
+    specs
+        The codecs, in encoding order.
+    data
+        The stored object.
+    limit
+        Largest decoded size accepted.
+    dtype
+        Data type of the array, whose item size is the default of
+        `numcodecs.shuffle`.
+
+    Raises
+    ------
+    CorruptShardError
+        The bytes are no valid stream, or decode to more than `limit` bytes.
+    MetadataError
+        A codec's configuration is wrong.
+    UnsupportedError
+        Neither gpushard nor zarr knows a codec.
+    """
+    chain = [codecs.bytes_codec(spec, dtype) for spec in specs]
+    sizes = _grown_sizes(chain, limit, exact=False)
+    for codec, (size, exact) in zip(reversed(chain), sizes[-2::-1], strict=True):
+        data = codec.decode(data, size, exact=exact)
+    return data
+
+
+def _grown_sizes(
+    chain: Sequence[BytesCodec], nbytes: int, *, exact: bool
+) -> list[tuple[int, bool]]:
+    """Bytes ahead of each codec of `chain` and after the last; whether exact."""
+    sizes = [(nbytes, exact)]
+    for codec in chain:
+        encoded_nbytes = codec.encoded_nbytes(nbytes)
+        if encoded_nbytes is None:
+            nbytes, exact = _GROWTH * nbytes + _GROWTH_NBYTES, False
+        else:
+            nbytes = encoded_nbytes
+        sizes.append((nbytes, exact))
+    return sizes

@@ -1,0 +1,119 @@
+"""A point selection, sorted by shard and inner chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpushard.blocks import (
+    ShardBlock,
+    cut_blocks,
+    index_coordinates,
+    order_by,
+    ordinal_in_index,
+    run_starts,
+    shards_of,
+)
+from gpushard.layout import ArrayLayout
+from gpushard.selection import Ints, Points
+
+
+@dataclass(frozen=True, slots=True)
+class PointPart:
+    """A point selection sorted by shard and inner chunk.
+
+    Attributes
+    ----------
+    cell, shard_cell
+        int64, shape (ndim, n_chunks). Coordinates of each inner chunk touched, and of
+        its shard.
+    entry
+        One int64 array of shape (n_chunks,) a sharding level.
+    bounds
+        int64, shape (n_chunks + 1,). Points of inner chunk i are
+        ``bounds[i]:bounds[i + 1]``.
+    in_index
+        int64, shape (ndim, n_points). Coordinates of each point within its chunk.
+    out_index
+        int64, shape (n_points,). Where each lands in the flattened result.
+    """
+
+    selection: Points
+    cell: Ints
+    shard_cell: Ints
+    entry: tuple[Ints, ...]
+    bounds: Ints
+    in_index: Ints
+    out_index: Ints
+
+    @classmethod
+    def lay(cls, selection: Points, layout: ArrayLayout) -> PointPart:
+        """Part of a plan, from a selection and the layout of its array."""
+        n_points, ndim = selection.n_points, layout.ndim
+        cell = np.empty((ndim, n_points), np.int64)
+        shard = np.empty((ndim, n_points), np.int64)
+        for d, (inner, outer) in enumerate(
+            zip(layout.inner_axes, layout.axes, strict=True)
+        ):
+            cell[d] = inner.cell_at(selection.coordinates[d])
+            shard[d] = outer.cell_at(selection.coordinates[d])
+        order = order_by(shard, cell)
+        cell, shard = cell[:, order], shard[:, order]
+        is_first = np.ones(n_points, bool)
+        is_first[1:] = np.any(cell[:, 1:] != cell[:, :-1], axis=0)
+        in_index = np.empty((ndim, n_points), np.int64)
+        for d, inner in enumerate(layout.inner_axes):
+            in_index[d] = selection.coordinates[d][order] - inner.start_of(cell[d])
+        cell, shard = cell[:, is_first], shard[:, is_first]
+        return cls(
+            selection,
+            cell,
+            shard,
+            _point_entries(cell, shard, layout),
+            np.append(np.flatnonzero(is_first), n_points).astype(np.int64),
+            in_index,
+            selection.out_index[order],
+        )
+
+    @property
+    def n_chunks(self) -> int:
+        """Inner chunks wanted."""
+        return self.cell.shape[1]
+
+    def chunk_coordinate(self, position: Ints) -> tuple[int, ...]:
+        """Coordinate in the array's grid of inner chunks of one column of positions."""
+        return tuple(int(c) for c in self.cell[:, position[0]])
+
+    def blocks(self) -> Iterator[ShardBlock]:
+        """All columns, a bounded number of inner chunks at a time."""
+        starts = run_starts(self.shard_cell)
+        for first, last in cut_blocks(starts, self.n_chunks):
+            coords, shard = shards_of(self.shard_cell[:, first:last])
+            ordinal = np.arange(first, last, dtype=np.int64)
+            yield ShardBlock(
+                coords,
+                shard,
+                tuple(entry[first:last] for entry in self.entry),
+                np.zeros(last - first, np.int64),
+                ordinal[np.newaxis],
+            )
+
+
+def _point_entries(cell: Ints, shard: Ints, layout: ArrayLayout) -> tuple[Ints, ...]:
+    along = [
+        index_coordinates(
+            cell[d],
+            shard[d],
+            layout.inner_axes[d],
+            layout.axes[d],
+            [level.chunk_shape[d] for level in layout.levels],
+        )
+        for d in range(layout.ndim)
+    ]
+    entries = (
+        ordinal_in_index(level, [c[k] for c, _ in along], [n[k] for _, n in along])
+        for k, level in enumerate(layout.levels)
+    )
+    return tuple(np.broadcast_to(entry, cell.shape[1:]) for entry in entries)

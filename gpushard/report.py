@@ -1,0 +1,154 @@
+"""What a read did: counts, bytes, times, and which codec ran where and why."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class CodecPlacement:
+    """One codec of the chain: where it runs and why there.
+
+    Attributes
+    ----------
+    codec
+        Name in the metadata.
+    where
+        "host", "device" or "scatter" (folded into the last write).
+    library
+        What runs it.
+    why
+        Reason in words.
+    """
+
+    codec: str
+    where: str
+    library: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReport:
+    """What a read did.
+
+    Attributes
+    ----------
+    array, device
+        Path of the array, and where its inner chunks were decoded.
+    n_shards, n_missing_shards
+        Stored objects touched, and how many of them do not exist.
+    n_inner_chunks, n_missing_inner_chunks
+        Inner chunks wanted, and how many were filled instead of decoded.
+    n_index_requests, n_payload_requests
+        Requests made of the store. An object fetched whole is a payload request.
+    index_nbytes, payload_nbytes, gap_nbytes
+        Bytes fetched, and how many of the payload were between the wanted ranges.
+    out_nbytes
+        Size of the result.
+    codecs
+        Which codec ran where and why, in decoding order.
+    milliseconds
+        Time per stage. Stages of several threads are summed, so they may exceed
+        `total`, which is wall time.
+    """
+
+    array: str
+    device: str
+    n_shards: int
+    n_missing_shards: int
+    n_inner_chunks: int
+    n_missing_inner_chunks: int
+    n_index_requests: int
+    n_payload_requests: int
+    index_nbytes: int
+    payload_nbytes: int
+    gap_nbytes: int
+    out_nbytes: int
+    codecs: tuple[CodecPlacement, ...]
+    milliseconds: dict[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dict, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        payload = f"{self.payload_nbytes:,} bytes, {self.gap_nbytes:,} of them gaps"
+        lines = [
+            f"array         {self.array or '/'} on {self.device}",
+            f"shards        {self.n_shards} ({self.n_missing_shards} missing)",
+            f"inner chunks  {self.n_inner_chunks}"
+            f" ({self.n_missing_inner_chunks} missing)",
+            f"requests      {self.n_index_requests} index"
+            f" ({self.index_nbytes:,} bytes), {self.n_payload_requests} payload"
+            f" ({payload})",
+            f"output        {self.out_nbytes:,} bytes",
+        ]
+        lines += [
+            f"codec         {c.codec}: {c.where}, {c.library} ({c.why})"
+            for c in self.codecs
+        ]
+        times = ", ".join(f"{k} {v:.2f}" for k, v in self.milliseconds.items())
+        return "\n".join([*lines, f"milliseconds  {times}"])
+
+
+@dataclass
+class Tally:
+    """Counters of a read under way; safe to use from its worker threads."""
+
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, **counts: int) -> None:
+        """Add to counters named as the fields of `ReadReport`."""
+        with self._lock:
+            for name, n in counts.items():
+                self.counts[name] = self.counts.get(name, 0) + n
+
+    def add_seconds(self, stage: str, seconds: float) -> None:
+        """Add to the time of a stage."""
+        with self._lock:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time of the block towards stage `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add_seconds(name, time.perf_counter() - start)
+
+    def report(
+        self,
+        *,
+        array: str,
+        device: str,
+        out_nbytes: int,
+        codecs: tuple[CodecPlacement, ...],
+    ) -> ReadReport:
+        """Frozen report of what was counted."""
+        names = (
+            "n_shards",
+            "n_missing_shards",
+            "n_inner_chunks",
+            "n_missing_inner_chunks",
+            "n_index_requests",
+            "n_payload_requests",
+            "index_nbytes",
+            "payload_nbytes",
+            "gap_nbytes",
+        )
+        return ReadReport(
+            array=array,
+            device=device,
+            out_nbytes=out_nbytes,
+            codecs=codecs,
+            milliseconds={k: v * 1e3 for k, v in self.seconds.items()},
+            **{name: self.counts.get(name, 0) for name in names},
+        )

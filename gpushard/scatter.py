@@ -1,0 +1,169 @@
+"""Decoded inner chunks -> their place in the output, on the host.
+
+A `Target` is one part of a plan with the array that receives it. Transposes and byte
+order arrive as strides and data type of the decoded inner chunk, a cast happens in the
+assignment: each element is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import SelectionError
+from gpushard.grid import GridPart
+from gpushard.plan import Part
+from gpushard.points import PointPart
+from gpushard.selection import Ints, Projection, SliceAxis
+
+Index = tuple[Any, ...]
+
+
+class GridTarget:
+    """Output of an orthogonal selection.
+
+    Parameters
+    ----------
+    part
+        The selection, laid over the grid.
+    out
+        Array of the selection's shape, any strides, host.
+    """
+
+    def __init__(self, part: GridPart, out: NDArray[Any]) -> None:
+        self.part = part
+        grid = part.selection.on_grid(out)
+        flips = tuple(
+            slice(None, None, -1)
+            if isinstance(axis, SliceAxis) and axis.out_step < 0
+            else slice(None)
+            for axis in part.selection.axes
+        )
+        # Reversed axes are turned around once, here, so that all else is ascending.
+        self._out: NDArray[Any] = grid[(*flips, ...)]
+        self._gathers = sum(p.members is not None for p in part.projections) > 1
+
+    def indexes(self, position: Ints) -> Iterator[tuple[Index, Index]]:
+        """Index into the output and into the inner chunk, one pair a column."""
+        if not self.part.projections:
+            return iter([((...,), (...,))] * position.shape[1])
+        pairs = [
+            _axis_indexes(projection, at, extent)
+            for projection, at, extent in zip(
+                self.part.projections, position, self._out.shape, strict=False
+            )
+        ]
+        outs = zip(*(out for out, _ in pairs), strict=True)
+        ins = zip(*(inner for _, inner in pairs), strict=True)
+        if self._gathers:
+            return zip(map(_open_mesh, outs), map(_open_mesh, ins), strict=True)
+        return zip(outs, ins, strict=True)
+
+    def place(self, index: tuple[Index, Index], chunk: NDArray[Any]) -> None:
+        """Write the wanted elements of a decoded inner chunk."""
+        self._out[index[0]] = chunk[index[1]]
+
+    def fill(self, index: tuple[Index, Index], value: NDArray[Any]) -> None:
+        """Write the fill value where a missing inner chunk would land."""
+        self._out[index[0]] = value
+
+
+def _axis_indexes(
+    projection: Projection, at: Ints, extent: int
+) -> tuple[Iterator[Any], Iterator[Any]]:
+    """Selectors along one axis of the output and of the inner chunk, one a column."""
+    members = projection.members
+    if members is not None:
+        first, last = members.bounds[at].tolist(), members.bounds[at + 1].tolist()
+        runs = [slice(a, b) for a, b in zip(first, last, strict=True)]
+        return (
+            iter([members.out_index[run] for run in runs]),
+            iter([members.in_index[run] for run in runs]),
+        )
+    length = projection.length[at]
+    out_start = projection.out_start[at]
+    if projection.out_step < 0:
+        out_start = extent - 1 - out_start
+    in_start = projection.in_start[at]
+    in_stop = in_start + (length - 1) * projection.step + 1
+    outs = map(slice, out_start.tolist(), (out_start + length).tolist())
+    steps = [projection.step] * len(at)
+    return outs, map(slice, in_start.tolist(), in_stop.tolist(), steps)
+
+
+def _open_mesh(index: Index) -> Index:
+    """Cross product of slices and integer arrays (NumPy would pair the arrays)."""
+    return np.ix_(
+        *(
+            np.arange(i.start, i.stop, i.step or 1) if isinstance(i, slice) else i
+            for i in index
+        )
+    )
+
+
+class PointTarget:
+    """Output of a point selection.
+
+    Parameters
+    ----------
+    part
+        The points, sorted by inner chunk.
+    out
+        Array of the selection's shape, any strides, host.
+    """
+
+    def __init__(self, part: PointPart, out: NDArray[Any]) -> None:
+        self.part = part
+        # Only a contiguous array can be written through a flat view.
+        self._shape = None if out.flags.c_contiguous else out.shape
+        self._out: NDArray[Any] = out.reshape(-1) if self._shape is None else out
+
+    def indexes(self, position: Ints) -> Iterator[tuple[Index, Index]]:
+        """Index into the output and into the inner chunk, one pair a column."""
+        bounds, part = self.part.bounds, self.part
+        first, last = bounds[position[0]].tolist(), bounds[position[0] + 1].tolist()
+        for a, b in zip(first, last, strict=True):
+            out_index: Index = (part.out_index[a:b],)
+            if self._shape is not None:
+                out_index = np.unravel_index(part.out_index[a:b], self._shape)
+            yield out_index, tuple(part.in_index[:, a:b])
+
+    def place(self, index: tuple[Index, Index], chunk: NDArray[Any]) -> None:
+        """Write the wanted elements of a decoded inner chunk."""
+        self._out[index[0]] = chunk[index[1]]
+
+    def fill(self, index: tuple[Index, Index], value: NDArray[Any]) -> None:
+        """Write the fill value where a missing inner chunk would land."""
+        self._out[index[0]] = value
+
+
+Target = GridTarget | PointTarget
+
+
+def make_target(part: Part, out: NDArray[Any]) -> Target:
+    """Target that writes `part` into `out`."""
+    if isinstance(part, GridPart):
+        return GridTarget(part, out)
+    return PointTarget(part, out)
+
+
+def check_cast(source: np.dtype[Any], target: np.dtype[Any]) -> None:
+    """Refuse a cast on the way that would turn numbers into another kind.
+
+    Raises
+    ------
+    SelectionError
+        The cast is not of the same kind (such as float to int).
+    """
+    # To NumPy, ml_dtypes' types are of any kind, so that complex would pass for them.
+    drops_imaginary = source.kind == "c" and target.kind != "c"
+    if drops_imaginary or not np.can_cast(source, target, casting="same_kind"):
+        raise SelectionError(
+            "values cannot be cast to the output's data type on the way",
+            expected=f"a data type that holds {source} values",
+            got=str(target),
+            hint="read without dtype= and convert with your own rounding",
+        )

@@ -1,0 +1,249 @@
+"""Index expressions -> normalised selections -> per-dimension projections.
+
+A selection says which elements of the array are wanted and where each lands in the
+output. An *orthogonal* selection is one `AxisSelection` a dimension; the wanted
+elements are their cross product. A *point* selection is a list of coordinates.
+
+`project` lays one axis of an orthogonal selection over the cells of a `GridAxis`: the
+columns it returns say, for each cell touched, which of its elements are wanted and
+where they land. docs/selection.md derives the formulas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.layout import GridAxis
+
+Ints = NDArray[np.int64]
+
+
+class SliceAxis(NamedTuple):
+    """`length` elements from `start` every `step`, landing every `out_step`.
+
+    `step` is positive: a negative step of the index expression is a negative
+    `out_step`. `drop` marks an integer index, whose axis the result does not have.
+    """
+
+    start: int
+    step: int
+    length: int
+    out_start: int = 0
+    out_step: int = 1
+    drop: bool = False
+
+
+class IndexAxis(NamedTuple):
+    """Elements `element` landing at `out_index`: int64, shape (length,)."""
+
+    element: Ints
+    out_index: Ints
+
+    @property
+    def length(self) -> int:
+        """Number of elements taken."""
+        return len(self.element)
+
+
+AxisSelection = SliceAxis | IndexAxis
+
+
+class Orthogonal(NamedTuple):
+    """Cross product of one `AxisSelection` a dimension.
+
+    Attributes
+    ----------
+    axes
+        One a dimension of the array.
+    shape
+        Shape of the result as NumPy gives it: without the dropped axes, with the new
+        ones.
+    new_axes
+        Positions of new axes in `shape`.
+    scalar
+        Whether NumPy's rules make the result a scalar.
+    """
+
+    axes: tuple[AxisSelection, ...]
+    shape: tuple[int, ...]
+    new_axes: tuple[int, ...] = ()
+    scalar: bool = False
+
+    @property
+    def grid_shape(self) -> tuple[int, ...]:
+        """Elements taken along every axis of the array, dropped ones too."""
+        return tuple(axis.length for axis in self.axes)
+
+    def on_grid(self, out: NDArray[np.generic]) -> NDArray[np.generic]:
+        """View of `out`, which has `shape`, with exactly one axis a dimension."""
+        if not self.new_axes and out.ndim == len(self.axes):
+            return out
+        # The ellipsis keeps a 0-d result an array that can be written through.
+        kept = out[
+            (*(0 if i in self.new_axes else slice(None) for i in range(out.ndim)), ...)
+        ]
+        return kept[
+            (
+                *(
+                    None if isinstance(axis, SliceAxis) and axis.drop else slice(None)
+                    for axis in self.axes
+                ),
+                ...,
+            )
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """A list of elements.
+
+    Attributes
+    ----------
+    coordinates
+        int64, one array a dimension, each of shape (n_points,).
+    out_index
+        int64, shape (n_points,). Where each lands in the flattened result.
+    shape
+        Shape of the result.
+    """
+
+    coordinates: tuple[Ints, ...]
+    out_index: Ints
+    shape: tuple[int, ...]
+    scalar: bool = False
+
+    @property
+    def n_points(self) -> int:
+        """Number of elements taken."""
+        return len(self.out_index)
+
+
+Selection = Orthogonal | Points
+
+
+class Projection(NamedTuple):
+    """One axis of a selection, laid over the cells of the grid.
+
+    Attributes
+    ----------
+    cell
+        int64, shape (n_cells_touched,). Cells that hold wanted elements, ascending.
+    in_start, length, out_start
+        int64, same shape. First wanted element within the cell, how many there are,
+        and where the first lands in the output.
+    step, out_step
+        Distance of neighbours in the cell and in the output.
+    members
+        For an `IndexAxis`, whose elements follow no rule: `length` elements from
+        ``bounds[i]`` on belong to touched cell i, and `in_start`, `out_start` are 0.
+    """
+
+    cell: Ints
+    in_start: Ints
+    length: Ints
+    out_start: Ints
+    step: int = 1
+    out_step: int = 1
+    members: Members | None = None
+
+
+class Members(NamedTuple):
+    """Elements of an `IndexAxis` sorted by cell.
+
+    Attributes
+    ----------
+    bounds
+        int64, shape (n_cells_touched + 1,). Elements of touched cell i are
+        ``bounds[i]:bounds[i + 1]``.
+    in_index, out_index
+        int64, shape (n_elements,). Position within the cell, and in the output.
+    """
+
+    bounds: Ints
+    in_index: Ints
+    out_index: Ints
+
+
+def project(selection: AxisSelection, axis: GridAxis) -> Projection:
+    """Columns over the touched cells of `axis`, from one axis of a selection."""
+    if isinstance(selection, IndexAxis):
+        return _project_index(selection, axis)
+    start, step, length, out_start, out_step, _ = selection
+    if length == 0:
+        empty = np.empty(0, np.int64)
+        return Projection(empty, empty, empty, empty, step, out_step)
+    cell = _cells_of_slice(selection, axis)
+    cell_start = axis.start_of(cell)
+    # Elements first..last of the slice (half-open) lie in each cell.
+    first = np.maximum(-((start - cell_start) // step), 0)
+    last = np.minimum(-((start - cell_start - axis.length_of(cell)) // step), length)
+    return Projection(
+        cell,
+        start + first * step - cell_start,
+        last - first,
+        out_start + first * out_step,
+        step,
+        out_step,
+    )
+
+
+def _cells_of_slice(selection: SliceAxis, axis: GridAxis) -> Ints:
+    """Cells that hold an element of the slice; not those a stride jumps over."""
+    start, step, length, *_ = selection
+    first = int(axis.cell_at(start))
+    last = int(axis.cell_at(start + (length - 1) * step))
+    if axis.boundaries is None and step <= axis.cell:
+        return np.arange(first, last + 1, dtype=np.int64)
+    if last - first < length:
+        cell = np.arange(first, last + 1, dtype=np.int64)
+        begin = axis.start_of(cell)
+        nth = np.maximum(-((start - begin) // step), 0)
+        return cell[start + nth * step < begin + axis.length_of(cell)]
+    # Ascending, so equal neighbours are all the repetitions there are.
+    cell = axis.cell_at(start + step * np.arange(length, dtype=np.int64))
+    return cell[np.append(True, cell[1:] != cell[:-1])]
+
+
+def _project_index(selection: IndexAxis, axis: GridAxis) -> Projection:
+    cell_of = axis.cell_at(selection.element)
+    order = None
+    if np.any(cell_of[1:] < cell_of[:-1]):
+        order = np.argsort(cell_of, kind="stable")
+        cell_of = cell_of[order]
+    is_first = np.append(True, cell_of[1:] != cell_of[:-1])[: len(cell_of)]
+    bounds = np.append(np.flatnonzero(is_first), len(cell_of)).astype(np.int64)
+    cell = cell_of[is_first]
+    index = selection.element if order is None else selection.element[order]
+    out_index = selection.out_index if order is None else selection.out_index[order]
+    members = Members(bounds, index - axis.start_of(cell_of), out_index)
+    zeros = np.zeros(len(cell), np.int64)
+    return Projection(cell, zeros, np.diff(bounds), zeros, members=members)
+
+
+def project_cell(
+    selection: SliceAxis, axis: GridAxis, cell: int
+) -> tuple[int, int, int]:
+    """``(in_start, length, out_start)`` of one cell: `project` for small reads.
+
+    `length` is not positive for a cell that the stride jumps over.
+    """
+    start, step, length, out_start, out_step, _ = selection
+    offset = start - int(axis.start_of(cell))
+    first = max(-(offset // step), 0)
+    last = min(-((offset - int(axis.length_of(cell))) // step), length)
+    return offset + first * step, last - first, out_start + first * out_step
+
+
+def whole(shape: tuple[int, ...]) -> Orthogonal:
+    """Selection of every element of an array of `shape`."""
+    return Orthogonal(tuple(SliceAxis(0, 1, n) for n in shape), shape)
+
+
+def n_elements(selection: Selection) -> int:
+    """Number of elements in the result of `selection`."""
+    return prod(selection.shape)

@@ -1,0 +1,258 @@
+"""An array ready to be read: its layout, its store, its decoders, its known indexes."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import CorruptShardError
+from gpushard.index import ShardIndex
+from gpushard.layout import ArrayLayout
+from gpushard.options import Options
+from gpushard.pipeline import HostPipeline
+from gpushard.stores.base import Store
+from gpushard.stores.held import HeldObjects
+
+IndexKey = tuple[int, ...]
+"""Coordinates of a shard, then one place in the index a level for a nested shard."""
+
+
+class KnownIndex:
+    """A validated index and the version of the object that it was read from."""
+
+    __slots__ = ("index", "version")
+
+    def __init__(self, index: ShardIndex, version: Hashable) -> None:
+        self.index = index
+        self.version = version
+
+
+class IndexCache:
+    """Shard indexes kept between reads, the least recently used dropped first.
+
+    Parameters
+    ----------
+    limit_nbytes
+        Memory for all of them.
+    """
+
+    def __init__(self, limit_nbytes: int) -> None:
+        self._limit_nbytes = limit_nbytes
+        self._held_nbytes = 0
+        self._known: OrderedDict[IndexKey, KnownIndex] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: IndexKey) -> KnownIndex | None:
+        """Index kept for `key`, if any; the caller asks whether it is current."""
+        known = self._known.get(key)
+        if known is not None:
+            with self._lock:
+                if key in self._known:
+                    self._known.move_to_end(key)
+        return known
+
+    def put(self, key: IndexKey, known: KnownIndex) -> None:
+        """Keep an index, at the expense of those not used for longest."""
+        with self._lock:
+            self._drop(key)
+            self._known[key] = known
+            self._held_nbytes += known.index.held_nbytes
+            while self._held_nbytes > self._limit_nbytes and self._known:
+                self._drop(next(iter(self._known)))
+
+    def drop_shard(self, coordinate: tuple[int, ...]) -> None:
+        """Forget a shard's index and those of the shards nested in it."""
+        with self._lock:
+            n = len(coordinate)
+            for key in [k for k in self._known if k[:n] == coordinate]:
+                self._drop(key)
+
+    def _drop(self, key: IndexKey) -> None:
+        known = self._known.pop(key, None)
+        if known is not None:
+            self._held_nbytes -= known.index.held_nbytes
+
+
+@dataclass(frozen=True)
+class Source:
+    """An array ready to be read.
+
+    Attributes
+    ----------
+    layout, store, options
+        The array, where it lies, and how it is read.
+    pipeline
+        Decoder of the innermost inner chunks.
+    index_pipelines
+        Decoder of the index at each sharding level.
+    indexes
+        What is known of the shards' indexes.
+    """
+
+    layout: ArrayLayout
+    store: Store
+    options: Options
+    pipeline: HostPipeline
+    index_pipelines: tuple[HostPipeline, ...]
+    indexes: IndexCache = field(repr=False)
+
+    @classmethod
+    def prepare(cls, layout: ArrayLayout, store: Store, options: Options) -> Source:
+        """Source of the array with `layout` in `store`.
+
+        Raises
+        ------
+        UnsupportedError, MetadataError
+            A codec of the array cannot be decoded, or its configuration is wrong.
+        """
+        pipeline = HostPipeline.compile(
+            layout.chain,
+            layout.dtype,
+            data_type_json=layout.data_type_json,
+            fill_value_json=layout.fill_value_json,
+            fill_value=layout.fill_value,
+        )
+        index_pipelines = tuple(
+            HostPipeline.compile(
+                level.index_chain,
+                np.dtype(np.uint64),
+                data_type_json="uint64",
+                fill_value_json=0,
+                fill_value=np.zeros((), np.uint64),
+            )
+            for level in layout.levels
+        )
+        return cls(
+            layout,
+            store,
+            options,
+            pipeline,
+            index_pipelines,
+            IndexCache(options.index_cache_nbytes),
+        )
+
+    def limited(self, memory_limit: int | None) -> Source:
+        """The same array, its reads held to another memory limit."""
+        if memory_limit is None:
+            return self
+        return replace(self, options=self.options.but(memory_limit=memory_limit))
+
+    def key(self, coordinate: tuple[int, ...]) -> str:
+        """Key of the stored object at `coordinate` of the chunk grid."""
+        return self.layout.key_prefix + self.layout.keys.key(coordinate)
+
+    @cached_property
+    def _inverse_order(self) -> tuple[int, ...] | None:
+        """How to turn a decoded inner chunk to the array's axes; None if it is."""
+        order = self.layout.outer_order
+        if order == tuple(range(len(order))):
+            return None
+        return tuple(int(axis) for axis in np.argsort(order))
+
+    def decode(
+        self, encoded: NDArray[np.uint8], shape: tuple[int, ...]
+    ) -> NDArray[Any]:
+        """Inner chunk of `shape`, in the array's axes, from its encoded bytes.
+
+        May be a view on `encoded`, of any strides and byte order.
+
+        Raises
+        ------
+        CorruptShardError
+            The bytes are no valid encoding of such an inner chunk.
+        """
+        inverse = self._inverse_order
+        if inverse is None:
+            return self.pipeline.decode(encoded, shape)
+        stored = tuple(shape[axis] for axis in self.layout.outer_order)
+        return self.pipeline.decode(encoded, stored).transpose(inverse)
+
+    @cached_property
+    def raw_strides(self) -> tuple[int, ...] | None:
+        """Where inner chunks are plain elements, their strides and the item size.
+
+        Bytes between neighbours along each axis of the array, then the item size; None
+        where the payload is encoded or inner chunks differ in shape.
+        """
+        layout, pipeline = self.layout, self.pipeline
+        shape = self.chunk_shape
+        if not pipeline.is_raw or layout.object_codecs or shape is None:
+            return None
+        strides = [0] * layout.ndim
+        step = itemsize = pipeline.stored_dtype.itemsize
+        stored = [layout.outer_order[k] for k in pipeline.axis_order(layout.ndim)]
+        for axis in reversed(stored):
+            strides[axis] = step
+            step *= shape[axis]
+        return (*strides, itemsize)
+
+    @cached_property
+    def chunk_shape(self) -> tuple[int, ...] | None:
+        """Shape of every inner chunk; None in a rectilinear grid without shards."""
+        axes = self.layout.inner_axes
+        if any(axis.boundaries is not None for axis in axes):
+            return None
+        return tuple(axis.cell for axis in axes)
+
+    @cached_property
+    def chunk_nbytes(self) -> int:
+        """Decoded size of an inner chunk (of the first, where they differ)."""
+        lengths = (int(a.length_of(0)) for a in self.layout.inner_axes if a.n_cells)
+        return prod(lengths) * self.layout.dtype.itemsize
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the array is read from objects that are in memory already."""
+        return isinstance(self.store, HeldObjects)
+
+    def shape_of(self, coordinate: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the inner chunk at `coordinate` of the grid of inner chunks."""
+        if self.chunk_shape is not None:
+            return self.chunk_shape
+        return tuple(
+            int(axis.length_of(i))
+            for axis, i in zip(self.layout.inner_axes, coordinate, strict=True)
+        )
+
+    def chunks_per_shard(
+        self, coordinate: tuple[int, ...], level: int
+    ) -> tuple[int, ...]:
+        """Shape of the index at sharding level `level`, in the level's stored axes.
+
+        `coordinate` is that of the stored object, which matters in rectilinear grids.
+        """
+        layout = self.layout
+        here = layout.levels[level]
+        if level:
+            parent: tuple[int, ...] = layout.levels[level - 1].chunk_shape
+        else:
+            parent = tuple(
+                int(axis.length_of(i))
+                for axis, i in zip(layout.axes, coordinate, strict=True)
+            )
+        return tuple(parent[d] // here.chunk_shape[d] for d in here.axis_order)
+
+    def refuse_oversized(self, nbytes: int, shape: tuple[int, ...]) -> None:
+        """Refuse an index entry that would make a read fetch far more than it decodes.
+
+        Raises
+        ------
+        CorruptShardError
+            No sane encoding of an inner chunk of `shape` takes `nbytes`.
+        """
+        limit = self.pipeline.encoded_limit(shape)
+        if nbytes > limit:
+            raise CorruptShardError(
+                "an inner chunk is stored in more bytes than any encoding of it needs",
+                expected=f"at most {limit} bytes",
+                got=nbytes,
+                hint="the shard is damaged: restore it from a copy or write it again",
+            )

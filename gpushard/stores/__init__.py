@@ -1,0 +1,1 @@
+"""Where bytes come from: adapters from files, HTTP, S3 and zarr stores to `base`."""

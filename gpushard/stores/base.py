@@ -1,0 +1,123 @@
+"""What gpushard asks of a store: byte ranges of objects, many at a time.
+
+A store is synchronous and batch-shaped: it takes all requests of a stage at once and
+answers when all are there; how it runs them side by side is its own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRequest:
+    """Half-open byte range ``[start, stop)`` of one object.
+
+    Attributes
+    ----------
+    key
+        The object's key in the store.
+    start, stop
+        ``start >= 0`` with ``stop`` None: from `start` to the end. ``start < 0``:
+        the last ``-start`` bytes, `stop` is None; shorter objects are answered whole.
+    version
+        If given, the bytes must come from that version of the object; when the store
+        can no longer serve it, it raises `ObjectChangedError`.
+    """
+
+    key: str
+    start: int = 0
+    stop: int | None = None
+    version: Hashable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Answer to a `ByteRequest`.
+
+    Attributes
+    ----------
+    data
+        uint8, shape (n_bytes,), host. May be read-only. A range that reaches past the
+        object's end is answered with the bytes there are.
+    object_nbytes
+        Size of the whole object, or None where the store does not tell.
+    version
+        Opaque token of the version read (a file's identity, an ETag), or None where
+        the store does not tell; such objects are never cached between reads.
+    """
+
+    data: NDArray[np.uint8]
+    object_nbytes: int | None
+    version: Hashable | None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCosts:
+    """How a store wants to be read.
+
+    Attributes
+    ----------
+    gap_nbytes
+        Unwanted bytes between two ranges up to which one request is cheaper than two.
+    max_request_nbytes
+        Size at which a request is cut, so that several run side by side.
+    concurrency
+        Requests that may be in flight at once.
+    prefers_whole_objects
+        Whether a request costs so much that fetching a whole shard, index included,
+        beats reading the index first (true where there is a network between).
+    """
+
+    gap_nbytes: int
+    max_request_nbytes: int
+    concurrency: int
+    prefers_whole_objects: bool
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Read access to objects by key."""
+
+    @property
+    def url(self) -> str:
+        """Address of the store's root, for messages and for pickling readers."""
+        ...
+
+    @property
+    def costs(self) -> FetchCosts:
+        """How this store wants to be read."""
+        ...
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
+        """Answer each request, in order; None where there is no such object.
+
+        Raises
+        ------
+        ObjectChangedError
+            A requested version is gone.
+        StoreError
+            The store failed, or answered other bytes than asked.
+        """
+        ...
+
+    def current_version(self, key: str) -> tuple[bool, Hashable | None]:
+        """Tell cheaply whether an object was replaced: ``(known, version)``.
+
+        ``(False, None)`` where asking costs a request; then the check rides on the
+        payload request's `version`. ``(True, None)``: the object is gone.
+        """
+        ...
+
+    def get(self, key: str) -> bytes | None:
+        """Read a whole small object (a metadata document); None if there is none."""
+        ...
+
+    def list_children(self, prefix: str) -> list[str] | None:
+        """List the names directly below `prefix`; None where the store cannot list."""
+        ...

@@ -1,0 +1,65 @@
+"""How the adapters word their errors, and the keys that none of them accepts."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+from gpushard.errors import StoreError
+
+_METADATA_SUFFIXES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
+
+_FORBIDDEN_PARTS = frozenset(("", ".", ".."))
+_FORBIDDEN_CHARACTERS = frozenset("\\\0")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+ErrorType = TypeVar("ErrorType", bound=StoreError)
+
+
+def failure(  # noqa: PLR0913  the facts of an error are keywords, one each
+    kind: type[ErrorType],
+    url: str,
+    key: str,
+    why: str,
+    *,
+    hint: str,
+    expected: object = None,
+    got: object = None,
+) -> ErrorType:
+    """Error about one object, with `shard_key` filled unless it is a document."""
+    if key.endswith(_METADATA_SUFFIXES):
+        where, shard_key = f"{key!r} in {url}", None
+    else:
+        where, shard_key = url, key
+    return kind(
+        f"cannot read from {where}: {why}",
+        shard_key=shard_key,
+        expected=expected,
+        got=got,
+        hint=hint,
+    )
+
+
+def refuse_unsafe_key(key: str, url: str) -> None:
+    r"""Accept only keys that name something below the store's root.
+
+    Raises
+    ------
+    StoreError
+        The key is empty or absolute, or has an empty, ``.`` or ``..`` component, a
+        backslash, a NUL or a lone surrogate.
+    """
+    parts = key.split("/")
+    if (
+        _FORBIDDEN_PARTS.isdisjoint(parts)
+        and _FORBIDDEN_CHARACTERS.isdisjoint(key)
+        and (key.isascii() or _SURROGATE.search(key) is None)
+    ):
+        return
+    raise failure(
+        StoreError,
+        url,
+        key,
+        f"{key!r} is no key below the store's root",
+        hint="keys are names joined by single slashes, without '.' and '..'",
+    )

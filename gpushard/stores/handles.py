@@ -1,0 +1,93 @@
+"""Open files that are kept between reads, at most so many."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+FileVersion = tuple[int, int, int, int]
+"""Identity of a file's bytes: device, inode, size, time of modification in ns."""
+
+
+def version_of(status: os.stat_result) -> FileVersion:
+    """Version token of the file that `status` describes."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class Handle:
+    """An open file; it is closed when its last user drops it."""
+
+    __slots__ = ("fd", "key", "mode", "recently_used", "version")
+
+    def __init__(self, fd: int, key: str, status: os.stat_result) -> None:
+        self.version = version_of(status)
+        self.mode = status.st_mode
+        self.key = key
+        self.recently_used = False
+        self.fd = fd
+
+    # The default argument outlives the module's globals at the interpreter's exit.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.fd)
+
+
+class HandleTable:
+    """Handles by key; when full, one that was not used lately is let go.
+
+    `get` takes no lock: it is on the path of every small read. A handle that leaves
+    the table stays open for the threads that still read from it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = max(1, limit)
+        self._by_key: dict[str, Handle] = {}
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def get(self, key: str) -> Handle | None:
+        """Handle of `key`, if one is kept."""
+        handle = self._by_key.get(key)
+        if handle is not None:
+            handle.recently_used = True
+        return handle
+
+    def keep(self, handle: Handle) -> None:
+        """Keep `handle` in place of another of its key."""
+        with self._own_lock():
+            self._by_key.pop(handle.key, None)
+            while len(self._by_key) >= self._limit:
+                self._evict_one()
+            self._by_key[handle.key] = handle
+
+    def drop(self, handle: Handle) -> None:
+        """Let go of `handle`, unless another took its place."""
+        with self._own_lock():
+            if self._by_key.get(handle.key) is handle:
+                del self._by_key[handle.key]
+
+    def clear(self) -> None:
+        """Let go of all handles."""
+        with self._own_lock():
+            self._by_key.clear()
+
+    def _evict_one(self) -> None:
+        """Drop the first handle in line that was not used since it was last passed."""
+        for _ in range(self._limit):
+            handle = self._by_key.pop(next(iter(self._by_key)))
+            if not handle.recently_used:
+                return
+            handle.recently_used = False
+            self._by_key[handle.key] = handle
+        del self._by_key[next(iter(self._by_key))]
+
+    def _own_lock(self) -> threading.Lock:
+        """Lock of this process: one held by a parent's thread would stay locked."""
+        pid = os.getpid()
+        if pid != self._pid:
+            self._lock = threading.Lock()
+            self._pid = pid
+        return self._lock

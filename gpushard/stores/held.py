@@ -1,0 +1,61 @@
+"""Objects already in memory, as a store: a shard fetched whole is read from here."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
+
+# Nothing is copied, so every range is its own request and none is cut.
+_COSTS = FetchCosts(
+    gap_nbytes=0,
+    max_request_nbytes=2**62,
+    concurrency=1,
+    prefers_whole_objects=False,
+)
+
+
+class HeldObjects:
+    """Store of whole objects fetched before.
+
+    Parameters
+    ----------
+    objects
+        Key -> the object, or None where there is none.
+    url
+        Address of the store they came from, for messages.
+    """
+
+    def __init__(self, objects: Mapping[str, Fetched | None], url: str) -> None:
+        self._objects = objects
+        self.url = url
+        self.costs = _COSTS
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
+        """Views on the objects, one a request; None where there is no such object."""
+        return [self._cut(request) for request in requests]
+
+    def _cut(self, request: ByteRequest) -> Fetched | None:
+        whole = self._objects.get(request.key)
+        if whole is None:
+            return None
+        data = whole.data[request.start : request.stop]
+        return Fetched(data, len(whole.data), whole.version)
+
+    def current_version(self, key: str) -> tuple[bool, Hashable | None]:
+        """Version of a held object, which is current by definition."""
+        whole = self._objects.get(key)
+        return True, None if whole is None else whole.version
+
+    def get(self, key: str) -> bytes | None:
+        """Bytes of a held object; None if there is none."""
+        whole = self._objects.get(key)
+        return None if whole is None else whole.data.tobytes()
+
+    def list_children(self, prefix: str) -> list[str] | None:
+        """Sorted names directly below `prefix`."""
+        start = f"{prefix}/" if prefix else ""
+        below = (
+            key.removeprefix(start) for key in self._objects if key.startswith(start)
+        )
+        return sorted({name.partition("/")[0] for name in below})

@@ -1,0 +1,229 @@
+"""From what a user names a store with to a store and a path in it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from gpushard.errors import NotFoundError, UnsupportedError
+from gpushard.options import DEFAULT, Options
+from gpushard.stores.base import Store
+from gpushard.stores.local import LocalStore
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store as ZarrAbstractStore
+
+_URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+
+_REMOTE_SCHEMES = frozenset(
+    ("http", "https", "s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
+)
+
+
+def resolve(
+    target: Any,
+    path: str = "",
+    options: Options = DEFAULT,
+    storage_options: Mapping[str, Any] | None = None,
+) -> tuple[Store, str]:
+    """Store that `target` names, and the path of the array or group in it.
+
+    Parameters
+    ----------
+    target
+        A local directory or ``.zip`` file (str, Path or ``file://``), a URL
+        (``http(s)://``, ``s3://``, ``gs://``, ``az://`` through obstore, all others
+        through fsspec), a zarr `Store`, `StorePath`, `Array` or `Group`, an obstore
+        store, or a store of gpushard's own.
+    path
+        Path below what `target` names; "" for that place itself.
+    options
+        Knobs that the store keeps to.
+    storage_options
+        For URLs only: settings of the connection, in obstore's or fsspec's spelling.
+
+    Raises
+    ------
+    NotFoundError
+        A local target does not exist, or is a file that is no zip file.
+    UnsupportedError
+        The target is of an unknown kind, or needs a package that is not installed.
+    StoreError
+        The store refuses its settings.
+    """
+    path = path.strip("/")
+    is_text = isinstance(target, (str, os.PathLike))
+    scheme = _scheme_of(str(target)) if is_text else ""
+    if storage_options and scheme in ("", "file"):
+        raise UnsupportedError(
+            "storage_options belong to a URL with a server behind it",
+            got=f"a {type(target).__name__}",
+            hint="configure the store where you make it, or pass its URL",
+        )
+    if is_text:
+        return _resolve_text(str(target), scheme, options, storage_options), path
+    store, base = _resolve_object(target, options)
+    return store, f"{base}/{path}".strip("/")
+
+
+def _resolve_object(target: Any, options: Options) -> tuple[Store, str]:
+    """Store and path of an object that is neither text nor a path."""
+    if isinstance(target, Store):
+        return target, ""
+    # Such an object exists only if its package is imported already.
+    if "zarr" in sys.modules:
+        import zarr
+        from zarr.abc.store import Store as ZarrAbstractStore
+        from zarr.storage import MemoryStore, StorePath
+
+        if isinstance(target, dict):
+            target = MemoryStore(target)
+        elif isinstance(target, (zarr.Array, zarr.Group)):
+            target = target.store_path
+        if isinstance(target, StorePath):
+            return _adapt(target.store, options), target.path
+        if isinstance(target, ZarrAbstractStore):
+            return _adapt(target, options), ""
+    if type(target).__module__.startswith("obstore"):
+        from gpushard.stores.remote import RemoteStore
+
+        return RemoteStore(target), ""
+    raise UnsupportedError(
+        "cannot tell which store this is",
+        got=f"a {type(target).__module__}.{type(target).__qualname__}",
+        hint="pass a path, a URL, a zarr Store, a zarr Array or a zarr Group",
+    )
+
+
+def _adapt(store: ZarrAbstractStore, options: Options) -> Store:
+    """Reader for a zarr store: its own files or its obstore store where it has such.
+
+    Subclasses and wrappers are not looked through: they exist to change what a read
+    does.
+    """
+    from zarr import storage
+
+    if type(store) is storage.LocalStore:
+        return LocalStore(store.root, options)
+    if type(store) is storage.ObjectStore:
+        from gpushard.stores.remote import RemoteStore
+
+        return RemoteStore(store.store)
+    from gpushard.stores.zarr_store import ZarrStore
+
+    return ZarrStore(store)
+
+
+def _resolve_text(
+    text: str,
+    scheme: str,
+    options: Options,
+    storage_options: Mapping[str, Any] | None,
+) -> Store:
+    """Store whose root is the path or URL `text`."""
+    if scheme in ("", "file"):
+        return _resolve_local(_local_path(text) if scheme else text, options)
+    if scheme in _REMOTE_SCHEMES:
+        from gpushard.stores.remote_url import open_url
+
+        return open_url(text, storage_options or {})
+    return _resolve_fsspec(text, storage_options)
+
+
+def _scheme_of(text: str) -> str:
+    found = _URL.match(text)
+    return found[1].lower() if found else ""
+
+
+def _local_path(url: str) -> str:
+    return url2pathname(urlsplit(url).path)
+
+
+def _resolve_local(path: str, options: Options) -> Store:
+    """Store of a local directory or zip file."""
+    path = os.path.expanduser(path)
+    if os.path.isdir(path):
+        return LocalStore(path, options)
+    if os.path.isfile(path):
+        if path.lower().endswith(".zip"):
+            return _open_zip(path)
+        raise NotFoundError(
+            f"{path!r} is a file",
+            expected="the directory of a Zarr array or group, or a .zip file",
+            got="a file",
+            hint="name the directory that holds zarr.json",
+        )
+    raise NotFoundError(
+        f"there is no directory {path!r}", hint="check the path's spelling"
+    )
+
+
+def _open_zip(path: str) -> Store:
+    from zarr.storage import ZipStore
+
+    from gpushard.stores.zarr_store import ZarrStore
+
+    return ZarrStore(ZipStore(Path(path), mode="r", read_only=True))
+
+
+def _resolve_fsspec(url: str, storage_options: Mapping[str, Any] | None) -> Store:
+    """Store of any other URL, through whatever fsspec has for it."""
+    from zarr.storage import FsspecStore
+
+    from gpushard.stores.zarr_store import ZarrStore
+
+    try:
+        store = FsspecStore.from_url(
+            url, storage_options=dict(storage_options or {}), read_only=True
+        )
+    except ImportError as error:
+        raise UnsupportedError(
+            f"reading {_scheme_of(url)}:// URLs needs a package that is missing "
+            f"({error})",
+            hint="run: pip install fsspec, and fsspec's package for this scheme",
+        ) from error
+    except ValueError as error:
+        raise UnsupportedError(
+            f"fsspec cannot open {_scheme_of(url)}:// URLs ({error})",
+            hint="check the URL's spelling",
+        ) from error
+    return ZarrStore(store)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """What another process needs to open the same store again.
+
+    Attributes
+    ----------
+    url
+        Address of the store's root, for messages.
+    pickled
+        The store without open files and connections, but with the settings it was
+        given, credentials among them. A store that lives in memory only (zarr's
+        `MemoryStore`) is copied with all it holds.
+    """
+
+    url: str
+    pickled: bytes
+
+
+def address(store: Store) -> StoreAddress | None:
+    """Picklable address of `store`, or None if it cannot leave this process."""
+    try:
+        return StoreAddress(store.url, pickle.dumps(store))
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return None
+
+
+def from_address(address: StoreAddress) -> Store:
+    """Open the store at `address`, which must come from a source you trust."""
+    return pickle.loads(address.pickled)

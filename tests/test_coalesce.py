@@ -1,0 +1,165 @@
+"""Byte ranges -> requests -> batches: what every result must keep, whatever goes in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushard.coalesce import coalesce, cut_batches
+
+
+def requests_for(ranges, gap_nbytes=0, max_request_nbytes=10**9):
+    """Coalesced ``(source, start, stop)`` triples, ascending by source."""
+    columns = np.array(ranges, np.int64).reshape(-1, 3).T
+    return coalesce(
+        *columns, gap_nbytes=gap_nbytes, max_request_nbytes=max_request_nbytes
+    )
+
+
+def spelled(requests):
+    """``(source, start, stop, rows)`` of each request."""
+    bounds = requests.bounds.tolist()
+    return [
+        (*row, requests.order[a:b].tolist())
+        for *row, a, b in zip(
+            requests.source.tolist(),
+            requests.start.tolist(),
+            requests.stop.tolist(),
+            bounds[:-1],
+            bounds[1:],
+            strict=True,
+        )
+    ]
+
+
+byte_ranges = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 120), st.integers(0, 30)), max_size=25
+).map(lambda rows: [(s, a, a + n) for s, a, n in sorted(rows, key=lambda row: row[0])])
+
+
+@given(byte_ranges, st.integers(0, 12), st.integers(1, 80))
+def test_every_range_is_served_once_and_lies_inside_its_request(ranges, gap, largest):
+    served = []
+    for source, start, stop, rows in spelled(requests_for(ranges, gap, largest)):
+        served += rows
+        assert {ranges[row][0] for row in rows} == {source}
+        assert start == min(ranges[row][1] for row in rows)
+        assert stop == max(ranges[row][2] for row in rows)
+    assert sorted(served) == list(range(len(ranges)))
+
+
+@given(byte_ranges, st.integers(0, 12), st.integers(1, 80))
+def test_no_request_spans_a_larger_gap_than_allowed(ranges, gap, largest):
+    for source, start, stop, _ in spelled(requests_for(ranges, gap, largest)):
+        # Bytes that anyone wants of the object, in this request or the next to it.
+        wanted = sorted(
+            (max(a, start), min(b, stop))
+            for s, a, b in ranges
+            if s == source and start <= b and a <= stop
+        )
+        reach = start
+        for a, b in wanted:
+            assert a - reach <= gap
+            reach = max(reach, b)
+        assert reach == stop
+
+
+@given(byte_ranges, st.integers(0, 12), st.integers(1, 80))
+def test_neighbouring_requests_are_apart_unless_the_size_parts_them(
+    ranges, gap, largest
+):
+    made = spelled(requests_for(ranges, gap, largest))
+    for (s, start, stop, _), (t, next_start, next_stop, _) in zip(
+        made, made[1:], strict=False
+    ):
+        if s == t and next_start <= stop + gap:
+            assert max(stop, next_stop) - start > largest
+
+
+@given(byte_ranges, st.integers(0, 12), st.integers(1, 80))
+def test_a_request_is_smaller_than_the_largest_plus_one_range(ranges, gap, largest):
+    longest = max((b - a for _, a, b in ranges), default=0)
+    requests = requests_for(ranges, gap, largest)
+    assert np.all(requests.nbytes < largest + max(longest, 1))
+
+
+@given(st.integers(1, 40).flatmap(lambda n: st.permutations(range(n))))
+def test_contiguous_ranges_in_any_order_make_one_request(order):
+    requests = requests_for([(0, 10 * i, 10 * i + 10) for i in order])
+    assert spelled(requests) == [(0, 0, 10 * len(order), np.argsort(order).tolist())]
+
+
+def test_ranges_that_repeat_and_contain_one_another_make_one_request():
+    ranges = [(0, 50, 60), (0, 0, 100), (0, 50, 60), (0, 99, 105), (0, 0, 100)]
+    (request,) = spelled(requests_for(ranges))
+    assert request[:3] == (0, 0, 105)
+
+
+def test_a_range_within_an_earlier_one_does_not_shorten_its_reach():
+    ranges = [(0, 0, 100), (0, 10, 20), (0, 95, 110), (1, 0, 5), (1, 30, 40)]
+    made = [request[:3] for request in spelled(requests_for(ranges, gap_nbytes=4))]
+    assert made == [(0, 0, 110), (1, 0, 5), (1, 30, 40)]
+
+
+def test_the_reach_in_one_object_does_not_carry_over_to_the_next():
+    ranges = [(0, 0, 1000), (1, 10, 20), (1, 900, 910)]
+    made = [request[:3] for request in spelled(requests_for(ranges))]
+    assert made == [(0, 0, 1000), (1, 10, 20), (1, 900, 910)]
+
+
+@pytest.mark.parametrize(("gap", "n_requests"), [(9, 2), (10, 1)])
+def test_a_gap_is_bridged_up_to_the_size_given(gap, n_requests):
+    ranges = [(0, 0, 10), (0, 20, 30)]
+    assert len(requests_for(ranges, gap).source) == n_requests
+
+
+def test_a_long_run_is_cut_and_a_single_large_range_is_not():
+    tens = [(0, 10 * i, 10 * i + 10) for i in range(10)]
+    cut = requests_for(tens, max_request_nbytes=30)
+    assert cut.nbytes.tolist() == [30, 30, 30, 10]
+    assert requests_for([(0, 5, 500)], max_request_nbytes=30).nbytes.tolist() == [495]
+
+
+def test_objects_are_never_joined():
+    assert len(requests_for([(0, 0, 10), (1, 10, 20)], gap_nbytes=100).source) == 2
+
+
+def test_no_ranges_make_no_requests():
+    requests = requests_for([])
+    assert spelled(requests) == []
+    assert requests.bounds.tolist() == [0]
+
+
+def test_ranges_beyond_four_gigabytes_do_not_wrap_around():
+    far = 2**62
+    requests = requests_for([(0, far, far + 10), (0, far + 12, far + 20)], gap_nbytes=2)
+    assert [request[:3] for request in spelled(requests)] == [(0, far, far + 20)]
+
+
+# Batches
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 120))
+def test_batches_cover_all_requests_in_order_within_the_budget(sizes, budget):
+    batches = cut_batches(np.array(sizes, np.int64), budget)
+    covered = [i for first, last in batches for i in range(first, last)]
+    assert covered == list(range(len(sizes)))
+    for first, last in batches:
+        assert last - first == 1 or sum(sizes[first:last]) <= budget
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 120))
+def test_no_batch_could_take_the_next_request_too(sizes, budget):
+    batches = cut_batches(np.array(sizes, np.int64), budget)
+    for first, last in batches[:-1]:
+        assert sum(sizes[first : last + 1]) > budget
+
+
+def test_a_request_larger_than_the_budget_is_a_batch_of_its_own():
+    assert cut_batches(np.array([1, 99, 1, 1]), 10) == [(0, 1), (1, 2), (2, 4)]
+
+
+def test_no_requests_make_no_batches():
+    assert cut_batches(np.empty(0, np.int64), 10) == []

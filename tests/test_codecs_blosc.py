@@ -1,0 +1,305 @@
+"""Blosc frames: every compressor and filter; headers that lie are refused."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import tracemalloc
+from itertools import product
+from typing import Any
+
+import cramjam
+import numpy as np
+import pytest
+from numcodecs.blosc import Blosc
+from numpy.typing import NDArray
+
+from gpushard import codecs
+from gpushard.codecs import blosc_blocks, blosc_frame
+from gpushard.codecs.base import BytesCodec
+from gpushard.errors import CorruptShardError
+from gpushard.layout import CodecSpec
+
+BYTE = np.dtype(np.uint8)
+CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
+WALKED = ["lz4", "lz4hc", "zlib", "zstd"]
+
+
+@pytest.fixture
+def blosc() -> BytesCodec:
+    return codecs.bytes_codec(CodecSpec("blosc", {"cname": "zstd"}), BYTE)
+
+
+def elements(kind: str, dtype: str, n_elements: int) -> NDArray[Any]:
+    rng = np.random.default_rng(n_elements)
+    nbytes = n_elements * np.dtype(dtype).itemsize
+    if kind == "noise":
+        raw = rng.integers(0, 256, nbytes, dtype=np.uint8)
+    elif kind == "zeros":
+        raw = np.zeros(nbytes, np.uint8)
+    else:
+        steps = rng.integers(-3, 4, nbytes // 4 + 1)
+        raw = np.cumsum(steps).astype("<i4").view(np.uint8)[:nbytes].copy()
+    return raw.view(dtype)
+
+
+def encode(array: NDArray[Any], cname: str, shuffle: int, blocksize: int = 0) -> bytes:
+    return bytes(Blosc(cname, 5, shuffle, blocksize).encode(array))
+
+
+def smooth_frame(cname: str = "lz4", blocksize: int = 16384) -> tuple[bytes, bytes]:
+    array = elements("smooth", "<f4", 40_003)  # blocks 64 + 64 + 28 KiB
+    return array.tobytes(), encode(array, cname, 1, blocksize)
+
+
+CASES = list(
+    product(
+        ["u1", "<i2", "<f4", "<f8", "S20"],
+        [1, 7, 64, 100, 1000, 40_003],
+        ["smooth", "noise", "zeros"],
+        [0, 1, 2],
+        [0, 256, 16384],
+    )
+)
+
+
+@pytest.mark.parametrize("cname", CNAMES)
+def test_frames_of_numcodecs_are_read(blosc: BytesCodec, cname: str) -> None:
+    for dtype, n_elements, kind, shuffle, blocksize in CASES[::2]:
+        array = elements(kind, dtype, n_elements)
+        encoded = encode(array, cname, shuffle, blocksize)
+        decoded = blosc.decode(encoded, array.nbytes, exact=True)
+        assert bytes(decoded) == array.tobytes(), (dtype, n_elements, kind, shuffle)
+
+
+@pytest.mark.parametrize("cname", WALKED)
+def test_walk_over_the_streams_gives_the_same(cname: str) -> None:
+    n_multi = n_split = 0
+    for dtype, n_elements, kind, shuffle, blocksize in CASES[1::2]:
+        array = elements(kind, dtype, n_elements)
+        encoded = encode(array, cname, shuffle, blocksize)
+        frame = blosc_frame.parse(encoded)
+        n_multi += frame.header.nbytes > frame.header.block_nbytes
+        n_split += frame.header.n_splits > 1 and not frame.is_raw.all()
+        decoded = blosc_blocks.decode_streams(encoded, frame)
+        assert decoded.tobytes() == array.tobytes(), (dtype, n_elements, kind, shuffle)
+    assert n_multi > 20
+    assert n_split > 10 or cname == "zstd"
+
+
+@pytest.mark.parametrize("cname", CNAMES)
+def test_both_checks_agree_on_frames_of_numcodecs(cname: str) -> None:
+    for dtype, n_elements, kind, shuffle, blocksize in CASES[::7]:
+        encoded = encode(elements(kind, dtype, n_elements), cname, shuffle, blocksize)
+        frame = blosc_frame.parse(encoded)
+        assert frame.decoded_nbytes.sum() == frame.header.nbytes
+        if not frame.header.flags & blosc_frame.MEMCPYED:
+            blosc_frame.check_streams(encoded, frame.header, "blosc")
+
+
+def as_snappy(encoded: bytes) -> bytes:
+    """The same frame with its lz4 streams written as snappy."""
+    frame = blosc_frame.parse(encoded)
+    header = frame.header
+    lz4 = blosc_blocks._STREAM_DECODERS[blosc_frame.LZ4]
+    out = bytearray(encoded[: 16 + 4 * header.n_blocks])
+    block = -1
+    for k in range(len(frame.source_offset)):
+        if frame.block_index[k] != block:
+            block = int(frame.block_index[k])
+            struct.pack_into("<i", out, 16 + 4 * block, len(out))
+        start, nbytes = int(frame.source_offset[k]), int(frame.source_nbytes[k])
+        stream = encoded[start : start + nbytes]
+        if not frame.is_raw[k]:
+            raw = bytes(lz4(memoryview(stream), int(frame.decoded_nbytes[k])))
+            stream = bytes(cramjam.snappy.compress_raw(raw))
+        out += struct.pack("<i", len(stream)) + stream
+    out[2] = (out[2] & 0x1F) | blosc_frame.SNAPPY << 5
+    struct.pack_into("<I", out, 12, len(out))
+    return bytes(out)
+
+
+def test_snappy_frames_are_read(blosc: BytesCodec) -> None:
+    n_read = 0
+    for dtype, n_elements, kind, shuffle, blocksize in CASES[::3]:
+        array = elements(kind, dtype, n_elements)
+        encoded = encode(array, "lz4", shuffle, blocksize)
+        if blosc_frame.parse_header(encoded, "blosc").flags & blosc_frame.MEMCPYED:
+            continue
+        n_read += 1
+        decoded = blosc.decode(as_snappy(encoded), array.nbytes, exact=True)
+        assert bytes(decoded) == array.tobytes()
+    assert n_read > 20
+
+
+@pytest.mark.parametrize("cname", [*CNAMES, "snappy"])
+@pytest.mark.parametrize("shuffle", [0, 1, 2])
+def test_single_blocks_decode_to_their_part(cname: str, shuffle: int) -> None:
+    array = elements("smooth", "<f4", 80_003)  # five blocks, the last one shorter
+    raw = array.tobytes()
+    encoded = encode(array, "lz4" if cname == "snappy" else cname, shuffle, 16384)
+    if cname == "snappy":
+        encoded = as_snappy(encoded)
+    frame = blosc_frame.parse(encoded)
+    size, n_blocks = frame.header.block_nbytes, frame.header.n_blocks
+    assert n_blocks > 3
+    assert frame.header.last_block_nbytes < size
+    for first in range(n_blocks):
+        for stop in range(first + 1, n_blocks + 1):
+            decoded = blosc_blocks.decode_blocks(encoded, frame, first, stop)
+            assert bytes(decoded) == raw[first * size : stop * size]
+
+
+def test_stored_frame_gives_its_blocks_too() -> None:
+    array = elements("noise", "<f4", 5003)
+    encoded = encode(array, "lz4", 1, 4096)
+    frame = blosc_frame.parse(encoded)
+    assert frame.header.flags & blosc_frame.MEMCPYED
+    decoded = blosc_blocks.decode_blocks(encoded, frame, 1, frame.header.n_blocks)
+    assert bytes(decoded) == array.tobytes()[frame.header.block_nbytes :]
+
+
+def test_header_wins_over_the_metadata(blosc: BytesCodec) -> None:
+    array = elements("smooth", "<f8", 500)
+    encoded = encode(array, "lz4", 2)  # the fixture's metadata says zstd
+    assert bytes(blosc.decode(encoded, array.nbytes, exact=True)) == array.tobytes()
+
+
+@pytest.mark.parametrize("block_nbytes", [0, 1, 4096])
+def test_frame_of_nothing_decodes_to_nothing(
+    blosc: BytesCodec, block_nbytes: int
+) -> None:
+    frame = struct.pack("<4B3I", 2, 1, 0x21, 4, 0, block_nbytes, 16)
+    assert bytes(blosc.decode(frame, 0, exact=True)) == b""
+    assert bytes(blosc.decode(frame, 10, exact=False)) == b""
+    assert blosc_frame.parse(frame).source_offset.shape == (0,)
+
+
+def test_buffers_of_any_kind_are_read_on_any_thread(blosc: BytesCodec) -> None:
+    raw, encoded = smooth_frame()
+    results: list[bytes] = []
+
+    def decode() -> None:
+        buffers = (
+            encoded,
+            bytearray(encoded),
+            memoryview(encoded),
+            np.frombuffer(encoded, np.uint8),
+        )
+        results.extend(
+            bytes(blosc.decode(data, len(raw), exact=True)) for data in buffers
+        )
+
+    decode()
+    worker = threading.Thread(target=decode)
+    worker.start()
+    worker.join()
+    assert results == [raw] * 8
+
+
+HEADER_LIES = {
+    "version": (0, "<B", 3),
+    "reserved flag": (2, "<B", 0x21 | 8),
+    "unknown compressor": (2, "<B", 7 << 5),
+    "compressor 5": (2, "<B", 5 << 5),
+    "no item size": (3, "<B", 0),
+    "no block size": (8, "<I", 0),
+    "block larger than all": (8, "<I", 160_013),
+    "block of the size -1": (8, "<I", 0xFFFFFFFF),
+    "more blocks than bytes": (8, "<I", 1),
+    "block no multiple of the splits": (8, "<I", 65_537),
+    "longer than the bytes": (12, "<I", 1 << 20),
+    "shorter than the bytes": (12, "<I", 100),
+    "first block before the streams": (16, "<i", 4),
+    "first block below zero": (16, "<i", -5),
+    "first block behind the end": (16, "<i", 1 << 30),
+    "memcpyed though shorter": (2, "<B", 0x23),
+}
+
+
+@pytest.mark.parametrize("lie", HEADER_LIES)
+def test_header_that_lies_is_refused(blosc: BytesCodec, lie: str) -> None:
+    raw, encoded = smooth_frame()
+    assert encoded[2] == 0x21  # lz4, byte shuffle, split
+    position, form, value = HEADER_LIES[lie]
+    damaged = bytearray(encoded)
+    struct.pack_into(form, damaged, position, value)
+    with pytest.raises(CorruptShardError) as caught:
+        blosc.decode(damaged, len(raw), exact=True)
+    assert caught.value.codec == "blosc"
+    with pytest.raises(CorruptShardError):
+        blosc_frame.parse(damaged)
+
+
+@pytest.mark.parametrize("value", [-1, -(1 << 31), 1 << 30, (1 << 31) - 1])
+def test_stream_that_leaves_the_frame_is_refused(blosc: BytesCodec, value: int) -> None:
+    raw, encoded = smooth_frame()
+    frame = blosc_frame.parse(encoded)
+    for stream in range(len(frame.source_offset)):
+        damaged = bytearray(encoded)
+        position = int(frame.source_offset[stream]) - 4
+        struct.pack_into("<i", damaged, position, value)
+        with pytest.raises(CorruptShardError, match="beyond"):
+            blosc.decode(damaged, len(raw), exact=True)
+        with pytest.raises(CorruptShardError, match="beyond"):
+            blosc_frame.parse(damaged)
+
+
+def test_memcpyed_frame_cut_short_is_refused(blosc: BytesCodec) -> None:
+    array = elements("noise", "<f4", 1000)
+    encoded = encode(array, "lz4", 1)
+    assert encoded[2] & blosc_frame.MEMCPYED
+    with pytest.raises(CorruptShardError, match="claims"):
+        blosc.decode(encoded[:-4], array.nbytes, exact=True)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_frame_of_more_bytes_than_accepted_is_refused(
+    blosc: BytesCodec, exact: bool
+) -> None:
+    raw, encoded = smooth_frame()
+    with pytest.raises(CorruptShardError, match="wrong size"):
+        blosc.decode(encoded, len(raw) - 1, exact=exact)
+
+
+@pytest.mark.parametrize("nbytes", [1 << 30, (1 << 32) - 1])
+def test_claimed_size_costs_no_memory(blosc: BytesCodec, nbytes: int) -> None:
+    _, encoded = smooth_frame()
+    damaged = bytearray(encoded)
+    struct.pack_into("<I", damaged, 4, nbytes)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptShardError):
+            blosc.decode(damaged, 160_012, exact=True)
+        with pytest.raises(CorruptShardError):
+            blosc.decode(damaged, 200_000, exact=False)
+        with pytest.raises(CorruptShardError):
+            blosc_frame.parse(damaged)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_blosclz_match_longer_than_it_can_count_is_refused(blosc: BytesCodec) -> None:
+    run = b"\xff" * ((1 << 31) // 255)
+    stream = b"\x00" + run + b"\x00"
+    nbytes = 1 << 24
+    head = struct.pack("<4B3I", 2, 1, 0x10, 1, nbytes, nbytes, 24 + len(stream))
+    frame = head + struct.pack("<ii", 20, len(stream)) + stream
+    with pytest.raises(CorruptShardError, match="longer than blosclz can count"):
+        blosc.decode(frame, nbytes, exact=True)
+
+
+def test_snappy_stream_that_claims_more_is_refused(blosc: BytesCodec) -> None:
+    claim = b"\xff\xff\xff\xff\x0f" + bytes(8)  # varint 2**32 - 1
+    head = struct.pack("<4B3I", 2, 1, 0x50, 1, 100, 100, 24 + len(claim))
+    frame = head + struct.pack("<ii", 20, len(claim)) + claim
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptShardError):
+            blosc.decode(frame, 100, exact=True)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20

@@ -1,0 +1,192 @@
+"""Codecs that only zarr knows, through zarr's own objects."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from numpy.typing import NDArray
+from zarr.registry import get_codec_class
+
+from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
+from gpushard.layout import CodecChain, CodecSpec
+from gpushard.pipeline import HostPipeline
+
+# zarr warns of every codec and data type that has no specification yet.
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
+
+SERIALIZERS = ("bytes", "vlen-utf8", "vlen-bytes", "sharding_indexed")
+RNG = np.random.default_rng(4)
+
+
+def chain_of(document: dict[str, Any]) -> CodecChain:
+    specs = [
+        CodecSpec(entry["name"], entry.get("configuration", {}), f"codecs[{k}]")
+        for k, entry in enumerate(document["codecs"])
+    ]
+    serializer = next(k for k, s in enumerate(specs) if s.name in SERIALIZERS)
+    return CodecChain(
+        tuple(specs[:serializer]), specs[serializer], tuple(specs[serializer + 1 :])
+    )
+
+
+def written(
+    array: NDArray[Any], dtype: Any = None, **options: Any
+) -> tuple[bytes, HostPipeline]:
+    """One chunk as zarr-python writes it, and the pipeline of its metadata."""
+    store: dict[str, Any] = {}
+    options = {"compressors": []} | options
+    stored = zarr.create_array(
+        zarr.storage.MemoryStore(store),
+        shape=array.shape,
+        chunks=options.pop("chunks", array.shape),
+        dtype=array.dtype if dtype is None else dtype,
+        config={"write_empty_chunks": True},
+        **options,
+    )
+    stored[...] = array
+    document = json.loads(store["zarr.json"].to_bytes())
+    key = "/".join(["c", *("0" * array.ndim)])
+    fill_value = np.zeros((), array.dtype)
+    pipeline = HostPipeline.compile(
+        chain_of(document),
+        array.dtype,
+        data_type_json=document["data_type"],
+        fill_value_json=document["fill_value"],
+        fill_value=fill_value,
+    )
+    return store[key].to_bytes(), pipeline
+
+
+def codec(name: str, **configuration: Any) -> Any:
+    """zarr's codec object of that name, wherever the installed version keeps it."""
+    document: Any = {"name": name, "configuration": configuration}
+    return get_codec_class(name).from_dict(document)
+
+
+STRINGS = np.array([["", "a", "zwölf"], ["x" * 300, "日本", "\0"]], dtype=object)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_strings_of_variable_length_are_read(compressed: bool) -> None:
+    options = {"compressors": "auto"} if compressed else {}
+    array = STRINGS.astype(np.dtypes.StringDType())
+    encoded, pipeline = written(array, dtype=str, **options)
+    assert not pipeline.is_raw
+    assert pipeline.payload_nbytes((2, 3)) is None
+    decoded = pipeline.decode(encoded, (2, 3))
+    assert decoded.shape == (2, 3)
+    assert decoded.tolist() == STRINGS.tolist()
+
+
+@pytest.mark.parametrize("count", [0, 5, 7, 2**32 - 1])
+def test_strings_that_claim_another_count_are_refused(count: int) -> None:
+    array = STRINGS.astype(np.dtypes.StringDType())
+    encoded, pipeline = written(array, dtype=str)
+    damaged = struct.pack("<I", count) + encoded[4:]
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptShardError, match="number of items"):
+            pipeline.decode(damaged, (2, 3))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "configuration"),
+    [
+        ("numcodecs.quantize", {"digits": 2, "dtype": "<f4"}),
+        ("numcodecs.astype", {"encode_dtype": "<f8", "decode_dtype": "<f4"}),
+    ],
+)
+def test_array_codec_of_zarr_is_undone(name: str, configuration: Any) -> None:
+    array = np.round(RNG.random((4, 6), dtype=np.float32), 1)
+    encoded, pipeline = written(array, filters=[codec(name, **configuration)])
+    decoded = pipeline.decode(encoded, (4, 6))
+    np.testing.assert_allclose(decoded, array, atol=0.01)
+    assert pipeline.placements()[0].why == "only zarr decodes this codec"
+
+
+@pytest.mark.parametrize("name", ["crc32", "adler32"])
+def test_checksum_codec_of_zarr_is_verified(name: str) -> None:
+    array = RNG.integers(0, 9, (4, 6))
+    encoded, pipeline = written(array, compressors=[codec(f"numcodecs.{name}")])
+    np.testing.assert_array_equal(pipeline.decode(encoded, (4, 6)), array)
+    damaged = bytearray(encoded)
+    damaged[20] ^= 1
+    with pytest.raises(CorruptShardError):
+        pipeline.decode(damaged, (4, 6))
+    with pytest.raises(CorruptShardError, match="wrong size"):
+        pipeline.decode(encoded, (4, 5))
+
+
+def test_sharding_codec_as_a_leaf_is_read_by_zarr() -> None:
+    array = RNG.integers(0, 9, (8, 6))
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    sharding = codec(
+        "sharding_indexed",
+        chunk_shape=[2, 2],  # of equal sides: zarr validates it before it transposes
+        codecs=[little, {"name": "crc32c"}],
+        index_codecs=[little, {"name": "crc32c"}],
+    )
+    transpose = codec("transpose", order=[1, 0])
+    encoded, pipeline = written(
+        array, filters=[transpose], serializer=sharding, compressors="auto"
+    )
+    np.testing.assert_array_equal(pipeline.decode(encoded, (8, 6)), array)
+    names = [placement.codec for placement in pipeline.placements()]
+    assert names == ["zstd", "sharding_indexed", "transpose"]
+    with pytest.raises(CorruptShardError):
+        pipeline.decode(encoded[:-1], (8, 6))
+
+
+def test_threads_share_a_codec_of_zarr() -> None:
+    array = STRINGS.astype(np.dtypes.StringDType())
+    encoded, pipeline = written(array, dtype=str)
+
+    def decode_all(_: int) -> bool:
+        return all(
+            pipeline.decode(encoded, (2, 3)).tolist() == STRINGS.tolist()
+            for _ in range(25)
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(decode_all, range(4)))
+
+
+def compiled(data_type: Any, *array_array: CodecSpec) -> HostPipeline:
+    chain = CodecChain(array_array, CodecSpec("bytes", {"endian": "little"}), ())
+    return HostPipeline.compile(
+        chain,
+        np.dtype("f4"),
+        data_type_json=data_type,
+        fill_value_json=0,
+        fill_value=np.zeros((), "f4"),
+    )
+
+
+def test_unknown_array_codec_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="no-such-codec") as caught:
+        compiled("float32", CodecSpec("no-such-codec", {}, "codecs[0]"))
+    assert caught.value.json_path == "codecs[0]"
+
+
+def test_data_type_that_zarr_does_not_know_is_refused() -> None:
+    spec = CodecSpec("numcodecs.quantize", {"digits": 1, "dtype": "<f4"}, "codecs[0]")
+    with pytest.raises(UnsupportedError, match="data type"):
+        compiled("no-such-type", spec)
+
+
+def test_configuration_that_zarr_refuses_is_named() -> None:
+    spec = CodecSpec("numcodecs.quantize", {"id": "other"}, "codecs[0]")
+    with pytest.raises(MetadataError) as caught:
+        compiled("float32", spec)
+    assert caught.value.json_path == "codecs[0].configuration"

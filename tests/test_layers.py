@@ -1,0 +1,266 @@
+"""The walk through the package, held: who may import whom, and what, and how long.
+
+`ARCHITECTURE.md` tells the same in prose; the last test here keeps the two together.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "gpushard"
+
+# Lower rooms never import higher ones. A name stands for its module or, for a room
+# that is a package, for every module in it that has no rank of its own. Rooms of the
+# same rank do not import one another; the modules of one package may.
+WALK = (
+    ("errors",),
+    ("options", "report", "workers"),
+    ("layout",),
+    ("selection", "stores.base", "codecs.base"),
+    ("expressions", "blocks", "index", "coalesce"),
+    ("grid", "points"),
+    ("plan",),
+    ("spans", "scatter", "outputs"),
+    ("stores",),
+    ("codecs",),
+    ("pipeline",),
+    ("formats",),
+    ("metadata",),
+    ("source",),
+    ("fetch", "job"),
+    ("locate",),
+    ("place",),
+    ("ranges", "small"),
+    ("whole",),
+    ("read",),
+    ("array",),
+    ("concatenation", "group"),
+    ("cli",),
+    ("__main__",),
+)
+RANK = {room: rank for rank, rooms in enumerate(WALK) for room in rooms}
+
+PURE = {
+    "errors",
+    "options",
+    "layout",
+    "selection",
+    "expressions",
+    "blocks",
+    "grid",
+    "points",
+    "plan",
+    "index",
+    "coalesce",
+    "spans",
+}
+IMPURE_STDLIB = {
+    "asyncio",
+    "concurrent",
+    "io",
+    "logging",
+    "mmap",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "random",
+    "shutil",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "urllib",
+}
+# How many CPUs there are is a question for the operating system.
+PURE_BUT = {("options", "os"), ("options", "pathlib")}
+
+# Third-party packages and the rooms that may import them, even lazily.
+DOORS = {
+    "numpy": set(RANK),
+    "zarr": {"metadata", "formats", "stores", "codecs.zarr_codec", "group", "cli"},
+    "numcodecs": {"codecs"},
+    "zstandard": {"codecs"},
+    "cramjam": {"codecs"},
+    "crc32c": {"codecs"},
+    "ml_dtypes": {"formats", "codecs"},
+    "obstore": {"stores"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+}
+# Not there after a plain install, or slow to import: never at a module's top level.
+LAZY = {
+    "cupy",
+    "dask",
+    "kvikio",
+    "matplotlib",
+    "ml_dtypes",
+    "numba",
+    "obstore",
+    "torch",
+    "xarray",
+}
+
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+# The package's own __init__ is the door of all rooms: it resolves names lazily and is
+# held by test_import_cost.
+MODULES = {module_name(p): p for p in sorted(PACKAGE.rglob("*.py")) if module_name(p)}
+each_module = pytest.mark.parametrize("name", MODULES)
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+def imported(nodes) -> set[str]:
+    """Dotted names of everything that the import statements among `nodes` import."""
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def executed(node, *, into_functions: bool):
+    """Nodes below `node` that can run: not what only type checkers see.
+
+    Without `into_functions`, those that run when the module is imported.
+    """
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and not into_functions:
+            continue
+        yield child
+        yield from executed(child, into_functions=into_functions)
+
+
+def packages(nodes) -> set[str]:
+    """Packages from elsewhere that the import statements among `nodes` import."""
+    return {name.partition(".")[0] for name in imported(nodes)} - {"gpushard"}
+
+
+def own_modules(name: str) -> set[str]:
+    """Modules of the package that module `name` imports, lazily or not."""
+    found: set[str] = set()
+    for target in imported(ast.walk(tree(name))):
+        if not target.startswith("gpushard."):
+            continue
+        inner = target.removeprefix("gpushard.")
+        while inner and inner not in MODULES:
+            inner = inner.rpartition(".")[0]
+        assert inner, f"{name} imports {target}: import from the module, not the door"
+        found.add(inner)
+    return found
+
+
+def room_of(name: str) -> str:
+    """The longest dotted prefix of `name` that has a rank; "" if none has."""
+    while name and name not in RANK:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def is_inside(name: str, room: str) -> bool:
+    return name == room or name.startswith(f"{room}.")
+
+
+@each_module
+def test_every_module_has_a_place_on_the_walk(name):
+    assert room_of(name), f"{name} stands nowhere in WALK"
+
+
+@pytest.mark.parametrize("room", RANK)
+def test_every_place_on_the_walk_has_a_module(room):
+    assert room in MODULES
+
+
+@each_module
+def test_lower_rooms_never_import_higher_ones(name):
+    room = room_of(name)
+    for target in own_modules(name):
+        other = room_of(target)
+        assert other == room or RANK[other] < RANK[room], f"{name} imports {target}"
+
+
+def test_modules_import_one_another_in_no_circle():
+    graph = {name: own_modules(name) - {name} for name in MODULES}
+    TopologicalSorter(graph).prepare()
+
+
+@each_module
+def test_third_party_packages_stay_behind_their_doors(name):
+    used = packages(executed(tree(name), into_functions=True))
+    for package in used - sys.stdlib_module_names:
+        doors = DOORS.get(package, set())
+        assert any(is_inside(name, door) for door in doors), f"{name}: {package}"
+
+
+@each_module
+def test_heavy_packages_are_imported_only_when_used(name):
+    assert not packages(executed(tree(name), into_functions=False)) & LAZY
+
+
+@pytest.mark.parametrize("name", sorted(PURE))
+def test_pure_rooms_compute_and_nothing_else(name):
+    used = packages(ast.walk(tree(name)))
+    impure = used & IMPURE_STDLIB
+    assert {p for p in impure if (name, p) not in PURE_BUT} == set()
+    assert used - sys.stdlib_module_names <= {"numpy"}
+
+
+@each_module
+def test_module_can_be_read_in_one_sitting(name):
+    n_lines = len(MODULES[name].read_text(encoding="utf-8").splitlines())
+    assert n_lines <= MAX_MODULE_LINES
+
+
+@each_module
+def test_functions_are_short(name):
+    too_long = {
+        node.name: node.end_lineno - node.lineno + 1
+        for node in ast.walk(tree(name))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES
+    }
+    assert too_long == {}
+
+
+def test_architecture_names_every_module_and_no_other():
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    rooms = text.partition("## Rooms")[2].partition("## ")[0]
+    named = set(re.findall(r"`([a-z0-9_/]+\.py)`", rooms))
+    modules = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in MODULES.values()
+        if path.name != "__init__.py"
+    }
+    assert named == modules
+
+
+def test_architecture_draws_the_walk_in_this_order():
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    drawn = re.search(r"```walk\n(.*?)```", text, flags=re.DOTALL)
+    assert drawn is not None
+    rows = [tuple(line.split()) for line in drawn[1].splitlines()]
+    assert rows == list(WALK)

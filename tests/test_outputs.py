@@ -1,0 +1,99 @@
+"""Outputs: made here, or the caller's own."""
+
+from __future__ import annotations
+
+import array
+
+import numpy as np
+import pytest
+
+from gpushard.errors import SelectionError
+from gpushard.outputs import usable_output
+
+INT32 = np.dtype("int32")
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_without_out_an_array_is_made(shape):
+    out = usable_output(None, shape, INT32)
+    assert (out.shape, out.dtype, type(out)) == (shape, INT32, np.ndarray)
+    assert out.flags.c_contiguous
+    assert out.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.zeros((2, 3), "float64"),
+        np.zeros((4, 6), "int32")[::-2, ::2],
+        np.zeros((3, 2), ">i2").T,
+    ],
+)
+def test_an_array_is_taken_as_it_is_whatever_its_strides_and_type(out):
+    assert usable_output(out, (2, 3), INT32) is out
+
+
+class Viewable:
+    """What a tensor on the host is to NumPy."""
+
+    def __init__(self, shape):
+        self.held = np.zeros(shape, "float32")
+
+    @property
+    def __array_interface__(self):
+        return self.held.__array_interface__
+
+
+def test_what_numpy_can_view_is_written_through():
+    tensor = Viewable((2, 3))
+    usable_output(tensor, (2, 3), INT32)[...] = 7
+    assert np.all(tensor.held == 7)
+    buffer = array.array("i", [0, 0, 0])
+    usable_output(buffer, (3,), INT32)[...] = 7
+    assert list(buffer) == [7, 7, 7]
+    plain = bytearray(4)
+    usable_output(memoryview(plain), (4,), INT32)[...] = 7
+    assert plain == b"\7\7\7\7"
+
+
+def test_an_output_of_another_shape_is_refused_with_both():
+    with pytest.raises(SelectionError, match="another shape") as caught:
+        usable_output(np.zeros((3, 2)), (2, 3), INT32)
+    assert (caught.value.expected, caught.value.got) == ((2, 3), (3, 2))
+
+
+def test_an_output_of_broadcastable_shape_is_refused_too():
+    with pytest.raises(SelectionError, match="another shape"):
+        usable_output(np.zeros((1, 3)), (3,), INT32)
+
+
+def test_a_read_only_output_is_refused():
+    frozen = np.zeros(3)
+    frozen.setflags(write=False)
+    for out in (frozen, memoryview(b"abc"), np.broadcast_to(np.zeros(1), (3,))):
+        with pytest.raises(SelectionError, match="read-only; pass a writable array"):
+            usable_output(out, (3,), INT32)
+
+
+class CopiesOnly:
+    def __array__(self, dtype=None, copy=None):
+        if copy is False:
+            raise ValueError("needs a copy")
+        return np.zeros(3)
+
+
+class NeedsGradient:
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("requires grad")
+
+
+class OnTheDevice:
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("cannot be converted implicitly")
+
+
+@pytest.mark.parametrize("out", [[0, 0, 0], CopiesOnly(), NeedsGradient(), OnTheDevice()])
+def test_an_output_that_shares_no_memory_is_refused(out):
+    with pytest.raises(SelectionError, match="shares no memory with NumPy") as caught:
+        usable_output(out, (3,), INT32)
+    assert caught.value.got == type(out).__name__

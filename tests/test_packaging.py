@@ -1,0 +1,67 @@
+"""The wheel is whole, and the oldest lane runs what pyproject.toml promises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d"]
+    subprocess.run([*command, str(directory)], cwd=ROOT, check=True)
+    (built,) = directory.iterdir()
+    return built
+
+
+def files_in(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_one_pure_wheel_serves_every_platform(wheel):
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_wheel_holds_every_file_of_the_package(wheel):
+    package = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "gpushard").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert "gpushard/py.typed" in package
+    assert package <= files_in(wheel)
+
+
+def test_wheel_holds_the_kernels_as_package_data(wheel):
+    kernels = {
+        f"gpushard/{path.relative_to(ROOT).as_posix()}"
+        for path in (ROOT / "kernels").rglob("*")
+        if path.is_file()
+    }
+    assert kernels
+    assert kernels <= files_in(wheel)
+
+
+def test_wheel_holds_the_licence(wheel):
+    names = files_in(wheel)
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_oldest_lane_runs_the_floor_of_every_dependency():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    promised = project["dependencies"] + project["optional-dependencies"]["remote"]
+    floors = dict(requirement.split(">=") for requirement in promised)
+    lines = (ROOT / ".ci" / "oldest.txt").read_text().splitlines()
+    lane = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert floors.keys() <= lane.keys()
+    for name, floor in floors.items():
+        assert f"{lane[name]}.".startswith(f"{floor}."), name

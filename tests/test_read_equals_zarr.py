@@ -1,0 +1,183 @@
+"""Random arrays, random selections: every result is zarr-python's, bit for bit.
+
+The `ci` profile runs 500 examples of each of the five properties over arrays of our
+own, and 250 of each over zarr-python's: 3,250 to 3,500 arrays with their selections.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from array_strategies import (
+    StoredArray,
+    assert_same_bits,
+    basic_keys,
+    masks,
+    orthogonal_keys,
+    point_keys,
+    quiet_zarr,
+    stored_arrays,
+    take_orthogonal,
+)
+from hypothesis import assume, given, note, settings
+from hypothesis import strategies as st
+from zarr.testing import strategies as zarr_strategies
+
+import gpushard
+
+# zarr 3.1 says so wherever one of numcodecs' codecs is made.
+pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
+
+KINDS = st.sampled_from(["memory", "memory", "local", "remote", "zip"])
+HALF = settings(max_examples=max(1, settings.default.max_examples // 2))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("stores")
+
+
+def opened(stored: StoredArray, data: Any, directory: Path) -> gpushard.Array:
+    return gpushard.open_array(stored.placed(data.draw(KINDS), directory))
+
+
+def drawn(data: Any, keys: st.SearchStrategy[Any], n: int = 3) -> list[Any]:
+    found = [data.draw(keys) for _ in range(n)]
+    note(f"{found}")
+    return found
+
+
+# Arrays of our own
+
+
+@given(stored_arrays(), st.data())
+def test_basic_selections_equal_numpys_of_zarrs_array(directory, stored, data):
+    a = opened(stored, data, directory)
+    assert_same_bits(a[...], stored.full)
+    for key in drawn(data, basic_keys(stored.full.shape)):
+        assert_same_bits(a[key], stored.full[key])
+
+
+@given(stored_arrays(), st.data())
+def test_orthogonal_selections_equal_those_of_zarrs_array(directory, stored, data):
+    a = opened(stored, data, directory)
+    for key in drawn(data, orthogonal_keys(stored.full.shape)):
+        assert_same_bits(a.oindex[key], take_orthogonal(stored.full, key))
+
+
+@given(stored_arrays(), st.data())
+def test_points_and_masks_equal_those_of_zarrs_array(directory, stored, data):
+    full = stored.full
+    assume(full.ndim)
+    a = opened(stored, data, directory)
+    mask = data.draw(masks(full.shape))
+    assert_same_bits(a[mask], full[mask])
+    assert_same_bits(a.vindex[mask], full[mask])
+    if full.size:
+        for key in drawn(data, point_keys(full.shape), 2):
+            assert_same_bits(a.vindex[key], full[key])
+
+
+@given(stored_arrays(), st.data())
+def test_many_selections_in_one_batch_equal_single_ones(directory, stored, data):
+    a = opened(stored, data, directory)
+    keys = drawn(data, basic_keys(stored.full.shape), 4)
+    for key, got in zip(keys, a.read_many(keys), strict=True):
+        assert_same_bits(got, np.asarray(stored.full[key], stored.full.dtype))
+
+
+@st.composite
+def block_keys(draw: st.DrawFn, n_blocks: tuple[int, ...]) -> tuple[Any, ...]:
+    """One cell or a run of cells along each axis of the chunk grid."""
+    key: list[Any] = []
+    for n in n_blocks:
+        first = draw(st.integers(-n, n - 1))
+        stop = draw(st.none() | st.integers(0, n + 1))
+        key.append(draw(st.sampled_from([first, slice(first, stop)])))
+    return tuple(key)
+
+
+def block_starts(document: dict[str, Any]) -> list[list[int]]:
+    """First element of every cell along each axis, then the array's extent."""
+    grid, shape = document["chunk_grid"], document["shape"]
+    kinds = {"regular": "chunk_shape", "rectilinear": "chunk_shapes"}
+    starts: list[list[int]] = []
+    for cell, extent in zip(grid["configuration"][kinds[grid["name"]]], shape, strict=True):
+        lengths = itertools.repeat(cell) if isinstance(cell, int) else cell
+        ends = itertools.accumulate(lengths)
+        before = itertools.takewhile(lambda end: end < extent, ends)  # noqa: B023 - used at once
+        starts.append([0, *before, extent])
+    return starts
+
+
+@given(stored_arrays(), st.data())
+def test_blocks_are_the_cells_of_the_chunk_grid(directory, stored, data):
+    full = stored.full
+    assume(full.size)
+    starts = block_starts(stored.document)
+    a = opened(stored, data, directory)
+    for key in drawn(data, block_keys(tuple(len(s) - 1 for s in starts))):
+        where = []
+        for k, s in zip(key, starts, strict=True):
+            cells = range(len(s) - 1)[k] if isinstance(k, slice) else range(len(s) - 1)[k:][:1]
+            where.append(slice(s[cells.start], s[cells.stop]) if len(cells) else slice(0, 0))
+        assert_same_bits(a.blocks[key], full[tuple(where)])
+
+
+# zarr-python's own strategies
+
+
+def zarr_array(data: Any, strategy: st.SearchStrategy[Any]) -> tuple[Any, np.ndarray]:
+    with quiet_zarr():
+        z = data.draw(strategy)
+        return z, np.asarray(z[...], z.dtype)
+
+
+@HALF
+@given(st.data())
+def test_arrays_of_zarrs_strategies_are_read_alike(data):
+    z, full = zarr_array(data, zarr_strategies.arrays(zarr_formats=st.just(3)))
+    a = gpushard.open_array(z)
+    assert_same_bits(a[...], full)
+    assert a.attrs == dict(z.attrs)
+    for key in drawn(data, zarr_strategies.basic_indices(shape=z.shape), 2):
+        assert_same_bits(a[key], np.asarray(z[key], z.dtype)[()])
+    if 0 not in z.shape:
+        key, _ = data.draw(zarr_strategies.orthogonal_indices(shape=z.shape))
+        assert_same_bits(a.oindex[key], np.asarray(z.oindex[key], z.dtype)[()])
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(
+        not hasattr(zarr_strategies, name), reason=f"this zarr has no strategy {name}"
+    )
+
+
+@needs("sharded_arrays")
+@HALF
+@given(st.data())
+def test_sharded_arrays_of_zarrs_strategies_are_read_alike(data):
+    z, full = zarr_array(data, zarr_strategies.sharded_arrays())
+    a = gpushard.open_array(z)
+    assert (a.chunks, a.shards) == (z.chunks, z.shards)
+    assert_same_bits(a[...], full)
+    for key in drawn(data, zarr_strategies.basic_indices(shape=z.shape), 2):
+        assert_same_bits(a[key], np.asarray(z[key], z.dtype)[()])
+    key, _ = data.draw(zarr_strategies.orthogonal_indices(shape=z.shape))
+    assert_same_bits(a.oindex[key], np.asarray(z.oindex[key], z.dtype)[()])
+
+
+@needs("block_indices")
+@HALF
+@given(st.data())
+def test_blocks_of_zarrs_strategies_are_read_alike(data):
+    with quiet_zarr():
+        z, _ = data.draw(zarr_strategies.block_test_arrays())
+    a = gpushard.open_array(z)
+    strategy = zarr_strategies.block_indices(chunk_sizes=z.write_chunk_sizes)
+    for key, _ in drawn(data, strategy, 2):
+        assert_same_bits(a.blocks[key], z.blocks[key])

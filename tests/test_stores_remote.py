@@ -1,0 +1,444 @@
+"""Remote stores against real servers on loopback: HTTP ranges and moto's S3."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpushard.errors import ObjectChangedError, StoreError, UnsupportedError
+from gpushard.stores import remote
+from gpushard.stores.base import ByteRequest, Fetched
+from gpushard.stores.remote import RemoteStore
+from gpushard.stores.remote_url import open_url
+from range_server import RangeServer
+
+obstore = pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+
+pytestmark = pytest.mark.network
+
+BODY = bytes(range(256)) * 4
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RangeServer]:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "0").write_bytes(BODY)
+    with RangeServer(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def store(server: RangeServer) -> RemoteStore:
+    return open_url(server.url, {})
+
+
+def replace_object(server: RangeServer, body: bytes) -> None:
+    path = server.directory / "c" / "0"
+    fresh = path.with_suffix(".tmp")
+    fresh.write_bytes(body)
+    os.replace(fresh, path)
+
+
+def read_one(store: RemoteStore, *args: Any, **kwargs: Any) -> Fetched:
+    (fetched,) = store.read([ByteRequest("c/0", *args, **kwargs)])
+    assert fetched is not None
+    return fetched
+
+
+RANGES: list[tuple[tuple[int | None, ...], bytes]] = [
+    ((), BODY),
+    ((0, None), BODY),
+    ((5, 9), BODY[5:9]),
+    ((1000,), BODY[1000:]),
+    ((-20,), BODY[-20:]),
+    ((-5000,), BODY),
+    ((1000, 5000), BODY[1000:]),
+    ((1024, 1030), b""),
+    ((2000, 2010), b""),
+    ((2000,), b""),
+    ((7, 7), b""),
+]
+
+
+@pytest.mark.parametrize(("asked", "expected"), RANGES)
+def test_every_kind_of_range_is_answered_with_the_bytes_there_are(
+    store: RemoteStore, asked: tuple[int | None, ...], expected: bytes
+) -> None:
+    fetched = read_one(store, *asked)
+    assert fetched.data.tobytes() == expected
+    assert fetched.object_nbytes == len(BODY)
+    assert fetched.data.dtype == np.uint8
+
+
+@pytest.mark.parametrize("asked", [(), (5, 9), (1000,), (-20,), (1000, 5000)])
+def test_one_range_inside_the_object_costs_one_request(
+    server: RangeServer, store: RemoteStore, asked: tuple[int, ...]
+) -> None:
+    read_one(store, *asked)
+    assert [(r.method, r.key) for r in server.requests] == [("GET", "c/0")]
+
+
+def test_answers_come_in_the_order_of_the_requests(
+    server: RangeServer, store: RemoteStore
+) -> None:
+    requests = [ByteRequest("c/0", i, i + 3) for i in range(100)]
+    requests.insert(50, ByteRequest("c/none"))
+    answers = store.read(requests)
+    assert answers.pop(50) is None
+    assert [a.data.tobytes() for a in answers if a] == [
+        BODY[i : i + 3] for i in range(100)
+    ]
+    assert server.count("c/0") == 100
+
+
+def test_requests_run_side_by_side(server: RangeServer, store: RemoteStore) -> None:
+    server.silence_s = 0.1
+    started = time.perf_counter()
+    store.read([ByteRequest("c/0", i, i + 3) for i in range(16)])
+    assert time.perf_counter() - started < 16 * 0.1 / 2
+
+
+def test_missing_objects_are_none(store: RemoteStore) -> None:
+    assert store.read([ByteRequest("c/1"), ByteRequest("c/2", -16)]) == [None, None]
+    assert store.get("zarr.json") is None
+
+
+def test_replaced_object_is_noticed_by_if_match(
+    server: RangeServer, store: RemoteStore
+) -> None:
+    version = read_one(store, -16).version
+    assert version is not None
+    assert read_one(store, 0, 4, version=version).data.tobytes() == BODY[:4]
+    replace_object(server, b"x" * len(BODY))
+    with pytest.raises(ObjectChangedError, match="replaced") as caught:
+        read_one(store, 0, 4, version=version)
+    assert caught.value.shard_key == "c/0"
+    assert server.requests[-1].status == 412
+
+
+def test_replaced_object_is_noticed_where_if_match_is_ignored(
+    server: RangeServer, store: RemoteStore
+) -> None:
+    server.checks_if_match = False
+    version = read_one(store, -16).version
+    replace_object(server, b"x" * len(BODY))
+    with pytest.raises(ObjectChangedError):
+        read_one(store, 0, 4, version=version)
+
+
+def test_object_that_vanished_after_its_index_is_changed_not_missing(
+    server: RangeServer, store: RemoteStore
+) -> None:
+    version = read_one(store, -16).version
+    (server.directory / "c" / "0").unlink()
+    with pytest.raises(ObjectChangedError):
+        read_one(store, 0, 4, version=version)
+
+
+@pytest.mark.parametrize("etags", ["weak", None])
+def test_without_a_strong_etag_there_is_no_version(
+    server: RangeServer, store: RemoteStore, etags: None
+) -> None:
+    server.etags = etags
+    assert read_one(store, 0, 4).version is None
+
+
+@pytest.mark.parametrize("status", [400, 416, 501])
+def test_refused_suffix_is_asked_again_by_size(
+    server: RangeServer, store: RemoteStore, status: int
+) -> None:
+    server.answers_suffixes = False
+    server.suffix_status = status
+    assert read_one(store, -20).data.tobytes() == BODY[-20:]
+    assert read_one(store, -5000).data.tobytes() == BODY
+    # obstore repeats the first request on a 5xx. The refusal is remembered: no suffix
+    # is sent after it.
+    suffixes = [r for r in server.requests if (r.range_header or "")[6:7] == "-"]
+    others = [r.method for r in server.requests if r not in suffixes]
+    assert {r.range_header for r in suffixes} == {"bytes=-20"}
+    assert others == ["HEAD", "GET", "HEAD", "GET"]
+
+
+def test_suffix_of_an_empty_object_is_empty(
+    server: RangeServer, store: RemoteStore
+) -> None:
+    replace_object(server, b"")
+    fetched = read_one(store, -20)
+    assert (len(fetched.data), fetched.object_nbytes) == (0, 0)
+
+
+def test_server_without_ranges_sends_each_whole_object_once(
+    server: RangeServer, store: RemoteStore
+) -> None:
+    server.answers_ranges = False
+    assert read_one(store, 5, 9).data.tobytes() == BODY[5:9]
+    server.requests.clear()
+    answers = store.read(
+        [ByteRequest("c/0", i, i + 3) for i in range(10)]
+        + [ByteRequest("c/0", -7), ByteRequest("c/none", 1, 2)]
+    )
+    assert [a and a.data.tobytes() for a in answers] == [
+        *(BODY[i : i + 3] for i in range(10)),
+        BODY[-7:],
+        None,
+    ]
+    assert server.count("c/0") == 1
+
+
+def test_server_without_ranges_and_a_large_object_is_an_error(
+    server: RangeServer, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_RANGELESS_MAX_NBYTES", 1000)
+    server.answers_ranges = False
+    with pytest.raises(StoreError, match="does not answer ranges"):
+        read_one(store, 5, 9)
+
+
+@pytest.mark.parametrize(
+    ("key", "status"), [("c/0", 403), ("c/0", 401), ("c/0", 500), ("c/0", 400)]
+)
+def test_refusing_server_gives_one_sentence(
+    server: RangeServer, store: RemoteStore, key: str, status: int
+) -> None:
+    server.statuses[key] = status
+    with pytest.raises(StoreError, match=str(status)) as caught:
+        read_one(store, 5, 9)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.endswith(".")
+    assert caught.value.shard_key == key
+    assert ("credentials" in text) == (status in (401, 403))
+
+
+def test_server_that_fails_twice_is_asked_again(
+    server: RangeServer, store: RemoteStore
+) -> None:
+    server.statuses["c/0"] = 503
+    seen: list[str] = []
+
+    def recover(method: str, key: str) -> None:
+        seen.append(key)
+        if len(seen) == 3:
+            server.statuses.clear()
+
+    server.before_answer = recover
+    assert read_one(store, 5, 9).data.tobytes() == BODY[5:9]
+    assert len(seen) == 3
+
+
+def test_cut_body_is_an_error(server: RangeServer, store: RemoteStore) -> None:
+    server.etags = None
+    server.cut_bodies = True
+    with pytest.raises(StoreError):
+        read_one(store, 0, 1000)
+
+
+def test_shifted_range_is_an_error(server: RangeServer, store: RemoteStore) -> None:
+    server.shift_ranges = 1
+    with pytest.raises(StoreError):
+        read_one(store, 5, 9)
+
+
+@pytest.mark.parametrize("span", [(6, 10), (5, 10), (5, 8)])
+def test_other_bytes_than_asked_are_an_error(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch, span: tuple[int, int]
+) -> None:
+    # Planted: obstore of today notices most of it by itself.
+    honest = obstore.get(store._store, "c/0", options={"range": span})
+    answer = SimpleNamespace(meta=honest.meta, range=span, bytes=honest.bytes)
+    monkeypatch.setattr(obstore, "get", lambda *args, **kwargs: answer)
+    with pytest.raises(StoreError, match="expected bytes 5-9"):
+        read_one(store, 5, 9)
+
+
+def test_server_that_never_answers_is_given_up(server: RangeServer) -> None:
+    store = open_url(
+        server.url,
+        {
+            "client_options": {"read_timeout": "0.3s"},
+            "retry_config": {"max_retries": 1},
+        },
+    )
+    server.silence_s = 3
+    started = time.perf_counter()
+    with pytest.raises(StoreError):
+        read_one(store, 5, 9)
+    assert time.perf_counter() - started < 2.5
+
+
+def test_default_limits_give_a_dead_server_up_within_15_s() -> None:
+    config = open_url("http://127.0.0.1:1", {})._store
+    client, retry = config.client_options, config.retry_config
+    read_timeout = float(client["read_timeout"].rstrip("s"))
+    # After the limit no retry is begun, so at most one timeout comes on top.
+    assert retry["retry_timeout"].total_seconds() + read_timeout <= 15
+    assert float(client["connect_timeout"].rstrip("s")) <= read_timeout
+    # The largest request over a slow line of 1 Mbit/s must still come through.
+    slow_s = remote._NETWORK_COSTS.max_request_nbytes * 8 / 1e6
+    assert float(client["timeout"].rstrip("s")) > slow_s
+
+
+def test_refused_connection_is_a_store_error() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://user:secret@127.0.0.1:{unused.getsockname()[1]}/a"
+        store = open_url(url, {"retry_config": {"max_retries": 0}})
+        with pytest.raises(StoreError) as caught:
+            read_one(store, 5, 9)
+    assert "secret" not in str(caught.value)
+    assert "secret" not in store.url
+
+
+@pytest.mark.parametrize("key", ["../c/0", "/c/0", "c//0", "c/./0", "", "c\\0", "c\0"])
+def test_keys_that_leave_the_root_are_refused_without_a_request(
+    server: RangeServer, store: RemoteStore, key: str
+) -> None:
+    with pytest.raises(StoreError):
+        store.read([ByteRequest(key)])
+    assert server.requests == []
+
+
+def test_store_survives_pickling(store: RemoteStore) -> None:
+    again = pickle.loads(pickle.dumps(store))
+    assert again.url == store.url
+    assert read_one(again, 5, 9).data.tobytes() == BODY[5:9]
+
+
+def test_plain_http_cannot_list_and_tells_no_version_for_free(
+    server: RangeServer, store: RemoteStore
+) -> None:
+    assert store.list_children("") is None
+    assert store.current_version("c/0") == (False, None)
+    assert server.requests == []
+
+
+def test_directory_with_odd_characters_in_its_url_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a b%+ü").mkdir()
+    (tmp_path / "a b%+ü" / "k +%").write_bytes(b"odd")
+    with RangeServer(tmp_path) as running:
+        store = open_url(f"{running.url}/a%20b%25+%C3%BC/", {})
+        assert store.get("k +%") == b"odd"
+
+
+def test_url_with_a_query_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="query"):
+        open_url("https://host/data.zarr?sig=1", {})
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1/x", "s3://bucket/x"])
+def test_unknown_setting_is_refused_by_name(url: str) -> None:
+    with pytest.raises(StoreError, match="no_such_setting"):
+        open_url(url, {"no_such_setting": "1"})
+
+
+# ------------------------------------------------------------------------------- S3
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    reason = "moto's server is not installed"
+    moto_server = pytest.importorskip("moto.server", reason=reason)
+    running = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+@pytest.fixture
+def s3_options(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    import urllib.request
+
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    make = urllib.request.Request(f"{s3_endpoint}/bucket", method="PUT")
+    urllib.request.urlopen(make).close()
+    options = {
+        "endpoint_url": s3_endpoint,
+        "key": "test",
+        "secret": "test",
+        "region": "us-east-1",
+    }
+    writer = open_url("s3://bucket/data.zarr", options)._store
+    for key, body in (("c/0", BODY), ("zarr.json", b"{}")):
+        obstore.put(writer, key, body)
+    return options
+
+
+@pytest.mark.parametrize(("asked", "expected"), RANGES)
+def test_s3_answers_every_kind_of_range(
+    s3_options: dict[str, str], asked: tuple[int | None, ...], expected: bytes
+) -> None:
+    store = open_url("s3://bucket/data.zarr", s3_options)
+    fetched = read_one(store, *asked)
+    assert fetched.data.tobytes() == expected
+    assert fetched.object_nbytes == len(BODY)
+    assert fetched.version is not None
+
+
+def test_s3_lists_and_reads_documents(s3_options: dict[str, str]) -> None:
+    store = open_url("s3://bucket/data.zarr", s3_options)
+    assert store.list_children("") == ["c", "zarr.json"]
+    assert store.list_children("c") == store.list_children("/c/") == ["0"]
+    assert store.list_children("none") == []
+    assert store.get("zarr.json") == b"{}"
+    assert store.get("none") is None
+    assert store.url == "s3://bucket/data.zarr"
+
+
+def test_s3_object_replaced_between_two_reads_is_noticed(
+    s3_options: dict[str, str],
+) -> None:
+    store = open_url("s3://bucket/data.zarr", s3_options)
+    version = read_one(store, -16).version
+    assert read_one(store, 0, 4, version=version).data.tobytes() == BODY[:4]
+    obstore.put(store._store, "c/0", b"x" * len(BODY))
+    with pytest.raises(ObjectChangedError):
+        read_one(store, 0, 4, version=version)
+
+
+def test_s3_takes_its_settings_from_the_environment(
+    s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_options["endpoint_url"])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    assert open_url("s3://bucket/data.zarr", {}).get("zarr.json") == b"{}"
+
+
+def test_s3_is_read_anonymously_when_asked(s3_options: dict[str, str]) -> None:
+    options = {"endpoint_url": s3_options["endpoint_url"], "anon": True}
+    store = open_url("s3://bucket/data.zarr", options)
+    assert store.get("none") is None
+
+
+# ----------------------------------------------------------- stores made elsewhere
+
+
+@pytest.mark.parametrize(
+    ("make", "url"),
+    [
+        (lambda s: s.MemoryStore(), "obstore:MemoryStore"),
+        (
+            lambda s: s.S3Store("bucket", prefix="a/b", region="x"),
+            "s3://bucket/a/b",
+        ),
+        (lambda s: s.HTTPStore("http://127.0.0.1/a"), "http://127.0.0.1/a"),
+    ],
+)
+def test_obstore_store_tells_its_address(
+    make: Callable[[object], object], url: str
+) -> None:
+    import obstore.store
+
+    assert RemoteStore(make(obstore.store)).url == url  # type: ignore[arg-type]

@@ -1,0 +1,169 @@
+"""Tasks side by side: which run, when they stop, and what is raised."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from functools import partial
+from unittest import mock
+
+import pytest
+
+from gpushard.workers import run_tasks
+
+WORKERS = [1, 2, 4]
+
+
+class Running:
+    """Counts the tasks that are running, and those that ran."""
+
+    def __init__(self):
+        self.now = 0
+        self.most = 0
+        self.done = []
+        self._lock = threading.Lock()
+
+    def task(self, name, seconds=0.0, error=None):
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(seconds)
+        with self._lock:
+            self.now -= 1
+            self.done.append(name)
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_every_task_runs_once(n_workers):
+    running = Running()
+    run_tasks((partial(running.task, i) for i in range(50)), n_workers)
+    assert sorted(running.done) == list(range(50))
+    assert running.now == 0
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_no_task_is_no_work(n_workers):
+    run_tasks([], n_workers)
+
+
+def test_a_single_worker_is_the_calling_thread():
+    seen = []
+    run_tasks([lambda: seen.append(threading.current_thread())] * 3, 1)
+    assert seen == [threading.current_thread()] * 3
+
+
+def test_tasks_run_side_by_side_as_many_as_there_are_workers():
+    running = Running()
+    meet = threading.Barrier(3, timeout=10)
+    run_tasks([meet.wait] * 3, 3)
+    run_tasks((partial(running.task, i, 0.002) for i in range(20)), 3)
+    assert running.most <= 3
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_the_first_error_is_raised_as_it_is(n_workers):
+    error = ValueError("the third")
+    tasks = [lambda: None, lambda: None, mock.Mock(side_effect=error)]
+    with pytest.raises(ValueError, match="the third") as caught:
+        run_tasks(tasks, n_workers)
+    assert caught.value is error
+
+
+def test_of_several_errors_the_one_of_the_earliest_task_is_raised():
+    running = Running()
+    tasks = [
+        partial(running.task, 0, 0.05, ValueError("early")),
+        partial(running.task, 1, 0.0, KeyError("late")),
+    ]
+    with pytest.raises(ValueError, match="early"):
+        run_tasks(tasks, 2)
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_after_an_error_few_more_are_started_and_none_is_left_running(n_workers):
+    running = Running()
+    first = partial(running.task, -1, 0.0, ValueError("stop"))
+    rest = (partial(running.task, i, 0.01) for i in range(200))
+    with pytest.raises(ValueError, match="stop"):
+        run_tasks((task for tasks in ([first], rest) for task in tasks), n_workers)
+    assert running.now == 0
+    n_done = len(running.done)
+    assert n_done <= 2 * n_workers
+    time.sleep(0.05)
+    assert len(running.done) == n_done
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_an_error_of_the_iterable_is_raised_when_its_tasks_have_ended(n_workers):
+    running = Running()
+
+    def tasks():
+        yield partial(running.task, 0, 0.03)
+        raise OSError("no more")
+
+    with pytest.raises(OSError, match="no more"):
+        run_tasks(tasks(), n_workers)
+    assert running.now == 0
+    assert running.done in ([0], [])
+
+
+def test_an_interrupt_while_waiting_leaves_no_task_running():
+    running = Running()
+    interrupted = mock.patch.object(Future, "result", side_effect=KeyboardInterrupt)
+    with interrupted, pytest.raises(KeyboardInterrupt):
+        run_tasks([partial(running.task, i, 0.05) for i in range(2)], 2)
+    assert running.now == 0
+
+
+@pytest.mark.parametrize("n_workers", [2, 4])
+def test_tasks_are_drawn_only_as_workers_become_free(n_workers):
+    running = Running()
+    ahead = []
+
+    def tasks():
+        for i in range(60):
+            ahead.append(i - len(running.done))
+            yield partial(running.task, i, 0.001)
+
+    run_tasks(tasks(), n_workers)
+    assert max(ahead) < 2 * n_workers
+
+
+def test_threads_are_kept_from_one_run_to_the_next():
+    names: set[str] = set()
+
+    def note():
+        time.sleep(0.001)
+        names.add(threading.current_thread().name)
+
+    for _ in range(5):
+        run_tasks([note] * 6, 2)
+    assert len(names) <= 2
+    assert all(name.startswith("gpushard") for name in names)
+
+
+FORK = """
+import os, signal
+from gpushard.workers import run_tasks
+done = []
+run_tasks([lambda: done.append(1)] * 8, 2)
+if not os.fork():
+    signal.alarm(20)
+    run_tasks([lambda: done.append(1)] * 8, 2)
+    os._exit(len(done))
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 16
+run_tasks([lambda: done.append(1)] * 8, 2)
+assert len(done) == 16
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
+def test_a_forked_child_gets_workers_of_its_own():
+    # Python 3.12 warns of any fork with threads around; that it works is the point.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK]
+    subprocess.run(command, check=True, timeout=60)
