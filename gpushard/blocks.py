@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -80,9 +80,8 @@ def order_by(*keys: Ints) -> Ints:
     """Stable order of columns by the rows of each key, the first row first."""
     rows = [row for key in keys for row in key]
     if not rows:
-        return np.arange(keys[0].shape[1])
-    lexsort: Any = np.lexsort  # its stubs do not say what comes out
-    return lexsort(rows[::-1])
+        return np.arange(keys[0].shape[1], dtype=np.int64)
+    return np.lexsort(rows[::-1])
 
 
 def run_starts(columns: Ints) -> Ints:

@@ -7,6 +7,7 @@
     |-- StoreError(OSError)                  the store failed to answer
     |   `-- ObjectChangedError               an object was replaced while it was read
     |-- NotFoundError(FileNotFoundError)     no array, group or store there
+    |   `-- NoSuchArrayError(KeyError)       no array of that name in the group
     |-- CorruptShardError(ValueError)        stored bytes contradict the metadata
     |   `-- ChecksumError                    stored bytes contradict their checksum
     `-- DeviceError(RuntimeError)            a device failed or ran out of memory
@@ -138,6 +139,10 @@ class ObjectChangedError(StoreError):
 
 class NotFoundError(GpushardError, FileNotFoundError):
     """There is no array, group or store at the given place."""
+
+
+class NoSuchArrayError(NotFoundError, KeyError):
+    """A group has no array of the given name."""
 
 
 class CorruptShardError(GpushardError, ValueError):

@@ -79,7 +79,7 @@ def _basic(
             result.append(axis.length)
         else:
             axes.append(_integer_axis(item, shape[len(axes)], len(axes)))
-    scalar = not result and not has_ellipsis and bool(shape)
+    scalar = not result and not has_ellipsis
     return Orthogonal(tuple(axes), tuple(result), tuple(new_axes), scalar)
 
 
@@ -100,7 +100,7 @@ def orthogonal(key: Any, shape: Shape) -> Orthogonal:
         for d, (item, n) in enumerate(zip(items, shape, strict=True))
     )
     kept = tuple(a.length for a in axes if not (isinstance(a, SliceAxis) and a.drop))
-    return Orthogonal(axes, kept, scalar=not kept and bool(axes))
+    return Orthogonal(axes, kept, scalar=not kept)
 
 
 def points(key: Any, shape: Shape) -> Points:
@@ -379,7 +379,9 @@ def _advanced(items: tuple[Any, ...], shape: Shape) -> Selection:
 
 def _plain(item: Any) -> Any:
     """Python's integer for anything that NumPy takes for one."""
-    if _is_structural(item) or isinstance(item, bool) or _as_array(item).ndim > 0:
+    if _is_structural(item) or _as_array(item).ndim > 0:
+        return item
+    if _as_array(item).dtype == bool:  # NumPy 2.0 only warns of its own as an index
         return item
     try:
         return operator.index(item)

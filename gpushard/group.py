@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpushard.array import Array, check_device
-from gpushard.errors import NotFoundError
+from gpushard.errors import NoSuchArrayError, NotFoundError
 from gpushard.metadata import GroupDocument, load_array, load_group, parse_array
 from gpushard.options import DEFAULT, Options
 from gpushard.source import Source
@@ -101,8 +101,12 @@ class Group(Mapping[str, Array]):
             else:
                 layout = load_array(self._store, place, self._options)
         except NotFoundError as error:
-            # A mapping says KeyError; the reason stays in its cause.
-            raise KeyError(name) from error
+            raise NoSuchArrayError(
+                f"the group has no array {name!r}",
+                array_path=self.path,
+                expected=f"one of {', '.join(self) or 'none'}",
+                got=repr(name),
+            ) from error
         source = Source.prepare(layout, self._store, self._options)
         return Array(source, self._device)
 

@@ -1,18 +1,23 @@
-"""Tasks run side by side, a bounded number at a time.
+"""Work run side by side, a bounded number at a time.
 
-The decoders release the interpreter's lock, so threads are enough.
+Reads and decoders release the interpreter's lock, so threads are enough. Tasks may read
+from stores, which have threads of their own: no thread ever waits for its own pool.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal, TypeVar
 
 Task = Callable[[], None]
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+Purpose = Literal["read", "store"]
 
-_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+_pools: dict[tuple[int, Purpose, int], ThreadPoolExecutor] = {}
 
 
 def run_tasks(tasks: Iterable[Task], n_workers: int) -> None:
@@ -25,15 +30,15 @@ def run_tasks(tasks: Iterable[Task], n_workers: int) -> None:
         for task in tasks:
             task()
         return
-    pool = _pool(n_workers)
+    pool = _pool("read", n_workers)
     running: deque[Future[None]] = deque()
     try:
         for task in tasks:
             running.append(pool.submit(task))
             while len(running) >= 2 * n_workers:
-                _finish_oldest(running)
+                running.popleft().result()
         while running:
-            _finish_oldest(running)
+            running.popleft().result()
     finally:
         for future in running:
             future.cancel()
@@ -42,18 +47,42 @@ def run_tasks(tasks: Iterable[Task], n_workers: int) -> None:
                 future.exception()
 
 
-def _finish_oldest(running: deque[Future[None]]) -> None:
-    # Taken off only when done: an interrupt while waiting must still find it there.
-    running[0].result()
-    running.popleft()
+def run_side_by_side(
+    function: Callable[[Item], Answer], items: Sequence[Item], n_workers: int
+) -> list[Answer]:
+    """Answers of `function` for each item, in order; raises the first item's error.
+
+    Each worker takes every n-th item in one task: a future an item would cost more
+    than reading a few KiB from the page cache.
+    """
+    n_tasks = min(n_workers, len(items))
+    if n_tasks <= 1:
+        return [function(item) for item in items]
+    pool = _pool("store", n_workers)
+    futures = [
+        pool.submit(_run_all, function, items[first::n_tasks])
+        for first in range(n_tasks)
+    ]
+    try:
+        shares = [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+    return [shares[i % n_tasks][i // n_tasks] for i in range(len(items))]
 
 
-def _pool(n_workers: int) -> ThreadPoolExecutor:
+def _run_all(function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+    return [function(item) for item in items]
+
+
+def _pool(purpose: Purpose, n_workers: int) -> ThreadPoolExecutor:
     """Pool of this process: a fork has none of its parent's threads."""
-    identity = (os.getpid(), n_workers)
+    identity = (os.getpid(), purpose, n_workers)
     pool = _pools.get(identity)
     if pool is None:
+        # Two threads may both get here: the loser's pool has no thread yet.
         pool = _pools.setdefault(
-            identity, ThreadPoolExecutor(n_workers, thread_name_prefix="gpushard")
+            identity,
+            ThreadPoolExecutor(n_workers, thread_name_prefix=f"gpushard-{purpose}"),
         )
     return pool

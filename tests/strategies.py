@@ -113,7 +113,7 @@ def basic_keys(draw, shape):
     """Keys that NumPy takes as basic indexing: integers, slices, ellipsis, newaxis."""
     n_given = draw(st.integers(0, len(shape)))
     n_front = draw(st.integers(0, n_given))
-    has_ellipsis = n_given < len(shape) and n_front < n_given or draw(st.booleans())
+    has_ellipsis = (n_given < len(shape) and n_front < n_given) or draw(st.booleans())
     if not has_ellipsis:
         n_front = n_given
     behind = n_given - n_front

@@ -66,16 +66,25 @@ def test_no_request_spans_a_larger_gap_than_allowed(ranges, gap, largest):
         assert reach == stop
 
 
+def runs_of(ranges, gap):
+    """Start of the first and of the last range of each run without a larger gap."""
+    runs = []
+    for source, a, b in sorted(ranges):
+        if not runs or runs[-1][0] != source or a > runs[-1][3] + gap:
+            runs.append([source, a, a, b])
+        runs[-1][2] = a
+        runs[-1][3] = max(runs[-1][3], b)
+    return [(first, last) for _, first, last, _ in runs]
+
+
 @given(byte_ranges, st.integers(0, 12), st.integers(1, 80))
-def test_neighbouring_requests_are_apart_unless_the_size_parts_them(
+def test_there_are_no_more_requests_than_runs_and_cuts_of_long_runs(
     ranges, gap, largest
 ):
-    made = spelled(requests_for(ranges, gap, largest))
-    for (s, start, stop, _), (t, next_start, next_stop, _) in zip(
-        made, made[1:], strict=False
-    ):
-        if s == t and next_start <= stop + gap:
-            assert max(stop, next_stop) - start > largest
+    runs = runs_of(ranges, gap)
+    assert len(requests_for(ranges, gap).source) == len(runs)
+    n_most = sum(1 + (last - first) // largest for first, last in runs)
+    assert len(requests_for(ranges, gap, largest).source) <= n_most
 
 
 @given(byte_ranges, st.integers(0, 12), st.integers(1, 80))

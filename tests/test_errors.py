@@ -14,6 +14,7 @@ from gpushard.errors import (
     DeviceError,
     GpushardError,
     MetadataError,
+    NoSuchArrayError,
     NotFoundError,
     ObjectChangedError,
     SelectionError,
@@ -28,6 +29,7 @@ BASES = {
     StoreError: OSError,
     ObjectChangedError: StoreError,
     NotFoundError: FileNotFoundError,
+    NoSuchArrayError: NotFoundError,
     CorruptShardError: ValueError,
     ChecksumError: CorruptShardError,
     DeviceError: RuntimeError,
@@ -89,7 +91,9 @@ def test_a_message_tells_only_the_facts_there_are(fields, message):
 
 
 @pytest.mark.parametrize("error", [GpushardError, *BASES])
-@pytest.mark.parametrize("duplicate", [copy.copy, lambda e: pickle.loads(pickle.dumps(e))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, lambda e: pickle.loads(pickle.dumps(e))]
+)
 def test_a_copied_or_pickled_error_keeps_its_fields_and_its_message(error, duplicate):
     original = error("bytes are missing", **FIELDS)
     message = str(original)
@@ -114,7 +118,11 @@ def test_a_pickled_error_can_be_raised_and_caught_as_its_builtin():
 def test_added_context_fills_in_what_the_raiser_could_not_know():
     error = CorruptShardError("bytes are missing", codec="zstd")
     error.add_context(array_path="a", shard_key="a/c/0", inner_chunk=(1,), codec="gzip")
-    assert (error.array_path, error.shard_key, error.inner_chunk) == ("a", "a/c/0", (1,))
+    assert (error.array_path, error.shard_key, error.inner_chunk) == (
+        "a",
+        "a/c/0",
+        (1,),
+    )
     assert error.codec == "zstd"
 
 

@@ -70,9 +70,12 @@ def test_but_copies_with_the_changes_that_are_not_none():
     changed = DEFAULT.but(threads=3, memory_limit=None, batch_nbytes=KIB)
     assert (changed.threads, changed.batch_nbytes) == (3, KIB)
     assert changed.memory_limit == DEFAULT.memory_limit
-    assert dataclasses.replace(
-        changed, threads=DEFAULT.threads, batch_nbytes=DEFAULT.batch_nbytes
-    ) == DEFAULT
+    assert (
+        dataclasses.replace(
+            changed, threads=DEFAULT.threads, batch_nbytes=DEFAULT.batch_nbytes
+        )
+        == DEFAULT
+    )
 
 
 def test_but_takes_zero_and_false_for_changes():

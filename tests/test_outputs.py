@@ -92,7 +92,9 @@ class OnTheDevice:
         raise TypeError("cannot be converted implicitly")
 
 
-@pytest.mark.parametrize("out", [[0, 0, 0], CopiesOnly(), NeedsGradient(), OnTheDevice()])
+@pytest.mark.parametrize(
+    "out", [[0, 0, 0], CopiesOnly(), NeedsGradient(), OnTheDevice()]
+)
 def test_an_output_that_shares_no_memory_is_refused(out):
     with pytest.raises(SelectionError, match="shares no memory with NumPy") as caught:
         usable_output(out, (3,), INT32)

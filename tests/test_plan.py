@@ -10,10 +10,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import strategies as sts
 from hypothesis import given
 from hypothesis import strategies as st
 
+import strategies as sts
 from gpushard import blocks
 from gpushard.expressions import basic, orthogonal, points
 from gpushard.grid import GridPart

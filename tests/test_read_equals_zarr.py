@@ -12,6 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, note, settings
+from hypothesis import strategies as st
+from zarr.testing import strategies as zarr_strategies
+
+import gpushard
 from array_strategies import (
     StoredArray,
     assert_same_bits,
@@ -23,11 +28,6 @@ from array_strategies import (
     stored_arrays,
     take_orthogonal,
 )
-from hypothesis import assume, given, note, settings
-from hypothesis import strategies as st
-from zarr.testing import strategies as zarr_strategies
-
-import gpushard
 
 # zarr 3.1 says so wherever one of numcodecs' codecs is made.
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
@@ -106,7 +106,9 @@ def block_starts(document: dict[str, Any]) -> list[list[int]]:
     grid, shape = document["chunk_grid"], document["shape"]
     kinds = {"regular": "chunk_shape", "rectilinear": "chunk_shapes"}
     starts: list[list[int]] = []
-    for cell, extent in zip(grid["configuration"][kinds[grid["name"]]], shape, strict=True):
+    for cell, extent in zip(
+        grid["configuration"][kinds[grid["name"]]], shape, strict=True
+    ):
         lengths = itertools.repeat(cell) if isinstance(cell, int) else cell
         ends = itertools.accumulate(lengths)
         before = itertools.takewhile(lambda end: end < extent, ends)  # noqa: B023 - used at once
@@ -123,8 +125,14 @@ def test_blocks_are_the_cells_of_the_chunk_grid(directory, stored, data):
     for key in drawn(data, block_keys(tuple(len(s) - 1 for s in starts))):
         where = []
         for k, s in zip(key, starts, strict=True):
-            cells = range(len(s) - 1)[k] if isinstance(k, slice) else range(len(s) - 1)[k:][:1]
-            where.append(slice(s[cells.start], s[cells.stop]) if len(cells) else slice(0, 0))
+            cells = (
+                range(len(s) - 1)[k]
+                if isinstance(k, slice)
+                else range(len(s) - 1)[k:][:1]
+            )
+            where.append(
+                slice(s[cells.start], s[cells.stop]) if len(cells) else slice(0, 0)
+            )
         assert_same_bits(a.blocks[key], full[tuple(where)])
 
 

@@ -21,7 +21,9 @@ def report(**counts) -> ReadReport:
     tally.add(**counts)
     tally.add_seconds("fetch", 0.0015)
     tally.add_seconds("decode", 0.25)
-    return tally.report(array="ocean/salt", device="cpu", out_nbytes=4096, codecs=CODECS)
+    return tally.report(
+        array="ocean/salt", device="cpu", out_nbytes=4096, codecs=CODECS
+    )
 
 
 COUNTS = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-import strategies as sts
 from hypothesis import given
 from hypothesis import strategies as st
 
+import strategies as sts
 from gpushard.errors import SelectionError
 from gpushard.expressions import basic, orthogonal, points
 from gpushard.layout import GridAxis

@@ -1,4 +1,4 @@
-"""Projections of one axis over the cells of a grid, against element-wise enumeration."""
+"""Projections of one axis over the cells of a grid, against a plain enumeration."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import strategies as sts
 from hypothesis import given
 from hypothesis import strategies as st
 
+import strategies as sts
 from gpushard.layout import GridAxis
 from gpushard.selection import (
     IndexAxis,
@@ -39,7 +39,9 @@ def slice_axes(draw, extent):
 @st.composite
 def index_axes(draw, extent):
     index = draw(sts.index_lists(extent)).astype(np.int64) % max(extent, 1)
-    return IndexAxis(index, np.array(draw(st.permutations(range(len(index)))), np.int64))
+    return IndexAxis(
+        index, np.array(draw(st.permutations(range(len(index)))), np.int64)
+    )
 
 
 @st.composite

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 import zarr
-from array_strategies import assert_same_bits, basic_keys, held, stored_arrays
 from hypothesis import given, note
 from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 import gpushard
+from array_strategies import assert_same_bits, basic_keys, held, stored_arrays
 from gpushard import Options, array, small
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")

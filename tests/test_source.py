@@ -9,9 +9,9 @@ import threading
 
 import numpy as np
 import pytest
-import strategies as sts
 
 import gpushard
+import strategies as sts
 from gpushard.errors import CorruptShardError
 from gpushard.index import parse_index
 from gpushard.layout import ChunkKeys, CodecChain, CodecSpec, GridAxis
@@ -239,7 +239,9 @@ def test_an_entry_larger_than_any_encoding_of_its_inner_chunk_is_refused():
     gzip = CodecSpec("gzip", {"level": 1})
     source = source_of(plain_layout(chain=chain_of(after=[gzip])))
     source.refuse_oversized(4 * 12 + 100, (4, 3))
-    with pytest.raises(CorruptShardError, match="more bytes than any encoding") as caught:
+    with pytest.raises(
+        CorruptShardError, match="more bytes than any encoding"
+    ) as caught:
         source.refuse_oversized(10**9, (4, 3))
     assert caught.value.got == 10**9
 

@@ -6,10 +6,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-import strategies as sts
 from hypothesis import given
 from hypothesis import strategies as st
 
+import strategies as sts
 from gpushard.expressions import basic, points
 from gpushard.grid import GridPart
 from gpushard.layout import GridAxis
@@ -98,7 +98,5 @@ def test_the_padding_rows_of_a_shared_plan_do_not_count():
     (block,) = plan.blocks()
     assert block.position.shape == (2, 2)
     for p, span in enumerate([(5, 6), (7, 8)]):
-        spans = byte_spans(
-            plan.parts[p], block.position[:, block.part == p], (4, 1, 1)
-        )
+        spans = byte_spans(plan.parts[p], block.position[:, block.part == p], (4, 1, 1))
         assert tuple(int(column[0]) for column in spans) == span

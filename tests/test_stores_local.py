@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpushard import workers
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.options import Options
-from gpushard.stores import local, workers
+from gpushard.stores import local
 from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.local import LocalStore
 
@@ -301,7 +302,8 @@ def test_forked_child_reads_on_while_the_parent_holds_locks(root: Path) -> None:
     script = """
 import os, sys, time, warnings
 from gpushard.options import Options
-from gpushard.stores import local, workers
+from gpushard import workers
+from gpushard.stores import local
 from gpushard.stores.base import ByteRequest
 warnings.simplefilter("ignore")
 local._PATIENCE_S = local._SLOW_REQUEST_S = 0

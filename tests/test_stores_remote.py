@@ -253,7 +253,7 @@ def test_other_bytes_than_asked_are_an_error(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch, span: tuple[int, int]
 ) -> None:
     # Planted: obstore of today notices most of it by itself.
-    honest = obstore.get(store._store, "c/0", options={"range": span})
+    honest = obstore.get(store.object_store, "c/0", options={"range": span})
     answer = SimpleNamespace(meta=honest.meta, range=span, bytes=honest.bytes)
     monkeypatch.setattr(obstore, "get", lambda *args, **kwargs: answer)
     with pytest.raises(StoreError, match="expected bytes 5-9"):
@@ -276,7 +276,7 @@ def test_server_that_never_answers_is_given_up(server: RangeServer) -> None:
 
 
 def test_default_limits_give_a_dead_server_up_within_15_s() -> None:
-    config = open_url("http://127.0.0.1:1", {})._store
+    config = open_url("http://127.0.0.1:1", {}).object_store
     client, retry = config.client_options, config.retry_config
     read_timeout = float(client["read_timeout"].rstrip("s"))
     # After the limit no retry is begun, so at most one timeout comes on top.
@@ -368,7 +368,7 @@ def s3_options(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, s
         "secret": "test",
         "region": "us-east-1",
     }
-    writer = open_url("s3://bucket/data.zarr", options)._store
+    writer = open_url("s3://bucket/data.zarr", options).object_store
     for key, body in (("c/0", BODY), ("zarr.json", b"{}")):
         obstore.put(writer, key, body)
     return options
@@ -401,7 +401,7 @@ def test_s3_object_replaced_between_two_reads_is_noticed(
     store = open_url("s3://bucket/data.zarr", s3_options)
     version = read_one(store, -16).version
     assert read_one(store, 0, 4, version=version).data.tobytes() == BODY[:4]
-    obstore.put(store._store, "c/0", b"x" * len(BODY))
+    obstore.put(store.object_store, "c/0", b"x" * len(BODY))
     with pytest.raises(ObjectChangedError):
         read_one(store, 0, 4, version=version)
 

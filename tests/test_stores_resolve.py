@@ -278,3 +278,15 @@ def test_path_that_leaves_the_store_is_refused_when_it_is_read(
     with pytest.raises(StoreError, match="no key below"):
         store.get(f"{path}/zarr.json")
     assert os.path.isfile(group_path / "g" / path / "zarr.json")
+
+
+def test_an_array_inside_a_zip_file_is_named_by_one_path(tmp_path):
+    path = tmp_path / "data.zip"
+    with zarr.storage.ZipStore(path, mode="w") as writable:
+        group = zarr.create_group(writable)
+        group.create_array("deep/u", data=np.arange(4))
+    store, inside = resolve(f"{path}/deep/u")
+    assert inside == "deep/u"
+    assert store.get("deep/u/zarr.json")
+    assert resolve(path)[1] == ""
+    assert resolve(f"{path}/deep", "u")[1] == "deep/u"

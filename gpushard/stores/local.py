@@ -22,7 +22,7 @@ from gpushard.options import DEFAULT, KIB, MIB, Options
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.failures import failure, refuse_unsafe_key
 from gpushard.stores.handles import FileVersion, Handle, HandleTable, version_of
-from gpushard.stores.workers import run_side_by_side
+from gpushard.workers import run_side_by_side
 
 # 64 KiB cost 8 us from the page cache and about 20 us from an NVMe disk, less than
 # the 80 us of another cold request. 8 MiB take 1 ms from the page cache, where the

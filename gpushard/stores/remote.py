@@ -16,7 +16,7 @@ from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.options import KIB, MIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.failures import failure, refuse_unsafe_key
-from gpushard.stores.workers import run_side_by_side
+from gpushard.workers import run_side_by_side
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -59,17 +59,22 @@ class RemoteStore:
         Any store of `obstore.store`.
     url
         Address for messages; by default what the store tells about itself.
+
+    Attributes
+    ----------
+    object_store
+        The obstore store.
     """
 
     def __init__(self, store: ObjectStore, url: str | None = None) -> None:
-        self._store = store
+        self.object_store = store
         self._url = _USER_INFO.sub("", url or _url_of(store))
         self._costs = _costs_of(store)
         self._refuses_suffixes = False
         self._ignores_ranges = False
 
     def __reduce__(self) -> tuple[Callable[..., RemoteStore], tuple[object, ...]]:
-        return RemoteStore, (self._store, self._url)
+        return RemoteStore, (self.object_store, self._url)
 
     def __repr__(self) -> str:
         return f"RemoteStore({self._url!r})"
@@ -127,10 +132,10 @@ class RemoteStore:
         import obstore
         from obstore.store import HTTPStore
 
-        if isinstance(self._store, HTTPStore):
+        if isinstance(self.object_store, HTTPStore):
             return None
         try:
-            found = obstore.list_with_delimiter(self._store, prefix or None)
+            found = obstore.list_with_delimiter(self.object_store, prefix or None)
         except _errors() as error:
             raise self._failure(prefix, error) from error
         paths = [
@@ -209,7 +214,7 @@ class RemoteStore:
         if isinstance(request.version, str):
             options["if_match"] = request.version
         try:
-            result = obstore.get(self._store, request.key, options=options)
+            result = obstore.get(self.object_store, request.key, options=options)
         except PreconditionError as error:
             raise self._changed(request, "another version") from error
         about = result.meta
@@ -232,7 +237,7 @@ class RemoteStore:
         """What the server tells about the object."""
         import obstore
 
-        about = obstore.head(self._store, request.key)
+        about = obstore.head(self.object_store, request.key)
         self._check_version(request, about)
         return about
 
@@ -254,7 +259,7 @@ class RemoteStore:
 
         request = ByteRequest(wanted[0], version=wanted[1])
         try:
-            result = obstore.get(self._store, request.key)
+            result = obstore.get(self.object_store, request.key)
             about = result.meta
             self._check_version(request, about)
             if about["size"] > _RANGELESS_MAX_NBYTES:

@@ -69,8 +69,9 @@ def resolve(
             hint="configure the store where you make it, or pass its URL",
         )
     if is_text:
-        return _resolve_text(str(target), scheme, options, storage_options), path
-    store, base = _resolve_object(target, options)
+        store, base = _resolve_text(str(target), scheme, options, storage_options)
+    else:
+        store, base = _resolve_object(target, options)
     return store, f"{base}/{path}".strip("/")
 
 
@@ -127,15 +128,15 @@ def _resolve_text(
     scheme: str,
     options: Options,
     storage_options: Mapping[str, Any] | None,
-) -> Store:
-    """Store whose root is the path or URL `text`."""
+) -> tuple[Store, str]:
+    """Store, and path in it, that the local path or URL `text` names."""
     if scheme in ("", "file"):
         return _resolve_local(_local_path(text) if scheme else text, options)
     if scheme in _REMOTE_SCHEMES:
         from gpushard.stores.remote_url import open_url
 
-        return open_url(text, storage_options or {})
-    return _resolve_fsspec(text, storage_options)
+        return open_url(text, storage_options or {}), ""
+    return _resolve_fsspec(text, storage_options), ""
 
 
 def _scheme_of(text: str) -> str:
@@ -147,14 +148,16 @@ def _local_path(url: str) -> str:
     return url2pathname(urlsplit(url).path)
 
 
-def _resolve_local(path: str, options: Options) -> Store:
-    """Store of a local directory or zip file."""
+def _resolve_local(path: str, options: Options) -> tuple[Store, str]:
+    """Store of a local directory; or of a zip file, and the path behind its name."""
     path = os.path.expanduser(path)
     if os.path.isdir(path):
-        return LocalStore(path, options)
+        return LocalStore(path, options), ""
+    for outer in (Path(path), *Path(path).parents):
+        if outer.suffix.lower() == ".zip" and outer.is_file():
+            inside = Path(path).relative_to(outer)
+            return _open_zip(outer), "" if inside == Path() else inside.as_posix()
     if os.path.isfile(path):
-        if path.lower().endswith(".zip"):
-            return _open_zip(path)
         raise NotFoundError(
             f"{path!r} is a file",
             expected="the directory of a Zarr array or group, or a .zip file",
@@ -166,12 +169,12 @@ def _resolve_local(path: str, options: Options) -> Store:
     )
 
 
-def _open_zip(path: str) -> Store:
+def _open_zip(path: Path) -> Store:
     from zarr.storage import ZipStore
 
     from gpushard.stores.zarr_store import ZarrStore
 
-    return ZarrStore(ZipStore(Path(path), mode="r", read_only=True))
+    return ZarrStore(ZipStore(path, mode="r", read_only=True))
 
 
 def _resolve_fsspec(url: str, storage_options: Mapping[str, Any] | None) -> Store:

@@ -48,27 +48,32 @@ class ZarrStore:
     ----------
     store
         Any store of zarr-python 3.
+
+    Attributes
+    ----------
+    zarr_store
+        The same.
     """
 
     def __init__(self, store: ZarrAbstractStore) -> None:
         from zarr.core.buffer import default_buffer_prototype
         from zarr.storage import MemoryStore, ZipStore
 
-        self._store = store
+        self.zarr_store = store
         self._prototype = default_buffer_prototype()
         near = isinstance(store, (MemoryStore, ZipStore))
         self._costs = _PROCESS_COSTS if near else _UNKNOWN_COSTS
 
     def __reduce__(self) -> tuple[Callable[..., ZarrStore], tuple[object, ...]]:
-        return ZarrStore, (self._store,)
+        return ZarrStore, (self.zarr_store,)
 
     def __repr__(self) -> str:
-        return f"ZarrStore({self._store!r})"
+        return f"ZarrStore({self.zarr_store!r})"
 
     @property
     def url(self) -> str:
         """What the zarr store calls itself, such as ``memory://...``."""
-        return str(self._store)
+        return str(self.zarr_store)
 
     @property
     def costs(self) -> FetchCosts:
@@ -113,7 +118,7 @@ class ZarrStore:
         StoreError
             The store failed to list.
         """
-        if not self._store.supports_listing:
+        if not self.zarr_store.supports_listing:
             return None
         prefix = prefix.strip("/")
         if prefix:
@@ -123,7 +128,7 @@ class ZarrStore:
     async def _list(self, prefix: str) -> list[str]:
         await self._ensure_open()
         try:
-            names = [name async for name in self._store.list_dir(prefix)]
+            names = [name async for name in self.zarr_store.list_dir(prefix)]
         except (KeyError, FileNotFoundError):
             return []
         except Exception as error:
@@ -134,7 +139,7 @@ class ZarrStore:
         """Open the store: those that were unpickled or just made may not be yet."""
         try:
             # zarr's own readers call it too; no public method opens a made store.
-            await self._store._ensure_open()  # noqa: SLF001
+            await self.zarr_store._ensure_open()  # noqa: SLF001
         except Exception as error:
             raise StoreError(
                 f"cannot open {self.url}: {type(error).__name__}: {error}",
@@ -161,7 +166,7 @@ class ZarrStore:
     async def _read_one(self, request: ByteRequest) -> Fetched | None:
         key = request.key
         try:
-            buffer = await self._store.get(
+            buffer = await self.zarr_store.get(
                 key, self._prototype, _byte_range_of(request)
             )
             data = None if buffer is None else _bytes_of(buffer)
@@ -191,7 +196,7 @@ class ZarrStore:
 
     async def _size_if_known(self, key: str) -> int | None:
         try:
-            return await self._store.getsize(key)
+            return await self.zarr_store.getsize(key)
         except Exception:  # noqa: BLE001  the first error of the store is the telling one
             return None
 

@@ -1,0 +1,52 @@
+"""The command line: `gpushard sample`, `gpushard info` and `gpushard read`.
+
+Data go to stdout, progress and messages to stderr. Exit status 0: done; 1: stored bytes
+are damaged, or differ from what zarr-python reads; 2: everything else.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import gpushard
+from gpushard.cli.info import info
+from gpushard.cli.read import read
+from gpushard.cli.sample import sample
+
+# Plain help and plain tracebacks: rich costs as much start-up time as typer itself.
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (sample, info, read):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gpushard {gpushard.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _gpushard(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and leave.",
+        ),
+    ] = False,
+) -> None:
+    """Read sharded Zarr v3 arrays."""
+
+
+def main() -> None:
+    """Run the command that the process's arguments name, and exit."""
+    app(prog_name="gpushard")

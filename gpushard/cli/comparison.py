@@ -1,0 +1,164 @@
+"""What zarr-python reads for the same selection, and whether it is the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.cli.pieces import Piece, slice_of
+from gpushard.errors import UnsupportedError
+from gpushard.stores.base import Store
+from gpushard.stores.local import LocalStore
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Elements that differ.
+
+    Attributes
+    ----------
+    n_elements
+        How many.
+    element
+        Coordinate of the first of them in the array; None if whole shapes or data
+        types differ.
+    expected, got
+        What zarr-python reads there, and what gpushard read.
+    """
+
+    n_elements: int
+    element: tuple[int, ...] | None
+    expected: str
+    got: str
+
+
+class Reference:
+    """An array as zarr-python reads it.
+
+    Parameters
+    ----------
+    store, path
+        Where it lies.
+
+    Raises
+    ------
+    UnsupportedError
+        zarr-python cannot open it.
+    """
+
+    def __init__(self, store: Store, path: str) -> None:
+        import zarr
+
+        try:
+            self._array: Any = zarr.open_array(
+                _zarr_store(store), path=path, mode="r", zarr_format=3
+            )
+        except Exception as error:
+            raise _unreadable(error) from error
+
+    def mismatch(self, piece: Piece, block: NDArray[Any]) -> Mismatch | None:
+        """What differs between `block` and zarr-python's reading of `piece`.
+
+        Raises
+        ------
+        UnsupportedError
+            zarr-python cannot read it.
+        """
+        try:
+            expected = self._read(piece)
+        except Exception as error:
+            raise _unreadable(error) from error
+        if not _is_alike(expected, block):
+            return Mismatch(block.size, None, _outline(expected), _outline(block))
+        differing = _differing(expected.astype(block.dtype, copy=False), block)
+        if not len(differing):
+            return None
+        at = tuple(int(i) for i in np.unravel_index(differing[0], block.shape))
+        return Mismatch(
+            len(differing),
+            _coordinate(piece, at),
+            repr(expected[at]),
+            repr(block[at]),
+        )
+
+    def _read(self, piece: Piece) -> NDArray[Any]:
+        """zarr-python's result, turned here where a step is negative: it knows none."""
+        key: list[int | slice] = []
+        turns: list[slice] = []
+        for item in piece.items:
+            if isinstance(item, int):
+                key.append(item)
+            elif item.step > 0:
+                key.append(slice_of(item))
+                turns.append(slice(None))
+            else:
+                key.append(slice_of(item[::-1]))
+                turns.append(slice(None, None, -1))
+        return np.asarray(self._array[tuple(key)])[(*turns, ...)]
+
+
+def _zarr_store(store: Store) -> Any:
+    """Store for zarr-python with the same objects and the same connection settings."""
+    from zarr.storage import LocalStore as ZarrLocalStore
+    from zarr.storage import ObjectStore
+
+    from gpushard.stores.remote import RemoteStore
+    from gpushard.stores.zarr_store import ZarrStore
+
+    if isinstance(store, LocalStore):
+        return ZarrLocalStore(store.root, read_only=True)
+    if isinstance(store, RemoteStore):
+        return ObjectStore(store.object_store, read_only=True)
+    if isinstance(store, ZarrStore):
+        return store.zarr_store
+    raise UnsupportedError(f"zarr-python has no store for {store.url}")
+
+
+def _unreadable(error: Exception) -> UnsupportedError:
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return UnsupportedError(
+        f"zarr-python cannot read this, so nothing was compared ({reason})",
+        hint="read it without --verify",
+    )
+
+
+def _is_alike(expected: NDArray[Any], got: NDArray[Any]) -> bool:
+    """Whether shape and data type are the same but for byte order."""
+    if expected.shape != got.shape:
+        return False
+    if expected.dtype == got.dtype:
+        return True
+    is_fixed = not {expected.dtype.kind, got.dtype.kind} & {*"OT"}
+    return is_fixed and expected.dtype.newbyteorder("=") == got.dtype
+
+
+def _outline(array: NDArray[Any]) -> str:
+    return f"{array.dtype} of shape {array.shape}"
+
+
+def _differing(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.intp]:
+    """Flat positions of the elements of two arrays of one shape that differ.
+
+    Those of a fixed size are compared bit for bit: NaN equals the same NaN only.
+    """
+    if got.dtype.kind in "OT":
+        return np.flatnonzero(expected != got)
+    itemsize = got.dtype.itemsize
+    if not itemsize:
+        return np.empty(0, np.intp)
+    return np.unique(np.flatnonzero(_bytes(expected) != _bytes(got)) // itemsize)
+
+
+def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _coordinate(piece: Piece, at: tuple[int, ...]) -> tuple[int, ...]:
+    """Coordinate in the array of the element at `at` of the piece's result."""
+    places = iter(at)
+    return tuple(
+        item if isinstance(item, int) else item[next(places)] for item in piece.items
+    )

@@ -1,0 +1,130 @@
+"""What `gpushard info` tells about an array or a group, as plain facts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from math import prod
+from typing import Any
+
+from gpushard.errors import GpushardError, MetadataError
+from gpushard.group import Group
+from gpushard.layout import ArrayLayout, CodecChain, ShardLevel
+from gpushard.metadata import load_array, load_group
+from gpushard.options import DEFAULT
+from gpushard.source import Source
+from gpushard.stores.base import Store
+from gpushard.stores.local import LocalStore
+from gpushard.stores.resolve import resolve
+
+# Files looked at for their sizes; more would keep a user waiting.
+_MAX_FILES = 100_000
+
+
+def describe(url: str) -> dict[str, Any]:
+    """Facts about the array or group at `url`, ready for JSON.
+
+    Raises
+    ------
+    NotFoundError
+        There is neither.
+    MetadataError, UnsupportedError, StoreError
+        It cannot be opened.
+    """
+    store, path = resolve(url)
+    try:
+        layout = load_array(store, path)
+    except MetadataError as error:
+        if error.json_path != "node_type":
+            raise
+        return {"url": url, "node_type": "group", **_group_facts(store, path)}
+    return {"url": url, "node_type": "array", **_array_facts(layout, store)}
+
+
+def _array_facts(layout: ArrayLayout, store: Store) -> dict[str, Any]:
+    source = Source.prepare(layout, store, DEFAULT)
+    n_stored, stored_nbytes = _stored(layout, store)
+    return {
+        **_outline(layout),
+        "n_shards": prod(axis.n_cells for axis in layout.axes),
+        "n_stored": n_stored,
+        "nbytes": layout.size * layout.dtype.itemsize,
+        "stored_nbytes": stored_nbytes,
+        "fill_value": layout.fill_value_json,
+        "sharding": [_level_facts(level) for level in layout.levels],
+        "object_codecs": [spec.name for spec in layout.object_codecs],
+        "codecs": [asdict(placement) for placement in source.pipeline.placements()],
+        "attributes": layout.attributes,
+    }
+
+
+def _outline(layout: ArrayLayout) -> dict[str, Any]:
+    return {
+        "shape": layout.shape,
+        "dimension_names": layout.dimension_names,
+        "dtype": str(layout.dtype),
+        "chunks": layout.chunks,
+        "shards": layout.shards,
+    }
+
+
+def _level_facts(level: ShardLevel) -> dict[str, Any]:
+    return {
+        "chunk_shape": level.chunk_shape,
+        "index_location": level.index_location,
+        "index_codecs": _names(level.index_chain),
+    }
+
+
+def _names(chain: CodecChain) -> list[str]:
+    specs = (*chain.array_array, chain.array_bytes, *chain.bytes_bytes)
+    return [spec.name for spec in specs]
+
+
+def _stored(layout: ArrayLayout, store: Store) -> tuple[int | None, int | None]:
+    """Number and size of the objects of an array; None where that takes too long."""
+    if not isinstance(store, LocalStore):
+        return None, None
+    try:
+        sizes = list(islice(_sizes(f"{store.root}/{layout.path}"), _MAX_FILES + 1))
+    except OSError:  # what cannot be listed can still be read
+        return None, None
+    if len(sizes) > _MAX_FILES:
+        return None, None
+    return len(sizes), sum(sizes)
+
+
+def _sizes(directory: str) -> Iterator[int]:
+    """Sizes of the files below a directory but for metadata documents."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _sizes(entry.path)
+            elif entry.name != "zarr.json":
+                yield entry.stat().st_size
+
+
+def _group_facts(store: Store, path: str) -> dict[str, Any]:
+    group = Group(store, load_group(store, path), "cpu", DEFAULT)
+    return {
+        "arrays": {name: _child_facts(group, name) for name in group},
+        "groups": group.groups,
+        "attributes": group.attrs,
+    }
+
+
+def _child_facts(group: Group, name: str) -> dict[str, Any]:
+    """Outline of an array of a group, or why it cannot be read."""
+    try:
+        array = group[name]
+    except GpushardError as error:
+        return {"error": str(error)}
+    return {
+        "shape": array.shape,
+        "dimension_names": array.dimension_names,
+        "dtype": str(array.dtype),
+        "chunks": array.chunks,
+        "shards": array.shards,
+    }

@@ -1,0 +1,120 @@
+"""`gpushard info`: what an array or a group is, and what decodes it here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from gpushard.cli.output import (
+    AsJson,
+    Debug,
+    failures_in_a_sentence,
+    print_json,
+    print_table,
+)
+
+
+def info(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Array or group.")],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Tell what an array or a group is, and what decodes it on this machine."""
+    with failures_in_a_sentence(debug=debug):
+        # NumPy and the reader, which `--help` need not wait for.
+        from gpushard.cli.description import describe
+
+        facts = describe(url)
+        if as_json:
+            print_json(facts)
+        elif facts["node_type"] == "group":
+            print_table(_group_rows(facts))
+            print_table(_attribute_rows(facts))
+        else:
+            print_table([*_array_rows(facts), *_attribute_rows(facts)])
+
+
+def _group_rows(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One row for each child of a group."""
+    if not (facts["arrays"] or facts["groups"]):
+        return [("the group is empty",)]
+    rows: list[tuple[str, ...]] = [("name", "shape", "dtype", "inner chunks", "shards")]
+    for name, child in facts["arrays"].items():
+        if "error" in child:
+            rows.append((name, child["error"]))
+        else:
+            cells = (child["shape"], child["dtype"], child["chunks"], child["shards"])
+            rows.append((name, *map(_text, cells)))
+    return [*rows, *((f"{name}/", "group") for name in facts["groups"])]
+
+
+def _array_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [("shape", _text(facts["shape"]))]
+    if facts["dimension_names"]:
+        names = (name or "-" for name in facts["dimension_names"])
+        rows.append(("dimensions", ", ".join(names)))
+    rows.append(("dtype", facts["dtype"]))
+    rows += _grid_rows(facts)
+    rows.append(("fill value", json.dumps(facts["fill_value"])))
+    rows.append(("size", f"{facts['nbytes']:,} bytes{_stored(facts)}"))
+    return rows + _codec_rows(facts)
+
+
+def _grid_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    n_shards, n_stored = facts["n_shards"], facts["n_stored"]
+    count = f"{n_shards:,} in the grid"
+    if n_stored is not None:
+        count += f", {n_stored:,} stored"
+    if not facts["sharding"]:
+        return [("chunks", f"{_text(facts['chunks'])}, {count}")]
+    return [
+        ("inner chunks", _text(facts["chunks"])),
+        ("shards", f"{_text(facts['shards'])}, {count}"),
+    ]
+
+
+def _stored(facts: Mapping[str, Any]) -> str:
+    stored_nbytes = facts["stored_nbytes"]
+    if stored_nbytes is None:
+        return ""
+    ratio = facts["nbytes"] / stored_nbytes if stored_nbytes else 0
+    told = f", {ratio:.2f} times smaller" if ratio > 1 else ""
+    return f", {stored_nbytes:,} stored{told}"
+
+
+def _codec_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Codecs from the outside in, as a reader meets them."""
+    texts = [f"{name}: around the whole shard" for name in facts["object_codecs"]]
+    texts += [
+        f"sharding_indexed: inner chunks {_text(level['chunk_shape'])}, index at the"
+        f" {level['index_location']} ({', '.join(level['index_codecs'])})"
+        for level in facts["sharding"]
+    ]
+    texts += [
+        f"{codec['codec']}: on the {codec['where']}, {codec['library']}"
+        for codec in facts["codecs"]
+    ]
+    return _labelled("codecs", texts)
+
+
+def _attribute_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    texts = [
+        f"{name}: {value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in facts["attributes"].items()
+    ]
+    return _labelled("attributes", texts)
+
+
+def _labelled(label: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Rows with the label before the first of them."""
+    return [("" if i else label, text) for i, text in enumerate(texts)]
+
+
+def _text(shape: Sequence[int] | None) -> str:
+    """Shape or name, "-" where there is none."""
+    if shape is None:
+        return "-"
+    return shape if isinstance(shape, str) else str(tuple(shape))

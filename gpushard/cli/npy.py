@@ -1,0 +1,115 @@
+"""A result written to an ``.npy`` file as it is read."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from gpushard.errors import StoreError, UnsupportedError
+
+
+def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Data type that an ``.npy`` file gives back for elements of `dtype`.
+
+    It is `dtype`, or plain bytes of the same size where NumPy's format has no name for
+    it (bfloat16, float8).
+
+    Raises
+    ------
+    UnsupportedError
+        The elements have no fixed size.
+    """
+    if dtype.kind in "OT":
+        raise UnsupportedError(
+            "an .npy file holds elements of a fixed size only",
+            got=f"data type {dtype}",
+            hint="leave --out away, or read the array from Python",
+        )
+    try:
+        survives = npy_format.descr_to_dtype(npy_format.dtype_to_descr(dtype)) == dtype
+    except TypeError:
+        survives = False
+    return dtype if survives else np.dtype((np.void, dtype.itemsize))
+
+
+class NpyFile:
+    """An ``.npy`` file being written: a context manager around the work on it.
+
+    Parameters
+    ----------
+    path
+        The file. Until `keep` is called it stays as it was, or absent.
+    shape, dtype
+        Of the elements.
+
+    Attributes
+    ----------
+    array
+        Of `shape` and `dtype`, host: what to write into.
+
+    Raises
+    ------
+    StoreError
+        The file cannot be written.
+    UnsupportedError
+        As for `stored_dtype`.
+    """
+
+    def __init__(
+        self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        stored = stored_dtype(dtype)
+        if path.is_dir():
+            raise _unwritable(path, IsADirectoryError(None, "it is a directory"))
+        self._path = path
+        self._part = path.with_name(f"{path.name}.part")
+        try:
+            self._mapped = npy_format.open_memmap(self._part, "w+", stored, shape)
+            _allocate(self._part)
+        except OSError as error:
+            self._drop()
+            raise _unwritable(path, error) from error
+        self.array: NDArray[Any] = self._mapped.view(np.ndarray).view(dtype)
+
+    def keep(self) -> None:
+        """Make what was written the file at the path.
+
+        Raises
+        ------
+        StoreError
+            The disk refuses.
+        """
+        try:
+            self._mapped.flush()
+            self._part.replace(self._path)
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._drop()
+
+    def _drop(self) -> None:
+        with suppress(OSError):
+            self._part.unlink()
+
+
+def _allocate(path: Path) -> None:
+    """Take the file's blocks now: later a full disk would show as SIGBUS."""
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"cannot write {str(path)!r}: {error.strerror or error}",
+        hint="name a file that you may write, on a disk with room for it",
+    )

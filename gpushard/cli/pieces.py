@@ -1,0 +1,139 @@
+"""A basic index cut into pieces along shard borders, to read them one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from types import EllipsisType
+
+import numpy as np
+
+from gpushard.layout import GridAxis
+from gpushard.selection import SliceAxis, project
+
+AxisItem = int | range
+"""What a basic index takes along one axis: one element, or a range of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a selection.
+
+    Attributes
+    ----------
+    items
+        One for each axis of the array.
+    place
+        Index of the part in the result of the whole selection.
+    """
+
+    items: tuple[AxisItem, ...]
+    place: tuple[slice, ...]
+
+    @property
+    def key(self) -> tuple[int | slice, ...]:
+        """The piece as an index of the array."""
+        return tuple(i if isinstance(i, int) else slice_of(i) for i in self.items)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the piece's result."""
+        return result_shape(self.items)
+
+
+def per_axis(
+    key: Sequence[int | slice | EllipsisType], shape: tuple[int, ...]
+) -> tuple[AxisItem, ...]:
+    """What `key`, which fits an array of `shape`, takes along each axis."""
+    whole = slice(None)
+    if ... in key:
+        at = key.index(...)
+        rest = [whole] * (len(shape) - len(key) + 1)
+        items = [*key[:at], *rest, *key[at + 1 :]]
+    else:
+        items = [*key, *[whole] * (len(shape) - len(key))]
+    return tuple(
+        range(*item.indices(n)) if isinstance(item, slice) else int(item) % n
+        for item, n in zip(items, shape, strict=True)
+    )
+
+
+def result_shape(items: Sequence[AxisItem]) -> tuple[int, ...]:
+    """Shape of what `items` select."""
+    return tuple(len(item) for item in items if isinstance(item, range))
+
+
+def slice_of(item: range) -> slice:
+    """Slice that takes the elements of `item`."""
+    if not item:
+        return slice(0, 0)
+    # A descending range that ends with element 0 stops below it, where a slice would
+    # count from the end.
+    stop = item.stop if item.stop >= 0 else None
+    return slice(item.start, stop, item.step)
+
+
+def cut(
+    items: tuple[AxisItem, ...],
+    grid: Sequence[GridAxis],
+    itemsize: int,
+    piece_nbytes: int,
+) -> list[Piece]:
+    """Pieces that make up a selection, each of about `piece_nbytes` or more.
+
+    The first axis that meets several shards is cut, between shards, so no shard is read
+    for two pieces.
+
+    Parameters
+    ----------
+    items
+        The selection.
+    grid
+        The array's grid of shards.
+    itemsize
+        Bytes of an element.
+    piece_nbytes
+        A smaller piece grows until it has this size.
+    """
+    shape = result_shape(items)
+    whole = tuple(slice(0, n) for n in shape)
+    nbytes = prod(shape) * itemsize
+    kept = 0
+    for axis, (item, cells) in enumerate(zip(items, grid, strict=True)):
+        if nbytes <= piece_nbytes:
+            break
+        if isinstance(item, int):
+            continue
+        borders = _borders(item, cells)
+        if len(borders) > 2:
+            n_rows = -(-piece_nbytes * len(item) // nbytes)
+            return [
+                Piece(
+                    (*items[:axis], item[first:last], *items[axis + 1 :]),
+                    (*whole[:kept], slice(first, last), *whole[kept + 1 :]),
+                )
+                for first, last in _runs(borders, n_rows)
+            ]
+        kept += 1
+    return [Piece(items, whole)]
+
+
+def _borders(item: range, cells: GridAxis) -> list[int]:
+    """Positions in `item` where another shard begins, then its length."""
+    up = item if item.step > 0 else item[::-1]
+    lengths = project(SliceAxis(up.start, up.step, len(up)), cells).length
+    if item.step < 0:
+        lengths = lengths[::-1]
+    return [0, *np.cumsum(lengths).tolist()]
+
+
+def _runs(borders: list[int], n_rows: int) -> list[tuple[int, int]]:
+    """Neighbouring borders joined to runs of at least `n_rows`, the last but one."""
+    runs: list[tuple[int, int]] = []
+    first = borders[0]
+    for border in borders[1:]:
+        if border - first >= n_rows or border == borders[-1]:
+            runs.append((first, border))
+            first = border
+    return runs

@@ -1,0 +1,193 @@
+"""The work behind `gpushard read`: an array read piece by piece."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.array import Array
+from gpushard.cli.comparison import Mismatch, Reference
+from gpushard.cli.npy import NpyFile, stored_dtype
+from gpushard.cli.pieces import Piece, cut, per_axis, result_shape
+from gpushard.cli.selection_text import Item, parse_selection, split_target
+from gpushard.cli.summary import Summary
+from gpushard.expressions import basic
+from gpushard.layout import ArrayLayout
+from gpushard.metadata import load_array
+from gpushard.options import DEFAULT, MIB
+from gpushard.source import Source
+from gpushard.stores.resolve import resolve
+
+# Longer reads go piece by piece: what is in memory stays bounded, and progress shows.
+PIECE_NBYTES = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a read gave.
+
+    Attributes
+    ----------
+    url, selection
+        What was read; the selection as it was written.
+    shape, dtype
+        Of the result.
+    seconds
+        Time it took, the comparison included.
+    summary
+        Figures of the elements; empty where they went to a file.
+    file_dtype
+        Data type of the elements in the file, where there is one.
+    is_compared
+        Whether zarr-python has read it too.
+    mismatch
+        What zarr-python reads differently. Then there is no file.
+    """
+
+    url: str
+    selection: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    seconds: float
+    summary: Summary
+    file_dtype: np.dtype[Any] | None
+    is_compared: bool
+    mismatch: Mismatch | None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the elements in memory."""
+        return self.size * self.dtype.itemsize
+
+
+def run(
+    target: str, out: Path | None, *, verify: bool, progress: bool | None
+) -> Result:
+    """Result of reading ``URL[SELECTION]``.
+
+    Parameters
+    ----------
+    target
+        Address and selection.
+    out
+        File to write; None to sum the elements up instead.
+    verify
+        Whether zarr-python reads the same for comparison.
+    progress
+        Whether progress is shown on stderr; None: for long reads on a terminal.
+
+    Raises
+    ------
+    GpushardError
+        The array cannot be opened or read, the selection does not fit it, the file
+        cannot be written, or zarr-python cannot read the same.
+    """
+    started = perf_counter()
+    url, text = split_target(target)
+    key = (...,) if text is None else parse_selection(text)
+    store, path = resolve(url)
+    layout = load_array(store, path)
+    shape, pieces = _pieces(key, layout)
+    shown = len(pieces) > 1 and sys.stderr.isatty() if progress is None else progress
+    reader = _Reader(
+        Array(Source.prepare(layout, store, DEFAULT)),
+        pieces,
+        Reference(store, path) if verify else None,
+        shows_progress=shown,
+    )
+    summary = Summary(layout.dtype)
+    if out is None:
+        mismatch = reader.sum_up(summary)
+    else:
+        with NpyFile(out, shape, layout.dtype) as file:
+            mismatch = reader.read_into(file.array)
+            if mismatch is None:
+                file.keep()
+    return Result(
+        url=url,
+        selection="..." if text is None else text.strip(),
+        shape=shape,
+        dtype=layout.dtype,
+        seconds=perf_counter() - started,
+        summary=summary,
+        file_dtype=None if out is None else stored_dtype(layout.dtype),
+        is_compared=verify,
+        mismatch=mismatch,
+    )
+
+
+def _pieces(
+    key: tuple[Item, ...], layout: ArrayLayout
+) -> tuple[tuple[int, ...], list[Piece]]:
+    """Shape of what `key` selects, and the pieces that it is read in."""
+    basic(key, layout.shape)  # for its refusals; what passes is cut here
+    items = per_axis(key, layout.shape)
+    pieces = cut(items, layout.axes, layout.dtype.itemsize, PIECE_NBYTES)
+    return result_shape(items), pieces
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    array: Array
+    pieces: list[Piece]
+    reference: Reference | None
+    shows_progress: bool
+
+    def read_into(self, whole: NDArray[Any]) -> Mismatch | None:
+        """Read all pieces to their places in `whole`; what differs, if compared."""
+        return self._read(lambda piece: whole[(*piece.place, ...)], lambda _: None)
+
+    def sum_up(self, summary: Summary) -> Mismatch | None:
+        """Read all pieces and add them to `summary`; what differs, if compared."""
+        dtype = self.array.dtype
+        return self._read(lambda piece: np.empty(piece.shape, dtype), summary.add)
+
+    def _read(
+        self,
+        block_for: Callable[[Piece], NDArray[Any]],
+        use: Callable[[NDArray[Any]], None],
+    ) -> Mismatch | None:
+        mismatches: list[Mismatch] = []
+        size = sum(prod(piece.shape) for piece in self.pieces)
+        nbytes = size * self.array.dtype.itemsize
+        with _progress(nbytes, shown=self.shows_progress) as advance:
+            for piece in self.pieces:
+                block = self.array.read(piece.key, out=block_for(piece))
+                use(block)
+                if self.reference is not None:
+                    mismatch = self.reference.mismatch(piece, block)
+                    mismatches += [] if mismatch is None else [mismatch]
+                advance(block.nbytes)
+        if not mismatches:
+            return None
+        n_elements = sum(mismatch.n_elements for mismatch in mismatches)
+        return replace(mismatches[0], n_elements=n_elements)
+
+
+@contextmanager
+def _progress(total_nbytes: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """What counts bytes as read, on a bar on stderr if `shown`."""
+    if not shown:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total_nbytes)
+        yield lambda nbytes: bar.advance(task, nbytes)

@@ -1,0 +1,138 @@
+"""`open_group`: the arrays of a group by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import zarr
+from array_strategies import assert_same_bits, quiet_zarr
+from range_server import RangeServer
+from zarr.storage import MemoryStore
+
+import gpushard
+
+
+@pytest.fixture
+def place(tmp_path):
+    place = tmp_path / "g.zarr"
+    root = zarr.create_group(place, attributes={"title": "test"})
+    root.create_array("b", shape=(4,), chunks=(2,), dtype="i4")[...] = np.arange(4)
+    root.create_array("a", shape=(3, 3), chunks=(2, 2), dtype="u1", attributes={"k": 1})
+    below = root.create_group("below", attributes={"level": 1})
+    below.create_array("deep", shape=(2,), chunks=(1,), dtype="f8")[...] = [1.5, 2.5]
+    below.create_group("deeper").create_array("c", shape=(1,), chunks=(1,), dtype="i1")
+    return place
+
+
+def test_a_group_is_a_mapping_of_its_arrays(place):
+    g = gpushard.open_group(place)
+    assert list(g) == ["a", "b"]
+    assert len(g) == 2
+    assert g.attrs == {"title": "test"}
+    assert g.path == ""
+    assert {name: a.shape for name, a in g.items()} == {"a": (3, 3), "b": (4,)}
+    assert_same_bits(g["b"][...], np.arange(4, dtype="i4"))
+    assert g["a"].attrs == {"k": 1}
+    assert "a" in g
+    assert "below" not in g
+    assert 3 not in g
+    assert "absent" not in g
+    assert g.get("absent") is None
+    for word in ("a", "b", "below", str(place)):
+        assert word in repr(g)
+
+
+def test_groups_below_are_reached_by_name_and_by_path(place):
+    g = gpushard.open_group(place)
+    assert g.groups == ("below",)
+    below = g.group("below")
+    assert (below.path, dict(below.attrs), list(below)) == ("below", {"level": 1}, ["deep"])
+    assert below.groups == ("deeper",)
+    assert_same_bits(below["deep"][...], np.array([1.5, 2.5]))
+    assert_same_bits(g["below/deep"][...], np.array([1.5, 2.5]))
+    assert g["below/deeper/c"].path == "below/deeper/c"
+    assert list(gpushard.open_group(place, "below/deeper")) == ["c"]
+
+
+def test_an_absent_name_is_a_key_error_with_its_reason(place):
+    g = gpushard.open_group(place)
+    with pytest.raises(KeyError) as caught:
+        g["absent"]
+    assert isinstance(caught.value.__cause__, gpushard.NotFoundError)
+    with pytest.raises(gpushard.NotFoundError):
+        g.group("absent")
+
+
+def test_a_group_is_no_array_and_an_array_is_no_group(place):
+    g = gpushard.open_group(place)
+    with pytest.raises(gpushard.MetadataError):
+        gpushard.open_array(place)
+    with pytest.raises(gpushard.MetadataError):
+        gpushard.open_group(place / "a")
+    with pytest.raises(gpushard.GpushardError):
+        g["below"]
+    with pytest.raises(gpushard.GpushardError):
+        g.group("a")
+
+
+def test_what_is_not_there_is_not_found(place, tmp_path):
+    for args in ((tmp_path / "absent",), (tmp_path,), (place, "absent")):
+        with pytest.raises(gpushard.NotFoundError):
+            gpushard.open_group(*args)
+
+
+def test_groups_are_opened_from_every_kind_of_store(place):
+    objects: dict = {}
+    root = zarr.create_group(MemoryStore(objects))
+    root.create_array("x", shape=(2,), chunks=(1,), dtype="i4")
+    shutil.make_archive(str(place), "zip", place)
+    assert list(gpushard.open_group(MemoryStore(objects))) == ["x"]
+    assert list(gpushard.open_group(root)) == ["x"]
+    assert list(gpushard.open_group(f"{place}.zip")) == ["a", "b"]
+    assert list(gpushard.open_group(place.as_uri())) == ["a", "b"]
+
+
+def consolidate(place) -> None:
+    with quiet_zarr():
+        zarr.consolidate_metadata(place)
+
+
+def test_consolidated_metadata_is_used(place):
+    consolidate(place)
+    for path in place.rglob("zarr.json"):
+        if path.parent != place:
+            path.unlink()
+    g = gpushard.open_group(place)
+    assert list(g) == ["a", "b"]
+    assert g.groups == ("below",)
+    assert_same_bits(g["b"][...], np.arange(4, dtype="i4"))
+    assert_same_bits(g["below/deep"][...], np.array([1.5, 2.5]))
+
+
+@pytest.mark.network
+def test_a_store_that_cannot_list_needs_consolidated_metadata(place):
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    with RangeServer(place) as server:
+        with pytest.raises(gpushard.StoreError) as caught:
+            list(gpushard.open_group(server.url))
+        assert "consolidate" in str(caught.value)
+        assert_same_bits(gpushard.open_group(server.url)["b"][1:], np.arange(1, 4, dtype="i4")) if False else None
+        consolidate(place)
+        g = gpushard.open_group(server.url)
+        assert list(g) == ["a", "b"]
+        assert_same_bits(g["b"][...], np.arange(4, dtype="i4"))
+
+
+def test_damaged_group_metadata_is_refused(place):
+    path = place / "zarr.json"
+    document = json.loads(path.read_text())
+    path.write_text("{")
+    with pytest.raises(gpushard.MetadataError):
+        gpushard.open_group(place)
+    path.write_text(json.dumps({**document, "attributes": [1]}))
+    with pytest.raises(gpushard.MetadataError) as caught:
+        gpushard.open_group(place)
+    assert caught.value.json_path == "attributes"
