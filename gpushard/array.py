@@ -171,22 +171,22 @@ class Array:
     @property
     def oindex(self) -> Indexer:
         """Orthogonal indexing: ``a.oindex[[0, 5], :, mask]``."""
-        return Indexer(self, lambda key: expressions.orthogonal(key, self.shape))
+        return Indexer(self.read, lambda key: expressions.orthogonal(key, self.shape))
 
     @property
     def vindex(self) -> Indexer:
         """Indexing by coordinates or a mask: ``a.vindex[[0, 5], [1, 2]]``."""
-        return Indexer(self, lambda key: expressions.points(key, self.shape))
+        return Indexer(self.read, lambda key: expressions.points(key, self.shape))
 
     @property
     def blocks(self) -> Indexer:
         """Indexing by shard: ``a.blocks[0, 2:4]`` (by chunk if not sharded)."""
         axes = self._source.layout.axes
-        return Indexer(self, lambda key: expressions.blocks(key, axes))
+        return Indexer(self.read, lambda key: expressions.blocks(key, axes))
 
     def __getitem__(self, key: Any) -> Any:
         """Elements that `key` selects, by NumPy's rules; see `expressions.basic`."""
-        return _scalar(expressions.basic(key, self.shape), self)
+        return Indexer(self.read, self._selection)[key]
 
     def read(
         self,
@@ -358,19 +358,28 @@ class Array:
 
 
 class Indexer:
-    """``a.oindex`` and its like: an array read through another kind of index."""
+    """``a.oindex`` and its like: an array read through another kind of index.
 
-    def __init__(self, array: Array, parse: Callable[[Any], Selection]) -> None:
-        self._array = array
+    Parameters
+    ----------
+    read
+        What reads a selection.
+    parse
+        What makes a selection of the key.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Selection], NDArray[Any]],
+        parse: Callable[[Any], Selection],
+    ) -> None:
+        self._read = read
         self._parse = parse
 
     def __getitem__(self, key: Any) -> Any:
-        return _scalar(self._parse(key), self._array)
-
-
-def _scalar(selection: Selection, array: Array) -> Any:
-    result = array.read(selection)
-    return result[()] if selection.scalar else result
+        selection = self._parse(key)
+        result = self._read(selection)
+        return result[()] if selection.scalar else result
 
 
 def _reopen(known: StoreAddress, path: str, device: str, options: Options) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpushard import expressions
-from gpushard.array import Array
+from gpushard.array import Array, Indexer
 from gpushard.errors import SelectionError
 from gpushard.job import Job
 from gpushard.outputs import usable_output
@@ -116,9 +116,17 @@ class ConcatArray:
 
     def __getitem__(self, key: Any) -> Any:
         """Elements that `key` selects, by NumPy's rules; see `expressions.basic`."""
-        selection = expressions.basic(key, self.shape)
-        result = self.read(selection)
-        return result[()] if selection.scalar else result
+        return Indexer(self.read, self._selection)[key]
+
+    @property
+    def oindex(self) -> Indexer:
+        """Orthogonal indexing: ``a.oindex[[0, 5], :, mask]``."""
+        return Indexer(self.read, lambda key: expressions.orthogonal(key, self.shape))
+
+    @property
+    def vindex(self) -> Indexer:
+        """Indexing by coordinates or a mask: ``a.vindex[[0, 5], [1, 2]]``."""
+        return Indexer(self.read, lambda key: expressions.points(key, self.shape))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -128,7 +136,12 @@ class ConcatArray:
         return f"<gpushard.ConcatArray {how} shape={self.shape} dtype={self.dtype}>"
 
     def read(
-        self, selection: Any = ..., *, out: Any = None, dtype: DTypeLike | None = None
+        self,
+        selection: Any = ...,
+        *,
+        out: Any = None,
+        dtype: DTypeLike | None = None,
+        memory_limit: int | None = None,
     ) -> NDArray[Any]:
         """Elements that `selection` selects, in your array or a new one.
 
@@ -138,7 +151,7 @@ class ConcatArray:
         wanted = self.dtype if dtype is None else np.dtype(dtype)
         array = usable_output(out, chosen.shape, wanted)
         check_cast(self.dtype, array.dtype)
-        execute(list(self._jobs(chosen, array)))
+        execute(list(self._jobs(chosen, array, memory_limit)))
         return array if out is None else out
 
     def _selection(self, selection: Any) -> Selection:
@@ -146,12 +159,14 @@ class ConcatArray:
             return selection
         return expressions.basic(selection, self.shape)
 
-    def _jobs(self, selection: Selection, out: NDArray[Any]) -> Iterator[Job]:
+    def _jobs(
+        self, selection: Selection, out: NDArray[Any], memory_limit: int | None
+    ) -> Iterator[Job]:
         for k, array in enumerate(self.arrays):
             start, stop = int(self._starts[k]), int(self._starts[k + 1])
             share = self._share(selection, start, stop)
             if share is not None:
-                yield array.job([share], [out], None, Tally())
+                yield array.job([share], [out], memory_limit, Tally())
 
     def _share(self, selection: Selection, start: int, stop: int) -> Selection | None:
         """The part of a selection that elements ``start:stop`` of the axis serve."""

@@ -204,11 +204,17 @@ def hyperslab(
     >>> hyperslab([10, 0], [3, 4], [2, 1])
     (slice(10, 15, 2), slice(0, 4, 1))
     """
-    strides = [1] * len(start) if stride is None else list(stride)
-    if not len(start) == len(count) == len(strides):
+    try:
+        strides = [1] * len(start) if stride is None else list(stride)
+        lengths = len(start), len(count), len(strides)
+    except TypeError:
+        raise SelectionError(
+            "start, count and stride are sequences, with a number per dimension"
+        ) from None
+    if len(set(lengths)) != 1:
         raise SelectionError(
             "start, count and stride differ in length",
-            got=f"{len(start)}, {len(count)} and {len(strides)}",
+            got=f"{lengths[0]}, {lengths[1]} and {lengths[2]}",
         )
     if any(
         s < 0 or n < 0 or t < 1 for s, n, t in zip(start, count, strides, strict=True)

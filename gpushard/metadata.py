@@ -168,13 +168,15 @@ def _absent(store: Store, path: str) -> NotFoundError | UnsupportedError:
 def _check_node(document: Mapping[str, Any], path: str, wanted: NodeType) -> None:
     zarr_format, node_type = document.get("zarr_format"), document.get("node_type")
     if type(zarr_format) is not int or zarr_format != 3:
-        kind = UnsupportedError if zarr_format == 2 else MetadataError
+        # Version 2, or a draft of version 3, which gave a URL.
+        is_other = zarr_format == 2 or str(zarr_format).startswith("https://")
+        kind = UnsupportedError if is_other else MetadataError
         raise kind(
             "the Zarr format is not 3",
             array_path=path,
             json_path="zarr_format",
             expected=3,
-            got=repr(zarr_format)[:20],
+            got=repr(zarr_format)[:80],
         )
     if node_type != wanted:
         error = wrong(f"this is no {wanted}", "node_type", wanted, node_type)

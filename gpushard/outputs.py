@@ -40,10 +40,19 @@ def usable_output(
 
 def _viewed(out: Any) -> NDArray[Any]:
     try:
-        return np.asarray(out, copy=False)
+        array, again = np.asarray(out), np.asarray(out)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        raise SelectionError(
-            "out= shares no memory with NumPy",
-            got=type(out).__name__,
-            hint="pass a NumPy array or a tensor on the host without gradient",
-        ) from error
+        raise _no_shared_memory(out) from error
+    # Not every object can be asked for a view and nothing else; but copies never lie
+    # in the same place.
+    if array.size and not np.may_share_memory(array, again):
+        raise _no_shared_memory(out)
+    return array
+
+
+def _no_shared_memory(out: Any) -> SelectionError:
+    return SelectionError(
+        "out= shares no memory with NumPy",
+        got=type(out).__name__,
+        hint="pass a NumPy array or a tensor on the host without gradient",
+    )

@@ -160,7 +160,13 @@ def check_cast(source: np.dtype[Any], target: np.dtype[Any]) -> None:
     """
     # To NumPy, ml_dtypes' types are of any kind, so that complex would pass for them.
     drops_imaginary = source.kind == "c" and target.kind != "c"
-    if drops_imaginary or not np.can_cast(source, target, casting="same_kind"):
+    # NumPy calls numbers to text of the same kind, however short the text.
+    is_text = target.kind in "SUT" and source.kind != target.kind
+    if (
+        drops_imaginary
+        or is_text
+        or not np.can_cast(source, target, casting="same_kind")
+    ):
         raise SelectionError(
             "values cannot be cast to the output's data type on the way",
             expected=f"a data type that holds {source} values",

@@ -22,7 +22,7 @@ from gpushard.stores.base import Store
 from gpushard.stores.held import HeldObjects
 
 IndexKey = tuple[int, ...]
-"""Coordinates of a shard, then one place in the index a level for a nested shard."""
+"""Coordinate of a stored object; for a shard nested in it also level, start, stop."""
 
 
 class KnownIndex:
@@ -63,6 +63,8 @@ class IndexCache:
         """Keep an index, at the expense of those not used for longest."""
         with self._lock:
             self._drop(key)
+            if known.index.held_nbytes > self._limit_nbytes:
+                return
             self._known[key] = known
             self._held_nbytes += known.index.held_nbytes
             while self._held_nbytes > self._limit_nbytes and self._known:

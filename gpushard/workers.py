@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 Task = Callable[[], None]
 Item = TypeVar("Item")
@@ -36,24 +36,33 @@ def run_tasks(tasks: Iterable[Task], n_workers: int) -> None:
         for task in tasks:
             running.append(pool.submit(task))
             while len(running) >= 2 * n_workers:
-                running.popleft().result()
+                _finish_oldest(running)
         while running:
-            running.popleft().result()
+            _finish_oldest(running)
     finally:
-        for future in running:
-            future.cancel()
-        for future in running:
-            if not future.cancelled():
-                future.exception()
+        _finish(running)
+
+
+def _finish(futures: Iterable[Future[Any]]) -> None:
+    """Cancel what has not started, and wait for what has."""
+    started = [future for future in futures if not future.cancel()]
+    for future in started:
+        future.exception()
+
+
+def _finish_oldest(running: deque[Future[None]]) -> None:
+    # Taken off only when done: an interrupt while waiting must still find it there.
+    running[0].result()
+    running.popleft()
 
 
 def run_side_by_side(
     function: Callable[[Item], Answer], items: Sequence[Item], n_workers: int
 ) -> list[Answer]:
-    """Answers of `function` for each item, in order; raises the first item's error.
+    """Answers of `function` for each item, in order; raises what one of them raises.
 
     Each worker takes every n-th item in one task: a future an item would cost more
-    than reading a few KiB from the page cache.
+    than reading a few KiB from the page cache. When it returns or raises, nothing runs.
     """
     n_tasks = min(n_workers, len(items))
     if n_tasks <= 1:
@@ -66,8 +75,7 @@ def run_side_by_side(
     try:
         shares = [future.result() for future in futures]
     finally:
-        for future in futures:
-            future.cancel()
+        _finish(futures)
     return [shares[i % n_tasks][i // n_tasks] for i in range(len(items))]
 
 

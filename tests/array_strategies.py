@@ -23,7 +23,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from zarr.core.buffer import default_buffer_prototype
-from zarr.dtype import parse_dtype
+from zarr.core.dtype import get_data_type_from_native_dtype
 from zarr.storage import MemoryStore, WrapperStore, ZipStore
 
 try:
@@ -209,7 +209,7 @@ def elements(draw: st.DrawFn) -> Elements:
         return Elements(np.dtype(name), name, fill_json)
     dtype = np.dtype(_FURTHER[int(name)])
     with quiet_zarr():
-        known = parse_dtype(dtype, zarr_format=3)
+        known = get_data_type_from_native_dtype(dtype)
         plain = Elements(dtype, known.to_json(zarr_format=3), None)
         values = [np.zeros(1, dtype), plain.values((1,), 3, tame=False)]
         fill = draw(st.sampled_from(values))[0]

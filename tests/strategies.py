@@ -104,7 +104,11 @@ def make_level(chunk_shape, axis_order=None):
 def slices(extent):
     """Slices of any step, with bounds inside and outside of the axis."""
     bound = st.none() | st.integers(-extent - 3, extent + 3)
-    step = st.none() | st.integers(-extent - 2, extent + 2).filter(bool)
+    small, any_step = (
+        st.sampled_from([2, 3, -1, -2]),
+        st.integers(-extent - 2, extent + 2),
+    )
+    step = st.none() | small | any_step.filter(bool)
     return st.builds(slice, bound, bound, step)
 
 

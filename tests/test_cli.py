@@ -268,9 +268,10 @@ def test_info_of_an_empty_group_says_so(tmp_path):
 
 def test_info_is_strict_json_whatever_the_numbers(tmp_path):
     attributes = {"nan": float("nan"), "limits": [-float("inf"), {"x": float("inf")}]}
-    zarr.create_array(
-        tmp_path, shape=(2,), dtype="f4", fill_value=np.nan, attributes=attributes
-    )
+    zarr.create_array(tmp_path, shape=(2,), dtype="f4", fill_value=np.nan)
+    # Written by hand: zarr 3.1.0 refuses such attributes, later ones write them so.
+    document = json.loads((tmp_path / "zarr.json").read_text())
+    (tmp_path / "zarr.json").write_text(json.dumps(document | {"attributes": attributes}))
     facts = run_json("info", tmp_path)
     assert facts["fill_value"] == "NaN"
     assert facts["attributes"] == {
@@ -441,6 +442,7 @@ def test_what_zarr_cannot_read_is_not_verified(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 spec")
+@pytest.mark.filterwarnings("ignore:The codec `vlen-utf8` is currently not part")
 def test_strings_are_read_and_compared_but_no_npy(tmp_path):
     stored = zarr.create_array(tmp_path / "a", shape=(3,), dtype=str)
     stored[:] = np.array(["a", "", "long enough"])

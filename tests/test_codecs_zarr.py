@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zarr
 from numpy.typing import NDArray
+from packaging.version import Version
 from zarr.registry import get_codec_class
 
 from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
@@ -104,7 +105,14 @@ def test_strings_that_claim_another_count_are_refused(count: int) -> None:
     ("name", "configuration"),
     [
         ("numcodecs.quantize", {"digits": 2, "dtype": "<f4"}),
-        ("numcodecs.astype", {"encode_dtype": "<f8", "decode_dtype": "<f4"}),
+        pytest.param(
+            "numcodecs.astype",
+            {"encode_dtype": "<f8", "decode_dtype": "<f4"},
+            marks=pytest.mark.skipif(
+                Version(zarr.__version__) < Version("3.1.1"),
+                reason="zarr 3.1.0 gives its own bytes codec a data type it refuses",
+            ),
+        ),
     ],
 )
 def test_array_codec_of_zarr_is_undone(name: str, configuration: Any) -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import zarr
+from hypothesis import given, note
+from hypothesis import strategies as st
+from zarr.codecs import GzipCodec, ZstdCodec
+from zarr.storage import MemoryStore
+
+import gpushard
 from array_strategies import (
     assert_same_bits,
     basic_keys,
@@ -13,12 +21,6 @@ from array_strategies import (
     point_keys,
     take_orthogonal,
 )
-from hypothesis import given, note
-from hypothesis import strategies as st
-from zarr.codecs import GzipCodec, ZstdCodec
-from zarr.storage import MemoryStore
-
-import gpushard
 from gpushard import expressions
 
 
@@ -36,6 +38,7 @@ def stored(values, chunks, shards=None, compressors=None) -> gpushard.Array:
     return gpushard.open_array(MemoryStore(objects))
 
 
+@functools.cache
 def pieces(axis: int) -> tuple[gpushard.ConcatArray, np.ndarray]:
     """Three arrays of other lengths, chunks and codecs, and NumPy's concatenation."""
     kinds = [
@@ -56,7 +59,12 @@ def pieces(axis: int) -> tuple[gpushard.ConcatArray, np.ndarray]:
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_it_looks_like_numpys_concatenation(axis):
     c, full = pieces(axis)
-    assert (c.shape, c.ndim, c.size, c.nbytes) == (full.shape, 2, full.size, full.nbytes)
+    assert (c.shape, c.ndim, c.size, c.nbytes) == (
+        full.shape,
+        2,
+        full.size,
+        full.nbytes,
+    )
     assert (c.dtype, len(c)) == (full.dtype, len(full))
     assert_same_bits(c[...], full)
     assert "3 along axis" in repr(c)
@@ -129,7 +137,9 @@ def test_what_does_not_fit_together_is_refused():
 def test_damage_is_told_with_the_array_it_is_in(tmp_path):
     root = zarr.create_group(tmp_path / "g")
     for name in "ab":
-        root.create_array(name, shape=(8,), chunks=(2,), shards=(4,), dtype="i4")[...] = 1
+        root.create_array(name, shape=(8,), chunks=(2,), shards=(4,), dtype="i4")[
+            ...
+        ] = 1
     path = tmp_path / "g" / "b" / "c" / "1"
     path.write_bytes(path.read_bytes()[:10])
     g = gpushard.open_group(tmp_path / "g")

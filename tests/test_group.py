@@ -8,11 +8,11 @@ import shutil
 import numpy as np
 import pytest
 import zarr
-from array_strategies import assert_same_bits, quiet_zarr
-from range_server import RangeServer
 from zarr.storage import MemoryStore
 
 import gpushard
+from array_strategies import assert_same_bits, quiet_zarr
+from range_server import RangeServer
 
 
 @pytest.fixture
@@ -49,7 +49,11 @@ def test_groups_below_are_reached_by_name_and_by_path(place):
     g = gpushard.open_group(place)
     assert g.groups == ("below",)
     below = g.group("below")
-    assert (below.path, dict(below.attrs), list(below)) == ("below", {"level": 1}, ["deep"])
+    assert (below.path, dict(below.attrs), list(below)) == (
+        "below",
+        {"level": 1},
+        ["deep"],
+    )
     assert below.groups == ("deeper",)
     assert_same_bits(below["deep"][...], np.array([1.5, 2.5]))
     assert_same_bits(g["below/deep"][...], np.array([1.5, 2.5]))
@@ -119,7 +123,6 @@ def test_a_store_that_cannot_list_needs_consolidated_metadata(place):
         with pytest.raises(gpushard.StoreError) as caught:
             list(gpushard.open_group(server.url))
         assert "consolidate" in str(caught.value)
-        assert_same_bits(gpushard.open_group(server.url)["b"][1:], np.arange(1, 4, dtype="i4")) if False else None
         consolidate(place)
         g = gpushard.open_group(server.url)
         assert list(g) == ["a", "b"]

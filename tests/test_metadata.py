@@ -196,6 +196,7 @@ def test_nan_tokens_in_attributes_are_read():
         ({"zarr_format": 4}, MetadataError, "zarr_format"),
         ({"zarr_format": True}, MetadataError, "zarr_format"),
         ({"zarr_format": "3"}, MetadataError, "zarr_format"),
+        ({"zarr_format": "https://draft"}, UnsupportedError, "zarr_format"),
         ({"node_type": "table"}, MetadataError, "node_type"),
         ({"node_type": None}, MetadataError, "node_type"),
         ({"node_type": "group"}, MetadataError, "node_type"),

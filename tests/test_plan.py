@@ -195,6 +195,16 @@ def test_points_of_one_inner_chunk_keep_their_order():
     assert part.out_index.tolist() == [1, 4, 0, 2, 3]
 
 
+def test_points_are_grouped_by_shard_before_inner_chunk():
+    axes = (GridAxis(4, 4), GridAxis(8, 4))
+    layout = sts.make_layout((4, 8), axes, (sts.make_level((2, 2)),))
+    selection = points(([0, 0, 3, 3], [0, 7, 7, 0]), (4, 8))
+    (block,) = plan_read(layout, [selection]).blocks()
+    assert block.shard_coords.tolist() == [[0, 0], [0, 1]]
+    assert block.shard.tolist() == [0, 0, 1, 1]
+    assert block.entry[0].tolist() == [0, 2, 1, 3]
+
+
 N = 1000  # inner chunks along each of two axes
 MILLION = {
     "grid": [(slice(None), slice(None))],

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from array_strategies import assert_same_bits, quiet_zarr
 
 import gpushard
+from array_strategies import assert_same_bits, quiet_zarr
 from gpushard import Options
 
 REAL = Path(__file__).parent / "data" / "real"
@@ -33,7 +33,9 @@ def test_every_array_equals_what_zarr_reads(name):
     assert a.explain().n_missing_inner_chunks == 0
 
 
-@pytest.mark.parametrize("options", [Options(), Options(threads=4, batch_nbytes=10_000)])
+@pytest.mark.parametrize(
+    "options", [Options(), Options(threads=4, batch_nbytes=10_000)]
+)
 @pytest.mark.parametrize("name", ["eraint.zarr/u", "mnist.zarr/images"])
 def test_slices_equal_those_of_what_zarr_reads(name, options):
     full = by_zarr(name)

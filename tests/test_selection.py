@@ -162,6 +162,7 @@ def test_whole_takes_every_element_once_and_in_place(shape):
     selection = whole(shape)
     assert selection.shape == selection.grid_shape == shape
     assert n_elements(selection) == array.size
+    assert not selection.scalar
     np.testing.assert_array_equal(sts.expected_of(selection, array), array)
 
 

@@ -347,7 +347,7 @@ def test_an_array_of_32_axes_is_read():
 
 
 def test_a_transpose_ahead_of_sharding_turns_the_shard_and_its_index():
-    # Elements of shape (2, 6) become a shard of (6, 2), cut into inner chunks of (3, 1).
+    # Elements of shape (2, 6) become a shard of (6, 2) with inner chunks of (3, 1).
     values = np.arange(12, dtype="u1").reshape(2, 6)
     turned = values.T
     chunks = [turned[i : i + 3, j].tobytes() for i in (0, 3) for j in (0, 1)]

@@ -299,3 +299,13 @@ def test_a_replaced_object_is_read_anew_whatever_of_its_indexes_is_kept(
     assert array[...].tolist() == [10, 20, 10, 20]
     replace_object(tmp_path / "c" / "0", nested_object(1, 0))
     assert array[...].tolist() == [20, 10, 20, 10]
+
+
+def test_an_index_larger_than_the_cache_leaves_the_others_in_it():
+    small = KnownIndex(parse_index(np.zeros((1, 2), np.uint64), nbytes=0), "v")
+    large = KnownIndex(parse_index(np.zeros((100, 2), np.uint64), nbytes=0), "v")
+    cache = IndexCache(10 * small.index.held_nbytes)
+    cache.put((0,), small)
+    cache.put((1,), large)
+    assert cache.get((0,)) is small
+    assert cache.get((1,)) is None

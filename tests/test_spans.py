@@ -83,6 +83,14 @@ def test_a_row_is_one_run_of_bytes_unless_the_inner_chunk_is_transposed(order, s
     assert tuple(int(column[0]) for column in spans) == span
 
 
+def test_a_stride_spans_from_its_first_to_its_last_element_in_the_inner_chunk():
+    layout = sts.make_layout((20,), (GridAxis(20, 10),))
+    part = plan_read(layout, [basic(slice(1, None, 3), (20,))]).parts[0]
+    (block,) = part.blocks()
+    start, stop = byte_spans(part, block.position, (2, 2))
+    assert (start.tolist(), stop.tolist()) == ([2, 0], [16, 20])
+
+
 def test_points_span_from_the_first_to_the_last_of_them():
     layout = sts.make_layout((8,), (GridAxis(8, 4),))
     part = plan_read(layout, [points(([6, 1, 3, 2],), (8,))]).parts[0]

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from gpushard.workers import run_tasks
+from gpushard.workers import run_side_by_side, run_tasks
 
 WORKERS = [1, 2, 4]
 
@@ -114,10 +114,20 @@ def test_an_error_of_the_iterable_is_raised_when_its_tasks_have_ended(n_workers)
 
 def test_an_interrupt_while_waiting_leaves_no_task_running():
     running = Running()
-    interrupted = mock.patch.object(Future, "result", side_effect=KeyboardInterrupt)
+    begun = threading.Event()
+
+    def interrupt(*_):
+        assert begun.wait(10)
+        raise KeyboardInterrupt
+
+    def task():
+        begun.set()
+        running.task(0, 0.1)
+
+    interrupted = mock.patch.object(Future, "result", interrupt)
     with interrupted, pytest.raises(KeyboardInterrupt):
-        run_tasks([partial(running.task, i, 0.05) for i in range(2)], 2)
-    assert running.now == 0
+        run_tasks([task], 2)
+    assert running.done == [0]
 
 
 @pytest.mark.parametrize("n_workers", [2, 4])
@@ -145,6 +155,47 @@ def test_threads_are_kept_from_one_run_to_the_next():
         run_tasks([note] * 6, 2)
     assert len(names) <= 2
     assert all(name.startswith("gpushard") for name in names)
+
+
+# Many items, one answer each
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+@pytest.mark.parametrize("n_items", [0, 1, 2, 3, 7, 20])
+def test_answers_come_in_the_order_of_their_items(n_workers, n_items):
+    def late(item):
+        time.sleep(0.002 if item % 3 == 0 else 0)
+        return item * item
+
+    items = list(range(n_items))
+    assert run_side_by_side(late, items, n_workers) == [i * i for i in items]
+
+
+def test_items_are_answered_side_by_side():
+    meet = threading.Barrier(3, timeout=10)
+    places = run_side_by_side(lambda _: meet.wait(), range(3), 3)
+    assert sorted(places) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_an_error_of_an_item_is_raised_as_it_is(n_workers):
+    def answer(item):
+        if item == 5:
+            raise KeyError(item)
+        return item
+
+    with pytest.raises(KeyError, match="5"):
+        run_side_by_side(answer, range(8), n_workers)
+
+
+def test_tasks_may_ask_stores_however_many_wait_for_them():
+    answers = []
+
+    def task():
+        answers.extend(run_side_by_side(lambda item: item, range(4), 2))
+
+    run_tasks([task] * 8, 2)
+    assert sorted(answers) == sorted(list(range(4)) * 8)
 
 
 FORK = """

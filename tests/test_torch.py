@@ -1,0 +1,67 @@
+"""Tensors of PyTorch on the host, as outputs and as what results become."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import MemoryStore
+
+import gpushard
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed in this lane")
+
+VALUES = np.arange(12 * 10, dtype="f4").reshape(12, 10)
+
+
+@pytest.fixture
+def a() -> gpushard.Array:
+    objects: dict = {}
+    z = zarr.create_array(
+        MemoryStore(objects), shape=(12, 10), chunks=(3, 4), shards=(6, 8), dtype="f4"
+    )
+    z[...] = VALUES
+    return gpushard.open_array(MemoryStore(objects))
+
+
+def test_a_read_writes_into_a_tensor(a):
+    out = torch.empty(5, 10)
+    assert a.read(np.s_[2:7], out=out) is out
+    assert torch.equal(out, torch.from_numpy(VALUES[2:7]))
+
+
+def test_a_read_writes_into_a_tensor_of_any_strides_and_casts(a):
+    out = torch.zeros(10, 24, dtype=torch.float64)[:, ::2].T
+    a.read(out=out)
+    assert torch.equal(out, torch.from_numpy(VALUES).to(torch.float64))
+
+
+def test_read_many_writes_into_tensors(a):
+    outs = [torch.empty(10), torch.empty(12, 5)]
+    got = a.read_many([4, np.s_[:, ::2]], out=outs)
+    assert got[0] is outs[0]
+    assert torch.equal(outs[0], torch.from_numpy(VALUES[4]))
+    assert torch.equal(outs[1], torch.from_numpy(VALUES[:, ::2].copy()))
+
+
+def test_a_result_becomes_a_tensor_without_a_copy(a):
+    result = a[...]
+    tensor = torch.from_dlpack(result)
+    assert torch.equal(tensor, torch.from_numpy(VALUES))
+    tensor[0, 0] = -1
+    assert result[0, 0] == -1
+
+
+def test_tensors_that_share_no_memory_with_numpy_are_refused(a):
+    with pytest.raises(gpushard.SelectionError, match="memory"):
+        a.read(out=torch.empty(12, 10, requires_grad=True))
+    with pytest.raises(gpushard.SelectionError, match="shape"):
+        a.read(out=torch.empty(10, 12))
+    with pytest.raises(gpushard.SelectionError, match="cast"):
+        a.read(out=torch.empty(12, 10, dtype=torch.int32))
+
+
+def test_tensors_index_an_array(a):
+    rows = torch.tensor([3, 0, 11])
+    assert np.array_equal(a.oindex[rows], VALUES[[3, 0, 11]])
+    assert np.array_equal(a[torch.tensor(4)], VALUES[4])
