@@ -15,6 +15,7 @@ from gpushard.job import Job
 from gpushard.metadata import load_array
 from gpushard.options import DEFAULT, Options
 from gpushard.outputs import usable_output
+from gpushard.place import HostSink
 from gpushard.plan import plan_read
 from gpushard.read import execute
 from gpushard.report import ReadReport, Tally
@@ -354,7 +355,7 @@ class Array:
         targets = tuple(
             make_target(part, out) for part, out in zip(plan.parts, outs, strict=True)
         )
-        return Job(source, plan, targets, tally)
+        return Job(source, plan, targets, HostSink(), tally)
 
 
 class Indexer:

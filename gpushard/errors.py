@@ -20,6 +20,9 @@ from __future__ import annotations
 
 from typing import Any
 
+# Characters of one fact that a message shows; the fields hold all of it.
+_LONGEST_FACT = 200
+
 
 class GpushardError(Exception):
     """Root of the tree.
@@ -84,7 +87,7 @@ class GpushardError(Exception):
 
     def __str__(self) -> str:
         where = [
-            f"{label} {value!r}" if isinstance(value, str) else f"{label} {value}"
+            f"{label} {_shortened(repr(value))}"
             for label, value in (
                 ("array", self.array_path),
                 ("shard", self.shard_key),
@@ -98,13 +101,23 @@ class GpushardError(Exception):
         if where:
             text += f" ({', '.join(where)})"
         sides = (("expected", self.expected), ("got", self.got))
-        told = [f"{label} {value}" for label, value in sides if value is not None]
+        told = [
+            f"{label} {_shortened(value)}"
+            for label, value in sides
+            if value is not None
+        ]
         if told:
             text += f": {', '.join(told)}"
         return f"{text}; {self.hint}." if self.hint else f"{text}."
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.__dict__)
+
+
+def _shortened(value: Any) -> str:
+    """Text of a fact: names in foreign metadata may be of any length."""
+    text = str(value)
+    return text if len(text) <= _LONGEST_FACT else f"{text[:_LONGEST_FACT]}..."
 
 
 def _rebuild(cls: type[GpushardError], fields: dict[str, Any]) -> GpushardError:

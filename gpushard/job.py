@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +13,36 @@ from gpushard.blocks import ShardBlock
 from gpushard.errors import GpushardError
 from gpushard.options import KIB
 from gpushard.plan import ReadPlan
+from gpushard.ranged import RangedBlock
 from gpushard.report import Tally
 from gpushard.scatter import Target
+from gpushard.selection import Ints
 from gpushard.source import Source
 
 # A share is not cut smaller: below, a read is over before a thread has started.
 SMALLEST_SHARE_NBYTES = 256 * KIB
 # Requests over a network keep a worker waiting, not computing.
 _REMOTE_WORKERS = 8
+
+
+Answer = tuple[int, NDArray[np.uint8]]
+"""A request, by its number in the block, and the bytes it was answered."""
+
+
+class Sink(Protocol):
+    """Where inner chunks are decoded and written; called from several threads."""
+
+    def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
+        """Let the fill value land where the missing inner chunks `rows` would."""
+        ...
+
+    def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
+        """Let the inner chunks that requests hold be decoded and land."""
+        ...
+
+    def finish(self) -> None:
+        """Return when all that was asked for has landed, or raise what prevents it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +57,8 @@ class Job:
         What to read of it.
     targets
         Where each part of the plan goes.
+    sink
+        What decodes and writes it.
     tally
         What was done for it.
     """
@@ -40,6 +66,7 @@ class Job:
     source: Source
     plan: ReadPlan
     targets: tuple[Target, ...]
+    sink: Sink
     tally: Tally
 
     @property

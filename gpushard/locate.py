@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpushard.blocks import ShardBlock
 from gpushard.errors import CorruptShardError
 from gpushard.fetch import NestedShard, fetch_indexes, fetch_nested_indexes
 from gpushard.index import CORRUPT, MISSING, ShardIndex
 from gpushard.job import Job
+from gpushard.ranged import Located
 from gpushard.selection import Ints
 from gpushard.source import KnownIndex
 from gpushard.stores.base import ByteRequest
-
-
-class Located(NamedTuple):
-    """Byte ranges of a block's inner chunks within their stored objects.
-
-    Attributes
-    ----------
-    start, stop
-        int64, shape (n_chunks,). Half-open; of no meaning where `missing`.
-    missing
-        bool, shape (n_chunks,). Not stored: the fill value is wanted.
-    known
-        The outermost index of each stored object; None where there is no object, or no
-        index in it.
-    """
-
-    start: Ints
-    stop: Ints
-    missing: NDArray[np.bool_]
-    known: Sequence[KnownIndex | None]
 
 
 def locate(job: Job, block: ShardBlock) -> Located:

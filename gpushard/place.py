@@ -2,70 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.blocks import ShardBlock
-from gpushard.coalesce import Requests
 from gpushard.errors import CorruptShardError
-from gpushard.job import Job
-from gpushard.locate import Located
+from gpushard.job import Answer, Job
+from gpushard.ranged import RangedBlock
 from gpushard.selection import Ints
 
 
-@dataclass(frozen=True, slots=True)
-class RangedBlock:
-    """A block whose byte ranges are known and cut into requests.
+class HostSink:
+    """Decodes inner chunks on the host and writes them into host memory."""
 
-    Attributes
-    ----------
-    block
-        The inner chunks.
-    located
-        Byte range that each of them fills.
-    spans
-        int64, shape (2, n_chunks). Byte range that is fetched of each: all of it, or
-        of plain elements what holds the wanted ones.
-    requests
-        What is fetched; its rows are columns of `block`.
-    """
+    def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
+        """Write the fill value where the missing inner chunks `rows` land."""
+        value = job.source.layout.fill_value
+        indexes = _indexes(job, block, rows)
+        for p in block.part[rows].tolist():
+            job.targets[p].fill(next(indexes[p]), value)
 
-    block: ShardBlock
-    located: Located
-    spans: Ints
-    requests: Requests
+    def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
+        """Decode the inner chunks that requests hold and write what is wanted of them.
 
-    def rows_of(self, r: int) -> Ints:
-        """Inner chunks that request `r` holds, ascending by byte range."""
-        return self.requests.order[
-            self.requests.bounds[r] : self.requests.bounds[r + 1]
-        ]
+        Raises
+        ------
+        CorruptShardError
+            An inner chunk is damaged.
+        """
+        # A cast that overflows is the caller's choice, not a surprise to warn about.
+        with np.errstate(all="ignore"):
+            for r, answer in fetched:
+                _place_request(job, ranged, r, answer)
+
+    def finish(self) -> None:
+        """Nothing is under way once `fill` and `place` return."""
 
 
-def fill_rows(job: Job, block: ShardBlock, rows: Ints) -> None:
-    """Write the fill value where the missing inner chunks `rows` of a block land."""
-    value = job.source.layout.fill_value
-    indexes = _indexes(job, block, rows)
-    for p in block.part[rows].tolist():
-        job.targets[p].fill(next(indexes[p]), value)
-
-
-def place_rows(
+def _place_request(
     job: Job, ranged: RangedBlock, r: int, fetched: NDArray[np.uint8]
 ) -> None:
-    """Decode the inner chunks of request `r` and write what is wanted of them.
-
-    Neighbours that share a byte range are decoded once.
-
-    Parameters
-    ----------
-    fetched
-        uint8, shape (n_bytes,), host. What the request was answered.
-    """
+    """Place what request `r` was answered; a shared byte range is decoded once."""
     rows, located = ranged.rows_of(r), ranged.located
     spans = ranged.spans[:, rows]
     starts, stops = (spans - ranged.requests.start[r]).tolist()
@@ -75,14 +55,12 @@ def place_rows(
     indexes = _indexes(job, ranged.block, rows)
     decoded: tuple[int, ...] = ()
     chunk = np.empty(0)
-    # A cast that overflows is the caller's choice, not a surprise to warn about.
-    with np.errstate(all="ignore"):
-        for i, here in enumerate(zip(starts, stops, lows, sizes, strict=True)):
-            if decoded != here:
-                encoded = completed(fetched[here[0] : here[1]], here[2], here[3])
-                chunk = _decode(job, ranged.block, int(rows[i]), encoded)
-                decoded = here
-            job.targets[parts[i]].place(next(indexes[parts[i]]), chunk)
+    for i, here in enumerate(zip(starts, stops, lows, sizes, strict=True)):
+        if decoded != here:
+            encoded = completed(fetched[here[0] : here[1]], here[2], here[3])
+            chunk = decode_row(job, ranged.block, int(rows[i]), encoded)
+            decoded = here
+        job.targets[parts[i]].place(next(indexes[parts[i]]), chunk)
 
 
 def completed(span: NDArray[np.uint8], low: int, nbytes: int) -> NDArray[np.uint8]:
@@ -97,9 +75,16 @@ def completed(span: NDArray[np.uint8], low: int, nbytes: int) -> NDArray[np.uint
     return whole
 
 
-def _decode(
+def decode_row(
     job: Job, block: ShardBlock, row: int, encoded: NDArray[np.uint8]
 ) -> NDArray[Any]:
+    """Inner chunk in column `row` of a block, in the array's axes, from its bytes.
+
+    Raises
+    ------
+    CorruptShardError
+        It is damaged; the error names the place.
+    """
     source = job.source
     shape = source.chunk_shape
     try:

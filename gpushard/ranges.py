@@ -14,8 +14,8 @@ from gpushard.coalesce import Requests, coalesce, cut_batches
 from gpushard.errors import CorruptShardError
 from gpushard.fetch import fetch_payload
 from gpushard.job import Job
-from gpushard.locate import Located, locate
-from gpushard.place import RangedBlock, fill_rows, place_rows
+from gpushard.locate import locate
+from gpushard.ranged import Located, RangedBlock
 from gpushard.selection import Ints
 from gpushard.source import Source
 from gpushard.spans import byte_spans
@@ -32,7 +32,7 @@ def range_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Task]:
     missing = np.flatnonzero(located.missing)
     if len(missing):
         job.tally.add(n_missing_inner_chunks=len(missing))
-        yield partial(fill_rows, job, block, missing)
+        yield partial(job.sink.fill, job, block, missing)
     rows = np.flatnonzero(~located.missing)
     if not len(rows):
         return
@@ -100,13 +100,14 @@ def _read_requests(job: Job, ranged: RangedBlock, requests: range) -> None:
     with job.tally.stage("fetch"):
         answers = _payload(job.source, byte_requests)
     begin = perf_counter()
-    for r, answer in zip(requests, answers, strict=True):
+    found = [(r, a) for r, a in zip(requests, answers, strict=True) if a is not None]
+    absent = [r for r, a in zip(requests, answers, strict=True) if a is None]
+    if found:
+        job.sink.place(job, ranged, found)
+    for r in absent:
         rows = ranged.rows_of(r)
-        if answer is None:
-            job.tally.add(n_missing_shards=1, n_missing_inner_chunks=len(rows))
-            fill_rows(job, ranged.block, rows)
-        else:
-            place_rows(job, ranged, r, answer)
+        job.tally.add(n_missing_shards=1, n_missing_inner_chunks=len(rows))
+        job.sink.fill(job, ranged.block, rows)
     job.tally.add_seconds("decode and scatter", perf_counter() - begin)
     _count(job, ranged, requests)
 

@@ -47,6 +47,8 @@ def execute(jobs: Sequence[Job]) -> None:
         for coordinate in block.shard_coords.tolist():
             job.source.indexes.drop_shard(tuple(coordinate))
         run_tasks(_block_tasks(job, block, n_workers), n_workers)
+    for job in jobs:
+        job.sink.finish()
 
 
 def _tasks(

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 import zarr
-from hypothesis import assume
+from hypothesis import assume, reject
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from zarr.core.buffer import default_buffer_prototype
@@ -397,7 +397,13 @@ def stored_arrays(draw: st.DrawFn, *, min_levels: int = 0) -> StoredArray:
         (region, of.values(_shape_of(region, shape), seed, tame=tame))
         for region, seed in zip(draw(_regions(shape)), seeds, strict=False)
     ]
-    return write(document, regions)
+    try:
+        return write(document, regions)
+    except Exception:
+        # zarr 3.1 and the numcodecs of its time fail on much that newer ones write.
+        if not HAS_RECTILINEAR:
+            reject()
+        raise
 
 
 def _few_cells(shape: tuple[int, ...], cell: list[int]) -> list[int]:

@@ -271,7 +271,9 @@ def test_info_is_strict_json_whatever_the_numbers(tmp_path):
     zarr.create_array(tmp_path, shape=(2,), dtype="f4", fill_value=np.nan)
     # Written by hand: zarr 3.1.0 refuses such attributes, later ones write them so.
     document = json.loads((tmp_path / "zarr.json").read_text())
-    (tmp_path / "zarr.json").write_text(json.dumps(document | {"attributes": attributes}))
+    (tmp_path / "zarr.json").write_text(
+        json.dumps(document | {"attributes": attributes})
+    )
     facts = run_json("info", tmp_path)
     assert facts["fill_value"] == "NaN"
     assert facts["attributes"] == {

@@ -200,6 +200,38 @@ def test_damage_without_any_checksum_never_ends_in_another_error(
                 assert got.shape == VALUES[key].shape
 
 
+@pytest.mark.parametrize("n", [0, 8])
+def test_an_entry_far_larger_than_its_inner_chunk_is_refused_unread(n, tmp_path):
+    good = stored(shard_codec([LITTLE, ZSTD], index_crc=False))
+    place = good.placed("local", tmp_path)
+    n_bytes = 1 << 28
+    index = np.array([(0, n_bytes)] * 4, "<u8").tobytes()
+    with (place / "c/0/0").open("wb") as file:  # a sparse file: it takes no space
+        file.seek(n_bytes)
+        file.write(index)
+    a = gpushard.open_array(place, options=Options(small_read_chunks=n))
+    with pytest.raises(gpushard.CorruptShardError, match="more bytes") as caught:
+        a[0:8, 0:16]
+    assert_tells(caught.value)
+    assert caught.value.inner_chunk == (0, 0)
+    assert caught.value.got == n_bytes
+
+
+@pytest.mark.parametrize("change", [-4, -1, 1, 4])
+def test_an_uncompressed_chunk_of_another_size_is_refused(change, tmp_path):
+    good = stored(LITTLE)
+    path = good.placed("local", tmp_path)
+    data = good.objects["c/0/0"]
+    wrong = data[:change] if change < 0 else data + bytes(change)
+    (path / "c/0/0").write_bytes(wrong)
+    a = gpushard.open_array(path)
+    for key in (..., np.s_[0, 0], np.s_[3:5]):
+        with pytest.raises(gpushard.CorruptShardError) as caught:
+            a[key]
+        assert_tells(caught.value)
+    assert np.array_equal(a[16:], VALUES[16:])
+
+
 def test_flipped_bits_in_metadata_never_end_in_another_error():
     good = stored(shard_codec([LITTLE, ZSTD], index_crc=True))
     text = good.objects["zarr.json"]

@@ -189,5 +189,5 @@ def write_with_zarrs(place, metadata: dict[str, Any]) -> Any:
 
 
 def assert_written_by_zarrs(theirs: Any) -> None:
-    pipeline = theirs.async_array.codec_pipeline
+    pipeline = theirs._async_array.codec_pipeline
     assert type(pipeline).__name__ == "ZarrsCodecPipeline"

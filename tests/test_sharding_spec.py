@@ -360,6 +360,27 @@ def test_a_transpose_ahead_of_sharding_turns_the_shard_and_its_index():
     assert a.chunks == (1, 3)
 
 
+@pytest.mark.parametrize("n", [0, 8])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_axes_turned_around_and_within_a_shard_come_back(order, n):
+    values = np.arange(2 * 4 * 6, dtype="u1").reshape(2, 4, 6)
+    outer, inner = codec("transpose", order=order), codec("transpose", order=[1, 2, 0])
+    turned = values.transpose(order)
+    chunk_shape = [length // 2 for length in turned.shape]
+    chunks = [
+        turned[tuple(slice(a, a + c) for a, c in zip(at, chunk_shape, strict=True))]
+        .transpose(1, 2, 0)
+        .tobytes()
+        for at in itertools.product(*((0, c) for c in chunk_shape))
+    ]
+    chain = [outer, sharding(chunk_shape, codecs=[inner, LITTLE])]
+    doc = document(values.shape, values.shape, *chain)
+    a = opened(doc, Options(small_read_chunks=n), **{"0_0_0": shard_of(*chunks)})
+    assert_same_bits(a[...], values)
+    assert_same_bits(a[1, 1:3, ::-2], values[1, 1:3, ::-2])
+    assert a.chunks == (1, 2, 3)
+
+
 def test_a_checksum_around_a_shard_covers_index_and_payload():
     shard = shard_of(b"ab", b"cd")
     whole = shard + struct.pack("<I", crc32c.crc32c(shard))
