@@ -11,23 +11,19 @@ from numpy.typing import DTypeLike, NDArray
 
 from gpushard import expressions
 from gpushard.errors import SelectionError, UnsupportedError
-from gpushard.job import Job
 from gpushard.metadata import load_array
 from gpushard.options import DEFAULT, Options
-from gpushard.outputs import usable_output
-from gpushard.place import HostSink
-from gpushard.plan import plan_read
-from gpushard.read import execute
-from gpushard.report import ReadReport, Tally
-from gpushard.scatter import check_cast, make_target
-from gpushard.selection import Orthogonal, Points, Selection
-from gpushard.small import read_small
+from gpushard.report import CodecPlacement, ReadReport, Tally
+from gpushard.results import ReadRequest, read_on_host
+from gpushard.selection import Orthogonal, Points, Selection, n_elements
 from gpushard.source import Source
 from gpushard.stores.resolve import StoreAddress, address, from_address, resolve
 
 if TYPE_CHECKING:
     from zarr import Array as ZarrArray
     from zarr.abc.store import Store as ZarrStore
+
+    from gpushard.devices.base import Device
 
     Target = str | Path | ZarrStore | ZarrArray[Any]
 
@@ -36,7 +32,7 @@ def open_array(
     store: Target,
     path: str = "",
     *,
-    device: str = "auto",
+    device: str | Device = "auto",
     storage_options: Mapping[str, Any] | None = None,
     options: Options = DEFAULT,
 ) -> Array:
@@ -50,8 +46,9 @@ def open_array(
     path
         Path of the array within the store; "" is its root.
     device
-        Where inner chunks are decoded and results lie: "auto" or "cpu". This version
-        has no GPU path.
+        Where inner chunks are decoded and results lie: "cpu", "cuda", "cuda:1", or a
+        device of `gpushard.devices`. "auto" is the CPU until the GPU path has proven
+        itself on GPUs.
     storage_options
         Settings of a URL's store: credentials, endpoint, ...
     options
@@ -72,32 +69,38 @@ def open_array(
     >>> a.shape
     (2, 3, 241, 480)
     """
-    device = check_device(device)
+    chosen = find_device(device)
     opened, place = resolve(store, path, options, storage_options)
     layout = load_array(opened, place, options)
-    return Array(Source.prepare(layout, opened, options), device)
+    return Array(Source.prepare(layout, opened, options), chosen)
 
 
-def check_device(device: str) -> str:
-    """Device that a request for `device` gives.
+def find_device(device: str | Device) -> Device | None:
+    """Device that a request for `device` gives; None is the host.
 
     Raises
     ------
     UnsupportedError
-        It is not there.
+        It is not there, or what drives it is not installed.
     """
+    if not isinstance(device, str):
+        return device
     if device in ("auto", "cpu"):
-        return "cpu"
-    raise UnsupportedError(
-        "this version reads on the CPU only",
-        expected="device 'auto' or 'cpu'",
-        got=repr(device),
-        hint="leave device= away and copy the result to the device",
-    )
+        return None
+    kind, _, ordinal = device.partition(":")
+    if kind != "cuda" or not (ordinal or "0").isdecimal():
+        raise UnsupportedError(
+            "there is no such kind of device",
+            expected="'auto', 'cpu', 'cuda' or 'cuda:N'",
+            got=repr(device),
+        )
+    from gpushard.devices.cuda import CudaDevice
+
+    return CudaDevice(int(ordinal or 0))
 
 
 class Array:
-    """A stored array; reading parts of it gives NumPy arrays.
+    """A stored array; reading parts of it gives NumPy arrays, or those of a device.
 
     Made by `open_array` and by groups. Safe to read from several threads. Pickles as
     an address: the other process opens it anew.
@@ -107,37 +110,42 @@ class Array:
     source
         The array ready to be read.
     device
-        Where it is decoded.
+        Where it is decoded and results lie; None is the host.
     """
 
-    def __init__(self, source: Source, device: str = "cpu") -> None:
-        self._source = source
-        self.device = device
+    def __init__(self, source: Source, device: Device | None = None) -> None:
+        self.source = source
+        self._device = device
+
+    @property
+    def device(self) -> str:
+        """Where inner chunks are decoded and results lie: "cpu", "cuda:0", ..."""
+        return "cpu" if self._device is None else self._device.label
 
     @property
     def path(self) -> str:
         """Path of the array in its store; "" is the root."""
-        return self._source.layout.path
+        return self.source.layout.path
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Elements along each axis."""
-        return self._source.layout.shape
+        return self.source.layout.shape
 
     @property
     def ndim(self) -> int:
         """Number of axes."""
-        return len(self._source.layout.shape)
+        return len(self.source.layout.shape)
 
     @property
     def size(self) -> int:
         """Number of elements."""
-        return self._source.layout.size
+        return self.source.layout.size
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Data type of the elements, in native byte order."""
-        return self._source.layout.dtype
+        return self.source.layout.dtype
 
     @property
     def nbytes(self) -> int:
@@ -147,27 +155,27 @@ class Array:
     @property
     def chunks(self) -> tuple[int, ...] | None:
         """Inner chunk shape in elements; None if the grid is rectilinear."""
-        return self._source.layout.chunks
+        return self.source.layout.chunks
 
     @property
     def shards(self) -> tuple[int, ...] | None:
         """Shard shape in elements; None if not sharded or rectilinear."""
-        return self._source.layout.shards
+        return self.source.layout.shards
 
     @property
     def fill_value(self) -> Any:
         """What missing inner chunks hold, as a scalar of `dtype`."""
-        return self._source.layout.fill_value[()]
+        return self.source.layout.fill_value[()]
 
     @property
     def attrs(self) -> Mapping[str, Any]:
         """The array's attributes."""
-        return self._source.layout.attributes
+        return self.source.layout.attributes
 
     @property
     def dimension_names(self) -> tuple[str | None, ...] | None:
         """Names of the axes, where they have any."""
-        return self._source.layout.dimension_names
+        return self.source.layout.dimension_names
 
     @property
     def oindex(self) -> Indexer:
@@ -182,7 +190,7 @@ class Array:
     @property
     def blocks(self) -> Indexer:
         """Indexing by shard: ``a.blocks[0, 2:4]`` (by chunk if not sharded)."""
-        axes = self._source.layout.axes
+        axes = self.source.layout.axes
         return Indexer(self.read, lambda key: expressions.blocks(key, axes))
 
     def __getitem__(self, key: Any) -> Any:
@@ -195,8 +203,9 @@ class Array:
         *,
         out: Any = None,
         dtype: DTypeLike | None = None,
+        stream: Any = None,
         memory_limit: int | None = None,
-    ) -> NDArray[Any]:
+    ) -> Any:
         """Elements that `selection` selects, in your array or a new one.
 
         Parameters
@@ -204,17 +213,22 @@ class Array:
         selection
             Key as in ``a[key]``.
         out
-            Array on the host to write into, of the selection's shape and any strides:
-            NumPy's or anything that shares its memory with NumPy (a torch tensor).
+            Array to write into, of the selection's shape and any strides. On the host
+            NumPy's or anything that shares its memory with NumPy (a torch tensor); on
+            a device anything with ``__cuda_array_interface__``.
         dtype
             Data type of the result where `out` is not given; values are cast on the
             way. Casts that change the kind of number (float to int) are refused.
+        stream
+            On a device, the CUDA stream that `out` is used on: nothing is written
+            before what is queued there is done. The result is complete on return.
         memory_limit
             Bytes of staging this read may hold, instead of the option's.
 
         Returns
         -------
-        ndarray of the selection's shape, host; `out` itself if it was given.
+        ndarray of the selection's shape, host, or the device's kind of array; `out`
+        itself if it was given.
 
         Raises
         ------
@@ -227,7 +241,8 @@ class Array:
             The store failed.
         """
         chosen = self._selection(selection)
-        return self._read([chosen], [out], dtype, memory_limit)[0]
+        request = ReadRequest([chosen], [out], self._dtype(dtype), stream)
+        return self._read(request, memory_limit)[0]
 
     def read_many(
         self,
@@ -235,8 +250,9 @@ class Array:
         *,
         out: Sequence[Any] | None = None,
         dtype: DTypeLike | None = None,
+        stream: Any = None,
         memory_limit: int | None = None,
-    ) -> list[NDArray[Any]]:
+    ) -> list[Any]:
         """One result a selection, all read in one batch.
 
         An inner chunk that several selections want is fetched and decoded once.
@@ -247,7 +263,7 @@ class Array:
             Keys as in ``a[key]``.
         out
             One array a selection, or None; see `read`.
-        dtype, memory_limit
+        dtype, stream, memory_limit
             See `read`.
         """
         chosen = [self._selection(selection) for selection in selections]
@@ -256,7 +272,8 @@ class Array:
             raise SelectionError(
                 "out= needs one array a selection", expected=len(chosen), got=len(outs)
             )
-        return self._read(chosen, outs, dtype, memory_limit) if chosen else []
+        request = ReadRequest(chosen, outs, self._dtype(dtype), stream)
+        return self._read(request, memory_limit) if chosen else []
 
     def explain(self, selection: Any = ...) -> ReadReport:
         """What reading `selection` takes; the read is done and its result dropped.
@@ -268,16 +285,13 @@ class Array:
         """
         chosen = self._selection(selection)
         tally = Tally()
-        out = np.empty(chosen.shape, self.dtype)
         with tally.stage("total"):
-            with tally.stage("plan"):
-                job = self.job([chosen], [out], None, tally)
-            execute([job])
+            self._read(ReadRequest([chosen], [None], self.dtype, tally=tally))
         return tally.report(
             array=self.path,
             device=self.device,
-            out_nbytes=out.nbytes,
-            codecs=self._source.pipeline.placements(),
+            out_nbytes=n_elements(chosen) * self.dtype.itemsize,
+            codecs=self._placements(),
         )
 
     def __len__(self) -> int:
@@ -299,12 +313,12 @@ class Array:
         return self.read() if dtype is None else self.read().astype(dtype, copy=False)
 
     def __repr__(self) -> str:
-        url = f"{self._source.store.url}/{self.path}".rstrip("/")
+        url = f"{self.source.store.url}/{self.path}".rstrip("/")
         what = f"shape={self.shape} dtype={self.dtype} on {self.device}"
         return f"<gpushard.Array {url} {what}>"
 
     def __reduce__(self) -> tuple[Callable[..., Array], tuple[Any, ...]]:
-        source = self._source
+        source = self.source
         known = address(source.store)
         if known is None:
             raise UnsupportedError(
@@ -314,48 +328,28 @@ class Array:
             )
         return _reopen, (known, self.path, self.device, source.options)
 
+    def _dtype(self, dtype: DTypeLike | None) -> np.dtype[Any]:
+        return self.dtype if dtype is None else np.dtype(dtype)
+
     def _selection(self, selection: Any) -> Selection:
         if isinstance(selection, Orthogonal | Points):
             return selection
         return expressions.basic(selection, self.shape)
 
-    def _read(
-        self,
-        selections: Sequence[Selection],
-        outs: Sequence[Any],
-        dtype: DTypeLike | None,
-        memory_limit: int | None,
-    ) -> list[NDArray[Any]]:
-        wanted = self.dtype if dtype is None else np.dtype(dtype)
-        arrays = [
-            usable_output(out, selection.shape, wanted)
-            for out, selection in zip(outs, selections, strict=True)
-        ]
-        for array in arrays:
-            check_cast(self.dtype, array.dtype)
-        first = selections[0]
-        if (
-            len(selections) > 1
-            or not isinstance(first, Orthogonal)
-            or not read_small(self._source, first, arrays[0])
-        ):
-            execute([self.job(selections, arrays, memory_limit, Tally())])
-        return [a if o is None else o for a, o in zip(arrays, outs, strict=True)]
+    def _read(self, request: ReadRequest, memory_limit: int | None = None) -> list[Any]:
+        source = self.source.limited(memory_limit)
+        if self._device is None:
+            return read_on_host(source, request)
+        from gpushard.devices.results import read_on_device
 
-    def job(
-        self,
-        selections: Sequence[Selection],
-        outs: Sequence[NDArray[Any]],
-        memory_limit: int | None,
-        tally: Tally,
-    ) -> Job:
-        """Job that reads `selections` into `outs`, for a batch of several arrays."""
-        source = self._source.limited(memory_limit)
-        plan = plan_read(source.layout, selections)
-        targets = tuple(
-            make_target(part, out) for part, out in zip(plan.parts, outs, strict=True)
-        )
-        return Job(source, plan, targets, HostSink(), tally)
+        return read_on_device(source, request, self._device)
+
+    def _placements(self) -> tuple[CodecPlacement, ...]:
+        if self._device is None:
+            return self.source.pipeline.placements()
+        from gpushard.devices.reading import placements
+
+        return placements(self.source, self._device)
 
 
 class Indexer:
@@ -380,10 +374,12 @@ class Indexer:
     def __getitem__(self, key: Any) -> Any:
         selection = self._parse(key)
         result = self._read(selection)
-        return result[()] if selection.scalar else result
+        # Only the host has scalars; a device's stay 0-d arrays.
+        is_scalar = selection.scalar and isinstance(result, np.ndarray)
+        return result[()] if is_scalar else result
 
 
 def _reopen(known: StoreAddress, path: str, device: str, options: Options) -> Array:
     store = from_address(known)
     layout = load_array(store, path, options)
-    return Array(Source.prepare(layout, store, options), device)
+    return Array(Source.prepare(layout, store, options), find_device(device))

@@ -10,11 +10,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from gpushard import expressions
 from gpushard.array import Array, Indexer
-from gpushard.errors import SelectionError
+from gpushard.errors import SelectionError, UnsupportedError
 from gpushard.job import Job
 from gpushard.outputs import usable_output
 from gpushard.read import execute
 from gpushard.report import Tally
+from gpushard.results import host_job
 from gpushard.scatter import check_cast
 from gpushard.selection import (
     AxisSelection,
@@ -41,6 +42,8 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> ConcatArray:
     ------
     SelectionError
         There are no arrays, or shapes or data types do not fit.
+    UnsupportedError
+        An array is on a device.
     """
     if not arrays:
         raise SelectionError("concat needs at least one array")
@@ -50,6 +53,14 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> ConcatArray:
             f"axis {axis} is out of bounds for arrays of {first.ndim} dimensions"
         )
     axis %= first.ndim
+    for array in arrays:
+        if array.device != "cpu":
+            raise UnsupportedError(
+                "concat reads on the host only",
+                array_path=array.path,
+                got=array.device,
+                hint="open the arrays with device='cpu'",
+            )
     for array in arrays[1:]:
         if _without(array.shape, axis) != _without(first.shape, axis):
             raise SelectionError(
@@ -166,7 +177,8 @@ class ConcatArray:
             start, stop = int(self._starts[k]), int(self._starts[k + 1])
             share = self._share(selection, start, stop)
             if share is not None:
-                yield array.job([share], [out], memory_limit, Tally())
+                source = array.source.limited(memory_limit)
+                yield host_job(source, [share], [out], Tally())
 
     def _share(self, selection: Selection, start: int, stop: int) -> Selection | None:
         """The part of a selection that elements ``start:stop`` of the axis serve."""

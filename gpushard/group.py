@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpushard.array import Array, check_device
+from gpushard.array import Array, find_device
 from gpushard.errors import NoSuchArrayError, NotFoundError
 from gpushard.metadata import GroupDocument, load_array, load_group, parse_array
 from gpushard.options import DEFAULT, Options
@@ -15,13 +15,14 @@ from gpushard.stores.resolve import resolve
 
 if TYPE_CHECKING:
     from gpushard.array import Target
+    from gpushard.devices.base import Device
 
 
 def open_group(
     store: Target,
     path: str = "",
     *,
-    device: str = "auto",
+    device: str | Device = "auto",
     storage_options: Mapping[str, Any] | None = None,
     options: Options = DEFAULT,
 ) -> Group:
@@ -41,9 +42,9 @@ def open_group(
     StoreError
         The store cannot list and the group's metadata is not consolidated.
     """
-    device = check_device(device)
+    chosen = find_device(device)
     opened, place = resolve(store, path, options, storage_options)
-    return Group(opened, load_group(opened, place), device, options)
+    return Group(opened, load_group(opened, place), chosen, options)
 
 
 class Group(Mapping[str, Array]):
@@ -59,7 +60,11 @@ class Group(Mapping[str, Array]):
     """
 
     def __init__(
-        self, store: Store, document: GroupDocument, device: str, options: Options
+        self,
+        store: Store,
+        document: GroupDocument,
+        device: Device | None,
+        options: Options,
     ) -> None:
         self._store = store
         self._document = document

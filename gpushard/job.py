@@ -15,7 +15,6 @@ from gpushard.options import KIB
 from gpushard.plan import ReadPlan
 from gpushard.ranged import RangedBlock
 from gpushard.report import Tally
-from gpushard.scatter import Target
 from gpushard.selection import Ints
 from gpushard.source import Source
 
@@ -54,9 +53,7 @@ class Job:
     source
         The array.
     plan
-        What to read of it.
-    targets
-        Where each part of the plan goes.
+        What to read of it, one part a selection.
     sink
         What decodes and writes it.
     tally
@@ -65,7 +62,6 @@ class Job:
 
     source: Source
     plan: ReadPlan
-    targets: tuple[Target, ...]
     sink: Sink
     tally: Tally
 
@@ -90,7 +86,7 @@ class Job:
 
     def chunk_coordinate(self, block: ShardBlock, row: int) -> tuple[int, ...]:
         """Coordinate of an inner chunk of a block in the grid of inner chunks."""
-        part = self.targets[int(block.part[row])].part
+        part = self.plan.parts[int(block.part[row])]
         return part.chunk_coordinate(block.position[:, row])
 
     def name_place(self, error: GpushardError, block: ShardBlock, row: int) -> None:

@@ -11,19 +11,32 @@ from numpy.typing import NDArray
 from gpushard.blocks import ShardBlock
 from gpushard.errors import CorruptShardError
 from gpushard.job import Answer, Job
+from gpushard.plan import Part
 from gpushard.ranged import RangedBlock
+from gpushard.scatter import make_target
 from gpushard.selection import Ints
 
 
 class HostSink:
-    """Decodes inner chunks on the host and writes them into host memory."""
+    """Decodes inner chunks on the host and writes them into host memory.
+
+    Parameters
+    ----------
+    parts, outs
+        Parts of a plan, and the array that each goes to.
+    """
+
+    def __init__(self, parts: Sequence[Part], outs: Sequence[NDArray[Any]]) -> None:
+        self._targets = [
+            make_target(part, out) for part, out in zip(parts, outs, strict=True)
+        ]
 
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """Write the fill value where the missing inner chunks `rows` land."""
         value = job.source.layout.fill_value
-        indexes = _indexes(job, block, rows)
+        indexes = self._indexes(block, rows)
         for p in block.part[rows].tolist():
-            job.targets[p].fill(next(indexes[p]), value)
+            self._targets[p].fill(next(indexes[p]), value)
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
         """Decode the inner chunks that requests hold and write what is wanted of them.
@@ -36,31 +49,42 @@ class HostSink:
         # A cast that overflows is the caller's choice, not a surprise to warn about.
         with np.errstate(all="ignore"):
             for r, answer in fetched:
-                _place_request(job, ranged, r, answer)
+                self._place_request(job, ranged, r, answer)
 
     def finish(self) -> None:
         """Nothing is under way once `fill` and `place` return."""
 
+    def _place_request(
+        self, job: Job, ranged: RangedBlock, r: int, fetched: NDArray[np.uint8]
+    ) -> None:
+        """Place what request `r` was answered; a shared byte range is decoded once."""
+        rows, located = ranged.rows_of(r), ranged.located
+        spans = ranged.spans[:, rows]
+        starts, stops = (spans - ranged.requests.start[r]).tolist()
+        lows = (spans[0] - located.start[rows]).tolist()
+        sizes = (located.stop[rows] - located.start[rows]).tolist()
+        parts = ranged.block.part[rows].tolist()
+        indexes = self._indexes(ranged.block, rows)
+        decoded: tuple[int, ...] = ()
+        chunk = np.empty(0)
+        for i, here in enumerate(zip(starts, stops, lows, sizes, strict=True)):
+            if decoded != here:
+                encoded = completed(fetched[here[0] : here[1]], here[2], here[3])
+                chunk = decode_row(job, ranged.block, int(rows[i]), encoded)
+                decoded = here
+            self._targets[parts[i]].place(next(indexes[parts[i]]), chunk)
 
-def _place_request(
-    job: Job, ranged: RangedBlock, r: int, fetched: NDArray[np.uint8]
-) -> None:
-    """Place what request `r` was answered; a shared byte range is decoded once."""
-    rows, located = ranged.rows_of(r), ranged.located
-    spans = ranged.spans[:, rows]
-    starts, stops = (spans - ranged.requests.start[r]).tolist()
-    lows = (spans[0] - located.start[rows]).tolist()
-    sizes = (located.stop[rows] - located.start[rows]).tolist()
-    parts = ranged.block.part[rows].tolist()
-    indexes = _indexes(job, ranged.block, rows)
-    decoded: tuple[int, ...] = ()
-    chunk = np.empty(0)
-    for i, here in enumerate(zip(starts, stops, lows, sizes, strict=True)):
-        if decoded != here:
-            encoded = completed(fetched[here[0] : here[1]], here[2], here[3])
-            chunk = decode_row(job, ranged.block, int(rows[i]), encoded)
-            decoded = here
-        job.targets[parts[i]].place(next(indexes[parts[i]]), chunk)
+    def _indexes(
+        self, block: ShardBlock, rows: Ints
+    ) -> list[Iterator[tuple[Any, Any]]]:
+        """Per target, where its share of the rows lands, in the order of the rows."""
+        if len(self._targets) == 1:
+            return [self._targets[0].indexes(block.position[:, rows])]
+        part = block.part[rows]
+        return [
+            target.indexes(block.position[:, rows[part == p]])
+            for p, target in enumerate(self._targets)
+        ]
 
 
 def completed(span: NDArray[np.uint8], low: int, nbytes: int) -> NDArray[np.uint8]:
@@ -94,17 +118,3 @@ def decode_row(
     except CorruptShardError as error:
         job.name_place(error, block, row)
         raise
-
-
-def _indexes(
-    job: Job, block: ShardBlock, rows: Ints
-) -> list[Iterator[tuple[Any, Any]]]:
-    """Per target, where its share of the rows lands, in the order of the rows."""
-    targets = job.targets
-    if len(targets) == 1:
-        return [targets[0].indexes(block.position[:, rows])]
-    part = block.part[rows]
-    return [
-        target.indexes(block.position[:, rows[part == p]])
-        for p, target in enumerate(targets)
-    ]

@@ -74,9 +74,9 @@ def _wanted_ranges(
         return start, stop
     # An entry of another size is fetched as it is and refused by the decoder.
     fits = nbytes == source.chunk_nbytes
-    for p, target in enumerate(job.targets):
+    for p, part in enumerate(job.plan.parts):
         mine = np.flatnonzero(fits & (block.part[rows] == p))
-        low, high = byte_spans(target.part, block.position[:, rows[mine]], strides)
+        low, high = byte_spans(part, block.position[:, rows[mine]], strides)
         stop[mine] = start[mine] + high
         start[mine] += low
     return start, stop

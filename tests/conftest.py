@@ -1,4 +1,4 @@
-"""Hypothesis profiles; `./dev test` takes `ci`."""
+"""Hypothesis profiles; `./dev test` takes `ci`, `./dev test-oldest` takes `quick`."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ WALK = (
     ("expressions", "blocks", "index", "coalesce"),
     ("grid", "points"),
     ("plan",),
-    ("spans", "scatter", "outputs"),
+    ("spans", "scatter", "outputs", "devices"),
     ("stores",),
     ("codecs",),
     ("pipeline",),
@@ -39,9 +39,13 @@ WALK = (
     ("job",),
     ("locate",),
     ("place",),
+    ("devices.sink",),
     ("ranges", "small"),
     ("whole",),
     ("read",),
+    ("devices.reading",),
+    ("results",),
+    ("devices.results",),
     ("array",),
     ("concatenation", "group"),
     ("cli",),
@@ -96,6 +100,7 @@ DOORS = {
     "obstore": {"stores"},
     "typer": {"cli"},
     "rich": {"cli"},
+    "cupy": {"devices.cuda"},
 }
 # Not there after a plain install, or slow to import: never at a module's top level.
 LAZY = {

@@ -13,7 +13,7 @@ from zarr.storage import MemoryStore
 
 import gpushard
 from array_strategies import assert_same_bits, basic_keys, held, stored_arrays
-from gpushard import Options, array, small
+from gpushard import Options, results, small
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
 
@@ -53,7 +53,7 @@ def small_reads(monkeypatch):
         taken.append(small.read_small(*args))
         return taken[-1]
 
-    monkeypatch.setattr(array, "read_small", spy)
+    monkeypatch.setattr(results, "read_small", spy)
     return taken
 
 
@@ -74,7 +74,7 @@ def test_reads_of_up_to_the_limit_are_small(sharded, small_reads, key, n_chunks)
     store, values = sharded
     a = gpushard.open_array(store)
     assert_same_bits(a[key], values[key])
-    assert small_reads == [n_chunks <= a._source.options.small_read_chunks]
+    assert small_reads == [n_chunks <= a.source.options.small_read_chunks]
 
 
 def test_a_stride_over_inner_chunks_still_counts_only_a_few(sharded, small_reads):

@@ -107,7 +107,7 @@ def _sizes(directory: str) -> Iterator[int]:
 
 
 def _group_facts(store: Store, path: str) -> dict[str, Any]:
-    group = Group(store, load_group(store, path), "cpu", DEFAULT)
+    group = Group(store, load_group(store, path), None, DEFAULT)
     return {
         "arrays": {name: _child_facts(group, name) for name in group},
         "groups": group.groups,

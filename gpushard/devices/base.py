@@ -1,0 +1,164 @@
+"""What the reader asks of a device: memory, copies, launches, streams and events.
+
+Everything is ordered by streams: an operation runs when those before it on its stream,
+and the events its stream waits for, are done. Nothing but `Device.wait` makes the host
+wait, and nothing waits for the whole device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.devices.nvcomp import StreamTables
+from gpushard.devices.nvcomp_abi import Algorithm
+
+Stream = int
+"""Handle of a stream, as the driver has it; 0 is the default stream."""
+
+Grid = tuple[int, int]
+"""Blocks of a launch along x and y, at least one each."""
+
+
+class DeviceBuffer(Protocol):
+    """Memory on the device, freed when it is dropped."""
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte, aligned to 256 bytes."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        ...
+
+
+class Event(Protocol):
+    """A point on a stream that others, and the host, can wait for."""
+
+
+class Device(Protocol):
+    """One GPU, or what stands in for it in tests."""
+
+    @property
+    def label(self) -> str:
+        """How it is named to users: "cuda:0"."""
+        ...
+
+    @property
+    def decoder(self) -> StreamDecoder:
+        """What decodes compressed streams there."""
+        ...
+
+    def free_nbytes(self) -> int:
+        """Memory that is free on the device, in bytes."""
+        ...
+
+    def allocate(self, nbytes: int) -> DeviceBuffer:
+        """Memory on the device, its content undefined.
+
+        Raises
+        ------
+        DeviceError
+            There is not so much.
+        """
+        ...
+
+    def allocate_pinned(self, nbytes: int) -> NDArray[np.uint8]:
+        """Host memory that copies run to and from by themselves: uint8, (nbytes,)."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Array of the device's library, with ``__cuda_array_interface__``.
+
+        Raises
+        ------
+        UnsupportedError
+            The library has no such data type.
+        """
+        ...
+
+    def current_stream(self) -> Stream:
+        """The stream that the caller works on."""
+        ...
+
+    def create_stream(self) -> Stream:
+        """A stream that does not wait for the default stream."""
+        ...
+
+    def upload(self, address: int, data: NDArray[np.uint8], stream: Stream) -> None:
+        """Copy pinned host memory to the device, on `stream`.
+
+        `data` must stay as it is until the copy is done.
+        """
+        ...
+
+    def download(self, data: NDArray[np.uint8], address: int, stream: Stream) -> None:
+        """Copy device memory to pinned host memory, on `stream`."""
+        ...
+
+    def clear(self, address: int, nbytes: int, stream: Stream) -> None:
+        """Set device memory to zero, on `stream`."""
+        ...
+
+    def launch(
+        self, kernel: str, grid: Grid, parameters: Sequence[Any], stream: Stream
+    ) -> None:
+        """Run a kernel of ``kernels/*.cu`` on `stream`.
+
+        Parameters
+        ----------
+        grid
+            Blocks along x and y, of the size that the kernel declares.
+        parameters
+            NumPy scalars, passed by value with exactly their bytes.
+        """
+        ...
+
+    def record(self, stream: Stream) -> Event:
+        """Event that is done when all work queued on `stream` so far is."""
+        ...
+
+    def await_event(self, stream: Stream, event: Event) -> None:
+        """Let what is queued on `stream` from here on wait for `event`."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Let the host wait until `event` is done.
+
+        Raises
+        ------
+        DeviceError
+            Work on the device failed; the device cannot be used any more.
+        """
+        ...
+
+
+class StreamDecoder(Protocol):
+    """What decodes many streams of a device's memory in one call (nvCOMP)."""
+
+    @property
+    def label(self) -> str:
+        """What decodes, for reports: "nvCOMP 6.0.0"."""
+        ...
+
+    def temp_nbytes(
+        self, algorithm: Algorithm, count: int, max_nbytes: int, total_nbytes: int
+    ) -> int:
+        """Scratch for decoding `count` streams to `total_nbytes` bytes at most."""
+        ...
+
+    def decompress_async(
+        self,
+        algorithm: Algorithm,
+        tables: StreamTables,
+        temp: int,
+        temp_nbytes: int,
+        stream: Stream,
+    ) -> None:
+        """Enqueue the decoding of a batch of streams on `stream`."""
+        ...

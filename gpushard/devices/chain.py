@@ -1,0 +1,226 @@
+"""Which codecs of an array a device decodes, step by step, and where the elements lie.
+
+Pure: no device. What a device cannot decode is refused with the reason, and the host
+decodes it instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import UnsupportedError
+from gpushard.layout import ArrayLayout, CodecSpec
+
+_CHECKSUM_NBYTES = 4
+
+
+class StepKind(Enum):
+    """What the device does to the bytes of every inner chunk of a batch."""
+
+    CRC32C = "crc32c"
+    ZSTD = "zstd"
+    LZ4 = "lz4"
+    GZIP = "gzip"
+    ZLIB = "zlib"
+    BLOSC = "blosc"
+    SHUFFLE = "shuffle"
+
+
+_STEP_OF_CODEC = {
+    "crc32c": StepKind.CRC32C,
+    "zstd": StepKind.ZSTD,
+    "numcodecs.zstd": StepKind.ZSTD,
+    "numcodecs.lz4": StepKind.LZ4,
+    "gzip": StepKind.GZIP,
+    "numcodecs.gzip": StepKind.GZIP,
+    "numcodecs.zlib": StepKind.ZLIB,
+    "blosc": StepKind.BLOSC,
+    "numcodecs.blosc": StepKind.BLOSC,
+    "numcodecs.shuffle": StepKind.SHUFFLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One codec undone.
+
+    Attributes
+    ----------
+    kind, codec
+        What is done, and the codec's name in the metadata.
+    decoded_nbytes
+        Bytes that every inner chunk has afterwards. Of no meaning for a checksum ahead
+        of a compressor, where they differ.
+    itemsize
+        For `StepKind.SHUFFLE`, the size of an item.
+    """
+
+    kind: StepKind
+    codec: str
+    decoded_nbytes: int
+    itemsize: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChain:
+    """What a device does to turn encoded inner chunks into elements.
+
+    Attributes
+    ----------
+    steps
+        In decoding order.
+    decoded_nbytes
+        Size of a decoded inner chunk.
+    strides
+        Bytes between neighbours in it, one an axis of the array.
+    dtype
+        Its elements, with their stored byte order.
+    is_swapped
+        Whether the byte order is the other one and `dtype` cannot say so.
+    """
+
+    steps: tuple[Step, ...]
+    decoded_nbytes: int
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    is_swapped: bool
+
+    def stored_bytes(self, chunk: NDArray[Any]) -> NDArray[np.uint8]:
+        """A decoded inner chunk as the device would have decoded it.
+
+        Parameters
+        ----------
+        chunk
+            In the array's axes, any strides and byte order, host.
+
+        Returns
+        -------
+        uint8, shape (decoded_nbytes,), host.
+        """
+        stored = np.empty(self.decoded_nbytes, np.uint8)
+        elements: NDArray[Any] = np.ndarray(
+            chunk.shape, self.dtype, stored, strides=self.strides
+        )
+        elements[...] = chunk
+        if self.is_swapped:
+            # NumPy has no data type for such elements in the other byte order.
+            stored.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
+        return stored
+
+
+def host_chain(layout: ArrayLayout, chunk_shape: tuple[int, ...]) -> DeviceChain:
+    """Chain of an array that the host decodes: elements in C order, native bytes."""
+    dtype = layout.dtype
+    order = range(layout.ndim)
+    strides = _strides(chunk_shape, order, dtype.itemsize)
+    nbytes = prod(chunk_shape) * dtype.itemsize
+    return DeviceChain((), nbytes, strides, dtype, is_swapped=False)
+
+
+def compile_device_chain(
+    layout: ArrayLayout, chunk_shape: tuple[int, ...] | None
+) -> DeviceChain:
+    """Steps that decode the inner chunks of an array on a device.
+
+    Parameters
+    ----------
+    chunk_shape
+        Shape of every inner chunk, in the array's axes; None if they differ.
+
+    Raises
+    ------
+    UnsupportedError
+        A codec, their order, the data type or the grid is not for a device.
+    """
+    if chunk_shape is None:
+        raise UnsupportedError("inner chunks of different shapes")
+    chain, dtype = layout.chain, layout.dtype
+    if chain.array_bytes.name != "bytes":
+        raise _not_for_a_device(chain.array_bytes)
+    if dtype.hasobject or dtype.kind in "OT" or not dtype.itemsize:
+        raise UnsupportedError(f"elements of {dtype}, whose size is not fixed")
+    order = _stored_order(layout.outer_order, chain.array_array)
+    stored, is_swapped = _stored_dtype(chain.array_bytes, dtype)
+    nbytes = prod(chunk_shape) * dtype.itemsize
+    return DeviceChain(
+        tuple(_steps(chain.bytes_bytes, nbytes, dtype.itemsize))[::-1],
+        nbytes,
+        _strides(chunk_shape, order, dtype.itemsize),
+        stored,
+        is_swapped,
+    )
+
+
+def _stored_order(
+    outer_order: Sequence[int], array_codecs: Sequence[CodecSpec]
+) -> tuple[int, ...]:
+    """Stored axis k is array axis ``order[k]``, all transposes folded."""
+    order = tuple(outer_order)
+    for spec in array_codecs:
+        if spec.name != "transpose":
+            raise _not_for_a_device(spec)
+        order = tuple(order[k] for k in spec.configuration["order"])
+    return order
+
+
+def _strides(
+    shape: tuple[int, ...], order: Sequence[int], itemsize: int
+) -> tuple[int, ...]:
+    strides = [0] * len(shape)
+    step = itemsize
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
+
+
+def _stored_dtype(spec: CodecSpec, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], bool]:
+    """Data type in the stored byte order, and whether it cannot be told by one."""
+    if spec.configuration.get("endian") != "big" or dtype.itemsize == 1:
+        return dtype, False
+    if dtype.fields is not None:
+        raise UnsupportedError("structs whose fields are in the other byte order")
+    is_extension = dtype.kind == "V" and not issubclass(dtype.type, np.void)
+    if is_extension:
+        return dtype, True
+    return (dtype, False) if dtype.kind in "SV" else (dtype.newbyteorder(">"), False)
+
+
+def _steps(specs: Sequence[CodecSpec], nbytes: int, itemsize: int) -> Iterator[Step]:
+    """Steps in encoding order; `nbytes` is what the first codec was given."""
+    size: int | None = nbytes
+    for spec in specs:
+        kind = _STEP_OF_CODEC.get(spec.name)
+        if kind is None:
+            raise _not_for_a_device(spec)
+        if size is None and kind is not StepKind.CRC32C:
+            raise UnsupportedError(
+                "a codec behind a compressor, whose decoded size nothing tells",
+                codec=spec.name,
+            )
+        step = Step(kind, spec.name, size or 0, _itemsize(spec, itemsize))
+        if kind is StepKind.SHUFFLE and step.decoded_nbytes % step.itemsize:
+            raise UnsupportedError(
+                "inner chunks that are not whole items", codec=spec.name
+            )
+        yield step
+        if kind is StepKind.CRC32C:
+            size = None if size is None else size + _CHECKSUM_NBYTES
+        elif kind is not StepKind.SHUFFLE:
+            size = None
+
+
+def _itemsize(spec: CodecSpec, itemsize: int) -> int:
+    """Size of the items that `numcodecs.shuffle` takes apart."""
+    return int(spec.configuration.get("elementsize") or itemsize)
+
+
+def _not_for_a_device(spec: CodecSpec) -> UnsupportedError:
+    return UnsupportedError("no kernel decodes this codec", codec=spec.name)

@@ -1,0 +1,122 @@
+"""A lane: one stream, with the memory that a batch needs on its way.
+
+A batch runs wholly on one lane. Its slabs are used again by the next batch of the lane
+once the event behind the one before is done; batches of other lanes run meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.devices.base import Device, Event
+from gpushard.devices.slabs import PinnedSlab, Slab, TablePage
+from gpushard.devices.structs import VERDICT_NBYTES
+
+# Kernels and decoders may look a few bytes past either end of what they are given.
+PADDING_NBYTES = 64
+
+
+@dataclass
+class Pending:
+    """A batch that was handed to the device and not yet looked at.
+
+    Attributes
+    ----------
+    event
+        Done when the batch is.
+    statuses
+        uint32, shape (n_rows,), pinned. What became of each row, once it is done.
+    settle
+        Called with the rows whose status is not OK, and the bytes of the batch.
+    """
+
+    event: Event
+    verdict: NDArray[np.uint32]
+    statuses: NDArray[np.uint32]
+    settle: Callable[[NDArray[np.int64]], None]
+
+
+@dataclass
+class Lane:
+    """One stream of a device and its memory."""
+
+    device: Device
+    stream: int = field(init=False)
+    pending: Pending | None = field(init=False, default=None)
+    encoded_nbytes: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        device = self.device
+        self.stream = device.create_stream()
+        self.encoded_host = PinnedSlab(device)
+        self.encoded = Slab(device)
+        self.arenas = (Slab(device), Slab(device))
+        self.realigned = Slab(device)
+        self.streams = Slab(device)
+        self.temp = Slab(device)
+        self.page = Slab(device)
+        self._slabs = (
+            self.encoded,
+            *self.arenas,
+            self.realigned,
+            self.streams,
+            self.temp,
+            self.page,
+        )
+        self.page_host = PinnedSlab(device)
+        self.verdict_host = PinnedSlab(device)
+        self.totals_host = PinnedSlab(device)
+
+    def retire(self) -> None:
+        """Wait for the batch under way, and settle the rows that the device refused.
+
+        Raises
+        ------
+        DeviceError
+            Work on the device failed.
+        GpushardError
+            As `Pending.settle` raises.
+        """
+        pending, self.pending = self.pending, None
+        if pending is None:
+            return
+        self.device.wait(pending.event)
+        for slab in self._slabs:
+            slab.settle()
+        if pending.verdict[0]:
+            pending.settle(np.flatnonzero(pending.statuses))
+
+    def upload_bytes(self, pieces: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]:
+        """Device address of each piece, copied side by side; uint64, shape (n,)."""
+        sizes = np.array([len(piece) for piece in pieces], np.int64)
+        places = PADDING_NBYTES + np.cumsum(-(-sizes // 16) * 16) - -(-sizes // 16) * 16
+        nbytes = int(places[-1] + sizes[-1]) + PADDING_NBYTES
+        self.encoded_nbytes = nbytes
+        host = self.encoded_host.view(nbytes)
+        for piece, place in zip(pieces, places.tolist(), strict=True):
+            host[place : place + len(piece)] = piece
+        address = self.encoded.address(nbytes)
+        self.device.upload(address, host, self.stream)
+        return (places + address).astype(np.uint64)
+
+    def place_page(self, page: TablePage) -> int:
+        """Address of a page on the device, its content on the way there."""
+        address = self.page.address(page.nbytes)
+        if page.upload_nbytes:
+            host = self.page_host.view(page.upload_nbytes)
+            page.write(host)
+            self.device.upload(address, host, self.stream)
+        return address
+
+    def read_verdict(
+        self, address: int, n_rows: int
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Verdict and statuses of a batch, on their way to the host."""
+        host = self.verdict_host.view(VERDICT_NBYTES + 4 * n_rows)
+        self.device.download(host, address, self.stream)
+        words = host.view(np.uint32)
+        return words[:16], words[16:]

@@ -1,0 +1,331 @@
+"""NVIDIA's nvCOMP 6, bound through its C batch API: many streams decoded in one call.
+
+All addresses are plain integers. Tables lie in device memory, one entry a stream, and
+no call waits for the device. The library needs no driver to be loaded, to tell its
+alignments, or to tell its scratch sizes. `nvcomp_abi` has the C side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gpushard.devices.nvcomp_abi import (
+    CRC32C_SPEC,
+    MAJOR,
+    Algorithm,
+    AlignmentRequirements,
+    Crc32KernelConf,
+    Crc32Options,
+    DecompressOptions,
+    Properties,
+    bound_symbols,
+    status_name,
+    symbol_of,
+)
+from gpushard.errors import DeviceError, UnsupportedError
+
+_SONAME = f"libnvcomp.so.{MAJOR}"
+_INSTALL_HINT = "install gpushard[cuda12] or gpushard[cuda13], or read on the CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Alignments:
+    """Powers of two that addresses must be multiples of."""
+
+    input: int
+    output: int
+    temp: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTables:
+    """Device addresses of the tables of one batch, one entry a stream.
+
+    Attributes
+    ----------
+    count
+        Number of streams, at least 1.
+    src, src_nbytes
+        uint64 each: where the encoded streams lie, and their sizes.
+    dst, capacity
+        uint64 each: where the decoded streams go, and the room there.
+    actual_nbytes
+        uint64, written: decoded sizes; undefined where the status is not 0.
+    statuses
+        int32, written: one `NvcompStatus` each.
+    """
+
+    count: int
+    src: int
+    src_nbytes: int
+    dst: int
+    capacity: int
+    actual_nbytes: int
+    statuses: int
+
+
+class Nvcomp:
+    """One loaded nvCOMP library.
+
+    Parameters
+    ----------
+    path
+        The shared object.
+
+    Raises
+    ------
+    UnsupportedError
+        It cannot be loaded, is of another major version or lacks a function.
+    """
+
+    __slots__ = ("_functions", "cuda_major", "path", "version")
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = str(path)
+        library = _load(self.path)
+        number, cudart = _properties(library, self.path)
+        self.version = (number // 1000, number // 100 % 10, number % 100)
+        self.cuda_major = cudart // 1000
+        if self.version[0] != MAJOR:
+            raise UnsupportedError(
+                f"{self.path} is another major version of nvCOMP",
+                expected=MAJOR,
+                got=".".join(map(str, self.version)),
+                hint=_INSTALL_HINT,
+            )
+        self._functions = {
+            name: _bind(library, name, arguments, self.path)
+            for name, arguments in bound_symbols()
+        }
+
+    @property
+    def label(self) -> str:
+        """What decodes, for reports: "nvCOMP 6.0.0"."""
+        return f"nvCOMP {'.'.join(map(str, self.version))}"
+
+    def alignments(self, algorithm: Algorithm) -> Alignments:
+        """Alignments that `algorithm` asks for."""
+        found = AlignmentRequirements()
+        self._call(
+            algorithm,
+            "DecompressGetRequiredAlignments",
+            DecompressOptions(),
+            ctypes.byref(found),
+        )
+        return Alignments(found.input, found.output, found.temp)
+
+    def temp_nbytes(
+        self, algorithm: Algorithm, count: int, max_nbytes: int, total_nbytes: int
+    ) -> int:
+        """Scratch for decoding `count` streams to `total_nbytes` bytes at most.
+
+        Parameters
+        ----------
+        algorithm
+            Their format.
+        count
+            Number of streams.
+        max_nbytes
+            Capacity of the largest, at most `Algorithm.max_stream_nbytes`.
+        total_nbytes
+            Sum of their capacities. The answer grows with it without bound, and
+            without it is an estimate from `max_nbytes`, often many times too large.
+
+        Raises
+        ------
+        DeviceError
+            nvCOMP refuses the numbers.
+        """
+        found = ctypes.c_size_t()
+        self._call(
+            algorithm,
+            "DecompressGetTempSize",
+            count,
+            max_nbytes,
+            DecompressOptions(),
+            ctypes.byref(found),
+            total_nbytes,
+            None,
+        )
+        return found.value
+
+    def decompress_async(
+        self,
+        algorithm: Algorithm,
+        tables: StreamTables,
+        temp: int,
+        temp_nbytes: int,
+        stream: int,
+    ) -> None:
+        """Enqueue the decoding of a batch on `stream`.
+
+        Parameters
+        ----------
+        algorithm
+            Format of all streams.
+        tables
+            The batch; sources and destinations aligned as `alignments` says.
+        temp, temp_nbytes
+            Device address and size of the scratch, not touched by anything else until
+            the call has run.
+        stream
+            CUDA stream handle.
+
+        Raises
+        ------
+        DeviceError
+            The call could not be enqueued. What is wrong with single streams is told
+            in ``tables.statuses``.
+        """
+        self._call(
+            algorithm,
+            "DecompressAsync",
+            tables.src,
+            tables.src_nbytes,
+            tables.capacity,
+            tables.actual_nbytes,
+            tables.count,
+            temp,
+            temp_nbytes,
+            tables.dst,
+            DecompressOptions(),
+            tables.statuses,
+            stream,
+        )
+
+    def crc32c_conf(self, count: int, max_nbytes: int, stream: int) -> Crc32KernelConf:
+        """Choice of kernel that nvCOMP makes for checksums of `count` messages.
+
+        Needs a device. `max_nbytes` is the size of the longest message.
+
+        Raises
+        ------
+        DeviceError
+            nvCOMP refuses, or there is no usable device.
+        """
+        conf = Crc32KernelConf()
+        self._call(
+            None,
+            "nvcompBatchedCRC32GetHeuristicConf",
+            None,
+            count,
+            ctypes.byref(conf),
+            max_nbytes,
+            stream,
+        )
+        return conf
+
+    def crc32c_async(
+        self,
+        tables: StreamTables,
+        checksums: int,
+        conf: Crc32KernelConf,
+        stream: int,
+    ) -> None:
+        """Enqueue CRC-32C checksums of the sources of `tables` on `stream`.
+
+        `checksums` is the device address of uint32 values, one a source, written. Of
+        the tables only `src`, `src_nbytes`, `count` and `statuses` are used.
+
+        Raises
+        ------
+        DeviceError
+            The call could not be enqueued.
+        """
+        only_segment = 0
+        self._call(
+            None,
+            "nvcompBatchedCRC32Async",
+            tables.src,
+            tables.src_nbytes,
+            tables.count,
+            checksums,
+            Crc32Options(CRC32C_SPEC, conf),
+            only_segment,
+            tables.statuses,
+            stream,
+        )
+
+    def _call(self, algorithm: Algorithm | None, name: str, *args: Any) -> None:
+        symbol = name if algorithm is None else symbol_of(algorithm, name)
+        status = self._functions[symbol](*args)
+        if status:
+            raise DeviceError(
+                f"nvCOMP's {symbol} failed",
+                got=status_name(status),
+                hint=(
+                    "check the CUDA driver and the free device memory, or read on "
+                    "the CPU"
+                ),
+            )
+
+
+@cache
+def load_nvcomp() -> Nvcomp:
+    """The installed nvCOMP: that of the wheel, or else that of the system.
+
+    Raises
+    ------
+    UnsupportedError
+        There is none, or none of the major version bound.
+    """
+    found = sorted(_wheel_libraries(), key=lambda path: path.name != _SONAME)
+    if found:
+        return Nvcomp(found[0])
+    try:
+        return Nvcomp(_SONAME)
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            "nvCOMP is not installed",
+            expected=_SONAME,
+            hint=_INSTALL_HINT,
+        ) from error
+
+
+def _wheel_libraries() -> Iterator[Path]:
+    """Shared objects in the wheels nvidia-libnvcomp-cu12 and -cu13, of any major."""
+    spec = find_spec("nvidia")
+    roots = None if spec is None else spec.submodule_search_locations
+    for root in roots or ():
+        yield from Path(root).glob("libnvcomp/lib64/libnvcomp.so.[0-9]*")
+
+
+def _load(path: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
+        raise UnsupportedError(
+            f"nvCOMP cannot be loaded from {path}",
+            got=str(error),
+            hint=_INSTALL_HINT,
+        ) from error
+
+
+def _properties(library: ctypes.CDLL, path: str) -> tuple[int, int]:
+    """Version of nvCOMP and that of its CUDA runtime, as they encode them."""
+    found = Properties()
+    get = _bind(library, "nvcompGetProperties", (ctypes.c_void_p,), path)
+    get(ctypes.byref(found))
+    return found.version, found.cudart_version
+
+
+def _bind(
+    library: ctypes.CDLL, name: str, arguments: tuple[Any, ...], path: str
+) -> Any:
+    try:
+        function = getattr(library, name)
+    except AttributeError as error:
+        raise UnsupportedError(
+            f"{path} has no function {name}",
+            expected=f"nvCOMP {MAJOR}",
+            hint=_INSTALL_HINT,
+        ) from error
+    function.argtypes = arguments
+    function.restype = ctypes.c_int32
+    return function

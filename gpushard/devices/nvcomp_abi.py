@@ -1,0 +1,173 @@
+"""The C interface of nvCOMP 6, as its headers declare it.
+
+``nvcomp/{zstd,lz4,snappy,deflate,gzip,crc32,shared_types}.h`` of 6.0: algorithms,
+statuses, structures (most are passed by value) and the functions that gpushard calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from enum import Enum, IntEnum
+from typing import Any, ClassVar
+
+MAJOR = 6
+"""The one major version bound: others have other argument layouts."""
+
+
+class Algorithm(Enum):
+    """Stream formats that nvCOMP decodes here; the value is their name in its API."""
+
+    ZSTD = "Zstd"
+    """One zstd frame (RFC 8878)."""
+    LZ4 = "LZ4"
+    """One LZ4 block, without a frame."""
+    SNAPPY = "Snappy"
+    """One raw Snappy stream, without framing."""
+    DEFLATE = "Deflate"
+    """One raw DEFLATE stream (RFC 1951), without a zlib header."""
+    GZIP = "Gzip"
+    """One gzip member (RFC 1952)."""
+
+    @property
+    def max_stream_nbytes(self) -> int:
+        """Largest decoded stream: its ``DecompressionMaxAllowedChunkSize``."""
+        narrow = self in (Algorithm.ZSTD, Algorithm.SNAPPY)
+        return 2**31 - 1 if narrow else 2**32 - 1
+
+
+class NvcompStatus(IntEnum):
+    """``nvcompStatus_t``."""
+
+    SUCCESS = 0
+    INVALID_VALUE = 10
+    NOT_SUPPORTED = 11
+    CANNOT_DECOMPRESS = 12
+    BAD_CHECKSUM = 13
+    CANNOT_VERIFY_CHECKSUMS = 14
+    OUTPUT_BUFFER_TOO_SMALL = 15
+    WRONG_HEADER_LENGTH = 16
+    ALIGNMENT = 17
+    CHUNK_SIZE_TOO_LARGE = 18
+    CANNOT_COMPRESS = 19
+    WRONG_INPUT_LENGTH = 20
+    BATCH_SIZE_TOO_LARGE = 21
+    SUB_CHUNK_COUNT_TOO_LARGE = 22
+    SUB_CHUNK_COUNT_TOO_SMALL = 23
+    OUTPUT_BUFFER_ALIGNMENT_TOO_SMALL = 24
+    CUDA_ERROR = 1000
+    INTERNAL = 10000
+
+
+def status_name(status: int) -> str:
+    """Name and number of an nvCOMP status, for messages: "BAD_CHECKSUM (13)"."""
+    try:
+        return f"{NvcompStatus(status).name} ({status})"
+    except ValueError:  # a status that a later 6.x added
+        return f"status {status}"
+
+
+class DecompressOptions(ctypes.Structure):
+    """``nvcompBatched*DecompressOpts_t``: 64 bytes, all zero for the defaults.
+
+    The fields after the backend differ by algorithm; all are left at zero.
+    """
+
+    _fields_: ClassVar[Any] = (
+        ("backend", ctypes.c_int32),
+        ("others", ctypes.c_uint8 * 60),
+    )
+
+
+class Crc32Spec(ctypes.Structure):
+    """``nvcompCRC32Spec_t``, 32 bytes."""
+
+    _fields_: ClassVar[Any] = (
+        ("poly", ctypes.c_uint32),
+        ("init", ctypes.c_uint32),
+        ("ref_in", ctypes.c_bool),
+        ("ref_out", ctypes.c_bool),
+        ("xorout", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint8 * 16),
+    )
+
+
+class Crc32KernelConf(ctypes.Structure):
+    """``nvcompCRC32KernelConf_t``, 32 bytes."""
+
+    _fields_: ClassVar[Any] = (
+        ("kernel_kind", ctypes.c_int32),
+        ("bytes_per_read", ctypes.c_int32),
+        ("blocks_per_msg", ctypes.c_int32),
+        ("reserved", ctypes.c_uint8 * 20),
+    )
+
+
+class Crc32Options(ctypes.Structure):
+    """``nvcompBatchedCRC32Opts_t``, 128 bytes."""
+
+    _fields_: ClassVar[Any] = (
+        ("spec", Crc32Spec),
+        ("kernel_conf", Crc32KernelConf),
+        ("reserved", ctypes.c_uint8 * 64),
+    )
+
+
+class Properties(ctypes.Structure):
+    """``nvcompProperties_t``, 8 bytes."""
+
+    _fields_: ClassVar[Any] = (
+        ("version", ctypes.c_uint32),
+        ("cudart_version", ctypes.c_uint32),
+    )
+
+
+class AlignmentRequirements(ctypes.Structure):
+    """``nvcompAlignmentRequirements_t``, 24 bytes."""
+
+    _fields_: ClassVar[Any] = (
+        ("input", ctypes.c_size_t),
+        ("output", ctypes.c_size_t),
+        ("temp", ctypes.c_size_t),
+    )
+
+
+# RFC 3720 section 12.1 gives the polynomial; all is reflected, and the ends inverted.
+CRC32C_SPEC = Crc32Spec(0x1EDC6F41, 0xFFFFFFFF, True, True, 0xFFFFFFFF)
+
+_ADDRESS = ctypes.c_void_p
+_SIZE = ctypes.c_size_t
+_SIGNATURES = {
+    "DecompressGetRequiredAlignments": (DecompressOptions, _ADDRESS),
+    "DecompressGetTempSize": (
+        *(_SIZE, _SIZE, DecompressOptions),
+        *(_ADDRESS, _SIZE, _ADDRESS),
+    ),
+    "DecompressAsync": (
+        *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _SIZE),
+        *(_ADDRESS, _SIZE, _ADDRESS),
+        *(DecompressOptions, _ADDRESS, _ADDRESS),
+    ),
+}
+_CRC32_SIGNATURES = {
+    "nvcompBatchedCRC32Async": (
+        *(_ADDRESS, _ADDRESS, _SIZE, _ADDRESS),
+        *(Crc32Options, ctypes.c_int32, _ADDRESS, _ADDRESS),
+    ),
+    "nvcompBatchedCRC32GetHeuristicConf": (
+        *(_ADDRESS, _SIZE, _ADDRESS, _SIZE, _ADDRESS),
+    ),
+}
+
+
+def bound_symbols() -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Name and argument types of every function that gpushard calls."""
+    for algorithm in Algorithm:
+        for name, arguments in _SIGNATURES.items():
+            yield symbol_of(algorithm, name), arguments
+    yield from _CRC32_SIGNATURES.items()
+
+
+def symbol_of(algorithm: Algorithm, name: str) -> str:
+    """Name of the function `name` of `algorithm`: "nvcompBatchedLZ4DecompressAsync"."""
+    return f"nvcompBatched{algorithm.value}{name}"

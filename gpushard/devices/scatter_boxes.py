@@ -1,0 +1,239 @@
+"""The wanted elements of inner chunks as nested loops, few and over long runs.
+
+What one inner chunk gives is a box: along each axis of the array some elements of its
+cell. Axes that lie against one another in the inner chunk and in the output alike are
+merged, axes of one element vanish into an offset, and what is side by side at both
+ends becomes the run.
+
+    axis lengths       columns, loops and run
+    (1, 16, 8, 8)      axis 0: a column of offsets
+                       axis 1: a loop with a stride at both ends
+                       axes 2, 3: the run, 64 elements
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from gpushard.devices.scatter_transfer import Transfer
+from gpushard.selection import Ints, Projection
+
+
+class Landings(NamedTuple):
+    """Byte offsets into the inner chunk and into the output: int64, shape (n,)."""
+
+    in_offset: Ints
+    out_offset: Ints
+
+
+class Loop(NamedTuple):
+    """One axis of the boxes, or several that have become one.
+
+    Attributes
+    ----------
+    length
+        Elements of it in every row; or int64, shape (n_cells_touched,), where that
+        depends on the touched cell of `axis`.
+    in_stride, out_stride
+        Bytes between neighbours at both ends; unused if there are members.
+    axis, starts
+        Where the length depends on the row: the array's axis by whose position it is
+        looked up, and the offsets of each touched cell. A loop with members has for
+        `in_offset` the first member of the cell.
+    members
+        Offsets of elements that follow no stride.
+    """
+
+    length: int | Ints
+    in_stride: int
+    out_stride: int
+    axis: int = -1
+    starts: Landings | None = None
+    members: Landings | None = None
+
+    @property
+    def longest(self) -> int:
+        """Its length where it is longest; 1 if there are no rows."""
+        return int(np.max(self.length, initial=1))
+
+    @property
+    def can_be_inner(self) -> bool:
+        """Whether a loop around it may become one with it."""
+        return isinstance(self.length, int) and self.members is None
+
+
+class Column(NamedTuple):
+    """Offsets that depend on the position along `axis`, where no length does."""
+
+    axis: int
+    landings: Landings
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """All boxes of an orthogonal selection over inner chunks of one shape.
+
+    Attributes
+    ----------
+    run
+        Bytes of the output that lie side by side at both ends.
+    loops
+        From the inside out.
+    columns
+        What is added to the offsets of a row.
+    in_base, out_base
+        Offsets that all rows have in common.
+    """
+
+    run: Loop
+    loops: tuple[Loop, ...]
+    columns: tuple[Column, ...]
+    in_base: int
+    out_base: int
+
+    @property
+    def nest(self) -> tuple[Loop, ...]:
+        """The run and the loops around it."""
+        return (self.run, *self.loops)
+
+    @property
+    def largest_nbytes(self) -> int:
+        """Bytes of the output that no box exceeds."""
+        return prod(loop.longest for loop in self.nest)
+
+    def nbytes(self, position: Ints) -> int | Ints:
+        """Bytes of each row's box, int64 of shape (n_rows,), or of all if the same.
+
+        Parameters
+        ----------
+        position
+            int64, shape (ndim, n_rows), as in `ShardBlock`.
+        """
+        nbytes: int | Ints = 1
+        for loop in self.nest:
+            if isinstance(loop.length, int):
+                nbytes = nbytes * loop.length
+            else:
+                nbytes = nbytes * loop.length[position[loop.axis]]
+        return nbytes
+
+
+class _Axis(NamedTuple):
+    """One axis of the array: what it adds to a box."""
+
+    loop: Loop | None
+    column: Column | None
+    in_base: int = 0
+    out_base: int = 0
+
+
+def lay_boxes(
+    projections: Sequence[Projection],
+    in_strides: Sequence[int],
+    out_strides: Sequence[int],
+    transfer: Transfer,
+) -> Boxes:
+    """Boxes of a selection.
+
+    Parameters
+    ----------
+    projections
+        One an axis of the array.
+    in_strides, out_strides
+        Bytes between neighbours in the inner chunk and in the output, one an axis.
+    transfer
+        What happens to the elements.
+    """
+    axes = [
+        _lay_axis(d, *given)
+        for d, given in enumerate(
+            zip(projections, in_strides, out_strides, strict=True)
+        )
+    ]
+    # Neighbours in the output innermost: there a warp's accesses are worth most.
+    order = sorted(range(len(axes)), key=lambda d: (abs(out_strides[d]), -d))
+    loops = [loop for d in order if (loop := axes[d].loop) is not None]
+    run, n_used = _grow_run(loops, transfer)
+    return Boxes(
+        run,
+        tuple(_merged(loops[n_used:])),
+        tuple(axis.column for axis in axes if axis.column is not None),
+        sum(axis.in_base for axis in axes),
+        sum(axis.out_base for axis in axes),
+    )
+
+
+def _lay_axis(
+    axis: int, projection: Projection, in_stride: int, out_stride: int
+) -> _Axis:
+    lengths = projection.length
+    is_constant = len(lengths) == 0 or bool(np.all(lengths == lengths[0]))
+    length = int(lengths[0]) if is_constant and len(lengths) else 1
+    members = None
+    if projection.members is not None:
+        bounds, in_index, out_index = projection.members
+        members = Landings(in_index * in_stride, out_index * out_stride)
+        if is_constant and length == 1:
+            return _placed(axis, None, members)
+        zeros = np.zeros(len(lengths), np.int64)
+        starts = Landings(bounds[:-1], zeros)
+        if len(lengths) == 1:
+            return _Axis(Loop(length, 0, 0, members=members), None)
+        return _Axis(Loop(lengths, 0, 0, axis, starts, members), None)
+    starts = Landings(
+        projection.in_start * in_stride, projection.out_start * out_stride
+    )
+    strides = projection.step * in_stride, projection.out_step * out_stride
+    if not is_constant:
+        return _Axis(Loop(lengths, *strides, axis, starts), None)
+    return _placed(axis, Loop(length, *strides) if length > 1 else None, starts)
+
+
+def _placed(axis: int, loop: Loop | None, starts: Landings) -> _Axis:
+    """Axis whose length is the same in all its cells: its offsets stand apart."""
+    if len(starts.in_offset) == 1:
+        return _Axis(loop, None, int(starts.in_offset[0]), int(starts.out_offset[0]))
+    return _Axis(loop, Column(axis, starts))
+
+
+def _grow_run(loops: Sequence[Loop], transfer: Transfer) -> tuple[Loop, int]:
+    """Bytes side by side at both ends, and how many of the loops they take in."""
+    in_nbytes, out_nbytes = transfer.in_nbytes, transfer.out_nbytes
+    for n_used, loop in enumerate(loops):
+        is_next = loop.in_stride == in_nbytes and loop.out_stride == out_nbytes
+        if loop.members is not None or not is_next:
+            return Loop(out_nbytes, 0, 0), n_used
+        if not isinstance(loop.length, int):
+            return loop._replace(length=loop.length * out_nbytes), n_used + 1
+        in_nbytes, out_nbytes = in_nbytes * loop.length, out_nbytes * loop.length
+    return Loop(out_nbytes, 0, 0), len(loops)
+
+
+def _merged(loops: Sequence[Loop]) -> list[Loop]:
+    merged: list[Loop] = []
+    for loop in loops:
+        inner = merged[-1] if merged else None
+        if inner is not None and _lies_around(loop, inner):
+            merged[-1] = loop._replace(
+                length=loop.length * inner.longest,
+                in_stride=inner.in_stride,
+                out_stride=inner.out_stride,
+            )
+        else:
+            merged.append(loop)
+    return merged
+
+
+def _lies_around(outer: Loop, inner: Loop) -> bool:
+    """Whether `outer` goes on where `inner` ends, at both ends."""
+    return (
+        inner.can_be_inner
+        and outer.members is None
+        and outer.in_stride == inner.in_stride * inner.longest
+        and outer.out_stride == inner.out_stride * inner.longest
+    )

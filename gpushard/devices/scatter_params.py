@@ -1,0 +1,246 @@
+"""Orthogonal selections -> tables and parameters of the scatter kernels.
+
+Pure: NumPy only, no device. A selection is laid out once for an array and a shape of
+its inner chunks; a batch of inner chunks adds its columns; addresses come last.
+
+    scatter = GridScatter.lay(part, in_strides, out_strides, transfer, fill)
+    batch = scatter.batch(position)
+    # upload scatter.tables once and batch.tables, both 16-byte aligned; launch
+    # scatter.kernel over batch.n_blocks(threads) blocks with its one parameter
+    parameter = scatter.pack(batch, Addresses(...))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.devices.scatter_boxes import Boxes, Loop, lay_boxes
+from gpushard.devices.scatter_structs import (
+    CELL,
+    COLUMN,
+    LIMIT,
+    LOOP,
+    MAX_AXES,
+    SCATTER,
+    Addresses,
+    ScatterBatch,
+    TableWriter,
+    check_limit,
+    fast_divisor,
+    field_place,
+    landing_table,
+    transfer_record,
+)
+from gpushard.devices.scatter_transfer import WIDEST_ACCESS, Transfer, fill_pattern
+from gpushard.grid import GridPart
+from gpushard.selection import Ints
+
+# A warp takes a tile: large enough to pay for looking up its row, small enough that a
+# batch gives every warp of a large GPU (132 multiprocessors of 64 warps) one.
+_MAX_TILE_LOG2 = 15
+_MIN_TILE_LOG2 = 11
+_WANTED_TILES = 132 * 64
+_LANES = 32
+
+
+class _GridWriter:
+    """Tables of an orthogonal selection, and the parameter that refers to them.
+
+    Pointers are kept by the place of their word in the parameter: `into_tables` hold
+    offsets into the tables, `positions` wait for the columns of a batch.
+    """
+
+    def __init__(self, boxes: Boxes) -> None:
+        rank = next(n for n in SCATTER if len(boxes.loops) <= n)
+        self.dtype = SCATTER[rank]
+        self.params = np.zeros((), self.dtype)
+        self.tables = TableWriter()
+        self.into_tables: list[int] = []
+        self.positions: list[int] = []
+        self.axes: list[int] = []
+        self.params["in_base"] = boxes.in_base
+        self.params["n_columns"] = len(boxes.columns)
+        self.params["n_loops"] = len(boxes.loops)
+        self.params["in_bits"], self.params["out_bits"] = _alignment_bits(boxes.loops)
+        for i, column in enumerate(boxes.columns):
+            place = field_place(self.dtype, "columns") + i * COLUMN.itemsize
+            self._point(place, COLUMN, "landings", landing_table(column.landings))
+            self._look_up(place, COLUMN, column.axis)
+        self._add_loop(self.params["run"], boxes.run, field_place(self.dtype, "run"))
+        for i, loop in enumerate(boxes.loops):
+            place = field_place(self.dtype, "loops") + i * LOOP.itemsize
+            self._add_loop(self.params["loops"][i], loop, place)
+
+    def set_fill(self, element: bytes) -> None:
+        """Add the fill value."""
+        pattern = fill_pattern(element)
+        self.params["fill_nbytes"] = fast_divisor(len(pattern))
+        self._point(0, self.dtype, "fill", pattern)
+
+    def _add_loop(self, record: Any, loop: Loop, place: int) -> None:
+        record["in_stride"], record["out_stride"] = loop.in_stride, loop.out_stride
+        if loop.members is not None:
+            self._point(place, LOOP, "members", landing_table(loop.members))
+        if loop.starts is None:
+            record["length"] = fast_divisor(loop.length)
+            return
+        cells = np.empty(len(loop.starts.in_offset), CELL)
+        cells["in_offset"], cells["out_offset"] = loop.starts
+        cells["length"] = fast_divisor(loop.length)
+        self._point(place, LOOP, "cells", cells)
+        self._look_up(place, LOOP, loop.axis)
+
+    def _point(
+        self, place: int, dtype: np.dtype[Any], field: str, table: NDArray[Any]
+    ) -> None:
+        word = (place + field_place(dtype, field)) // 8
+        self.params.reshape(1).view(np.uint64)[word] = self.tables.add(table)
+        self.into_tables.append(word)
+
+    def _look_up(self, place: int, dtype: np.dtype[Any], axis: int) -> None:
+        self.positions.append((place + field_place(dtype, "position")) // 8)
+        self.axes.append(axis)
+
+
+@dataclass(frozen=True, slots=True)
+class GridScatter:
+    """An orthogonal selection over inner chunks of one shape, ready for batches.
+
+    Attributes
+    ----------
+    kernel
+        Name of the kernel to launch.
+    tables
+        uint8, shape (n_bytes,), host.
+    """
+
+    kernel: str
+    tables: NDArray[np.uint8]
+    _boxes: Boxes
+    _params: NDArray[Any]
+    _axes: tuple[int, ...]
+    _into_tables: NDArray[np.intp]
+    _positions: NDArray[np.intp]
+
+    @classmethod
+    def lay(
+        cls,
+        part: GridPart,
+        in_strides: Sequence[int],
+        out_strides: Sequence[int],
+        transfer: Transfer,
+        fill: bytes,
+    ) -> GridScatter:
+        """Scatter of `part`.
+
+        Parameters
+        ----------
+        part
+            The selection, laid over the grid.
+        in_strides
+            Bytes between neighbours in a decoded inner chunk, one an axis of the
+            array (transposes folded in).
+        out_strides
+            Bytes between neighbours in the output, one an axis of the array, any sign.
+        transfer
+            What happens to the elements.
+        fill
+            One element of the output, holding the fill value.
+
+        Raises
+        ------
+        UnsupportedError
+            More than 32 axes, or 2 GiB or more wanted of one inner chunk.
+        """
+        check_limit("axes of an array", len(in_strides), MAX_AXES + 1)
+        boxes = lay_boxes(part.projections, in_strides, out_strides, transfer)
+        check_limit("bytes wanted of an inner chunk", boxes.largest_nbytes, LIMIT)
+        writer = _GridWriter(boxes)
+        writer.set_fill(fill)
+        writer.params["transfer"] = transfer_record(transfer)
+        rank = len(writer.params["loops"])
+        return cls(
+            f"gs_scatter_{transfer.kernel}_{rank}",
+            writer.tables.joined(),
+            boxes,
+            writer.params,
+            tuple(writer.axes),
+            np.array(writer.into_tables, np.intp),
+            np.array(writer.positions, np.intp),
+        )
+
+    def batch(self, position: Ints) -> ScatterBatch:
+        """Tables of a batch.
+
+        Parameters
+        ----------
+        position
+            int64, shape (ndim, n_rows). Position of each row in the projections, as
+            in `ShardBlock`.
+
+        Raises
+        ------
+        UnsupportedError
+            The batch has 2**31 tiles or more.
+        """
+        n_rows = position.shape[1]
+        nbytes = np.broadcast_to(self._boxes.nbytes(position), n_rows)
+        tile_log2 = _tile_log2(int(nbytes.sum()))
+        tiles = -(-nbytes >> tile_log2)
+        per_row, n_tiles = int(tiles.max(initial=1)), int(tiles.sum())
+        tables = TableWriter()
+        places = [tables.add(position[axis].astype(np.uint32)) for axis in self._axes]
+        # Empty tiles cost less than a search for the row, if there are not too many.
+        if 2 * n_tiles < n_rows * per_row:
+            bounds = np.append(0, np.cumsum(tiles))
+            places.append(tables.add(bounds.astype(np.uint32)))
+        else:
+            n_tiles = n_rows * per_row
+        check_limit("tiles of a batch", n_tiles, LIMIT)
+        return ScatterBatch(
+            tables.joined(),
+            n_rows,
+            n_tiles,
+            n_tiles * _LANES,
+            tuple(places),
+            tile_log2,
+            per_row,
+        )
+
+    def pack(self, batch: ScatterBatch, at: Addresses) -> Any:
+        """Parameter of the kernel: a NumPy scalar of a data type in `SCATTER`."""
+        params = self._params.copy()
+        words = params.reshape(1).view(np.uint64)
+        words[self._into_tables] += np.uint64(at.tables)
+        places = np.array(batch.places, np.uint64) + np.uint64(at.batch_tables)
+        words[self._positions] = places[: len(self._axes)]
+        if len(places) > len(self._axes):
+            params["tile_bounds"] = places[-1]
+        params["out"] = at.out + self._boxes.out_base
+        params["src"], params["status"] = at.src, at.status
+        params["n_rows"], params["n_tiles"] = batch.n_rows, batch.n_items
+        params["tile_log2"] = batch.tile_log2
+        params["tiles_per_row"] = fast_divisor(batch.tiles_per_row)
+        return params[()]
+
+
+def _alignment_bits(loops: Sequence[Loop]) -> tuple[int, int]:
+    """What the distances at both ends have in common below the widest access."""
+    in_bits, out_bits = 0, 0
+    for loop in loops:
+        in_bits |= loop.in_stride
+        out_bits |= loop.out_stride
+        if loop.members is not None:
+            in_bits |= int(np.bitwise_or.reduce(loop.members.in_offset))
+            out_bits |= int(np.bitwise_or.reduce(loop.members.out_offset))
+    return in_bits % WIDEST_ACCESS, out_bits % WIDEST_ACCESS
+
+
+def _tile_log2(total_nbytes: int) -> int:
+    share = max(total_nbytes // _WANTED_TILES, 1).bit_length() - 1
+    return min(max(share, _MIN_TILE_LOG2), _MAX_TILE_LOG2)

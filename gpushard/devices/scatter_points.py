@@ -1,0 +1,142 @@
+"""Point selections -> tables and parameters of ``gs_scatter_points``.
+
+Used as `scatter_params` is for orthogonal selections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.devices.scatter_boxes import Landings
+from gpushard.devices.scatter_structs import (
+    LIMIT,
+    POINTS,
+    Addresses,
+    ScatterBatch,
+    TableWriter,
+    check_limit,
+    fast_divisor,
+    landing_table,
+    transfer_record,
+)
+from gpushard.devices.scatter_transfer import ElementType, Transfer, fill_pattern
+from gpushard.points import PointPart
+from gpushard.selection import Ints
+
+_WIDEST_NUMBER = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PointScatter:
+    """A point selection over inner chunks of one shape, ready for batches.
+
+    Attributes
+    ----------
+    kernel
+        Name of the kernel to launch.
+    tables
+        uint8, shape (n_bytes,), host.
+    """
+
+    kernel: str
+    tables: NDArray[np.uint8]
+    _bounds: Ints
+    _landings: NDArray[Any]
+    _units: int
+    _transfer: NDArray[Any]
+
+    @classmethod
+    def lay(
+        cls,
+        part: PointPart,
+        in_strides: Sequence[int],
+        out_strides: Sequence[int],
+        transfer: Transfer,
+        fill: bytes,
+    ) -> PointScatter:
+        """Scatter of `part`.
+
+        Parameters
+        ----------
+        part
+            The points, sorted by inner chunk.
+        in_strides
+            Bytes between neighbours in a decoded inner chunk, one an axis of the
+            array.
+        out_strides
+            Bytes between neighbours in the output, one an axis of the result, any
+            sign.
+        transfer, fill
+            As of `GridScatter.lay`.
+        """
+        in_offset = np.zeros(len(part.out_index), np.int64)
+        for index, stride in zip(part.in_index, in_strides, strict=True):
+            in_offset += index * stride
+        out_offset = np.zeros(len(part.out_index), np.int64)
+        rest = part.out_index
+        shape = part.selection.shape
+        for extent, stride in zip(reversed(shape), reversed(out_strides), strict=True):
+            rest, index = np.divmod(rest, max(extent, 1))
+            out_offset += index * stride
+        out_unit, record = _point_units(transfer)
+        return cls(
+            "gs_scatter_points",
+            fill_pattern(fill),
+            part.bounds,
+            landing_table(Landings(in_offset, out_offset)),
+            transfer.out_nbytes // out_unit,
+            record,
+        )
+
+    def batch(self, position: Ints) -> ScatterBatch:
+        """Tables of a batch.
+
+        Parameters
+        ----------
+        position
+            int64, shape (n, n_rows), row 0: the ordinal of each row's inner chunk in
+            the part, as in `ShardBlock`.
+
+        Raises
+        ------
+        UnsupportedError
+            The batch has 2**31 units or more.
+        """
+        first = self._bounds[position[0]]
+        count = self._bounds[position[0] + 1] - first
+        row = np.repeat(np.arange(len(count), dtype=np.uint32), count)
+        before = np.cumsum(count) - count
+        nth = np.arange(len(row), dtype=np.int64) + (first - before)[row]
+        n_units = len(row) * self._units
+        check_limit("units of a batch of points", n_units, LIMIT)
+        tables = TableWriter()
+        places = tables.add(self._landings[nth]), tables.add(row)
+        return ScatterBatch(tables.joined(), len(count), n_units, n_units, places)
+
+    def pack(self, batch: ScatterBatch, at: Addresses) -> Any:
+        """Parameter of the kernel: a NumPy scalar of data type `POINTS`."""
+        params = np.zeros((), POINTS)
+        params["out"], params["src"], params["status"] = at.out, at.src, at.status
+        params["fill"] = at.tables
+        params["landings"] = at.batch_tables + batch.places[0]
+        params["row"] = at.batch_tables + batch.places[1]
+        params["units_per_point"] = fast_divisor(self._units)
+        params["transfer"] = self._transfer
+        params["n_units"] = batch.n_items
+        return params[()]
+
+
+def _point_units(transfer: Transfer) -> tuple[int, NDArray[Any]]:
+    """Size of what a thread writes, and the transfer of that."""
+    if transfer.kernel == "cast" or transfer.from_type is ElementType.BOOL:
+        return transfer.out_unit_nbytes, transfer_record(transfer)
+    # Strings and structs go in the widest words that divide them.
+    word = gcd(transfer.out_nbytes, _WIDEST_NUMBER)
+    whole = replace(transfer, in_unit_nbytes=word, out_unit_nbytes=word)
+    return word, transfer_record(whole)

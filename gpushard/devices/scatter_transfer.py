@@ -1,0 +1,236 @@
+"""How elements change on their way from a decoded inner chunk into the output.
+
+The scatter kernels move units: numbers when the data type changes, bytes when it does
+not. What they cannot do is refused here, before anything is launched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from math import lcm
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import UnsupportedError
+
+_READ_ON_HOST = "read it on the CPU, or without dtype= and convert afterwards"
+WIDEST_ACCESS = 16
+"""Bytes that a thread moves at a time, at most."""
+
+
+class ElementType(IntEnum):
+    """Data types that the kernels know, as numbered in ``kernels/scatter_cast.cuh``."""
+
+    OPAQUE = 0
+    BOOL = 1
+    INT8 = 2
+    INT16 = 3
+    INT32 = 4
+    INT64 = 5
+    UINT8 = 6
+    UINT16 = 7
+    UINT32 = 8
+    UINT64 = 9
+    FLOAT16 = 10
+    BFLOAT16 = 11
+    FLOAT32 = 12
+    FLOAT64 = 13
+
+    @property
+    def is_integral(self) -> bool:
+        """Whether it is a bool or an integer."""
+        return ElementType.BOOL <= self <= ElementType.UINT64
+
+
+_COMPLEX_PART = {"complex64": ElementType.FLOAT32, "complex128": ElementType.FLOAT64}
+_AFFINE_TARGETS = (ElementType.FLOAT16, ElementType.BFLOAT16, ElementType.FLOAT32)
+
+
+class Affine(NamedTuple):
+    """``value * scale + offset``, in float32 and rounded after each of the two."""
+
+    scale: float
+    offset: float
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What happens to each element.
+
+    Attributes
+    ----------
+    kernel
+        Which of the two kinds of kernel does it.
+    from_type, to_type
+        Types of the numbers; the same two where nothing is cast.
+    in_nbytes, out_nbytes
+        Size of an element in the inner chunk and in the output.
+    in_unit_nbytes, out_unit_nbytes
+        Size of one number of it; 1 where nothing is cast.
+    in_swap, out_swap
+        Size of the groups of bytes whose order is reversed; 1 where none is.
+    affine
+        Applied before the number is narrowed.
+    """
+
+    kernel: Literal["copy", "cast"]
+    from_type: ElementType
+    to_type: ElementType
+    in_nbytes: int
+    out_nbytes: int
+    in_unit_nbytes: int = 1
+    out_unit_nbytes: int = 1
+    in_swap: int = 1
+    out_swap: int = 1
+    affine: Affine | None = None
+
+
+def plan_transfer(
+    source: np.dtype[Any],
+    target: np.dtype[Any],
+    *,
+    is_swapped: bool = False,
+    affine: Affine | None = None,
+) -> Transfer:
+    """Transfer from elements of `source` to elements of `target`.
+
+    Parameters
+    ----------
+    source
+        Data type of the decoded inner chunk.
+    target
+        Data type of the output.
+    is_swapped
+        Whether the stored byte order is the other one than `source` says (bfloat16
+        has no data type of the other byte order).
+    affine
+        Scale and offset on the way, for floating-point targets.
+
+    Raises
+    ------
+    UnsupportedError
+        The kernels do not convert between the two.
+    """
+    # Structs and strings of bytes have no one byte order: they match or they do not.
+    in_swapped = is_swapped ^ (not source.isnative and source.fields is None)
+    out_swapped = not target.isnative and target.fields is None
+    if affine is None and _same_but_for_order(source, target):
+        return _copying(source, is_swapped=in_swapped != out_swapped)
+    return _casting(source, target, (in_swapped, out_swapped), affine)
+
+
+def fill_element(
+    fill_value: NDArray[Any], target: np.dtype[Any], affine: Affine | None = None
+) -> bytes:
+    """One element of `target` that holds the fill value, as NumPy casts it.
+
+    Parameters
+    ----------
+    fill_value
+        0-d, host.
+    """
+    if affine is not None:
+        with np.errstate(all="ignore"):
+            single = fill_value.astype(np.float32) * np.float32(affine.scale)
+            fill_value = np.asarray(single + np.float32(affine.offset), np.float32)
+    if fill_value.dtype == target:
+        return fill_value.tobytes()
+    with np.errstate(all="ignore"):
+        return fill_value.astype(target).tobytes()
+
+
+def fill_pattern(element: bytes) -> NDArray[np.uint8]:
+    """Repeated element, uint8, as long as the widest access needs to find any part."""
+    nbytes = lcm(len(element), WIDEST_ACCESS)
+    return np.frombuffer(element * (nbytes // len(element)), np.uint8)
+
+
+def _same_but_for_order(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    if source == target:
+        return True
+    if source.fields is not None or target.fields is not None:
+        return False
+    return source.newbyteorder("=") == target.newbyteorder("=")
+
+
+def _copying(dtype: np.dtype[Any], *, is_swapped: bool) -> Transfer:
+    if is_swapped and dtype.fields is not None:
+        raise UnsupportedError(
+            f"the scatter kernels do not swap the bytes of structs ({dtype})",
+            hint=_READ_ON_HOST,
+        )
+    kind = ElementType.BOOL if dtype == np.bool_ else ElementType.OPAQUE
+    swap = _swap_nbytes(dtype) if is_swapped else 1
+    return Transfer("copy", kind, kind, dtype.itemsize, dtype.itemsize, in_swap=swap)
+
+
+def _swap_nbytes(dtype: np.dtype[Any]) -> int:
+    """Size of the numbers that elements of `dtype` consist of."""
+    if dtype.kind == "c":
+        return dtype.itemsize // 2
+    if dtype.kind == "U":
+        return 4
+    if dtype.kind in "iufmM" or dtype.name == "bfloat16":
+        return dtype.itemsize
+    return 1
+
+
+def _casting(
+    source: np.dtype[Any],
+    target: np.dtype[Any],
+    swapped: tuple[bool, bool],
+    affine: Affine | None,
+) -> Transfer:
+    from_type, to_type = _number_type(source), _number_type(target)
+    is_complex = source.kind == "c"
+    if not (
+        from_type
+        and to_type
+        and is_complex == (target.kind == "c")
+        and _is_castable(from_type, to_type)
+        and (affine is None or _is_scalable(from_type, to_type, is_complex=is_complex))
+    ):
+        raise UnsupportedError(
+            f"the scatter kernels do not cast {source} to {target}"
+            + (" with a scale" if affine else ""),
+            hint=_READ_ON_HOST,
+        )
+    parts = 2 if is_complex else 1
+    in_unit, out_unit = source.itemsize // parts, target.itemsize // parts
+    return Transfer(
+        "cast",
+        from_type,
+        to_type,
+        source.itemsize,
+        target.itemsize,
+        in_unit,
+        out_unit,
+        in_unit if swapped[0] else 1,
+        out_unit if swapped[1] else 1,
+        affine,
+    )
+
+
+def _number_type(dtype: np.dtype[Any]) -> ElementType:
+    name = dtype.name
+    if name in _COMPLEX_PART:
+        return _COMPLEX_PART[name]
+    # Names of times and strings are no members: they stay opaque.
+    return ElementType.__members__.get(name.upper(), ElementType.OPAQUE)
+
+
+def _is_castable(from_type: ElementType, to_type: ElementType) -> bool:
+    if to_type is ElementType.BOOL:
+        return from_type is ElementType.BOOL
+    return from_type.is_integral or not to_type.is_integral
+
+
+def _is_scalable(
+    from_type: ElementType, to_type: ElementType, *, is_complex: bool
+) -> bool:
+    """Whether the way leads through float32."""
+    is_single = from_type is not ElementType.FLOAT64 and to_type in _AFFINE_TARGETS
+    return is_single and not is_complex

@@ -1,0 +1,85 @@
+"""Memory of a lane: slabs made once, and tables packed for one upload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.devices.base import Device, DeviceBuffer
+
+_ALIGNMENT = 16
+# Slabs grow by half again at least, so that batches of growing size cost few new ones.
+_GROWTH = 3 / 2
+
+
+class Slab:
+    """Device memory that is made anew only when more is needed.
+
+    What was outgrown is kept until `settle`, for work that is under way may use it.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._buffer: DeviceBuffer | None = None
+        self._outgrown: list[DeviceBuffer] = []
+
+    def address(self, nbytes: int) -> int:
+        """Address of at least `nbytes` bytes, aligned to 256."""
+        held = 0 if self._buffer is None else self._buffer.nbytes
+        if self._buffer is None or held < nbytes:
+            if self._buffer is not None:
+                self._outgrown.append(self._buffer)
+            self._buffer = self._device.allocate(max(nbytes, int(held * _GROWTH), 256))
+        return self._buffer.address
+
+    def settle(self) -> None:
+        """Give back what was outgrown: no work that used it is under way any more."""
+        self._outgrown.clear()
+
+
+class PinnedSlab:
+    """Pinned host memory that is made anew only when more is needed."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._memory = np.empty(0, np.uint8)
+
+    def view(self, nbytes: int) -> NDArray[np.uint8]:
+        """`nbytes` bytes of it: uint8, host, pinned."""
+        if len(self._memory) < nbytes:
+            held = int(len(self._memory) * _GROWTH)
+            self._memory = self._device.allocate_pinned(max(nbytes, held, 256))
+        return self._memory[:nbytes]
+
+
+class TablePage:
+    """Columns laid side by side: some with content to upload, some for the device.
+
+    Offsets are known as columns are added; addresses once the page has a place.
+    """
+
+    def __init__(self) -> None:
+        self._columns: list[tuple[int, NDArray[np.uint8]]] = []
+        self.nbytes = 0
+        self.upload_nbytes = 0
+
+    def add(self, column: NDArray[Any]) -> int:
+        """Offset of a column whose content is uploaded; all such come first."""
+        data = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
+        offset = self.reserve(data.nbytes)
+        self._columns.append((offset, data))
+        self.upload_nbytes = offset + data.nbytes
+        return offset
+
+    def reserve(self, nbytes: int) -> int:
+        """Offset of `nbytes` bytes that the device writes."""
+        offset = self.nbytes
+        self.nbytes += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        return offset
+
+    def write(self, memory: NDArray[np.uint8]) -> None:
+        """Write the content to upload into `memory`, `upload_nbytes` bytes."""
+        for offset, data in self._columns:
+            memory[offset : offset + len(data)] = data

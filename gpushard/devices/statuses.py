@@ -1,0 +1,24 @@
+"""What the device reports about each inner chunk, as in ``kernels/common.cuh``."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Status(IntEnum):
+    """Outcome for one inner chunk; the first that is not `OK` stays."""
+
+    OK = 0
+    """Decoded, to exactly the bytes that the metadata promises."""
+    CHECKSUM = 1
+    """The stored checksum differs from that of the stored bytes."""
+    FORMAT = 2
+    """The encoded bytes contradict themselves or end early."""
+    SIZE = 3
+    """The encoded bytes claim another decoded size than the metadata does."""
+    HOST = 4
+    """Perhaps valid, but not for the device's decoder: the host decodes it."""
+    DECODER = 5
+    """The vendor's decoder refused it."""
+    SHORT = 6
+    """The vendor's decoder wrote another number of bytes than the metadata says."""

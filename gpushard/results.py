@@ -1,0 +1,93 @@
+"""Results of a read on the host: arrays made here, or the caller's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import SelectionError
+from gpushard.job import Job
+from gpushard.outputs import usable_output
+from gpushard.place import HostSink
+from gpushard.plan import plan_read
+from gpushard.read import execute
+from gpushard.report import Tally
+from gpushard.scatter import check_cast
+from gpushard.selection import Orthogonal, Selection
+from gpushard.small import read_small
+from gpushard.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """What a caller asks of one array.
+
+    Attributes
+    ----------
+    selections
+        What to read, in one batch.
+    outs
+        For each an array to write into, or None.
+    dtype
+        Data type of the arrays that are made.
+    stream
+        The caller's stream, on a device.
+    tally
+        Where to count what is done; None where nobody asks.
+    """
+
+    selections: Sequence[Selection]
+    outs: Sequence[Any]
+    dtype: np.dtype[Any]
+    stream: Any = None
+    tally: Tally | None = None
+
+
+def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
+    """One array on the host a selection: `outs` where they were given.
+
+    Raises
+    ------
+    SelectionError
+        An array of the caller's does not fit, or the cast is refused.
+    CorruptShardError, StoreError
+        As the stages of a read raise them.
+    """
+    if request.stream is not None:
+        raise SelectionError("stream= is for arrays on a device")
+    arrays = [
+        usable_output(out, selection.shape, request.dtype)
+        for out, selection in zip(request.outs, request.selections, strict=True)
+    ]
+    for array in arrays:
+        check_cast(source.layout.dtype, array.dtype)
+    if request.tally is not None or not _read_small(source, request, arrays):
+        tally = request.tally or Tally()
+        with tally.stage("plan"):
+            job = host_job(source, request.selections, arrays, tally)
+        execute([job])
+    return [a if o is None else o for a, o in zip(arrays, request.outs, strict=True)]
+
+
+def _read_small(
+    source: Source, request: ReadRequest, arrays: Sequence[NDArray[Any]]
+) -> bool:
+    selection = request.selections[0]
+    if len(arrays) > 1 or not isinstance(selection, Orthogonal):
+        return False
+    return read_small(source, selection, arrays[0])
+
+
+def host_job(
+    source: Source,
+    selections: Sequence[Selection],
+    outs: Sequence[NDArray[Any]],
+    tally: Tally,
+) -> Job:
+    """Job that reads `selections` into `outs`, arrays on the host."""
+    plan = plan_read(source.layout, selections)
+    return Job(source, plan, HostSink(plan.parts, outs), tally)

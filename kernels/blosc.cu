@@ -1,0 +1,291 @@
+// Turns Blosc 1 frames into tables of the streams in them, for the vendor's decoders.
+//
+//   frames (rows)        | row 0 | row 1 | ... |
+//     | gs_blosc_count     checks; streams per class and row, filter per row
+//     v
+//   count[class][row]    | raw: r0 r1 ... | lz4: r0 r1 ... | ... | zstd: r0 r1 ... |
+//     | gs_scan            (the host reads `totals` meanwhile and sizes the tables)
+//     v
+//   first[class][row]    where each row's streams of a class begin in the tables
+//     | gs_blosc_fill
+//     v
+//   streams              | raw ... | lz4 ... | snappy ... | zlib ... | zstd ... |
+//     | gs_copy_streams (raw), nvCOMP (the rest), gs_fold
+//     v
+//   staging rows         decoded, still filtered: unfilter.cu
+//
+// A warp per row, a lane per block. Every pass walks the bytes anew, bounds-checked.
+#include "blosc_format.cuh"
+#include "copy.cuh"
+#include "scan.cuh"
+
+// Tables with one entry a row, but for the last two.
+struct BloscRows {
+    const uint64_t* src;
+    const uint64_t* src_nbytes;
+    Status* status;
+    uint32_t* filter;        // out: FILTER_*
+    uint32_t* typesize;      // out
+    uint32_t* block_nbytes;  // out
+    uint32_t* count;         // out: [CLASS_COUNT][n_rows]
+    uint64_t* totals;        // [3][CLASS_COUNT], zeroed before: streams, their decoded
+                             // bytes, and the decoded bytes of the largest
+    uint64_t decoded_nbytes;
+    uint32_t n_rows;
+    uint32_t accept_unsized;  // zstd: whether frames need not tell their content size
+};
+static_assert(sizeof(BloscRows) == 10 * 8, "the host packs the same");
+
+// Tables with one entry a stream, but for the first two.
+struct BloscStreams {
+    const uint32_t* first;  // [CLASS_COUNT][n_rows], from gs_scan
+    const uint64_t* dst;    // [n_rows]: where each row is decoded to
+    uint64_t* stream_src;
+    uint64_t* stream_nbytes;
+    uint64_t* stream_dst;
+    uint64_t* stream_capacity;
+    uint32_t* stream_row;
+};
+
+GS_DEVICE ByteSpan frame_of(const BloscRows& rows, uint32_t row) {
+    return {reinterpret_cast<const uint8_t*>(rows.src[row]), rows.src_nbytes[row]};
+}
+
+GS_DEVICE uint32_t lane_of_thread() { return threadIdx.x % WARP_LANES; }
+
+// Sum of a count, maximum of a size, worst of a status over the warp, in all lanes.
+GS_DEVICE BloscTally tally_of_warp(const BloscTally& mine) {
+    BloscTally all = mine;
+    const bool is_broken = __any_sync(ALL_LANES, mine.status == STATUS_FORMAT);
+    const bool is_for_host = __any_sync(ALL_LANES, mine.status == STATUS_HOST);
+    all.status = is_broken ? STATUS_FORMAT : is_for_host ? STATUS_HOST : STATUS_OK;
+    all.n_raw = sum_of_warp(mine.n_raw);
+    all.n_compressed = sum_of_warp(mine.n_compressed);
+    all.compressed_nbytes = sum_of_warp(mine.compressed_nbytes);
+    all.source_nbytes = sum_of_warp(mine.source_nbytes);
+    for (uint32_t distance = WARP_LANES / 2; distance; distance /= 2) {
+        const uint32_t other =
+            __shfl_xor_sync(ALL_LANES, all.compressed_nbytes_max, distance);
+        if (other > all.compressed_nbytes_max) all.compressed_nbytes_max = other;
+    }
+    return all;
+}
+
+// All streams of a frame, checked, by the lanes of a warp together.
+GS_DEVICE BloscTally tally_frame(
+    const ByteSpan& frame, const BloscHeader& header, bool accept_unsized) {
+    BloscTally tally = {STATUS_OK, 0, 0, 0, 0, 0};
+    if (is_unusual(header, frame)) {
+        tally.status = STATUS_HOST;
+        return tally;
+    }
+    for (uint32_t block = lane_of_thread(); block < header.n_blocks;
+         block += WARP_LANES) {
+        tally_blosc_block(frame, header, block, accept_unsized, tally);
+    }
+    tally = tally_of_warp(tally);
+    if (header.flags & BLOSC_MEMCPYED) tally.n_raw = header.nbytes != 0;
+    if (has_shared_streams(tally, frame)) {
+        tally.status = worse_of(tally.status, STATUS_HOST);
+    }
+    return tally;
+}
+
+GS_DEVICE void add_to_totals(
+    uint64_t* totals, uint32_t stream_class, uint32_t n_streams, uint64_t nbytes,
+    uint64_t nbytes_max) {
+    if (!n_streams) return;
+    // CUDA's atomics know this 64-bit type only.
+    typedef unsigned long long Word;
+    Word* words = reinterpret_cast<Word*>(totals) + stream_class;
+    atomicAdd(words, static_cast<Word>(n_streams));
+    atomicAdd(words + CLASS_COUNT, static_cast<Word>(nbytes));
+    atomicMax(words + 2 * CLASS_COUNT, static_cast<Word>(nbytes_max));
+}
+
+// By one lane: what is known of a row that is fine.
+GS_DEVICE void write_row(
+    const BloscRows& rows, uint32_t row, const BloscHeader& header,
+    const BloscTally& tally) {
+    rows.filter[row] = blosc_filter(header);
+    rows.typesize[row] = header.typesize;
+    rows.block_nbytes[row] = header.block_nbytes;
+    rows.count[uint64_t(CLASS_RAW) * rows.n_rows + row] = tally.n_raw;
+    add_to_totals(
+        rows.totals, CLASS_RAW, tally.n_raw, header.nbytes - tally.compressed_nbytes,
+        header.nbytes - tally.compressed_nbytes);
+    if (!tally.n_compressed) return;
+    const uint32_t compressor = blosc_compressor(header);
+    rows.count[uint64_t(compressor) * rows.n_rows + row] = tally.n_compressed;
+    add_to_totals(
+        rows.totals, compressor, tally.n_compressed, tally.compressed_nbytes,
+        tally.compressed_nbytes_max);
+}
+
+constexpr int gs_blosc_count_threads = 128;
+
+// Checks every frame: a row that is not fine has a status after this and no streams.
+extern "C" __global__ void __launch_bounds__(gs_blosc_count_threads)
+gs_blosc_count(const BloscRows rows) {
+    const uint32_t n_warps = gridDim.x * (blockDim.x / WARP_LANES);
+    const uint32_t lane = lane_of_thread();
+    for (uint32_t row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP_LANES;
+         row < rows.n_rows; row += n_warps) {
+        const ByteSpan frame = frame_of(rows, row);
+        Status status = rows.status[row];
+        BloscHeader header = {0, 1, 0, 1, 0, 1};
+        BloscTally tally = {STATUS_OK, 0, 0, 0, 0, 0};
+        if (status == STATUS_OK) {
+            status = read_blosc_header(frame, rows.decoded_nbytes, header);
+        }
+        if (status == STATUS_OK) {
+            tally = tally_frame(frame, header, rows.accept_unsized != 0);
+            status = tally.status;
+        }
+        if (lane < CLASS_COUNT) rows.count[uint64_t(lane) * rows.n_rows + row] = 0;
+        __syncwarp();  // all lanes have read the status of the row
+        if (lane != 0) continue;
+        rows.status[row] = status;
+        rows.filter[row] = FILTER_NONE;
+        rows.typesize[row] = 1;
+        rows.block_nbytes[row] = 1;
+        if (status == STATUS_OK) write_row(rows, row, header, tally);
+    }
+}
+
+constexpr int gs_scan_threads = 512;
+
+// Exclusive prefix sum: first[k] = count[0] + ... + count[k - 1]. One block.
+extern "C" __global__ void __launch_bounds__(gs_scan_threads)
+gs_scan(const uint32_t* count, uint32_t* first, uint32_t n) {
+    constexpr uint32_t PER_THREAD = 4;
+    constexpr uint32_t TILE = gs_scan_threads * PER_THREAD;
+    __shared__ uint32_t until_warp[gs_scan_threads / WARP_LANES];
+    uint32_t before = 0;
+    for (uint64_t tile = 0; tile < n; tile += TILE) {
+        const uint64_t at = tile + uint64_t(threadIdx.x) * PER_THREAD;
+        uint32_t sums[PER_THREAD];  // of the entries before each of mine
+        uint32_t mine = 0;
+        for (uint32_t k = 0; k < PER_THREAD; k++) {
+            sums[k] = mine;
+            mine += at + k < n ? count[at + k] : 0;
+        }
+        uint32_t total;
+        const uint32_t start = before + exclusive_sum_of_block(mine, total, until_warp);
+        for (uint32_t k = 0; k < PER_THREAD; k++) {
+            if (at + k < n) first[at + k] = start + sums[k];
+        }
+        before += total;
+    }
+}
+
+// Where a lane's next raw and its next compressed stream go in the tables.
+struct StreamCursor {
+    uint32_t raw;
+    uint32_t compressed;
+};
+
+GS_DEVICE void write_stream(
+    const BloscStreams& streams, uint32_t at, uint32_t row, uint64_t src,
+    const BloscStream& stream) {
+    streams.stream_src[at] = src;
+    streams.stream_nbytes[at] = stream.source_nbytes;
+    streams.stream_dst[at] = streams.dst[row] + stream.decoded_offset;
+    streams.stream_capacity[at] = stream.decoded_nbytes;
+    streams.stream_row[at] = row;
+}
+
+GS_DEVICE void write_blosc_block(
+    const ByteSpan& frame, const BloscHeader& header, uint32_t block,
+    const BloscStreams& streams, uint32_t row, StreamCursor cursor) {
+    const bool is_zlib = blosc_compressor(header) == CLASS_ZLIB;
+    walk_blosc_block(frame, header, block, [&](BloscStream stream) {
+        const uint32_t at = is_raw(stream) ? cursor.raw++ : cursor.compressed++;
+        if (is_zlib && !is_raw(stream)) {
+            stream.source_offset += ZLIB_HEADER_NBYTES;
+            stream.source_nbytes -= ZLIB_WRAPPER_NBYTES;
+        }
+        const uint64_t src =
+            reinterpret_cast<uint64_t>(frame.data) + stream.source_offset;
+        write_stream(streams, at, row, src, stream);
+    });
+}
+
+// The streams of a row, in the order of its blocks, by the lanes of a warp together.
+GS_DEVICE void write_frame(
+    const ByteSpan& frame, const BloscHeader& header, const BloscStreams& streams,
+    uint32_t row, StreamCursor cursor) {
+    for (uint32_t tile = 0; tile < header.n_blocks; tile += WARP_LANES) {
+        const uint32_t block = tile + lane_of_thread();
+        BloscTally mine = {STATUS_OK, 0, 0, 0, 0, 0};
+        if (block < header.n_blocks) {
+            walk_blosc_block(frame, header, block, [&](const BloscStream& stream) {
+                if (is_raw(stream)) mine.n_raw++;
+                else mine.n_compressed++;
+            });
+        }
+        const uint32_t raw = inclusive_sum_of_warp(mine.n_raw);
+        const uint32_t compressed = inclusive_sum_of_warp(mine.n_compressed);
+        if (block < header.n_blocks) {
+            const StreamCursor start = {
+                cursor.raw + raw - mine.n_raw,
+                cursor.compressed + compressed - mine.n_compressed};
+            write_blosc_block(frame, header, block, streams, row, start);
+        }
+        cursor.raw += __shfl_sync(ALL_LANES, raw, WARP_LANES - 1);
+        cursor.compressed += __shfl_sync(ALL_LANES, compressed, WARP_LANES - 1);
+    }
+}
+
+constexpr int gs_blosc_fill_threads = 128;
+
+// Writes the streams of the rows that gs_blosc_count found fine; nothing may change a
+// status in between. For zlib bare deflate streams are given.
+extern "C" __global__ void __launch_bounds__(gs_blosc_fill_threads)
+gs_blosc_fill(const BloscRows rows, const BloscStreams streams) {
+    const uint32_t n_warps = gridDim.x * (blockDim.x / WARP_LANES);
+    for (uint32_t row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP_LANES;
+         row < rows.n_rows; row += n_warps) {
+        const ByteSpan frame = frame_of(rows, row);
+        BloscHeader header;
+        if (rows.status[row] != STATUS_OK ||
+            read_blosc_header(frame, rows.decoded_nbytes, header) != STATUS_OK) {
+            continue;
+        }
+        const uint64_t raw_entry = uint64_t(CLASS_RAW) * rows.n_rows + row;
+        const uint64_t entry =
+            uint64_t(blosc_compressor(header)) * rows.n_rows + row;
+        const StreamCursor cursor = {streams.first[raw_entry], streams.first[entry]};
+        if (!(header.flags & BLOSC_MEMCPYED)) {
+            write_frame(frame, header, streams, row, cursor);
+        } else if (lane_of_thread() == 0 && header.nbytes) {
+            const BloscStream stored = {
+                BLOSC_HEADER_NBYTES, header.nbytes, 0, header.nbytes};
+            const uint64_t src =
+                reinterpret_cast<uint64_t>(frame.data) + BLOSC_HEADER_NBYTES;
+            write_stream(streams, cursor.raw, row, src, stored);
+        }
+    }
+}
+
+constexpr int gs_copy_streams_threads = 128;
+
+// Copies streams to their places. Blocks along y share a stream in pieces.
+extern "C" __global__ void __launch_bounds__(gs_copy_streams_threads)
+gs_copy_streams(
+    const uint64_t* stream_src, const uint64_t* stream_nbytes,
+    const uint64_t* stream_dst, uint32_t n_streams) {
+    constexpr uint64_t PIECE_NBYTES = 16 * 1024;
+    for (uint32_t k = blockIdx.x; k < n_streams; k += gridDim.x) {
+        const uint8_t* src = reinterpret_cast<const uint8_t*>(stream_src[k]);
+        uint8_t* dst = reinterpret_cast<uint8_t*>(stream_dst[k]);
+        const uint64_t nbytes = stream_nbytes[k];
+        for (uint64_t start = blockIdx.y * PIECE_NBYTES; start < nbytes;
+             start += gridDim.y * PIECE_NBYTES) {
+            const uint64_t left = nbytes - start;
+            copy_bytes(
+                dst + start, src + start, left < PIECE_NBYTES ? left : PIECE_NBYTES,
+                threadIdx.x, gs_copy_streams_threads);
+        }
+    }
+}

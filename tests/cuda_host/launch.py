@@ -1,0 +1,203 @@
+"""Launches kernels on the host with the arguments that a CUDA driver would get.
+
+    kernels = Kernels()
+    kernels.launch("gs_scale", grid=4, block=256, args=[values, np.uint64(n)])
+
+An argument is a NumPy array (its address is passed, as for a device pointer), a NumPy
+scalar, a ctypes structure or value (its bytes are passed), or None (a null pointer).
+Numbers and sizes of arguments are checked against the kernel's signature.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cuda_host.build import BUILD, HERE, build_shared_object, compiler
+from gpushard.devices.kernels import (
+    KernelSource,
+    kernel_directory,
+    load_kernel_sources,
+    parse_kernel_source,
+)
+
+SCHEDULES = (0, 1, 2, 3)
+"""Ascending, descending, and two pseudo-random orders of threads and blocks."""
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_nbytes", ctypes.c_uint64),
+        ("schedule", ctypes.c_uint64),
+        ("params", ctypes.c_void_p),
+        ("param_nbytes", ctypes.c_void_p),
+        ("param_count", ctypes.c_uint64),
+    )
+
+
+class Kernels:
+    """Kernels that run on the host.
+
+    Parameters
+    ----------
+    build
+        "plain", "asan" (only in a process started by `run_sanitized`) or "ucontext".
+    paths
+        ``.cu`` files; by default those of gpushard.
+    """
+
+    def __init__(self, build: str = BUILD, paths: Sequence[Path] | None = None) -> None:
+        self._build = build
+        self._loaded: dict[str, ctypes.CDLL] = {}
+        self._headers = kernel_directory()
+        if paths is None:
+            self._directory = self._headers
+            self._sources = dict(load_kernel_sources())
+        else:
+            self._directory = paths[0].parent
+            parsed = [parse_kernel_source(path, self._headers) for path in paths]
+            self._sources = {name: s for s in parsed for name in s.threads}
+
+    def threads(self, name: str) -> int:
+        """Threads in a block that kernel `name` is written for."""
+        return self._sources[name].threads[name]
+
+    def launch(
+        self,
+        name: str,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        args: Sequence[Any],
+        *,
+        schedule: int = 0,
+        shared_nbytes: int = 0,
+    ) -> None:
+        """Run kernel `name` to its end; what it writes is in the arrays of `args`."""
+        values = [_as_parameter(arg) for arg in args]
+        params = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        nbytes = (ctypes.c_uint64 * len(values))(*map(ctypes.sizeof, values))
+        launch = _Launch(
+            grid=_dim3(grid),
+            block=_dim3(block),
+            shared_nbytes=shared_nbytes,
+            schedule=schedule,
+            params=ctypes.addressof(params),
+            param_nbytes=ctypes.addressof(nbytes),
+            param_count=len(values),
+        )
+        error = self._function(name)(ctypes.byref(launch))
+        if error:
+            raise ValueError(_explain(name, error, grid, block, list(nbytes)))
+
+    def _function(self, name: str) -> Any:
+        source = self._sources[name]
+        if source.name not in self._loaded:
+            path = self.path_of(source)
+            self._loaded[source.name] = ctypes.CDLL(str(path))
+        return getattr(self._loaded[source.name], f"gs_host_launch_{name}")
+
+    def path_of(self, source: KernelSource) -> Path:
+        """Shared object built from `source`."""
+        file = self._directory / source.name
+        exports = "".join(f"GS_HOST_EXPORT({name})\n" for name in source.threads)
+        return build_shared_object(
+            file.stem,
+            f'#include "cuda_host.h"\n#include "{source.name}"\n{exports}',
+            build=self._build,
+            dependencies=(
+                *sorted(HERE.glob("*.h")),
+                file,
+                *(self._headers / header for header in source.headers),
+            ),
+        )
+
+
+def sanitized_environment() -> dict[str, str]:
+    """Environment of a process that can load the sanitized build."""
+    libasan = subprocess.run(
+        [compiler(), "-print-file-name=libasan.so"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    if not Path(libasan).is_absolute():
+        pytest.skip("g++ has no libasan, which the sanitized kernels need")
+    return os.environ | {
+        "LD_PRELOAD": libasan,
+        # CPython itself leaks; the rest makes findings abort with a stack.
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:halt_on_error=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "GPUSHARD_KERNEL_BUILD": "asan",
+        # Python objects that hold bytes are allocations of their own, too.
+        "PYTHONMALLOC": "malloc",
+    }
+
+
+def run_sanitized(
+    *pytest_args: str, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a process of its own on the ASan and UBSan build of the kernels.
+
+    In it `BUILD` is "asan" and `in_sanitized_process` true.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *pytest_args],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+        cwd=HERE.parents[1],
+        env=sanitized_environment(),
+    )
+
+
+def assert_sanitized_run_passes(*pytest_args: str, timeout: float = 300) -> None:
+    """Fail, with its output, unless a sanitized run passes and ran something."""
+    done = run_sanitized(*pytest_args, timeout=timeout)
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    assert " passed" in told, told
+
+
+def in_sanitized_process() -> bool:
+    """Tell whether this process was started by `run_sanitized`."""
+    return BUILD == "asan"
+
+
+def _dim3(size: int | tuple[int, ...]) -> Any:
+    sizes = (size,) if isinstance(size, int) else size
+    return (ctypes.c_uint * 3)(*sizes, *(1,) * (3 - len(sizes)))
+
+
+def _as_parameter(arg: Any) -> Any:
+    """Storage with the bytes of one kernel parameter."""
+    if arg is None:
+        return ctypes.c_void_p(0)
+    if isinstance(arg, np.ndarray):
+        return ctypes.c_void_p(arg.ctypes.data)
+    if isinstance(arg, np.generic):
+        data = arg.tobytes()
+        return (ctypes.c_char * len(data)).from_buffer_copy(data)
+    if isinstance(arg, (ctypes.Structure, ctypes.Array, ctypes._SimpleCData)):
+        return arg
+    message = f"no kernel argument: {arg!r}, give a NumPy scalar of the exact type"
+    raise TypeError(message)
+
+
+def _explain(name: str, error: int, grid: Any, block: Any, nbytes: list[int]) -> str:
+    if error == 1:
+        return f"{name}: grid {grid} or block {block} is not what it is written for"
+    if error == 2:
+        return f"{name}: {len(nbytes)} arguments are not as many as it takes"
+    index = error - 16
+    return f"{name}: argument {index} has another size than {nbytes[index]} bytes"

@@ -1,0 +1,124 @@
+"""NVIDIA's run-time compiler, called where there is no GPU and no driver."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_SECTION = re.compile(r"\s*\.section\s+\.text\.(\w+)")
+_PATTERNS = ("cu13/lib/libnvrtc.so.*", "cuda_nvrtc/lib/libnvrtc.so.*")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What NVRTC made of a source: machine code (empty if refused) and its log."""
+
+    cubin: bytes
+    log: str
+
+
+def nvidia_file(*patterns: str) -> Path | None:
+    """First file of an installed NVIDIA wheel that matches a glob pattern."""
+    spec = find_spec("nvidia")
+    roots = [] if spec is None else list(spec.submodule_search_locations or ())
+    for root in roots:
+        for pattern in patterns:
+            for path in sorted(Path(root).glob(pattern)):
+                return path
+    return None
+
+
+@cache
+def nvrtc() -> Any:
+    """The library; skips the test where it is not installed."""
+    path = nvidia_file(*_PATTERNS)
+    if path is None:
+        pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
+    library = ctypes.CDLL(str(path))
+    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return library
+
+
+def supported_architectures() -> list[int]:
+    """Compute capabilities that this NVRTC compiles for, as 10 * major + minor."""
+    library = nvrtc()
+    count = ctypes.c_int()
+    library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+    found = (ctypes.c_int * count.value)()
+    library.nvrtcGetSupportedArchs(found)
+    return list(found)
+
+
+def compile_cubin(
+    name: str, text: str, headers: Mapping[str, str], options: Sequence[str]
+) -> Compiled:
+    """Machine code of the source `text` with its `headers`, and what was said."""
+    library = nvrtc()
+    program = ctypes.c_void_p()
+    _check(
+        library.nvrtcCreateProgram(
+            ctypes.byref(program),
+            text.encode(),
+            name.encode(),
+            len(headers),
+            _strings(headers.values()),
+            _strings(headers),
+        )
+    )
+    try:
+        status = library.nvrtcCompileProgram(program, len(options), _strings(options))
+        log = _output(program, "ProgramLog").rstrip(b"\0").decode()
+        return Compiled(b"" if status else _output(program, "CUBIN"), log.strip())
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _output(program: ctypes.c_void_p, what: str) -> bytes:
+    library = nvrtc()
+    nbytes = ctypes.c_size_t()
+    _check(getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(nbytes)))
+    buffer = ctypes.create_string_buffer(nbytes.value)
+    _check(getattr(library, f"nvrtcGet{what}")(program, buffer))
+    return buffer.raw
+
+
+def _strings(texts: Any) -> Any:
+    encoded = [text.encode() for text in texts]
+    return (ctypes.c_char_p * len(encoded))(*encoded)
+
+
+def _check(status: int) -> None:
+    if status:
+        raise RuntimeError(nvrtc().nvrtcGetErrorString(status).decode())
+
+
+def disassemble(cubin: bytes, scratch: Path) -> dict[str, list[str]]:
+    """Kernel -> its machine instructions, one a line; skips where nvdisasm is not."""
+    tool = nvidia_file("cu13/bin/nvdisasm", "cuda_nvdisasm/bin/nvdisasm")
+    if tool is None:
+        pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
+    path = scratch / "kernels.cubin"
+    path.write_bytes(cubin)
+    text = subprocess.run(
+        [str(tool), "--print-code", str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    kernels: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        section = _SECTION.match(line)
+        if section:
+            kernels[section[1]] = []
+        elif kernels and line.strip().startswith("/*"):
+            kernels[next(reversed(kernels))].append(line)
+    return kernels

@@ -1,0 +1,46 @@
+"""Reads of an array on an emulated device, by the same conductor as all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gpushard
+from gpushard.devices import sink
+from gpushard.devices.output import DeviceOutput
+from gpushard.devices.reading import read_to_device
+from gpushard.job import Job
+from gpushard.report import Tally
+from gpushard.selection import Selection
+
+if TYPE_CHECKING:
+    from cuda_host.device import EmulatedDevice
+
+
+def read_on_device(
+    array: gpushard.Array,
+    selections: Sequence[Selection],
+    device: EmulatedDevice,
+    *,
+    dtype: Any = None,
+    max_rows: int = sink.MAX_ROWS,
+) -> tuple[list[NDArray[Any]], Job]:
+    """Results of the selections, read into device memory and copied to the host."""
+    wanted = array.dtype if dtype is None else np.dtype(dtype)
+    outs = [np.empty(selection.shape, wanted) for selection in selections]
+    buffers = [device.allocate(out.nbytes) for out in outs]
+    outputs = [
+        DeviceOutput(buffer.address, out.shape, out.strides, wanted)
+        for buffer, out in zip(buffers, outs, strict=True)
+    ]
+    with mock.patch.object(sink, "MAX_ROWS", max_rows):
+        job = read_to_device(array.source, selections, outputs, device, tally=Tally())
+    results = [
+        buffer.read().view(wanted).reshape(out.shape)
+        for buffer, out in zip(buffers, outs, strict=True)
+    ]
+    return results, job

@@ -1,0 +1,263 @@
+"""Selections of small arrays, written by the scatter kernels and by NumPy.
+
+Every case is written twice into equal poisoned buffers; the buffers are compared, so
+that what lies beside the output counts, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import strategies as sts
+from cuda_host.launch import (
+    Kernels,
+)
+from gpushard.devices.scatter_params import GridScatter
+from gpushard.devices.scatter_points import PointScatter
+from gpushard.devices.scatter_structs import Addresses
+from gpushard.devices.scatter_transfer import (
+    Transfer,
+    fill_element,
+    plan_transfer,
+)
+from gpushard.expressions import basic
+from gpushard.grid import GridPart
+from gpushard.layout import GridAxis
+from gpushard.plan import plan_read
+from gpushard.scatter import make_target
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+STRUCT = np.dtype([("a", "<i2"), ("b", "<f4"), ("c", "u1")])
+POISON = 0xA5
+FAILED = 3
+KERNELS = Kernels()
+
+
+def aligned_bytes(nbytes, misalignment=0):
+    """Poisoned bytes that begin `misalignment` after a multiple of 16.
+
+    They end where their allocation ends, so that the sanitizer sees a read beyond.
+    """
+    block = np.full(misalignment + nbytes, POISON, np.uint8)
+    assert block.ctypes.data % 16 == 0
+    return block[misalignment:]
+
+
+def uploaded(tables):
+    """A copy of tables at an aligned address, of exactly their size."""
+    copy = aligned_bytes(len(tables))
+    copy[:] = tables
+    return copy
+
+
+@dataclass
+class Store:
+    """Decoded inner chunks as a pipeline leaves them.
+
+    Attributes
+    ----------
+    dtype
+        Data type of the elements, native.
+    is_swapped
+        Whether they are stored in the other byte order.
+    axis_order
+        Order of the array's axes in the stored bytes.
+    misalignment
+        Where the inner chunks begin after a multiple of 16.
+    """
+
+    dtype: np.dtype
+    is_swapped: bool = False
+    axis_order: tuple[int, ...] | None = None
+    misalignment: int = 0
+
+    def stored(self, chunk):
+        """Bytes of one inner chunk, and its strides in the array's axes."""
+        order = self.axis_order or tuple(range(chunk.ndim))
+        raw = chunk.transpose(order).copy("C")
+        data = aligned_bytes(raw.nbytes, self.misalignment)
+        data[:] = np.frombuffer(raw.tobytes(), np.uint8)
+        if self.is_swapped:
+            swapped = data.view(f"V{self.dtype.itemsize}") if data.size else data
+            data[:] = swapped_bytes(swapped.tobytes(), self.dtype)
+        strides = [0] * chunk.ndim
+        for axis, stride in zip(order, raw.strides, strict=True):
+            strides[axis] = stride
+        return data, tuple(strides)
+
+
+def swapped_bytes(data, dtype):
+    """Bytes of elements of `dtype` in the other byte order."""
+    kinds = {"c": dtype.itemsize // 2, "U": 4}
+    word = kinds.get(dtype.kind, dtype.itemsize)
+    return np.frombuffer(data, np.uint8).reshape(-1, word)[:, ::-1].reshape(-1)
+
+
+@dataclass
+class Rows:
+    """The rows of a plan's one part that share a shape of inner chunks."""
+
+    position: np.ndarray
+    src: np.ndarray
+    in_strides: tuple[int, ...]
+    keep: list
+
+
+def rows_of(plan, layout, store, array, is_missing):
+    """Rows by shape of inner chunk; `is_missing` tells for the n-th row of the plan."""
+    part = plan.parts[0]
+    found: dict[Any, tuple[list, list, list, Any]] = {}
+    n = 0
+    for block in plan.blocks():
+        for column in block.position.T:
+            coordinate = part.chunk_coordinate(column)
+            chunk = sts.whole_chunk(
+                layout, coordinate, array, beyond=np.zeros((), array.dtype)
+            )
+            data, strides = store.stored(chunk)
+            columns, src, keep, _ = found.setdefault(chunk.shape, ([], [], [], strides))
+            columns.append(column)
+            src.append(0 if is_missing(n) else data.ctypes.data)
+            keep.append(data)
+            n += 1
+    return [
+        Rows(np.array(columns).T, np.array(src, np.uint64), strides, keep)
+        for columns, src, keep, strides in found.values()
+    ]
+
+
+def launch(scatter, rows, out, *, schedule=0, status=None, n_blocks=None):
+    """Run one launch over `rows` into `out`."""
+    batch = scatter.batch(rows.position)
+    tables, batch_tables = uploaded(scatter.tables), uploaded(batch.tables)
+    parameter = scatter.pack(
+        batch,
+        Addresses(
+            tables.ctypes.data,
+            batch_tables.ctypes.data,
+            out.ctypes.data,
+            rows.src.ctypes.data,
+            0 if status is None else status.ctypes.data,
+        ),
+    )
+    threads = KERNELS.threads(scatter.kernel)
+    blocks = batch.n_blocks(threads) if n_blocks is None else n_blocks
+    if blocks:
+        KERNELS.launch(scatter.kernel, blocks, threads, [parameter], schedule=schedule)
+
+
+def lay(part, rows, out, transfer, fill):
+    """Scatter of a part into `out`."""
+    if isinstance(part, GridPart):
+        out_strides = part.selection.on_grid(out).strides
+        return GridScatter.lay(part, rows.in_strides, out_strides, transfer, fill)
+    return PointScatter.lay(part, rows.in_strides, out.strides, transfer, fill)
+
+
+def scatter_by_kernels(case, out, **launched):
+    """Write a case by the kernels; gives back the names of those launched."""
+    plan = plan_read(case.layout, [case.selection])
+    part = plan.parts[0]
+    names = set()
+    for rows in rows_of(plan, case.layout, case.store, case.array, case.is_missing):
+        scatter = lay(part, rows, out, case.transfer(out.dtype), case.fill(out.dtype))
+        launch(scatter, rows, out, **launched)
+        names.add(scatter.kernel)
+    return names
+
+
+def scatter_by_numpy(case, out):
+    """Write a case the way the CPU path does."""
+    plan = plan_read(case.layout, [case.selection])
+    target = make_target(plan.parts[0], out)
+    n = 0
+    with np.errstate(all="ignore"):
+        for block in plan.blocks():
+            indexes = target.indexes(block.position)
+            for index, column in zip(indexes, block.position.T, strict=True):
+                coordinate = target.part.chunk_coordinate(column)
+                if case.is_missing(n):
+                    target.fill(index, case.fill_value)
+                else:
+                    array = case.array != 0 if case.dtype.kind == "b" else case.array
+                    chunk = sts.whole_chunk(
+                        case.layout, coordinate, array, beyond=np.zeros((), array.dtype)
+                    )
+                    target.place(index, chunk)
+                n += 1
+
+
+@dataclass
+class Case:
+    """A selection of an array, how its inner chunks are stored, and which are not."""
+
+    layout: Any
+    selection: Any
+    array: np.ndarray
+    store: Store
+    fill_value: np.ndarray
+    missing: tuple[bool, ...] = ()
+
+    @property
+    def dtype(self):
+        return self.store.dtype
+
+    def is_missing(self, n):
+        return bool(self.missing) and self.missing[n % len(self.missing)]
+
+    def transfer(self, target) -> Transfer:
+        return plan_transfer(self.dtype, target, is_swapped=self.store.is_swapped)
+
+    def fill(self, target):
+        return fill_element(self.fill_value, target)
+
+
+def random_elements(shape, dtype, seed):
+    """Elements of random bits."""
+    data = np.random.default_rng(seed).bytes(prod(shape) * dtype.itemsize)
+    if dtype.kind == "U":
+        data = (np.frombuffer(data, np.uint32) % 0x7FF + 1).tobytes()
+    viewed = np.dtype(np.uint8) if dtype.kind == "b" else dtype
+    return np.frombuffer(data, viewed).reshape(shape)
+
+
+def output(shape, dtype, steps, order, pads, misalignment):
+    """A view of `shape` in a poisoned buffer, and all of the buffer's bytes.
+
+    The view has `order` for its order of axes in memory, and between neighbours along
+    an axis lie `steps`; `pads` elements follow after it.
+    """
+    lengths = [shape[d] * abs(steps[d]) + pads[d] for d in order]
+    nbytes = prod(lengths) * dtype.itemsize
+    whole = aligned_bytes(nbytes + 64, misalignment)
+    buffer = np.ndarray(lengths, dtype, whole.data, offset=32)
+    view = buffer[(*(slice(None, None, steps[d]) for d in order), ...)]
+    view = view[(*(slice(shape[d]) for d in order), ...)]
+    return (view.transpose(np.argsort(order)) if shape else view), whole
+
+
+def assert_kernels_write_what_numpy_writes(case, form, target=None, **launched):
+    """Compare the buffers; gives back the names of the kernels launched."""
+    target = case.dtype if target is None else target
+    expected, expected_bytes = output(case.selection.shape, target, *form)
+    out, out_bytes = output(case.selection.shape, target, *form)
+    scatter_by_numpy(case, expected)
+    names = scatter_by_kernels(case, out, **launched)
+    np.testing.assert_array_equal(out_bytes, expected_bytes)
+    return names
+
+
+def straight_case(array, cells, dtype=None, **kept):
+    """The whole of a small array with regular inner chunks of shape `cells`."""
+    axes = tuple(GridAxis(n, c) for n, c in zip(array.shape, cells, strict=True))
+    layout = sts.make_layout(array.shape, axes)
+    dtype = array.dtype if dtype is None else dtype
+    fill = kept.pop("fill_value", np.zeros((), array.dtype))
+    selection = kept.pop("selection", basic(..., array.shape))
+    missing = kept.pop("missing", ())
+    return Case(layout, selection, array, Store(dtype, **kept), fill, missing)

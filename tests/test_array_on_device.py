@@ -1,0 +1,154 @@
+"""`Array` on a device: the emulated one here; `test_gpu_reads` has the real one."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BloscCodec, ZstdCodec
+
+import gpushard
+from array_strategies import assert_same_bits
+from cuda_host.device import EmulatedArray, EmulatedDevice
+from cuda_host.launch import Kernels
+from cuda_host.standin import load_standin
+
+KERNELS = Kernels()
+
+
+@pytest.fixture
+def device():
+    return EmulatedDevice(KERNELS, load_standin(), seed=3)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    values = np.arange(64 * 48, dtype="i4").reshape(64, 48)
+    zarr.create_array(
+        tmp_path, data=values, chunks=(8, 8), shards=(32, 16), compressors=ZstdCodec()
+    )
+    return tmp_path, values
+
+
+def test_results_lie_on_the_device(stored, device):
+    place, values = stored
+    a = gpushard.open_array(place, device=device)
+    assert a.device == "emulated:0"
+    assert "emulated:0" in repr(a)
+    result = a[3:50:2, ::-1]
+    assert isinstance(result, EmulatedArray)
+    assert_same_bits(result.get(), values[3:50:2, ::-1])
+    assert_same_bits(a.oindex[[5, 1], :].get(), values[[5, 1]])
+    assert_same_bits(a.vindex[[5, 1], [2, 3]].get(), values[[5, 1], [2, 3]])
+    assert_same_bits(a.blocks[1, 2].get(), values[32:64, 32:48])
+
+
+def test_an_element_is_a_0d_array_of_the_device(stored, device):
+    place, values = stored
+    element = gpushard.open_array(place, device=device)[7, 9]
+    assert element.shape == ()
+    assert_same_bits(element.get(), values[7, 9, ...])
+
+
+def test_many_selections_are_one_batch_on_the_device(stored, device):
+    place, values = stored
+    a = gpushard.open_array(place, device=device)
+    results = a.read_many([(slice(0, 9),), (3,), (slice(60, 64), 1)])
+    wanted = [values[0:9], values[3], values[60:64, 1]]
+    for result, want in zip(results, wanted, strict=True):
+        assert_same_bits(result.get(), want)
+
+
+def test_a_read_casts_into_the_callers_array(stored, device):
+    place, values = stored
+    a = gpushard.open_array(place, device=device)
+    out = device.empty((64, 48), np.dtype("f4"))
+    assert a.read(out=out) is out
+    assert_same_bits(out.get(), values.astype("f4"))
+    assert_same_bits(a.read(dtype="f8").get(), values.astype("f8"))
+
+
+def test_nothing_is_written_before_what_the_callers_stream_does_first(stored, device):
+    place, values = stored
+    a = gpushard.open_array(place, device=device)
+    out = device.empty((64, 48), np.dtype("i4"))
+    stream = device.create_stream()
+    device.clear(out.buffer.address, values.nbytes, stream)
+    a.read(out=out, stream=stream)
+    done = [
+        kind for _, kind, what in device.log if kind == "clear" or "scatter" in what
+    ]
+    assert done.index("clear") < done.index("kernel")
+    assert_same_bits(out.get(), values)
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        (np.empty((64, 48), "i4"), "no array in device memory"),
+        (np.empty(3), "no array in device memory"),
+    ],
+)
+def test_an_array_on_the_host_is_refused(stored, device, out, said):
+    place, _ = stored
+    a = gpushard.open_array(place, device=device)
+    with pytest.raises(gpushard.SelectionError, match=said):
+        a.read(out=out)
+
+
+def test_an_array_of_another_shape_is_refused(stored, device):
+    place, _ = stored
+    a = gpushard.open_array(place, device=device)
+    with pytest.raises(gpushard.SelectionError, match="another shape"):
+        a.read(out=device.empty((64, 47), np.dtype("i4")))
+
+
+def test_what_is_no_stream_is_refused(stored, device):
+    place, _ = stored
+    with pytest.raises(gpushard.SelectionError, match="no CUDA stream"):
+        gpushard.open_array(place, device=device).read(stream="fast")
+    with pytest.raises(gpushard.SelectionError, match="on a device"):
+        gpushard.open_array(place).read(stream=1)
+
+
+def test_explain_says_what_ran_where_and_why(tmp_path, device):
+    values = np.arange(64, dtype="i4").reshape(8, 8)
+    zarr.create_array(
+        tmp_path / "a", data=values, chunks=(4, 4), compressors=BloscCodec(cname="zstd")
+    )
+    report = gpushard.open_array(tmp_path / "a", device=device).explain()
+    assert [(c.codec, c.where) for c in report.codecs] == [
+        ("blosc", "device"),
+        ("bytes", "scatter"),
+    ]
+    assert report.codecs[0].library == "nvCOMP 6.0.0"
+    zarr.create_array(
+        tmp_path / "b",
+        data=values,
+        chunks=(4, 4),
+        compressors={"name": "numcodecs.bz2", "configuration": {"level": 1}},
+    )
+    report = gpushard.open_array(tmp_path / "b", device=device).explain()
+    assert {c.where for c in report.codecs} == {"host"}
+    assert "numcodecs.bz2" in report.codecs[0].why
+
+
+def test_a_missing_gpu_is_told_with_the_reason(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(gpushard.UnsupportedError, match="install gpushard"):
+        gpushard.open_array("nowhere", device="cuda")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:-1", ""])
+def test_an_unknown_device_is_refused(device):
+    with pytest.raises(gpushard.UnsupportedError, match="no such kind of device"):
+        gpushard.open_array("nowhere", device=device)
+
+
+def test_arrays_on_a_device_are_not_concatenated(stored, device):
+    place, _ = stored
+    a = gpushard.open_array(place, device=device)
+    with pytest.raises(gpushard.UnsupportedError, match="host only"):
+        gpushard.concat([a, a])

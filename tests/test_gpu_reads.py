@@ -1,0 +1,145 @@
+"""Reads on a real CUDA device: `pytest -m gpu`. The host's path is the oracle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
+
+import array_strategies as arrays
+import gpushard
+from array_strategies import assert_same_bits
+from gpushard import expressions
+from gpushard.devices.cuda import CudaDevice
+from gpushard.devices.output import DeviceOutput
+from gpushard.devices.reading import read_to_device
+from gpushard.errors import UnsupportedError
+from gpushard.report import Tally
+from gpushard.selection import whole
+
+pytestmark = pytest.mark.gpu
+
+SAMPLES = Path(__file__).parent / "data" / "interop"
+MANIFEST = json.loads((SAMPLES / "manifest.json").read_text())
+CHAINS = {
+    "none": None,
+    "crc32c": [Crc32cCodec()],
+    "zstd": [ZstdCodec()],
+    "zstd-checksum": [ZstdCodec(checksum=True)],
+    "zstd-level-19": [ZstdCodec(level=19)],
+    "zstd-crc32c": [ZstdCodec(), Crc32cCodec()],
+    "crc32c-zstd": [Crc32cCodec(), ZstdCodec()],
+    "gzip": [GzipCodec()],
+    "zlib": [arrays.codec("numcodecs.zlib", level=1)],
+    "lz4": [arrays.codec("numcodecs.lz4", acceleration=1)],
+    "shuffle-zstd": [arrays.codec("numcodecs.shuffle", elementsize=4), ZstdCodec()],
+    "blosc-lz4": [BloscCodec(cname="lz4", shuffle="shuffle")],
+    "blosc-lz4hc": [BloscCodec(cname="lz4hc", shuffle="noshuffle")],
+    "blosc-zstd": [BloscCodec(cname="zstd", shuffle="bitshuffle")],
+    "blosc-zlib": [BloscCodec(cname="zlib", shuffle="shuffle")],
+    "blosclz": [BloscCodec(cname="blosclz")],
+}
+
+
+@pytest.fixture(scope="module")
+def device():
+    try:
+        return CudaDevice(0)
+    except UnsupportedError as error:
+        pytest.skip(f"no CUDA device can be used here: {error}")
+
+
+def read_on_gpu(a, selections, device, dtype=None):
+    """Results of the selections, read into the device's memory and copied back.
+
+    bfloat16 and its like, which CuPy lacks, go as the integers of their bits.
+    """
+    wanted = a.dtype if dtype is None else np.dtype(dtype)
+    results = []
+    outputs, buffers = [], []
+    for selection in selections:
+        shape = selection.shape
+        strides = np.empty(shape, wanted).strides
+        buffer = device.allocate(max(int(np.prod(shape)) * wanted.itemsize, 1))
+        buffers.append(buffer)
+        outputs.append(DeviceOutput(buffer.address, shape, strides, wanted))
+    job = read_to_device(a.source, selections, outputs, device, tally=Tally())
+    stream = device.create_stream()
+    for buffer, output in zip(buffers, outputs, strict=True):
+        nbytes = int(np.prod(output.shape)) * wanted.itemsize
+        host = device.allocate_pinned(max(nbytes, 1))[:nbytes]
+        if nbytes:
+            device.download(host, buffer.address, stream)
+            device.wait(device.record(stream))
+        results.append(host.copy().view(wanted).reshape(output.shape))
+    return results, job
+
+
+@pytest.mark.parametrize("chunk", [(8, 10), (128, 256), (512, 1024)])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_every_chain_is_decoded_on_the_device(tmp_path, device, chain, chunk):
+    shape = tuple(4 * c + 1 for c in chunk)
+    made = zarr.create_array(
+        tmp_path,
+        shape=shape,
+        chunks=chunk,
+        shards=tuple(2 * c for c in chunk),
+        dtype="i4",
+        compressors=CHAINS[chain],
+        fill_value=7,
+    )
+    values = np.random.default_rng(5).integers(0, 50, shape).astype("i4")
+    made[: 3 * chunk[0]] = values[: 3 * chunk[0]]
+    values[3 * chunk[0] :] = 7
+    a = gpushard.open_array(tmp_path)
+    rows = [3, 1, shape[0] - 1]
+    selections = [
+        whole(a.shape),
+        expressions.basic((slice(None, 2, -3), 5, None), a.shape),
+        expressions.orthogonal((rows, slice(None)), a.shape),
+        expressions.points((rows, [2, 9, 0]), a.shape),
+    ]
+    results, job = read_on_gpu(a, selections, device)
+    assert_same_bits(results[0], values)
+    assert_same_bits(results[1], values[:2:-3, 5, None])
+    assert_same_bits(results[2], values[rows])
+    assert_same_bits(results[3], values[rows, [2, 9, 0]])
+    if chain != "blosclz":
+        assert "n_refused_inner_chunks" not in job.tally.counts
+
+
+@pytest.mark.parametrize("name", MANIFEST["valid"])
+def test_interop_samples_are_read_as_on_the_host(device, name):
+    entry = MANIFEST["valid"][name]
+    a = gpushard.open_array(SAMPLES / entry["path"])
+    results, _ = read_on_gpu(a, [whole(a.shape)], device)
+    assert_same_bits(results[0], np.load(SAMPLES / entry["expected"]))
+
+
+@settings(suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_array_is_read_as_on_the_host(device, data):
+    a = gpushard.open_array(data.draw(arrays.stored_arrays()).placed("memory", None))
+    assume(not a.dtype.hasobject and a.dtype.kind != "T")  # no device has those
+    selections = [
+        expressions.basic(data.draw(arrays.basic_keys(a.shape)), a.shape),
+        expressions.orthogonal(data.draw(arrays.orthogonal_keys(a.shape)), a.shape),
+    ]
+    results, _ = read_on_gpu(a, selections, device)
+    for got, want in zip(results, a.read_many(selections), strict=True):
+        assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i8"])
+def test_values_are_cast_on_the_way(tmp_path, device, dtype):
+    values = np.random.default_rng(5).integers(0, 50, (64, 64)).astype("u1")
+    zarr.create_array(tmp_path, data=values, chunks=(8, 8), shards=(32, 32))
+    a = gpushard.open_array(tmp_path)
+    results, _ = read_on_gpu(a, [whole(a.shape)], device, dtype)
+    assert_same_bits(results[0], values.astype(dtype))

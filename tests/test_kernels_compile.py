@@ -1,0 +1,168 @@
+"""NVRTC compiles every kernel for every architecture, into the code it should be."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cuda_host.nvrtc import (
+    Compiled,
+    compile_cubin,
+    disassemble,
+    supported_architectures,
+)
+from gpushard.devices.kernels import (
+    KernelSource,
+    kernel_directory,
+    load_kernel_sources,
+    nvrtc_options,
+    parse_kernel_source,
+)
+from gpushard.errors import DeviceError
+
+ARCHITECTURES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+
+SOURCES = sorted({s.name: s for s in load_kernel_sources().values()}.items())
+each_source = pytest.mark.parametrize(
+    "source", [s for _, s in SOURCES], ids=[name for name, _ in SOURCES]
+)
+
+# What ptxas tells when asked about registers; everything else is a complaint.
+INFORMATION = re.compile(r"ptxas( info)?\s*[:.] ")
+LOCAL_MEMORY = re.compile(
+    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+)
+
+
+def compile_source(source, architecture) -> Compiled:
+    options = [*nvrtc_options(architecture), "--ptxas-options=-v"]
+    return compile_cubin(source.name, source.text, source.headers, options)
+
+
+def complaints(log):
+    return [line for line in log.splitlines() if not INFORMATION.match(line)]
+
+
+def local_memory_nbytes(log):
+    return sum(int(n) for found in LOCAL_MEMORY.findall(log) for n in found)
+
+
+def planted(text):
+    return KernelSource("planted.cu", text, {}, {}, "")
+
+
+@each_source
+@pytest.mark.parametrize(
+    "architecture", ARCHITECTURES, ids=lambda a: f"sm_{a[0]}{a[1]}"
+)
+def test_every_kernel_compiles_without_a_warning_or_a_spill(source, architecture):
+    if 10 * architecture[0] + architecture[1] not in supported_architectures():
+        pytest.skip(f"this NVRTC does not know sm_{architecture[0]}{architecture[1]}")
+    compiled = compile_source(source, architecture)
+    assert compiled.cubin, compiled.log
+    assert complaints(compiled.log) == []
+    assert len(LOCAL_MEMORY.findall(compiled.log)) >= len(source.threads)
+    assert local_memory_nbytes(compiled.log) == 0, compiled.log
+    for kernel in source.threads:
+        assert f"\0{kernel}\0".encode() in compiled.cubin
+
+
+def test_a_warning_an_error_and_local_memory_do_not_go_unseen():
+    head = 'extern "C" __global__ void gs_bad(volatile float* out, int n) '
+    warned = compile_source(planted(head + "{ int unused = n; }"), (9, 0))
+    assert warned.cubin
+    assert complaints(warned.log)
+    refused = compile_source(planted(head + "{ undeclared(n); }"), (9, 0))
+    assert not refused.cubin
+    assert "undeclared" in refused.log
+    local = "{ float a[64]; for (int i = 0; i < n; i++) a[i & 63] = out[i];"
+    spilled = compile_source(planted(f"{head}{local} out[n] = a[n & 63]; }}"), (9, 0))
+    assert complaints(spilled.log) == []
+    assert local_memory_nbytes(spilled.log) > 0
+
+
+def long_divisions(cubin):
+    return re.findall(rb"__cuda_sm20_(?:div|rem)_[us]64", cubin)
+
+
+def test_scatter_moves_sixteen_bytes_at_once_and_divides_no_long_words(tmp_path):
+    source = load_kernel_sources()["gs_scatter_copy_4"]
+    cubin = compile_source(source, (9, 0)).cubin
+    assert not long_divisions(cubin)
+    kernels = disassemble(cubin, tmp_path)
+    copies = [name for name in kernels if name.startswith("gs_scatter_copy_")]
+    assert copies
+    for name in copies:
+        code = "\n".join(kernels[name])
+        assert re.search(r"LDG\.E\S*\.128", code), name
+        assert re.search(r"STG\.E\S*\.128", code), name
+
+
+def test_a_division_of_long_words_does_not_go_unseen():
+    body = "{ out[0] = out[1] / out[2]; }"
+    text = f'extern "C" __global__ void gs_divide(unsigned long long* out) {body}'
+    assert long_divisions(compile_source(planted(text), (9, 0)).cubin)
+
+
+@each_source
+def test_kernels_neither_stop_the_device_nor_print_nor_need_a_toolkit(source):
+    own = {name: t for name, t in source.headers.items() if name != "common.cuh"}
+    for name, text in {source.name: source.text, **own}.items():
+        code = re.sub(r"//.*", "", text)
+        found = re.findall(
+            r"\b(?:printf|assert|__trap|malloc|std::)\b|#include <", code
+        )
+        assert found == [], name
+
+
+def test_products_and_sums_are_not_fused(tmp_path):
+    body = "{ out[0] = out[1] * out[2] + out[3]; }"
+    text = f'extern "C" __global__ void gs_sum(float* out) {body}'
+    code = disassemble(compile_source(planted(text), (9, 0)).cubin, tmp_path)
+    assert any("FMUL" in line for line in code["gs_sum"])
+    assert not any("FFMA" in line for line in code["gs_sum"])
+
+
+def test_a_source_is_hashed_with_all_that_it_includes(tmp_path):
+    (tmp_path / "deep.cuh").write_text("constexpr int deep = 1;\n")
+    (tmp_path / "near.cuh").write_text('#include "deep.cuh"\n')
+    kernel = tmp_path / "a.cu"
+    kernel.write_text(
+        '#include "near.cuh"\n#include "deep.cuh"\n'
+        "constexpr int gs_a_threads = 96;\n"
+        'extern "C" __global__ void __launch_bounds__(gs_a_threads)\n'
+        "    gs_a(int* out) { *out = deep; }\n"
+    )
+    source = parse_kernel_source(kernel, tmp_path)
+    assert dict(source.threads) == {"gs_a": 96}
+    assert set(source.headers) == {"near.cuh", "deep.cuh"}
+    again = parse_kernel_source(kernel, tmp_path)
+    assert again.digest == source.digest
+    (tmp_path / "deep.cuh").write_text("constexpr int deep = 2;\n")
+    assert parse_kernel_source(kernel, tmp_path).digest != source.digest
+
+
+def test_an_incomplete_installation_is_refused_by_name(tmp_path):
+    kernel = tmp_path / "a.cu"
+    kernel.write_text('#include "gone.cuh"\n')
+    with pytest.raises(DeviceError, match=r"gone\.cuh is missing.*reinstall"):
+        parse_kernel_source(kernel, tmp_path)
+    kernel.write_text('extern "C" __global__ void gs_a(int* out) {}\n')
+    with pytest.raises(DeviceError, match=r"numbers of threads do not match.*gs_a"):
+        parse_kernel_source(kernel, tmp_path)
+
+
+def test_the_sources_are_found_and_name_every_kernel_once():
+    sources = load_kernel_sources()
+    assert sources
+    for kernel, source in sources.items():
+        assert kernel in source.threads
+        assert 32 <= source.threads[kernel] <= 1024
+        assert source.threads[kernel] % 32 == 0
+        assert (kernel_directory() / source.name).is_file()
+
+
+def test_options_name_the_architecture():
+    assert "--gpu-architecture=sm_120" in nvrtc_options((12, 0))
+    assert "--gpu-architecture=sm_86" in nvrtc_options((8, 6))

@@ -1,0 +1,391 @@
+"""The nvCOMP binding fits the vendor's library and decodes through the stand-in."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import crc32c
+import numpy as np
+import pytest
+
+from cuda_host.build import HERE
+from cuda_host.launch import assert_sanitized_run_passes, in_sanitized_process
+from cuda_host.nvrtc import nvidia_file
+from cuda_host.standin import ENCODERS, load_standin
+from gpushard.devices import nvcomp as nvcomp_module
+from gpushard.devices.nvcomp import Alignments, Nvcomp, StreamTables, load_nvcomp
+from gpushard.devices.nvcomp_abi import (
+    Algorithm,
+    AlignmentRequirements,
+    Crc32KernelConf,
+    Crc32Options,
+    Crc32Spec,
+    DecompressOptions,
+    NvcompStatus,
+    Properties,
+    bound_symbols,
+    status_name,
+    symbol_of,
+)
+from gpushard.errors import DeviceError, UnsupportedError
+
+# The C types of nvCOMP's headers, for those that are passed or filled.
+STRUCT_NBYTES = {
+    DecompressOptions: 64,
+    Crc32Spec: 32,
+    Crc32KernelConf: 32,
+    Crc32Options: 128,
+    Properties: 8,
+    AlignmentRequirements: 24,
+}
+
+# Answers of nvCOMP 6.0.0 without a driver: streams, largest, total -> scratch.
+ZSTD_TEMP_NBYTES = {
+    (1, 100, 100): 7_236,
+    (10, 65_536, 655_360): 2_035_440,
+    (1000, 4_096, 4_096_000): 19_224_000,
+    (1000, 2**20, 2**24): 57_267_648,
+    (1000, 2**20, 1000 * 2**20): 3_201_216_000,
+    (1, 2**31 - 1, 2**31 - 1): 6_556_086_897,
+}
+
+each_algorithm = pytest.mark.parametrize("algorithm", Algorithm, ids=lambda a: a.name)
+
+
+@pytest.fixture(scope="module")
+def vendor():
+    """The vendor's own library; it needs no driver to be loaded."""
+    if in_sanitized_process():
+        pytest.skip("the vendor's library is not built for the sanitizers")
+    path = nvidia_file("libnvcomp/lib64/libnvcomp.so.6")
+    if path is None:
+        pytest.skip("needs the vendor's library: pip install nvidia-libnvcomp-cu13")
+    return Nvcomp(path)
+
+
+@pytest.fixture
+def standin():
+    stand = load_standin()
+    yield stand
+    stand.reset()
+
+
+@pytest.fixture
+def nvcomp(standin):
+    return Nvcomp(standin.path)
+
+
+class Batch:
+    """Streams and their tables on the host, as the stand-in takes them."""
+
+    def __init__(self, streams, capacities, alignment=4, slack=0):
+        self.sources = [aligned_copy(s, alignment, slack) for s in streams]
+        self.outputs = [np.zeros(c + 16, np.uint8) for c in capacities]
+        self.src = addresses(self.sources)
+        self.src_nbytes = np.array([len(s) for s in streams], np.uint64)
+        self.dst = addresses(self.outputs)
+        self.capacity = np.array(capacities, np.uint64)
+        self.actual = np.full(len(streams), 999, np.uint64)
+        self.statuses = np.full(len(streams), -1, np.int32)
+
+    @property
+    def tables(self):
+        return StreamTables(
+            count=len(self.src),
+            src=self.src.ctypes.data,
+            src_nbytes=self.src_nbytes.ctypes.data,
+            dst=self.dst.ctypes.data,
+            capacity=self.capacity.ctypes.data,
+            actual_nbytes=self.actual.ctypes.data,
+            statuses=self.statuses.ctypes.data,
+        )
+
+    def decode(self, nvcomp, algorithm, *, stream=0, lack_nbytes=0, temp_offset=0):
+        nbytes = nvcomp.temp_nbytes(
+            algorithm,
+            len(self.src),
+            int(self.capacity.max()),
+            int(self.capacity.sum()),
+        )
+        self.temp = np.zeros(nbytes // 8 + 2, np.uint64)
+        temp = self.temp.ctypes.data + temp_offset
+        nvcomp.decompress_async(
+            algorithm, self.tables, temp, nbytes - lack_nbytes, stream
+        )
+
+    def decoded(self, i):
+        return self.outputs[i][: int(self.actual[i])].tobytes()
+
+
+def aligned_copy(data, alignment, slack):
+    room = np.zeros(len(data) + 16 + slack, np.uint8)
+    start = -room.ctypes.data % 8 + alignment % 8
+    room[start : start + len(data)] = np.frombuffer(data, np.uint8)
+    return room[start : start + len(data) + slack]
+
+
+def addresses(arrays):
+    return np.array([a.ctypes.data for a in arrays], np.uint64)
+
+
+def payloads():
+    rng = np.random.default_rng(8)
+    return [
+        b"a",
+        bytes(5000),
+        rng.integers(0, 256, 3000, dtype=np.uint8).tobytes(),
+        np.arange(20_000, dtype=np.int32).tobytes(),
+    ]
+
+
+# ---- the vendor's library
+
+
+def test_every_function_bound_is_in_the_vendor_library(vendor):
+    assert vendor.version[0] == 6
+    assert vendor.cuda_major in (12, 13)
+    assert vendor.label.startswith("nvCOMP 6.")
+
+
+def test_structures_have_the_sizes_of_the_headers():
+    found = {struct: ctypes.sizeof(struct) for struct in STRUCT_NBYTES}
+    assert found == STRUCT_NBYTES
+    assert Crc32Spec.xorout.offset == 12
+    assert Crc32Options.kernel_conf.offset == 32
+
+
+@each_algorithm
+def test_stand_in_and_vendor_library_ask_for_the_same_alignments(
+    vendor, nvcomp, algorithm
+):
+    expected = {
+        Algorithm.ZSTD: Alignments(input=1, output=1, temp=8),
+        Algorithm.DEFLATE: Alignments(input=4, output=1, temp=1),
+    }.get(algorithm, Alignments(input=1, output=1, temp=1))
+    assert vendor.alignments(algorithm) == expected
+    assert nvcomp.alignments(algorithm) == expected
+
+
+@each_algorithm
+def test_stand_in_and_vendor_library_ask_for_the_same_scratch(
+    vendor, nvcomp, algorithm
+):
+    for sizes, zstd in ZSTD_TEMP_NBYTES.items():
+        expected = zstd if algorithm is Algorithm.ZSTD else 0
+        assert vendor.temp_nbytes(algorithm, *sizes) == expected
+        assert nvcomp.temp_nbytes(algorithm, *sizes) == expected
+
+
+@each_algorithm
+def test_the_largest_stream_is_where_the_vendor_library_draws_the_line(
+    vendor, nvcomp, algorithm
+):
+    largest = algorithm.max_stream_nbytes
+    for library in (vendor, nvcomp):
+        library.temp_nbytes(algorithm, 1, largest, largest)
+        with pytest.raises(DeviceError, match="CHUNK_SIZE_TOO_LARGE"):
+            library.temp_nbytes(algorithm, 1, largest + 1, largest + 1)
+
+
+@each_algorithm
+def test_options_arrive_by_value(vendor, standin, algorithm):
+    # The hardware backend is refused, or not, by algorithm: only a library that sees
+    # the field can tell.
+    hardware = DecompressOptions(backend=1)
+    refused = NvcompStatus.INVALID_VALUE if algorithm is Algorithm.ZSTD else 0
+    for path in (vendor.path, standin.path):
+        library = ctypes.CDLL(str(path))
+        function = library[symbol_of(algorithm, "DecompressGetTempSize")]
+        function.argtypes = dict(bound_symbols())[function.__name__]
+        nbytes = ctypes.c_size_t()
+        assert function(1, 9, hardware, ctypes.byref(nbytes), 9, None) == refused
+
+
+@each_algorithm
+def test_without_a_driver_the_vendor_library_says_so(vendor, algorithm):
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("there is a driver: host tables would be read on the device")
+    batch = Batch([b"x"], [10])
+    with pytest.raises(DeviceError, match=r"DecompressAsync.*CUDA_ERROR \(1000\)"):
+        batch.decode(vendor, algorithm)
+    with pytest.raises(DeviceError, match="CUDA_ERROR"):
+        vendor.crc32c_conf(10, 1000, 0)
+    with pytest.raises(DeviceError, match="CUDA_ERROR"):
+        vendor.crc32c_async(batch.tables, 8, Crc32KernelConf(1, 16, 1), 0)
+
+
+def test_crc32_options_arrive_by_value(vendor):
+    # Refused as values before a device is looked for, so the fields were seen.
+    batch = Batch([b"x"], [10])
+    for conf in (Crc32KernelConf(2, 16, 1), Crc32KernelConf(1, 3, 1)):
+        with pytest.raises(DeviceError, match="NOT_SUPPORTED"):
+            vendor.crc32c_async(batch.tables, 8, conf, 0)
+
+
+# ---- finding it
+
+
+def test_the_wheel_is_found(vendor):
+    load_nvcomp.cache_clear()
+    assert load_nvcomp().path == vendor.path
+
+
+def test_without_a_wheel_the_error_says_what_to_install(monkeypatch):
+    load_nvcomp.cache_clear()
+    monkeypatch.setattr(nvcomp_module, "_wheel_libraries", lambda: iter(()))
+    monkeypatch.setattr(nvcomp_module, "_SONAME", "libnvcomp-is-not-here.so.6")
+    with pytest.raises(UnsupportedError, match=r"not installed.*gpushard\[cuda13\]"):
+        load_nvcomp()
+    load_nvcomp.cache_clear()
+
+
+def test_another_major_version_is_refused(standin):
+    standin.set_version(5301)
+    with pytest.raises(UnsupportedError, match=r"expected 6, got 5\.3\.1; install"):
+        Nvcomp(standin.path)
+
+
+def test_a_library_without_the_functions_is_refused():
+    with pytest.raises(UnsupportedError, match="has no function nvcompGetProperties"):
+        Nvcomp("libc.so.6")
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path):
+    path = tmp_path / "libnvcomp.so.6"
+    path.write_bytes(b"no ELF")
+    with pytest.raises(UnsupportedError, match="cannot be loaded"):
+        Nvcomp(path)
+
+
+def test_the_binding_imports_nothing_heavy():
+    heavy = "{'cupy', 'zarr', 'nvidia.nvcomp', 'cramjam', 'zstandard'}"
+    code = f"import gpushard.devices.nvcomp, sys; print({heavy} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=HERE.parents[1],
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_statuses_have_names_and_unknown_ones_their_number():
+    assert status_name(13) == "BAD_CHECKSUM (13)"
+    assert status_name(12345) == "status 12345"
+
+
+# ---- decoding through the stand-in
+
+
+@each_algorithm
+def test_a_batch_decodes_to_exactly_its_bytes(standin, nvcomp, algorithm):
+    plain = payloads()
+    streams = [ENCODERS[algorithm.name.lower()](data) for data in plain]
+    batch = Batch(streams, [len(data) for data in plain])
+    batch.decode(nvcomp, algorithm)
+    assert batch.statuses.tolist() == [0] * len(plain)
+    assert [batch.decoded(i) for i in range(len(plain))] == plain
+    # Nothing behind the capacity is touched.
+    assert all(
+        not out[len(data) :].any()
+        for out, data in zip(batch.outputs, plain, strict=True)
+    )
+    assert standin.complaints == []
+
+
+@each_algorithm
+def test_damaged_and_too_large_streams_fail_alone(standin, nvcomp, algorithm):
+    data = np.random.default_rng(9).integers(0, 9, 4000, dtype=np.uint8).tobytes()
+    good = ENCODERS[algorithm.name.lower()](data)
+    batch = Batch([good, good[:-1], good], [4000, 4000, 3999])
+    batch.decode(nvcomp, algorithm)
+    assert batch.statuses[0] == 0
+    assert (batch.statuses[1:] != 0).all()
+    assert batch.decoded(0) == data
+    # Its size alone does not tell that a stream failed, and its output is garbage.
+    assert batch.actual.tolist() == [4000, 4000, 3999]
+    assert not np.array_equal(batch.outputs[1][:4000], np.frombuffer(data, np.uint8))
+    assert standin.complaints == []
+
+
+def test_scratch_is_scribbled_over_and_missing_scratch_complained_about(
+    standin, nvcomp
+):
+    stream = ENCODERS["zstd"](bytes(100))
+    batch = Batch([stream], [100])
+    batch.decode(nvcomp, Algorithm.ZSTD)
+    assert (batch.temp.view(np.uint8) == 0xC5).sum() == 7236
+    batch.decode(nvcomp, Algorithm.ZSTD, lack_nbytes=1)
+    assert batch.statuses[0] == NvcompStatus.INTERNAL
+    assert standin.complaints == ["too little scratch (7235)"]
+    with pytest.raises(DeviceError, match=r"ALIGNMENT \(17\)"):
+        batch.decode(nvcomp, Algorithm.ZSTD, temp_offset=4)
+
+
+def test_a_misaligned_deflate_stream_is_complained_about(standin, nvcomp):
+    batch = Batch([ENCODERS["deflate"](bytes(100))], [100], alignment=2)
+    batch.decode(nvcomp, Algorithm.DEFLATE)
+    assert batch.statuses[0] == NvcompStatus.INTERNAL
+    assert standin.complaints == ["a stream is misaligned (0)"]
+
+
+def test_null_tables_are_refused_and_null_statuses_are_not(standin, nvcomp):
+    batch = Batch([ENCODERS["lz4"](bytes(100))], [100])
+    tables = replace(batch.tables, actual_nbytes=0)
+    with pytest.raises(DeviceError, match="INVALID_VALUE"):
+        nvcomp.decompress_async(Algorithm.LZ4, tables, 0, 0, 0)
+    tables = replace(batch.tables, statuses=0)
+    nvcomp.decompress_async(Algorithm.LZ4, tables, 0, 0, 0)
+    assert batch.decoded(0) == bytes(100)
+    assert batch.statuses[0] == -1
+
+
+def test_work_waits_for_its_stream(standin, nvcomp):
+    queue = []
+    standin.set_enqueue(lambda stream, work: queue.append((stream, work)))
+    batch = Batch([ENCODERS["snappy"](b"later")], [5])
+    batch.decode(nvcomp, Algorithm.SNAPPY, stream=0xABC0)
+    assert batch.statuses[0] == -1
+    [(stream, work)] = queue
+    assert stream == 0xABC0
+    work()
+    assert batch.decoded(0) == b"later"
+
+
+def test_streams_can_be_refused_or_cut_short_on_purpose(standin, nvcomp):
+    streams = [ENCODERS["gzip"](data) for data in (b"one", b"two", b"six")]
+    standin.intercept = lambda _, data: 13 if data == streams[1] else None
+    standin.shorten = lambda _, data: data == streams[2]
+    batch = Batch(streams, [3, 3, 3])
+    batch.decode(nvcomp, Algorithm.GZIP)
+    assert batch.statuses.tolist() == [0, 13, 0]
+    assert batch.actual.tolist() == [3, 3, 2]
+
+
+def test_checksums_are_those_of_crc32c(standin, nvcomp):
+    data = payloads()
+    batch = Batch(data, [1] * len(data), alignment=1, slack=4)
+    standin.set_overread(4)
+    checksums = np.zeros(len(data), np.uint32)
+    conf = nvcomp.crc32c_conf(len(data), max(map(len, data)), 0)
+    nvcomp.crc32c_async(batch.tables, checksums.ctypes.data, conf, 0)
+    assert checksums.tolist() == [crc32c.crc32c(d) for d in data]
+    assert not batch.statuses.any()
+
+
+@pytest.mark.skipif(in_sanitized_process(), reason="is that run")
+def test_the_stand_in_is_clean_under_the_sanitizers():
+    assert_sanitized_run_passes(__file__)
+
+
+@pytest.mark.skipif(not in_sanitized_process(), reason="only ASan sees the red zone")
+def test_reading_past_an_input_stays_where_it_is_allowed(standin, nvcomp):
+    batch = Batch([ENCODERS["lz4"](bytes(100))], [100], slack=32)
+    standin.set_overread(32)
+    batch.decode(nvcomp, Algorithm.LZ4)
+    assert batch.decoded(0) == bytes(100)
