@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpushard import expressions
-from gpushard.errors import SelectionError, UnsupportedError
+from gpushard.devices.find import find_device
+from gpushard.errors import GpushardError, SelectionError, UnsupportedError
+from gpushard.indexer import Indexer
 from gpushard.metadata import load_array
 from gpushard.options import DEFAULT, Options
 from gpushard.report import CodecPlacement, ReadReport, Tally
 from gpushard.results import ReadRequest, read_on_host
 from gpushard.selection import Orthogonal, Points, Selection, n_elements
 from gpushard.source import Source
+from gpushard.stores.base import Store
 from gpushard.stores.resolve import StoreAddress, address, from_address, resolve
 
 if TYPE_CHECKING:
@@ -71,32 +74,16 @@ def open_array(
     """
     chosen = find_device(device)
     opened, place = resolve(store, path, options, storage_options)
-    layout = load_array(opened, place, options)
-    return Array(Source.prepare(layout, opened, options), chosen)
+    return Array(_prepared(opened, place, options), chosen)
 
 
-def find_device(device: str | Device) -> Device | None:
-    """Device that a request for `device` gives; None is the host.
-
-    Raises
-    ------
-    UnsupportedError
-        It is not there, or what drives it is not installed.
-    """
-    if not isinstance(device, str):
-        return device
-    if device in ("auto", "cpu"):
-        return None
-    kind, _, ordinal = device.partition(":")
-    if kind != "cuda" or not (ordinal or "0").isdecimal():
-        raise UnsupportedError(
-            "there is no such kind of device",
-            expected="'auto', 'cpu', 'cuda' or 'cuda:N'",
-            got=repr(device),
-        )
-    from gpushard.devices.cuda import CudaDevice
-
-    return CudaDevice(int(ordinal or 0))
+def _prepared(store: Store, path: str, options: Options) -> Source:
+    """Array of a store, ready to be read; errors tell which store."""
+    try:
+        return Source.prepare(load_array(store, path, options), store, options)
+    except GpushardError as error:
+        error.add_context(store_url=store.url, array_path=path)
+        raise
 
 
 class Array:
@@ -180,18 +167,21 @@ class Array:
     @property
     def oindex(self) -> Indexer:
         """Orthogonal indexing: ``a.oindex[[0, 5], :, mask]``."""
-        return Indexer(self.read, lambda key: expressions.orthogonal(key, self.shape))
+        return self._indexer(lambda key: expressions.orthogonal(key, self.shape))
 
     @property
     def vindex(self) -> Indexer:
         """Indexing by coordinates or a mask: ``a.vindex[[0, 5], [1, 2]]``."""
-        return Indexer(self.read, lambda key: expressions.points(key, self.shape))
+        return self._indexer(lambda key: expressions.points(key, self.shape))
 
     @property
     def blocks(self) -> Indexer:
         """Indexing by shard: ``a.blocks[0, 2:4]`` (by chunk if not sharded)."""
         axes = self.source.layout.axes
-        return Indexer(self.read, lambda key: expressions.blocks(key, axes))
+        return self._indexer(lambda key: expressions.blocks(key, axes))
+
+    def _indexer(self, parse: Callable[[Any], Selection]) -> Indexer:
+        return Indexer(self.read, lambda key: self._parsed(parse, key))
 
     def __getitem__(self, key: Any) -> Any:
         """Elements that `key` selects, by NumPy's rules; see `expressions.basic`."""
@@ -204,6 +194,7 @@ class Array:
         out: Any = None,
         dtype: DTypeLike | None = None,
         stream: Any = None,
+        errors: Literal["raise"] = "raise",
         memory_limit: int | None = None,
     ) -> Any:
         """Elements that `selection` selects, in your array or a new one.
@@ -222,6 +213,8 @@ class Array:
         stream
             On a device, the CUDA stream that `out` is used on: nothing is written
             before what is queued there is done. The result is complete on return.
+        errors
+            What a damaged inner chunk does: "raise", the only way so far.
         memory_limit
             Bytes of staging this read may hold, instead of the option's.
 
@@ -240,6 +233,7 @@ class Array:
         StoreError
             The store failed.
         """
+        _check_errors(errors)
         chosen = self._selection(selection)
         request = ReadRequest([chosen], [out], self._dtype(dtype), stream)
         return self._read(request, memory_limit)[0]
@@ -251,6 +245,7 @@ class Array:
         out: Sequence[Any] | None = None,
         dtype: DTypeLike | None = None,
         stream: Any = None,
+        errors: Literal["raise"] = "raise",
         memory_limit: int | None = None,
     ) -> list[Any]:
         """One result a selection, all read in one batch.
@@ -263,9 +258,10 @@ class Array:
             Keys as in ``a[key]``.
         out
             One array a selection, or None; see `read`.
-        dtype, stream, memory_limit
+        dtype, stream, errors, memory_limit
             See `read`.
         """
+        _check_errors(errors)
         chosen = [self._selection(selection) for selection in selections]
         outs: Sequence[Any] = [None] * len(chosen) if out is None else out
         if len(outs) != len(chosen):
@@ -329,20 +325,36 @@ class Array:
         return _reopen, (known, self.path, self.device, source.options)
 
     def _dtype(self, dtype: DTypeLike | None) -> np.dtype[Any]:
-        return self.dtype if dtype is None else np.dtype(dtype)
+        try:
+            return self.dtype if dtype is None else np.dtype(dtype)
+        except TypeError as error:
+            raise SelectionError(
+                "dtype= is no data type", array_path=self.path, got=repr(dtype)
+            ) from error
 
     def _selection(self, selection: Any) -> Selection:
         if isinstance(selection, Orthogonal | Points):
             return selection
-        return expressions.basic(selection, self.shape)
+        return self._parsed(lambda key: expressions.basic(key, self.shape), selection)
+
+    def _parsed(self, parse: Callable[[Any], Selection], key: Any) -> Selection:
+        try:
+            return parse(key)
+        except GpushardError as error:
+            error.add_context(store_url=self.source.store.url, array_path=self.path)
+            raise
 
     def _read(self, request: ReadRequest, memory_limit: int | None = None) -> list[Any]:
         source = self.source.limited(memory_limit)
-        if self._device is None:
-            return read_on_host(source, request)
-        from gpushard.devices.results import read_on_device
+        try:
+            if self._device is None:
+                return read_on_host(source, request)
+            from gpushard.devices.results import read_on_device
 
-        return read_on_device(source, request, self._device)
+            return read_on_device(source, request, self._device)
+        except GpushardError as error:
+            error.add_context(store_url=source.store.url, array_path=self.path)
+            raise
 
     def _placements(self) -> tuple[CodecPlacement, ...]:
         if self._device is None:
@@ -352,34 +364,15 @@ class Array:
         return placements(self.source, self._device)
 
 
-class Indexer:
-    """``a.oindex`` and its like: an array read through another kind of index.
-
-    Parameters
-    ----------
-    read
-        What reads a selection.
-    parse
-        What makes a selection of the key.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[Selection], NDArray[Any]],
-        parse: Callable[[Any], Selection],
-    ) -> None:
-        self._read = read
-        self._parse = parse
-
-    def __getitem__(self, key: Any) -> Any:
-        selection = self._parse(key)
-        result = self._read(selection)
-        # Only the host has scalars; a device's stay 0-d arrays.
-        is_scalar = selection.scalar and isinstance(result, np.ndarray)
-        return result[()] if is_scalar else result
+def _check_errors(errors: str) -> None:
+    if errors != "raise":
+        raise UnsupportedError(
+            "this version can only raise on damage",
+            expected="errors='raise'",
+            got=repr(errors),
+        )
 
 
 def _reopen(known: StoreAddress, path: str, device: str, options: Options) -> Array:
-    store = from_address(known)
-    layout = load_array(store, path, options)
-    return Array(Source.prepare(layout, store, options), find_device(device))
+    source = _prepared(from_address(known), path, options)
+    return Array(source, find_device(device))

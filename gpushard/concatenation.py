@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpushard import expressions
-from gpushard.array import Array, Indexer
+from gpushard.array import Array
 from gpushard.errors import SelectionError, UnsupportedError
+from gpushard.indexer import Indexer
 from gpushard.job import Job
 from gpushard.outputs import usable_output
 from gpushard.read import execute

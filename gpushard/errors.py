@@ -4,6 +4,7 @@
     |-- MetadataError(ValueError)            the array's metadata is wrong
     |-- UnsupportedError(NotImplementedError) valid, but gpushard cannot read it
     |-- SelectionError(IndexError)           the index expression does not fit the array
+    |-- OptionError(ValueError)              a knob has no possible value
     |-- StoreError(OSError)                  the store failed to answer
     |   `-- ObjectChangedError               an object was replaced while it was read
     |-- NotFoundError(FileNotFoundError)     no array, group or store there
@@ -31,7 +32,7 @@ class GpushardError(Exception):
     ----------
     what
         What went wrong, without where.
-    array_path, shard_key, inner_chunk, codec, json_path
+    store_url, array_path, shard_key, inner_chunk, codec, json_path
         Where, as far as it is known. `inner_chunk` is the coordinate of the inner
         chunk in the array's grid of inner chunks; `json_path` points into the
         metadata document.
@@ -45,6 +46,7 @@ class GpushardError(Exception):
         self,
         what: str,
         *,
+        store_url: str | None = None,
         array_path: str | None = None,
         shard_key: str | None = None,
         inner_chunk: tuple[int, ...] | None = None,
@@ -56,6 +58,7 @@ class GpushardError(Exception):
     ) -> None:
         super().__init__(what)
         self.what = what
+        self.store_url = store_url
         self.array_path = array_path
         self.shard_key = shard_key
         self.inner_chunk = inner_chunk
@@ -68,6 +71,7 @@ class GpushardError(Exception):
     def add_context(
         self,
         *,
+        store_url: str | None = None,
         array_path: str | None = None,
         shard_key: str | None = None,
         inner_chunk: tuple[int, ...] | None = None,
@@ -76,6 +80,7 @@ class GpushardError(Exception):
         """Fill in the places that the raiser could not know; known ones stay."""
         # "" is the path of the root and () the coordinate in a 0-d array: both known.
         places = (
+            ("store_url", store_url),
             ("array_path", array_path),
             ("shard_key", shard_key),
             ("inner_chunk", inner_chunk),
@@ -89,7 +94,7 @@ class GpushardError(Exception):
         where = [
             f"{label} {_shortened(repr(value))}"
             for label, value in (
-                ("array", self.array_path),
+                ("array", self._address),
                 ("shard", self.shard_key),
                 ("inner chunk", self.inner_chunk),
                 ("codec", self.codec),
@@ -109,6 +114,12 @@ class GpushardError(Exception):
         if told:
             text += f": {', '.join(told)}"
         return f"{text}; {self.hint}." if self.hint else f"{text}."
+
+    @property
+    def _address(self) -> str | None:
+        """Store and path of the array, or what is known of them."""
+        known = [part for part in (self.store_url, self.array_path) if part]
+        return "/".join(part.strip("/") for part in known) or None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.__dict__)
@@ -140,6 +151,10 @@ class UnsupportedError(GpushardError, NotImplementedError):
 
 class SelectionError(GpushardError, IndexError):
     """The index expression does not fit the array."""
+
+
+class OptionError(GpushardError, ValueError):
+    """A knob, or an argument that says how to read, has no possible value."""
 
 
 class StoreError(GpushardError, OSError):

@@ -190,8 +190,9 @@ def hyperslab(
     Returns
     -------
     tuple of slice
-        One a dimension. The stop is ``start + (count - 1) * stride + 1``, just behind
-        the last element taken, so a stride never reaches into an inner chunk that
+        One a dimension; what lies beyond the array is clipped, as slices are. The
+        stop is ``start + (count - 1) * stride + 1``, just behind the last element
+        taken, so a stride never reaches into an inner chunk that
         holds no wanted element.
 
     Raises

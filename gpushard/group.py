@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpushard.array import Array, find_device
-from gpushard.errors import NoSuchArrayError, NotFoundError
+from gpushard.array import Array
+from gpushard.devices.find import find_device
+from gpushard.errors import GpushardError, NoSuchArrayError, NotFoundError
 from gpushard.metadata import GroupDocument, load_array, load_group, parse_array
 from gpushard.options import DEFAULT, Options
 from gpushard.source import Source
@@ -44,7 +45,16 @@ def open_group(
     """
     chosen = find_device(device)
     opened, place = resolve(store, path, options, storage_options)
-    return Group(opened, load_group(opened, place), chosen, options)
+    return Group(opened, _loaded(opened, place), chosen, options)
+
+
+def _loaded(store: Store, path: str) -> GroupDocument:
+    """Group of a store; errors tell which store."""
+    try:
+        return load_group(store, path)
+    except GpushardError as error:
+        error.add_context(store_url=store.url, array_path=path)
+        raise
 
 
 class Group(Mapping[str, Array]):
@@ -94,7 +104,7 @@ class Group(Mapping[str, Array]):
         NotFoundError, MetadataError, StoreError
             As for `open_group`.
         """
-        document = load_group(self._store, self._join(name))
+        document = _loaded(self._store, self._join(name))
         return Group(self._store, document, self._device, self._options)
 
     def __getitem__(self, name: str) -> Array:
@@ -122,7 +132,9 @@ class Group(Mapping[str, Array]):
         return len(self._names("array"))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names("array")
+        if name in self._names("array"):
+            return True
+        return isinstance(name, str) and "/" in name and self.get(name) is not None
 
     def __repr__(self) -> str:
         url = f"{self._store.url}/{self.path}".rstrip("/")

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gpushard.errors import OptionError
+
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
@@ -31,6 +33,22 @@ def _cgroup_cpu_quota() -> int | None:
         return None
 
 
+_LARGEST = 2**62
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "threads": (1, 1024),
+    "memory_limit": (1, _LARGEST),
+    "batch_nbytes": (1, _LARGEST),
+    "small_read_chunks": (0, 1024),
+    "whole_object_fraction": (0, 1),
+    "whole_object_max_nbytes": (0, _LARGEST),
+    "file_handles": (1, 1 << 20),
+    "index_cache_nbytes": (0, _LARGEST),
+    "max_index_nbytes": (16, _LARGEST),
+    "max_sharding_depth": (0, 64),
+}
+"""Smallest and largest value of each knob."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Knobs of a read.
@@ -48,7 +66,7 @@ class Options:
         `memory_limit`.
     small_read_chunks
         Reads of at most this many inner chunks take a path without columns and
-        without a thread pool (DESIGN 8.10).
+        without a thread pool: eight of them cost as much as making the columns.
     whole_object_fraction
         Where each request has a price, an object is fetched whole when at least this
         part of its inner chunks is wanted and its index is not known.
@@ -75,6 +93,18 @@ class Options:
     index_cache_nbytes: int = 256 * MIB
     max_index_nbytes: int = GIB
     max_sharding_depth: int = 8
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            is_whole = name == "whole_object_fraction" or isinstance(value, int)
+            if not (is_number and is_whole and least <= value <= most):
+                raise OptionError(
+                    f"the option {name} is out of its bounds",
+                    expected=f"a number from {least} to {most}",
+                    got=repr(value),
+                )
 
     def but(self, **changes: Any) -> Options:
         """Copy with the changes that are not None."""

@@ -16,6 +16,8 @@ from gpushard.ranged import RangedBlock
 from gpushard.scatter import make_target
 from gpushard.selection import Ints
 
+_RUN_ROWS = 4096
+
 
 class HostSink:
     """Decodes inner chunks on the host and writes them into host memory.
@@ -34,9 +36,10 @@ class HostSink:
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """Write the fill value where the missing inner chunks `rows` land."""
         value = job.source.layout.fill_value
-        indexes = self._indexes(block, rows)
-        for p in block.part[rows].tolist():
-            self._targets[p].fill(next(indexes[p]), value)
+        for some in _runs(rows):
+            indexes = self._indexes(block, some)
+            for p in block.part[some].tolist():
+                self._targets[p].fill(next(indexes[p]), value)
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
         """Decode the inner chunks that requests hold and write what is wanted of them.
@@ -49,18 +52,28 @@ class HostSink:
         # A cast that overflows is the caller's choice, not a surprise to warn about.
         with np.errstate(all="ignore"):
             for r, answer in fetched:
-                self._place_request(job, ranged, r, answer)
+                for rows in _runs(ranged.rows_of(r)):
+                    base = int(ranged.requests.start[r])
+                    self._place_rows(job, ranged, rows, answer, base)
 
     def finish(self) -> None:
         """Nothing is under way once `fill` and `place` return."""
 
-    def _place_request(
-        self, job: Job, ranged: RangedBlock, r: int, fetched: NDArray[np.uint8]
+    def _place_rows(
+        self,
+        job: Job,
+        ranged: RangedBlock,
+        rows: Ints,
+        fetched: NDArray[np.uint8],
+        base: int,
     ) -> None:
-        """Place what request `r` was answered; a shared byte range is decoded once."""
-        rows, located = ranged.rows_of(r), ranged.located
+        """Place inner chunks out of the bytes of their object from `base` on.
+
+        Neighbours that share a byte range are decoded once.
+        """
+        located = ranged.located
         spans = ranged.spans[:, rows]
-        starts, stops = (spans - ranged.requests.start[r]).tolist()
+        starts, stops = (spans - base).tolist()
         lows = (spans[0] - located.start[rows]).tolist()
         sizes = (located.stop[rows] - located.start[rows]).tolist()
         parts = ranged.block.part[rows].tolist()
@@ -85,6 +98,12 @@ class HostSink:
             target.indexes(block.position[:, rows[part == p]])
             for p, target in enumerate(self._targets)
         ]
+
+
+def _runs(rows: Ints) -> Iterator[Ints]:
+    """Rows, a few thousand at a time: what becomes Python objects stays small."""
+    for first in range(0, len(rows), _RUN_ROWS):
+        yield rows[first : first + _RUN_ROWS]
 
 
 def completed(span: NDArray[np.uint8], low: int, nbytes: int) -> NDArray[np.uint8]:

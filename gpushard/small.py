@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, ObjectChangedError
@@ -69,14 +70,25 @@ def read_small(source: Source, selection: Orthogonal, out: NDArray[Any]) -> bool
         return False
     chunks = list(product(*along))
     grid = selection.on_grid(out)
+    if out.dtype == layout.dtype:
+        _read_twice_at_most(source, chunks, grid)
+    else:
+        # A cast that overflows is the caller's choice, not a surprise to warn about.
+        with np.errstate(all="ignore"):
+            _read_twice_at_most(source, chunks, grid)
+    return True
+
+
+def _read_twice_at_most(
+    source: Source, chunks: Sequence[tuple[_Along, ...]], grid: NDArray[Any]
+) -> None:
+    """Read; once more if a shard is replaced between its index and its payload."""
     try:
         _read(source, chunks, grid)
     except ObjectChangedError:
-        # Replaced between its index and its payload: once more, with the new index.
         for cells in chunks:
             source.indexes.drop_shard(tuple(c.shard for c in cells))
         _read(source, chunks, grid)
-    return True
 
 
 def _lay(source: Source, selection: Orthogonal) -> list[list[_Along]] | None:

@@ -1,4 +1,4 @@
-"""Random stored arrays and selections for Hypothesis, and zarr-python as the oracle.
+"""Random stored arrays for Hypothesis.
 
 Arrays are drawn as metadata documents, so that everything the specification allows can
 be met, not only what one writer's interface offers; zarr-python writes the chunks.
@@ -7,128 +7,17 @@ be met, not only what one writer's interface offers; zarr-python writes the chun
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import warnings
-import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import zarr
 from hypothesis import assume, reject
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from zarr.core.buffer import default_buffer_prototype
 from zarr.core.dtype import get_data_type_from_native_dtype
-from zarr.storage import MemoryStore, WrapperStore, ZipStore
 
-try:
-    # zarr 3.2 and newer, behind a switch.
-    from zarr.core.metadata.v3 import RectilinearChunkGridMetadata
-except ImportError:
-    RectilinearChunkGridMetadata = None
-
-HAS_RECTILINEAR = RectilinearChunkGridMetadata is not None
-
-Json = dict[str, Any]
-StoreKind = Literal["memory", "local", "remote", "zip"]
-
-
-@contextmanager
-def quiet_zarr() -> Iterator[None]:
-    """Let zarr-python do what it warns about: young data types, numcodecs' codecs."""
-    switches = {"array.rectilinear_chunks": True} if HAS_RECTILINEAR else {}
-    with warnings.catch_warnings(), zarr.config.set(switches):
-        warnings.simplefilter("ignore")
-        yield
-
-
-def held(objects: dict[str, bytes]) -> MemoryStore:
-    """zarr's memory store of `objects`."""
-    buffer = default_buffer_prototype().buffer
-    return MemoryStore({key: buffer.from_bytes(data) for key, data in objects.items()})
-
-
-@dataclass(frozen=True)
-class StoredArray:
-    """An array as it lies in a store, and its elements as zarr-python reads them."""
-
-    objects: dict[str, bytes]
-    full: NDArray[Any]
-
-    @property
-    def document(self) -> Json:
-        return json.loads(self.objects["zarr.json"])
-
-    def __repr__(self) -> str:
-        sizes = {key: len(data) for key, data in self.objects.items()}
-        return f"StoredArray({json.dumps(self.document)}, {sizes})"
-
-    def zarr_array(self) -> Any:
-        """Return zarr-python's own reader."""
-        with quiet_zarr():
-            return zarr.open_array(held(self.objects), mode="r")
-
-    def placed(self, kind: StoreKind, directory: Path) -> Any:
-        """Put the objects into a store; returns what names it."""
-        if kind == "memory":
-            return held(self.objects)
-        if kind == "remote":
-            # A wrapper is of a kind unknown to gpushard, which takes it for a network.
-            return WrapperStore(held(self.objects))
-        place = directory / f"{len(list(directory.iterdir()))}"
-        if kind == "zip":
-            place = place.with_suffix(".zip")
-            with zipfile.ZipFile(place, "w") as archive:
-                for key, data in self.objects.items():
-                    archive.writestr(key, data)
-            return ZipStore(place, mode="r")
-        for key, data in self.objects.items():
-            (place / key).parent.mkdir(parents=True, exist_ok=True)
-            (place / key).write_bytes(data)
-        return place
-
-
-def write(document: Json, regions: list[tuple[Any, NDArray[Any]]]) -> StoredArray:
-    """Have zarr-python write values into regions of the array of `document`."""
-    objects: dict[str, Any] = {}
-    text = json.dumps(document).encode()
-    objects["zarr.json"] = default_buffer_prototype().buffer.from_bytes(text)
-    with quiet_zarr():
-        array = zarr.open_array(MemoryStore(objects), mode="r+")
-        for region, values in regions:
-            array[region] = values
-        # A string without axes comes out as Python's.
-        full = np.asarray(array[...], array.dtype)
-    stored = {key: buffer.to_bytes() for key, buffer in objects.items()}
-    return StoredArray(stored, native(full))
-
-
-def native(array: NDArray[Any]) -> NDArray[Any]:
-    """Same values in native byte order, as gpushard gives them."""
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def assert_same_bits(got: Any, want: Any) -> None:
-    """Same shape, data type and bytes: NaN payloads and the sign of zero included."""
-    if isinstance(want, np.str_ | np.bytes_) or isinstance(got, np.str_ | np.bytes_):
-        # Scalars do not tell the length of their type.
-        assert np.shape(got) == np.shape(want) == ()
-        assert got == want
-        return
-    got, want = np.asarray(got), native(np.asarray(want))
-    assert got.shape == want.shape
-    assert got.dtype == want.dtype
-    if want.dtype.hasobject or want.dtype.kind == "T":
-        assert np.array_equal(got, want)
-    elif got.tobytes() != want.tobytes():
-        np.testing.assert_array_equal(got, want)
-        raise AssertionError("equal values, but other bits")
-
+from zarr_oracle import HAS_RECTILINEAR, Json, StoredArray, quiet_zarr, write
 
 # Data types: their JSON, their NumPy data type, and fill values in several spellings.
 
@@ -154,6 +43,8 @@ _STRUCTS: list[Any] = [
     [("a", "i2"), ("b", "f4"), ("c", "S3"), ("d", "?")],
     [("t", "M8[ms]"), ("inner", [("x", "u1"), ("y", "c8")])],
 ]
+
+
 # zarr 3.1 shards neither structs nor raw bytes, nor heeds the byte order of structs.
 _FURTHER = [
     "M8[s]",
@@ -460,89 +351,3 @@ def _regions(draw: st.DrawFn, shape: tuple[int, ...]) -> list[tuple[slice, ...]]
 
 def _shape_of(region: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(len(range(*s.indices(n))) for s, n in zip(region, shape, strict=True))
-
-
-# Selections
-
-
-@st.composite
-def slices(draw: st.DrawFn, extent: int) -> slice:
-    """Any slice: bounds absent, negative or beyond the end, steps of both signs."""
-    bound = st.none() | st.integers(-extent - 2, extent + 2)
-    step = st.none() | st.integers(1, 4) | st.integers(-4, -1)
-    return slice(draw(bound), draw(bound), draw(step))
-
-
-@st.composite
-def basic_keys(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
-    """NumPy's basic indexing: integers, slices, an ellipsis and new axes."""
-    n_given = draw(st.integers(0, len(shape)))
-    n_first = draw(st.integers(0, n_given))
-    has_ellipsis = n_first < n_given or draw(st.booleans())
-    key: list[Any] = [draw(_one(n)) for n in shape[:n_first]]
-    if has_ellipsis:
-        n_last = n_given - n_first
-        last = shape[len(shape) - n_last :]
-        key += [Ellipsis, *(draw(_one(n)) for n in last)]
-    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
-        key.insert(draw(st.integers(0, len(key))), None)
-    return key[0] if len(key) == 1 and draw(st.booleans()) else tuple(key)
-
-
-def _one(extent: int) -> st.SearchStrategy[Any]:
-    if not extent:
-        return slices(extent)
-    return st.integers(-extent, extent - 1) | slices(extent)
-
-
-def _indexes(extent: int) -> st.SearchStrategy[Any]:
-    """Index array of one axis: any order, repeats, negative ones."""
-    values = st.integers(-extent, extent - 1)
-    indexes = st.lists(values, max_size=9) if extent else st.just([])
-    return indexes.map(lambda v: np.array(v, np.int64))
-
-
-@st.composite
-def orthogonal_keys(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """One selector an axis: integer, slice, index array or mask."""
-    return tuple(
-        draw(
-            _one(n)
-            | _indexes(n)
-            | st.lists(st.booleans(), min_size=n, max_size=n).map(
-                lambda v: np.array(v, bool)
-            )
-        )
-        for n in shape
-    )
-
-
-def take_orthogonal(full: NDArray[Any], key: tuple[Any, ...]) -> NDArray[Any]:
-    """What `key` selects, one axis after the other, by NumPy."""
-    for axis in reversed(range(len(key))):
-        full = full[(slice(None),) * axis + (key[axis],)]
-    return full
-
-
-@st.composite
-def point_keys(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """Coordinates for every axis of an array that has elements."""
-    n_points = draw(st.integers(0, 12))
-    as_table = n_points and n_points % 2 == 0 and draw(st.booleans())
-    result = (n_points // 2, 2) if as_table else (n_points,)
-    key: list[Any] = []
-    for n in shape:
-        one = st.integers(-n, n - 1)
-        many = st.lists(one, min_size=n_points, max_size=n_points)
-        key.append(np.array(draw(many), np.int64).reshape(result))
-    # Coordinates may also be broadcast.
-    if len(shape) > 1 and draw(st.booleans()):
-        key[0] = draw(st.integers(-shape[0], shape[0] - 1))
-    return tuple(key)
-
-
-@st.composite
-def masks(draw: st.DrawFn, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Mask of the array's shape, of any density."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**20)))
-    return rng.random(shape) < draw(st.sampled_from([0.0, 0.1, 0.6, 1.0]))

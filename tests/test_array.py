@@ -6,38 +6,21 @@ import json
 import sys
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 import zarr
 from hypothesis import given
-from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore
 
 import gpushard
-from array_strategies import assert_same_bits, basic_keys, quiet_zarr
-from gpushard import Options, expressions
-
-VALUES = np.arange(20 * 30, dtype="i4").reshape(20, 30) - 300
+from selection_strategies import basic_keys
+from small_array import VALUES, write_values
+from zarr_oracle import assert_same_bits, quiet_zarr
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """Array of 5 x 3 inner chunks in shards of 2 x 2, which reach beyond its edge."""
-    place = tmp_path_factory.mktemp("array") / "a.zarr"
-    z = zarr.create_array(
-        place,
-        shape=(20, 30),
-        chunks=(4, 10),
-        shards=(8, 20),
-        dtype="i4",
-        fill_value=-7,
-        compressors=ZstdCodec(),
-        attributes={"units": "K", "nested": {"a": [1, None]}},
-        dimension_names=("y", None),
-    )
-    z[...] = VALUES
-    return place
+    return write_values(tmp_path_factory.mktemp("array") / "a.zarr")
 
 
 @pytest.fixture
@@ -209,133 +192,6 @@ def test_hyperslabs_are_netcdfs(a):
 def test_any_basic_key_is_numpys(place, key):
     a = gpushard.open_array(place)
     assert_same_bits(a[key], VALUES[key])
-
-
-# read: into your array, cast on the way
-
-
-KEY = np.s_[3:17, ::-2]
-
-
-def test_read_writes_into_your_array_and_gives_it_back(a):
-    out = np.empty((14, 15), "i4")
-    assert a.read(KEY, out=out) is out
-    assert_same_bits(out, VALUES[KEY])
-
-
-@pytest.mark.parametrize("n", [0, 100])
-def test_read_writes_into_arrays_of_any_strides(place, n):
-    a = gpushard.open_array(place, options=Options(small_read_chunks=n))
-    fortran = np.empty((14, 15), "i4", order="F")
-    backwards = np.zeros((14, 15), "i4")[::-1, ::-1]
-    spread = np.zeros((28, 45), "i4")
-    for out in (fortran, backwards, spread[::2, 2::3]):
-        a.read(KEY, out=out)
-        assert_same_bits(out, VALUES[KEY])
-    assert spread[1::2].sum() == 0  # nothing between the rows is touched
-    swapped = np.empty((14, 15), ">i4")
-    a.read(KEY, out=swapped)
-    assert np.array_equal(swapped, VALUES[KEY])
-
-
-def test_points_are_written_into_arrays_of_any_strides(a):
-    out = np.zeros((6, 2), "i4")[::2].T
-    assert not out.flags.c_contiguous
-    key = (np.array([[0, 5, 19], [3, 3, 7]]), np.array([[29, 0, 1], [2, 2, 2]]))
-    a.read(expressions.points(key, a.shape), out=out)
-    assert_same_bits(out, VALUES[key])
-
-
-def test_read_casts_on_the_way(a, place):
-    small = gpushard.open_array(place, options=Options(small_read_chunks=0))
-    for dtype in ("f4", "f8", "i8", "c8", "i2", ">i4"):
-        want = VALUES[KEY].astype(dtype)
-        for reader in (a, small):
-            got = reader.read(KEY, dtype=dtype)
-            assert got.dtype == np.dtype(dtype)
-            assert np.array_equal(got, want)
-    out = np.empty((14, 15), "f8")
-    assert_same_bits(a.read(KEY, out=out), VALUES[KEY].astype("f8"))
-
-
-def test_floats_narrow_as_numpy_narrows_them():
-    objects: dict = {}
-    values = np.random.default_rng(0).normal(size=(8, 8)).astype("f4") * 300
-    z = zarr.create_array(MemoryStore(objects), shape=(8, 8), chunks=(3, 3), dtype="f4")
-    z[...] = values
-    a = gpushard.open_array(MemoryStore(objects))
-    assert_same_bits(a.read(dtype="f2"), values.astype("f2"))
-    assert_same_bits(
-        a.read(dtype=ml_dtypes.bfloat16), values.astype(ml_dtypes.bfloat16)
-    )
-    for refused in ("i4", "u1", "?", "M8[s]"):
-        with pytest.raises(gpushard.SelectionError, match="cast"):
-            a.read(dtype=refused)
-
-
-def readonly() -> np.ndarray:
-    out = np.empty((14, 15), "i4")
-    out.flags.writeable = False
-    return out
-
-
-@pytest.mark.parametrize(
-    ("out", "word"),
-    [
-        (np.empty((15, 14), "i4"), "shape"),
-        (np.empty(14 * 15, "i4"), "shape"),
-        (np.empty((14, 15), "u2"), "cast"),
-        (np.empty((14, 15), "?"), "cast"),
-        (readonly(), "read-only"),
-        ([[0] * 15] * 14, "memory"),
-        ("text", "memory"),
-    ],
-)
-def test_an_output_that_does_not_fit_is_refused(a, out, word):
-    with pytest.raises(gpushard.SelectionError, match=word):
-        a.read(KEY, out=out)
-
-
-@pytest.mark.parametrize("limit", [1, 1000, 10**9])
-def test_any_memory_limit_gives_the_same_elements(a, limit):
-    assert_same_bits(a.read(memory_limit=limit), VALUES)
-    first, second = a.read_many([np.s_[:], KEY], memory_limit=limit)
-    assert_same_bits(first, VALUES)
-    assert_same_bits(second, VALUES[KEY])
-
-
-@pytest.mark.parametrize("threads", [1, 2, 7])
-@pytest.mark.parametrize("batch_nbytes", [1, 3000, 4 * 1024**2])
-def test_any_options_give_the_same_elements(tmp_path, threads, batch_nbytes):
-    values = np.arange(2**18, dtype="i4").reshape(512, 512)
-    z = zarr.create_array(
-        tmp_path / "a", shape=(512, 512), chunks=(32, 64), shards=(128, 256), dtype="i4"
-    )
-    z[...] = values
-    options = Options(threads=threads, batch_nbytes=batch_nbytes, index_cache_nbytes=0)
-    a = gpushard.open_array(tmp_path / "a", options=options)
-    assert_same_bits(a[...], values)
-    assert_same_bits(a[7:400, ::-3], values[7:400, ::-3])
-
-
-# read_many
-
-
-def test_read_many_gives_one_result_a_selection(a):
-    keys = [np.s_[0:9, 0:9], np.s_[3:12, 5:25], np.s_[5], np.s_[5, 5], np.s_[9:9], ...]
-    for key, got in zip(keys, a.read_many(keys), strict=True):
-        assert_same_bits(got, np.asarray(VALUES[key]))
-    assert a.read_many([]) == []
-
-
-def test_read_many_writes_into_your_arrays(a):
-    outs = [np.empty((20, 30), "f4"), None]
-    first, second = a.read_many([..., 4], out=outs)
-    assert first is outs[0]
-    assert_same_bits(first, VALUES.astype("f4"))
-    assert_same_bits(second, VALUES[4])
-    with pytest.raises(gpushard.SelectionError, match="one array a selection"):
-        a.read_many([..., ...], out=[None])
 
 
 # explain

@@ -10,10 +10,10 @@ import zarr
 from zarr.codecs import BloscCodec, ZstdCodec
 
 import gpushard
-from array_strategies import assert_same_bits
 from cuda_host.device import EmulatedArray, EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
+from zarr_oracle import assert_same_bits
 
 KERNELS = Kernels()
 

@@ -6,14 +6,11 @@ import struct
 import threading
 import tracemalloc
 from itertools import product
-from typing import Any
 
-import cramjam
 import numpy as np
 import pytest
-from numcodecs.blosc import Blosc
-from numpy.typing import NDArray
 
+from blosc_frames import as_snappy, elements, encode
 from gpushard import codecs
 from gpushard.codecs import blosc_blocks, blosc_frame
 from gpushard.codecs.base import BytesCodec
@@ -28,23 +25,6 @@ WALKED = ["lz4", "lz4hc", "zlib", "zstd"]
 @pytest.fixture
 def blosc() -> BytesCodec:
     return codecs.bytes_codec(CodecSpec("blosc", {"cname": "zstd"}), BYTE)
-
-
-def elements(kind: str, dtype: str, n_elements: int) -> NDArray[Any]:
-    rng = np.random.default_rng(n_elements)
-    nbytes = n_elements * np.dtype(dtype).itemsize
-    if kind == "noise":
-        raw = rng.integers(0, 256, nbytes, dtype=np.uint8)
-    elif kind == "zeros":
-        raw = np.zeros(nbytes, np.uint8)
-    else:
-        steps = rng.integers(-3, 4, nbytes // 4 + 1)
-        raw = np.cumsum(steps).astype("<i4").view(np.uint8)[:nbytes].copy()
-    return raw.view(dtype)
-
-
-def encode(array: NDArray[Any], cname: str, shuffle: int, blocksize: int = 0) -> bytes:
-    return bytes(Blosc(cname, 5, shuffle, blocksize).encode(array))
 
 
 def smooth_frame(cname: str = "lz4", blocksize: int = 16384) -> tuple[bytes, bytes]:
@@ -95,28 +75,6 @@ def test_both_checks_agree_on_frames_of_numcodecs(cname: str) -> None:
         assert frame.decoded_nbytes.sum() == frame.header.nbytes
         if not frame.header.flags & blosc_frame.MEMCPYED:
             blosc_frame.check_streams(encoded, frame.header, "blosc")
-
-
-def as_snappy(encoded: bytes) -> bytes:
-    """The same frame with its lz4 streams written as snappy."""
-    frame = blosc_frame.parse(encoded)
-    header = frame.header
-    lz4 = blosc_blocks._STREAM_DECODERS[blosc_frame.LZ4]
-    out = bytearray(encoded[: 16 + 4 * header.n_blocks])
-    block = -1
-    for k in range(len(frame.source_offset)):
-        if frame.block_index[k] != block:
-            block = int(frame.block_index[k])
-            struct.pack_into("<i", out, 16 + 4 * block, len(out))
-        start, nbytes = int(frame.source_offset[k]), int(frame.source_nbytes[k])
-        stream = encoded[start : start + nbytes]
-        if not frame.is_raw[k]:
-            raw = bytes(lz4(memoryview(stream), int(frame.decoded_nbytes[k])))
-            stream = bytes(cramjam.snappy.compress_raw(raw))
-        out += struct.pack("<i", len(stream)) + stream
-    out[2] = (out[2] & 0x1F) | blosc_frame.SNAPPY << 5
-    struct.pack_into("<I", out, 12, len(out))
-    return bytes(out)
 
 
 def test_snappy_frames_are_read(blosc: BytesCodec) -> None:

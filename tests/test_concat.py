@@ -13,15 +13,15 @@ from zarr.codecs import GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 import gpushard
-from array_strategies import (
-    assert_same_bits,
+from gpushard import expressions
+from selection_strategies import (
     basic_keys,
     masks,
     orthogonal_keys,
     point_keys,
     take_orthogonal,
 )
-from gpushard import expressions
+from zarr_oracle import assert_same_bits
 
 
 def stored(values, chunks, shards=None, compressors=None) -> gpushard.Array:

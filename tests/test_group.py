@@ -11,8 +11,8 @@ import zarr
 from zarr.storage import MemoryStore
 
 import gpushard
-from array_strategies import assert_same_bits, quiet_zarr
 from range_server import RangeServer
+from zarr_oracle import assert_same_bits, quiet_zarr
 
 
 @pytest.fixture

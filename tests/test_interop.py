@@ -19,7 +19,7 @@ import pytest
 from zarr.storage import ZipStore
 
 import gpushard
-from array_strategies import assert_same_bits, held
+from zarr_oracle import assert_same_bits, held
 
 SAMPLES = Path(__file__).parent / "data" / "interop"
 MANIFEST: dict[str, Any] = json.loads((SAMPLES / "manifest.json").read_text())

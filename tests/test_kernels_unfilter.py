@@ -8,6 +8,7 @@ import numcodecs
 import numpy as np
 import pytest
 
+from blosc_frames import elements, encode
 from cuda_host.launch import (
     SCHEDULES,
     Kernels,
@@ -17,7 +18,6 @@ from cuda_host.launch import (
 from gpushard.codecs import blosc_blocks, blosc_frame
 from gpushard.devices.statuses import Status
 from kernel_rows import POISON, addresses, held, struct
-from test_codecs_blosc import elements, encode
 
 NONE, BYTES, BITS = range(3)
 GUARD = 32

@@ -1,9 +1,10 @@
-"""The wheel is whole, and the oldest lane runs what pyproject.toml promises."""
+"""Wheel and sdist are whole, and the oldest lane runs what pyproject.toml promises."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -13,13 +14,21 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    directory = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d"]
+def build(target: str, directory: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d"]
     subprocess.run([*command, str(directory)], cwd=ROOT, check=True)
     (built,) = directory.iterdir()
     return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory) -> Path:
+    return build("sdist", tmp_path_factory.mktemp("sdist"))
 
 
 def files_in(wheel: Path) -> set[str]:
@@ -54,6 +63,21 @@ def test_wheel_holds_the_kernels_as_package_data(wheel):
 def test_wheel_holds_the_licence(wheel):
     names = files_in(wheel)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_sdist_holds_what_its_own_dev_and_tests_read(sdist):
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"dev", "pyproject.toml", "ARCHITECTURE.md", ".python-version"} <= names
+    assert "benchmarks/__main__.py" in names
+    for directory in ("gpushard", "kernels", "tests", "docs", ".ci"):
+        wanted = {
+            path.relative_to(ROOT).as_posix()
+            for path in (ROOT / directory).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+        assert wanted
+        assert wanted <= names, directory
 
 
 def test_oldest_lane_runs_the_floor_of_every_dependency():

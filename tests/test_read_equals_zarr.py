@@ -18,17 +18,15 @@ from hypothesis import strategies as st
 from zarr.testing import strategies as zarr_strategies
 
 import gpushard
-from array_strategies import (
-    StoredArray,
-    assert_same_bits,
+from array_strategies import stored_arrays
+from selection_strategies import (
     basic_keys,
     masks,
     orthogonal_keys,
     point_keys,
-    quiet_zarr,
-    stored_arrays,
     take_orthogonal,
 )
+from zarr_oracle import StoredArray, assert_same_bits, quiet_zarr
 
 # zarr 3.1 says so wherever one of numcodecs' codecs is made.
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")

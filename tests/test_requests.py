@@ -14,11 +14,11 @@ from zarr.codecs import BytesCodec, ZstdCodec
 from zarr.storage import MemoryStore, WrapperStore
 
 import gpushard
-from array_strategies import assert_same_bits
 from gpushard.options import DEFAULT
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.local import LocalStore
 from range_server import RangeServer
+from zarr_oracle import assert_same_bits
 
 
 class CountingStore:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 import gpushard
-from array_strategies import assert_same_bits, basic_keys, held, stored_arrays
+from array_strategies import stored_arrays
 from gpushard import Options, results, small
+from selection_strategies import basic_keys
+from zarr_oracle import assert_same_bits, held
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
 

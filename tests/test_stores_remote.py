@@ -1,38 +1,33 @@
-"""Remote stores against real servers on loopback: HTTP ranges and moto's S3."""
+"""HTTP stores against a real server on loopback: ranges, failures, addresses."""
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gpushard.errors import ObjectChangedError, StoreError, UnsupportedError
 from gpushard.stores import remote
-from gpushard.stores.base import ByteRequest, Fetched
+from gpushard.stores.base import ByteRequest
 from gpushard.stores.remote import RemoteStore
 from gpushard.stores.remote_url import open_url
 from range_server import RangeServer
+from stored_object import BODY, RANGES, read_one, replace_file, write_object
 
 obstore = pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
 pytestmark = pytest.mark.network
 
-BODY = bytes(range(256)) * 4
-
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RangeServer]:
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "0").write_bytes(BODY)
-    with RangeServer(tmp_path) as running:
+    with RangeServer(write_object(tmp_path)) as running:
         yield running
 
 
@@ -42,31 +37,7 @@ def store(server: RangeServer) -> RemoteStore:
 
 
 def replace_object(server: RangeServer, body: bytes) -> None:
-    path = server.directory / "c" / "0"
-    fresh = path.with_suffix(".tmp")
-    fresh.write_bytes(body)
-    os.replace(fresh, path)
-
-
-def read_one(store: RemoteStore, *args: Any, **kwargs: Any) -> Fetched:
-    (fetched,) = store.read([ByteRequest("c/0", *args, **kwargs)])
-    assert fetched is not None
-    return fetched
-
-
-RANGES: list[tuple[tuple[int | None, ...], bytes]] = [
-    ((), BODY),
-    ((0, None), BODY),
-    ((5, 9), BODY[5:9]),
-    ((1000,), BODY[1000:]),
-    ((-20,), BODY[-20:]),
-    ((-5000,), BODY),
-    ((1000, 5000), BODY[1000:]),
-    ((1024, 1030), b""),
-    ((2000, 2010), b""),
-    ((2000,), b""),
-    ((7, 7), b""),
-]
+    replace_file(server.directory / "c" / "0", body)
 
 
 @pytest.mark.parametrize(("asked", "expected"), RANGES)
@@ -338,88 +309,6 @@ def test_url_with_a_query_is_refused() -> None:
 def test_unknown_setting_is_refused_by_name(url: str) -> None:
     with pytest.raises(StoreError, match="no_such_setting"):
         open_url(url, {"no_such_setting": "1"})
-
-
-# ------------------------------------------------------------------------------- S3
-
-
-@pytest.fixture(scope="module")
-def s3_endpoint() -> Iterator[str]:
-    reason = "moto's server is not installed"
-    moto_server = pytest.importorskip("moto.server", reason=reason)
-    running = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
-
-
-@pytest.fixture
-def s3_options(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    import urllib.request
-
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    make = urllib.request.Request(f"{s3_endpoint}/bucket", method="PUT")
-    urllib.request.urlopen(make).close()
-    options = {
-        "endpoint_url": s3_endpoint,
-        "key": "test",
-        "secret": "test",
-        "region": "us-east-1",
-    }
-    writer = open_url("s3://bucket/data.zarr", options).object_store
-    for key, body in (("c/0", BODY), ("zarr.json", b"{}")):
-        obstore.put(writer, key, body)
-    return options
-
-
-@pytest.mark.parametrize(("asked", "expected"), RANGES)
-def test_s3_answers_every_kind_of_range(
-    s3_options: dict[str, str], asked: tuple[int | None, ...], expected: bytes
-) -> None:
-    store = open_url("s3://bucket/data.zarr", s3_options)
-    fetched = read_one(store, *asked)
-    assert fetched.data.tobytes() == expected
-    assert fetched.object_nbytes == len(BODY)
-    assert fetched.version is not None
-
-
-def test_s3_lists_and_reads_documents(s3_options: dict[str, str]) -> None:
-    store = open_url("s3://bucket/data.zarr", s3_options)
-    assert store.list_children("") == ["c", "zarr.json"]
-    assert store.list_children("c") == store.list_children("/c/") == ["0"]
-    assert store.list_children("none") == []
-    assert store.get("zarr.json") == b"{}"
-    assert store.get("none") is None
-    assert store.url == "s3://bucket/data.zarr"
-
-
-def test_s3_object_replaced_between_two_reads_is_noticed(
-    s3_options: dict[str, str],
-) -> None:
-    store = open_url("s3://bucket/data.zarr", s3_options)
-    version = read_one(store, -16).version
-    assert read_one(store, 0, 4, version=version).data.tobytes() == BODY[:4]
-    obstore.put(store.object_store, "c/0", b"x" * len(BODY))
-    with pytest.raises(ObjectChangedError):
-        read_one(store, 0, 4, version=version)
-
-
-def test_s3_takes_its_settings_from_the_environment(
-    s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_options["endpoint_url"])
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    assert open_url("s3://bucket/data.zarr", {}).get("zarr.json") == b"{}"
-
-
-def test_s3_is_read_anonymously_when_asked(s3_options: dict[str, str]) -> None:
-    options = {"endpoint_url": s3_options["endpoint_url"], "anon": True}
-    store = open_url("s3://bucket/data.zarr", options)
-    assert store.get("none") is None
 
 
 # ----------------------------------------------------------- stores made elsewhere

@@ -20,9 +20,9 @@ from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore, ZipStore
 
 import gpushard
-from array_strategies import assert_same_bits
 from gpushard import Options
 from range_server import RangeServer
+from zarr_oracle import assert_same_bits
 
 VALUES = np.arange(128 * 64, dtype="i4").reshape(128, 64)
 

@@ -14,6 +14,7 @@ from gpushard.errors import UnsupportedError
 from gpushard.formats.codec_names import (
     CHECKSUM_NBYTES,
     KEEP_SHAPE,
+    SAME_SIZE,
     SHARDING,
     VARIABLE_SIZE,
     Kind,
@@ -196,7 +197,9 @@ def _parse_index_codecs(named: Named, ndim: int) -> tuple[CodecChain, int]:
     index = Decoded(((1,),) * ndim + ((2,),), _INDEX_TYPE)
     for spec in chain.array_array:
         index = _encoded(spec, index)
-    trailer_nbytes = sum(CHECKSUM_NBYTES[spec.name] for spec in chain.bytes_bytes)
+    trailer_nbytes = sum(
+        CHECKSUM_NBYTES.get(spec.name, 0) for spec in chain.bytes_bytes
+    )
     return _with_byte_order(chain, index), trailer_nbytes
 
 
@@ -205,13 +208,23 @@ def _check_index_codec(spec: CodecSpec) -> None:
         what = f"codec {spec.name!r} has no fixed encoded size"
         expected = "index codecs of fixed size, such as bytes and crc32c"
         raise wrong(what, spec.json_path, expected, spec.name)
-    if spec.name not in {"bytes", "transpose", *CHECKSUM_NBYTES}:
+    if spec.name == "numcodecs.delta" and _changes_size(spec):
+        what = "a delta that changes the size of its elements is not for an index"
+        raise wrong(
+            what, spec.json_path, "elements of 8 bytes", dict(spec.configuration)
+        )
+    if spec.name not in {"bytes", "transpose", *CHECKSUM_NBYTES, *SAME_SIZE}:
         kind_of(spec.name, spec.json_path)
         raise UnsupportedError(
             "the codec is not supported for a shard index",
             codec=spec.name,
             json_path=spec.json_path,
         )
+
+
+def _changes_size(spec: CodecSpec) -> bool:
+    types = (spec.configuration.get(name) for name in ("dtype", "astype"))
+    return any(t is not None and not str(t).endswith("8") for t in types)
 
 
 def _check_index_size(

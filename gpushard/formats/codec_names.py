@@ -60,6 +60,9 @@ CHECKSUM_NBYTES = {
 }
 """Bytes that a checksum codec adds, whatever it is given."""
 
+SAME_SIZE = frozenset(["numcodecs.shuffle", "numcodecs.delta"])
+"""Codecs that rearrange: with elements of one size they add nothing."""
+
 VARIABLE_SIZE = frozenset(
     [
         SHARDING,

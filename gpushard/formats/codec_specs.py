@@ -94,6 +94,7 @@ _CHECKS: Mapping[str, Callable[[Named], None]] = {
     "blosc": _check_blosc,
     "zstd": _check_zstd,
     "gzip": _check_gzip,
+    "crc32c": lambda named: named.refuse_members_but(()),
     SHARDING: lambda named: named.refuse_members_but(
         ("chunk_shape", "codecs", "index_codecs", "index_location")
     ),

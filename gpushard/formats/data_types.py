@@ -103,7 +103,17 @@ def parse_data_type(value: Any, json_path: str = "data_type") -> DataType:
         return _plain(_small_float(named), named.name)
     if raw := _RAW_BITS.fullmatch(named.name):
         return _plain(_raw_bits(int(raw[1]), json_path), named.name)
+    if named.name == "fixed_length_utf32":
+        _check_utf32(named)
     return _registered(value, named)
+
+
+def _check_utf32(named: Named) -> None:
+    """Zarr rounds a length of no whole characters down."""
+    nbytes = named.configuration.get("length_bytes")
+    if type(nbytes) is int and nbytes % 4:
+        what = "the length of the strings is no whole number of characters"
+        raise wrong(what, named.at("length_bytes"), "a multiple of 4", nbytes)
 
 
 def _plain(dtype: np.dtype[Any], json: Any) -> DataType:

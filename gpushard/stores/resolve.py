@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from gpushard.errors import NotFoundError, UnsupportedError
+from gpushard.errors import NotFoundError, StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
@@ -197,6 +197,11 @@ def _resolve_fsspec(url: str, storage_options: Mapping[str, Any] | None) -> Stor
         raise UnsupportedError(
             f"fsspec cannot open {_scheme_of(url)}:// URLs ({error})",
             hint="check the URL's spelling",
+        ) from error
+    except Exception as error:  # whatever a file system raises when it connects
+        raise StoreError(
+            f"cannot open {_scheme_of(url)}:// URLs: {type(error).__name__}: {error}",
+            hint="check the URL, the network and storage_options",
         ) from error
     return ZarrStore(store)
 

@@ -1,0 +1,37 @@
+"""``a[...]``, ``a.oindex`` and their like: one way to parse a key, one to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpushard.selection import Selection
+
+
+class Indexer:
+    """``a.oindex`` and its like: an array read through another kind of index.
+
+    Parameters
+    ----------
+    read
+        What reads a selection.
+    parse
+        What makes a selection of the key.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Selection], Any],
+        parse: Callable[[Any], Selection],
+    ) -> None:
+        self._read = read
+        self._parse = parse
+
+    def __getitem__(self, key: Any) -> Any:
+        selection = self._parse(key)
+        result = self._read(selection)
+        # Only the host has scalars; a device's stay 0-d arrays.
+        is_scalar = selection.scalar and isinstance(result, np.ndarray)
+        return result[()] if is_scalar else result

@@ -1,0 +1,108 @@
+"""A batch of Blosc frames on its way through the kernels, and what it should become."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from blosc_cases import NBYTES, OK
+from gpushard.codecs import blosc_frame
+from kernel_rows import POISON, addresses, held, outputs, sizes, struct
+
+CLASSES = ("raw", "lz4", "snappy", "zlib", "zstd")
+ZLIB_HEADER, ZLIB_WRAPPER = 2, 6
+
+
+class Batch:
+    """Rows of Blosc frames on their way through the kernels."""
+
+    def __init__(self, frames, decoded_nbytes=NBYTES):
+        self.frames = frames
+        self.n_rows = n_rows = len(frames)
+        self.rows = [held(data, k % 7) for k, data in enumerate(frames)]
+        self.src, self.src_nbytes = addresses(self.rows), sizes(self.rows)
+        self.status, self.filter, self.typesize, self.block_nbytes = (
+            np.zeros(n_rows, np.uint32) for _ in range(4)
+        )
+        self.count = np.full((len(CLASSES), n_rows), POISON, np.uint32)
+        self.first = np.full_like(self.count, POISON)
+        self.totals = np.zeros((3, len(CLASSES)), np.uint64)
+        self.staging = outputs(n_rows, decoded_nbytes)
+        self.dst = addresses(self.staging)
+        self.decoded_nbytes = decoded_nbytes
+        self.accept_unsized = True
+
+    def run(self, kernels, schedule=0, grid=2):
+        """Count, scan, fill; the stream tables are as long as the totals say."""
+        rows = self._rows()
+        kernels.launch("gs_blosc_count", grid, 128, [rows], schedule=schedule)
+        n_counts = np.uint32(self.count.size)
+        args = [self.count, self.first, n_counts]
+        kernels.launch("gs_scan", 1, 512, args, schedule=schedule)
+        n_streams = int(self.totals[0].sum())
+        self.stream_src, self.stream_nbytes, self.stream_dst, self.stream_capacity = (
+            np.zeros(n_streams, np.uint64) for _ in range(4)
+        )
+        self.stream_row = np.full(n_streams, 2**32 - 1, np.uint32)
+        streams = struct(
+            first=self.first,
+            dst=self.dst,
+            stream_src=self.stream_src,
+            stream_nbytes=self.stream_nbytes,
+            stream_dst=self.stream_dst,
+            stream_capacity=self.stream_capacity,
+            stream_row=self.stream_row,
+        )
+        kernels.launch("gs_blosc_fill", grid, 128, [rows, streams], schedule=schedule)
+        return self.status.tolist()
+
+    def _rows(self):
+        return struct(
+            src=self.src,
+            src_nbytes=self.src_nbytes,
+            status=self.status,
+            filter=self.filter,
+            typesize=self.typesize,
+            block_nbytes=self.block_nbytes,
+            count=self.count,
+            totals=self.totals,
+            decoded_nbytes=np.uint64(self.decoded_nbytes),
+            n_rows=np.uint32(self.n_rows),
+            accept_unsized=np.uint32(self.accept_unsized),
+        )
+
+    def streams_of(self, stream_class):
+        """Rows of (row, source offset, source size, decoded offset, decoded size)."""
+        start = int(self.totals[0, :stream_class].sum())
+        part = slice(start, start + int(self.totals[0, stream_class]))
+        row = self.stream_row[part]
+        return np.column_stack(
+            [
+                row,
+                self.stream_src[part] - self.src[row],
+                self.stream_nbytes[part],
+                self.stream_dst[part] - self.dst[row],
+                self.stream_capacity[part],
+            ]
+        ).tolist()
+
+    def wanted_streams_of(self, stream_class):
+        """The same as `blosc_frame` finds it."""
+        wanted = []
+        for row, data in enumerate(self.frames):
+            if self.status[row] != OK:
+                continue
+            frame = blosc_frame.parse(data)
+            for k, is_raw in enumerate(frame.is_raw):
+                if stream_class == (0 if is_raw else frame.header.compressor):
+                    wanted.append([row, *stream_of(frame, k)])
+        return wanted
+
+
+def stream_of(frame, k):
+    is_zlib = frame.header.compressor == blosc_frame.ZLIB and not frame.is_raw[k]
+    return [
+        int(frame.source_offset[k]) + (ZLIB_HEADER if is_zlib else 0),
+        int(frame.source_nbytes[k]) - (ZLIB_WRAPPER if is_zlib else 0),
+        int(frame.decoded_offset[k]),
+        int(frame.decoded_nbytes[k]),
+    ]

@@ -1,0 +1,137 @@
+"""`gpushard info`: arrays, groups, and what cannot be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from cli_runs import run, run_json, sentence, write_sample, write_shards
+from gpushard.cli.output import printable
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory) -> Path:
+    return write_sample(tmp_path_factory)
+
+
+@pytest.fixture
+def array(tmp_path) -> Path:
+    return write_shards(tmp_path / "a.zarr")
+
+
+def test_info_tells_an_arrays_facts(sample):
+    facts = run_json("info", sample / "u")
+    assert facts["node_type"] == "array"
+    assert facts["shape"] == [2, 3, 241, 480]
+    assert facts["dimension_names"] == ["month", "level", "latitude", "longitude"]
+    assert facts["dtype"] == "int16"
+    assert (facts["chunks"], facts["shards"]) == ([1, 1, 61, 120], [1, 3, 244, 480])
+    assert (facts["n_shards"], facts["n_stored"]) == (2, 2)
+    assert facts["nbytes"] == 2 * 3 * 241 * 480 * 2
+    assert facts["stored_nbytes"] == 426277 + 412879
+    assert facts["fill_value"] == 0
+    assert facts["sharding"] == [
+        {
+            "chunk_shape": [1, 1, 61, 120],
+            "index_location": "end",
+            "index_codecs": ["bytes", "crc32c"],
+        }
+    ]
+    assert {codec["codec"] for codec in facts["codecs"]} == {"bytes", "blosc"}
+    assert all(codec["library"] for codec in facts["codecs"])
+    assert facts["attributes"]["units"] == "m s**-1"
+
+
+def test_info_tells_people_the_same(sample):
+    text = run("info", sample / "u").stdout
+    rows = {line[:14].strip(): line[14:].strip() for line in text.splitlines()}
+    assert rows["shape"] == "(2, 3, 241, 480)"
+    assert rows["shards"] == "(1, 3, 244, 480), 2 in the grid, 2 stored"
+    assert rows["size"] == "1,388,160 bytes, 839,156 stored, 1.65 times smaller"
+    assert "index at the end (bytes, crc32c)" in rows["codecs"]
+    assert "blosc: on the host, " in text
+
+
+def test_info_counts_missing_shards(array):
+    facts = run_json("info", array)
+    assert (facts["n_shards"], facts["n_stored"]) == (6, 4)
+
+
+def test_info_of_an_unsharded_array_has_chunks_only(sample):
+    facts = run_json("info", sample / "level")
+    assert (facts["chunks"], facts["shards"], facts["sharding"]) == ([3], None, [])
+    assert "inner chunks" not in run("info", sample / "level").stdout
+
+
+def test_info_lists_a_groups_children(sample):
+    facts = run_json("info", sample)
+    assert facts["node_type"] == "group"
+    assert list(facts["arrays"]) == sorted(["u", "v", "z", *COORDINATES])
+    assert facts["arrays"]["z"]["shards"] == [1, 3, 244, 480]
+    lines = run("info", sample).stdout.splitlines()
+    assert lines[0].split() == ["name", "shape", "dtype", "inner", "chunks", "shards"]
+    assert lines[5].startswith("u          (2, 3, 241, 480)  int16    (1, 1, 61, 120)")
+
+
+COORDINATES = ["latitude", "level", "longitude", "month"]
+
+
+def test_info_lists_groups_and_what_cannot_be_read(tmp_path):
+    group = zarr.create_group(tmp_path)
+    group.create_group("below")
+    group.create_array("odd", shape=(2,), dtype="i4")
+    document = json.loads((tmp_path / "odd" / "zarr.json").read_text())
+    document["codecs"].append({"name": "no-such-codec"})
+    (tmp_path / "odd" / "zarr.json").write_text(json.dumps(document))
+    facts = run_json("info", tmp_path)
+    assert facts["groups"] == ["below"]
+    assert "no-such-codec" in facts["arrays"]["odd"]["error"]
+    assert "below/" in run("info", tmp_path).stdout
+
+
+def test_info_of_an_empty_group_says_so(tmp_path):
+    zarr.create_group(tmp_path)
+    assert "empty" in run("info", tmp_path).stdout
+
+
+def test_info_is_strict_json_whatever_the_numbers(tmp_path):
+    attributes = {"nan": float("nan"), "limits": [-float("inf"), {"x": float("inf")}]}
+    zarr.create_array(tmp_path, shape=(2,), dtype="f4", fill_value=np.nan)
+    # Written by hand: zarr 3.1.0 refuses such attributes, later ones write them so.
+    document = json.loads((tmp_path / "zarr.json").read_text())
+    (tmp_path / "zarr.json").write_text(
+        json.dumps(document | {"attributes": attributes})
+    )
+    facts = run_json("info", tmp_path)
+    assert facts["fill_value"] == "NaN"
+    assert facts["attributes"] == {
+        "nan": "NaN",
+        "limits": ["-Infinity", {"x": "Infinity"}],
+    }
+
+
+def test_info_lets_no_control_character_through(tmp_path):
+    zarr.create_array(
+        tmp_path, shape=(1,), dtype="i1", attributes={"\x1b[2J": "a\x9bb\u202ec"}
+    )
+    text = run("info", tmp_path).stdout
+    assert "\\x1b[2J: a\\x9bb\\u202ec" in text
+    assert all(character.isprintable() or character == "\n" for character in text)
+
+
+def test_printable_keeps_what_people_write():
+    assert printable("Größe 温度 [a] 'b'") == "Größe 温度 [a] 'b'"
+
+
+def test_info_of_nothing_exits_with_2(tmp_path):
+    assert "zarr.json" in sentence(run("info", tmp_path, code=2))
+    sentence(run("info", tmp_path / "absent", "--json", code=2))
+
+
+def test_info_of_a_broken_document_exits_with_2(tmp_path):
+    (tmp_path / "zarr.json").write_text("{")
+    sentence(run("info", tmp_path, code=2))

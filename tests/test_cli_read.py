@@ -1,0 +1,299 @@
+"""`gpushard read`: what it writes, sums up, verifies and refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import zarr
+
+from cli_runs import run, run_json, sentence, write_sample, write_shards
+from gpushard.cli import reading
+from gpushard.cli.comparison import Reference
+from gpushard.cli.summary import Summary
+from range_server import RangeServer
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory) -> Path:
+    return write_sample(tmp_path_factory)
+
+
+@pytest.fixture
+def array(tmp_path) -> Path:
+    return write_shards(tmp_path / "a.zarr")
+
+
+def corrupt(path: Path) -> None:
+    """Flip a bit in the middle of every stored object of an array."""
+    for file in (path / "c").rglob("*"):
+        if file.is_file():
+            data = bytearray(file.read_bytes())
+            data[len(data) // 3] ^= 0x10
+            file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("selection", "key"),
+    [
+        ("", ...),
+        ("[...]", ...),
+        ("[3]", 3),
+        ("[-1, -1]", (-1, -1)),
+        ("[25:3:-4, ::3]", (slice(25, 3, -4), slice(None, None, 3))),
+        ("[..., ::-1]", (..., slice(None, None, -1))),
+        ("[::-1, ::-1]", (slice(None, None, -1), slice(None, None, -1))),
+        ("[5:5]", slice(5, 5)),
+        ("[0:3:-1, 2]", (slice(0, 3, -1), 2)),
+    ],
+)
+def test_read_writes_what_numpy_selects(array, tmp_path, selection, key):
+    out = tmp_path / "x.npy"
+    text = run("read", f"{array}{selection}", "--out", out, "--verify").stdout
+    expected = zarr.open_array(array, mode="r")[...][key]
+    assert np.load(out).dtype == expected.dtype
+    np.testing.assert_array_equal(np.load(out), expected)
+    assert f"verified: zarr-python reads the same {expected.size:,} elements" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "x.npy"]
+
+
+def test_read_of_a_0d_array_takes_ellipsis(tmp_path):
+    zarr.create_array(tmp_path / "a", shape=(), dtype="f8", fill_value=2.5)
+    facts = run_json(
+        "read", f"{tmp_path}/a[...]", "--out", tmp_path / "x.npy", "--verify"
+    )
+    assert (facts["shape"], facts["verified"]) == ([], True)
+    assert np.load(tmp_path / "x.npy") == 2.5
+
+
+def test_read_in_pieces_gives_the_same(array, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "PIECE_NBYTES", 64)
+    whole = zarr.open_array(array, mode="r")[...]
+    target = f"{array}[::-1, 3::2]"
+    result = run(
+        "read", target, "--out", tmp_path / "x.npy", "--verify", "--progress", "--json"
+    )
+    assert json.loads(result.stdout)["verified"] is True
+    assert "bytes" in result.stderr
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), whole[::-1, 3::2])
+    facts = run_json("read", target)
+    assert facts["mean"] == pytest.approx(whole[::-1, 3::2].mean())
+
+
+def test_progress_is_for_terminals_only(array, monkeypatch):
+    monkeypatch.setattr(reading, "PIECE_NBYTES", 64)
+    assert run("read", array).stderr == ""
+
+
+def test_read_without_a_file_sums_up(array):
+    whole = zarr.open_array(array, mode="r")[...]
+    facts = run_json("read", array)
+    assert (facts["min"], facts["max"]) == (whole.min(), whole.max())
+    assert facts["mean"] == pytest.approx(whole.mean())
+    assert (facts["out"], facts["verified"], facts["nbytes"]) == (None, None, 600)
+    text = run("read", array).stdout
+    assert text.startswith("uint8 (30, 20), 600 bytes\nmin ")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "expected"),
+    [
+        ("f4", [1, np.nan, 3], {"min": 1.0, "max": 3.0, "mean": 2.0, "n_nan": 1}),
+        ("f8", [np.nan], {"n_nan": 1}),
+        ("i8", [2**62, 1], {"min": 1, "max": 2**62, "mean": 2.0**61, "n_nan": 0}),
+        ("?", [True, False], {"min": False, "max": True, "mean": 0.5, "n_nan": 0}),
+        ("f2", [60000, 60000], {"min": 60000, "max": 60000, "mean": 6e4, "n_nan": 0}),
+        (ml_dtypes.bfloat16, [1, 2], {"min": 1, "max": 2, "mean": 1.5, "n_nan": 0}),
+        ("c8", [1j], {}),
+        ("U3", ["abc"], {}),
+        ("M8[s]", [1], {}),
+        ("i4", [], {}),
+    ],
+)
+def test_summary_of_numbers_and_of_nothing_else(dtype, values, expected):
+    summary = Summary(np.dtype(dtype))
+    for value in values:
+        summary.add(np.array([[value]], dtype))
+    assert summary.as_dict() == expected
+
+
+def test_infinities_are_summed_up_without_a_warning():
+    summary = Summary(np.dtype("f4"))
+    summary.add(np.array([np.inf, -np.inf], "f4"))
+    assert summary.as_dict()["max"] == np.inf
+    assert np.isnan(summary.as_dict()["mean"])
+
+
+@pytest.mark.parametrize(
+    "dtype", ["f2", "c16", "?", "M8[ns]", "<U4", "V3", [("a", "i2"), ("b", "f4")]]
+)
+@pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 spec")
+def test_read_verifies_every_kind_of_element(dtype, tmp_path):
+    dtype = np.dtype(dtype)
+    raw = np.random.default_rng(1).integers(0, 2, 12 * dtype.itemsize, np.uint8)
+    values = raw.view(dtype)
+    stored = zarr.create_array(tmp_path / "a", shape=(12,), dtype=dtype, chunks=(5,))
+    stored[:] = values
+    target = f"{tmp_path}/a[::-1]"
+    run("read", target, "--out", tmp_path / "x.npy", "--verify")
+    assert np.load(tmp_path / "x.npy").tobytes() == values[::-1].tobytes()
+
+
+def bfloat16_array(path):
+    """zarr-python has no bfloat16; its bytes are those of uint16."""
+    values = np.arange(6, dtype=ml_dtypes.bfloat16)
+    stored = zarr.create_array(path, shape=(6,), dtype="u2", compressors=None)
+    stored[:] = values.view("u2")
+    document = json.loads((path / "zarr.json").read_text())
+    document |= {"data_type": "bfloat16", "fill_value": 0.0}
+    (path / "zarr.json").write_text(json.dumps(document))
+    return values
+
+
+def test_elements_that_npy_cannot_name_are_written_as_bytes(tmp_path):
+    values = bfloat16_array(tmp_path / "a")
+    result = run("read", tmp_path / "a", "--out", tmp_path / "x.npy")
+    assert "view('bfloat16')" in result.stderr
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "x.npy").view(ml_dtypes.bfloat16), values
+    )
+
+
+def test_what_zarr_cannot_read_is_not_verified(tmp_path):
+    bfloat16_array(tmp_path / "a")
+    line = sentence(
+        run("read", tmp_path / "a", "--out", tmp_path / "x.npy", "--verify", code=2)
+    )
+    assert "zarr-python cannot read this" in line
+    assert not (tmp_path / "x.npy").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 spec")
+@pytest.mark.filterwarnings("ignore:The codec `vlen-utf8` is currently not part")
+def test_strings_are_read_and_compared_but_no_npy(tmp_path):
+    stored = zarr.create_array(tmp_path / "a", shape=(3,), dtype=str)
+    stored[:] = np.array(["a", "", "long enough"])
+    facts = run_json("read", f"{tmp_path}/a[1:]", "--verify")
+    assert facts["verified"] is True
+    line = sentence(run("read", tmp_path / "a", "--out", tmp_path / "x.npy", code=2))
+    assert "fixed size" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_mismatch_exits_with_1_and_leaves_no_file(array, tmp_path, monkeypatch):
+    honest = Reference._read
+
+    def read(self, piece):
+        expected = honest(self, piece)
+        expected[2:4, 1] ^= 1
+        return expected
+
+    monkeypatch.setattr(Reference, "_read", read)
+    (tmp_path / "x.npy").write_text("old")
+    target = f"{array}[29:3:-2, 4:9]"
+    result = run("read", target, "--out", tmp_path / "x.npy", "--verify", code=1)
+    assert "2 of 65 elements" in result.stderr
+    assert "the first at (25, 5): expected " in result.stderr
+    assert (tmp_path / "x.npy").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "x.npy"]
+    facts = run_json("read", target, "--verify", code=1)
+    assert facts["verified"] is False
+    assert facts["mismatch"]["element"] == [25, 5]
+
+
+def test_mismatches_of_all_pieces_are_counted(array, monkeypatch):
+    monkeypatch.setattr(reading, "PIECE_NBYTES", 64)
+    honest = Reference._read
+    monkeypatch.setattr(Reference, "_read", lambda *args: honest(*args) ^ 1)
+    facts = run_json("read", array, "--verify", code=1)
+    assert facts["mismatch"]["n_elements"] == 600
+    assert facts["mismatch"]["element"] == [0, 0]
+
+
+def test_negative_zero_is_not_zero(tmp_path, monkeypatch):
+    zarr.create_array(tmp_path, shape=(2,), dtype="f4", fill_value=0.0)
+    monkeypatch.setattr(Reference, "_read", lambda *_: np.array([0.0, -0.0], "f4"))
+    assert run_json("read", tmp_path, "--verify", code=1)["mismatch"]["element"] == [1]
+
+
+def test_another_data_type_is_a_mismatch(tmp_path, monkeypatch):
+    zarr.create_array(tmp_path, shape=(2,), dtype="i4", fill_value=0)
+    monkeypatch.setattr(Reference, "_read", lambda *_: np.zeros(2, "u4"))
+    mismatch = run_json("read", tmp_path, "--verify", code=1)["mismatch"]
+    assert (mismatch["element"], mismatch["n_elements"]) == (None, 2)
+
+
+def test_damage_exits_with_1_and_leaves_no_file(array, tmp_path):
+    corrupt(array)
+    line = sentence(run("read", array, "--out", tmp_path / "x.npy", code=1))
+    assert "shard 'c/" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
+
+
+@pytest.mark.parametrize(
+    "selection",
+    ["[30]", "[0, 0, 0]", "[a]", "[]", "[..., ...]", "[::0]", "[None]", "[[1, 2]]"],
+)
+def test_a_wrong_selection_exits_with_2(array, selection):
+    sentence(run("read", f"{array}{selection}", code=2))
+
+
+def test_reading_a_group_exits_with_2_and_names_its_arrays(sample):
+    assert "open latitude or level" in sentence(run("read", sample, code=2))
+
+
+@pytest.mark.parametrize("out", [".", "absent/x.npy", "file/x.npy"])
+def test_a_file_that_cannot_be_written_exits_with_2(array, out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    assert "cannot write" in sentence(run("read", array, "--out", out, code=2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "file"]
+
+
+def test_a_full_disk_exits_with_2(array, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    line = sentence(run("read", array, "--out", tmp_path / "x.npy", code=2))
+    assert "No space left on device" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
+
+
+def test_too_little_memory_exits_with_2(array, monkeypatch):
+    def fail(*_args, **_options):
+        raise MemoryError("Unable to allocate 1 EiB")
+
+    monkeypatch.setattr(reading, "run", fail)
+    assert "1 EiB" in sentence(run("read", array, code=2))
+
+
+def test_debug_shows_the_traceback(array):
+    assert "Traceback" not in run("read", f"{array}[99]", code=2).stderr
+    shown = run("read", f"{array}[99]", "--debug", code=2).stderr
+    assert "Traceback" in shown
+    assert shown.splitlines()[-1].startswith("gpushard: index 99 is out of bounds")
+
+
+@pytest.mark.network
+def test_read_over_http_is_verified_through_the_same_connection(sample, tmp_path):
+    with RangeServer(sample) as server:
+        facts = run_json(
+            "read", f"{server.url}/u[1, 0, ::60, 7]", "--out", tmp_path / "x.npy",
+            "--verify",
+        )  # fmt: skip
+        assert facts["verified"] is True
+        info = run_json("info", f"{server.url}/u")
+        assert (info["n_shards"], info["n_stored"]) == (2, None)
+    expected = zarr.open_array(sample, path="u")[1, 0, ::60, 7]
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), expected)
+
+
+def test_read_from_a_zip_file_is_verified(tmp_path):
+    with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
+        zarr.create_array(store, data=np.arange(10), chunks=(5,))
+    assert run_json("read", f"{tmp_path}/a.zip[::-3]", "--verify")["max"] == 9

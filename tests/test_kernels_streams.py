@@ -1,0 +1,155 @@
+"""Streams before and behind the vendor's decoders: counted, moved, folded into rows."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from cuda_host.launch import (
+    SCHEDULES,
+    Kernels,
+    assert_sanitized_run_passes,
+    in_sanitized_process,
+)
+from gate_cases import OK
+from gpushard.devices.statuses import Status
+from kernel_rows import POISON, addresses, held, sizes
+
+CHECKSUM, DECODER, SHORT = Status.CHECKSUM, Status.DECODER, Status.SHORT
+
+schedules = pytest.mark.parametrize("schedule", SCHEDULES)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return Kernels()
+
+
+# ---- scan and copy
+
+
+@schedules
+@pytest.mark.parametrize("n", [0, 1, 3, 2047, 2048, 2049, 9001])
+def test_scan_gives_the_sum_of_what_comes_before(kernels, n, schedule):
+    count = np.random.default_rng(n).integers(0, 1000, n).astype(np.uint32)
+    first = np.full(n, POISON, np.uint32)
+    kernels.launch("gs_scan", 1, 512, [count, first, np.uint32(n)], schedule=schedule)
+    np.testing.assert_array_equal(first, np.cumsum([0, *count])[:n])
+
+
+@schedules
+def test_streams_are_copied_between_all_alignments(kernels, schedule):
+    rng = np.random.default_rng(schedule)
+    cases = list(product(range(0, 17, 3), range(0, 17, 3), [0, 1, 5, 16, 19, 100]))
+    cases += [(a, b, n) for a, b in ((0, 0), (1, 2), (3, 3)) for n in (16_384, 40_001)]
+    sources = [held(rng.bytes(n), a) for a, _, n in cases]
+    targets = [np.full(16 + b + n + 16, POISON, np.uint8) for _, b, n in cases]
+    dst = addresses(targets) + np.array([16 + b for _, b, _ in cases], np.uint64)
+    args = [addresses(sources), sizes(sources), dst, np.uint32(len(cases))]
+    kernels.launch("gs_copy_streams", (5, 2), 128, args, schedule=schedule)
+    for (_, b, n), source, target in zip(cases, sources, targets, strict=True):
+        np.testing.assert_array_equal(target[16 + b : 16 + b + n], source)
+        assert (target[: 16 + b] == POISON).all()
+        assert (target[16 + b + n :] == POISON).all()
+
+
+# ---- realignment
+
+
+@schedules
+def test_streams_move_to_multiples_of_four(kernels, schedule):
+    rng = np.random.default_rng(schedule)
+    lengths = [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 40, 255, 1000] * 4
+    streams = [
+        held(rng.integers(0, 256, n, np.uint8).tobytes(), int(rng.integers(16)))
+        for n in lengths
+    ]
+    src, nbytes = addresses(streams), sizes(streams)
+    offset = np.full(len(streams) + 1, 99, np.uint64)
+    n_streams = np.uint32(len(streams))
+    kernels.launch(
+        "gs_align_offsets", 1, 512, [nbytes, offset, n_streams], schedule=schedule
+    )
+    padded = np.cumsum([0, *(-(-n // 4) * 4 for n in lengths)])
+    np.testing.assert_array_equal(offset, padded)
+    arena = np.full(int(offset[-1]), POISON, np.uint8)
+    base = addresses([arena])[0]
+    kernels.launch(
+        "gs_realign", 3, 128, [src, nbytes, offset, base, n_streams], schedule=schedule
+    )
+    np.testing.assert_array_equal(src, base + offset[:-1])
+    for stream, (start, stop) in zip(streams, pairwise(offset.tolist()), strict=True):
+        moved = arena[start:stop]
+        np.testing.assert_array_equal(moved[: stream.nbytes], stream)
+        assert (moved[stream.nbytes :] == POISON).all()
+
+
+@schedules
+def test_offsets_of_more_streams_than_threads_add_up(kernels, schedule):
+    nbytes = np.random.default_rng(7).integers(0, 2**33, 1300).astype(np.uint64)
+    offset = np.zeros(len(nbytes) + 1, np.uint64)
+    args = [nbytes, offset, np.uint32(len(nbytes))]
+    kernels.launch("gs_align_offsets", 1, 512, args, schedule=schedule)
+    wanted = np.cumsum((nbytes + np.uint64(3)) // np.uint64(4) * np.uint64(4))
+    np.testing.assert_array_equal(offset, [0, *wanted.tolist()])
+
+
+# ---- folding
+
+
+def fold(kernels, status, decoder_status, actual, capacity, *, schedule, rows=None):
+    args = [
+        np.array(decoder_status, np.int32),
+        np.array(actual, np.uint64),
+        np.array(capacity, np.uint64),
+        None if rows is None else np.array(rows, np.uint32),
+        status,
+        np.uint32(len(actual)),
+    ]
+    kernels.launch("gs_fold", 1, 256, args, schedule=schedule)
+
+
+@schedules
+def test_failed_and_short_streams_mark_their_rows(kernels, schedule):
+    status = np.array([OK, OK, OK, CHECKSUM, CHECKSUM, OK], np.uint32)
+    actual = [10, 10, 9, 10, 3, 11]
+    failures = [0, 12, 0, 12, 0, 0]
+    fold(kernels, status, failures, actual, [10] * 6, schedule=schedule)
+    assert status.tolist() == [OK, DECODER, SHORT, CHECKSUM, CHECKSUM, SHORT]
+
+
+@schedules
+@pytest.mark.parametrize("failed", range(4))
+def test_a_failed_stream_outweighs_short_ones_of_its_row(kernels, failed, schedule):
+    status = np.zeros(2, np.uint32)
+    decoder_status = [10 if k == failed else 0 for k in range(4)] + [0, 0]
+    rows, actual = [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 2, 2]
+    fold(kernels, status, decoder_status, actual, [2] * 6, rows=rows, schedule=schedule)
+    assert status.tolist() == [OK, DECODER]
+
+
+@schedules
+def test_the_verdict_counts_rows_and_names_the_first_bad_one(kernels, schedule):
+    status = np.random.default_rng(schedule).integers(0, 7, 1000).astype(np.uint32)
+    status[:5] = OK
+    verdict = np.full(16, POISON, np.uint32)
+    args = [status, np.uint32(len(status)), verdict]
+    kernels.launch("gs_verdict", 1, 256, args, schedule=schedule)
+    bad = np.flatnonzero(status)
+    counts = np.bincount(status, minlength=14)
+    assert verdict.tolist() == [len(bad), bad[0], *counts.tolist()]
+
+
+@pytest.mark.parametrize("n_rows", [0, 3])
+def test_the_verdict_of_fine_rows_names_none(kernels, n_rows):
+    verdict = np.full(16, POISON, np.uint32)
+    status = np.zeros(n_rows, np.uint32)
+    kernels.launch("gs_verdict", 1, 256, [status, np.uint32(n_rows), verdict])
+    assert verdict.tolist() == [0, 2**32 - 1, n_rows, *[0] * 13]
+
+
+@pytest.mark.skipif(in_sanitized_process(), reason="is the sanitized run")
+def test_kernels_are_clean_under_sanitizers():
+    assert_sanitized_run_passes(__file__)

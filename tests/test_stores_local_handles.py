@@ -1,0 +1,148 @@
+"""Open files: how many there are, and what pickles, forks and threads do to them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpushard.errors import StoreError
+from gpushard.options import Options
+from gpushard.stores.base import ByteRequest
+from gpushard.stores.local import LocalStore
+from stored_object import BODY, read_one, write_object
+
+needs_proc = pytest.mark.skipif(
+    not os.path.isdir("/proc/self/fd"), reason="counts open files through /proc"
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_object(tmp_path / "data.zarr")
+
+
+@pytest.fixture
+def store(root: Path) -> LocalStore:
+    return LocalStore(root)
+
+
+def open_files_below(directory: Path) -> list[str]:
+    gc.collect()
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:  # the listing's own descriptor
+            continue
+    return [path for path in found if path.startswith(str(directory))]
+
+
+@needs_proc
+def test_open_files_are_bounded_and_closed_with_the_store(tmp_path: Path) -> None:
+    for i in range(300):
+        (tmp_path / str(i)).write_bytes(bytes([i % 256]))
+    store = LocalStore(tmp_path, Options(file_handles=16))
+    for i in range(300):
+        assert store.get(str(i)) == bytes([i % 256])
+    assert len(open_files_below(tmp_path)) == 16
+    del store
+    assert open_files_below(tmp_path) == []
+
+
+def test_handle_in_use_outlives_the_ones_that_are_not(tmp_path: Path) -> None:
+    for name in "abcd":
+        (tmp_path / name).write_bytes(BODY)
+    store = LocalStore(tmp_path, Options(file_handles=3))
+    (first,) = store.read([ByteRequest("a")])
+    assert first is not None
+    for name in "bcd":
+        store.get(name)
+        (tmp_path / "a").unlink(missing_ok=True)
+        # Only an open handle can still answer.
+        store.read([ByteRequest("a", version=first.version)])
+    assert len(store._handles) == 3
+
+
+@needs_proc
+def test_refused_files_leave_no_handle_behind(root: Path, store: LocalStore) -> None:
+    (root / "out").symlink_to("/etc/hostname")
+    for key in ("c", "out", "../x"):
+        with pytest.raises(StoreError):
+            store.get(key)
+    assert open_files_below(root) == []
+
+
+@needs_proc
+def test_threads_share_a_table_that_is_too_small(tmp_path: Path) -> None:
+    for i in range(32):
+        (tmp_path / str(i)).write_bytes(bytes([i]) * 4096)
+    store = LocalStore(tmp_path, Options(file_handles=2))
+
+    def read_many(seed: int) -> bool:
+        order = np.random.default_rng(seed).integers(0, 32, 300)
+        answers = [store.get(str(i)) for i in order]
+        return answers == [bytes([i]) * 4096 for i in order.tolist()]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read_many, range(8)))
+    assert len(open_files_below(tmp_path)) <= 2
+
+
+@needs_proc
+def test_process_out_of_descriptors_lets_go_of_its_own(tmp_path: Path) -> None:
+    script = """
+import resource, sys
+from gpushard.stores.local import LocalStore
+resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+store = LocalStore(sys.argv[1])
+assert [store.get(str(i)) for i in range(40)] == [b"x"] * 40
+"""
+    for i in range(40):
+        (tmp_path / str(i)).write_bytes(b"x")
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+
+
+def test_pickle_carries_the_address_only(store: LocalStore) -> None:
+    read_one(store)
+    pickled = pickle.dumps(store)
+    assert BODY not in pickled
+    again = pickle.loads(pickled)
+    assert (again.url, again.options) == (store.url, store.options)
+    assert len(again._handles) == 0
+    assert again.get("c/0") == BODY
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_forked_child_reads_on_while_the_parent_holds_locks(root: Path) -> None:
+    # In a process of its own: forking one with threads warns since Python 3.12.
+    script = """
+import os, sys, time, warnings
+from gpushard.options import Options
+from gpushard import workers
+from gpushard.stores import local
+from gpushard.stores.base import ByteRequest
+warnings.simplefilter("ignore")
+local._PATIENCE_S = local._SLOW_REQUEST_S = 0
+store = local.LocalStore(sys.argv[1], Options(file_handles=2))
+many = [ByteRequest("c/0", i, i + 1) for i in range(64)]
+store.read(many)
+# Every thread of the pool is started: a child that took it over would wait for them.
+workers.run_side_by_side(time.sleep, [0.05] * 8, 8)
+store._handles._lock.acquire()
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if len(store.read(many + [ByteRequest("c/1")])) == 65 else 1)
+store._handles._lock.release()
+store.read(many)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    (root / "c" / "1").write_bytes(b"1")
+    subprocess.run([sys.executable, "-c", script, str(root)], check=True, timeout=30)

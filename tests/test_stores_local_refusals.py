@@ -1,0 +1,151 @@
+"""Local keys, links and files that are refused, and how."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushard.errors import StoreError
+from gpushard.stores.base import ByteRequest
+from gpushard.stores.local import LocalStore
+from stored_object import BODY, read_one, write_object
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_object(tmp_path / "data.zarr")
+
+
+@pytest.fixture
+def store(root: Path) -> LocalStore:
+    return LocalStore(root)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "../secret",
+        "c/../../secret",
+        "/etc/hostname",
+        "c//0",
+        "c/./0",
+        "",
+        "c\\0",
+        "c\0",
+        "\ud800",
+    ],
+)
+def test_keys_that_leave_the_root_are_refused(store: LocalStore, key: str) -> None:
+    (Path(store.root).parent / "secret").write_text("secret")
+    for ask in (store.get, store.current_version):
+        with pytest.raises(StoreError, match="no key below"):
+            ask(key)
+
+
+@pytest.mark.parametrize("prefix", ["..", "c/..", "c\0"])
+def test_listing_does_not_leave_the_root(store: LocalStore, prefix: str) -> None:
+    with pytest.raises(StoreError):
+        store.list_children(prefix)
+
+
+@pytest.mark.parametrize("is_directory", [False, True])
+def test_links_out_of_the_root_are_refused_unless_allowed(
+    tmp_path: Path, root: Path, is_directory: bool
+) -> None:
+    outside = tmp_path / "data.zarr-outside"
+    outside.mkdir()
+    (outside / "0").write_bytes(b"outside")
+    link = root / ("d" if is_directory else "0")
+    link.symlink_to(outside if is_directory else outside / "0")
+    key = "d/0" if is_directory else "0"
+    with pytest.raises(StoreError, match="symbolic link leads out"):
+        LocalStore(root).get(key)
+    assert LocalStore(root, allow_symlinks_outside=True).get(key) == b"outside"
+    if is_directory:
+        with pytest.raises(StoreError, match="symbolic link leads out"):
+            LocalStore(root).list_children("d")
+
+
+def test_links_are_checked_without_proc_too(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readlink = os.readlink
+
+    def read_no_proc(path: str, **kwargs: Any) -> str:
+        if os.fspath(path).startswith("/proc/"):
+            raise FileNotFoundError(path)
+        return readlink(path, **kwargs)
+
+    (tmp_path / "secret").write_text("secret")
+    (root / "out").symlink_to(tmp_path / "secret")
+    (root / "in").symlink_to(root / "c" / "0")
+    monkeypatch.setattr(os, "readlink", read_no_proc)
+    assert LocalStore(root).get("in") == BODY
+    with pytest.raises(StoreError, match="symbolic link leads out"):
+        LocalStore(root).get("out")
+
+
+def test_links_inside_the_root_and_to_the_root_are_followed(
+    tmp_path: Path, root: Path
+) -> None:
+    (root / "1").symlink_to(root / "c" / "0")
+    (tmp_path / "alias").symlink_to(root)
+    store = LocalStore(tmp_path / "alias")
+    assert store.get("1") == BODY
+    assert store.get("c/0") == BODY
+
+
+def test_circle_of_links_is_a_store_error(store: LocalStore, root: Path) -> None:
+    (root / "a").symlink_to(root / "b")
+    (root / "b").symlink_to(root / "a")
+    with pytest.raises(StoreError, match="circle"):
+        store.get("a")
+
+
+def test_directory_in_place_of_a_shard_is_a_store_error(store: LocalStore) -> None:
+    with pytest.raises(StoreError, match="expected a regular file, got a directory"):
+        store.read([ByteRequest("c")])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no fifos")
+def test_fifo_in_place_of_a_shard_does_not_block(store: LocalStore, root: Path) -> None:
+    os.mkfifo(root / "c" / "1")
+    with pytest.raises(StoreError, match="special file"):
+        store.read([ByteRequest("c/1")])
+
+
+def test_denied_permission_is_one_sentence(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Planted, because a superuser is never denied.
+    def deny(path: str, flags: int) -> int:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "open", deny)
+    with pytest.raises(StoreError, match="Permission denied") as caught:
+        read_one(store)
+    assert str(caught.value) == (
+        f"cannot read from {store.url}: Permission denied (shard 'c/0'); "
+        "check the permissions of the file and its directories."
+    )
+
+
+def test_failing_disk_is_a_store_error(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(fd: int, buffers: Any, offset: int) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(StoreError, match="Input/output error"):
+        read_one(store)
+
+
+def test_messages_call_only_shards_shards(store: LocalStore, root: Path) -> None:
+    (root / "zarr.json").mkdir()
+    with pytest.raises(StoreError, match=r"'zarr\.json' in file://") as caught:
+        store.get("zarr.json")
+    assert caught.value.shard_key is None

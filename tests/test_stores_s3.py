@@ -1,0 +1,95 @@
+"""S3 against moto's server on loopback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from gpushard.errors import ObjectChangedError
+from gpushard.stores.remote_url import open_url
+from stored_object import BODY, RANGES, read_one
+
+obstore = pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+
+pytestmark = pytest.mark.network
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    reason = "moto's server is not installed"
+    moto_server = pytest.importorskip("moto.server", reason=reason)
+    running = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+@pytest.fixture
+def s3_options(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    import urllib.request
+
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    make = urllib.request.Request(f"{s3_endpoint}/bucket", method="PUT")
+    urllib.request.urlopen(make).close()
+    options = {
+        "endpoint_url": s3_endpoint,
+        "key": "test",
+        "secret": "test",
+        "region": "us-east-1",
+    }
+    writer = open_url("s3://bucket/data.zarr", options).object_store
+    for key, body in (("c/0", BODY), ("zarr.json", b"{}")):
+        obstore.put(writer, key, body)
+    return options
+
+
+@pytest.mark.parametrize(("asked", "expected"), RANGES)
+def test_s3_answers_every_kind_of_range(
+    s3_options: dict[str, str], asked: tuple[int | None, ...], expected: bytes
+) -> None:
+    store = open_url("s3://bucket/data.zarr", s3_options)
+    fetched = read_one(store, *asked)
+    assert fetched.data.tobytes() == expected
+    assert fetched.object_nbytes == len(BODY)
+    assert fetched.version is not None
+
+
+def test_s3_lists_and_reads_documents(s3_options: dict[str, str]) -> None:
+    store = open_url("s3://bucket/data.zarr", s3_options)
+    assert store.list_children("") == ["c", "zarr.json"]
+    assert store.list_children("c") == store.list_children("/c/") == ["0"]
+    assert store.list_children("none") == []
+    assert store.get("zarr.json") == b"{}"
+    assert store.get("none") is None
+    assert store.url == "s3://bucket/data.zarr"
+
+
+def test_s3_object_replaced_between_two_reads_is_noticed(
+    s3_options: dict[str, str],
+) -> None:
+    store = open_url("s3://bucket/data.zarr", s3_options)
+    version = read_one(store, -16).version
+    assert read_one(store, 0, 4, version=version).data.tobytes() == BODY[:4]
+    obstore.put(store.object_store, "c/0", b"x" * len(BODY))
+    with pytest.raises(ObjectChangedError):
+        read_one(store, 0, 4, version=version)
+
+
+def test_s3_takes_its_settings_from_the_environment(
+    s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_options["endpoint_url"])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    assert open_url("s3://bucket/data.zarr", {}).get("zarr.json") == b"{}"
+
+
+def test_s3_is_read_anonymously_when_asked(s3_options: dict[str, str]) -> None:
+    options = {"endpoint_url": s3_options["endpoint_url"], "anon": True}
+    store = open_url("s3://bucket/data.zarr", options)
+    assert store.get("none") is None
