@@ -36,7 +36,7 @@ from gate_cases import (
 from gpushard.devices.statuses import Status
 from kernel_rows import addresses, bytes_at, held, outputs, sizes, struct
 
-CHECKSUM, DECODER, SHORT = Status.CHECKSUM, Status.DECODER, Status.SHORT
+CHECKSUM = Status.CHECKSUM
 
 schedules = pytest.mark.parametrize("schedule", SCHEDULES)
 

@@ -137,11 +137,12 @@ def test_blocks_of_real_frames_come_back(kernels, schedule):
     cases = product(["<i2", "<f4", "<f8", "V12"], [1, 2], [0, 520, 4096])
     for dtype, shuffle, blocksize in cases:
         array = elements("smooth", "u1", 24_024).view(dtype)
-        frame = blosc_frame.parse(encode(array, "zstd", shuffle, blocksize))
+        encoded = encode(array, "zstd", shuffle, blocksize)
+        frame = blosc_frame.parse(encoded)
         assert not frame.header.flags & blosc_frame.MEMCPYED
         arrays.append(array.tobytes())
         headers.append(frame.header)
-        rows.append(decoded_streams(encode(array, "zstd", shuffle, blocksize), frame))
+        rows.append(decoded_streams(encoded, frame))
     filters = [BYTES if h.flags & blosc_frame.BYTE_SHUFFLE else BITS for h in headers]
     batch = Batch(
         rows, filters, [h.typesize for h in headers], [h.block_nbytes for h in headers]

@@ -32,6 +32,12 @@ def held(objects):
     return MemoryStore(buffers)
 
 
+def store_whole(place, values, **layout):
+    """Array of `values`. zarr 3.1.0 loses some where `create_array` is given them."""
+    made = zarr.create_array(place, shape=values.shape, dtype=values.dtype, **layout)
+    made[...] = values
+
+
 LITTLE = codec("bytes", endian="little")
 
 
@@ -82,9 +88,9 @@ def test_memory_beside_the_output_is_a_few_columns(is_present):
 
 def test_a_smaller_memory_limit_makes_smaller_requests(tmp_path):
     values = np.random.default_rng(0).integers(0, 255, (64, 64, 256), "u1")
-    zarr.create_array(
+    store_whole(
         tmp_path,
-        data=values,
+        values,
         chunks=(1, 64, 256),
         shards=(64, 64, 256),
         compressors=None,
@@ -136,9 +142,7 @@ class CostlyRequests(LocalStore):
 @pytest.mark.parametrize(("n_rows", "is_whole"), [(5, False), (6, True), (8, True)])
 def test_a_shard_is_fetched_whole_from_three_quarters_on(tmp_path, n_rows, is_whole):
     values = np.arange(64, dtype="u1").reshape(8, 8)
-    zarr.create_array(
-        tmp_path, data=values, chunks=(1, 8), shards=(8, 8), compressors=ZstdCodec()
-    )
+    store_whole(tmp_path, values, chunks=(1, 8), shards=(8, 8), compressors=ZstdCodec())
     store = CostlyRequests(tmp_path)
     a = gpushard.open_array(store)
     store.asked = ()
@@ -150,7 +154,7 @@ def test_a_shard_is_fetched_whole_from_three_quarters_on(tmp_path, n_rows, is_wh
 @pytest.mark.parametrize("small_read_chunks", [0, 8])
 def test_a_cast_that_overflows_warns_nobody(tmp_path, small_read_chunks):
     values = np.full((4, 4), 1e30, "f4")
-    zarr.create_array(tmp_path, data=values, chunks=(2, 2), shards=(4, 4))
+    store_whole(tmp_path, values, chunks=(2, 2), shards=(4, 4))
     options = gpushard.Options(small_read_chunks=small_read_chunks)
     a = gpushard.open_array(tmp_path, options=options)
     with warnings.catch_warnings():
@@ -180,13 +184,13 @@ def test_a_knob_out_of_its_bounds_is_refused(knobs):
 
 @pytest.mark.parametrize("limit", ["1G", -1, 1.5, 0])
 def test_a_memory_limit_that_is_none_is_refused_for_any_read(tmp_path, limit):
-    zarr.create_array(tmp_path, data=np.arange(8), chunks=(2,), shards=(4,))
+    store_whole(tmp_path, np.arange(8), chunks=(2,), shards=(4,))
     with pytest.raises(OptionError, match="memory_limit"):
         gpushard.open_array(tmp_path).read(0, memory_limit=limit)
 
 
 def test_only_raising_on_damage_is_offered(tmp_path):
-    zarr.create_array(tmp_path, data=np.arange(8), chunks=(2,), shards=(4,))
+    store_whole(tmp_path, np.arange(8), chunks=(2,), shards=(4,))
     a = gpushard.open_array(tmp_path)
     assert a.read(0, errors="raise") == 0
     with pytest.raises(gpushard.UnsupportedError, match="raise on damage"):
@@ -194,7 +198,7 @@ def test_only_raising_on_damage_is_offered(tmp_path):
 
 
 def test_every_error_tells_which_array(tmp_path):
-    zarr.create_array(tmp_path / "a", data=np.arange(8), chunks=(2,), shards=(4,))
+    store_whole(tmp_path / "a", np.arange(8), chunks=(2,), shards=(4,))
     a = gpushard.open_array(tmp_path / "a")
     url = (tmp_path / "a").as_uri()
     for read in (

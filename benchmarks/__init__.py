@@ -1,0 +1,1 @@
+"""Benchmark suite: gpushard beside its CPU peers, on data made by code."""

@@ -1,0 +1,134 @@
+"""`python -m benchmarks`: measure, print a table, draw charts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks import chart, table
+from benchmarks.configs import CODECS, DATASETS, INNER_NBYTES, KIB, MIB, configs
+from benchmarks.contenders import ALL
+from benchmarks.machine import commit, load, machine
+from benchmarks.runner import Settings, Suite
+
+_RESULTS = Path(__file__).parent / "results"
+_QUICK = {
+    "nbytes": 16 * MIB,
+    "inner": [4 * KIB, 32 * KIB],
+    "codecs": ["none", "zstd", "blosc-lz4"],
+    "repetitions": 5,
+    "budget_s": 0.25,
+}
+_FULL = {
+    "nbytes": 256 * MIB,
+    "inner": list(INNER_NBYTES),
+    "codecs": list(CODECS),
+    "repetitions": 9,
+    "budget_s": 10.0,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0, or 1 when a contender gave other elements than are stored."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["chart"]:
+        return _chart(given[1:])
+    if given[:1] == ["table"]:
+        return _table(given[1:])
+    return _measure(given)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _chart(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks chart")
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("charts"))
+    parser.add_argument("--format", choices=("png", "svg"), default="svg")
+    given = parser.parse_args(arguments)
+    for path in chart.draw(_read_result(given.result), given.out, given.format):
+        _say(str(path))
+    return 0
+
+
+def _table(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks table")
+    parser.add_argument("result", type=Path)
+    _say(table.render(_read_result(parser.parse_args(arguments).result)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure gpushard beside its CPU peers. See also: chart, table.",
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="part of the table, under two minutes")
+    add("--cold", action="store_true", help="also from an empty page cache")
+    add("--nbytes", type=int, help="decoded bytes of each array")
+    add("--datasets", nargs="+", choices=DATASETS, default=list(DATASETS))
+    add("--inner", nargs="+", type=int, choices=INNER_NBYTES, metavar="NBYTES")
+    add("--codecs", nargs="+", choices=CODECS)
+    add("--contenders", nargs="+", choices=ALL, default=list(ALL))
+    add("--repetitions", type=int)
+    add("--budget-s", type=float, help="seconds per contender and row")
+    add("--dir", type=Path, help="where arrays are written during the run")
+    add("--out", type=Path, help="result file; else one in benchmarks/results")
+    return parser
+
+
+def _measure(arguments: list[str]) -> int:
+    parsed = _parser().parse_args(arguments)
+    defaults = _QUICK if parsed.quick else _FULL
+    given = {k: v for k, v in vars(parsed).items() if v is not None}
+    chosen = {"dir": None, **defaults, **given}
+    settings = Settings(
+        tuple(chosen["contenders"]),
+        chosen["repetitions"],
+        chosen["budget_s"],
+        chosen["cold"],
+        chosen["dir"],
+    )
+    matrix = configs(
+        tuple(chosen["datasets"]),
+        tuple(chosen["inner"]),
+        tuple(chosen["codecs"]),
+        chosen["nbytes"],
+    )
+    started, load_before, suite = datetime.now(UTC), load(), Suite(settings)
+    suite.run(matrix, _say)
+    result = {
+        "date": started.isoformat(timespec="minutes"),
+        "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),
+        "commit": commit(),
+        "machine": machine(),
+        "load": [load_before, load()],
+        "nbytes": chosen["nbytes"],
+        "repetitions": chosen["repetitions"],
+        "versions": suite.versions,
+        "absent": suite.absent,
+        "rows": suite.rows,
+    }
+    kind = "quick" if parsed.quick else "full"
+    out = parsed.out or _RESULTS / f"{started.date()}-{kind}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    _say(f"{table.render(result)}\n{out}")
+    return 1 if table.wrong_answers(suite.rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""gpushard on the CPU, with its default options."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gpushard
+
+
+def versions() -> dict[str, str]:
+    """Versions of what this contender measures."""
+    found = {"gpushard": gpushard.__version__}
+    for name in ("numcodecs", "zstandard", "cramjam", "numba", "blosc2"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # some of them are optional
+            continue
+    return found
+
+
+def open_array(path: Path) -> gpushard.Array:
+    """Handle that the reads take."""
+    return gpushard.open_array(path, device="cpu")
+
+
+def read_box(handle: gpushard.Array, key: tuple[Any, ...]) -> NDArray[Any]:
+    """Elements that basic indexing with `key` gives."""
+    return handle[key]
+
+
+def read_rows(handle: gpushard.Array, rows: NDArray[np.int64]) -> NDArray[Any]:
+    """Elements whose first index is in `rows`, in that order."""
+    return handle.oindex[rows]

@@ -1,0 +1,210 @@
+"""A result as text: times, ratios to the best peer, and where a peer wins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.contenders import ALL, FLOORS, OURS, PEERS
+
+_HEADS = {
+    "gpushard_cpu": "gpushard",
+    "zarr_default": "zarr",
+    "zarr_fused": "z-fused",
+    "zarrs_pipeline": "zarrs",
+    "tensorstore_uncached": "ts",
+    "tensorstore_cached": "ts-cache",
+    "floor_memory": "copy",
+    "floor_decompress": "decomp",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """gpushard beside the best peer in one row.
+
+    Attributes
+    ----------
+    peer
+        The peer with the least wall time.
+    ratio
+        Its least wall time over gpushard's: above 1 gpushard is faster.
+    median_ratio
+        The least of the peers' median wall times over gpushard's median.
+    cpu_ratio
+        The least CPU seconds of any peer over gpushard's.
+    """
+
+    peer: str
+    ratio: float
+    median_ratio: float
+    cpu_ratio: float
+
+
+def label(row: dict[str, Any]) -> str:
+    """Short name of a row."""
+    size = f"{row['inner_nbytes'] // 1024}K"
+    cold = " cold" if row["cache"] == "cold" else ""
+    return f"{row['dataset']} {size} {row['codec']} {row['workload']}{cold}"
+
+
+def median(values: list[float]) -> float:
+    """Middle value; the lower of two."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def compare(row: dict[str, Any]) -> Comparison | None:
+    """Comparison of a row; None where gpushard or all peers have no time."""
+    timed = {k: e for k, e in row["contenders"].items() if e.get("wall_s")}
+    peers = [name for name in PEERS if name in timed]
+    if OURS not in timed or not peers:
+        return None
+    ours = timed[OURS]
+    best = min(peers, key=lambda name: min(timed[name]["wall_s"]))
+    peer_median = min(median(timed[name]["wall_s"]) for name in peers)
+    peer_cpu = min(min(timed[name]["cpu_s"]) for name in peers)
+    return Comparison(
+        best,
+        min(timed[best]["wall_s"]) / min(ours["wall_s"]),
+        peer_median / median(ours["wall_s"]),
+        peer_cpu / max(min(ours["cpu_s"]), 1e-9),
+    )
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Geometric mean; NaN of nothing."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def render(result: dict[str, Any]) -> str:
+    """All of a result that is worth printing."""
+    return "\n".join((*_head(result), *_rows(result), *_summary(result)))
+
+
+def _head(result: dict[str, Any]) -> Iterator[str]:
+    machine = result["machine"]
+    load = "{} to {}".format(*result["load"])
+    yield (
+        f"{result['date']}: {machine['cpu']}, {machine['cpus']} CPUs, Python"
+        f" {machine['python']}, load {load}, gpushard at {result['commit']}"
+    )
+    packages = {k: v for found in result["versions"].values() for k, v in found.items()}
+    yield ", ".join(f"{name} {packages[name]}" for name in sorted(packages))
+    for name, reason in result["absent"].items():
+        yield f"absent: {name} ({reason})"
+    yield ""
+
+
+def _rows(result: dict[str, Any]) -> Iterator[str]:
+    names = [name for name in ALL if name in result["versions"]]
+    heads = "".join(f"{_HEADS[name]:>9}" for name in names)
+    yield f"{'least wall time in ms':36}{heads}   ratio  med.   CPU  best peer"
+    for row in result["rows"]:
+        cells = "".join(f"{_cell(row['contenders'].get(name)):>9}" for name in names)
+        found = compare(row)
+        tail = ""
+        if found is not None:
+            tail = (
+                f"{found.ratio:8.2f}{found.median_ratio:6.2f}{found.cpu_ratio:6.2f}"
+                f"  {_HEADS[found.peer]}"
+            )
+        yield f"{label(row):36}{cells}{tail}"
+
+
+def _cell(entry: dict[str, Any] | None) -> str:
+    if entry is None or not entry.get("wall_s"):
+        return "WRONG" if entry and "wrong" in entry else "-"
+    ms = min(entry["wall_s"]) * 1e3
+    return f"{ms:.1f}" if ms >= 10 else f"{ms:.3f}"
+
+
+def _summary(result: dict[str, Any]) -> Iterator[str]:
+    rows = [(row, compare(row)) for row in result["rows"]]
+    found = [(row, c) for row, c in rows if c is not None]
+    mean = geometric_mean(c.ratio for _, c in found)
+    medians = geometric_mean(c.median_ratio for _, c in found)
+    cpu = geometric_mean(c.cpu_ratio for _, c in found)
+    yield ""
+    yield (
+        f"geometric mean of {len(found)} rows: {mean:.2f} (of medians {medians:.2f},"
+        f" of CPU seconds {cpu:.2f}); above 1 gpushard is ahead of the best peer"
+    )
+    for workload in dict.fromkeys(row["workload"] for row, _ in found):
+        part = [c.ratio for row, c in found if row["workload"] == workload]
+        yield f"  {workload:10}{geometric_mean(part):6.2f}  (least {min(part):.2f})"
+    yield from _each_peer(result["rows"])
+    lost = [(row, c) for row, c in found if c.ratio < 1]
+    yield f"a peer wins in {len(lost)} of {len(found)} rows"
+    for row, c in lost:
+        yield f"  {label(row)}: {_HEADS[c.peer]}, gpushard at {c.ratio:.2f}"
+    less = [row for row, c in found if c.cpu_ratio < 1]
+    yield f"a peer takes fewer CPU seconds in {len(less)} rows (column CPU below 1)"
+    yield from _over_floor(result["rows"])
+    yield from _memory(result["rows"])
+    yield from _wrong(result["rows"])
+
+
+def _each_peer(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Geometric mean of the ratios to one peer after the other."""
+    for peer in PEERS:
+        ratios = [
+            min(entry["wall_s"]) / min(ours["wall_s"])
+            for row in rows
+            if (entry := row["contenders"].get(peer, {})).get("wall_s")
+            and (ours := row["contenders"].get(OURS, {})).get("wall_s")
+        ]
+        if ratios:
+            mean = geometric_mean(ratios)
+            yield f"  against {_HEADS[peer]:9}{mean:6.2f}  in {len(ratios)} rows"
+
+
+def _over_floor(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """CPU seconds of full reads, over pure decompression and one copy."""
+    for name in (OURS, *PEERS):
+        over = [
+            min(cpu[name]) / sum(min(cpu[floor]) for floor in FLOORS)
+            for row in rows
+            if row["workload"] == "full" and row["cache"] == "warm"
+            for cpu in [{k: e.get("cpu_s") for k, e in row["contenders"].items()}]
+            if all(cpu.get(needed) for needed in (name, *FLOORS))
+        ]
+        if over:
+            yield (
+                f"CPU seconds of full reads over the ceilings', {_HEADS[name]}:"
+                f" median {median(over):.2f}, greatest {max(over):.2f}"
+            )
+
+
+def _memory(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The largest peak memory of full reads, over what they return."""
+    for name in ALL:
+        peaks = [
+            entry["peak_nbytes"] / row["output_nbytes"]
+            for row in rows
+            if row["workload"] == "full"
+            and (entry := row["contenders"].get(name, {})).get("peak_nbytes")
+        ]
+        if peaks:
+            yield (
+                f"peak memory of full reads over their output, {_HEADS[name]}:"
+                f" median {median(peaks):.2f}, greatest {max(peaks):.2f}"
+            )
+
+
+def _wrong(rows: list[dict[str, Any]]) -> Iterator[str]:
+    for row, name in wrong_answers(rows):
+        what = row["contenders"][name]["wrong"]
+        yield f"WRONG: {label(row)}, {name}: {what}"
+
+
+def wrong_answers(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str]]:
+    """Rows and contenders that gave other elements than are stored."""
+    return [
+        (row, name)
+        for row in rows
+        for name, entry in row["contenders"].items()
+        if "wrong" in entry
+    ]
