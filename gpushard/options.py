@@ -43,6 +43,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "whole_object_max_nbytes": (0, _LARGEST),
     "file_handles": (1, 1 << 20),
     "index_cache_nbytes": (0, _LARGEST),
+    "compile_nbytes": (0, _LARGEST),
     "max_index_nbytes": (16, _LARGEST),
     "max_sharding_depth": (0, 64),
 }
@@ -76,6 +77,10 @@ class Options:
         Open files kept per local store. Half of the smallest usual limit of 256.
     index_cache_nbytes
         Memory for shard indexes kept between reads, per array.
+    compile_nbytes
+        Decoded size from which on a read loads the compiled loops (numba), which takes
+        half a second once a process and seconds once a machine. Loaded ones are used
+        from a 32nd of it on: below, a read is over before their columns are made.
     max_index_nbytes
         Largest shard index accepted. tensorstore's cap is 2**30 entries; 1 GiB is
         2**26 entries and already an unreasonable shard.
@@ -91,6 +96,7 @@ class Options:
     whole_object_max_nbytes: int = 64 * MIB
     file_handles: int = 128
     index_cache_nbytes: int = 256 * MIB
+    compile_nbytes: int = 8 * MIB
     max_index_nbytes: int = GIB
     max_sharding_depth: int = 8
 

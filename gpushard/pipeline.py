@@ -74,8 +74,10 @@ class HostPipeline:
     is_raw
         Whether a payload is nothing but elements: a range of its bytes is a range of
         elements, viewed as `stored_dtype` and cast to `dtype`.
+    has_plain_elements
+        Whether what the bytes-to-bytes codecs decode to is nothing but elements.
     stored_dtype
-        What the payload of a raw chain is viewed as, byte order included (uint8 for
+        What plain elements are viewed as, byte order included (uint8 for
         bool, as only 0 and 1 may be viewed as bool).
     """
 
@@ -90,11 +92,12 @@ class HostPipeline:
         self._bytes_codecs = bytes_codecs
         self._plans: dict[tuple[int, ...], _Plan] = {}
         self._axes: tuple[int, ...] | None = None
-        self.is_raw = False
+        self.is_raw = self.has_plain_elements = False
         self.stored_dtype = dtype
         if isinstance(array_part, ElementsPart) and not array_part.has_filters:
             self._axes = array_part.axis_order
-            self.is_raw = not bytes_codecs and array_part.elements.is_castable
+            self.has_plain_elements = array_part.elements.is_castable
+            self.is_raw = not bytes_codecs and self.has_plain_elements
             self.stored_dtype = array_part.elements.view_dtype
 
     @classmethod
@@ -137,8 +140,13 @@ class HostPipeline:
         )
         return cls(dtype, part, bytes_codecs)
 
+    @property
+    def bytes_codecs(self) -> tuple[BytesCodec, ...]:
+        """Bytes-to-bytes codecs, in encoding order."""
+        return self._bytes_codecs
+
     def axis_order(self, ndim: int) -> tuple[int, ...]:
-        """Order of the axes in the payload of a raw chain.
+        """Order of the axes in plain elements.
 
         The payload is in C order over the stored axes; stored axis k is axis
         ``axis_order[k]`` of the inner chunk.

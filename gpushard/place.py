@@ -51,10 +51,23 @@ class HostSink:
         """
         # A cast that overflows is the caller's choice, not a surprise to warn about.
         with np.errstate(all="ignore"):
-            for r, answer in fetched:
-                for rows in _runs(ranged.rows_of(r)):
-                    base = int(ranged.requests.start[r])
-                    self._place_rows(job, ranged, rows, answer, base)
+            for answer in fetched:
+                self.place_some(job, ranged, answer, ranged.rows_of(answer[0]))
+
+    def place_some(
+        self, job: Job, ranged: RangedBlock, answer: Answer, rows: Ints
+    ) -> None:
+        """Decode and write some of the inner chunks that a request holds.
+
+        Raises
+        ------
+        CorruptShardError
+            An inner chunk is damaged.
+        """
+        r, fetched = answer
+        base = int(ranged.requests.start[r])
+        for some in _runs(rows):
+            self._place_rows(job, ranged, some, fetched, base)
 
     def finish(self) -> None:
         """Nothing is under way once `fill` and `place` return."""

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import SelectionError
+from gpushard.fused.choice import host_sink
 from gpushard.job import Job
 from gpushard.outputs import usable_output
-from gpushard.place import HostSink
 from gpushard.plan import plan_read
 from gpushard.read import execute
 from gpushard.report import Tally
@@ -90,4 +90,4 @@ def host_job(
 ) -> Job:
     """Job that reads `selections` into `outs`, arrays on the host."""
     plan = plan_read(source.layout, selections)
-    return Job(source, plan, HostSink(plan.parts, outs), tally)
+    return Job(source, plan, host_sink(source, plan, outs), tally)

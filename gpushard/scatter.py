@@ -31,6 +31,11 @@ class GridTarget:
         The selection, laid over the grid.
     out
         Array of the selection's shape, any strides, host.
+
+    Attributes
+    ----------
+    out
+        View of it with one axis a dimension, each written in ascending order.
     """
 
     def __init__(self, part: GridPart, out: NDArray[Any]) -> None:
@@ -43,7 +48,7 @@ class GridTarget:
             for axis in part.selection.axes
         )
         # Reversed axes are turned around once, here, so that all else is ascending.
-        self._out: NDArray[Any] = grid[(*flips, ...)]
+        self.out: NDArray[Any] = grid[(*flips, ...)]
         self._gathers = sum(p.members is not None for p in part.projections) > 1
 
     def indexes(self, position: Ints) -> Iterator[tuple[Index, Index]]:
@@ -53,7 +58,7 @@ class GridTarget:
         pairs = [
             _axis_indexes(projection, at, extent)
             for projection, at, extent in zip(
-                self.part.projections, position, self._out.shape, strict=False
+                self.part.projections, position, self.out.shape, strict=False
             )
         ]
         outs = zip(*(out for out, _ in pairs), strict=True)
@@ -64,11 +69,11 @@ class GridTarget:
 
     def place(self, index: tuple[Index, Index], chunk: NDArray[Any]) -> None:
         """Write the wanted elements of a decoded inner chunk."""
-        self._out[index[0]] = chunk[index[1]]
+        self.out[index[0]] = chunk[index[1]]
 
     def fill(self, index: tuple[Index, Index], value: NDArray[Any]) -> None:
         """Write the fill value where a missing inner chunk would land."""
-        self._out[index[0]] = value
+        self.out[index[0]] = value
 
 
 def _axis_indexes(

@@ -184,9 +184,18 @@ class Source:
         Bytes between neighbours along each axis of the array, then the item size; None
         where the payload is encoded or inner chunks differ in shape.
         """
+        is_raw = self.pipeline.is_raw and not self.layout.object_codecs
+        return self.element_strides if is_raw else None
+
+    @cached_property
+    def element_strides(self) -> tuple[int, ...] | None:
+        """Where inner chunks decode to plain elements, their strides and the item size.
+
+        As `raw_strides`, but in the bytes that the bytes-to-bytes codecs decode to.
+        """
         layout, pipeline = self.layout, self.pipeline
         shape = self.chunk_shape
-        if not pipeline.is_raw or layout.object_codecs or shape is None:
+        if not pipeline.has_plain_elements or shape is None:
             return None
         strides = [0] * layout.ndim
         step = itemsize = pipeline.stored_dtype.itemsize

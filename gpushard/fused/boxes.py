@@ -1,0 +1,147 @@
+"""Columns of a block -> boxes: what each inner chunk gives to each output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.blocks import ShardBlock
+from gpushard.fused.columns import FIRST_LENGTH, OFFSET, PART, TARGET
+from gpushard.fused.libraries import address_of
+from gpushard.grid import GridPart
+from gpushard.plan import Part
+from gpushard.scatter import GridTarget
+from gpushard.selection import Ints, Members
+
+# Boxes an inner chunk may be cut into before columns cost more than they save.
+_MOST_BOXES = 16
+
+
+class Landing(NamedTuple):
+    """One part of a plan and where it goes.
+
+    Attributes
+    ----------
+    part
+        The selection, laid over the grid.
+    address
+        Where the first element of the output lies, reversed axes turned around.
+    extents, strides
+        Of the output, so turned; strides in bytes.
+    """
+
+    part: GridPart
+    address: int
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, target: GridTarget) -> Landing:
+        """Landing of a target."""
+        out = target.out
+        return cls(target.part, address_of(out), out.shape, out.strides)
+
+
+def can_cut(part: Part) -> TypeGuard[GridPart]:
+    """Whether a part of a plan can be cut into boxes."""
+    if not isinstance(part, GridPart):
+        return False
+    return sum(p.members is not None for p in part.projections) <= 1
+
+
+def stride_columns(landings: Sequence[Landing], chunk_strides: tuple[int, ...]) -> Ints:
+    """Bytes between wanted neighbours: int64, shape (2, n_parts, n_axes).
+
+    First those in a decoded inner chunk, then those in each part's output.
+    """
+    inner = [
+        [
+            stride * projection.step
+            for stride, projection in zip(
+                chunk_strides, landing.part.projections, strict=True
+            )
+        ]
+        for landing in landings
+    ]
+    return np.array([inner, [landing.strides for landing in landings]], np.int64)
+
+
+def cut(
+    landings: Sequence[Landing],
+    chunk_strides: tuple[int, ...],
+    block: ShardBlock,
+    rows: Ints,
+) -> tuple[Ints, Ints] | None:
+    """Boxes of the inner chunks `rows` of a block.
+
+    Returns
+    -------
+    boxes : numpy.ndarray
+        int64, shape (n_boxes, FIRST_LENGTH + n_axes). All columns are set but where the
+        encoded bytes lie.
+    row : numpy.ndarray
+        int64, shape (n_boxes,), ascending. The entry of `rows` that each belongs to.
+
+    None if an inner chunk is cut into too many.
+    """
+    if len(landings) == 1:
+        return _cut_part(landings[0], 0, chunk_strides, block.position[:, rows])
+    found: list[tuple[Ints, Ints]] = []
+    part = block.part[rows]
+    for p in np.unique(part).tolist():
+        mine = np.flatnonzero(part == p)
+        one = _cut_part(landings[p], p, chunk_strides, block.position[:, rows[mine]])
+        if one is None:
+            return None
+        found.append((one[0], mine[one[1]]))
+    row = np.concatenate([row for _, row in found])
+    order = np.argsort(row, kind="stable")
+    return np.concatenate([boxes for boxes, _ in found])[order], row[order]
+
+
+def _cut_part(
+    landing: Landing, p: int, chunk_strides: tuple[int, ...], position: Ints
+) -> tuple[Ints, Ints] | None:
+    projections = landing.part.projections
+    boxes = np.empty((position.shape[1], FIRST_LENGTH + len(projections)), np.int64)
+    boxes[:, PART] = p
+    offset = np.zeros(position.shape[1], np.int64)
+    target = np.full(position.shape[1], landing.address, np.int64)
+    gathered: tuple[int, Members] | None = None
+    for axis, (projection, at) in enumerate(zip(projections, position, strict=False)):
+        if projection.members is not None:
+            gathered = axis, projection.members
+            continue
+        out_start = projection.out_start[at]
+        if projection.out_step < 0:
+            out_start = landing.extents[axis] - 1 - out_start
+        offset += projection.in_start[at] * chunk_strides[axis]
+        target += out_start * landing.strides[axis]
+        boxes[:, FIRST_LENGTH + axis] = projection.length[at]
+    boxes[:, OFFSET], boxes[:, TARGET] = offset, target
+    if gathered is None:
+        return boxes, np.arange(len(boxes))
+    axis, members = gathered
+    strides = chunk_strides[axis], landing.strides[axis]
+    boxes[:, FIRST_LENGTH + axis] = 1
+    return _cut_members(boxes, members, position[axis], strides)
+
+
+def _cut_members(
+    boxes: Ints, members: Members, at: Ints, strides: tuple[int, int]
+) -> tuple[Ints, Ints] | None:
+    """One box an element taken along an axis, from boxes without that axis."""
+    first = members.bounds[at]
+    count = members.bounds[at + 1] - first
+    n_boxes = int(count.sum())
+    if n_boxes > _MOST_BOXES * len(boxes):
+        return None
+    row = np.repeat(np.arange(len(boxes)), count)
+    nth = np.arange(n_boxes) - (np.cumsum(count) - count)[row] + first[row]
+    cut_boxes: NDArray[np.int64] = boxes[row]
+    cut_boxes[:, OFFSET] += members.in_index[nth] * strides[0]
+    cut_boxes[:, TARGET] += members.out_index[nth] * strides[1]
+    return cut_boxes, row

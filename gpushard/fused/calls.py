@@ -1,0 +1,199 @@
+"""Machine instructions and C functions that compiled loops use, by address.
+
+Imported only once a read pays for it: numba takes a tenth of a second and more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import binding, ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+# What these return is written for numba's type inference and its code generator, which
+# no stubs describe.
+_INT64 = ir.IntType(64)
+# RFC 3720, appendix B.4: the polynomial, bits reversed.
+_CRC32C_POLYNOMIAL = 0x82F63B78
+_HAS_CRC32 = bool(binding.get_host_cpu_features().get("sse4.2"))
+
+
+def _function(result_bits: int, argument_bits: tuple[int, ...]) -> Any:
+    """Call of a C function at an address; all its arguments are given as int64."""
+
+    @intrinsic
+    def call(_typing: Any, address: Any, arguments: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+            widths = [ir.IntType(bits) for bits in argument_bits]
+            kind = ir.FunctionType(ir.IntType(result_bits), widths)
+            unpacked = cgutils.unpack_tuple(builder, values[1])
+            passed = [
+                value if width == _INT64 else builder.trunc(value, width)
+                for value, width in zip(unpacked, widths, strict=True)
+            ]
+            result = builder.call(
+                builder.inttoptr(values[0], kind.as_pointer()), passed
+            )
+            return result if result_bits == 64 else builder.sext(result, _INT64)
+
+        return types.int64(address, arguments), generate
+
+    return call
+
+
+def _transfer(bits: int, *, swaps: bool) -> Any:
+    """Copy of one integer between addresses, its bytes reversed if `swaps`."""
+
+    @intrinsic
+    def transfer(_typing: Any, target: Any, source: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+            kind = ir.IntType(bits).as_pointer()
+            value = builder.load(builder.inttoptr(values[1], kind), align=1)
+            if swaps:
+                value = builder.bswap(value)
+            builder.store(value, builder.inttoptr(values[0], kind), align=1)
+
+        return types.void(target, source), generate
+
+    return transfer
+
+
+def _load(bits: int) -> Any:
+    """Unsigned integer at an address, as int64."""
+
+    @intrinsic
+    def load(_typing: Any, address: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+            kind = ir.IntType(bits).as_pointer()
+            value = builder.load(builder.inttoptr(values[0], kind), align=1)
+            return value if bits == 64 else builder.zext(value, _INT64)
+
+        return types.int64(address), generate
+
+    return load
+
+
+@intrinsic
+def _copy_bytes(_typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
+    """``memcpy(target, source, nbytes)``."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        kind = ir.IntType(8).as_pointer()
+        target, source = (builder.inttoptr(value, kind) for value in values[:2])
+        cgutils.raw_memcpy(builder, target, source, values[2], 1)
+
+    return types.void(target, source, nbytes), generate
+
+
+@intrinsic
+def _store_int32(_typing: Any, address: Any, value: Any) -> Any:
+    """Write the lower four bytes of an int64 to an address."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        kind = ir.IntType(32)
+        pointer = builder.inttoptr(values[0], kind.as_pointer())
+        builder.store(builder.trunc(values[1], kind), pointer, align=1)
+
+    return types.void(address, value), generate
+
+
+@intrinsic
+def _store_bool(_typing: Any, address: Any, value: Any) -> Any:
+    """Write the byte 1 where an int64 is not 0, else the byte 0."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        kind = ir.IntType(8)
+        is_set = builder.icmp_unsigned("!=", values[1], ir.Constant(_INT64, 0))
+        pointer = builder.inttoptr(values[0], kind.as_pointer())
+        builder.store(builder.zext(is_set, kind), pointer, align=1)
+
+    return types.void(address, value), generate
+
+
+@intrinsic
+def _crc32_of_8(_typing: Any, crc: Any, data: Any) -> Any:
+    """The CPU's CRC-32C of eight more bytes."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(_INT64, [_INT64, _INT64])
+        function = cgutils.get_or_insert_function(
+            builder.module, kind, "llvm.x86.sse42.crc32.64.64"
+        )
+        return builder.call(function, values)
+
+    return types.int64(crc, data), generate
+
+
+def _slice_tables() -> np.ndarray[Any, np.dtype[np.int64]]:
+    """CRC-32C of each byte, followed by 0 to 7 zero bytes: int64, shape (8, 256)."""
+    tables = np.empty((8, 256), np.int64)
+    crc = np.arange(256)
+    for _ in range(8):
+        crc = (crc >> 1) ^ (_CRC32C_POLYNOMIAL * (crc & 1))
+    tables[0] = crc
+    for k in range(1, 8):
+        tables[k] = (tables[k - 1] >> 8) ^ crc[tables[k - 1] & 0xFF]
+    return tables
+
+
+# ctx, src, srcsize, dest, destsize
+call_blosc = _function(32, (64, 64, 32, 64, 32))
+# ctx, dest, destsize, src, srcsize
+call_zstd = _function(64, (64, 64, 64, 64, 64))
+copy_8, copy_16 = _transfer(8, swaps=False), _transfer(16, swaps=False)
+copy_32, copy_64 = _transfer(32, swaps=False), _transfer(64, swaps=False)
+swap_16, swap_32 = _transfer(16, swaps=True), _transfer(32, swaps=True)
+swap_64 = _transfer(64, swaps=True)
+# Called without what numba passes itself, of which type checkers do not know.
+copy_bytes: Any = _copy_bytes
+store_int32: Any = _store_int32
+store_bool: Any = _store_bool
+_crc32: Any = _crc32_of_8
+load_8, load_32, load_64 = _load(8), _load(32), _load(64)
+_TABLES = _slice_tables()
+
+
+@njit(nogil=True)
+def _crc32c_by_instruction(source: int, nbytes: int) -> int:
+    crc: Any = np.int64(0xFFFFFFFF)
+    stop = source + (nbytes & ~7)
+    at = source
+    while at < stop:
+        crc = _crc32(crc, load_64(at))
+        at += 8
+    return _crc32c_of_rest(crc, at, source + nbytes)
+
+
+@njit(nogil=True)
+def _crc32c_by_table(source: int, nbytes: int) -> int:
+    crc: Any = np.int64(0xFFFFFFFF)
+    stop = source + (nbytes & ~7)
+    at = source
+    while at < stop:
+        low, high = crc ^ load_32(at), load_32(at + 4)
+        crc = (
+            _TABLES[7, low & 0xFF]
+            ^ _TABLES[6, low >> 8 & 0xFF]
+            ^ _TABLES[5, low >> 16 & 0xFF]
+            ^ _TABLES[4, low >> 24]
+            ^ _TABLES[3, high & 0xFF]
+            ^ _TABLES[2, high >> 8 & 0xFF]
+            ^ _TABLES[1, high >> 16 & 0xFF]
+            ^ _TABLES[0, high >> 24]
+        )
+        at += 8
+    return _crc32c_of_rest(crc, at, source + nbytes)
+
+
+@njit(nogil=True)
+def _crc32c_of_rest(crc: Any, at: int, stop: int) -> int:
+    while at < stop:
+        crc = _TABLES[0, (crc ^ load_8(at)) & 0xFF] ^ (crc >> 8)
+        at += 1
+    return crc ^ 0xFFFFFFFF
+
+
+crc32c = _crc32c_by_instruction if _HAS_CRC32 else _crc32c_by_table

@@ -1,0 +1,79 @@
+"""Which arrays the compiled loops can read, and what they have to know of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpushard.fused.columns import BLOSC, BOOL, COPY, LZ4, RAW, ZSTD
+from gpushard.source import Source
+
+_KINDS = {
+    "zstd": ZSTD,
+    "numcodecs.zstd": ZSTD,
+    "blosc": BLOSC,
+    "numcodecs.blosc": BLOSC,
+    "numcodecs.lz4": LZ4,
+}
+_CRC32C = "crc32c"
+# Blosc counts in 32 bits, headers included.
+_LARGEST_NBYTES = (1 << 31) - 4096
+
+
+@dataclass(frozen=True, slots=True)
+class FusedChain:
+    """A codec chain that the compiled loops undo.
+
+    Attributes
+    ----------
+    kind
+        `RAW`, `ZSTD`, `BLOSC` or `LZ4`.
+    has_crc
+        Whether a checksum stands after the payload.
+    chunk_nbytes
+        Decoded size of an inner chunk.
+    strides
+        Bytes between neighbours in a decoded inner chunk, along each axis of the array.
+    dtype
+        Data type of the decoded elements.
+    change
+        `COPY`, `BOOL`, or how many bytes are to be reversed.
+    """
+
+    kind: int
+    has_crc: bool
+    chunk_nbytes: int
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    change: int
+
+
+def fused_chain(source: Source) -> FusedChain | None:
+    """Chain of an array as the compiled loops see it; None if they cannot read it."""
+    strides, chunk_nbytes = source.element_strides, source.chunk_nbytes
+    if strides is None or not 0 < chunk_nbytes <= _LARGEST_NBYTES:
+        return None
+    names = [codec.name for codec in source.pipeline.bytes_codecs]
+    has_crc = names[-1:] == [_CRC32C]
+    if has_crc:
+        names.pop()
+    kind = RAW if not names else _KINDS.get(names[0])
+    dtype = source.layout.dtype
+    change = _change(source.pipeline.stored_dtype, dtype)
+    if kind is None or len(names) > 1 or change is None or len(strides) == 1:
+        return None
+    return FusedChain(kind, has_crc, chunk_nbytes, strides[:-1], dtype, change)
+
+
+def _change(stored: np.dtype[Any], dtype: np.dtype[Any]) -> int | None:
+    """What turns stored elements into those of `dtype`; None if no loop does it."""
+    if dtype.fields is not None or dtype.hasobject:
+        return None  # NumPy leaves the bytes between fields alone
+    if dtype == np.bool_:
+        return BOOL
+    if stored == dtype:
+        return COPY
+    reversed_nbytes = {"c": dtype.itemsize // 2, "U": 4}.get(dtype.kind, dtype.itemsize)
+    return reversed_nbytes if reversed_nbytes in (2, 4, 8) else None
