@@ -19,9 +19,6 @@ from gpushard.plan import ReadPlan
 from gpushard.scatter import GridTarget
 from gpushard.source import Source
 
-# Loaded loops pay for reads so much smaller (`Options.compile_nbytes`).
-_LOADED_GAIN = 32
-
 _loading = threading.Lock()
 _loaded: list[Any] = []
 
@@ -33,8 +30,7 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
     used by smaller ones from then on.
     """
     host = HostSink(plan.parts, outs)
-    least = source.options.compile_nbytes // (_LOADED_GAIN if _loaded else 1)
-    if plan.n_chunks * source.chunk_nbytes < least:
+    if plan.n_chunks * source.chunk_nbytes < source.options.compile_nbytes:
         return host
     chain = _suitable(source, plan, outs)
     loops = None if chain is None else _loops(chain.kind)
