@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import chart, table
+from benchmarks import chart, scaling, table
 from benchmarks.configs import CODECS, DATASETS, INNER_NBYTES, KIB, MIB, configs
 from benchmarks.contenders import ALL
 from benchmarks.machine import commit, load, machine
@@ -40,12 +40,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _chart(given[1:])
     if given[:1] == ["table"]:
         return _table(given[1:])
+    if given[:1] == ["scaling"]:
+        return _scaling(given[1:])
     return _measure(given)
 
 
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+def _as_text(result: dict[str, Any]) -> str:
+    """A result as JSON, a line for each row."""
+    head = json.dumps({k: v for k, v in result.items() if k != "rows"}, indent=1)
+    rows = ",\n  ".join(json.dumps(row) for row in result["rows"])
+    return f'{head[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n'
 
 
 def _read_result(path: Path) -> dict[str, Any]:
@@ -70,10 +79,27 @@ def _table(arguments: list[str]) -> int:
     return 0
 
 
+def _scaling(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks scaling")
+    parser.add_argument("--nbytes", type=int, default=scaling.DEFAULT_NBYTES)
+    parser.add_argument("--repetitions", type=int, default=scaling.REPETITIONS)
+    parser.add_argument("--out", type=Path, help="result file")
+    given = parser.parse_args(arguments)
+    result = {
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        **scaling.measure(given.nbytes, given.repetitions),
+    }
+    if given.out is not None:
+        given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    _say(scaling.render(result))
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure gpushard beside its CPU peers. See also: chart, table.",
+        description="Measure gpushard beside its CPU peers.",
+        epilog="See also: chart, table, scaling.",
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="part of the table, under two minutes")
@@ -125,7 +151,7 @@ def _measure(arguments: list[str]) -> int:
     kind = "quick" if parsed.quick else "full"
     out = parsed.out or _RESULTS / f"{started.date()}-{kind}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    out.write_text(_as_text(result), encoding="utf-8")
     _say(f"{table.render(result)}\n{out}")
     return 1 if table.wrong_answers(suite.rows) else 0
 

@@ -75,7 +75,9 @@ class Measurement:
 
         Who answers wrong, or not at all, is told so in its entry and is not timed.
         """
-        spent = {c.name: self._first(c) for c in contenders}
+        for contender in contenders:
+            self._first(contender)
+        spent = {c.name: 0.0 for c in contenders}
         for repetition in range(1, settings.repetitions + 1):
             turn = repetition % max(1, len(contenders))
             for contender in contenders[turn:] + contenders[:turn]:
@@ -86,15 +88,14 @@ class Measurement:
                 spent[contender.name] += self._timed(contender, repetition)
         return self._row()
 
-    def _first(self, contender: Contender) -> float:
-        """Seconds of the untimed first read, whose result is compared."""
+    def _first(self, contender: Contender) -> None:
+        """The untimed first read, whose result is compared."""
         answer = self._ask(contender, 0)
         entry = {"wall_s": [], "cpu_s": [], "peak_nbytes": answer.get("peak_nbytes")}
         if "refused" in answer:
             entry = {"refused": answer["refused"]}
         self.entries[contender.name] = entry
         self._compare(contender.name, answer, 0)
-        return answer.get("wall_s", 0.0)
 
     def _timed(self, contender: Contender, repetition: int) -> float:
         answer = self._ask(contender, repetition)

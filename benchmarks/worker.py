@@ -43,6 +43,7 @@ class Worker:
         self._contender = contender
         self._handle: Any = None
         self._shape: Shape = ()
+        self._directory = "./"
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         """Answer to one command; what the contender raises is part of it."""
@@ -53,25 +54,28 @@ class Worker:
             return self._run(reads, verify=command["verify"])
         except Exception as error:  # noqa: BLE001 - a contender may raise anything
             text = str(error).strip().splitlines()
-            return {"refused": f"{type(error).__name__}: {text[0] if text else ''}"}
+            reason = f"{type(error).__name__}: {text[0] if text else ''}"
+            # A result names arrays, not where they were for the time of the run.
+            return {"refused": reason.replace(self._directory, "")}
 
     def _open(self, path: Path, shape: Shape) -> dict[str, Any]:
         self._handle = None
+        self._directory = f"{path.parent}/"
         self._handle = self._contender.open_array(path)
         self._shape = shape
         return {"opened": True}
 
     def _run(self, reads: list[Read], *, verify: bool) -> dict[str, Any]:
         gc.collect()
-        start_nbytes = _start_of_peak()
+        start_nbytes = start_of_peak()
         cpu, wall = time.process_time(), time.perf_counter()
         results = [self._read(read) for read in reads]
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        peak_nbytes = _peak_nbytes() - start_nbytes if start_nbytes else None
+        peak = peak_nbytes() - start_nbytes if start_nbytes else None
         answer: dict[str, Any] = {
             "wall_s": wall,
             "cpu_s": cpu,
-            "peak_nbytes": peak_nbytes,
+            "peak_nbytes": peak,
         }
         if verify and results[0] is not None:
             answer["crc"] = checksum(results)
@@ -90,7 +94,7 @@ def _status_nbytes(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def _start_of_peak() -> int | None:
+def start_of_peak() -> int | None:
     """Resident bytes now, from where the peak is counted; None without ``/proc``."""
     try:
         # "5" sets the peak back to what is resident (kernel docs, proc.rst).
@@ -100,7 +104,8 @@ def _start_of_peak() -> int | None:
     return _status_nbytes("VmRSS")
 
 
-def _peak_nbytes() -> int:
+def peak_nbytes() -> int:
+    """Most resident bytes since `start_of_peak`."""
     return _status_nbytes("VmHWM")
 
 

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpushard.array import Array, open_array
     from gpushard.concatenation import ConcatArray, concat
+    from gpushard.converting.convert import ConversionReport, convert
     from gpushard.errors import (
         ChecksumError,
         CorruptShardError,
+        DamageWarning,
         DeviceError,
+        DeviceMemoryError,
         GpushardError,
         MetadataError,
         NoSuchArrayError,
@@ -27,11 +30,18 @@ if TYPE_CHECKING:
         SelectionError,
         StoreError,
         UnsupportedError,
+        WindowMovedError,
     )
     from gpushard.expressions import hyperslab
     from gpushard.group import Group, open_group
-    from gpushard.options import Options
+    from gpushard.integrations.zarr import GpushardCodecPipeline
+    from gpushard.loader.loader import Loader
+    from gpushard.loader.mix import Mix
+    from gpushard.loader.ragged import Ragged
+    from gpushard.options import Options, WriteOptions
     from gpushard.report import CodecPlacement, ReadReport
+    from gpushard.writing.container import append_index
+    from gpushard.writing.create import compact, create_array, repair
 
 __version__ = "0.1.0.dev0"
 
@@ -41,54 +51,86 @@ _HOMES = {
     "Array": "array",
     "ChecksumError": "errors",
     "CodecPlacement": "report",
+    "ConversionReport": "converting.convert",
     "ConcatArray": "concatenation",
     "CorruptShardError": "errors",
+    "DamageWarning": "errors",
     "DeviceError": "errors",
+    "GpushardCodecPipeline": "integrations.zarr",
+    "DeviceMemoryError": "errors",
     "GpushardError": "errors",
     "Group": "group",
+    "Loader": "loader.loader",
     "MetadataError": "errors",
+    "Mix": "loader.mix",
     "NoSuchArrayError": "errors",
     "NotFoundError": "errors",
     "ObjectChangedError": "errors",
     "OptionError": "errors",
     "Options": "options",
+    "Ragged": "loader.ragged",
     "ReadReport": "report",
     "SelectionError": "errors",
     "StoreError": "errors",
     "UnsupportedError": "errors",
+    "WindowMovedError": "errors",
+    "WriteOptions": "options",
+    "append_index": "writing.container",
+    "compact": "writing.create",
     "concat": "concatenation",
+    "convert": "converting.convert",
+    "create_array": "writing.create",
     "hyperslab": "expressions",
     "open_array": "array",
     "open_group": "group",
+    "repair": "writing.create",
 }
+# Packages of their own, reached as `gpushard.rolling.RollingArray`.
+_ROOMS = ("rolling", "transformer")
 
 __all__ = [
     "Array",
     "ChecksumError",
     "CodecPlacement",
     "ConcatArray",
+    "ConversionReport",
     "CorruptShardError",
+    "DamageWarning",
     "DeviceError",
+    "DeviceMemoryError",
+    "GpushardCodecPipeline",
     "GpushardError",
     "Group",
+    "Loader",
     "MetadataError",
+    "Mix",
     "NoSuchArrayError",
     "NotFoundError",
     "ObjectChangedError",
     "OptionError",
     "Options",
+    "Ragged",
     "ReadReport",
     "SelectionError",
     "StoreError",
     "UnsupportedError",
+    "WindowMovedError",
+    "WriteOptions",
+    "append_index",
+    "compact",
     "concat",
+    "convert",
+    "create_array",
     "hyperslab",
     "open_array",
     "open_group",
+    "repair",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"gpushard.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'gpushard' has no attribute {name!r}")
@@ -98,4 +140,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_ROOMS})

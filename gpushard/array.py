@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from gpushard import expressions
+from gpushard.damage import DamagePolicy, OnDamage
 from gpushard.devices.find import find_device
-from gpushard.errors import GpushardError, SelectionError, UnsupportedError
+from gpushard.errors import SelectionError, UnsupportedError, naming
 from gpushard.indexer import Indexer
-from gpushard.metadata import load_array
+from gpushard.metadata import DOCUMENTS, load_array
+from gpushard.numpy_like import NumpyLike
 from gpushard.options import DEFAULT, Options
+from gpushard.outputs import parsed_dtype
 from gpushard.report import CodecPlacement, ReadReport, Tally
 from gpushard.results import ReadRequest, read_on_host
+from gpushard.rolling.watch import watched
 from gpushard.selection import Orthogonal, Points, Selection, n_elements
 from gpushard.source import Source
-from gpushard.stores.base import Store
+from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.resolve import StoreAddress, address, from_address, resolve
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from zarr import Array as ZarrArray
     from zarr.abc.store import Store as ZarrStore
 
     from gpushard.devices.base import Device
 
     Target = str | Path | ZarrStore | ZarrArray[Any]
+
+
+_Window = tuple[tuple[int, ...], tuple[int, ...]]
+_Place = tuple[StoreAddress, str, _Window | None]
 
 
 def open_array(
@@ -50,8 +62,8 @@ def open_array(
         Path of the array within the store; "" is its root.
     device
         Where inner chunks are decoded and results lie: "cpu", "cuda", "cuda:1", or a
-        device of `gpushard.devices`. "auto" is the CPU until the GPU path has proven
-        itself on GPUs.
+        device of `gpushard.devices`. "auto" takes a GPU that can be used, and otherwise
+        the CPU; `Array.explain` tells why.
     storage_options
         Settings of a URL's store: credentials, endpoint, ...
     options
@@ -72,21 +84,20 @@ def open_array(
     >>> a.shape
     (2, 3, 241, 480)
     """
-    chosen = find_device(device)
+    with naming(str(store), path):
+        found = find_device(device)
     opened, place = resolve(store, path, options, storage_options)
-    return Array(_prepared(opened, place, options), chosen)
+    return Array(_prepared(opened, place, options), *found)
 
 
 def _prepared(store: Store, path: str, options: Options) -> Source:
     """Array of a store, ready to be read; errors tell which store."""
-    try:
-        return Source.prepare(load_array(store, path, options), store, options)
-    except GpushardError as error:
-        error.add_context(store_url=store.url, array_path=path)
-        raise
+    with naming(store, path):
+        layout = load_array(store, path, options)
+        return Source.prepare(layout, watched(store, layout, options), options)
 
 
-class Array:
+class Array(NumpyLike):
     """A stored array; reading parts of it gives NumPy arrays, or those of a device.
 
     Made by `open_array` and by groups. Safe to read from several threads. Pickles as
@@ -98,16 +109,26 @@ class Array:
         The array ready to be read.
     device
         Where it is decoded and results lie; None is the host.
+    device_why
+        Why there, where the reader chose.
     """
 
-    def __init__(self, source: Source, device: Device | None = None) -> None:
+    def __init__(
+        self, source: Source, device: Device | None = None, device_why: str = ""
+    ) -> None:
         self.source = source
+        self.device_why = device_why
         self._device = device
 
     @property
     def device(self) -> str:
         """Where inner chunks are decoded and results lie: "cpu", "cuda:0", ..."""
         return "cpu" if self._device is None else self._device.label
+
+    @property
+    def device_object(self) -> Device | None:
+        """The device itself; None is the host."""
+        return self._device
 
     @property
     def path(self) -> str:
@@ -120,24 +141,9 @@ class Array:
         return self.source.layout.shape
 
     @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.source.layout.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.source.layout.size
-
-    @property
     def dtype(self) -> np.dtype[Any]:
         """Data type of the elements, in native byte order."""
         return self.source.layout.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all elements in memory, in bytes."""
-        return self.size * self.dtype.itemsize
 
     @property
     def chunks(self) -> tuple[int, ...] | None:
@@ -148,6 +154,11 @@ class Array:
     def shards(self) -> tuple[int, ...] | None:
         """Shard shape in elements; None if not sharded or rectilinear."""
         return self.source.layout.shards
+
+    @property
+    def block_shape(self) -> tuple[int, ...] | None:
+        """Shape of what is best read as one: a shard, or a chunk; None if they vary."""
+        return self.shards or self.chunks
 
     @property
     def fill_value(self) -> Any:
@@ -181,11 +192,15 @@ class Array:
         return self._indexer(lambda key: expressions.blocks(key, axes))
 
     def _indexer(self, parse: Callable[[Any], Selection]) -> Indexer:
-        return Indexer(self.read, lambda key: self._parsed(parse, key))
+        return Indexer(self.read, lambda key: self._parsed(parse, key), self._write)
 
     def __getitem__(self, key: Any) -> Any:
         """Elements that `key` selects, by NumPy's rules; see `expressions.basic`."""
         return Indexer(self.read, self._selection)[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Write to what `key` selects, as docs/writing.md tells."""
+        self._write(self._selection(key), value)
 
     def read(
         self,
@@ -194,7 +209,7 @@ class Array:
         out: Any = None,
         dtype: DTypeLike | None = None,
         stream: Any = None,
-        errors: Literal["raise"] = "raise",
+        errors: OnDamage = "raise",
         memory_limit: int | None = None,
     ) -> Any:
         """Elements that `selection` selects, in your array or a new one.
@@ -214,7 +229,10 @@ class Array:
             On a device, the CUDA stream that `out` is used on: nothing is written
             before what is queued there is done. The result is complete on return.
         errors
-            What a damaged inner chunk does: "raise", the only way so far.
+            What a damaged inner chunk does: "raise" ends the read; "fill" puts the fill
+            value there and warns of how many (`DamageWarning`); a callable, such as a
+            list's ``append``, gets the error of each instead, and may raise. A store
+            that fails raises in any case.
         memory_limit
             Bytes of staging this read may hold, instead of the option's.
 
@@ -233,10 +251,9 @@ class Array:
         StoreError
             The store failed.
         """
-        _check_errors(errors)
         chosen = self._selection(selection)
         request = ReadRequest([chosen], [out], self._dtype(dtype), stream)
-        return self._read(request, memory_limit)[0]
+        return self._read_over(request, errors, memory_limit)[0]
 
     def read_many(
         self,
@@ -245,7 +262,7 @@ class Array:
         out: Sequence[Any] | None = None,
         dtype: DTypeLike | None = None,
         stream: Any = None,
-        errors: Literal["raise"] = "raise",
+        errors: OnDamage = "raise",
         memory_limit: int | None = None,
     ) -> list[Any]:
         """One result a selection, all read in one batch.
@@ -261,15 +278,14 @@ class Array:
         dtype, stream, errors, memory_limit
             See `read`.
         """
-        _check_errors(errors)
         chosen = [self._selection(selection) for selection in selections]
         outs: Sequence[Any] = [None] * len(chosen) if out is None else out
         if len(outs) != len(chosen):
-            raise SelectionError(
-                "out= needs one array a selection", expected=len(chosen), got=len(outs)
-            )
+            with self._named():
+                wrong = "out= needs one array a selection"
+                raise SelectionError(wrong, expected=len(chosen), got=len(outs))
         request = ReadRequest(chosen, outs, self._dtype(dtype), stream)
-        return self._read(request, memory_limit) if chosen else []
+        return self._read_over(request, errors, memory_limit) if chosen else []
 
     def explain(self, selection: Any = ...) -> ReadReport:
         """What reading `selection` takes; the read is done and its result dropped.
@@ -286,51 +302,45 @@ class Array:
         return tally.report(
             array=self.path,
             device=self.device,
+            device_why=self.device_why,
             out_nbytes=n_elements(chosen) * self.dtype.itemsize,
-            codecs=self._placements(),
+            codecs=self._placements(tally),
         )
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of a 0-d array")
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self.shape:
-            raise TypeError("iteration over a 0-d array")
-        return (self[i] for i in range(self.shape[0]))
-
-    def __array__(
-        self, dtype: DTypeLike | None = None, copy: bool | None = None
-    ) -> NDArray[Any]:
-        """All elements as a NumPy array."""
-        if copy is False:
-            raise ValueError("a stored array cannot become an ndarray without a copy")
-        return self.read() if dtype is None else self.read().astype(dtype, copy=False)
+    def __dask_tokenize__(self) -> Any:
+        """Where the array lies, what it is, and the version of its metadata."""
+        source = self.source
+        requests = [ByteRequest(source.layout.key_prefix + name) for name in DOCUMENTS]
+        with self._named():
+            found = source.store.read(requests)
+        versions = [answer and answer.version for answer in found]
+        what = sha256(repr(replace(source.layout, attributes={})).encode()).hexdigest()
+        return "gpushard", source.store.url, self.path, self.device, what, versions
 
     def __repr__(self) -> str:
         url = f"{self.source.store.url}/{self.path}".rstrip("/")
         what = f"shape={self.shape} dtype={self.dtype} on {self.device}"
-        return f"<gpushard.Array {url} {what}>"
+        return f"<gpushard.{type(self).__name__} {url} {what}>"
 
     def __reduce__(self) -> tuple[Callable[..., Array], tuple[Any, ...]]:
         source = self.source
         known = address(source.store)
         if known is None:
-            raise UnsupportedError(
-                "the array lies in a store that cannot be opened by another process",
-                array_path=self.path,
-                hint="open it from a path or a URL",
-            )
-        return _reopen, (known, self.path, self.device, source.options)
+            with self._named():
+                raise UnsupportedError(
+                    "the array lies in a store that cannot be opened by another"
+                    " process",
+                    hint="open it from a path or a URL",
+                )
+        # An array that rolls has moved on, maybe, when the other process opens it.
+        offset = source.layout.keys.offset
+        window = (offset, self.shape) if offset else None
+        place = (known, self.path, window)
+        return _reopen, (type(self), place, self.device, source.options)
 
     def _dtype(self, dtype: DTypeLike | None) -> np.dtype[Any]:
-        try:
-            return self.dtype if dtype is None else np.dtype(dtype)
-        except TypeError as error:
-            raise SelectionError(
-                "dtype= is no data type", array_path=self.path, got=repr(dtype)
-            ) from error
+        with self._named():
+            return self.dtype if dtype is None else parsed_dtype(dtype)
 
     def _selection(self, selection: Any) -> Selection:
         if isinstance(selection, Orthogonal | Points):
@@ -338,41 +348,52 @@ class Array:
         return self._parsed(lambda key: expressions.basic(key, self.shape), selection)
 
     def _parsed(self, parse: Callable[[Any], Selection], key: Any) -> Selection:
-        try:
+        with self._named():
             return parse(key)
-        except GpushardError as error:
-            error.add_context(store_url=self.source.store.url, array_path=self.path)
-            raise
+
+    def _read_over(
+        self, request: ReadRequest, errors: OnDamage, memory_limit: int | None
+    ) -> list[Any]:
+        """Results, over damage as the caller asked for."""
+        with self._named():
+            policy = DamagePolicy(errors)
+        results = self._read(replace(request, damage=policy.damage), memory_limit)
+        policy.warn(stacklevel=3)
+        return results
 
     def _read(self, request: ReadRequest, memory_limit: int | None = None) -> list[Any]:
-        source = self.source.limited(memory_limit)
-        try:
+        with self._named():
+            source = self.source.limited(memory_limit)
             if self._device is None:
                 return read_on_host(source, request)
             from gpushard.devices.results import read_on_device
 
             return read_on_device(source, request, self._device)
-        except GpushardError as error:
-            error.add_context(store_url=source.store.url, array_path=self.path)
-            raise
 
-    def _placements(self) -> tuple[CodecPlacement, ...]:
+    def _write(self, selection: Selection, value: Any) -> None:
+        from gpushard.writing.assign import assign
+
+        with self._named():
+            assign(self.source, selection, value, device=self._device)
+
+    def _placements(self, tally: Tally) -> tuple[CodecPlacement, ...]:
         if self._device is None:
             return self.source.pipeline.placements()
-        from gpushard.devices.reading import placements
+        with self._named():
+            from gpushard.devices.reading import placements
 
-        return placements(self.source, self._device)
+            return placements(self.source, self._device, tally)
 
-
-def _check_errors(errors: str) -> None:
-    if errors != "raise":
-        raise UnsupportedError(
-            "this version can only raise on damage",
-            expected="errors='raise'",
-            got=repr(errors),
-        )
+    def _named(self) -> AbstractContextManager[None]:
+        return naming(self.source.store, self.path)
 
 
-def _reopen(known: StoreAddress, path: str, device: str, options: Options) -> Array:
-    source = _prepared(from_address(known), path, options)
-    return Array(source, find_device(device))
+def _reopen(kind: type[Array], place: _Place, device: str, options: Options) -> Array:
+    known, path, window = place
+    store = from_address(known)
+    with naming(store, path):
+        layout = load_array(store, path, options)
+        if window is not None:
+            layout = layout.over(*window)
+        source = Source.prepare(layout, store, options)
+        return kind(source, *find_device(device))

@@ -12,7 +12,7 @@ from gpushard.selection import Ints
 
 # Inner chunks a block holds at most (unless one shard has more): their columns take
 # about 100 bytes each, and a block is planned while the one before it is read.
-BLOCK_CHUNKS = 1 << 16
+BLOCK_CHUNKS = 1 << 14
 BLOCK_SHARDS = 1 << 10
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,14 @@ from numpy.typing import DTypeLike, NDArray
 
 from gpushard import expressions
 from gpushard.array import Array
-from gpushard.errors import SelectionError, UnsupportedError
+from gpushard.damage import ENDS_READ, Damage, DamagePolicy, OnDamage
+from gpushard.errors import GpushardError, SelectionError, UnsupportedError
 from gpushard.indexer import Indexer
 from gpushard.job import Job
-from gpushard.outputs import usable_output
+from gpushard.numpy_like import NumpyLike
+from gpushard.outputs import parsed_dtype, usable_output
 from gpushard.read import execute
-from gpushard.report import Tally
+from gpushard.report import ReadReport, Tally
 from gpushard.results import host_job
 from gpushard.scatter import check_cast
 from gpushard.selection import (
@@ -28,7 +32,7 @@ from gpushard.selection import (
 )
 
 
-def concat(arrays: Sequence[Array], axis: int = 0) -> ConcatArray:
+def concat(arrays: Iterable[Array], axis: int = 0) -> ConcatArray:
     """Array that reads `arrays` one after the other along `axis`, without copying them.
 
     Parameters
@@ -46,8 +50,7 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> ConcatArray:
     UnsupportedError
         An array is on a device.
     """
-    if not arrays:
-        raise SelectionError("concat needs at least one array")
+    arrays = _checked(arrays)
     first = arrays[0]
     if not -first.ndim <= axis < first.ndim:
         raise SelectionError(
@@ -58,6 +61,7 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> ConcatArray:
         if array.device != "cpu":
             raise UnsupportedError(
                 "concat reads on the host only",
+                store_url=array.source.store.url,
                 array_path=array.path,
                 got=array.device,
                 hint="open the arrays with device='cpu'",
@@ -66,6 +70,7 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> ConcatArray:
         if _without(array.shape, axis) != _without(first.shape, axis):
             raise SelectionError(
                 f"arrays to concatenate differ off axis {axis}",
+                store_url=array.source.store.url,
                 array_path=array.path,
                 expected=first.shape,
                 got=array.shape,
@@ -73,6 +78,7 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> ConcatArray:
         if array.dtype != first.dtype:
             raise SelectionError(
                 "arrays to concatenate differ in data type",
+                store_url=array.source.store.url,
                 array_path=array.path,
                 expected=first.dtype,
                 got=array.dtype,
@@ -80,11 +86,40 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> ConcatArray:
     return ConcatArray(tuple(arrays), axis)
 
 
+def _checked(arrays: Iterable[Any]) -> list[Array]:
+    """At least one array, each of them opened by `open_array`."""
+    if isinstance(arrays, Array | ConcatArray):
+        raise SelectionError(
+            "concat takes a list of arrays", hint="write concat([first, second])"
+        )
+    checked: list[Array] = []
+    for array in arrays:
+        if isinstance(array, ConcatArray):
+            raise UnsupportedError(
+                "concat joins arrays, not what it has joined",
+                hint="give it all arrays at once: concat([*joined.arrays, ...])",
+            )
+        if not isinstance(array, Array):
+            raise SelectionError(
+                "concat joins arrays that gpushard opened",
+                got=type(array).__name__,
+                hint="open each with gpushard.open_array",
+            )
+        checked.append(array)
+    if not checked:
+        raise SelectionError("concat needs at least one array")
+    return checked
+
+
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return shape[:axis] + shape[axis + 1 :]
 
 
-class ConcatArray:
+def _address(array: Array) -> str:
+    return f"{array.source.store.url}/{array.path}".rstrip("/")
+
+
+class ConcatArray(NumpyLike):
     """Arrays that follow one another along an axis; a read of them is one batch.
 
     Parameters
@@ -107,41 +142,43 @@ class ConcatArray:
         return tuple(shape)
 
     @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return self.arrays[0].ndim
-
-    @property
     def dtype(self) -> np.dtype[Any]:
         """Data type of the elements."""
         return self.arrays[0].dtype
 
     @property
-    def size(self) -> int:
-        """Number of elements."""
-        return sum(array.size for array in self.arrays)
+    def device(self) -> str:
+        """Where results lie: always the host."""
+        return "cpu"
 
     @property
-    def nbytes(self) -> int:
-        """Size of all elements in memory, in bytes."""
-        return self.size * self.dtype.itemsize
+    def block_shape(self) -> tuple[int, ...] | None:
+        """Shape of a shard of all arrays; None if they differ or do not line up."""
+        shapes = {array.block_shape for array in self.arrays}
+        (shape, *more) = shapes
+        if more or shape is None:
+            return None
+        lined_up = not np.any(self._starts[:-1] % shape[self.axis])
+        return shape if lined_up else None
 
     def __getitem__(self, key: Any) -> Any:
         """Elements that `key` selects, by NumPy's rules; see `expressions.basic`."""
-        return Indexer(self.read, self._selection)[key]
+        return self._indexer(expressions.basic)[key]
 
     @property
     def oindex(self) -> Indexer:
         """Orthogonal indexing: ``a.oindex[[0, 5], :, mask]``."""
-        return Indexer(self.read, lambda key: expressions.orthogonal(key, self.shape))
+        return self._indexer(expressions.orthogonal)
 
     @property
     def vindex(self) -> Indexer:
         """Indexing by coordinates or a mask: ``a.vindex[[0, 5], [1, 2]]``."""
-        return Indexer(self.read, lambda key: expressions.points(key, self.shape))
+        return self._indexer(expressions.points)
 
-    def __len__(self) -> int:
-        return self.shape[0]
+    def __dask_tokenize__(self) -> Any:
+        """Those of the arrays, in order."""
+        tokens = tuple(array.__dask_tokenize__() for array in self.arrays)
+        return "gpushard.concat", self.axis, tokens
 
     def __repr__(self) -> str:
         how = f"of {len(self.arrays)} along axis {self.axis}"
@@ -153,33 +190,136 @@ class ConcatArray:
         *,
         out: Any = None,
         dtype: DTypeLike | None = None,
+        errors: OnDamage = "raise",
         memory_limit: int | None = None,
     ) -> NDArray[Any]:
         """Elements that `selection` selects, in your array or a new one.
 
-        Parameters, result and errors are those of `Array.read`.
+        Parameters, result and errors are those of `Array.read`; the error of a damaged
+        inner chunk tells which array it is of, by store and path.
         """
-        chosen = self._selection(selection)
-        wanted = self.dtype if dtype is None else np.dtype(dtype)
-        array = usable_output(out, chosen.shape, wanted)
-        check_cast(self.dtype, array.dtype)
-        execute(list(self._jobs(chosen, array, memory_limit)))
-        return array if out is None else out
+        (result,) = self._read_over([selection], [out], dtype, errors, memory_limit)
+        return result
 
-    def _selection(self, selection: Any) -> Selection:
-        if isinstance(selection, Orthogonal | Points):
-            return selection
-        return expressions.basic(selection, self.shape)
+    def read_many(
+        self,
+        selections: Sequence[Any],
+        *,
+        out: Sequence[Any] | None = None,
+        dtype: DTypeLike | None = None,
+        errors: OnDamage = "raise",
+        memory_limit: int | None = None,
+    ) -> list[Any]:
+        """One result a selection, all read in one batch.
 
-    def _jobs(
-        self, selection: Selection, out: NDArray[Any], memory_limit: int | None
+        Parameters, result and errors are those of `Array.read_many`.
+        """
+        return self._read_over(selections, out, dtype, errors, memory_limit)
+
+    def _read_over(
+        self,
+        selections: Sequence[Any],
+        out: Sequence[Any] | None,
+        dtype: DTypeLike | None,
+        errors: OnDamage,
+        memory_limit: int | None,
+    ) -> list[Any]:
+        """Results, over damage as the caller asked for."""
+        with self._named():
+            policy = DamagePolicy(errors)
+            chosen = [self._selection(s, expressions.basic) for s in selections]
+            outs: Sequence[Any] = [None] * len(chosen) if out is None else out
+            if len(outs) != len(chosen):
+                raise SelectionError(
+                    "out= needs one array a selection",
+                    expected=len(chosen),
+                    got=len(outs),
+                )
+            wanted = self.dtype if dtype is None else parsed_dtype(dtype)
+            arrays = [
+                usable_output(o, selection.shape, wanted)
+                for o, selection in zip(outs, chosen, strict=True)
+            ]
+            for array in arrays:
+                check_cast(self.dtype, array.dtype)
+            tally = Tally()
+            execute([*self.jobs(chosen, arrays, memory_limit, tally, policy.damage)])
+        policy.warn(stacklevel=3)
+        return [a if o is None else o for a, o in zip(arrays, outs, strict=True)]
+
+    def explain(self, selection: Any = ...) -> ReadReport:
+        """What reading `selection` takes; the read is done and its result dropped.
+
+        Counts are those of all arrays together.
+        """
+        with self._named():
+            chosen = self._selection(selection, expressions.basic)
+            tally = Tally()
+            with tally.stage("total"):
+                out = np.empty(chosen.shape, self.dtype)
+                with tally.stage("plan"):
+                    jobs = list(self.jobs([chosen], [out], None, tally))
+                execute(jobs)
+        placed = (job.source.pipeline.placements() for job in jobs)
+        return tally.report(
+            array=self._label,
+            device="cpu",
+            out_nbytes=out.nbytes,
+            codecs=tuple(dict.fromkeys(chain.from_iterable(placed))),
+        )
+
+    @property
+    def _label(self) -> str:
+        first, last = _address(self.arrays[0]), _address(self.arrays[-1])
+        return f"concat of {len(self.arrays)}, from {first} to {last}"
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Let errors of the block that are about no single array name all of them."""
+        try:
+            yield
+        except GpushardError as error:
+            if error.array_path is None:
+                error.add_context(array_path=self._label)
+            raise
+
+    def _indexer(self, parse: Callable[[Any, tuple[int, ...]], Selection]) -> Indexer:
+        def parsed(key: Any) -> Selection:
+            with self._named():
+                return self._selection(key, parse)
+
+        return Indexer(self.read, parsed)
+
+    def _selection(
+        self, key: Any, parse: Callable[[Any, tuple[int, ...]], Selection]
+    ) -> Selection:
+        return key if isinstance(key, Orthogonal | Points) else parse(key, self.shape)
+
+    def jobs(
+        self,
+        selections: Sequence[Selection],
+        outs: Sequence[NDArray[Any]],
+        memory_limit: int | None,
+        tally: Tally,
+        damage: Damage = ENDS_READ,
     ) -> Iterator[Job]:
+        """One job an array that serves a part of any selection."""
+        for array, mine, which in self.shares(selections):
+            into = [outs[i] for i in which]
+            source = array.source.limited(memory_limit)
+            costs = damage.of_array(source.store.url)
+            yield host_job(source, mine, into, tally, costs)
+
+    def shares(
+        self, selections: Sequence[Selection]
+    ) -> Iterator[tuple[Array, list[Selection], list[int]]]:
+        """Arrays that serve a part of any selection: the parts, and of which."""
         for k, array in enumerate(self.arrays):
             start, stop = int(self._starts[k]), int(self._starts[k + 1])
-            share = self._share(selection, start, stop)
-            if share is not None:
-                source = array.source.limited(memory_limit)
-                yield host_job(source, [share], [out], Tally())
+            parts = [self._share(selection, start, stop) for selection in selections]
+            mine = {i: part for i, part in enumerate(parts) if part is not None}
+            if mine:
+                yield array, list(mine.values()), list(mine)
 
     def _share(self, selection: Selection, start: int, stop: int) -> Selection | None:
         """The part of a selection that elements ``start:stop`` of the axis serve."""

@@ -6,12 +6,16 @@
     |-- SelectionError(IndexError)           the index expression does not fit the array
     |-- OptionError(ValueError)              a knob has no possible value
     |-- StoreError(OSError)                  the store failed to answer
-    |   `-- ObjectChangedError               an object was replaced while it was read
+    |   |-- ObjectChangedError               an object was replaced while it was read
+    |   `-- WindowMovedError                 a rolling array has left what was asked for
     |-- NotFoundError(FileNotFoundError)     no array, group or store there
     |   `-- NoSuchArrayError(KeyError)       no array of that name in the group
     |-- CorruptShardError(ValueError)        stored bytes contradict the metadata
     |   `-- ChecksumError                    stored bytes contradict their checksum
-    `-- DeviceError(RuntimeError)            a device failed or ran out of memory
+    `-- DeviceError(RuntimeError)            a device failed
+        `-- DeviceMemoryError(MemoryError)   it has not enough memory
+
+    DamageWarning(UserWarning)             damaged inner chunks were replaced, as asked
 
 Each message is one sentence that says what, where, expected and got, and what to do;
 the same facts stand in the exception's fields for programs.
@@ -19,7 +23,9 @@ the same facts stand in the exception's fields for programs.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 # Characters of one fact that a message shows; the fields hold all of it.
 _LONGEST_FACT = 200
@@ -40,6 +46,15 @@ class GpushardError(Exception):
         The two sides of a contradiction.
     hint
         What the reader of the message can do.
+
+    Examples
+    --------
+    >>> try:
+    ...     gpushard.open_array("demo.zarr/u")[:, 3]
+    ... except gpushard.GpushardError as error:
+    ...     what, where = error.what, error.array_path
+    >>> what
+    'index 3 is out of bounds for axis 1 with 3 elements'
     """
 
     def __init__(
@@ -118,11 +133,27 @@ class GpushardError(Exception):
     @property
     def _address(self) -> str | None:
         """Store and path of the array, or what is known of them."""
-        known = [part for part in (self.store_url, self.array_path) if part]
-        return "/".join(part.strip("/") for part in known) or None
+        url, path = (self.store_url or "").rstrip("/"), self.array_path or ""
+        return "/".join(part for part in (url, path.strip("/")) if part) or None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.__dict__)
+
+
+class _Addressed(Protocol):
+    @property
+    def url(self) -> str: ...
+
+
+@contextmanager
+def naming(store: _Addressed | str, array_path: str) -> Generator[None]:
+    """Let errors of the block name the array at `array_path` of a store or address."""
+    try:
+        yield
+    except GpushardError as error:
+        url = store if isinstance(store, str) else store.url
+        error.add_context(store_url=url, array_path=array_path)
+        raise
 
 
 def _shortened(value: Any) -> str:
@@ -165,6 +196,10 @@ class ObjectChangedError(StoreError):
     """A stored object was replaced between two reads that belong together."""
 
 
+class WindowMovedError(StoreError):
+    """A rolling array has moved on, and what was asked for is gone or elsewhere."""
+
+
 class NotFoundError(GpushardError, FileNotFoundError):
     """There is no array, group or store at the given place."""
 
@@ -182,4 +217,12 @@ class ChecksumError(CorruptShardError):
 
 
 class DeviceError(GpushardError, RuntimeError):
-    """A device failed or ran out of memory."""
+    """A device failed."""
+
+
+class DeviceMemoryError(DeviceError, MemoryError):
+    """A device has not enough memory; what it did before is not affected."""
+
+
+class DamageWarning(UserWarning):
+    """Damaged inner chunks were replaced by the fill value, as the caller asked."""

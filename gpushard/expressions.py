@@ -352,7 +352,9 @@ def _mask(mask: Any, shape: Shape) -> Points:
             expected=shape,
             got=mask.shape,
         )
-    coordinates = tuple(c.astype(np.int64, copy=False) for c in np.nonzero(mask))
+    # Without axes there is nothing to count along, and NumPy refuses to.
+    along = np.nonzero(mask) if mask.ndim else ()
+    coordinates = tuple(c.astype(np.int64, copy=False) for c in along)
     n_points = int(np.count_nonzero(mask))
     return Points(coordinates, np.arange(n_points, dtype=np.int64), (n_points,))
 
@@ -362,16 +364,16 @@ def _advanced(items: tuple[Any, ...], shape: Shape) -> Selection:
     items = tuple(_plain(item) for item in items)
     advanced = [k for k, i in enumerate(items) if not _is_structural(i)]
     arrays = [k for k in advanced if _as_array(items[k]).ndim > 0]
+    if len(items) == 1 and np.ndim(items[0]) == len(shape) != 1:
+        mask = np.asarray(items[0])
+        if mask.dtype == bool:
+            return _mask(mask, shape)
     if not arrays:
         given = _expand(tuple(i for i in items if i is not None), len(shape))
         for axis, item in enumerate(given):
             if not isinstance(item, slice):
                 _index(item, axis)
         return basic(items, shape)
-    if len(items) == 1 and np.ndim(items[0]) == len(shape) != 1:
-        mask = np.asarray(items[0])
-        if mask.dtype == bool:
-            return _mask(mask, shape)
     if len(advanced) == len(items) == len(shape) > 1:
         return points(items, shape)
     adjacent = advanced[-1] - advanced[0] == len(advanced) - 1

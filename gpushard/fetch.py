@@ -7,6 +7,7 @@ decided elsewhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -59,20 +60,19 @@ def known_index(source: Source, coordinate: Coordinate, key: str) -> KnownIndex 
 
 def fetch_indexes(
     source: Source, shard_coords: Ints, tally: Tally
-) -> list[KnownIndex | None]:
+) -> list[KnownIndex | CorruptShardError | None]:
     """Index of each shard at ``shard_coords[i]``; None where there is no such object.
 
-    One request a shard whose index is not known, all of them side by side.
-
-    Raises
-    ------
-    CorruptShardError
-        An object is too short to hold its index, or the index contradicts its codecs.
+    An error stands where an object is too short to hold its index, or the index
+    contradicts its codecs. One request a shard whose index is unknown, side by side.
     """
     coordinates: list[Coordinate] = [tuple(row) for row in shard_coords.tolist()]
     keys = [source.key(c) for c in coordinates]
-    found = [known_index(source, c, k) for c, k in zip(coordinates, keys, strict=True)]
+    found: list[KnownIndex | CorruptShardError | None] = [
+        known_index(source, c, k) for c, k in zip(coordinates, keys, strict=True)
+    ]
     wanted = [i for i, known in enumerate(found) if known is None]
+    tally.add(n_index_hits=len(found) - len(wanted))
     if not wanted:
         return found
     requests = [index_request(source, coordinates[i], keys[i]) for i in wanted]
@@ -82,7 +82,10 @@ def fetch_indexes(
     for i, answer in zip(wanted, answers, strict=True):
         if answer is not None:
             tally.add(index_nbytes=len(answer.data))
-            found[i] = keep_index(source, coordinates[i], keys[i], answer)
+            try:
+                found[i] = keep_index(source, coordinates[i], keys[i], answer)
+            except CorruptShardError as error:
+                found[i] = error
     return found
 
 
@@ -142,8 +145,11 @@ def fetch_nested_indexes(
     nested: Sequence[NestedShard],
     parents: Sequence[tuple[Coordinate, KnownIndex | None]],
     tally: Tally,
-) -> list[ShardIndex]:
+) -> list[ShardIndex | CorruptShardError]:
     """Index of each nested shard of sharding level `level`, neighbours in one request.
+
+    An error stands where a nested shard is too short to hold its index, or the index
+    contradicts its codecs.
 
     Parameters
     ----------
@@ -151,12 +157,6 @@ def fetch_nested_indexes(
         Ascending by stored object and byte range.
     parents
         Coordinate and outermost index of each stored object.
-
-    Raises
-    ------
-    CorruptShardError
-        A nested shard is too short to hold its index, or the index contradicts its
-        codecs.
     """
     shape = source.chunks_per_shard(parents[0][0], level)
     extents = [
@@ -167,25 +167,37 @@ def fetch_nested_indexes(
     keys = [(*parents[n.parent][0], level, n.start, n.stop) for n in nested]
     versions = [known and known.version for _, known in parents]
     # A parent's index may have been dropped, and read again from another object.
-    found = [
-        known if known and known.version == versions[n.parent] else None
+    found: list[ShardIndex | CorruptShardError | None] = [
+        known.index if known and known.version == versions[n.parent] else None
         for known, n in zip(map(source.indexes.get, keys), nested, strict=True)
     ]
-    wanted = [i for i, known in enumerate(found) if known is None]
-    ranges = [_index_range(source, level, extents[i], prod(shape)) for i in wanted]
-    encoded = _read_ranges(
-        source, [nested[i].parent for i in wanted], ranges, parents, tally
-    )
+    wanted: list[int] = []
+    ranges: list[tuple[int, int]] = []
+    for i in [i for i, index in enumerate(found) if index is None]:
+        try:
+            ranges.append(index_range(source, level, extents[i], prod(shape)))
+        except CorruptShardError as error:
+            found[i] = error
+        else:
+            wanted.append(i)
+    parent = [nested[i].parent for i in wanted]
+    encoded = _read_all_there_is(source, parent, ranges, parents, tally)
     for i, data in zip(wanted, encoded, strict=True):
         version = versions[nested[i].parent]
-        index = _decode_index(source, level, data, shape, extents[i])
-        found[i] = known = KnownIndex(index, version)
-        if version is not None:
-            source.indexes.put(keys[i], known)
-    return [known.index for known in found if known is not None]
+        if isinstance(data, CorruptShardError):
+            found[i] = data
+            continue
+        try:
+            index = found[i] = _decode_index(source, level, data, shape, extents[i])
+        except CorruptShardError as error:
+            found[i] = error
+        else:
+            if version is not None:
+                source.indexes.put(keys[i], KnownIndex(index, version))
+    return [index for index in found if index is not None]
 
 
-def _index_range(
+def index_range(
     source: Source, level: int, extent: Extent, n_entries: int
 ) -> tuple[int, int]:
     """Half-open byte range of a nested shard's index."""
@@ -204,6 +216,26 @@ def _index_range(
     if here.index_location == "end":
         return stop - nbytes, stop
     return extent.start, extent.start + nbytes
+
+
+def _read_all_there_is(
+    source: Source,
+    parent: Sequence[int],
+    ranges: Sequence[tuple[int, int]],
+    parents: Sequence[tuple[Coordinate, KnownIndex | None]],
+    tally: Tally,
+) -> Sequence[NDArray[np.uint8] | CorruptShardError]:
+    """Bytes of each range; an error where an object ends before."""
+    try:
+        return _read_ranges(source, parent, ranges, parents, tally)
+    except CorruptShardError as error:
+        if len(ranges) == 1:
+            return [error]
+    return [
+        piece
+        for at in zip(parent, ranges, strict=True)
+        for piece in _read_all_there_is(source, at[:1], at[1:], parents, tally)
+    ]
 
 
 def _read_ranges(
@@ -267,16 +299,71 @@ def fetch_payload(
     ]
 
 
+def fetch_objects(
+    source: Source, requests: Sequence[ByteRequest]
+) -> list[NDArray[np.uint8] | None]:
+    """Bytes of each range of objects that are one inner chunk each.
+
+    Returns
+    -------
+    list of uint8 arrays, host; None where there is no such object.
+
+    Raises
+    ------
+    CorruptShardError
+        An object is not as large as its elements, which it stores as they are.
+    """
+    if source.raw_strides is None:
+        answers = source.store.read(requests)
+        return [None if answer is None else answer.data for answer in answers]
+    # One byte more than there should be: where a store does not tell the size of an
+    # object, one that is too long shows by it.
+    end = source.chunk_nbytes
+    asked = [
+        replace(r, stop=end + 1) if r.stop == end and r.into is None else r
+        for r in requests
+    ]
+    return [
+        None if answer is None else _checked_raw(source, request, answer)
+        for request, answer in zip(requests, source.store.read(asked), strict=True)
+    ]
+
+
+def _checked_raw(
+    source: Source, request: ByteRequest, answer: Fetched
+) -> NDArray[np.uint8]:
+    """Bytes of a range of an uncompressed chunk, which is as long as its elements."""
+    wanted = (request.stop or 0) - request.start
+    expected, got = source.chunk_nbytes, answer.object_nbytes
+    if got is None and len(answer.data) != wanted:
+        got = request.start + len(answer.data)
+    if got not in (None, expected):
+        raise CorruptShardError(
+            "an uncompressed chunk has another size than its elements",
+            array_path=source.layout.path,
+            shard_key=request.key,
+            expected=f"{expected} bytes",
+            got=f"{got} bytes",
+            hint=f"the object is damaged: {_RESTORE}",
+        )
+    return answer.data[:wanted]
+
+
+def deleted(source: Source, key: str) -> ObjectChangedError:
+    """Error of a shard that was there a moment ago."""
+    return ObjectChangedError(
+        "a shard was deleted between its index and its inner chunks",
+        array_path=source.layout.path,
+        shard_key=key,
+        hint="read again; if a writer replaces shards, let it do so atomically",
+    )
+
+
 def _exactly(
     source: Source, request: ByteRequest, answer: Fetched | None
 ) -> NDArray[np.uint8]:
     if answer is None:
-        raise ObjectChangedError(
-            "a shard was deleted between its index and its inner chunks",
-            array_path=source.layout.path,
-            shard_key=request.key,
-            hint="read again; if a writer replaces shards, let it do so atomically",
-        )
+        raise deleted(source, request.key)
     expected = (request.stop or 0) - request.start
     if len(answer.data) != expected:
         raise CorruptShardError(
@@ -288,3 +375,20 @@ def _exactly(
             hint=f"the object is truncated: {_RESTORE}",
         )
     return answer.data
+
+
+def fetch_wanted(
+    source: Source, requests: Sequence[ByteRequest]
+) -> list[NDArray[np.uint8] | None]:
+    """Bytes of each request; None where an unsharded array has no such chunk.
+
+    Raises
+    ------
+    ObjectChangedError
+        As `fetch_payload` does.
+    CorruptShardError
+        So too, or an uncompressed chunk has another size than its elements.
+    """
+    if source.layout.levels or source.is_held:
+        return [*fetch_payload(source, requests)]
+    return fetch_objects(source, requests)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -12,7 +13,17 @@ import numpy as np
 from gpushard import blocks
 from gpushard.blocks import ShardBlock, index_coordinates, ordinal_in_index
 from gpushard.layout import ArrayLayout, GridAxis, ShardLevel
-from gpushard.selection import Ints, Orthogonal, Projection, project
+from gpushard.selection import (
+    AxisSelection,
+    Ints,
+    Orthogonal,
+    Projection,
+    SliceAxis,
+    project,
+)
+
+# Slices of so many elements are kept laid out: their columns take 20 KiB at the most.
+_KEPT_LENGTH = 512
 
 
 class _ShardedAxis(NamedTuple):
@@ -39,6 +50,33 @@ def _shard_axis(
     return _ShardedAxis(shard[is_first], bounds, coordinate, per_parent)
 
 
+def _lay_axis(
+    selection: AxisSelection, inner: GridAxis, outer: GridAxis, lengths: tuple[int, ...]
+) -> tuple[Projection, _ShardedAxis]:
+    """One axis of a selection, laid over the cells and grouped by shard."""
+    if (
+        isinstance(selection, SliceAxis)
+        and selection.length <= _KEPT_LENGTH
+        and inner.boundaries is None
+        and outer.boundaries is None
+    ):
+        return _lay_slice(selection, inner, outer, lengths)
+    projection = project(selection, inner)
+    return projection, _shard_axis(projection.cell, inner, outer, lengths)
+
+
+@lru_cache(maxsize=512)
+def _lay_slice(
+    selection: SliceAxis, inner: GridAxis, outer: GridAxis, lengths: tuple[int, ...]
+) -> tuple[Projection, _ShardedAxis]:
+    """As `_lay_axis`: most reads take the same slices along most axes."""
+    projection = project(selection, inner)
+    sharded = _shard_axis(projection.cell, inner, outer, lengths)
+    for column in (*projection[:4], *sharded.coordinate, *sharded[:2]):
+        column.flags.writeable = False
+    return projection, sharded
+
+
 @dataclass(frozen=True, slots=True)
 class GridPart:
     """An orthogonal selection laid over the grid of inner chunks."""
@@ -51,18 +89,14 @@ class GridPart:
     @classmethod
     def lay(cls, selection: Orthogonal, layout: ArrayLayout) -> GridPart:
         """Part of a plan, from a selection and the layout of its array."""
-        projections = tuple(
-            project(s, axis)
-            for s, axis in zip(selection.axes, layout.inner_axes, strict=True)
-        )
-        sharded = tuple(
-            _shard_axis(
-                p.cell, inner, outer, [lv.chunk_shape[d] for lv in layout.levels]
+        laid = [
+            _lay_axis(s, inner, outer, tuple(lv.chunk_shape[d] for lv in layout.levels))
+            for d, (s, inner, outer) in enumerate(
+                zip(selection.axes, layout.inner_axes, layout.axes, strict=True)
             )
-            for d, (p, inner, outer) in enumerate(
-                zip(projections, layout.inner_axes, layout.axes, strict=True)
-            )
-        )
+        ]
+        projections = tuple(projection for projection, _ in laid)
+        sharded = tuple(sharded for _, sharded in laid)
         return cls(selection, projections, sharded, layout.levels)
 
     @property

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpushard.array import Array
 from gpushard.devices.find import find_device
-from gpushard.errors import GpushardError, NoSuchArrayError, NotFoundError
+from gpushard.errors import NoSuchArrayError, NotFoundError, naming
+from gpushard.layout import ArrayLayout
 from gpushard.metadata import GroupDocument, load_array, load_group, parse_array
 from gpushard.options import DEFAULT, Options
+from gpushard.rolling.watch import watched
 from gpushard.source import Source
 from gpushard.stores.base import Store
 from gpushard.stores.resolve import resolve
@@ -42,19 +44,22 @@ def open_group(
         Its metadata is malformed.
     StoreError
         The store cannot list and the group's metadata is not consolidated.
+
+    Examples
+    --------
+    >>> group = gpushard.open_group("demo.zarr")
+    >>> sorted(group)
+    ['latitude', 'level', 'longitude', 'month', 'u', 'v', 'z']
+    >>> group["u"].dimension_names
+    ('month', 'level', 'latitude', 'longitude')
     """
-    chosen = find_device(device)
+    with naming(str(store), path):
+        found = find_device(device)
     opened, place = resolve(store, path, options, storage_options)
-    return Group(opened, _loaded(opened, place), chosen, options)
-
-
-def _loaded(store: Store, path: str) -> GroupDocument:
-    """Group of a store; errors tell which store."""
-    try:
-        return load_group(store, path)
-    except GpushardError as error:
-        error.add_context(store_url=store.url, array_path=path)
-        raise
+    with naming(opened, place):
+        return Group(
+            opened, load_group(opened, place), found.device, options, found.why
+        )
 
 
 class Group(Mapping[str, Array]):
@@ -65,8 +70,8 @@ class Group(Mapping[str, Array]):
 
     Parameters
     ----------
-    store, document, device, options
-        Where the group lies, what it holds, and how its arrays are read.
+    store, document, device, options, device_why
+        Where the group lies, what it holds, and how its arrays are read, and why there.
     """
 
     def __init__(
@@ -75,10 +80,12 @@ class Group(Mapping[str, Array]):
         document: GroupDocument,
         device: Device | None,
         options: Options,
+        device_why: str = "",
     ) -> None:
         self._store = store
         self._document = document
         self._device = device
+        self._device_why = device_why
         self._options = options
 
     @property
@@ -104,17 +111,27 @@ class Group(Mapping[str, Array]):
         NotFoundError, MetadataError, StoreError
             As for `open_group`.
         """
-        document = _loaded(self._store, self._join(name))
-        return Group(self._store, document, self._device, self._options)
+        place = self._join(name)
+        with naming(self._store, place):
+            document = load_group(self._store, place)
+        return Group(
+            self._store, document, self._device, self._options, self._device_why
+        )
 
     def __getitem__(self, name: str) -> Array:
+        with naming(self._store, self._join(name)):
+            layout = self._layout(name)
+            store = watched(self._store, layout, self._options)
+            source = Source.prepare(layout, store, self._options)
+        return Array(source, self._device, self._device_why)
+
+    def _layout(self, name: str) -> ArrayLayout:
         known = self._document.documents.get(name)
         place = self._join(name)
         try:
             if known is not None and known.get("node_type") == "array":
-                layout = parse_array(known, place, self._options)
-            else:
-                layout = load_array(self._store, place, self._options)
+                return parse_array(known, place, self._options)
+            return load_array(self._store, place, self._options)
         except NotFoundError as error:
             raise NoSuchArrayError(
                 f"the group has no array {name!r}",
@@ -122,8 +139,6 @@ class Group(Mapping[str, Array]):
                 expected=f"one of {', '.join(self) or 'none'}",
                 got=repr(name),
             ) from error
-        source = Source.prepare(layout, self._store, self._options)
-        return Array(source, self._device)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names("array"))

@@ -88,12 +88,12 @@ def parse_index(
     raw = np.ascontiguousarray(entries.T)
     offset, size = raw[0], raw[1]
     limit = np.uint64(_LARGEST - base if nbytes is None else nbytes)
-    missing = (offset == _EMPTY) & (size == _EMPTY)
     # Subtraction instead of a sum, which could wrap around.
-    fits = (offset <= limit) & (size <= limit - np.minimum(offset, limit))
-    state = np.where(missing, MISSING, np.where(fits, PRESENT, CORRUPT)).astype(
-        np.uint8
-    )
+    room = np.minimum(offset, limit)
+    np.subtract(limit, room, out=room)
+    state = np.full(len(offset), CORRUPT, np.uint8)
+    state[(offset <= limit) & (size <= room)] = PRESENT
+    state[(offset == _EMPTY) & (size == _EMPTY)] = MISSING
     start: Ints = offset.view(np.int64)
     if base:
         start = start + np.where(state == PRESENT, base, 0)

@@ -19,14 +19,18 @@ class Indexer:
         What reads a selection.
     parse
         What makes a selection of the key.
+    write
+        What writes to a selection; None where nothing can.
     """
 
     def __init__(
         self,
         read: Callable[[Selection], Any],
         parse: Callable[[Any], Selection],
+        write: Callable[[Selection, Any], None] | None = None,
     ) -> None:
         self._read = read
+        self._write = write
         self._parse = parse
 
     def __getitem__(self, key: Any) -> Any:
@@ -35,3 +39,8 @@ class Indexer:
         # Only the host has scalars; a device's stay 0-d arrays.
         is_scalar = selection.scalar and isinstance(result, np.ndarray)
         return result[()] if is_scalar else result
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self._write is None:
+            raise TypeError("these arrays can only be read")
+        self._write(self._parse(key), value)

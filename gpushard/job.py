@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.blocks import ShardBlock
-from gpushard.errors import GpushardError
+from gpushard.damage import ENDS_READ, Damage, at_inner_chunk
+from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.options import KIB
 from gpushard.plan import ReadPlan
 from gpushard.ranged import RangedBlock
 from gpushard.report import Tally
 from gpushard.selection import Ints
 from gpushard.source import Source
+from gpushard.stores.base import ByteRequest
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 # A share is not cut smaller: below, a read is over before a thread has started.
 SMALLEST_SHARE_NBYTES = 256 * KIB
@@ -24,12 +29,55 @@ SMALLEST_SHARE_NBYTES = 256 * KIB
 _REMOTE_WORKERS = 8
 
 
-Answer = tuple[int, NDArray[np.uint8]]
-"""A request, by its number in the block, and the bytes it was answered."""
+Answer = tuple[int, Any]
+"""A request, by its number in the block, and what `Sink.fetch` gave for it."""
+
+
+RequestReader = Callable[[range], None]
+"""Fetches some requests of a block, and lets the inner chunks that they hold land."""
+
+
+class SelfReader(Protocol):
+    """Reads all of a job that it can, without the stages between plan and placing."""
+
+    def tasks(self, n_workers: int) -> Iterator[Callable[[], None]]:
+        """Tasks that read all but what is left over."""
+        ...
+
+    @property
+    def seen(self) -> set[str]:
+        """Keys of left over shards that were there when their index was read."""
+        ...
+
+    def left_over(self) -> Iterator[ShardBlock]:
+        """Blocks of what is left over, once all tasks have run."""
+        ...
 
 
 class Sink(Protocol):
     """Where inner chunks are decoded and written; called from several threads."""
+
+    def direct(self, job: Job) -> SelfReader | None:
+        """What reads the job, where the sink can do it all by itself."""
+        ...
+
+    def reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
+        """What reads a block's requests, where the sink fetches by itself."""
+        ...
+
+    @property
+    def batch_nbytes(self) -> int | None:
+        """Bytes it wants fetched as one task; None: as suits the threads."""
+        ...
+
+    def fetch(
+        self, job: Job, requests: Sequence[ByteRequest]
+    ) -> AbstractContextManager[Sequence[Any]]:
+        """Fetch payload to where it is decoded, and keep it while the context lasts.
+
+        Gives one answer a request; None where an unsharded array has no such chunk.
+        """
+        ...
 
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """Let the fill value land where the missing inner chunks `rows` would."""
@@ -58,12 +106,18 @@ class Job:
         What decodes and writes it.
     tally
         What was done for it.
+    damage
+        What becomes of damaged inner chunks.
+    seen
+        Keys of shards that were there a moment ago: to be gone now is an error.
     """
 
     source: Source
     plan: ReadPlan
     sink: Sink
     tally: Tally
+    damage: Damage = ENDS_READ
+    seen: frozenset[str] = frozenset()
 
     @property
     def n_workers(self) -> int:
@@ -77,12 +131,25 @@ class Job:
 
     def batch_nbytes(self, wanted_nbytes: int, n_workers: int) -> int:
         """Bytes to fetch as one task, of `wanted_nbytes` that `n_workers` share."""
+        if self.sink.batch_nbytes is not None:
+            return self.sink.batch_nbytes
         options = self.source.options
         bound = max(1, options.memory_limit // (2 * n_workers))
         if n_workers == 1:
             return min(options.batch_nbytes, bound)
         share = max(wanted_nbytes // (4 * n_workers), SMALLEST_SHARE_NBYTES)
         return min(share, options.batch_nbytes, bound)
+
+    def byte_request(self, ranged: RangedBlock, r: int) -> ByteRequest:
+        """What to ask the store for request `r` of a block."""
+        requests, block = ranged.requests, ranged.block
+        shard = int(requests.source[r])
+        return ByteRequest(
+            self.source.key(tuple(block.shard_coords[shard].tolist())),
+            int(requests.start[r]),
+            int(requests.stop[r]),
+            ranged.located.versions[shard],
+        )
 
     def chunk_coordinate(self, block: ShardBlock, row: int) -> tuple[int, ...]:
         """Coordinate of an inner chunk of a block in the grid of inner chunks."""
@@ -97,6 +164,22 @@ class Job:
             shard_key=self.source.key(shard),
             inner_chunk=self.chunk_coordinate(block, row),
         )
+
+    def give_up(self, error: CorruptShardError, block: ShardBlock, rows: Ints) -> None:
+        """Say that `error` costs the inner chunks `rows`, or raise it.
+
+        Raises
+        ------
+        CorruptShardError
+            `error`, where damage ends the read.
+        """
+        if not self.damage.replaces:
+            raise error
+        for row in rows.tolist():
+            coordinate = self.chunk_coordinate(block, row)
+            said = at_inner_chunk(error, coordinate)
+            self.name_place(said, block, row)
+            self.damage.note(said)
 
 
 def rows_of(block: ShardBlock, shards: NDArray[np.bool_]) -> ShardBlock:

@@ -7,14 +7,17 @@ order: transposes of the codec chain are folded into `axis_order` fields.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+_NUMBER = re.compile("-?[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,9 @@ class ShardLevel:
         Codecs of the index, an uint64 array of shape (*chunks_per_shard, 2) with
         chunks per shard in stored axes. All of fixed size.
     index_trailer_nbytes
-        Encoded size of the index beyond its 16 bytes an entry.
+        Encoded size of the index beyond that of its entries.
+    index_entry_nbytes
+        Encoded size of an entry: 16 unless a codec makes other elements of them.
     """
 
     chunk_shape: tuple[int, ...]
@@ -107,26 +112,55 @@ class ShardLevel:
     index_location: Literal["start", "end"]
     index_chain: CodecChain
     index_trailer_nbytes: int
+    index_entry_nbytes: int = 16
     json_path: str = ""
 
     def index_nbytes(self, n_entries: int) -> int:
         """Encoded size of an index of `n_entries`."""
-        return 16 * n_entries + self.index_trailer_nbytes
+        return self.index_entry_nbytes * n_entries + self.index_trailer_nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkKeys:
-    """`chunk_key_encoding`: coordinates of a stored object -> key below the array."""
+    """`chunk_key_encoding`: coordinates of a stored object -> key below the array.
 
-    kind: Literal["default", "v2"]
+    Attributes
+    ----------
+    kind
+        The encodings of Zarr v3, and "draft": that of the draft of v3.
+    separator
+        What stands between the coordinates.
+    offset
+        What a key's coordinates are beyond those in the chunk grid; () is nothing.
+    """
+
+    kind: Literal["default", "v2", "draft"]
     separator: Literal["/", "."]
+    offset: tuple[int, ...] = ()
 
     def key(self, coordinates: tuple[int, ...]) -> str:
         """Key of the object at `coordinates` of the chunk grid."""
+        if self.offset:
+            pairs = zip(coordinates, self.offset, strict=True)
+            coordinates = tuple(at + offset for at, offset in pairs)
         text = self.separator.join(map(str, coordinates))
+        if self.kind == "draft":
+            return f"c{text or '0'}"
         if self.kind == "v2":
             return text or "0"
         return f"c{self.separator}{text}" if text else "c"
+
+    def stored_coordinates(self, key: str, ndim: int) -> tuple[int, ...] | None:
+        """Coordinates as they stand in a key below the array; None if it has none."""
+        if self.kind != "v2":
+            start = "c" if self.kind == "draft" or not ndim else f"c{self.separator}"
+            if not key.startswith(start):
+                return None
+            key = key.removeprefix(start)
+        numbers = key.split(self.separator)
+        if len(numbers) != ndim or not all(map(_NUMBER.fullmatch, numbers)):
+            return None
+        return tuple(map(int, numbers))
 
 
 @dataclass(frozen=True)
@@ -161,12 +195,14 @@ class ArrayLayout:
         Bytes-to-bytes codecs around a whole shard, in encoding order. Where there are
         any, no range inside the stored object means anything: it is fetched whole.
     keys
-        Coordinates of a stored object -> key below `path`.
+        Coordinates of a stored object -> key below `path` or `data_path`.
     chunks
         Inner chunk shape in elements, as zarr gives it (that of the outermost sharding
         codec); the chunk shape of an unsharded array; None if rectilinear.
     shards
         Shard shape in elements; None if the array is not sharded or rectilinear.
+    data_path
+        Path below which the stored objects lie; None: `path`.
     """
 
     path: str
@@ -185,6 +221,7 @@ class ArrayLayout:
     shards: tuple[int, ...] | None
     attributes: Mapping[str, Any]
     dimension_names: tuple[str | None, ...] | None
+    data_path: str | None = None
 
     @property
     def ndim(self) -> int:
@@ -208,7 +245,21 @@ class ArrayLayout:
             )
         )
 
+    def over(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> ArrayLayout:
+        """Array of `shape` over the objects whose keys begin at `offset`.
+
+        Only for regular axes.
+        """
+        axes = zip(self.axes, shape, strict=True)
+        return replace(
+            self,
+            shape=shape,
+            axes=tuple(replace(axis, extent=extent) for axis, extent in axes),
+            keys=replace(self.keys, offset=offset),
+        )
+
     @cached_property
     def key_prefix(self) -> str:
         """What stands before every object's key."""
-        return f"{self.path}/" if self.path else ""
+        below = self.path if self.data_path is None else self.data_path
+        return f"{below}/" if below else ""

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpushard.blocks import ShardBlock
 from gpushard.errors import CorruptShardError
-from gpushard.fetch import NestedShard, fetch_indexes, fetch_nested_indexes
+from gpushard.fetch import NestedShard, deleted, fetch_indexes, fetch_nested_indexes
 from gpushard.index import CORRUPT, MISSING, ShardIndex
 from gpushard.job import Job
 from gpushard.ranged import Located
@@ -16,34 +16,91 @@ from gpushard.selection import Ints
 from gpushard.source import KnownIndex
 from gpushard.stores.base import ByteRequest
 
+Found = Sequence[KnownIndex | CorruptShardError | None]
+"""Outermost index of each shard of a block, or what is wrong with it."""
 
-def locate(job: Job, block: ShardBlock) -> Located:
+
+def find_indexes(job: Job, block: ShardBlock) -> Found:
+    """Indexes of the shards of a block; those that are not known are read.
+
+    Raises
+    ------
+    ObjectChangedError
+        A shard is gone that was there a moment ago.
+    StoreError
+        The store failed.
+    """
+    if not job.source.layout.levels:
+        return [None] * len(block.shard_coords)
+    found = fetch_indexes(job.source, block.shard_coords, job.tally)
+    if job.seen:
+        for coordinate, known in zip(block.shard_coords.tolist(), found, strict=True):
+            key = job.source.key(tuple(coordinate))
+            if known is None and key in job.seen:
+                raise deleted(job.source, key)
+    job.tally.add(n_missing_shards=sum(k is None for k in found))
+    return found
+
+
+def locate(job: Job, block: ShardBlock, found: Found) -> Located:
     """Byte range of each inner chunk of a block.
 
-    Reads the index of every shard whose index is not known.
+    Parameters
+    ----------
+    block
+        All inner chunks of some shards, or some of them.
+    found
+        What `find_indexes` gave for those shards.
 
     Raises
     ------
     CorruptShardError
-        A wanted entry is no valid byte range, or an index cannot be decoded.
+        A wanted entry is no valid byte range, or an index cannot be decoded. Where the
+        read goes on over damage, such inner chunks are missing.
     StoreError
         The store failed.
     """
     if not job.source.layout.levels:
         return _locate_unsharded(job, block)
-    known = fetch_indexes(job.source, block.shard_coords, job.tally)
-    job.tally.add(n_missing_shards=sum(k is None for k in known))
     lookup = _Lookup(job, block)
-    bounds = np.searchsorted(block.shard, np.arange(len(known) + 1)).tolist()
-    for s, outermost in enumerate(known):
+    known: list[KnownIndex | None] = []
+    bounds = np.searchsorted(block.shard, np.arange(len(found) + 1)).tolist()
+    for s, outermost in enumerate(found):
         rows = slice(bounds[s], bounds[s + 1])
         if outermost is None:
             lookup.missing[rows] = True
+        elif isinstance(outermost, CorruptShardError):
+            lookup.give_up(outermost, rows)
+            outermost = None
         else:
             lookup.take(rows, outermost.index, 0)
+        known.append(outermost)
     for level in range(1, len(job.source.layout.levels)):
         _descend(lookup, level, known)
-    return Located(lookup.start, lookup.stop, lookup.missing, known)
+    versions = [None if k is None else k.version for k in known]
+    return Located(lookup.start, lookup.stop, lookup.missing, versions)
+
+
+def refuse_oversized(job: Job, block: ShardBlock, located: Located) -> None:
+    """Refuse ranges of more bytes than any encoding of an inner chunk takes.
+
+    Raises
+    ------
+    CorruptShardError
+        There is one. Where the read goes on over damage, it is missing from now on.
+    """
+    source, shape = job.source, job.source.chunk_shape
+    if shape is None:
+        return
+    nbytes = np.where(located.missing, 0, located.stop - located.start)
+    limit = source.pipeline.encoded_limit(shape)
+    for row in np.flatnonzero(nbytes > limit).tolist():
+        try:
+            source.refuse_oversized(int(nbytes[row]), shape)
+        except CorruptShardError as error:
+            job.name_place(error, block, row)
+            job.damage.note(error)
+            located.missing[row] = True
 
 
 def _locate_unsharded(job: Job, block: ShardBlock) -> Located:
@@ -78,18 +135,29 @@ class _Lookup:
         """Narrow `rows` to the entries that they have in `index`."""
         entry = self.block.entry[level][rows]
         state = index.state[entry]
-        if np.any(state == CORRUPT):
-            at = int(np.argmax(state == CORRUPT))
-            row = int(np.arange(len(self.block.shard))[rows][at])
-            try:
-                index.refuse_corrupt(int(entry[at]))
-            except CorruptShardError as error:
-                self.job.name_place(error, self.block, row)
-                raise
         offset = index.offset[entry]
         self.start[rows] = offset
         self.stop[rows] = offset + index.nbytes[entry]
         self.missing[rows] = state == MISSING
+        corrupt = np.flatnonzero(state == CORRUPT)
+        if len(corrupt):
+            self._refuse_corrupt(
+                np.arange(len(self.missing))[rows][corrupt], index, entry[corrupt]
+            )
+
+    def give_up(self, error: CorruptShardError, rows: slice | Ints) -> None:
+        """Let `rows` be missing because of `error`, or raise it."""
+        self.job.give_up(error, self.block, np.arange(len(self.missing))[rows])
+        self.missing[rows] = True
+
+    def _refuse_corrupt(self, rows: Ints, index: ShardIndex, entry: Ints) -> None:
+        for row, at in zip(rows.tolist(), entry.tolist(), strict=True):
+            try:
+                index.refuse_corrupt(at)
+            except CorruptShardError as error:
+                self.job.name_place(error, self.block, row)
+                self.job.damage.note(error)
+                self.missing[row] = True
 
 
 def _descend(lookup: _Lookup, level: int, known: Sequence[KnownIndex | None]) -> None:
@@ -117,4 +185,7 @@ def _descend(lookup: _Lookup, level: int, known: Sequence[KnownIndex | None]) ->
     )
     ends = np.append(firsts[1:], len(rows))
     for index, first, last in zip(indexes, firsts, ends, strict=True):
-        lookup.take(rows[first:last], index, level)
+        if isinstance(index, CorruptShardError):
+            lookup.give_up(index, rows[first:last])
+        else:
+            lookup.take(rows[first:last], index, level)

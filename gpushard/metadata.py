@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gpushard.errors import (
     GpushardError,
@@ -14,44 +12,31 @@ from gpushard.errors import (
     StoreError,
     UnsupportedError,
 )
-from gpushard.formats import v3
+from gpushard.formats import v2, v3, v3_draft
 from gpushard.formats.document import as_object, member, refuse_unknown_members, wrong
+from gpushard.hierarchies import draft as draft_hierarchy
+from gpushard.hierarchies import v2 as v2_hierarchy
+from gpushard.hierarchies.documents import (
+    GroupDocument,
+    NodeType,
+    decode_document,
+    group_instead,
+    join,
+    listed,
+    read_document,
+    read_documents,
+)
 from gpushard.layout import ArrayLayout
 from gpushard.options import DEFAULT, Options
-from gpushard.stores.base import ByteRequest, Store
+from gpushard.stores.base import Store
 
-NodeType = Literal["array", "group"]
+__all__ = ["GroupDocument", "load_array", "load_group", "parse_array"]
+
 _DOCUMENT = "zarr.json"
+DOCUMENTS = (_DOCUMENT, ".zarray")
+"""Names of an array's metadata document, in Zarr v3 and v2."""
 _NODE_TYPES = ("array", "group")
 _GROUP_MEMBERS = ("zarr_format", "node_type", "attributes", "consolidated_metadata")
-_V2_DOCUMENTS = (".zarray", ".zgroup")
-_NAMES_SHOWN = 8
-
-
-@dataclass(frozen=True, slots=True)
-class GroupDocument:
-    """A group as a reader sees it.
-
-    Attributes
-    ----------
-    path
-        Path of the group in its store; "" is the root.
-    attributes
-        The group's own attributes.
-    children
-        Name and node type of each array and group directly below.
-    documents
-        Metadata documents that are known already, by path relative to the group.
-        Consolidated metadata gives those of deeper nodes too.
-    is_consolidated
-        Whether they come from consolidated metadata.
-    """
-
-    path: str
-    attributes: Mapping[str, Any]
-    children: Mapping[str, NodeType]
-    documents: Mapping[str, Mapping[str, Any]]
-    is_consolidated: bool
 
 
 def load_array(store: Store, path: str, options: Options = DEFAULT) -> ArrayLayout:
@@ -64,13 +49,28 @@ def load_array(store: Store, path: str, options: Options = DEFAULT) -> ArrayLayo
     MetadataError
         The document is malformed, contradicts itself, or describes a group.
     UnsupportedError
-        The array needs something that gpushard does not read, Zarr v2 for one.
+        The array needs something that gpushard does not read.
     """
     path = path.strip("/")
-    document = _load_document(store, path)
+    document = read_document(store, join(path, _DOCUMENT), path)
+    if document is None or v3_draft.is_root(document):
+        return _load_older_array(store, path, document is None, options)
     if document.get("node_type") == "group":
-        raise _is_group(store, path, document)
+        raise group_instead(path, _names(store, path, document))
     return parse_array(document, path, options)
+
+
+def _load_older_array(
+    store: Store, path: str, may_be_v2: bool, options: Options
+) -> ArrayLayout:
+    """Layout of an array of Zarr v2, or of the draft of v3."""
+    document = v2_hierarchy.find_array(store, path) if may_be_v2 else None
+    if document is not None:
+        return parse_array(document, path, options)
+    layout = draft_hierarchy.find_array(store, path, options)
+    if layout is None:
+        raise _absent(store, path)
+    return layout
 
 
 def parse_array(
@@ -85,8 +85,21 @@ def parse_array(
     UnsupportedError
         The array needs something that gpushard does not read.
     """
+    if _is_v2(document):
+        return v2.parse_array(document, path, options)
     _check_node(document, path, "array")
     return v3.parse_array(document, path, options)
+
+
+def parse_document(data: bytes, path: str, options: Options = DEFAULT) -> ArrayLayout:
+    """Layout of the array at `path` that the bytes of a `zarr.json` describe.
+
+    Raises
+    ------
+    MetadataError, UnsupportedError
+        As for `parse_array`.
+    """
+    return parse_array(decode_document(data, _DOCUMENT, path), path, options)
 
 
 def load_group(store: Store, path: str) -> GroupDocument:
@@ -104,7 +117,9 @@ def load_group(store: Store, path: str) -> GroupDocument:
         There is no consolidated metadata and the store cannot list.
     """
     path = path.strip("/")
-    document = _load_document(store, path)
+    document = read_document(store, join(path, _DOCUMENT), path)
+    if document is None or v3_draft.is_root(document):
+        return _load_older_group(store, path, document is None)
     _check_node(document, path, "group")
     try:
         refuse_unknown_members(document, _GROUP_MEMBERS, "")
@@ -124,43 +139,24 @@ def load_group(store: Store, path: str) -> GroupDocument:
     return GroupDocument(path, attributes, children, documents, is_consolidated)
 
 
-def _load_document(store: Store, path: str) -> dict[str, Any]:
-    data = store.get(_key(path, _DOCUMENT))
-    if data is None:
+def _load_older_group(store: Store, path: str, may_be_v2: bool) -> GroupDocument:
+    """Group of Zarr v2, or of the draft of v3."""
+    group = v2_hierarchy.find_group(store, path) if may_be_v2 else None
+    if group is None:
+        group = draft_hierarchy.find_group(store, path)
+    if group is None:
         raise _absent(store, path)
-    return _decode(data, path)
+    return group
 
 
-def _key(path: str, name: str) -> str:
-    return f"{path}/{name}" if path else name
+def _is_v2(document: Mapping[str, Any]) -> bool:
+    zarr_format = document.get("zarr_format")
+    return type(zarr_format) is int and zarr_format == 2
 
 
-def _decode(data: bytes, path: str) -> dict[str, Any]:
-    try:
-        document = json.loads(bytes(data))
-    except (ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, ValueError) else "nested too deep"
-        raise MetadataError(
-            f"{_DOCUMENT} is no valid JSON: {reason}", array_path=path
-        ) from error
-    if not isinstance(document, dict):
-        raise MetadataError(
-            f"{_DOCUMENT} has the wrong type",
-            array_path=path,
-            expected="an object",
-            got=type(document).__name__,
-        )
-    return cast("dict[str, Any]", document)
-
-
-def _absent(store: Store, path: str) -> NotFoundError | UnsupportedError:
-    for name in _V2_DOCUMENTS:
-        if store.get(_key(path, name)) is not None:
-            return UnsupportedError(
-                "this is Zarr v2", array_path=path, expected=_DOCUMENT, got=name
-            )
+def _absent(store: Store, path: str) -> NotFoundError:
     return NotFoundError(
-        f"there is no {_key(path, _DOCUMENT)} in {store.url}",
+        f"there is no {join(path, _DOCUMENT)} in {store.url}",
         hint="check the address and the path inside the store",
     )
 
@@ -168,9 +164,8 @@ def _absent(store: Store, path: str) -> NotFoundError | UnsupportedError:
 def _check_node(document: Mapping[str, Any], path: str, wanted: NodeType) -> None:
     zarr_format, node_type = document.get("zarr_format"), document.get("node_type")
     if type(zarr_format) is not int or zarr_format != 3:
-        # Version 2, or a draft of version 3, which gave a URL.
-        is_other = zarr_format == 2 or str(zarr_format).startswith("https://")
-        kind = UnsupportedError if is_other else MetadataError
+        # A draft of version 3 gave a URL, and its documents lie elsewhere.
+        kind = UnsupportedError if v3_draft.is_root(document) else MetadataError
         raise kind(
             "the Zarr format is not 3",
             array_path=path,
@@ -184,19 +179,15 @@ def _check_node(document: Mapping[str, Any], path: str, wanted: NodeType) -> Non
         raise error
 
 
-def _is_group(store: Store, path: str, document: Mapping[str, Any]) -> MetadataError:
-    """Error that names what could be opened instead."""
+def _names(store: Store, path: str, document: Mapping[str, Any]) -> list[str]:
+    """What lies below a group, as far as it can be told."""
     try:
-        names = sorted(_consolidated(document) or store.list_children(path) or ())
+        names: Iterable[str] = (
+            _consolidated(document) or store.list_children(path) or ()
+        )
     except (MetadataError, StoreError):
-        names = []
-    names = [name for name in names if name != _DOCUMENT]
-    shortened = [*names[:_NAMES_SHOWN], "..."] if names[_NAMES_SHOWN:] else names
-    return MetadataError(
-        f"{repr(path) if path else 'the root of the store'} is a group, not an array",
-        json_path="node_type",
-        hint=f"open {' or '.join(shortened) or 'an array below it'}",
-    )
+        return []
+    return [name for name in names if name != _DOCUMENT]
 
 
 def _consolidated(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]] | None:
@@ -226,17 +217,7 @@ def _child(value: Any, json_path: str) -> Mapping[str, Any]:
 
 def _listed(store: Store, path: str) -> dict[str, Mapping[str, Any]]:
     """Documents directly below a group, found by listing the store."""
-    names = store.list_children(path)
-    if names is None:
-        raise StoreError(
-            "this store cannot list what lies below a group",
-            array_path=path,
-            hint="open an array by its path, or consolidate the group's metadata",
-        )
-    paths = {name: _key(path, name) for name in names if name != _DOCUMENT}
-    answers = store.read([ByteRequest(_key(at, _DOCUMENT)) for at in paths.values()])
-    return {
-        name: _child(_decode(answer.data.tobytes(), paths[name]), "")
-        for name, answer in zip(paths, answers, strict=True)
-        if answer is not None
-    }
+    names = [name for name in listed(store, path, path) if name != _DOCUMENT]
+    keys = {name: join(path, name, _DOCUMENT) for name in names}
+    found = read_documents(store, keys.values())
+    return {name: _child(found[key], "") for name, key in keys.items() if key in found}

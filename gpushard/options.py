@@ -1,17 +1,21 @@
-"""All knobs of a read, frozen, each default with its reason."""
+"""All knobs of a read or a write, frozen, each default with its reason."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from gpushard.errors import OptionError
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+
+# Metadata documents above this size are refused unread: consolidated metadata of 50,000
+# arrays take as much.
+MAX_DOCUMENT_NBYTES = 64 * MIB
 
 
 def usable_cpu_count() -> int:
@@ -34,6 +38,7 @@ def _cgroup_cpu_quota() -> int | None:
 
 
 _LARGEST = 2**62
+_FRACTIONS = frozenset(("whole_object_fraction", "patience_s"))
 _BOUNDS: dict[str, tuple[float, float]] = {
     "threads": (1, 1024),
     "memory_limit": (1, _LARGEST),
@@ -44,15 +49,74 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "file_handles": (1, 1 << 20),
     "index_cache_nbytes": (0, _LARGEST),
     "compile_nbytes": (0, _LARGEST),
+    "pinned_slots": (1, 1024),
     "max_index_nbytes": (16, _LARGEST),
     "max_sharding_depth": (0, 64),
+    "patience_s": (0.1, 86_400),
 }
 """Smallest and largest value of each knob."""
+PLACEMENTS = ("cost", "device", "host")
+"""Values of `Options.placement`."""
+
+
+WriteStrategy = Literal["rewrite", "fixed_order", "append_only", "random_write"]
+ChunkOrder = Literal["morton", "c", "f"]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Knobs of a write; none of them is stored with the array.
+
+    Attributes
+    ----------
+    strategy
+        What becomes of a shard that is written to; docs/writing.md tells what each
+        promises. "rewrite" is the only one that replaces shards atomically.
+    order
+        Order in which a shard's inner chunks are laid down. Morton order keeps
+        neighbours along every axis together, whichever way the array is read.
+    write_empty_chunks
+        Whether inner chunks that hold nothing but the fill value are stored. Missing
+        ones cost an index entry and no read.
+    max_unused_fraction
+        With "fixed_order" and "random_write", the part of a stored shard that may lie
+        unused before it is laid down anew. At one half no shard takes more than twice
+        the room it needs.
+    """
+
+    strategy: WriteStrategy = "rewrite"
+    order: ChunkOrder = "morton"
+    write_empty_chunks: bool = False
+    max_unused_fraction: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name, values in _CHOICES.items():
+            if getattr(self, name) not in values:
+                raise _impossible(name, " or ".join(map(repr, values)), self)
+        fraction: Any = self.max_unused_fraction
+        is_number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
+        if not (is_number and 0 <= fraction <= 1):
+            raise _impossible("max_unused_fraction", "a number from 0 to 1", self)
+
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "strategy": get_args(WriteStrategy),
+    "order": get_args(ChunkOrder),
+    "write_empty_chunks": (False, True),
+}
+
+
+def _impossible(name: str, expected: str, options: Any) -> OptionError:
+    return OptionError(
+        f"the write option {name} has no possible value",
+        expected=expected,
+        got=repr(getattr(options, name)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Knobs of a read.
+    """Knobs of a read, and in `write` those of a write.
 
     Attributes
     ----------
@@ -68,6 +132,7 @@ class Options:
     small_read_chunks
         Reads of at most this many inner chunks take a path without columns and
         without a thread pool: eight of them cost as much as making the columns.
+        Several that are larger than 1 MiB, or `memory_limit`, together do not.
     whole_object_fraction
         Where each request has a price, an object is fetched whole when at least this
         part of its inner chunks is wanted and its index is not known.
@@ -78,14 +143,38 @@ class Options:
     index_cache_nbytes
         Memory for shard indexes kept between reads, per array.
     compile_nbytes
-        Decoded size from which on a read takes the compiled loops (numba); to load them
-        takes half a second once a process and seconds once a machine. 64 MiB is what
-        they were measured with; at 16 MiB some processes read slower with them.
+        Decoded size, of all reads of the process together, from which on the compiled
+        loops are loaded (numba): half a second once a process, and seconds once a
+        machine. 64 MiB take about as long without them; who has read so much is likely
+        to read as much again. Once loaded, all reads take them.
+    placement
+        Where a read into a device's memory decodes what the device can: "cost" goes by
+        an estimate, batch by batch; "device" and "host" settle it.
+    pinned_slots
+        Pieces of pinned memory that a read to a device fetches into, each for a batch:
+        two whose batches are copied, one a lane, and two that are being filled.
+    gds
+        Whether kvikio reads local files straight into device memory where GPUDirect
+        Storage is active.
+    kvikio_remote
+        Whether kvikio reads ranges of HTTP and S3 objects; off until it was measured.
     max_index_nbytes
-        Largest shard index accepted. tensorstore's cap is 2**30 entries; 1 GiB is
-        2**26 entries and already an unreasonable shard.
+        Largest shard index accepted. 32 MiB are two million inner chunks a shard, and
+        to read all of them takes seven times as much: what `memory_limit` allows.
     max_sharding_depth
         Deepest nesting of sharding codecs accepted.
+    patience_s
+        Seconds after which a server that is busy, or accepts and never answers, is
+        given up. Two silent attempts fit, or a busy server's usual Retry-After.
+    write
+        How shards are written.
+
+    Examples
+    --------
+    >>> options = gpushard.Options(threads=2, memory_limit=64 << 20)
+    >>> a = gpushard.open_array("demo.zarr/u", options=options)
+    >>> options.but(threads=8).memory_limit
+    67108864
     """
 
     threads: int = field(default_factory=usable_cpu_count)
@@ -97,20 +186,33 @@ class Options:
     file_handles: int = 128
     index_cache_nbytes: int = 256 * MIB
     compile_nbytes: int = 64 * MIB
-    max_index_nbytes: int = GIB
+    placement: str = "cost"
+    pinned_slots: int = 4
+    gds: bool = True
+    kvikio_remote: bool = False
+    max_index_nbytes: int = 32 * MIB
     max_sharding_depth: int = 8
+    patience_s: float = 15.0
+    write: WriteOptions = field(default_factory=WriteOptions)
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            is_whole = name == "whole_object_fraction" or isinstance(value, int)
+            is_whole = name in _FRACTIONS or isinstance(value, int)
             if not (is_number and is_whole and least <= value <= most):
                 raise OptionError(
                     f"the option {name} is out of its bounds",
                     expected=f"a number from {least} to {most}",
                     got=repr(value),
                 )
+
+        if self.placement not in PLACEMENTS:
+            raise OptionError(
+                "the option placement has no such value",
+                expected=f"one of {', '.join(PLACEMENTS)}",
+                got=repr(self.placement),
+            )
 
     def but(self, **changes: Any) -> Options:
         """Copy with the changes that are not None."""

@@ -5,9 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from gpushard.errors import SelectionError
+
+
+def parsed_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """Data type that ``dtype=`` names.
+
+    Raises
+    ------
+    SelectionError
+        It names none.
+    """
+    try:
+        return np.dtype(dtype)
+    except TypeError as error:
+        raise SelectionError("dtype= is no data type", got=repr(dtype)) from error
 
 
 def usable_output(
@@ -19,15 +33,16 @@ def usable_output(
     ----------
     out
         None, a NumPy array, or anything on the host that NumPy can view (a torch
-        tensor).
+        tensor, what exports itself by DLPack).
 
     Raises
     ------
     SelectionError
-        `out` has another shape, is read-only, or cannot be viewed without a copy.
+        `out` has another shape, is read-only, or cannot be viewed without a copy; or
+        the result has more bytes than can be counted.
     """
     if out is None:
-        return np.empty(shape, dtype)
+        return _new(shape, dtype)
     array = out if isinstance(out, np.ndarray) else _viewed(out)
     if array.shape != shape:
         raise SelectionError(
@@ -38,9 +53,20 @@ def usable_output(
     return array
 
 
+def _new(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    try:
+        return np.empty(shape, dtype)
+    except ValueError as error:
+        raise SelectionError(
+            "the result is larger than any memory",
+            got=f"shape {shape} of {dtype}",
+            hint="select less at a time",
+        ) from error
+
+
 def _viewed(out: Any) -> NDArray[Any]:
     try:
-        array, again = np.asarray(out), np.asarray(out)
+        array, again = _asked_for_view(out), _asked_for_view(out)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise _no_shared_memory(out) from error
     # Not every object can be asked for a view and nothing else; but copies never lie
@@ -48,6 +74,12 @@ def _viewed(out: Any) -> NDArray[Any]:
     if array.size and not np.may_share_memory(array, again):
         raise _no_shared_memory(out)
     return array
+
+
+def _asked_for_view(out: Any) -> NDArray[Any]:
+    # NumPy takes what only speaks DLPack for an object of its own.
+    only_dlpack = hasattr(out, "__dlpack__") and not hasattr(out, "__array__")
+    return np.from_dlpack(out) if only_dlpack else np.asarray(out)
 
 
 def _no_shared_memory(out: Any) -> SelectionError:

@@ -28,6 +28,7 @@ _UNBOUNDED_NBYTES = GIB
 _GROWTH, _GROWTH_NBYTES = 2, 64 * KIB
 # Plans kept: arrays have one shape of inner chunks, rectilinear ones a few.
 _MAX_PLANS = 256
+_MOST_NBYTES = 2**62
 _BYTE = np.dtype(np.uint8)
 _ON_HOST = "the device is the CPU"
 _ONLY_ZARR = "only zarr decodes this codec"
@@ -76,6 +77,8 @@ class HostPipeline:
         elements, viewed as `stored_dtype` and cast to `dtype`.
     has_plain_elements
         Whether what the bytes-to-bytes codecs decode to is nothing but elements.
+    decodes_ranges
+        Whether a part of the plain elements can be decoded sooner than all.
     stored_dtype
         What plain elements are viewed as, byte order included (uint8 for
         bool, as only 0 and 1 may be viewed as bool).
@@ -91,6 +94,9 @@ class HostPipeline:
         self._array_part = array_part
         self._bytes_codecs = bytes_codecs
         self._plans: dict[tuple[int, ...], _Plan] = {}
+        # Of the codec that the elements meet first, where it decodes parts of streams.
+        innermost = bytes_codecs[0] if bytes_codecs else None
+        self._decode_range: Callable[..., HostBytes | None] | None = None
         self._axes: tuple[int, ...] | None = None
         self.is_raw = self.has_plain_elements = False
         self.stored_dtype = dtype
@@ -99,6 +105,9 @@ class HostPipeline:
             self.has_plain_elements = array_part.elements.is_castable
             self.is_raw = not bytes_codecs and self.has_plain_elements
             self.stored_dtype = array_part.elements.view_dtype
+            if self.has_plain_elements:
+                self._decode_range = getattr(innermost, "decode_range", None)
+        self.decodes_ranges = self._decode_range is not None
 
     @classmethod
     def compile(
@@ -166,7 +175,12 @@ class HostPipeline:
         *_, (limit, _) = self._sizes(chunk_shape)
         return limit
 
-    def decode(self, encoded: HostBytes, chunk_shape: tuple[int, ...]) -> NDArray[Any]:
+    def decode(
+        self,
+        encoded: HostBytes,
+        chunk_shape: tuple[int, ...],
+        wanted: tuple[int, int] | None = None,
+    ) -> NDArray[Any]:
         """Inner chunk of `chunk_shape` from its encoded bytes.
 
         Parameters
@@ -175,6 +189,9 @@ class HostPipeline:
             Exactly one encoded inner chunk.
         chunk_shape
             Its shape, in the axes that the chain encodes.
+        wanted
+            Where a chain `decodes_ranges`: the half-open range of bytes of the plain
+            elements that are needed. Others may come out as zeros.
 
         Returns
         -------
@@ -192,6 +209,8 @@ class HostPipeline:
         plan = self._plans.get(chunk_shape)
         if plan is None:
             plan = self._plan(chunk_shape)
+        if wanted is not None and self._decode_range is not None:
+            return plan.finish(_decode_part(plan, self._decode_range, encoded, wanted))
         for decode, limit, exact in plan.steps:
             encoded = decode(encoded, limit, exact=exact)
         return plan.finish(encoded)
@@ -236,6 +255,33 @@ class HostPipeline:
             name, _ = self._array_part.labels[-1]
             raise size_error(name, limit, len(encoded), exact=exact)
         return encoded
+
+
+def _decode_part(
+    plan: _Plan,
+    decode_range: Callable[..., HostBytes | None],
+    encoded: HostBytes,
+    wanted: tuple[int, int],
+) -> HostBytes:
+    *outer, (decode_whole, nbytes, exact) = plan.steps
+    for decode, limit, is_exact in outer:
+        encoded = decode(encoded, limit, exact=is_exact)
+    part = decode_range(encoded, nbytes, *wanted)
+    return decode_whole(encoded, nbytes, exact=exact) if part is None else part
+
+
+def encoded_object_limit(specs: Sequence[CodecSpec], nbytes: int) -> int:
+    """Generous bound of what `specs` make of at most `nbytes` bytes.
+
+    Parameters
+    ----------
+    specs
+        The codecs around a stored object, in encoding order.
+    nbytes
+        Size of the object inside.
+    """
+    chain = [codecs.bytes_codec(spec, _BYTE) for spec in specs]
+    return _grown_sizes(chain, nbytes, exact=False)[-1][0]
 
 
 def decode_object_bytes(
@@ -286,4 +332,5 @@ def _grown_sizes(
         else:
             nbytes = encoded_nbytes
         sizes.append((nbytes, exact))
-    return sizes
+    # No library counts further, and no bytes are that many.
+    return [(min(nbytes, _MOST_NBYTES), exact) for nbytes, exact in sizes]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,13 @@ from numpy.typing import NDArray
 
 from gpushard.blocks import ShardBlock
 from gpushard.errors import CorruptShardError
+from gpushard.fetch import fetch_wanted
 from gpushard.job import Answer, Job
 from gpushard.plan import Part
 from gpushard.ranged import RangedBlock
-from gpushard.scatter import make_target
+from gpushard.scatter import Target, make_target
 from gpushard.selection import Ints
+from gpushard.stores.base import ByteRequest
 
 _RUN_ROWS = 4096
 
@@ -28,10 +32,34 @@ class HostSink:
         Parts of a plan, and the array that each goes to.
     """
 
+    batch_nbytes = None
+
     def __init__(self, parts: Sequence[Part], outs: Sequence[NDArray[Any]]) -> None:
-        self._targets = [
-            make_target(part, out) for part, out in zip(parts, outs, strict=True)
+        self._parts = parts
+        self._outs = outs
+
+    @cached_property
+    def _targets(self) -> list[Target]:
+        """Made when first used: another sink may leave nothing over for this one."""
+        return [
+            make_target(part, out)
+            for part, out in zip(self._parts, self._outs, strict=True)
         ]
+
+    @contextmanager
+    def fetch(
+        self, job: Job, requests: Sequence[ByteRequest]
+    ) -> Iterator[Sequence[NDArray[np.uint8] | None]]:
+        """Bytes of each request, as the store gives them.
+
+        Raises
+        ------
+        ObjectChangedError, CorruptShardError, StoreError
+            As the store and `fetch_wanted` raise them.
+        """
+        with job.tally.stage("fetch"):
+            answers = fetch_wanted(job.source, requests)
+        yield answers
 
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """Write the fill value where the missing inner chunks `rows` land."""
@@ -68,6 +96,12 @@ class HostSink:
         base = int(ranged.requests.start[r])
         for some in _runs(rows):
             self._place_rows(job, ranged, some, fetched, base)
+
+    def direct(self, job: Job) -> None:
+        """Nothing: it takes part in the general way."""
+
+    def reader(self, job: Job, ranged: RangedBlock) -> None:
+        """Nothing: it places what it is given."""
 
     def finish(self) -> None:
         """Nothing is under way once `fill` and `place` return."""
@@ -136,6 +170,8 @@ def decode_row(
 ) -> NDArray[Any]:
     """Inner chunk in column `row` of a block, in the array's axes, from its bytes.
 
+    Where the read goes on over damage, the fill value in place of a damaged one.
+
     Raises
     ------
     CorruptShardError
@@ -143,10 +179,11 @@ def decode_row(
     """
     source = job.source
     shape = source.chunk_shape
+    if shape is None:
+        shape = source.shape_of(job.chunk_coordinate(block, row))
     try:
-        if shape is None:
-            shape = source.shape_of(job.chunk_coordinate(block, row))
         return source.decode(encoded, shape)
     except CorruptShardError as error:
         job.name_place(error, block, row)
-        raise
+        job.damage.note(error)
+        return np.broadcast_to(source.layout.fill_value, shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from gpushard.blocks import ShardBlock
 from gpushard.coalesce import Requests
 from gpushard.selection import Ints
-from gpushard.source import KnownIndex
 
 
 class Located(NamedTuple):
@@ -24,15 +23,15 @@ class Located(NamedTuple):
         int64, shape (n_chunks,). Half-open; of no meaning where `missing`.
     missing
         bool, shape (n_chunks,). Not stored: the fill value is wanted.
-    known
-        The outermost index of each stored object; None where there is no object, or no
-        index in it.
+    versions
+        Version of each stored object that its index was read from; None where there is
+        no object, no index in it, or the store tells no versions.
     """
 
     start: Ints
     stop: Ints
     missing: NDArray[np.bool_]
-    known: Sequence[KnownIndex | None]
+    versions: Sequence[Hashable | None]
 
 
 @dataclass(frozen=True, slots=True)

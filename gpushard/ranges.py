@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpushard.blocks import ShardBlock
 from gpushard.coalesce import Requests, coalesce, cut_batches
 from gpushard.errors import CorruptShardError
-from gpushard.fetch import fetch_payload
-from gpushard.job import Job
-from gpushard.locate import locate
+from gpushard.job import SMALLEST_SHARE_NBYTES, Job, RequestReader
+from gpushard.locate import find_indexes, locate, refuse_oversized
+from gpushard.pieces import cut_rows
 from gpushard.ranged import Located, RangedBlock
 from gpushard.selection import Ints
 from gpushard.source import Source
 from gpushard.spans import byte_spans
-from gpushard.stores.base import ByteRequest
 from gpushard.workers import Task
+
+# What a request costs beside its bytes: a batch of tiny ones is a batch of objects.
+_REQUEST_NBYTES = 64
 
 
 def range_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Task]:
@@ -28,7 +30,15 @@ def range_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Task]:
 
     The shards' indexes are read before the first task is given.
     """
-    located = locate(job, block)
+    found = find_indexes(job, block)
+    for piece in cut_rows(job, block):
+        yield from _piece_tasks(job, piece, locate(job, piece, found), n_workers)
+
+
+def _piece_tasks(
+    job: Job, block: ShardBlock, located: Located, n_workers: int
+) -> Iterator[Task]:
+    refuse_oversized(job, block, located)
     missing = np.flatnonzero(located.missing)
     if len(missing):
         job.tally.add(n_missing_inner_chunks=len(missing))
@@ -44,8 +54,25 @@ def range_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Task]:
     ranged = RangedBlock(
         block, located, spans, requests._replace(order=rows[requests.order])
     )
-    for first, last in cut_batches(requests.nbytes, budget):
-        yield partial(_read_requests, job, ranged, range(first, last))
+    reader = job.sink.reader(job, ranged)
+    if reader is None:
+        batches = cut_batches(requests.nbytes + _REQUEST_NBYTES, budget)
+    else:
+        batches = cut_batches(*_shares_of_work(job, ranged, n_workers))
+    for first, last in batches:
+        yield partial(_read_requests, job, ranged, range(first, last), reader)
+
+
+def _shares_of_work(job: Job, ranged: RangedBlock, n_workers: int) -> tuple[Ints, int]:
+    """Bytes that each request gives when decoded, and how many of them make a task.
+
+    Nothing is held but what a worker decodes, so only the work is to be shared out.
+    """
+    source, requests = job.source, ranged.requests
+    work = requests.nbytes
+    if source.raw_strides is None:
+        work = np.diff(requests.bounds) * source.chunk_nbytes
+    return work, max(int(work.sum()) // (4 * n_workers), 2 * SMALLEST_SHARE_NBYTES)
 
 
 def _requests(
@@ -67,13 +94,11 @@ def _wanted_ranges(
     """Byte ranges to fetch: of plain elements only those between the wanted ones."""
     source = job.source
     start, stop = located.start[rows], located.stop[rows]
-    nbytes = stop - start
-    _refuse_oversized(job, block, rows, nbytes)
     strides = source.raw_strides
     if strides is None:
         return start, stop
     # An entry of another size is fetched as it is and refused by the decoder.
-    fits = nbytes == source.chunk_nbytes
+    fits = stop - start == source.chunk_nbytes
     for p, part in enumerate(job.plan.parts):
         mine = np.flatnonzero(fits & (block.part[rows] == p))
         low, high = byte_spans(part, block.position[:, rows[mine]], strides)
@@ -82,34 +107,58 @@ def _wanted_ranges(
     return start, stop
 
 
-def _refuse_oversized(job: Job, block: ShardBlock, rows: Ints, nbytes: Ints) -> None:
-    shape = job.source.chunk_shape
-    if shape is None:
-        return
-    worst = int(np.argmax(nbytes))
-    try:
-        job.source.refuse_oversized(int(nbytes[worst]), shape)
-    except CorruptShardError as error:
-        job.name_place(error, block, int(rows[worst]))
-        raise
-
-
-def _read_requests(job: Job, ranged: RangedBlock, requests: range) -> None:
+def _read_requests(
+    job: Job, ranged: RangedBlock, requests: range, reader: RequestReader | None
+) -> None:
     """Fetch some requests and put the inner chunks that they hold in place."""
-    byte_requests = [_byte_request(job.source, ranged, r) for r in requests]
-    with job.tally.stage("fetch"):
-        answers = _payload(job.source, byte_requests)
-    begin = perf_counter()
-    found = [(r, a) for r, a in zip(requests, answers, strict=True) if a is not None]
-    absent = [r for r, a in zip(requests, answers, strict=True) if a is None]
-    if found:
-        job.sink.place(job, ranged, found)
-    for r in absent:
+    try:
+        if reader is None:
+            _fetch_and_place(job, ranged, requests)
+        else:
+            with job.tally.stage("fetch, decode and scatter"):
+                reader(requests)
+    except CorruptShardError as error:
+        # Of one inner chunk it is known already; else an object ended too early.
+        if not job.damage.replaces or error.inner_chunk is not None:
+            raise
+        _read_what_is_left(job, ranged, requests, error)
+        return
+    if job.tally.is_wanted or job.tally.is_summed:
+        _count(job, ranged, requests)
+
+
+def _fetch_and_place(job: Job, ranged: RangedBlock, requests: range) -> None:
+    byte_requests = [job.byte_request(ranged, r) for r in requests]
+    with job.sink.fetch(job, byte_requests) as answers:
+        begin = perf_counter()
+        numbered = list(zip(requests, answers, strict=True))
+        found = [(r, answer) for r, answer in numbered if answer is not None]
+        if found:
+            job.sink.place(job, ranged, found)
+    for r in (r for r, answer in numbered if answer is None):
         rows = ranged.rows_of(r)
         job.tally.add(n_missing_shards=1, n_missing_inner_chunks=len(rows))
         job.sink.fill(job, ranged.block, rows)
     job.tally.add_seconds("decode and scatter", perf_counter() - begin)
-    _count(job, ranged, requests)
+
+
+def _read_what_is_left(
+    job: Job, ranged: RangedBlock, requests: range, error: CorruptShardError
+) -> None:
+    """Read requests one by one, and of a request that failed the inner chunks."""
+    if len(requests) > 1:
+        for r in requests:
+            _read_requests(job, ranged, range(r, r + 1), None)
+        return
+    rows = ranged.rows_of(requests[0])
+    if len(rows) == 1:
+        job.give_up(error, ranged.block, rows)
+        job.sink.fill(job, ranged.block, rows)
+        return
+    source = np.full(len(rows), ranged.requests.source[requests[0]])
+    start, stop = ranged.spans[:, rows]
+    alone = Requests(source, start, stop, np.arange(len(rows) + 1), rows)
+    _read_requests(job, replace(ranged, requests=alone), range(len(rows)), None)
 
 
 def _count(job: Job, ranged: RangedBlock, requests: range) -> None:
@@ -123,39 +172,3 @@ def _count(job: Job, ranged: RangedBlock, requests: range) -> None:
         # Shared and overlapping ranges are wanted more often than fetched.
         gap_nbytes=max(fetched - wanted, 0),
     )
-
-
-def _byte_request(source: Source, ranged: RangedBlock, r: int) -> ByteRequest:
-    requests = ranged.requests
-    shard = int(requests.source[r])
-    known = ranged.located.known[shard]
-    return ByteRequest(
-        source.key(tuple(ranged.block.shard_coords[shard].tolist())),
-        int(requests.start[r]),
-        int(requests.stop[r]),
-        None if known is None else known.version,
-    )
-
-
-def _payload(
-    source: Source, requests: Sequence[ByteRequest]
-) -> list[NDArray[np.uint8] | None]:
-    """Bytes of each request; None where an unsharded array has no such chunk."""
-    if source.layout.levels or source.is_held:
-        return list(fetch_payload(source, requests))
-    answers: list[NDArray[np.uint8] | None] = []
-    for request, answer in zip(requests, source.store.read(requests), strict=True):
-        if answer is not None and answer.object_nbytes not in (
-            None,
-            source.chunk_nbytes,
-        ):
-            raise CorruptShardError(
-                "an uncompressed chunk has another size than its elements",
-                array_path=source.layout.path,
-                shard_key=request.key,
-                expected=f"{source.chunk_nbytes} bytes",
-                got=f"{answer.object_nbytes} bytes",
-                hint="the object is damaged: restore it from a copy or write it again",
-            )
-        answers.append(None if answer is None else answer.data)
-    return answers

@@ -7,17 +7,23 @@ side by side) payload -> decode -> scatter.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from gpushard.blocks import ShardBlock
-from gpushard.errors import ObjectChangedError
-from gpushard.job import Job, rows_of
+from gpushard.errors import ObjectChangedError, naming
+from gpushard.job import Job, SelfReader, rows_of
+from gpushard.pieces import cut_shards
 from gpushard.ranges import range_tasks
 from gpushard.whole import fetched_whole, whole_tasks
 from gpushard.workers import Task, run_tasks
 
-Changed = list[tuple[Job, ShardBlock]]
-"""Blocks whose objects were replaced while they were read."""
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+Changed = list[tuple[Job, ShardBlock, set[str]]]
+"""Blocks whose objects were replaced while they were read, and the keys of these."""
 
 
 def execute(jobs: Sequence[Job]) -> None:
@@ -32,23 +38,69 @@ def execute(jobs: Sequence[Job]) -> None:
     StoreError
         The store failed; `ObjectChangedError` if a shard was replaced twice.
     """
+    begin(jobs)
+    finish(jobs)
+
+
+def begin(jobs: Sequence[Job]) -> None:
+    """Run all jobs up to what a device still has under way; see `execute`."""
     changed: Changed = []
     n_workers = max((job.n_workers for job in jobs), default=1)
-    run_tasks(
-        (
-            partial(_run, task, job, block, changed)
-            for job in jobs
-            for block in job.plan.blocks()
-            for task in _tasks(job, block, n_workers, changed)
-        ),
-        n_workers,
-    )
-    for job, block in changed:
+    directs = [(job, direct) for job in jobs if (direct := job.sink.direct(job))]
+    run_tasks(_direct_tasks(directs, n_workers), n_workers)
+    blocks = [
+        (replace(job, seen=frozenset(direct.seen)), direct.left_over())
+        for job, direct in directs
+    ]
+    done = {id(job) for job, _ in directs}
+    blocks += [(job, job.plan.blocks()) for job in jobs if id(job) not in done]
+    run_tasks(_all_tasks(blocks, n_workers, changed), n_workers)
+    for job, block, keys in changed:
         for coordinate in block.shard_coords.tolist():
             job.source.indexes.drop_shard(tuple(coordinate))
-        run_tasks(_block_tasks(job, block, n_workers), n_workers)
+        again = replace(job, seen=frozenset(keys))
+        with _named(job):
+            run_tasks(_block_tasks(again, block, n_workers), n_workers)
+
+
+def finish(jobs: Sequence[Job]) -> None:
+    """Wait until every output of jobs that were begun is written; see `execute`."""
     for job in jobs:
-        job.sink.finish()
+        with _named(job):
+            job.sink.finish()
+
+
+def _named(job: Job) -> AbstractContextManager[None]:
+    """Let errors tell the array: the caller of many jobs could not know whose it is."""
+    return naming(job.source.store, job.source.layout.path)
+
+
+def _direct_tasks(
+    directs: Sequence[tuple[Job, SelfReader]], n_workers: int
+) -> Iterator[Task]:
+    """Tasks that read what needs none of the stages here."""
+    for job, direct in directs:
+        with _named(job):
+            for task in direct.tasks(n_workers):
+                yield partial(_run_named, task, job)
+
+
+def _run_named(task: Task, job: Job) -> None:
+    with _named(job):
+        task()
+
+
+def _all_tasks(
+    blocks: Sequence[tuple[Job, Iterator[ShardBlock]]],
+    n_workers: int,
+    changed: Changed,
+) -> Iterator[Task]:
+    """Tasks that read some blocks of each job."""
+    for job, some in blocks:
+        for planned in some:
+            for block in cut_shards(job, planned):
+                for task in _tasks(job, block, n_workers, changed):
+                    yield partial(_run, task, job, block, changed)
 
 
 def _tasks(
@@ -56,21 +108,29 @@ def _tasks(
 ) -> Iterator[Task]:
     job.tally.add(n_shards=len(block.shard_coords), n_inner_chunks=len(block.shard))
     try:
-        yield from _block_tasks(job, block, n_workers)
-    except ObjectChangedError:
-        _note(job, block, changed)
+        with _named(job):
+            yield from _block_tasks(job, block, n_workers)
+    except ObjectChangedError as error:
+        _note(job, block, changed, error)
 
 
 def _run(task: Task, job: Job, block: ShardBlock, changed: Changed) -> None:
     try:
-        task()
-    except ObjectChangedError:
-        _note(job, block, changed)
+        with _named(job):
+            task()
+    except ObjectChangedError as error:
+        _note(job, block, changed, error)
 
 
-def _note(job: Job, block: ShardBlock, changed: Changed) -> None:
-    if not any(noted is block for _, noted in changed):
-        changed.append((job, block))
+def _note(
+    job: Job, block: ShardBlock, changed: Changed, error: ObjectChangedError
+) -> None:
+    key = error.shard_key or ""
+    for _, noted, keys in changed:
+        if noted is block:
+            keys.add(key)
+            return
+    changed.append((job, block, {key}))
 
 
 def _block_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Task]:

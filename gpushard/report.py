@@ -40,6 +40,8 @@ class ReadReport:
     ----------
     array, device
         Path of the array, and where its inner chunks were decoded.
+    device_why
+        Why there, where ``device="auto"`` left it to the reader.
     n_shards, n_missing_shards
         Stored objects touched, and how many of them do not exist.
     n_inner_chunks, n_missing_inner_chunks
@@ -50,15 +52,26 @@ class ReadReport:
         Bytes fetched, and how many of the payload were between the wanted ranges.
     out_nbytes
         Size of the result.
+    n_decoded_on_device, n_decoded_on_host, n_refused_inner_chunks
+        On a device: inner chunks decoded there and on the host, and how many of the
+        first the device refused, so that the host decoded them after all.
     codecs
         Which codec ran where and why, in decoding order.
+    loops
+        What the compiled loops decoded with, where they read the inner chunks in the
+        place of the codecs' libraries; "" where they did not.
+    fetch
+        How payload was fetched, and why so.
+    n_direct_requests
+        How many of the payload requests went straight into device memory.
     milliseconds
-        Time per stage. Stages of several threads are summed, so they may exceed
-        `total`, which is wall time.
+        Time per stage, and what the placement by cost went by. Stages of several
+        threads are summed, so they may exceed `total`, which is wall time.
     """
 
     array: str
     device: str
+    device_why: str
     n_shards: int
     n_missing_shards: int
     n_inner_chunks: int
@@ -69,7 +82,13 @@ class ReadReport:
     payload_nbytes: int
     gap_nbytes: int
     out_nbytes: int
+    n_decoded_on_device: int
+    n_decoded_on_host: int
+    n_refused_inner_chunks: int
     codecs: tuple[CodecPlacement, ...]
+    loops: str
+    fetch: str
+    n_direct_requests: int
     milliseconds: dict[str, float]
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,29 +98,52 @@ class ReadReport:
     def __str__(self) -> str:
         payload = f"{self.payload_nbytes:,} bytes, {self.gap_nbytes:,} of them gaps"
         lines = [
-            f"array         {self.array or '/'} on {self.device}",
+            f"array         {self.array or '/'} on {self.device}"
+            f"{f' ({self.device_why})' if self.device_why else ''}",
             f"shards        {self.n_shards} ({self.n_missing_shards} missing)",
             f"inner chunks  {self.n_inner_chunks}"
             f" ({self.n_missing_inner_chunks} missing)",
             f"requests      {self.n_index_requests} index"
             f" ({self.index_nbytes:,} bytes), {self.n_payload_requests} payload"
             f" ({payload})",
+            f"fetch         {self.fetch}",
             f"output        {self.out_nbytes:,} bytes",
         ]
+        if self.n_decoded_on_device or self.n_decoded_on_host:
+            lines.append(
+                f"decoded       {self.n_decoded_on_device} on the device"
+                f" ({self.n_refused_inner_chunks} refused),"
+                f" {self.n_decoded_on_host} on the host"
+            )
         lines += [
             f"codec         {c.codec}: {c.where}, {c.library} ({c.why})"
             for c in self.codecs
         ]
+        if self.loops:
+            lines.append(f"loops         compiled, with {self.loops}")
         times = ", ".join(f"{k} {v:.2f}" for k, v in self.milliseconds.items())
         return "\n".join([*lines, f"milliseconds  {times}"])
 
 
 @dataclass
 class Tally:
-    """Counters of a read under way; safe to use from its worker threads."""
+    """Counters of a read under way; safe to use from its worker threads.
+
+    Attributes
+    ----------
+    counts, seconds
+        Of fields of `ReadReport`, and of stages.
+    is_wanted
+        Whether anybody asks for all of them; what takes time to count is not otherwise.
+    is_summed
+        Whether anybody asks for the bytes that were fetched.
+    """
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    is_wanted: bool = True
+    is_summed: bool = False
+    notes: dict[str, str] = field(default_factory=dict[str, str])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, **counts: int) -> None:
@@ -114,6 +156,11 @@ class Tally:
         """Add to the time of a stage."""
         with self._lock:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+    def note(self, **notes: str) -> None:
+        """Say something in words, named as the fields of `ReadReport`."""
+        with self._lock:
+            self.notes.update(notes)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -131,6 +178,7 @@ class Tally:
         device: str,
         out_nbytes: int,
         codecs: tuple[CodecPlacement, ...],
+        device_why: str = "",
     ) -> ReadReport:
         """Frozen report of what was counted."""
         names = (
@@ -143,12 +191,19 @@ class Tally:
             "index_nbytes",
             "payload_nbytes",
             "gap_nbytes",
+            "n_decoded_on_device",
+            "n_decoded_on_host",
+            "n_refused_inner_chunks",
+            "n_direct_requests",
         )
         return ReadReport(
             array=array,
             device=device,
+            device_why=device_why,
             out_nbytes=out_nbytes,
             codecs=codecs,
+            loops=self.notes.get("loops", ""),
+            fetch=self.notes.get("fetch", "host memory"),
             milliseconds={k: v * 1e3 for k, v in self.seconds.items()},
             **{name: self.counts.get(name, 0) for name in names},
         )

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import SelectionError
+from gpushard.damage import ENDS_READ, Damage
+from gpushard.errors import CorruptShardError, SelectionError
 from gpushard.fused.choice import host_sink
 from gpushard.job import Job
 from gpushard.outputs import usable_output
@@ -17,7 +18,7 @@ from gpushard.plan import plan_read
 from gpushard.read import execute
 from gpushard.report import Tally
 from gpushard.scatter import check_cast
-from gpushard.selection import Orthogonal, Selection
+from gpushard.selection import Selection
 from gpushard.small import read_small
 from gpushard.source import Source
 
@@ -38,6 +39,8 @@ class ReadRequest:
         The caller's stream, on a device.
     tally
         Where to count what is done; None where nobody asks.
+    damage
+        What becomes of damaged inner chunks.
     """
 
     selections: Sequence[Selection]
@@ -45,6 +48,7 @@ class ReadRequest:
     dtype: np.dtype[Any]
     stream: Any = None
     tally: Tally | None = None
+    damage: Damage = ENDS_READ
 
 
 def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
@@ -66,9 +70,9 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
     for array in arrays:
         check_cast(source.layout.dtype, array.dtype)
     if request.tally is not None or not _read_small(source, request, arrays):
-        tally = request.tally or Tally()
+        tally = request.tally or Tally(is_wanted=False)
         with tally.stage("plan"):
-            job = host_job(source, request.selections, arrays, tally)
+            job = host_job(source, request.selections, arrays, tally, request.damage)
         execute([job])
     return [a if o is None else o for a, o in zip(arrays, request.outs, strict=True)]
 
@@ -76,10 +80,14 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
 def _read_small(
     source: Source, request: ReadRequest, arrays: Sequence[NDArray[Any]]
 ) -> bool:
-    selection = request.selections[0]
-    if len(arrays) > 1 or not isinstance(selection, Orthogonal):
+    if len(arrays) != 1:
         return False
-    return read_small(source, selection, arrays[0])
+    try:
+        return read_small(source, request.selections[0], arrays[0])
+    except CorruptShardError:
+        if not request.damage.replaces:
+            raise
+        return False
 
 
 def host_job(
@@ -87,7 +95,8 @@ def host_job(
     selections: Sequence[Selection],
     outs: Sequence[NDArray[Any]],
     tally: Tally,
+    damage: Damage = ENDS_READ,
 ) -> Job:
     """Job that reads `selections` into `outs`, arrays on the host."""
     plan = plan_read(source.layout, selections)
-    return Job(source, plan, host_sink(source, plan, outs), tally)
+    return Job(source, plan, host_sink(source, plan, outs), tally, damage)

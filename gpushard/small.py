@@ -8,46 +8,60 @@ else is declined and goes the general way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, ObjectChangedError
-from gpushard.fetch import fetch_payload, index_request, keep_index, known_index
-from gpushard.index import CORRUPT, MISSING
+from gpushard.fetch import (
+    NestedShard,
+    deleted,
+    fetch_nested_indexes,
+    fetch_objects,
+    fetch_payload,
+    index_request,
+    keep_index,
+    known_index,
+)
+from gpushard.index import CORRUPT, MISSING, ShardIndex
+from gpushard.options import MIB
 from gpushard.place import completed
-from gpushard.selection import Orthogonal, SliceAxis, project_cell
+from gpushard.report import Tally
+from gpushard.selection import Points, Selection
 from gpushard.source import KnownIndex, Source
 from gpushard.stores.base import ByteRequest
+from gpushard.touched import (
+    Coordinate,
+    TouchedChunk,
+    output_view,
+    touched_chunks,
+)
 
-Coordinate = tuple[int, ...]
+# All inner chunks of a read are fetched at once and decoded one after the other: beyond
+# this many decoded bytes, threads gain more than the general path costs to set up.
+_MOST_NBYTES = MIB
+
+_Known = dict[Coordinate, KnownIndex | None]
 
 
-class _Along(NamedTuple):
-    """One touched cell of one axis: what of it is wanted and where it lands."""
+class _Range(NamedTuple):
+    """Bytes of the stored object that a chunk, or a shard nested in it, fills."""
 
-    cell: int
-    shard: int
-    coordinate: int
-    per_shard: int
-    inside: slice
-    out: slice
+    start: int
+    nbytes: int
 
 
 class _Wanted(NamedTuple):
-    """An inner chunk to read: bytes ``start:stop`` of what it fills from `base` on."""
+    """An inner chunk to read: bytes ``start:stop`` of the `whole` that it fills."""
 
-    shard: Coordinate
+    chunk: TouchedChunk
     start: int
     stop: int
-    base: int
-    nbytes: int
-    cells: tuple[_Along, ...]
+    whole: _Range
 
 
-def read_small(source: Source, selection: Orthogonal, out: NDArray[Any]) -> bool:
+def read_small(source: Source, selection: Selection, out: NDArray[Any]) -> bool:
     """Read a selection of few inner chunks into `out`; False if it is declined.
 
     Parameters
@@ -61,112 +75,124 @@ def read_small(source: Source, selection: Orthogonal, out: NDArray[Any]) -> bool
         As for any read.
     """
     layout = source.layout
-    if len(layout.levels) != 1 or layout.object_codecs:
+    if layout.object_codecs or source.store.costs.prefers_whole_objects:
         return False
-    if source.store.costs.prefers_whole_objects:
+    if source.has_large_indexes:
         return False
-    along = _lay(source, selection)
-    if along is None:
+    if source.chunk_shape is None:
         return False
-    chunks = list(product(*along))
-    grid = selection.on_grid(out)
+    if isinstance(selection, Points) and not out.flags.c_contiguous:
+        return False
+    limit = source.options.small_read_chunks
+    chunks = touched_chunks(selection, layout, limit) if limit else None
+    if chunks is None or _is_large(source, len(chunks)):
+        return False
+    view = output_view(selection, out)
     if out.dtype == layout.dtype:
-        _read_twice_at_most(source, chunks, grid)
+        _read_twice_at_most(source, chunks, view)
     else:
         # A cast that overflows is the caller's choice, not a surprise to warn about.
         with np.errstate(all="ignore"):
-            _read_twice_at_most(source, chunks, grid)
+            _read_twice_at_most(source, chunks, view)
     return True
 
 
+def _is_large(source: Source, n_chunks: int) -> bool:
+    """Whether inner chunks are better fetched in batches and decoded side by side."""
+    limit = min(_MOST_NBYTES, source.options.memory_limit)
+    return n_chunks > 1 and n_chunks * source.chunk_nbytes > limit
+
+
 def _read_twice_at_most(
-    source: Source, chunks: Sequence[tuple[_Along, ...]], grid: NDArray[Any]
+    source: Source, chunks: Sequence[TouchedChunk], view: NDArray[Any]
 ) -> None:
     """Read; once more if a shard is replaced between its index and its payload."""
+    if not source.layout.levels:
+        _read_unsharded(source, chunks, view)
+        return
     try:
-        _read(source, chunks, grid)
-    except ObjectChangedError:
-        for cells in chunks:
-            source.indexes.drop_shard(tuple(c.shard for c in cells))
-        _read(source, chunks, grid)
+        _read(source, chunks, view)
+    except ObjectChangedError as error:
+        for chunk in chunks:
+            source.indexes.drop_shard(chunk.shard)
+        _read(source, chunks, view, seen=error.shard_key)
 
 
-def _lay(source: Source, selection: Orthogonal) -> list[list[_Along]] | None:
-    """Touched cells along each axis; None if there are too many, or index arrays."""
-    n_chunks = 1
-    along: list[list[_Along]] = []
-    shape = source.layout.levels[0].chunk_shape
-    for d, axis in enumerate(selection.axes):
-        if not isinstance(axis, SliceAxis):
-            return None
-        if not axis.length:
-            along.append([])
-            continue
-        last_element = axis.start + (axis.length - 1) * axis.step
-        first, last = axis.start // shape[d], last_element // shape[d]
-        n_chunks *= last - first + 1
-        if n_chunks > source.options.small_read_chunks:
-            return None
-        along.append(list(_cells(source, d, axis, range(first, last + 1))))
-    return along
-
-
-def _cells(
-    source: Source, d: int, axis: SliceAxis, cells: Sequence[int]
-) -> Iterator[_Along]:
-    layout = source.layout
-    outer, inner = layout.axes[d], layout.inner_axes[d]
-    for cell in cells:
-        in_start, length, out_start = project_cell(axis, inner, cell)
-        if length <= 0:
-            continue
-        shard = int(outer.cell_at(cell * inner.cell))
-        per_shard = int(outer.length_of(shard)) // inner.cell
-        coordinate = cell - int(outer.start_of(shard)) // inner.cell
-        inside = slice(in_start, in_start + (length - 1) * axis.step + 1, axis.step)
-        if axis.out_step > 0:
-            out = slice(out_start, out_start + length)
+def _read_unsharded(
+    source: Source, chunks: Sequence[TouchedChunk], view: NDArray[Any]
+) -> None:
+    """Read inner chunks that are stored objects of their own."""
+    whole = _Range(0, source.chunk_nbytes)
+    is_raw = source.raw_strides is not None
+    wanted = [
+        _narrowed(source, chunk, whole) if is_raw else _Wanted(chunk, 0, 0, whole)
+        for chunk in chunks
+    ]
+    # One byte more than there should be tells an object that is too large.
+    limit = None if is_raw else source.largest_chunk_nbytes + 1
+    requests = [
+        ByteRequest(
+            source.key(w.chunk.shard),
+            w.start,
+            w.stop if is_raw else None,
+            max_nbytes=limit,
+        )
+        for w in wanted
+    ]
+    answers = fetch_objects(source, requests) if requests else []
+    for w, data in zip(wanted, answers, strict=True):
+        if data is None:
+            view[w.chunk.out] = source.layout.fill_value
+        elif is_raw:
+            _place(source, w, data, view)
         else:
-            stop = out_start - length
-            out = slice(out_start, None if stop < 0 else stop, -1)
-        yield _Along(cell, shard, coordinate, per_shard, inside, out)
+            whole = _Range(0, len(data))
+            _check_size(source, w.chunk, whole)
+            _place(source, w._replace(whole=whole), data, view)
 
 
 def _read(
-    source: Source, chunks: Sequence[tuple[_Along, ...]], grid: NDArray[Any]
+    source: Source,
+    chunks: Sequence[TouchedChunk],
+    view: NDArray[Any],
+    seen: str | None = None,
 ) -> None:
-    known: dict[Coordinate, KnownIndex | None] = {}
+    """Read; `seen` is the key of a shard that was there a moment ago."""
+    known = _indexes(source, chunks)
+    if seen is not None and any(
+        found is None and source.key(shard) == seen for shard, found in known.items()
+    ):
+        raise deleted(source, seen)
     wanted: list[_Wanted] = []
-    for cells in chunks:
-        shard = tuple([c.shard for c in cells])
-        if shard not in known:
-            known[shard] = _index(source, shard)
-        found = _find(source, shard, known[shard], cells)
+    for chunk, found in zip(chunks, _located(source, chunks, known), strict=True):
         if found is None:
-            grid[(*[c.out for c in cells], ...)] = source.layout.fill_value
+            view[chunk.out] = source.layout.fill_value
         else:
-            wanted.append(found)
-    wanted.sort(key=_by_place)
-    groups = list(_joined(wanted, source.store.costs.gap_nbytes))
+            _check_size(source, chunk, found)
+            wanted.append(_narrowed(source, chunk, found))
+    groups = [wanted] if len(wanted) == 1 else _grouped(source, wanted)
     requests: list[ByteRequest] = []
     for group in groups:
-        shard = group[0].shard
+        shard = group[0].chunk.shard
         index = known[shard]
-        stop = max(w.stop for w in group)
+        stop = max([w.stop for w in group])
         version = index and index.version
         requests.append(ByteRequest(source.key(shard), group[0].start, stop, version))
     answers = fetch_payload(source, requests) if requests else []
     for group, request, answer in zip(groups, requests, answers, strict=True):
         for w in group:
             span = answer[w.start - request.start : w.stop - request.start]
-            encoded = completed(span, w.start - w.base, w.nbytes)
-            chunk = _decode(source, w, encoded)
-            inside = tuple([c.inside for c in w.cells])
-            grid[(*[c.out for c in w.cells], ...)] = chunk[inside]
+            _place(source, w, span, view)
+
+
+def _grouped(source: Source, wanted: list[_Wanted]) -> list[list[_Wanted]]:
+    """What one request each is to fetch."""
+    wanted.sort(key=_by_place)
+    return list(_joined(wanted, source.store.costs.gap_nbytes))
 
 
 def _by_place(wanted: _Wanted) -> tuple[Coordinate, int]:
-    return wanted.shard, wanted.start
+    return wanted.chunk.shard, wanted.start
 
 
 def _joined(wanted: Sequence[_Wanted], gap_nbytes: int) -> Iterator[list[_Wanted]]:
@@ -174,7 +200,8 @@ def _joined(wanted: Sequence[_Wanted], gap_nbytes: int) -> Iterator[list[_Wanted
     group: list[_Wanted] = []
     reach = 0
     for w in wanted:
-        if group and (w.shard != group[0].shard or w.start > reach + gap_nbytes):
+        is_far = w.start > reach + gap_nbytes
+        if group and (is_far or w.chunk.shard != group[0].chunk.shard):
             yield group
             group = []
         reach = max(reach, w.stop) if group else w.stop
@@ -183,65 +210,140 @@ def _joined(wanted: Sequence[_Wanted], gap_nbytes: int) -> Iterator[list[_Wanted
         yield group
 
 
-def _index(source: Source, shard: Coordinate) -> KnownIndex | None:
-    key = source.key(shard)
-    known = known_index(source, shard, key)
-    if known is not None:
-        return known
-    answer = source.store.read([index_request(source, shard, key)])[0]
-    return None if answer is None else keep_index(source, shard, key, answer)
+def _indexes(source: Source, chunks: Sequence[TouchedChunk]) -> _Known:
+    """Outermost index of each shard touched; None where there is no such object."""
+    known: _Known = {}
+    unknown: dict[Coordinate, str] = {}
+    for chunk in chunks:
+        shard = chunk.shard
+        if shard not in known:
+            key = source.key(shard)
+            known[shard] = found = known_index(source, shard, key)
+            if found is None:
+                unknown[shard] = key
+    if unknown:
+        answers = source.store.read(
+            [index_request(source, shard, key) for shard, key in unknown.items()]
+        )
+        for (shard, key), answer in zip(unknown.items(), answers, strict=True):
+            if answer is not None:
+                known[shard] = keep_index(source, shard, key, answer)
+    return known
 
 
-def _find(
-    source: Source,
-    shard: Coordinate,
-    known: KnownIndex | None,
-    cells: tuple[_Along, ...],
-) -> _Wanted | None:
-    """Byte range of an inner chunk; None if it is missing."""
-    if known is None:
-        return None
-    entry = 0
-    for axis in source.layout.levels[0].axis_order:
-        entry = entry * cells[axis].per_shard + cells[axis].coordinate
-    index = known.index
+def _located(
+    source: Source, chunks: Sequence[TouchedChunk], known: _Known
+) -> list[_Range | None]:
+    """Bytes that each inner chunk fills; None where it is missing."""
+    found: list[_Range | None] = []
+    for chunk in chunks:
+        outermost = known[chunk.shard]
+        found.append(
+            None if outermost is None else _entry(source, chunk, outermost.index, 0)
+        )
+    for level in range(1, len(source.layout.levels)):
+        places = {(c.shard, f) for c, f in zip(chunks, found, strict=True) if f}
+        indexes = _nested_indexes(source, level, places, known)
+        found = [
+            None if f is None else _entry(source, c, indexes[c.shard, f], level)
+            for c, f in zip(chunks, found, strict=True)
+        ]
+    return found
+
+
+def _nested_indexes(
+    source: Source, level: int, places: set[tuple[Coordinate, _Range]], known: _Known
+) -> dict[tuple[Coordinate, _Range], ShardIndex]:
+    """Index of each nested shard, by its stored object and byte range."""
+    found: dict[tuple[Coordinate, _Range], ShardIndex] = {}
+    unknown: list[tuple[Coordinate, _Range]] = []
+    for shard, place in places:
+        outermost = known[shard]
+        key = (*shard, level, place.start, place.start + place.nbytes)
+        kept = source.indexes.get(key)
+        if kept and outermost and kept.version == outermost.version:
+            found[shard, place] = kept.index
+        else:
+            unknown.append((shard, place))
+    if unknown:
+        unknown.sort()
+        parents = list(dict.fromkeys([shard for shard, _ in unknown]))
+        nested = [
+            NestedShard(parents.index(shard), place.start, place.start + place.nbytes)
+            for shard, place in unknown
+        ]
+        indexes = fetch_nested_indexes(
+            source, level, nested, [(p, known[p]) for p in parents], Tally()
+        )
+        for place, index in zip(unknown, indexes, strict=True):
+            if isinstance(index, CorruptShardError):
+                raise index
+            found[place] = index
+    return found
+
+
+def _entry(
+    source: Source, chunk: TouchedChunk, index: ShardIndex, level: int
+) -> _Range | None:
+    """Bytes that an entry of an index names; None if it says that there are none."""
+    entry = chunk.entries[level]
     state = index.state.item(entry)
     if state == MISSING:
         return None
-    base, nbytes = index.offset.item(entry), index.nbytes.item(entry)
-    try:
-        if state == CORRUPT:
+    if state == CORRUPT:
+        try:
             index.refuse_corrupt(entry)
-        source.refuse_oversized(nbytes, source.layout.levels[0].chunk_shape)
-    except CorruptShardError as error:
-        _name_place(error, source, shard, cells)
-        raise
-    low, high = 0, nbytes
-    strides = source.raw_strides
-    if strides is not None and nbytes == source.chunk_nbytes:
-        high = strides[-1]
-        for c, stride in zip(cells, strides, strict=False):
-            low += c.inside.start * stride
-            high += (c.inside.stop - 1) * stride
-    return _Wanted(shard, base + low, base + high, base, nbytes, cells)
+        except CorruptShardError as error:
+            _name_place(error, source, chunk)
+            raise
+    return _Range(index.offset.item(entry), index.nbytes.item(entry))
 
 
-def _decode(source: Source, wanted: _Wanted, encoded: NDArray[Any]) -> NDArray[Any]:
+def _check_size(source: Source, chunk: TouchedChunk, whole: _Range) -> None:
     try:
-        return source.decode(encoded, source.layout.levels[0].chunk_shape)
+        source.refuse_oversized(whole.nbytes, source.chunk_shape or ())
     except CorruptShardError as error:
-        _name_place(error, source, wanted.shard, wanted.cells)
+        _name_place(error, source, chunk)
         raise
 
 
-def _name_place(
-    error: CorruptShardError,
-    source: Source,
-    shard: Coordinate,
-    cells: Sequence[_Along],
+def _narrowed(source: Source, chunk: TouchedChunk, whole: _Range) -> _Wanted:
+    """Of plain elements, the bytes that hold the wanted ones; else all."""
+    low, high = 0, whole.nbytes
+    strides = source.raw_strides
+    if strides is not None and high == source.chunk_nbytes:
+        low, high = _extent(chunk, strides)
+    return _Wanted(chunk, whole.start + low, whole.start + high, whole)
+
+
+def _extent(chunk: TouchedChunk, strides: tuple[int, ...]) -> tuple[int, int]:
+    """Range of the plain elements' bytes that holds the wanted ones."""
+    low, high = 0, strides[-1]
+    for (first, last), stride in zip(chunk.extremes, strides, strict=False):
+        low += first * stride
+        high += last * stride
+    return low, high
+
+
+def _place(
+    source: Source, wanted: _Wanted, span: NDArray[np.uint8], view: NDArray[Any]
 ) -> None:
+    """Decode an inner chunk and write what is wanted of it."""
+    whole, chunk = wanted.whole, wanted.chunk
+    encoded = completed(span, wanted.start - whole.start, whole.nbytes)
+    strides = source.range_strides
+    wanted_bytes = None if strides is None else _extent(chunk, strides)
+    try:
+        decoded = source.decode(encoded, source.chunk_shape or (), wanted_bytes)
+    except CorruptShardError as error:
+        _name_place(error, source, chunk)
+        raise
+    view[chunk.out] = decoded[chunk.inside]
+
+
+def _name_place(error: CorruptShardError, source: Source, chunk: TouchedChunk) -> None:
     error.add_context(
         array_path=source.layout.path,
-        shard_key=source.key(shard),
-        inner_chunk=tuple(c.cell for c in cells),
+        shard_key=source.key(chunk.shard),
+        inner_chunk=chunk.cell,
     )

@@ -13,13 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import CorruptShardError
+from gpushard.errors import CorruptShardError, UnsupportedError
 from gpushard.index import ShardIndex
 from gpushard.layout import ArrayLayout
-from gpushard.options import Options
+from gpushard.options import KIB, Options
 from gpushard.pipeline import HostPipeline
 from gpushard.stores.base import Store
 from gpushard.stores.held import HeldObjects
+
+# Offsets into an inner chunk and into a shard are added to one another.
+_MOST_CHUNK_NBYTES = 2**62
+# Inner chunks from this decoded size on are decoded in part, where the chain can.
+_DIVISIBLE_NBYTES = 256 * KIB
 
 IndexKey = tuple[int, ...]
 """Coordinate of a stored object; for a shard nested in it also level, start, stop."""
@@ -97,6 +102,8 @@ class Source:
         Decoder of the index at each sharding level.
     indexes
         What is known of the shards' indexes.
+    findings
+        What readers found out about the array, each under its own name.
     """
 
     layout: ArrayLayout
@@ -105,6 +112,9 @@ class Source:
     pipeline: HostPipeline
     index_pipelines: tuple[HostPipeline, ...]
     indexes: IndexCache = field(repr=False)
+    findings: dict[str, Any] = field(
+        default_factory=dict[str, Any], repr=False, compare=False
+    )
 
     @classmethod
     def prepare(cls, layout: ArrayLayout, store: Store, options: Options) -> Source:
@@ -113,8 +123,10 @@ class Source:
         Raises
         ------
         UnsupportedError, MetadataError
-            A codec of the array cannot be decoded, or its configuration is wrong.
+            A codec of the array cannot be decoded, or its configuration is wrong, or
+            inner chunks have more bytes than can be counted.
         """
+        _refuse_uncountable(layout)
         pipeline = HostPipeline.compile(
             layout.chain,
             layout.dtype,
@@ -160,11 +172,15 @@ class Source:
         return tuple(int(axis) for axis in np.argsort(order))
 
     def decode(
-        self, encoded: NDArray[np.uint8], shape: tuple[int, ...]
+        self,
+        encoded: NDArray[np.uint8],
+        shape: tuple[int, ...],
+        wanted: tuple[int, int] | None = None,
     ) -> NDArray[Any]:
         """Inner chunk of `shape`, in the array's axes, from its encoded bytes.
 
-        May be a view on `encoded`, of any strides and byte order.
+        May be a view on `encoded`, of any strides and byte order. `wanted` is the range
+        of decoded bytes that are needed, where the pipeline `decodes_ranges`.
 
         Raises
         ------
@@ -173,9 +189,9 @@ class Source:
         """
         inverse = self._inverse_order
         if inverse is None:
-            return self.pipeline.decode(encoded, shape)
+            return self.pipeline.decode(encoded, shape, wanted)
         stored = tuple(shape[axis] for axis in self.layout.outer_order)
-        return self.pipeline.decode(encoded, stored).transpose(inverse)
+        return self.pipeline.decode(encoded, stored, wanted).transpose(inverse)
 
     @cached_property
     def raw_strides(self) -> tuple[int, ...] | None:
@@ -206,6 +222,13 @@ class Source:
         return (*strides, itemsize)
 
     @cached_property
+    def range_strides(self) -> tuple[int, ...] | None:
+        """`element_strides` where inner chunks are worth decoding in part."""
+        if self.chunk_nbytes < _DIVISIBLE_NBYTES or not self.pipeline.decodes_ranges:
+            return None
+        return self.element_strides
+
+    @cached_property
     def chunk_shape(self) -> tuple[int, ...] | None:
         """Shape of every inner chunk; None in a rectilinear grid without shards."""
         axes = self.layout.inner_axes
@@ -218,6 +241,23 @@ class Source:
         """Decoded size of an inner chunk (of the first, where they differ)."""
         lengths = (int(a.length_of(0)) for a in self.layout.inner_axes if a.n_cells)
         return prod(lengths) * self.layout.dtype.itemsize
+
+    @cached_property
+    def largest_chunk_nbytes(self) -> int:
+        """Size of a stored inner chunk above which its bytes lie."""
+        shape = self.chunk_shape or self.shape_of((0,) * self.layout.ndim)
+        return self.pipeline.encoded_limit(shape)
+
+    @cached_property
+    def has_large_indexes(self) -> bool:
+        """Whether a few shard indexes at once would not fit the memory limit."""
+        first = (0,) * self.layout.ndim
+        nbytes = sum(
+            level.index_nbytes(prod(self.chunks_per_shard(first, k)))
+            for k, level in enumerate(self.layout.levels)
+        )
+        n_shards = self.options.small_read_chunks
+        return 4 * n_shards * nbytes > self.options.memory_limit
 
     @property
     def is_held(self) -> bool:
@@ -267,3 +307,19 @@ class Source:
                 got=nbytes,
                 hint="the shard is damaged: restore it from a copy or write it again",
             )
+
+
+def _refuse_uncountable(layout: ArrayLayout) -> None:
+    """Refuse inner chunks in which the offset of a byte may not fit an int64."""
+    nbytes = layout.dtype.itemsize
+    for axis in layout.inner_axes:
+        lengths = axis.boundaries
+        nbytes *= axis.cell if lengths is None else int(np.diff(lengths).max(initial=0))
+    if nbytes > _MOST_CHUNK_NBYTES:
+        raise UnsupportedError(
+            "an inner chunk has more bytes than can be counted",
+            array_path=layout.path,
+            json_path="chunk_grid",
+            expected=f"at most {_MOST_CHUNK_NBYTES}",
+            got=nbytes,
+        )

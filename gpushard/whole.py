@@ -7,7 +7,7 @@ array with compression, and shards with codecs around them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -19,13 +19,16 @@ from gpushard.blocks import ShardBlock
 from gpushard.errors import CorruptShardError
 from gpushard.fetch import known_index
 from gpushard.job import Job, rows_of
-from gpushard.pipeline import decode_object_bytes
+from gpushard.options import GIB
+from gpushard.pipeline import decode_object_bytes, encoded_object_limit
 from gpushard.ranges import range_tasks
 from gpushard.report import Tally
 from gpushard.source import IndexCache, Source
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.held import HeldObjects
 from gpushard.workers import Task
+
+Coordinate = tuple[int, ...]
 
 
 def fetched_whole(job: Job, block: ShardBlock) -> NDArray[np.bool_]:
@@ -64,39 +67,103 @@ def _chunks_in_shard(source: Source, coordinate: list[int]) -> int:
 def whole_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Task]:
     """Tasks that read the shards of a block: each takes as many as make a batch."""
     n_shards = len(block.shard_coords)
-    shard_nbytes = _shard_nbytes(job.source)
+    first_shard = (0,) * job.source.layout.ndim
+    shard_nbytes = _shard_nbytes(job.source, first_shard)
     budget = job.batch_nbytes(shard_nbytes * n_shards, n_workers)
-    per_task = max(1, budget // max(shard_nbytes, 1))
+    # Bytes that lie about their size must not take more than the limit either.
+    bound = job.source.options.memory_limit // (2 * n_workers)
+    limit = largest_object(job.source, first_shard)
+    per_task = max(1, min(budget // max(shard_nbytes, 1), bound // limit))
     for first in range(0, n_shards, per_task):
         marked = np.zeros(n_shards, bool)
         marked[first : first + per_task] = True
         yield partial(_read_whole, job, rows_of(block, marked))
 
 
-def _shard_nbytes(source: Source) -> int:
-    """Decoded size of a shard (of the first, where they differ)."""
-    lengths = (int(axis.length_of(0)) for axis in source.layout.axes if axis.n_cells)
+def _shard_nbytes(source: Source, coordinate: Coordinate) -> int:
+    """Decoded size of a shard."""
+    axes = zip(source.layout.axes, coordinate, strict=True)
+    lengths = (int(axis.length_of(at)) for axis, at in axes)
     return prod(lengths) * source.layout.dtype.itemsize
 
 
+def _shard_limit(source: Source, coordinate: Coordinate) -> int:
+    """Size of a shard above which its bytes lie, or hold mostly gaps."""
+    if source.layout.dtype.kind in "OT":
+        return GIB  # strings have no size that the metadata tells
+    # Gaps make a shard larger than its inner chunks, but not without end.
+    limit = 2 * _shard_nbytes(source, coordinate) + source.options.batch_nbytes
+    for level in source.layout.levels[:1]:
+        n_entries = prod(source.chunks_per_shard(coordinate, 0))
+        limit += level.index_nbytes(n_entries)
+    return limit
+
+
+def largest_object(source: Source, coordinate: Coordinate) -> int:
+    """Size of a stored object above which it is not fetched whole."""
+    layout = source.layout
+    if not layout.levels:
+        return source.pipeline.encoded_limit(source.shape_of(coordinate))
+    limit = _shard_limit(source, coordinate)
+    return encoded_object_limit(layout.object_codecs, limit)
+
+
 def _read_whole(job: Job, block: ShardBlock) -> None:
+    answers, is_large = _fetch(job, block)
+    layout = job.source.layout
+    if is_large.any() and layout.levels and not layout.object_codecs:
+        # Much of such shards is gaps: only what is wanted of them is read.
+        for task in range_tasks(job, rows_of(block, is_large), n_workers=1):
+            task()
+        answers = [a for a, large in zip(answers, is_large, strict=True) if not large]
+        block = rows_of(block, ~is_large)
+    if answers:
+        _read_fetched(job, block, answers)
+
+
+def _fetch(
+    job: Job, block: ShardBlock
+) -> tuple[list[Fetched | None], NDArray[np.bool_]]:
+    """Objects of a block, cut behind the largest sane size, and which are larger."""
     source = job.source
-    keys = [source.key(tuple(c)) for c in block.shard_coords.tolist()]
+    requests: list[ByteRequest] = []
+    for row in block.shard_coords.tolist():
+        # One byte more than there should be tells an object that is too large.
+        limit = largest_object(source, tuple(row)) + 1
+        requests.append(ByteRequest(source.key(tuple(row)), max_nbytes=limit))
     with job.tally.stage("fetch"):
-        answers = source.store.read([ByteRequest(key) for key in keys])
-    objects = {
-        key: _unwrapped(source, key, answer)
-        for key, answer in zip(keys, answers, strict=True)
-    }
-    # What the objects are asked from here on are no requests of the store.
-    inner = replace(job, source=_held(source, objects), tally=Tally())
+        answers = source.store.read(requests)
+    is_large = [
+        answer is not None and len(answer.data) == request.max_nbytes
+        for answer, request in zip(answers, requests, strict=True)
+    ]
+    return answers, np.array(is_large, np.bool_)
+
+
+def _read_fetched(
+    job: Job, block: ShardBlock, answers: Sequence[Fetched | None]
+) -> None:
+    """Read a block from its objects: what they are asked is no request of the store."""
+    source = job.source
+    objects: dict[str, Fetched | None] = {}
+    for s, (row, answer) in enumerate(
+        zip(block.shard_coords.tolist(), answers, strict=True)
+    ):
+        key = source.key(tuple(row))
+        try:
+            objects[key] = unwrapped(source, tuple(row), answer)
+        except CorruptShardError as error:
+            # Nothing of the object can be read: filled, if the read goes on.
+            job.give_up(error, block, np.flatnonzero(block.shard == s))
+            objects[key] = None
+    inner = replace(job, source=held(source, objects), tally=Tally())
     for task in range_tasks(inner, block, n_workers=1):
         task()
     fetched_nbytes = sum(len(a.data) for a in answers if a is not None)
     counts = inner.tally.counts
     wanted_nbytes = counts.get("payload_nbytes", 0) - counts.get("gap_nbytes", 0)
     job.tally.add(
-        n_payload_requests=len(keys),
+        n_payload_requests=len(answers),
         payload_nbytes=fetched_nbytes,
         gap_nbytes=max(fetched_nbytes - wanted_nbytes, 0),
         n_missing_shards=counts.get("n_missing_shards", 0),
@@ -106,7 +173,7 @@ def _read_whole(job: Job, block: ShardBlock) -> None:
         job.tally.add_seconds(stage, seconds)
 
 
-def _held(source: Source, objects: dict[str, Fetched | None]) -> Source:
+def held(source: Source, objects: dict[str, Fetched | None]) -> Source:
     """The same array, read from objects in memory."""
     wrapped = bool(source.layout.object_codecs)
     return replace(
@@ -118,16 +185,19 @@ def _held(source: Source, objects: dict[str, Fetched | None]) -> Source:
     )
 
 
-def _unwrapped(source: Source, key: str, answer: Fetched | None) -> Fetched | None:
+def unwrapped(
+    source: Source, coordinate: Coordinate, answer: Fetched | None
+) -> Fetched | None:
     """The shard in an object with codecs around it."""
     codecs = source.layout.object_codecs
     if answer is None or not codecs:
         return answer
-    # Gaps make a shard larger than its inner chunks, but not without end.
-    limit = 2 * _shard_nbytes(source) + source.options.batch_nbytes
+    limit = _shard_limit(source, coordinate)
     try:
         data = decode_object_bytes(codecs, answer.data, limit)
     except CorruptShardError as error:
-        error.add_context(array_path=source.layout.path, shard_key=key)
+        error.add_context(
+            array_path=source.layout.path, shard_key=source.key(coordinate)
+        )
         raise
     return Fetched(np.frombuffer(data, np.uint8), None, None)

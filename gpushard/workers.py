@@ -7,9 +7,12 @@ from stores, which have threads of their own: no thread ever waits for its own p
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from operator import itemgetter
 from typing import Any, Literal, TypeVar
 
 Task = Callable[[], None]
@@ -21,26 +24,85 @@ _pools: dict[tuple[int, Purpose, int], ThreadPoolExecutor] = {}
 
 
 def run_tasks(tasks: Iterable[Task], n_workers: int) -> None:
-    """Run all tasks; on the first error start no more, wait for the rest, and raise.
+    """Run all tasks; on an error start no more, wait for the rest, raise the earliest.
 
-    When it returns or raises, no task is running: nothing writes to the output any
-    more. Tasks are drawn from the iterable only as workers become free.
+    The calling thread works too, and a single task needs no other. When it returns or
+    raises, no task is running: nothing writes to the output any more. Tasks are drawn
+    from the iterable only as workers become free.
     """
     if n_workers <= 1:
         for task in tasks:
             task()
         return
-    pool = _pool("read", n_workers)
-    running: deque[Future[None]] = deque()
+    line = _Line(tasks)
+    helpers: list[Future[None]] = []
     try:
-        for task in tasks:
-            running.append(pool.submit(task))
-            while len(running) >= 2 * n_workers:
-                _finish_oldest(running)
-        while running:
-            _finish_oldest(running)
+        if line.look():
+            pool = _pool("read", n_workers - 1)
+            helpers += [pool.submit(line.work_off) for _ in range(n_workers - 1)]
+        line.work_off()
     finally:
-        _finish(running)
+        line.close()
+        _finish(helpers)
+    line.raise_earliest()
+    for helper in helpers:
+        if not helper.cancelled():
+            # What no worker catches, a SystemExit for one, must not pass for success.
+            helper.result()
+
+
+class _Line:
+    """Tasks in a line, drawn by several workers."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._tasks = iter(tasks)
+        self._ahead: deque[Task] = deque()
+        self._n_drawn = 0
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._errors: list[tuple[int, BaseException]] = []
+
+    def look(self) -> bool:
+        """Whether there are two tasks or more."""
+        self._ahead.extend(islice(self._tasks, 2))
+        return len(self._ahead) > 1
+
+    def work_off(self) -> None:
+        """Run one task after the other until there are none, or one has failed."""
+        while True:
+            with self._lock:
+                number = self._n_drawn
+                self._n_drawn += 1
+                try:
+                    task = self._draw()
+                except Exception as error:  # noqa: BLE001 - raised by `raise_earliest`
+                    self._fail(number, error)
+                    return
+            if task is None:
+                return
+            try:
+                task()
+            except Exception as error:  # noqa: BLE001 - as above
+                self._fail(number, error)
+
+    def close(self) -> None:
+        """Let no more tasks be drawn."""
+        # Not under the lock: an interrupt must not wait for a worker that is drawing.
+        self._is_closed = True
+
+    def raise_earliest(self) -> None:
+        """Raise the error of the earliest task that failed, if any did."""
+        if self._errors:
+            raise min(self._errors, key=itemgetter(0))[1]
+
+    def _draw(self) -> Task | None:
+        if self._is_closed:
+            return None
+        return self._ahead.popleft() if self._ahead else next(self._tasks, None)
+
+    def _fail(self, number: int, error: BaseException) -> None:
+        self._errors.append((number, error))
+        self._is_closed = True
 
 
 def _finish(futures: Iterable[Future[Any]]) -> None:
@@ -48,12 +110,6 @@ def _finish(futures: Iterable[Future[Any]]) -> None:
     started = [future for future in futures if not future.cancel()]
     for future in started:
         future.exception()
-
-
-def _finish_oldest(running: deque[Future[None]]) -> None:
-    # Taken off only when done: an interrupt while waiting must still find it there.
-    running[0].result()
-    running.popleft()
 
 
 def run_side_by_side(

@@ -12,7 +12,8 @@
 //   streams              | raw ... | lz4 ... | snappy ... | zlib ... | zstd ... |
 //     | gs_copy_streams (raw), nvCOMP (the rest), gs_fold
 //     v
-//   staging rows         decoded, still filtered: unfilter.cu
+//   staging rows         decoded, still filtered: unfilter.cu, or scatter_planes.cu
+//   decoded rows         those without a filter
 //
 // A warp per row, a lane per block. Every pass walks the bytes anew, bounds-checked.
 #include "blosc_format.cuh"
@@ -29,17 +30,26 @@ struct BloscRows {
     uint32_t* block_nbytes;  // out
     uint32_t* count;         // out: [CLASS_COUNT][n_rows]
     uint64_t* totals;        // [3][CLASS_COUNT], zeroed before: streams, their decoded
-                             // bytes, and the decoded bytes of the largest
+                             // bytes, and the decoded bytes of the largest; then rows
+                             // that are to be unshuffled, by bytes and by bits
+    const uint64_t* staging; // where rows with a filter are decoded to
+    const uint64_t* decoded; // where rows without one are, and filtered ones end up
+    uint64_t* stage;         // out: where the streams of each row go
+    uint64_t* next;          // out: where each row is once its filter is undone
+    FastDivisor* planes;     // out: bytes of the shuffled blocks that are left to the
+                             // scatter, divisor 0: none are; null: none ever
     uint64_t decoded_nbytes;
     uint32_t n_rows;
     uint32_t accept_unsized;  // zstd: whether frames need not tell their content size
+    uint32_t fused_typesize;  // item size of shuffles that are left to the scatter
+    uint32_t reserved;
 };
-static_assert(sizeof(BloscRows) == 10 * 8, "the host packs the same");
+static_assert(sizeof(BloscRows) == 16 * 8, "the host packs the same");
 
 // Tables with one entry a stream, but for the first two.
 struct BloscStreams {
     const uint32_t* first;  // [CLASS_COUNT][n_rows], from gs_scan
-    const uint64_t* dst;    // [n_rows]: where each row is decoded to
+    const uint64_t* dst;    // [n_rows]: where each row is decoded to (`stage` above)
     uint64_t* stream_src;
     uint64_t* stream_nbytes;
     uint64_t* stream_dst;
@@ -103,11 +113,31 @@ GS_DEVICE void add_to_totals(
     atomicMax(words + 2 * CLASS_COUNT, static_cast<Word>(nbytes_max));
 }
 
+// By one lane: where a row goes on, once it is decoded with `filter` still on it.
+GS_DEVICE void route_row(
+    const BloscRows& rows, uint32_t row, const BloscHeader& header, uint32_t filter) {
+    const bool is_fused = filter == FILTER_BYTE_SHUFFLE && rows.planes != nullptr &&
+                          header.typesize == rows.fused_typesize &&
+                          header.block_nbytes % header.typesize == 0;
+    if (!is_fused) rows.filter[row] = filter;
+    if (filter != FILTER_NONE) rows.stage[row] = rows.staging[row];
+    if (is_fused) {
+        rows.next[row] = rows.staging[row];
+        rows.planes[row] = fast_divisor(header.block_nbytes);
+    } else if (filter != FILTER_NONE) {
+        typedef unsigned long long Word;  // as in add_to_totals
+        atomicAdd(
+            reinterpret_cast<Word*>(rows.totals) + 3 * CLASS_COUNT +
+                (filter == FILTER_BIT_SHUFFLE),
+            static_cast<Word>(1));
+    }
+}
+
 // By one lane: what is known of a row that is fine.
 GS_DEVICE void write_row(
     const BloscRows& rows, uint32_t row, const BloscHeader& header,
     const BloscTally& tally) {
-    rows.filter[row] = blosc_filter(header);
+    route_row(rows, row, header, blosc_filter(header));
     rows.typesize[row] = header.typesize;
     rows.block_nbytes[row] = header.block_nbytes;
     rows.count[uint64_t(CLASS_RAW) * rows.n_rows + row] = tally.n_raw;
@@ -149,6 +179,8 @@ gs_blosc_count(const BloscRows rows) {
         rows.filter[row] = FILTER_NONE;
         rows.typesize[row] = 1;
         rows.block_nbytes[row] = 1;
+        rows.stage[row] = rows.next[row] = rows.decoded[row];
+        if (rows.planes != nullptr) rows.planes[row] = {0, 0, 0, 0};
         if (status == STATUS_OK) write_row(rows, row, header, tally);
     }
 }

@@ -148,6 +148,8 @@ GS_DEVICE Status check_blosc_stream(
         case CLASS_ZLIB: status = check_zlib(bytes); break;
         case CLASS_ZSTD:
             status = check_zstd(bytes, {stream.decoded_nbytes, accept_unsized});
+            // No Blosc writes one, and nothing here verifies it.
+            if (status == STATUS_OK && has_zstd_checksum(bytes)) status = STATUS_HOST;
             break;
         default: status = bytes.nbytes ? STATUS_OK : STATUS_FORMAT; break;  // LZ4
     }

@@ -9,6 +9,7 @@
 //     v
 //   the vendor's decoder -> its statuses, actual sizes
 //     | gs_fold          failed or short streams mark their rows
+//     | gs_verify_*      so do those that contradict their checksum (trailers.cu)
 //     v
 //   rows      status -> gs_verdict -> 16 words for the host
 #include "copy.cuh"
@@ -106,8 +107,9 @@ gs_gate_zlib(const GateTables tables) {
 constexpr int gs_align_offsets_threads = 512;
 constexpr uint64_t DEFLATE_ALIGNMENT = 4;  // nvCOMP asks for it, of Deflate alone
 
-// Offset of each stream when all lie side by side at multiples of 4:
-// offset[0 .. n_streams], the last being the bytes that they take together. One block.
+// Offset of each stream, with the zlib trailer behind it, when all lie side by side at
+// multiples of 4: offset[0 .. n_streams], the last being the bytes that they take
+// together. One block.
 extern "C" __global__ void __launch_bounds__(gs_align_offsets_threads)
 gs_align_offsets(
     const uint64_t* stream_nbytes, uint64_t* offset, uint32_t n_streams) {
@@ -117,7 +119,8 @@ gs_align_offsets(
         const uint32_t stream = first + threadIdx.x;
         uint64_t nbytes = 0;
         if (stream < n_streams) {
-            nbytes = (stream_nbytes[stream] + DEFLATE_ALIGNMENT - 1) &
+            nbytes = (stream_nbytes[stream] + ZLIB_TRAILER_NBYTES +
+                      DEFLATE_ALIGNMENT - 1) &
                      ~(DEFLATE_ALIGNMENT - 1);
         }
         uint64_t total;
@@ -130,8 +133,9 @@ gs_align_offsets(
 
 constexpr int gs_realign_threads = 128;
 
-// Copies each stream to `arena` + offset and lets its table entry point there. One
-// block a stream; `arena` is 16-aligned and has offset[n_streams] bytes.
+// Copies each stream, and the trailer behind it, to `arena` + offset and lets its table
+// entry point there. One block a stream; `arena` is 16-aligned and has
+// offset[n_streams] bytes.
 extern "C" __global__ void __launch_bounds__(gs_realign_threads)
 gs_realign(
     uint64_t* stream_src, const uint64_t* stream_nbytes, const uint64_t* offset,
@@ -141,7 +145,8 @@ gs_realign(
         const uint64_t dst = arena + offset[stream];
         copy_bytes(
             reinterpret_cast<uint8_t*>(dst), reinterpret_cast<const uint8_t*>(src),
-            stream_nbytes[stream], threadIdx.x, gs_realign_threads);
+            stream_nbytes[stream] + ZLIB_TRAILER_NBYTES, threadIdx.x,
+            gs_realign_threads);
         __syncthreads();  // everybody has read the old address
         if (threadIdx.x == 0) stream_src[stream] = dst;
     }

@@ -53,6 +53,8 @@ struct Scatter {
     const Status* status;         // rows that have one are skipped; null: none has
     const uint8_t* fill;          // fill value, repeated; 16-byte aligned
     const uint32_t* tile_bounds;  // first tile of each row, then n_tiles; null: uniform
+    const FastDivisor* planes;    // bytes of each row's shuffled blocks; divisor 0: is
+                                  // not shuffled; null: no row is
     int64_t in_base;
     FastDivisor tiles_per_row;
     FastDivisor fill_nbytes;      // multiple of 16 and of an element
@@ -60,6 +62,8 @@ struct Scatter {
     uint32_t n_rows;
     uint32_t n_tiles;
     uint32_t tile_log2;
+    uint32_t item_log2;           // bytes of an item that was taken apart
+    uint32_t decoded_nbytes;      // of an inner chunk, where rows are shuffled
     uint32_t in_bits;             // all strides and member offsets, or-ed
     uint32_t out_bits;
     uint32_t n_columns;
@@ -69,8 +73,8 @@ struct Scatter {
     Loop loops[R];
 };
 
+typedef Scatter<2> Scatter2;
 typedef Scatter<4> Scatter4;
-typedef Scatter<8> Scatter8;
 typedef Scatter<32> Scatter32;
 
 // The offsets of one row, and its lengths: kept in registers for few loops, looked up

@@ -7,6 +7,7 @@
 // What a filtered block looks like stands in shuffle_format.cuh. Blocks of threads
 // along x share the rows, along y the pieces of a row.
 #include "copy.cuh"
+#include "planes.cuh"
 #include "shuffle_format.cuh"
 
 // Tables with one entry a row, as gs_blosc_count fills them. Rows may begin anywhere;
@@ -67,38 +68,14 @@ GS_DEVICE void for_pieces(
     }
 }
 
-GS_DEVICE uint32_t load_word(const uint8_t* at) {
-    return *reinterpret_cast<const uint32_t*>(at);
-}
-
-// Transposes four rows of four bytes: byte k of word i becomes byte i of word k.
-GS_DEVICE uint4 transpose_bytes(const uint4& planes) {
-    const uint32_t low01 = __byte_perm(planes.x, planes.y, 0x5140);
-    const uint32_t low23 = __byte_perm(planes.z, planes.w, 0x5140);
-    const uint32_t high01 = __byte_perm(planes.x, planes.y, 0x7362);
-    const uint32_t high23 = __byte_perm(planes.z, planes.w, 0x7362);
-    return make_uint4(
-        __byte_perm(low01, low23, 0x5410), __byte_perm(low01, low23, 0x7632),
-        __byte_perm(high01, high23, 0x5410), __byte_perm(high01, high23, 0x7632));
-}
-
-// A word of each of four planes, `stride` bytes apart, as four items of four bytes.
-GS_DEVICE uint4 load_four_planes(const uint8_t* planes, uint64_t stride) {
-    return transpose_bytes(make_uint4(
-        load_word(planes), load_word(planes + stride), load_word(planes + 2 * stride),
-        load_word(planes + 3 * stride)));
-}
-
 // Four items of SIZE bytes from `item` on; planes and items must be aligned for it.
 template <uint32_t SIZE>
 GS_DEVICE void unshuffle_four(const Piece& piece, uint32_t item) {
-    const uint8_t* planes = piece.src + item;
+    const uint64_t planes = reinterpret_cast<uint64_t>(piece.src) + item;
     const uint64_t stride = piece.n_items;
     uint8_t* items = piece.dst + uint64_t(item) * SIZE;
     if constexpr (SIZE == 2) {
-        const uint32_t low = load_word(planes), high = load_word(planes + stride);
-        *reinterpret_cast<uint2*>(items) = make_uint2(
-            __byte_perm(low, high, 0x5140), __byte_perm(low, high, 0x7362));
+        *reinterpret_cast<uint2*>(items) = load_two_planes(planes, stride);
     } else if constexpr (SIZE == 4) {
         *reinterpret_cast<uint4*>(items) = load_four_planes(planes, stride);
     } else if constexpr (SIZE == 8) {
@@ -156,33 +133,15 @@ GS_DEVICE void unshuffle_piece(const Piece& piece) {
     }
 }
 
-// The bytes as they are, blocks along y taking turns.
-GS_DEVICE void copy_row(const UnfilterTables& tables, uint32_t row) {
-    constexpr uint64_t COPY_NBYTES = 16 * 1024;
-    const uint8_t* src = reinterpret_cast<const uint8_t*>(tables.src[row]);
-    uint8_t* dst = reinterpret_cast<uint8_t*>(tables.dst[row]);
-    for (uint64_t start = blockIdx.y * COPY_NBYTES; start < tables.decoded_nbytes;
-         start += gridDim.y * COPY_NBYTES) {
-        const uint64_t left = tables.decoded_nbytes - start;
-        copy_bytes(
-            dst + start, src + start, left < COPY_NBYTES ? left : COPY_NBYTES,
-            threadIdx.x, blockDim.x);
-    }
-}
-
 constexpr int gs_unshuffle_threads = 256;
 
-// Rows with FILTER_BYTE_SHUFFLE; those with FILTER_NONE are copied, the rest left
-// alone.
+// Rows with FILTER_BYTE_SHUFFLE; the rest are left alone.
 extern "C" __global__ void __launch_bounds__(gs_unshuffle_threads)
 gs_unshuffle(const UnfilterTables tables) {
     for (uint32_t row = blockIdx.x; row < tables.n_rows; row += gridDim.x) {
         if (tables.status[row] != STATUS_OK || !tables.decoded_nbytes) continue;
-        if (tables.filter[row] == FILTER_BYTE_SHUFFLE) {
-            for_pieces(tables, row, unshuffle_piece);
-        } else if (tables.filter[row] == FILTER_NONE) {
-            copy_row(tables, row);
-        }
+        if (tables.filter[row] != FILTER_BYTE_SHUFFLE) continue;
+        for_pieces(tables, row, unshuffle_piece);
     }
 }
 

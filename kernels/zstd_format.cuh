@@ -29,6 +29,14 @@ struct ZstdHeader {
     bool has_checksum;
 };
 
+constexpr uint32_t ZSTD_DESCRIPTOR_OFFSET = 4;
+constexpr uint32_t ZSTD_CHECKSUM_FLAG = 4;
+
+// Whether a frame that was checked has a checksum of its decoded bytes behind it.
+GS_DEVICE bool has_zstd_checksum(const ByteSpan& frame) {
+    return read_u8(frame, ZSTD_DESCRIPTOR_OFFSET) & ZSTD_CHECKSUM_FLAG;
+}
+
 GS_DEVICE uint64_t zstd_window_nbytes(uint32_t descriptor) {
     const uint64_t base = 1ull << (10 + (descriptor >> 3));
     return base + base / 8 * (descriptor & 7);
@@ -58,7 +66,7 @@ GS_DEVICE Status read_zstd_header(const ByteSpan& frame, ZstdHeader& header) {
     if (descriptor & 3) return STATUS_HOST;  // wants a dictionary
     header.nbytes = 5 + window_nbytes + size_nbytes;
     if (!holds(frame, 0, header.nbytes)) return STATUS_FORMAT;
-    header.has_checksum = descriptor >> 2 & 1;
+    header.has_checksum = descriptor & ZSTD_CHECKSUM_FLAG;
     header.is_sized = size_nbytes != 0;
     header.content_nbytes =
         size_nbytes ? read_zstd_content_nbytes(frame, 5 + window_nbytes, size_nbytes)

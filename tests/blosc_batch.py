@@ -6,6 +6,7 @@ import numpy as np
 
 from blosc_cases import NBYTES, OK
 from gpushard.codecs import blosc_frame
+from gpushard.devices.scatter_structs import FAST_DIVISOR
 from kernel_rows import POISON, addresses, held, outputs, sizes, struct
 
 CLASSES = ("raw", "lz4", "snappy", "zlib", "zstd")
@@ -25,9 +26,13 @@ class Batch:
         )
         self.count = np.full((len(CLASSES), n_rows), POISON, np.uint32)
         self.first = np.full_like(self.count, POISON)
-        self.totals = np.zeros((3, len(CLASSES)), np.uint64)
-        self.staging = outputs(n_rows, decoded_nbytes)
-        self.dst = addresses(self.staging)
+        self.all_totals = np.zeros(3 * len(CLASSES) + 2, np.uint64)
+        self.totals = self.all_totals[:-2].reshape(3, -1)
+        self.n_shuffled = self.all_totals[-2:]
+        self.staging, self.decoded = (outputs(n_rows, decoded_nbytes) for _ in "ab")
+        self.dst, self.next = np.zeros((2, n_rows), np.uint64)
+        self.planes = np.full(n_rows, 7, FAST_DIVISOR)
+        self.fused_typesize = 0
         self.decoded_nbytes = decoded_nbytes
         self.accept_unsized = True
 
@@ -56,6 +61,7 @@ class Batch:
         return self.status.tolist()
 
     def _rows(self):
+        self._staging, self._decoded = map(addresses, (self.staging, self.decoded))
         return struct(
             src=self.src,
             src_nbytes=self.src_nbytes,
@@ -64,11 +70,23 @@ class Batch:
             typesize=self.typesize,
             block_nbytes=self.block_nbytes,
             count=self.count,
-            totals=self.totals,
+            totals=self.all_totals,
+            staging=self._staging,
+            decoded=self._decoded,
+            stage=self.dst,
+            next=self.next,
+            planes=self.planes if self.fused_typesize else np.uint64(0),
             decoded_nbytes=np.uint64(self.decoded_nbytes),
             n_rows=np.uint32(self.n_rows),
             accept_unsized=np.uint32(self.accept_unsized),
+            fused_typesize=np.uint32(self.fused_typesize),
+            reserved=np.uint32(0),
         )
+
+    def row_at(self, address):
+        """The room for a decoded row that begins at an address."""
+        rooms = [*self.staging, *self.decoded]
+        return next(room for room in rooms if room.ctypes.data == address)
 
     def streams_of(self, stream_class):
         """Rows of (row, source offset, source size, decoded offset, decoded size)."""

@@ -8,6 +8,9 @@ with RangeServer(directory) as server:
 
 from __future__ import annotations
 
+import gzip
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -51,6 +54,24 @@ class RangeServer:
         Key -> status that all its requests are answered with.
     silence_s
         Seconds each request waits before its answer.
+    fail_first, failure
+        So many requests are answered `failure`, or their connection is reset (0).
+    retry_after
+        What failures tell in Retry-After.
+    cut_first
+        So many bodies are cut in the middle.
+    transfer
+        How bodies come: "plain", "chunked" (no Content-Length) or "gzip".
+    tells_ranges
+        How 206 answers tell the range: "all", without the "total", or "nothing".
+    stretch
+        Ranges are answered with so many bytes more.
+    answers_head
+        False: HEAD is answered 405.
+    redirects
+        Whether a request is first sent elsewhere.
+    page
+        What missing keys are answered with the status 200 instead of 404.
     before_answer
         Called with each request's method and key before the file is looked at.
     requests
@@ -67,6 +88,16 @@ class RangeServer:
     shift_ranges: int = 0
     statuses: dict[str, int] = field(default_factory=dict[str, int])
     silence_s: float = 0
+    fail_first: int = 0
+    failure: int = 503
+    retry_after: str | None = None
+    cut_first: int = 0
+    transfer: Literal["plain", "chunked", "gzip"] = "plain"
+    tells_ranges: Literal["all", "total", "nothing"] = "all"
+    stretch: int = 0
+    answers_head: bool = True
+    redirects: bool = False
+    page: bytes | None = None
     before_answer: Callable[[str, str], None] | None = None
     requests: list[Request] = field(default_factory=list[Request])
 
@@ -131,6 +162,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         settings = self.server.settings
         key = unquote(self.path).lstrip("/")
+        if settings.redirects and not key.startswith("elsewhere/"):
+            self._send(302, {"Location": f"/elsewhere/{key}"}, b"", with_body=False)
+            return
+        key = key.removeprefix("elsewhere/")
         if settings.before_answer is not None:
             settings.before_answer(self.command, key)
         time.sleep(settings.silence_s)
@@ -138,12 +173,38 @@ class _Handler(BaseHTTPRequestHandler):
         settings.requests.append(
             Request(self.command, key, self.headers.get("Range"), status)
         )
+        if status == 0:
+            self._reset()
+        else:
+            self._send(status, headers, body, with_body=with_body)
+
+    def _reset(self) -> None:
+        """End the connection with a reset instead of an answer."""
+        at_once = struct.pack("ii", 1, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        self.connection.close()
+        self.close_connection = True
+
+    def _send(
+        self, status: int, headers: dict[str, str], body: bytes, *, with_body: bool
+    ) -> None:
+        settings = self.server.settings
+        if settings.transfer == "gzip" and body:
+            body = gzip.compress(body)
+            headers["Content-Encoding"] = "gzip"
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
+        is_cut = settings.cut_bodies or settings.cut_first > 0
+        if settings.transfer == "chunked":
+            self.send_header("Transfer-Encoding", "chunked")
+            ends = b"" if is_cut else b"0\r\n\r\n"
+            body = b"%x\r\n%b\r\n%b" % (len(body), body, ends) if body else ends
+        else:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if with_body and settings.cut_bodies and body:
+        if with_body and is_cut and body:
+            settings.cut_first -= 1
             self.wfile.write(body[: len(body) // 2])
             self.close_connection = True
         elif with_body:
@@ -153,10 +214,17 @@ class _Handler(BaseHTTPRequestHandler):
         """Status, headers and body of the answer."""
         settings = self.server.settings
         path = settings.directory / key
-        if key in settings.statuses:
-            return settings.statuses[key], {}, b""
-        if not path.is_file():
-            return 404, {}, b""
+        if settings.fail_first > 0:
+            settings.fail_first -= 1
+            told = settings.retry_after
+            return settings.failure, {"Retry-After": told} if told else {}, b""
+        status = settings.statuses.get(key)
+        if self.command == "HEAD" and not settings.answers_head:
+            status = 405
+        if status is None and not path.is_file():
+            status = 404 if settings.page is None else 200
+        if status is not None:
+            return status, {}, settings.page or b""
         body = path.read_bytes()
         headers = self._headers_of(path)
         wanted = self.headers.get("If-Match")
@@ -191,6 +259,8 @@ class _Handler(BaseHTTPRequestHandler):
         if start >= len(body):
             return 416, {"Content-Range": f"bytes */{len(body)}"}, b""
         start += settings.shift_ranges
-        stop = min(stop + settings.shift_ranges, len(body))
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
+        stop = min(stop + settings.shift_ranges + settings.stretch, len(body))
+        total = len(body) if settings.tells_ranges == "all" else "*"
+        if settings.tells_ranges != "nothing":
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{total}"
         return 206, headers, body[start:stop]

@@ -11,7 +11,7 @@ from zarr.codecs import ZstdCodec
 VALUES = np.arange(20 * 30, dtype="i4").reshape(20, 30) - 300
 
 
-def write_values(place: Path) -> Path:
+def write_values(place: Path, values: np.ndarray = VALUES) -> Path:
     """Array of 5 x 3 inner chunks in shards of 2 x 2, which reach beyond its edge."""
     z = zarr.create_array(
         place,
@@ -24,5 +24,5 @@ def write_values(place: Path) -> Path:
         attributes={"units": "K", "nested": {"a": [1, None]}},
         dimension_names=("y", None),
     )
-    z[...] = VALUES
+    z[...] = values
     return place

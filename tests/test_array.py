@@ -173,6 +173,14 @@ def test_mixtures_that_numpy_reads_in_its_own_way_are_refused_or_equal(a):
         a[rows, None, rows]
 
 
+def test_a_mask_of_an_array_without_axes_takes_its_element_or_nothing():
+    store = MemoryStore()
+    zarr.create_array(store, shape=(), dtype="i4")[...] = 5
+    a = gpushard.open_array(store)
+    for mask in (True, False):
+        assert_same_bits(a.vindex[np.array(mask)], np.array(5, "i4")[np.array(mask)])
+
+
 def test_blocks_are_shards_cut_at_the_arrays_edge(a):
     assert_same_bits(a.blocks[0, 0], VALUES[:8, :20])
     assert_same_bits(a.blocks[-1, 1], VALUES[16:, 20:])

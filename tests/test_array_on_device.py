@@ -10,7 +10,8 @@ import zarr
 from zarr.codecs import BloscCodec, ZstdCodec
 
 import gpushard
-from cuda_host.device import EmulatedArray, EmulatedDevice
+from cuda_host.arrays import EmulatedArray
+from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
 from zarr_oracle import assert_same_bits
@@ -90,6 +91,22 @@ def test_nothing_is_written_before_what_the_callers_stream_does_first(stored, de
     assert_same_bits(out.get(), values)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_neither_is_it_where_the_host_reads_for_the_device(stored, seed):
+    place, values = stored
+    # No memory for the tables of targets, which come behind the result.
+    device = EmulatedDevice(KERNELS, load_standin(), seed=seed)
+    device.refuses = lambda kind, n: kind == "allocate" and n == 1
+    a = gpushard.open_array(place, device=device)
+    out = device.empty((64, 48), np.dtype("i4"))
+    stream = device.create_stream()
+    device.clear(out.buffer.address, values.nbytes, stream)
+    a.read(out=out, stream=stream)
+    kinds = [kind for _, kind, _ in device.log if kind != "event"]
+    assert kinds == ["clear", "upload"]
+    assert_same_bits(out.get(), values)
+
+
 @pytest.mark.parametrize(
     ("out", "said"),
     [
@@ -125,7 +142,10 @@ def test_explain_says_what_ran_where_and_why(tmp_path, device):
     zarr.create_array(
         tmp_path / "a", data=values, chunks=(4, 4), compressors=BloscCodec(cname="zstd")
     )
-    report = gpushard.open_array(tmp_path / "a", device=device).explain()
+    options = gpushard.Options(placement="device")
+    report = gpushard.open_array(
+        tmp_path / "a", device=device, options=options
+    ).explain()
     assert [(c.codec, c.where) for c in report.codecs] == [
         ("blosc", "device"),
         ("bytes", "scatter"),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import contenders, data, runner, table
+from benchmarks import contenders, data, runner, table, worker
 from benchmarks.configs import CODECS, INNER_NBYTES, KIB, MIB, Config, configs
 from benchmarks.worker import Worker
 from benchmarks.workloads import MOVING, WORKLOADS, reads_of
@@ -109,6 +109,12 @@ def field(tmp_path_factory):
     config = Config("field", 4 * KIB, "none", TINY)
     values = data.generate("field", config.shape)
     return config, values, data.write(config, tmp_path_factory.mktemp("field"), values)
+
+
+@pytest.fixture(autouse=True)
+def _no_collection(monkeypatch):
+    """What a process of tests left behind takes a quarter of a second to collect."""
+    monkeypatch.setattr(worker.gc, "collect", lambda: 0)
 
 
 def measured(field, workload, *team, budget_s=60.0):
@@ -270,3 +276,28 @@ def test_a_contender_that_is_not_installed_is_absent_with_the_reason(monkeypatch
     with suite._team(Path(), Config("tiles", 4 * KIB, "none", TINY)) as (team, _):
         assert team == []
     assert "nobody" in suite.absent["nobody"]
+
+
+def test_scaling_asks_for_the_same_box_and_for_larger_parts(tmp_path, capsys):
+    out = tmp_path / "scaling.json"
+    few = ["--nbytes", str(MIB), "--repetitions", "1"]
+    assert command.main(["scaling", *few, "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    of_array = [
+        row["n_inner_chunks_of_array"] for row in found["same_box_of_larger_arrays"]
+    ]
+    assert of_array == [256, 2560, 25600, 256000]
+    parts = [row["n_inner_chunks"] for row in found["larger_parts_of_one_array"]]
+    assert parts[-1] == 256
+    assert parts == sorted(parts)
+    told = capsys.readouterr().out
+    assert told.count("inner chunks ") == len(of_array) + len(parts)
+
+
+def test_a_reason_does_not_tell_where_the_arrays_were(tmp_path):
+    def refuse(path):
+        raise ValueError(f"no codec for {path}/zarr.json")
+
+    worker = Worker(SimpleNamespace(open_array=refuse))
+    answer = worker.answer({"do": "open", "path": str(tmp_path / "a"), "shape": [1]})
+    assert answer == {"refused": "ValueError: no codec for a/zarr.json"}

@@ -135,3 +135,22 @@ def test_info_of_nothing_exits_with_2(tmp_path):
 def test_info_of_a_broken_document_exits_with_2(tmp_path):
     (tmp_path / "zarr.json").write_text("{")
     sentence(run("info", tmp_path, code=2))
+
+
+def test_info_counts_the_empty_inner_chunks_of_stored_shards(tmp_path):
+    path = write_shards(tmp_path / "a")
+    facts = run_json("info", path)
+    assert (facts["n_stored_inner_chunks"], facts["n_empty_inner_chunks"]) == (16, 0)
+    z = zarr.create_array(
+        tmp_path / "b", shape=(7, 6), shards=(4, 4), chunks=(2, 2), dtype="i1"
+    )
+    z[5, 1] = 1
+    facts = run_json("info", tmp_path / "b")
+    # Of the shard at the edge, one row of inner chunks ends within the array.
+    assert (facts["n_stored_inner_chunks"], facts["n_empty_inner_chunks"]) == (1, 3)
+    assert ", 1 stored, 3 empty in stored shards" in run("info", tmp_path / "b").stdout
+    z[0, 5] = 1  # half of this shard lies beyond the array
+    assert run_json("info", tmp_path / "b")["n_empty_inner_chunks"] == 4
+    (tmp_path / "b/c/0/1").write_bytes(b"short")
+    facts = run_json("info", tmp_path / "b")
+    assert (facts["n_stored_inner_chunks"], facts["n_empty_inner_chunks"]) == (1, 3)

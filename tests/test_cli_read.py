@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import zarr
 
+import gpushard
 from cli_runs import run, run_json, sentence, write_sample, write_shards
+from entry_points import add_to_zarr
 from gpushard.cli import reading
 from gpushard.cli.comparison import Reference
 from gpushard.cli.summary import Summary
@@ -252,6 +254,35 @@ def test_a_file_that_cannot_be_written_exits_with_2(array, out, tmp_path, monkey
     Path("file").touch()
     assert "cannot write" in sentence(run("read", array, "--out", out, code=2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "file"]
+
+
+def test_nothing_but_files_is_replaced(array, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    line = sentence(run("read", array, "--out", tmp_path / "pipe", code=2))
+    assert "no regular file" in line
+    (tmp_path / "link.npy").symlink_to("there.npy")
+    (tmp_path / "link.npy.part").write_text("somebody's own")
+    run("read", array, "--out", tmp_path / "link.npy")
+    assert (tmp_path / "link.npy").is_symlink()
+    assert np.load(tmp_path / "there.npy").shape == (30, 20)
+    names = ["a.zarr", "link.npy", "link.npy.part", "pipe", "there.npy"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_what_is_compared_is_read_by_zarrs_own_pipeline(array):
+    add_to_zarr()
+    with zarr.config.set({"codec_pipeline.path": "gpushard.GpushardCodecPipeline"}):
+        reference = Reference(gpushard.open_array(array).source.store, "")
+    pipeline = reference._array._async_array.codec_pipeline
+    assert type(pipeline).__module__ == "zarr.core.codec_pipeline"
+
+
+def test_arrays_of_zarr_v2_are_verified(tmp_path):
+    z = zarr.create_array(
+        tmp_path, shape=(6,), chunks=(4,), dtype="i4", zarr_format=2, compressors=None
+    )
+    z[:] = np.arange(6)
+    assert run_json("read", tmp_path, "--verify")["verified"] is True
 
 
 def test_a_full_disk_exits_with_2(array, tmp_path, monkeypatch):

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from numcodecs.errors import UnknownCodecError
 from numpy.typing import NDArray
 from packaging.version import Version
-from zarr.registry import get_codec_class
+from zarr.abc.codec import ArrayArrayCodec
+from zarr.registry import get_codec_class, register_codec
 
 from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
 from gpushard.layout import CodecChain, CodecSpec
@@ -198,3 +200,35 @@ def test_configuration_that_zarr_refuses_is_named() -> None:
     with pytest.raises(MetadataError) as caught:
         compiled("float32", spec)
     assert caught.value.json_path == "codecs[0].configuration"
+
+
+class Needy(ArrayArrayCodec):
+    """A codec that imports its package when it is made."""
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Needy:
+        raise ImportError("No module named 'needed'")
+
+
+register_codec("needy", Needy)
+
+
+def test_a_codec_whose_package_is_not_installed_is_unsupported() -> None:
+    with pytest.raises(UnsupportedError, match="No module named 'needed'") as caught:
+        compiled("float32", CodecSpec("needy", {}, "codecs[1]"))
+    assert caught.value.json_path == "codecs[1]"
+    assert caught.value.hint == "install that package"
+
+
+def test_a_codec_that_lacks_its_package_when_it_decodes_blames_no_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = CodecSpec("numcodecs.quantize", {"digits": 1, "dtype": "<f4"}, "codecs[0]")
+    pipeline = compiled("float32", spec)
+
+    async def decode(*_: Any) -> Any:
+        raise UnknownCodecError("pcodec")
+
+    monkeypatch.setattr(get_codec_class("numcodecs.quantize"), "decode", decode)
+    with pytest.raises(UnsupportedError, match="package that is not installed"):
+        pipeline.decode(bytes(16), (4,))

@@ -148,3 +148,156 @@ def test_damage_is_told_with_the_array_it_is_in(tmp_path):
     with pytest.raises(gpushard.CorruptShardError) as caught:
         c[...]
     assert (caught.value.array_path, caught.value.shard_key) == ("b", "b/c/1")
+
+
+@given(st.sampled_from([0, 1]), st.data())
+def test_many_selections_are_read_in_one_batch(axis, data):
+    c, full = pieces(axis)
+    keys = data.draw(st.lists(basic_keys(full.shape), max_size=4))
+    note(f"{keys=}")
+    for key, result in zip(keys, c.read_many(keys), strict=True):
+        assert_same_bits(result, np.asarray(full[key]))
+
+
+def test_many_results_land_in_your_arrays():
+    c, full = pieces(0)
+    outs = [np.empty((14, 6), "f8"), np.empty(6, "i8")]
+    results = c.read_many([np.s_[...], np.s_[7]], out=outs)
+    assert all(r is o for r, o in zip(results, outs, strict=True))
+    assert np.array_equal(outs[0], full)
+    assert np.array_equal(outs[1], full[7])
+
+
+def test_a_report_counts_all_arrays_that_take_part():
+    c, full = pieces(0)
+    report = c.explain(np.s_[4:6])
+    assert report.n_shards == 1 + 3
+    assert report.n_inner_chunks == 2 + 3
+    assert report.out_nbytes == full[4:6].nbytes
+    assert [codec.codec for codec in report.codecs] == ["zstd", "bytes"]
+    assert str(report).startswith("array         concat of 3, from memory://")
+    assert [codec.codec for codec in c.explain().codecs] == ["zstd", "bytes", "gzip"]
+    assert c.explain(np.s_[:0]).n_shards == 0
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda c: c[99],
+        lambda c: c.oindex[[99]],
+        lambda c: c.vindex[[99], [0]],
+        lambda c: c.read(dtype="no such type"),
+        lambda c: c.read(dtype="?"),
+        lambda c: c.read(out=np.empty(3)),
+        lambda c: c.read_many([0, 1], out=[None]),
+        lambda c: c.explain(99),
+    ],
+)
+def test_what_does_not_fit_is_refused_naming_the_arrays(read):
+    with pytest.raises(gpushard.SelectionError) as caught:
+        read(pieces(0)[0])
+    assert caught.value.array_path.startswith("concat of 3, from memory://")
+
+
+def test_a_failing_store_is_told_with_the_array_it_failed(tmp_path):
+    root = zarr.create_group(tmp_path / "g")
+    for name in "ab":
+        root.create_array(name, shape=(4,), chunks=(2,), dtype="i4")[...] = 1
+    (tmp_path / "g" / "b" / "c" / "1").unlink()
+    (tmp_path / "g" / "b" / "c" / "1").mkdir()
+    g = gpushard.open_group(tmp_path / "g")
+    with pytest.raises(gpushard.StoreError) as caught:
+        gpushard.concat([g["a"], g["b"]])[...]
+    assert caught.value.array_path == "b"
+
+
+def test_arrays_of_several_stores_are_told_by_their_addresses(tmp_path):
+    arrays = []
+    for name in "ab":
+        z = zarr.create_array(
+            tmp_path / name, shape=(64,), chunks=(2,), shards=(4,), dtype="i4"
+        )
+        z[...] = 1
+        arrays.append(gpushard.open_array(tmp_path / name))
+    damaged = tmp_path / "b" / "c" / "1"
+    damaged.write_bytes(damaged.read_bytes()[:10])
+    for read in (lambda c: c[...], lambda c: c.explain()):
+        with pytest.raises(gpushard.CorruptShardError) as caught:
+            read(gpushard.concat(arrays))
+        assert caught.value.store_url == (tmp_path / "b").as_uri()
+    damaged.unlink()
+    damaged.mkdir()
+    with pytest.raises(gpushard.StoreError) as caught:
+        gpushard.concat(arrays)[...]
+    assert caught.value.store_url == (tmp_path / "b").as_uri()
+    with pytest.raises(gpushard.SelectionError, match=str(tmp_path / "b")):
+        gpushard.concat([arrays[0], flat_array(tmp_path / "b" / "flat")])
+
+
+def flat_array(path):
+    """Array of another data type."""
+    zarr.create_array(path, shape=(4,), chunks=(2,), dtype="u1")[...] = 1
+    return gpushard.open_array(path)
+
+
+def test_what_gpushard_did_not_open_is_refused_at_once(tmp_path):
+    z = zarr.create_array(tmp_path, shape=(4,), dtype="i4")
+    a = gpushard.open_array(z)
+    for wrong, words in (
+        (a, "a list of arrays"),
+        ([a, z], "gpushard opened"),
+        ([np.zeros(4, "i4")], "gpushard opened"),
+        (iter([]), "at least one"),
+    ):
+        with pytest.raises(gpushard.SelectionError, match=words):
+            gpushard.concat(wrong)
+    assert gpushard.concat(iter([a, a])).shape == (8,)
+
+
+def test_what_was_joined_is_refused_with_what_to_do(tmp_path):
+    made = zarr.create_array(tmp_path / "a", shape=(2,), chunks=(2,), dtype="i4")
+    made[...] = 1
+    a = gpushard.open_array(tmp_path / "a")
+    joined = gpushard.concat([a, a])
+    with pytest.raises(gpushard.UnsupportedError, match="all arrays at once"):
+        gpushard.concat([joined, a])
+
+
+def damaged_pair(tmp_path):
+    """Two arrays in stores of their own, the same inner chunk damaged in both."""
+    arrays = []
+    for name in "ab":
+        z = zarr.create_array(
+            tmp_path / name,
+            shape=(8,),
+            chunks=(2,),
+            shards=(4,),
+            dtype="i4",
+            fill_value=-1,
+        )
+        z[...] = np.arange(8)
+        shard = tmp_path / name / "c" / "0"
+        data = bytearray(shard.read_bytes())
+        index = np.frombuffer(data[-36:-4], "<u8").reshape(2, 2)
+        data[int(index[1, 0])] ^= 0xFF
+        shard.write_bytes(data)
+        arrays.append(gpushard.open_array(tmp_path / name))
+    return gpushard.concat(arrays)
+
+
+def test_damage_in_each_array_is_replaced_and_told_with_its_store(tmp_path):
+    joined, found = damaged_pair(tmp_path), []
+    expected = np.tile(np.arange(8), 2)
+    expected[[2, 3, 10, 11]] = -1
+    np.testing.assert_array_equal(joined.read(errors=found.append), expected)
+    assert [error.inner_chunk for error in found] == [(1,), (1,)]
+    assert {error.store_url for error in found} == {
+        (tmp_path / name).as_uri() for name in "ab"
+    }
+    with pytest.warns(gpushard.DamageWarning, match="2 damaged inner chunks") as told:
+        joined.read_many([np.s_[:4], np.s_[6:12]], errors="fill")
+    assert told[0].filename == __file__
+    with pytest.raises(gpushard.CorruptShardError):
+        joined.read()
+    with pytest.raises(gpushard.OptionError):
+        joined.read(errors="ignore")

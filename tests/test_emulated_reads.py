@@ -24,7 +24,7 @@ from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
 from gpushard import expressions
 from gpushard.selection import whole
-from selection_strategies import basic_keys, orthogonal_keys
+from selection_strategies import basic_keys, masks, orthogonal_keys, point_keys
 from zarr_oracle import assert_same_bits
 
 SAMPLES = Path(__file__).parent / "data" / "interop"
@@ -109,16 +109,35 @@ def test_interop_samples_are_read_as_on_the_host(name):
     assert_same_bits(results[0], want)
 
 
-@settings(suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
+def keys_of_axes(draw, shape):
+    """Slices and integers of every kind; integer arrays and masks, axis by axis."""
+    return [
+        expressions.basic(draw(basic_keys(shape)), shape),
+        expressions.orthogonal(draw(orthogonal_keys(shape)), shape),
+    ]
+
+
+def keys_of_elements(draw, shape):
+    """Single elements, by coordinates and by a mask of the array's shape."""
+    assume(0 not in shape and shape)
+    return [
+        expressions.points(draw(point_keys(shape)), shape),
+        expressions.points((draw(masks(shape)),), shape),
+    ]
+
+
+@pytest.mark.parametrize("keys", [keys_of_axes, keys_of_elements])
+# Each of two kinds of keys with twice the profile's examples: 1,000 arrays in CI.
+@settings(
+    max_examples=2 * settings.default.max_examples,
+    suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow],
+)
 @given(data=st.data(), seed=st.integers(0, 9))
-def test_any_array_is_read_as_on_the_host(data, seed):
+def test_any_array_is_read_as_on_the_host(keys, data, seed):
     stored_array = data.draw(arrays.stored_arrays())
     a = gpushard.open_array(stored_array.placed("memory", None))
     assume(not a.dtype.hasobject and a.dtype.kind != "T")  # no device has those
-    selections = [
-        expressions.basic(data.draw(basic_keys(a.shape)), a.shape),
-        expressions.orthogonal(data.draw(orthogonal_keys(a.shape)), a.shape),
-    ]
+    selections = keys(data.draw, a.shape)
     want = a.read_many(selections)
     device = emulated(seed=seed, schedule=seed % len(SCHEDULES))
     results, _ = read_on_device(a, selections, device, max_rows=3)

@@ -12,6 +12,7 @@ from gpushard.errors import (
     ChecksumError,
     CorruptShardError,
     DeviceError,
+    DeviceMemoryError,
     GpushardError,
     MetadataError,
     NoSuchArrayError,
@@ -21,6 +22,7 @@ from gpushard.errors import (
     SelectionError,
     StoreError,
     UnsupportedError,
+    WindowMovedError,
 )
 
 BASES = {
@@ -30,11 +32,13 @@ BASES = {
     OptionError: ValueError,
     StoreError: OSError,
     ObjectChangedError: StoreError,
+    WindowMovedError: StoreError,
     NotFoundError: FileNotFoundError,
     NoSuchArrayError: NotFoundError,
     CorruptShardError: ValueError,
     ChecksumError: CorruptShardError,
     DeviceError: RuntimeError,
+    DeviceMemoryError: MemoryError,
 }
 FIELDS = {
     "array_path": "ocean/salt",

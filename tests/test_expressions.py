@@ -354,3 +354,8 @@ def test_selections_hold_int64_columns():
     assert {c.dtype for c in (*selection.coordinates, selection.out_index)} == {
         np.dtype(np.int64)
     }
+
+
+@pytest.mark.parametrize("mask", [np.array(True), np.array(False), np.True_, False])
+def test_a_mask_without_axes_fits_an_array_without_axes(mask):
+    assert basic(mask, ()).shape == np.zeros(())[mask].shape

@@ -73,9 +73,8 @@ def test_an_index_codec_of_variable_size_is_refused_by_name(name):
     assert name in str(error)
 
 
-@pytest.mark.parametrize("name", ["numcodecs.astype", "rot13"])
-def test_an_index_codec_we_cannot_size_is_unsupported(name):
-    codecs = [sharding([2, 3], index_codecs=[LITTLE, name])]
+def test_an_index_codec_that_nobody_knows_is_unsupported():
+    codecs = [sharding([2, 3], index_codecs=[LITTLE, "rot13"])]
     refused(UnsupportedError, "codecs[0].configuration.index_codecs[1]", codecs=codecs)
 
 

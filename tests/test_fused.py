@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
 import gpushard
 from array_strategies import codec, stored_arrays
-from gpushard import Options, results
+from fused_cases import (
+    CHAINS,
+    CRC,
+    FUSED,
+    PLAIN,
+    VALUES,
+    ZSTD,
+    Seen,
+    assert_all_fused,
+    assert_same_outcome,
+    blosc,
+    stored,
+    watch_sinks,
+)
+from gpushard import Options
 from gpushard.fused import choice
-from gpushard.fused.libraries import address_of, find_library
+from gpushard.fused.libraries import find_library
+from gpushard.fused.room import address_of
 from gpushard.fused.sink import FusedSink
 from gpushard.place import HostSink
 from selection_strategies import basic_keys, orthogonal_keys, take_orthogonal
-from zarr_oracle import StoredArray, assert_same_bits, held, write
+from zarr_oracle import assert_same_bits, held
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
 pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
@@ -31,98 +46,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
 
 SAMPLES = Path(__file__).parent / "data" / "interop"
 MANIFEST: dict[str, Any] = json.loads((SAMPLES / "manifest.json").read_text())
-# One thread, so that of several damaged inner chunks the same one is met first.
-FUSED = Options(compile_nbytes=0, small_read_chunks=0, threads=1)
-PLAIN = FUSED.but(compile_nbytes=2**62)
-LITTLE, CRC = codec("bytes", endian="little"), {"name": "crc32c"}
-
-
-def blosc(cname: str, shuffle: str, blocksize: int = 0) -> dict[str, Any]:
-    kinds = {"typesize": 4, "blocksize": blocksize}
-    return codec("blosc", cname=cname, clevel=5, shuffle=shuffle, **kinds)
-
-
-ZSTD = codec("zstd", level=3, checksum=False)
-LZ4 = codec("numcodecs.lz4", acceleration=1)
-CHAINS = {
-    "raw": [],
-    "crc32c": [CRC],
-    "zstd": [ZSTD],
-    "zstd, crc32c": [ZSTD, CRC],
-    "lz4": [LZ4],
-    **{
-        f"blosc {name} {shuffle} {blocksize}": [blosc(name, shuffle, blocksize)]
-        for name, shuffle, blocksize in itertools.product(
-            ["lz4", "blosclz", "zlib", "zstd"],
-            ["noshuffle", "shuffle", "bitshuffle"],
-            [0, 512],
-        )
-    },
-}
-SHAPE, SHARD, CHUNK = (100, 90), (64, 64), (32, 16)
-VALUES = np.add.outer(np.arange(100) ** 2, np.arange(90) * 3).astype("i4") % 997
-
-
-def stored(
-    chain: list[Any], dtype: str = "int32", before: Any = (LITTLE,)
-) -> StoredArray:
-    sharding = codec(
-        "sharding_indexed",
-        chunk_shape=CHUNK,
-        codecs=[*before, *chain],
-        index_codecs=[LITTLE, CRC],
-        index_location="end",
-    )
-    document = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": SHAPE,
-        "data_type": dtype,
-        "chunk_grid": {
-            "name": "regular",
-            "configuration": {"chunk_shape": SHARD},
-        },
-        "chunk_key_encoding": {
-            "name": "default",
-            "configuration": {"separator": "/"},
-        },
-        "fill_value": {"bool": False, "complex64": [0, 0]}.get(dtype, 0),
-        "codecs": [sharding],
-        "attributes": {},
-    }
-    return write(document, [(..., VALUES.astype(dtype))])
-
-
-class Seen:
-    """Which sinks were made, and how many inner chunks the loops left over."""
-
-    def __init__(self) -> None:
-        self.sinks: list[Any] = []
-        self.n_left = 0
 
 
 @pytest.fixture
 def seen(monkeypatch):
-    seen = Seen()
-
-    def host_sink(*args):
-        seen.sinks.append(choice.host_sink(*args))
-        return seen.sinks[-1]
-
-    def place_some(self, job, ranged, answer, rows):
-        seen.n_left += len(rows)
-        return plain(self, job, ranged, answer, rows)
-
-    plain = HostSink.place_some
-    monkeypatch.setattr(results, "host_sink", host_sink)
-    monkeypatch.setattr(HostSink, "place_some", place_some)
-    return seen
-
-
-def assert_all_fused(seen: Seen) -> None:
-    assert seen.sinks
-    assert all(isinstance(sink, FusedSink) for sink in seen.sinks)
-    assert seen.n_left == 0
+    return watch_sinks(monkeypatch)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -133,6 +61,16 @@ def test_the_loops_read_every_inner_chunk_of_a_chain_they_know(name, seen):
     rows = [99, 3, 3, 50, 0]
     assert_same_bits(a.oindex[rows, 7:], VALUES[rows, 7:])
     assert_all_fused(seen)
+
+
+def test_a_report_says_what_the_loops_decoded_with():
+    array = held(stored([ZSTD]).objects)
+    report = gpushard.open_array(array, options=FUSED).explain()
+    assert report.loops == "libzstd"
+    assert "loops         compiled, with libzstd" in str(report)
+    without = gpushard.open_array(array, options=PLAIN).explain()
+    assert without.loops == ""
+    assert "loops" not in str(without)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bool", "int16", "float64", "complex64"])
@@ -146,6 +84,45 @@ def test_the_loops_know_byte_orders_and_transposes(dtype, order, seen):
     assert_same_bits(a[...], want)
     assert_same_bits(a[3:90:2, ::-1], want[3:90:2, ::-1])
     assert_all_fused(seen)
+
+
+@pytest.mark.parametrize("shuffle", ["noshuffle", "shuffle", "bitshuffle"])
+@pytest.mark.parametrize("name", ["lz4", "zstd", "blosclz"])
+@pytest.mark.parametrize("blocksize", [0, 1024, 3000])
+def test_parts_of_a_frame_are_decoded_block_by_block(
+    name, shuffle, blocksize, tmp_path
+):
+    values = np.cumsum(np.arange(24 * 50 * 30) % 7).reshape(24, 50, 30).astype("i4")
+    written = zarr.create_array(
+        tmp_path,
+        shape=values.shape,
+        dtype="i4",
+        chunks=(12, 50, 30),
+        shards=(24, 50, 30),
+        compressors=zarr.codecs.BloscCodec(
+            typesize=4, cname=name, shuffle=shuffle, blocksize=blocksize
+        ),
+    )
+    written[...] = values
+    a = gpushard.open_array(tmp_path, options=FUSED)
+    rows = (0, 1, 5, 11, 12, 23, slice(2, 4), slice(10, 14), slice(3, 24, 9))
+    for key in rows:
+        assert_same_bits(a[key], values[key])
+        assert_same_bits(a[key, 7:9], values[key, 7:9])
+
+
+def test_a_block_that_is_not_wanted_may_be_damaged(seen):
+    array = stored([blosc("zstd", "shuffle", 512)])
+    objects = {**array.objects, "c/0/0": bytearray(array.objects["c/0/0"])}
+    first = objects["c/0/0"].index(b"\x02\x01\x91\x04")  # the first frame's header
+    last_block = int.from_bytes(objects["c/0/0"][first + 28 : first + 32], "little")
+    objects["c/0/0"][first + last_block + 4 : first + last_block + 20] = bytes(16)
+    a = gpushard.open_array(
+        held({k: bytes(v) for k, v in objects.items()}), options=FUSED
+    )
+    assert_same_bits(a[:8, :16], VALUES[:8, :16])
+    with pytest.raises(gpushard.CorruptShardError):
+        a[:32, :16]
 
 
 @given(stored_arrays(), st.data())
@@ -187,26 +164,6 @@ def test_samples_of_other_writers_read_alike(name):
     assert_same_bits(a[...], gpushard.open_array(path, options=PLAIN)[...])
 
 
-def outcome(store: Any, options: Options) -> Any:
-    """Elements, or type and text of the error."""
-    try:
-        return gpushard.open_array(store, options=options)[...]
-    except gpushard.GpushardError as error:
-        return type(error), str(error)
-
-
-def assert_same_outcome(store: Any) -> bool:
-    """Whether the array can be read at all."""
-    got, want = outcome(store, FUSED), outcome(store, PLAIN)
-    if isinstance(want, tuple):
-        assert isinstance(got, tuple)
-        assert got == want
-        return False
-    assert isinstance(got, np.ndarray)
-    assert_same_bits(got, want)
-    return True
-
-
 @pytest.mark.parametrize("name", sorted(MANIFEST["corrupt"]))
 def test_damaged_samples_are_refused_alike(name):
     assert_same_outcome(SAMPLES / MANIFEST["corrupt"][name]["path"])
@@ -231,17 +188,6 @@ def test_flipped_and_overwritten_bytes_are_read_or_refused_alike(name):
         store = held({**objects, key: bytes(damaged)})
         outcomes.add(assert_same_outcome(store))
     assert False in outcomes or name == "raw"
-
-
-def test_a_stream_that_the_loops_refuse_is_read_the_plain_way(seen):
-    """An LZ4 block longer than what it decodes to is left to numcodecs."""
-    noise = np.random.default_rng(0).integers(0, 1 << 31, SHAPE).astype("i4")
-    array = stored([LZ4])
-    with_noise = write(json.loads(array.objects["zarr.json"]), [(..., noise)])
-    a = gpushard.open_array(held(with_noise.objects), options=FUSED)
-    assert_same_bits(a[...], noise)
-    assert isinstance(seen.sinks[0], FusedSink)
-    assert seen.n_left > 0
 
 
 def test_a_gather_too_dense_for_boxes_is_left_to_the_plain_way(seen):
@@ -277,8 +223,8 @@ def test_what_the_loops_cannot_do_goes_the_plain_way(seen, monkeypatch):
     assert kind_of_sink(seen) is HostSink
     gpushard.open_array(store, options=PLAIN)[...]
     assert kind_of_sink(seen) is HostSink
-    gzip = held(stored([codec("gzip", level=1)]).objects)
-    gpushard.open_array(gzip, options=FUSED)[...]
+    bz2 = held(stored([codec("numcodecs.bz2", level=1)]).objects)
+    gpushard.open_array(bz2, options=FUSED)[...]
     assert kind_of_sink(seen) is HostSink
     monkeypatch.setattr(choice, "find_library", lambda _: None)
     a[...]
@@ -291,9 +237,22 @@ def test_small_reads_never_load_the_loops(seen, monkeypatch):
 
     monkeypatch.setattr(choice, "_loaded", [])
     monkeypatch.setattr(choice, "_load", load)
+    monkeypatch.setattr(choice._suitable_reads, "nbytes", 0)
     default = Options(small_read_chunks=0)
     gpushard.open_array(held(stored([ZSTD]).objects), options=default)[...]
     assert kind_of_sink(seen) is HostSink
+
+
+def test_many_small_reads_load_the_loops_in_the_end(seen, monkeypatch):
+    monkeypatch.setattr(choice._suitable_reads, "nbytes", 0)
+    options = Options(small_read_chunks=0, compile_nbytes=5 * 40 * 1024)
+    a = gpushard.open_array(held(stored([ZSTD]).objects), options=options)
+    kinds = []
+    for _ in range(8):
+        a[...]
+        kinds.append(kind_of_sink(seen))
+    assert kinds[0] is HostSink
+    assert kinds[-1] is FusedSink
 
 
 def test_checksums_are_those_of_the_crc32c_package():
@@ -312,18 +271,17 @@ def test_checksums_are_those_of_the_crc32c_package():
 
 @pytest.mark.parametrize("error", [RuntimeError, OSError])
 def test_the_loops_do_without_a_folder_to_be_kept_in(error, monkeypatch):
-    from gpushard.fused import loops
+    from gpushard.fused import loading
 
-    def compiled(_stamp, *, keeps):
+    def warm(_stamp, *, keeps):
         if keeps:
             raise error("no locator available")
         return "compiled here"
 
-    monkeypatch.setattr(loops, "_compiled", compiled)
-    monkeypatch.setattr(loops, "_warm", lambda place_boxes: place_boxes)
-    assert loops.load_place_boxes() == "compiled here"
+    monkeypatch.setattr(loading, "_warm", warm)
+    assert loading.load() == "compiled here"
 
 
-@pytest.mark.parametrize("kind", range(4))
+@pytest.mark.parametrize("kind", range(6))
 def test_every_library_is_found(kind):
     assert find_library(kind) is not None

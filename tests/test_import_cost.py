@@ -75,3 +75,13 @@ def test_no_module_takes_the_place_of_a_public_name(name):
     """Importing a module binds its name in the package, over what was there."""
     assert not (PACKAGE / f"{name}.py").exists()
     assert not (PACKAGE / name).exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["rolling.RollingArray", "transformer.ShardedStore", "rolling.RollingView"]
+)
+def test_packages_of_their_own_are_reached_without_an_import(name):
+    code = f"import gpushard\nprint(gpushard.{name}.__name__, dir(gpushard))"
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert printed.startswith(name.partition(".")[2])
+    assert repr(name.partition(".")[0]) in printed

@@ -17,6 +17,7 @@ from blosc_cases import (
     OK,
     SPLIT,
     ZSTD,
+    changed,
     frames_of,
     needs_host,
     one_stream,
@@ -29,8 +30,11 @@ from cuda_host.launch import (
     in_sanitized_process,
 )
 from gpushard.codecs import blosc_blocks, blosc_frame
+from gpushard.devices.scatter_structs import fast_divisor
 from gpushard.devices.statuses import Status
 from kernel_rows import bytes_at
+
+NONE, BYTES, BITS = range(3)
 
 schedules = pytest.mark.parametrize("schedule", SCHEDULES)
 
@@ -102,11 +106,49 @@ def test_streams_of_the_tables_decode_to_the_bytes(kernels, schedule):
         if nbytes != capacity:
             stream = decode_stream(frames[row], stream, int(capacity))
         start = int(dst - batch.dst[row])
-        batch.staging[row][start : start + int(capacity)] = np.frombuffer(stream, "u1")
+        place = batch.row_at(int(batch.dst[row]))
+        place[start : start + int(capacity)] = np.frombuffer(stream, "u1")
     for row, data in enumerate(frames):
         header = blosc_frame.parse_header(data, "blosc")
-        decoded = blosc_blocks._undo_filter(batch.staging[row], header)
+        place = batch.row_at(int(batch.dst[row]))
+        decoded = blosc_blocks._undo_filter(place, header)
         assert decoded.tobytes() == arrays[row]
+
+
+@schedules
+@pytest.mark.parametrize("fused_typesize", [0, 4, 8])
+def test_rows_are_routed_by_their_filter(kernels, schedule, fused_typesize):
+    cases = [
+        (elements("smooth", dtype, NBYTES // np.dtype(dtype).itemsize), shuffle, size)
+        for dtype, shuffle, size in product(["<f4", "<f8"], [0, 1, 2], [256, 1024])
+    ]
+    frames = [encode(array, "lz4", shuffle, size) for array, shuffle, size in cases]
+    frames.append(changed(frames[0], 0, "<B", 3))
+    batch = Batch(frames)
+    batch.fused_typesize = fused_typesize
+    batch.run(kernels, schedule)
+    n_left = [0, 0]
+    for row, data in enumerate(frames[:-1]):
+        header = blosc_frame.parse_header(data, "blosc")
+        filter_ = cases[row][1]
+        is_fused = filter_ == BYTES and header.typesize == fused_typesize
+        assert batch.filter[row] == (NONE if is_fused else filter_)
+        assert batch.row_at(int(batch.dst[row])) is (
+            batch.staging[row] if filter_ else batch.decoded[row]
+        )
+        assert batch.row_at(int(batch.next[row])) is (
+            batch.staging[row] if is_fused else batch.decoded[row]
+        )
+        if fused_typesize:
+            block_nbytes = header.block_nbytes if is_fused else 0
+            assert batch.planes[row]["divisor"] == block_nbytes
+        if is_fused:
+            assert batch.planes[row] == fast_divisor(block_nbytes)
+        elif filter_:
+            n_left[filter_ == BITS] += 1
+    assert batch.n_shuffled.tolist() == n_left
+    assert batch.row_at(int(batch.next[-1])) is batch.decoded[-1]
+    assert fused_typesize == 0 or batch.planes[-1]["divisor"] == 0
 
 
 def decode_stream(frame, stream, nbytes):

@@ -35,9 +35,16 @@ LOCAL_MEMORY = re.compile(
 )
 
 
+COMPILED: dict[tuple[str, tuple[int, int]], Compiled] = {}
+
+
 def compile_source(source, architecture) -> Compiled:
-    options = [*nvrtc_options(architecture), "--ptxas-options=-v"]
-    return compile_cubin(source.name, source.text, source.headers, options)
+    """Machine code of a source, compiled once."""
+    key = source.digest + source.text, architecture
+    if key not in COMPILED:
+        options = [*nvrtc_options(architecture), "--ptxas-options=-v"]
+        COMPILED[key] = compile_cubin(source.name, source.text, source.headers, options)
+    return COMPILED[key]
 
 
 def complaints(log):
@@ -86,17 +93,68 @@ def long_divisions(cubin):
     return re.findall(rb"__cuda_sm20_(?:div|rem)_[us]64", cubin)
 
 
-def test_scatter_moves_sixteen_bytes_at_once_and_divides_no_long_words(tmp_path):
-    source = load_kernel_sources()["gs_scatter_copy_4"]
-    cubin = compile_source(source, (9, 0)).cubin
-    assert not long_divisions(cubin)
-    kernels = disassemble(cubin, tmp_path)
-    copies = [name for name in kernels if name.startswith("gs_scatter_copy_")]
-    assert copies
-    for name in copies:
+SCATTERS = ("gs_scatter_copy_4", "gs_scatter_planes_4", "gs_scatter_turn_4")
+
+
+@pytest.mark.parametrize("kernel", SCATTERS)
+@pytest.mark.parametrize("architecture", [(7, 5), (9, 0)])
+def test_scatter_divides_no_long_words(kernel, architecture):
+    source = load_kernel_sources()[kernel]
+    assert not long_divisions(compile_source(source, architecture).cubin)
+
+
+@pytest.mark.parametrize("kind", ["copy", "planes"])
+def test_scatter_moves_sixteen_bytes_at_once(tmp_path, kind):
+    source = load_kernel_sources()[f"gs_scatter_{kind}_4"]
+    kernels = disassemble(compile_source(source, (9, 0)).cubin, tmp_path)
+    moving = [name for name in kernels if name.startswith(f"gs_scatter_{kind}_")]
+    assert len(moving) == 3
+    for name in moving:
         code = "\n".join(kernels[name])
         assert re.search(r"LDG\.E\S*\.128", code), name
         assert re.search(r"STG\.E\S*\.128", code), name
+
+
+def most_loads_in_flight(code, load, store):
+    """Most loads of a kind that stand one after the other with no store between."""
+    most = n_loads = 0
+    for line in code:
+        if re.search(store, line):
+            n_loads = 0
+        elif re.search(load, line):
+            n_loads += 1
+            most = max(most, n_loads)
+    return most
+
+
+def test_a_lane_has_four_loads_on_their_way_before_it_stores(tmp_path):
+    source = load_kernel_sources()["gs_scatter_copy_2"]
+    kernels = disassemble(compile_source(source, (9, 0)).cubin, tmp_path)
+    wide = r"LDG\.E\S*\.128", r"STG\."
+    assert most_loads_in_flight(kernels["gs_scatter_copy_2"], *wide) >= 4
+    assert most_loads_in_flight(kernels["gs_scatter_copy_32"], *wide) == 1
+
+
+def test_a_lane_of_a_square_has_four_loads_on_their_way(tmp_path):
+    source = load_kernel_sources()["gs_scatter_turn_4"]
+    kernels = disassemble(compile_source(source, (9, 0)).cubin, tmp_path)
+    loads = r"LDG\.E\S*CONSTANT", r"STS"
+    assert most_loads_in_flight(kernels["gs_scatter_turn_4"], *loads) >= 4
+
+
+REGISTERS = re.compile(r"Function properties for (\w+)\n.*\n.*Used (\d+) registers")
+
+
+def test_few_loops_take_few_registers():
+    # 64 let a multiprocessor hold 32 warps of the 64 it has room for, 80 hold 24.
+    used = dict(REGISTERS.findall(compile_source_log("gs_scatter_copy_2")))
+    assert int(used["gs_scatter_copy_2"]) <= 64
+    assert int(used["gs_scatter_copy_4"]) <= 80
+    assert int(used["gs_scatter_copy_32"]) <= 40
+
+
+def compile_source_log(kernel):
+    return compile_source(load_kernel_sources()[kernel], (9, 0)).log
 
 
 def test_a_division_of_long_words_does_not_go_unseen():

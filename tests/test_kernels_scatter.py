@@ -163,8 +163,8 @@ def test_distances_within_a_box_count_for_the_width_of_words(width, pad, index):
     scatter = GridScatter.lay(part, *strides, transfer, b"\0")
     batch = scatter.batch(np.zeros((2, 1), np.int64))
     told = scatter.pack(batch, Addresses(0, 0, 0, 0))
-    assert bool(told["in_bits"]) == (width == 20)
-    assert bool(told["out_bits"]) == (pad == 4)
+    assert bool(told["in_bits"] % 16) == (width == 20)
+    assert bool(told["out_bits"] % 16) == (pad == 4)
 
 
 @pytest.mark.parametrize("misalignment", [(0, 0), (8, 8), (4, 4), (2, 6), (1, 0)])
@@ -187,7 +187,7 @@ def test_words_of_every_width_are_moved(dtype, is_swapped, misalignment):
         assert_kernels_write_what_numpy_writes(case, form)
 
 
-@pytest.mark.parametrize("n_axes", [1, 4, 5, 8, 9, 12])
+@pytest.mark.parametrize("n_axes", [1, 2, 3, 4, 5, 12])
 @pytest.mark.parametrize("target", ["i4", "f8"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_rank_finds_a_kernel_that_holds_its_loops(n_axes, target, schedule):
@@ -201,7 +201,7 @@ def test_every_rank_finds_a_kernel_that_holds_its_loops(n_axes, target, schedule
     expected = array.astype(target)
     expected[..., 2:] = 0
     np.testing.assert_array_equal(out, expected)
-    bucket = 4 if n_axes <= 4 else 8 if n_axes <= 8 else 32
+    bucket = 2 if n_axes <= 2 else 4 if n_axes <= 4 else 32
     assert names == {f"gs_scatter_{'copy' if target == 'i4' else 'cast'}_{bucket}"}
 
 

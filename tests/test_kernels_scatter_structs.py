@@ -74,7 +74,7 @@ def test_fast_divisors_of_powers_and_their_neighbours_divide_the_largest_number(
 
 
 def test_structs_lie_in_memory_as_the_kernels_see_them():
-    found = np.zeros(17, np.uint32)
+    found = np.zeros(19, np.uint32)
     KERNELS.launch("gs_scatter_structs", 1, 32, [found])
     place, s = scatter_structs.field_place, scatter_structs
     scatter = s.SCATTER[4]
@@ -85,15 +85,17 @@ def test_structs_lie_in_memory_as_the_kernels_see_them():
         s.TRANSFER.itemsize,
         s.LOOP.itemsize,
         place(s.LOOP, "length"),
-        *(s.SCATTER[n].itemsize for n in (4, 8, 32)),
+        *(s.SCATTER[n].itemsize for n in (2, 4, 32)),
         place(scatter, "tiles_per_row"),
         place(scatter, "transfer"),
         place(scatter, "n_rows"),
+        place(scatter, "in_bits"),
         place(scatter, "run"),
         place(scatter, "columns"),
         place(scatter, "loops"),
         s.POINTS.itemsize,
         place(s.POINTS, "transfer"),
+        place(s.POINTS, "n_units"),
     ]
 
 

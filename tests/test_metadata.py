@@ -136,13 +136,6 @@ def test_an_absent_array_is_not_found():
         load_array(DocumentStore({"zarr.json": GROUP}), "a")
 
 
-@pytest.mark.parametrize("name", [".zarray", ".zgroup"])
-def test_zarr_v2_is_unsupported_and_named(name):
-    with pytest.raises(UnsupportedError, match="Zarr v2") as caught:
-        load_array(DocumentStore({f"a/{name}": {"zarr_format": 2}}), "a")
-    assert caught.value.array_path == "a"
-
-
 def test_a_group_opened_as_an_array_names_what_lies_below():
     objects = {"g/zarr.json": GROUP, "g/temperature/zarr.json": ARRAY}
     with pytest.raises(MetadataError, match=r"is a group, not an array.*temperature"):
@@ -192,7 +185,7 @@ def test_nan_tokens_in_attributes_are_read():
 @pytest.mark.parametrize(
     ("changes", "error", "json_path"),
     [
-        ({"zarr_format": 2}, UnsupportedError, "zarr_format"),
+        ({"zarr_format": 2}, MetadataError, "chunks"),
         ({"zarr_format": 4}, MetadataError, "zarr_format"),
         ({"zarr_format": True}, MetadataError, "zarr_format"),
         ({"zarr_format": "3"}, MetadataError, "zarr_format"),

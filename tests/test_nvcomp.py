@@ -14,13 +14,13 @@ import pytest
 
 from cuda_host.build import HERE
 from cuda_host.launch import assert_sanitized_run_passes, in_sanitized_process
-from cuda_host.nvrtc import nvidia_file
 from cuda_host.standin import ENCODERS, load_standin
 from gpushard.devices import nvcomp as nvcomp_module
-from gpushard.devices.nvcomp import Alignments, Nvcomp, StreamTables, load_nvcomp
+from gpushard.devices.nvcomp import Alignments, Nvcomp, load_nvcomp
 from gpushard.devices.nvcomp_abi import (
     Algorithm,
     AlignmentRequirements,
+    CompressOptions,
     Crc32KernelConf,
     Crc32Options,
     Crc32Spec,
@@ -32,10 +32,12 @@ from gpushard.devices.nvcomp_abi import (
     symbol_of,
 )
 from gpushard.errors import DeviceError, UnsupportedError
+from nvcomp_batch import Batch, payloads, vendor_library
 
 # The C types of nvCOMP's headers, for those that are passed or filled.
 STRUCT_NBYTES = {
     DecompressOptions: 64,
+    CompressOptions: 64,
     Crc32Spec: 32,
     Crc32KernelConf: 32,
     Crc32Options: 128,
@@ -59,12 +61,7 @@ each_algorithm = pytest.mark.parametrize("algorithm", Algorithm, ids=lambda a: a
 @pytest.fixture(scope="module")
 def vendor():
     """The vendor's own library; it needs no driver to be loaded."""
-    if in_sanitized_process():
-        pytest.skip("the vendor's library is not built for the sanitizers")
-    path = nvidia_file("libnvcomp/lib64/libnvcomp.so.6")
-    if path is None:
-        pytest.skip("needs the vendor's library: pip install nvidia-libnvcomp-cu13")
-    return Nvcomp(path)
+    return vendor_library()
 
 
 @pytest.fixture
@@ -77,69 +74,6 @@ def standin():
 @pytest.fixture
 def nvcomp(standin):
     return Nvcomp(standin.path)
-
-
-class Batch:
-    """Streams and their tables on the host, as the stand-in takes them."""
-
-    def __init__(self, streams, capacities, alignment=4, slack=0):
-        self.sources = [aligned_copy(s, alignment, slack) for s in streams]
-        self.outputs = [np.zeros(c + 16, np.uint8) for c in capacities]
-        self.src = addresses(self.sources)
-        self.src_nbytes = np.array([len(s) for s in streams], np.uint64)
-        self.dst = addresses(self.outputs)
-        self.capacity = np.array(capacities, np.uint64)
-        self.actual = np.full(len(streams), 999, np.uint64)
-        self.statuses = np.full(len(streams), -1, np.int32)
-
-    @property
-    def tables(self):
-        return StreamTables(
-            count=len(self.src),
-            src=self.src.ctypes.data,
-            src_nbytes=self.src_nbytes.ctypes.data,
-            dst=self.dst.ctypes.data,
-            capacity=self.capacity.ctypes.data,
-            actual_nbytes=self.actual.ctypes.data,
-            statuses=self.statuses.ctypes.data,
-        )
-
-    def decode(self, nvcomp, algorithm, *, stream=0, lack_nbytes=0, temp_offset=0):
-        nbytes = nvcomp.temp_nbytes(
-            algorithm,
-            len(self.src),
-            int(self.capacity.max()),
-            int(self.capacity.sum()),
-        )
-        self.temp = np.zeros(nbytes // 8 + 2, np.uint64)
-        temp = self.temp.ctypes.data + temp_offset
-        nvcomp.decompress_async(
-            algorithm, self.tables, temp, nbytes - lack_nbytes, stream
-        )
-
-    def decoded(self, i):
-        return self.outputs[i][: int(self.actual[i])].tobytes()
-
-
-def aligned_copy(data, alignment, slack):
-    room = np.zeros(len(data) + 16 + slack, np.uint8)
-    start = -room.ctypes.data % 8 + alignment % 8
-    room[start : start + len(data)] = np.frombuffer(data, np.uint8)
-    return room[start : start + len(data) + slack]
-
-
-def addresses(arrays):
-    return np.array([a.ctypes.data for a in arrays], np.uint64)
-
-
-def payloads():
-    rng = np.random.default_rng(8)
-    return [
-        b"a",
-        bytes(5000),
-        rng.integers(0, 256, 3000, dtype=np.uint8).tobytes(),
-        np.arange(20_000, dtype=np.int32).tobytes(),
-    ]
 
 
 # ---- the vendor's library

@@ -99,3 +99,8 @@ def test_an_output_that_shares_no_memory_is_refused(out):
     with pytest.raises(SelectionError, match="shares no memory with NumPy") as caught:
         usable_output(out, (3,), INT32)
     assert caught.value.got == type(out).__name__
+
+
+def test_a_result_that_no_memory_could_hold_is_refused_in_a_sentence():
+    with pytest.raises(SelectionError, match="larger than any memory"):
+        usable_output(None, (1 << 40, 1 << 40), np.dtype("u1"))

@@ -32,7 +32,9 @@ from zarr_oracle import StoredArray, assert_same_bits, quiet_zarr
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
 
 KINDS = st.sampled_from(["memory", "memory", "local", "remote", "zip"])
-HALF = settings(max_examples=max(1, settings.default.max_examples // 2))
+# In CI 2,000 of our own arrays, and 186 of zarr's.
+MORE = settings(max_examples=settings.default.max_examples * 8 // 5)
+FEWER = settings(max_examples=max(1, settings.default.max_examples // 4))
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,7 @@ def drawn(data: Any, keys: st.SearchStrategy[Any], n: int = 3) -> list[Any]:
 # Arrays of our own
 
 
+@MORE
 @given(stored_arrays(), st.data())
 def test_basic_selections_equal_numpys_of_zarrs_array(directory, stored, data):
     a = opened(stored, data, directory)
@@ -61,6 +64,7 @@ def test_basic_selections_equal_numpys_of_zarrs_array(directory, stored, data):
         assert_same_bits(a[key], stored.full[key])
 
 
+@MORE
 @given(stored_arrays(), st.data())
 def test_orthogonal_selections_equal_those_of_zarrs_array(directory, stored, data):
     a = opened(stored, data, directory)
@@ -68,6 +72,7 @@ def test_orthogonal_selections_equal_those_of_zarrs_array(directory, stored, dat
         assert_same_bits(a.oindex[key], take_orthogonal(stored.full, key))
 
 
+@MORE
 @given(stored_arrays(), st.data())
 def test_points_and_masks_equal_those_of_zarrs_array(directory, stored, data):
     full = stored.full
@@ -81,6 +86,7 @@ def test_points_and_masks_equal_those_of_zarrs_array(directory, stored, data):
             assert_same_bits(a.vindex[key], full[key])
 
 
+@MORE
 @given(stored_arrays(), st.data())
 def test_many_selections_in_one_batch_equal_single_ones(directory, stored, data):
     a = opened(stored, data, directory)
@@ -115,6 +121,7 @@ def block_starts(document: dict[str, Any]) -> list[list[int]]:
     return starts
 
 
+@MORE
 @given(stored_arrays(), st.data())
 def test_blocks_are_the_cells_of_the_chunk_grid(directory, stored, data):
     full = stored.full
@@ -144,7 +151,7 @@ def zarr_array(data: Any, strategy: st.SearchStrategy[Any]) -> tuple[Any, np.nda
         return z, np.asarray(z[...], z.dtype)
 
 
-@HALF
+@FEWER
 @given(st.data())
 def test_arrays_of_zarrs_strategies_are_read_alike(data):
     z, full = zarr_array(data, zarr_strategies.arrays(zarr_formats=st.just(3)))
@@ -165,7 +172,7 @@ def needs(name: str) -> pytest.MarkDecorator:
 
 
 @needs("sharded_arrays")
-@HALF
+@FEWER
 @given(st.data())
 def test_sharded_arrays_of_zarrs_strategies_are_read_alike(data):
     z, full = zarr_array(data, zarr_strategies.sharded_arrays())
@@ -179,7 +186,7 @@ def test_sharded_arrays_of_zarrs_strategies_are_read_alike(data):
 
 
 @needs("block_indices")
-@HALF
+@FEWER
 @given(st.data())
 def test_blocks_of_zarrs_strategies_are_read_alike(data):
     with quiet_zarr():

@@ -46,6 +46,7 @@ def test_a_report_reads_as_one_line_a_fact():
         "inner chunks  40 (2 missing)\n"
         "requests      2 index (132 bytes),"
         " 5 payload (1,234,567 bytes, 1,000 of them gaps)\n"
+        "fetch         host memory\n"
         "output        4,096 bytes\n"
         "codec         bytes: scatter, numpy 2.1 (strides of the last write)\n"
         "codec         zstd: host, zstandard 0.25 (the device is the CPU)\n"

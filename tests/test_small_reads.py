@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import zarr
 from hypothesis import given, note
 from hypothesis import strategies as st
+from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 import gpushard
 from array_strategies import stored_arrays
-from gpushard import Options, results, small
-from selection_strategies import basic_keys
+from gpushard import Options, expressions, results, small
+from gpushard.codecs import blosc_blocks
+from selection_strategies import (
+    basic_keys,
+    masks,
+    orthogonal_keys,
+    point_keys,
+    take_orthogonal,
+)
 from zarr_oracle import assert_same_bits, held
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
 
 
-@given(stored_arrays(min_levels=1), st.sampled_from([1, 3, 8, 1000]), st.data())
+LIMITS = st.sampled_from([1, 3, 8, 1000])
+
+
+@given(stored_arrays(), LIMITS, st.data())
 def test_small_and_general_reads_give_the_same_bits(stored, limit, data):
     store = held(stored.objects)
     general = gpushard.open_array(store, options=Options(small_read_chunks=0))
@@ -31,6 +43,30 @@ def test_small_and_general_reads_give_the_same_bits(stored, limit, data):
         want = np.asarray(stored.full[key], stored.full.dtype)
         assert_same_bits(general.read(key), want)
         assert_same_bits(scalar.read(key), want)
+
+
+@given(stored_arrays(), LIMITS, st.data())
+def test_small_reads_of_index_arrays_and_points_give_the_same_bits(stored, limit, data):
+    store, full = held(stored.objects), stored.full
+    general = gpushard.open_array(store, options=Options(small_read_chunks=0))
+    scalar = gpushard.open_array(store, options=Options(small_read_chunks=limit))
+    for _ in range(4):
+        if full.size and data.draw(st.booleans()):
+            key = data.draw(point_keys(full.shape) | masks(full.shape))
+            selection = expressions.points(key, full.shape)
+            want = full[key]
+        else:
+            key = data.draw(orthogonal_keys(full.shape))
+            selection = expressions.orthogonal(key, full.shape)
+            want = take_orthogonal(full, key)
+        note(f"{key=}")
+        want = np.asarray(want, full.dtype).reshape(selection.shape)
+        assert_same_bits(general.read(selection), want)
+        out = np.empty(selection.shape, full.dtype)
+        if small.read_small(scalar.source, selection, out):
+            assert_same_bits(out, want)
+        else:
+            assert_same_bits(scalar.read(selection), want)
 
 
 @pytest.fixture
@@ -113,3 +149,196 @@ def test_both_paths_name_the_same_place_of_damage(sharded, n):
                     (error.shard_key, error.inner_chunk == place, error.codec)
                 )
     assert broken == [(key, True, "zstd")]
+
+
+@pytest.fixture(params=["unsharded", "raw", "nested"])
+def kind(request, tmp_path):
+    """Array of 8 x 8 chunks or inner chunks of another kind, and its values."""
+    inner = ShardingCodec(chunk_shape=(4, 4), codecs=[BytesCodec(), ZstdCodec()])
+    outer = ShardingCodec(chunk_shape=(8, 8), codecs=[inner])
+    how = {
+        "unsharded": {"chunks": (4, 4)},
+        "raw": {"chunks": (4, 4), "compressors": None},
+        "nested": {"chunks": (16, 16), "serializer": outer, "compressors": None},
+    }[request.param]
+    values = np.arange(32 * 32, dtype="i4").reshape(32, 32)
+    z = zarr.create_array(tmp_path / "z", shape=(32, 32), dtype="i4", **how)
+    z[...] = values
+    z[:16, 16:] = values[:16, 16:] = 0  # nothing is stored of it
+    return tmp_path / "z", values
+
+
+@pytest.mark.parametrize(
+    ("key", "n_chunks"),
+    [
+        (np.s_[3], 8),
+        (np.s_[3:5, 3:5], 4),
+        (np.s_[14:18, 14:18], 4),
+        (np.s_[0:3, 16:32], 4),
+        (np.s_[::-1, 31], 8),
+        (np.s_[:9, :9], 9),
+        (np.s_[[31, 0, 1], 5:7], 2),
+        (np.s_[[0, 31, 0]], 16),
+    ],
+)
+def test_chunks_of_every_kind_are_read_by_the_short_way(
+    kind, small_reads, key, n_chunks
+):
+    place, values = kind
+    a = gpushard.open_array(place)
+    for _ in range(2):  # with the indexes unknown, and known
+        assert_same_bits(a[key], values[key])
+    assert small_reads == [n_chunks <= 8] * 2
+
+
+def test_index_arrays_of_two_axes_are_crossed(kind, small_reads):
+    place, values = kind
+    a = gpushard.open_array(place)
+    rows, columns = [17, 2, 17], [30, 1, 2, 3]
+    assert_same_bits(a.oindex[rows, columns], values[np.ix_(rows, columns)])
+    assert_same_bits(a.oindex[rows, ::-9], values[rows][:, ::-9])
+    assert small_reads == [True, True]
+
+
+def test_long_index_arrays_go_the_general_way(kind, small_reads):
+    place, values = kind
+    a = gpushard.open_array(place)
+    many = [0, 1] * 40
+    assert_same_bits(a.oindex[many, 3], values[many, 3])
+    points = expressions.points((many, many), (32, 32))
+    assert not small.read_small(a.source, points, np.empty(80, "i4"))
+    assert small_reads == [False]
+
+
+def test_points_land_in_any_order(kind):
+    place, values = kind
+    a = gpushard.open_array(place)
+    key = np.array([[31, 0], [5, 31]]), np.array([[2, 17], [5, 2]])
+    out = np.empty((2, 2), "f8")
+    selection = expressions.points(key, (32, 32))
+    assert small.read_small(a.source, selection, out)
+    assert_same_bits(out, values[key].astype("f8"))
+    # Without a flat view there is nothing to write them through.
+    assert not small.read_small(a.source, selection, np.empty((2, 2), "i4").T)
+
+
+def test_indexes_of_neighbouring_nested_shards_come_in_one_request(kind, monkeypatch):
+    place, values = kind
+    a = gpushard.open_array(place)
+    if len(a.source.layout.levels) < 2:
+        pytest.skip("only nested shards have indexes of their own")
+    asked: list[int] = []
+    read = a.source.store.read
+    monkeypatch.setattr(
+        a.source.store, "read", lambda r: (asked.append(len(r)), read(r))[1]
+    )
+    assert_same_bits(a[6:10, 6:10], values[6:10, 6:10])
+    assert asked == [1, 1, 1]  # the outer index, four inner ones, the payload
+    assert_same_bits(a[7:9, 5:11], values[7:9, 5:11])
+    assert asked[3:] == [1]
+
+
+@pytest.mark.parametrize("n", [0, 8])
+def test_a_short_raw_chunk_is_refused_where_the_store_tells_no_size(n, monkeypatch):
+    objects: dict = {}
+    z = zarr.create_array(
+        MemoryStore(objects), shape=(8,), chunks=(8,), dtype="u1", compressors=None
+    )
+    z[...] = 7
+    objects["c/0"] = zarr.core.buffer.cpu.Buffer.from_bytes(b"\7\7\7")
+    a = gpushard.open_array(MemoryStore(objects), options=Options(small_read_chunks=n))
+    read = a.source.store.read
+    monkeypatch.setattr(
+        a.source.store,
+        "read",
+        lambda requests: [replace(f, object_nbytes=None) for f in read(requests)],
+    )
+    assert a[1] == 7
+    with pytest.raises(gpushard.CorruptShardError, match="got 3 bytes"):
+        a[2:6]
+
+
+def test_a_shard_replaced_within_a_read_of_nested_shards_is_read_again(kind):
+    place, values = kind
+    a, b = gpushard.open_array(place), zarr.open_array(place)
+    assert a[20, 20] == values[20, 20]
+    b[16:, 16:] = values[16:, 16:] * 3
+    assert_same_bits(a[20, 18:22], values[20, 18:22] * 3)
+
+
+@pytest.mark.parametrize(
+    ("length", "n_chunks", "limit", "is_small"),
+    [(1024, 8, None, True), (1024, 8, 8191, False), (2**20, 1, 1, True),
+     (2**17, 8, None, True), (2**18, 8, None, False)],
+)  # fmt: skip
+def test_inner_chunks_that_are_large_together_go_the_general_way(
+    length, n_chunks, limit, is_small
+):
+    z = zarr.create_array(
+        MemoryStore(), shape=(n_chunks * length,), chunks=(length,), dtype="u1"
+    )
+    source = gpushard.open_array(z).source.limited(limit)
+    everything = expressions.basic(..., z.shape)
+    assert small.read_small(source, everything, np.empty(z.shape, "u1")) == is_small
+
+
+DIVISIBLE = np.cumsum(np.arange(48 * 60 * 50) % 11).reshape(48, 60, 50).astype("i4")
+
+
+@pytest.mark.parametrize("cname", ["lz4", "zstd", "blosclz"])
+@pytest.mark.parametrize("order", [None, (2, 0, 1)])
+@pytest.mark.parametrize("has_crc", [False, True])
+def test_parts_of_large_blosc_frames_are_decoded_by_their_blocks(
+    cname, order, has_crc, monkeypatch
+):
+    blosc = zarr.codecs.BloscCodec(
+        typesize=4, cname=cname, shuffle="shuffle", blocksize=8192
+    )
+    z = zarr.create_array(
+        MemoryStore(),
+        shape=DIVISIBLE.shape,
+        chunks=(24, 60, 50),
+        shards=DIVISIBLE.shape,
+        dtype="i4",
+        filters=[zarr.codecs.TransposeCodec(order=order)] if order else None,
+        compressors=[blosc, *([zarr.codecs.Crc32cCodec()] if has_crc else [])],
+    )
+    z[...] = DIVISIBLE
+    parts: list[int] = []
+    decode_blocks = blosc_blocks.decode_blocks
+
+    def watched(encoded, frame, first, stop, codec):
+        parts.append(stop - first)
+        assert stop - first < frame.header.n_blocks
+        return decode_blocks(encoded, frame, first, stop, codec)
+
+    monkeypatch.setattr(blosc_blocks, "decode_blocks", watched)
+    a = gpushard.open_array(z)
+    for key in np.s_[3], np.s_[47, 59, 49], np.s_[..., 7], np.s_[20:28:3, 5:9, ::-2]:
+        assert_same_bits(a[key], DIVISIBLE[key])
+    points = ([0, 23, 24, 47], [59, 0, 30, 59], [0, 49, 25, 49])
+    assert_same_bits(a.vindex[points], DIVISIBLE[points])
+    assert parts
+
+
+def test_of_a_large_frame_only_the_wanted_blocks_need_to_be_sound():
+    raw = np.arange(2**17, dtype="i4") % 1000
+    objects: dict = {}
+    z = zarr.create_array(
+        MemoryStore(objects),
+        shape=raw.shape,
+        chunks=raw.shape,
+        dtype="i4",
+        compressors=zarr.codecs.BloscCodec(cname="zstd", blocksize=16384),
+    )
+    z[...] = raw
+    frame = bytearray(objects["c/0"].to_bytes())
+    last_block = int.from_bytes(frame[16 + 4 * 31 :][:4], "little")
+    frame[last_block + 4 : last_block + 40] = bytes(36)
+    objects["c/0"] = zarr.core.buffer.cpu.Buffer.from_bytes(bytes(frame))
+    a = gpushard.open_array(MemoryStore(objects))
+    assert_same_bits(a[1000:2000], raw[1000:2000])
+    with pytest.raises(gpushard.CorruptShardError):
+        a[-10:]
+    with pytest.raises(gpushard.CorruptShardError):
+        a[...]

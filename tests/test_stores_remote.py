@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gpushard.errors import ObjectChangedError, StoreError, UnsupportedError
+from gpushard.options import Options
 from gpushard.stores import remote
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.remote import RemoteStore
@@ -178,8 +179,9 @@ def test_server_without_ranges_and_a_large_object_is_an_error(
     ("key", "status"), [("c/0", 403), ("c/0", 401), ("c/0", 500), ("c/0", 400)]
 )
 def test_refusing_server_gives_one_sentence(
-    server: RangeServer, store: RemoteStore, key: str, status: int
+    server: RangeServer, key: str, status: int
 ) -> None:
+    store = open_url(server.url, {}, Options(patience_s=1))
     server.statuses[key] = status
     with pytest.raises(StoreError, match=str(status)) as caught:
         read_one(store, 5, 9)
@@ -225,7 +227,9 @@ def test_other_bytes_than_asked_are_an_error(
 ) -> None:
     # Planted: obstore of today notices most of it by itself.
     honest = obstore.get(store.object_store, "c/0", options={"range": span})
-    answer = SimpleNamespace(meta=honest.meta, range=span, bytes=honest.bytes)
+    answer = SimpleNamespace(
+        meta=honest.meta, range=span, bytes=honest.bytes, attributes={}
+    )
     monkeypatch.setattr(obstore, "get", lambda *args, **kwargs: answer)
     with pytest.raises(StoreError, match="expected bytes 5-9"):
         read_one(store, 5, 9)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from gpushard.errors import ObjectChangedError
 from gpushard.stores.remote_url import open_url
+from s3_server import make_bucket, s3_server
 from stored_object import BODY, RANGES, read_one
 
 obstore = pytest.importorskip("obstore", reason="the extra `remote` is not installed")
@@ -18,29 +18,13 @@ pytestmark = pytest.mark.network
 
 @pytest.fixture(scope="module")
 def s3_endpoint() -> Iterator[str]:
-    reason = "moto's server is not installed"
-    moto_server = pytest.importorskip("moto.server", reason=reason)
-    running = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
+    with s3_server() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
 def s3_options(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    import urllib.request
-
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    make = urllib.request.Request(f"{s3_endpoint}/bucket", method="PUT")
-    urllib.request.urlopen(make).close()
-    options = {
-        "endpoint_url": s3_endpoint,
-        "key": "test",
-        "secret": "test",
-        "region": "us-east-1",
-    }
+    options = make_bucket(s3_endpoint, monkeypatch)
     writer = open_url("s3://bucket/data.zarr", options).object_store
     for key, body in (("c/0", BODY), ("zarr.json", b"{}")):
         obstore.put(writer, key, body)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
 from functools import partial
 from unittest import mock
 
@@ -74,6 +73,20 @@ def test_the_first_error_is_raised_as_it_is(n_workers):
     assert caught.value is error
 
 
+def test_an_exit_in_any_worker_is_raised():
+    caller = threading.current_thread()
+    meet = threading.Barrier(2, timeout=10)
+
+    def leave(from_caller):
+        meet.wait()
+        if (threading.current_thread() is caller) == from_caller:
+            raise SystemExit("leaving")
+
+    for from_caller in (False, True):
+        with pytest.raises(SystemExit, match="leaving"):
+            run_tasks([partial(leave, from_caller)] * 2, 2)
+
+
 def test_of_several_errors_the_one_of_the_earliest_task_is_raised():
     running = Running()
     tasks = [
@@ -112,22 +125,21 @@ def test_an_error_of_the_iterable_is_raised_when_its_tasks_have_ended(n_workers)
     assert running.done in ([0], [])
 
 
-def test_an_interrupt_while_waiting_leaves_no_task_running():
+def test_an_interrupt_leaves_no_task_running():
     running = Running()
     begun = threading.Event()
+    caller = threading.current_thread()
 
-    def interrupt(*_):
-        assert begun.wait(10)
-        raise KeyboardInterrupt
-
-    def task():
+    def task(i):
+        if threading.current_thread() is caller:
+            assert begun.wait(10)
+            raise KeyboardInterrupt
         begun.set()
-        running.task(0, 0.1)
+        running.task(i, 0.1)
 
-    interrupted = mock.patch.object(Future, "result", interrupt)
-    with interrupted, pytest.raises(KeyboardInterrupt):
-        run_tasks([task], 2)
-    assert running.done == [0]
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks([partial(task, i) for i in range(10)], 2)
+    assert len(running.done) == 1
 
 
 @pytest.mark.parametrize("n_workers", [2, 4])
@@ -146,14 +158,16 @@ def test_tasks_are_drawn_only_as_workers_become_free(n_workers):
 
 def test_threads_are_kept_from_one_run_to_the_next():
     names: set[str] = set()
+    meet = threading.Barrier(2, timeout=10)
 
     def note():
-        time.sleep(0.001)
+        meet.wait()
         names.add(threading.current_thread().name)
 
     for _ in range(5):
         run_tasks([note] * 6, 2)
-    assert len(names) <= 2
+    names.discard(threading.current_thread().name)  # which works too
+    assert len(names) == 1
     assert all(name.startswith("gpushard") for name in names)
 
 

@@ -1,4 +1,4 @@
-"""The command line: `gpushard sample`, `gpushard info` and `gpushard read`.
+"""The command line: `gpushard sample`, `info`, `map`, `verify`, `read`, and others.
 
 Data go to stdout, progress and messages to stderr. Exit status 0: done; 1: stored bytes
 are damaged, or differ from what zarr-python reads; 2: everything else.
@@ -11,9 +11,14 @@ from typing import Annotated
 import typer
 
 import gpushard
+from gpushard.cli.bench import bench
+from gpushard.cli.convert import convert
+from gpushard.cli.doctor import doctor
 from gpushard.cli.info import info
+from gpushard.cli.map import map_
 from gpushard.cli.read import read
 from gpushard.cli.sample import sample
+from gpushard.cli.verify import verify
 
 # Plain help and plain tracebacks: rich costs as much start-up time as typer itself.
 app = typer.Typer(
@@ -22,8 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (sample, info, read):
-    app.command()(command)
+for command in (sample, info, map_, verify, read, convert, bench, doctor):
+    app.command(command.__name__.rstrip("_"))(command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -44,7 +49,7 @@ def _gpushard(
         ),
     ] = False,
 ) -> None:
-    """Read sharded Zarr v3 arrays."""
+    """Read and write sharded Zarr v3 arrays."""
 
 
 def main() -> None:

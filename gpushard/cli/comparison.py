@@ -35,6 +35,25 @@ class Mismatch:
     got: str
 
 
+def zarr_array(store: Store, path: str) -> Any:
+    """The array that zarr-python opens at a place, to be read by its own pipeline.
+
+    Raises
+    ------
+    UnsupportedError
+        It cannot.
+    """
+    import zarr
+
+    # The user may have chosen gpushard's, which would be compared with itself.
+    own = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
+    try:
+        with zarr.config.set(own):
+            return zarr.open_array(_zarr_store(store), path=path, mode="r")
+    except Exception as error:
+        raise _unreadable(error) from error
+
+
 class Reference:
     """An array as zarr-python reads it.
 
@@ -50,14 +69,7 @@ class Reference:
     """
 
     def __init__(self, store: Store, path: str) -> None:
-        import zarr
-
-        try:
-            self._array: Any = zarr.open_array(
-                _zarr_store(store), path=path, mode="r", zarr_format=3
-            )
-        except Exception as error:
-            raise _unreadable(error) from error
+        self._array = zarr_array(store, path)
 
     def mismatch(self, piece: Piece, block: NDArray[Any]) -> Mismatch | None:
         """What differs between `block` and zarr-python's reading of `piece`.
@@ -73,12 +85,12 @@ class Reference:
             raise _unreadable(error) from error
         if not _is_alike(expected, block):
             return Mismatch(block.size, None, _outline(expected), _outline(block))
-        differing = _differing(expected.astype(block.dtype, copy=False), block)
-        if not len(differing):
+        positions = differing(expected.astype(block.dtype, copy=False), block)
+        if not len(positions):
             return None
-        at = tuple(int(i) for i in np.unravel_index(differing[0], block.shape))
+        at = tuple(int(i) for i in np.unravel_index(positions[0], block.shape))
         return Mismatch(
-            len(differing),
+            len(positions),
             _coordinate(piece, at),
             repr(expected[at]),
             repr(block[at]),
@@ -139,7 +151,7 @@ def _outline(array: NDArray[Any]) -> str:
     return f"{array.dtype} of shape {array.shape}"
 
 
-def _differing(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.intp]:
+def differing(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.intp]:
     """Flat positions of the elements of two arrays of one shape that differ.
 
     Those of a fixed size are compared bit for bit: NaN equals the same NaN only.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 from math import prod
 from typing import Any
 
-from gpushard.errors import GpushardError, MetadataError
+from gpushard.converting.advice import READ_NBYTES, Plan
+from gpushard.converting.advice import advise as advise_on
+from gpushard.errors import GpushardError, MetadataError, OptionError, naming
 from gpushard.group import Group
+from gpushard.inspection.census import Census, census
 from gpushard.layout import ArrayLayout, CodecChain, ShardLevel
 from gpushard.metadata import load_array, load_group
 from gpushard.options import DEFAULT
@@ -21,10 +25,25 @@ from gpushard.stores.resolve import resolve
 
 # Files looked at for their sizes; more would keep a user waiting.
 _MAX_FILES = 100_000
+# And shard indexes read, to count inner chunks.
+_MAX_INDEXES = 1_000
+_DOCUMENTS = ("zarr.json", ".zarray", ".zattrs")
 
 
-def describe(url: str) -> dict[str, Any]:
+_ADVICE_BASIS = {
+    "p": "published by others",
+    "m": "measured on a CPU",
+    "e": "estimated; not measured on a GPU yet",
+}
+
+
+def describe(url: str, *, advise: bool = False) -> dict[str, Any]:
     """Facts about the array or group at `url`, ready for JSON.
+
+    Parameters
+    ----------
+    advise
+        Whether to add what would read better on a GPU, for an array.
 
     Raises
     ------
@@ -34,22 +53,61 @@ def describe(url: str) -> dict[str, Any]:
         It cannot be opened.
     """
     store, path = resolve(url)
-    try:
-        layout = load_array(store, path)
-    except MetadataError as error:
-        if error.json_path != "node_type":
-            raise
-        return {"url": url, "node_type": "group", **_group_facts(store, path)}
-    return {"url": url, "node_type": "array", **_array_facts(layout, store)}
+    with naming(store, path):
+        try:
+            layout = load_array(store, path)
+        except MetadataError as error:
+            if error.json_path != "node_type":
+                raise
+            if advise:
+                raise OptionError(
+                    "advice is given for one array at a time",
+                    got="a group",
+                    hint="name one of its arrays",
+                ) from error
+            return {"url": url, "node_type": "group", **_group_facts(store, path)}
+        facts = {"url": url, "node_type": "array", **_array_facts(layout, store)}
+        return {**facts, "advice": _advice(layout, facts)} if advise else facts
+
+
+def _advice(layout: ArrayLayout, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What would read better on a GPU, and the command that makes it."""
+    stored = facts["stored_nbytes"]
+    # Where many shards are missing, sizes tell nothing of the codec.
+    is_known = stored and facts["n_stored"] == facts["n_shards"]
+    ratio = facts["nbytes"] / stored if is_known else None
+    advice = advise_on(layout, DEFAULT.threads, ratio)
+    return {
+        "now": asdict(advice.now),
+        "better": asdict(advice.better),
+        "reasons": advice.reasons,
+        "read_nbytes": min(READ_NBYTES, facts["nbytes"]),
+        "ratio": ratio,
+        "basis": _ADVICE_BASIS,
+        "command": None if advice.is_fine else _command(facts["url"], advice.better),
+    }
+
+
+def _command(url: str, plan: Plan) -> str:
+    options = {
+        "shards": ",".join(map(str, plan.shards or ())),
+        "chunks": ",".join(map(str, plan.chunks)),
+        "compressors": plan.compressor,
+    }
+    told = [f"--{name} {text}" for name, text in options.items() if text != "keep"]
+    return " ".join(("gpushard convert", shlex.quote(url), "DST", *told))
 
 
 def _array_facts(layout: ArrayLayout, store: Store) -> dict[str, Any]:
     source = Source.prepare(layout, store, DEFAULT)
     n_stored, stored_nbytes = _stored(layout, store)
+    counted = _counted(source)
     return {
         **_outline(layout),
         "n_shards": prod(axis.n_cells for axis in layout.axes),
         "n_stored": n_stored,
+        "n_stored_inner_chunks": None if counted is None else counted.n_stored,
+        "n_empty_inner_chunks": None if counted is None else counted.n_empty,
         "nbytes": layout.size * layout.dtype.itemsize,
         "stored_nbytes": stored_nbytes,
         "fill_value": layout.fill_value_json,
@@ -88,12 +146,27 @@ def _stored(layout: ArrayLayout, store: Store) -> tuple[int | None, int | None]:
     if not isinstance(store, LocalStore):
         return None, None
     try:
-        sizes = list(islice(_sizes(f"{store.root}/{layout.path}"), _MAX_FILES + 1))
+        sizes = list(
+            islice(_sizes(f"{store.root}/{layout.key_prefix}"), _MAX_FILES + 1)
+        )
     except OSError:  # what cannot be listed can still be read
         return None, None
     if len(sizes) > _MAX_FILES:
         return None, None
     return len(sizes), sum(sizes)
+
+
+def _counted(source: Source) -> Census | None:
+    """Inner chunks stored and empty; None where finding out takes too long."""
+    layout = source.layout
+    if not layout.levels or layout.object_codecs:
+        return None
+    if not isinstance(source.store, LocalStore):
+        return None
+    try:
+        return census(source, _MAX_INDEXES)
+    except GpushardError:  # what is damaged is for `verify` to tell
+        return None
 
 
 def _sizes(directory: str) -> Iterator[int]:
@@ -102,7 +175,7 @@ def _sizes(directory: str) -> Iterator[int]:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from _sizes(entry.path)
-            elif entry.name != "zarr.json":
+            elif entry.name not in _DOCUMENTS:
                 yield entry.stat().st_size
 
 

@@ -19,6 +19,10 @@ from gpushard.cli.output import (
 
 def info(
     url: Annotated[str, typer.Argument(metavar="URL", help="Array or group.")],
+    advise: Annotated[
+        bool,
+        typer.Option("--advise", help="Say what would read better on a GPU, and why."),
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -27,7 +31,7 @@ def info(
         # NumPy and the reader, which `--help` need not wait for.
         from gpushard.cli.description import describe
 
-        facts = describe(url)
+        facts = describe(url, advise=advise)
         if as_json:
             print_json(facts)
         elif facts["node_type"] == "group":
@@ -35,6 +39,9 @@ def info(
             print_table(_attribute_rows(facts))
         else:
             print_table([*_array_rows(facts), *_attribute_rows(facts)])
+            if advise:
+                print_table(_plan_rows(facts["advice"]))
+                print_table(_advice_rows(facts["advice"]))
 
 
 def _group_rows(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -70,8 +77,12 @@ def _grid_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         count += f", {n_stored:,} stored"
     if not facts["sharding"]:
         return [("chunks", f"{_text(facts['chunks'])}, {count}")]
+    chunks = _text(facts["chunks"])
+    if facts["n_empty_inner_chunks"] is not None:
+        chunks += f", {facts['n_stored_inner_chunks']:,} stored"
+        chunks += f", {facts['n_empty_inner_chunks']:,} empty in stored shards"
     return [
-        ("inner chunks", _text(facts["chunks"])),
+        ("inner chunks", chunks),
         ("shards", f"{_text(facts['shards'])}, {count}"),
     ]
 
@@ -106,6 +117,39 @@ def _attribute_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         for name, value in facts["attributes"].items()
     ]
     return _labelled("attributes", texts)
+
+
+def _plan_rows(advice: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """What there is, and what would be better."""
+    plans = {"as it is": advice["now"], "better": advice["better"]}
+    if advice["command"] is None:
+        del plans["better"]
+    read = f"a read of {advice['read_nbytes'] / (1 << 20):,.1f} MiB"
+    head = ("on a GPU", "shards", "inner chunks", "decodes", read)
+    rows: list[tuple[str, ...]] = [head]
+    for label, plan in plans.items():
+        shapes = (_text(plan["shards"]), _text(plan["chunks"]))
+        rows.append((label, *shapes, plan["coding"], _cost(plan)))
+    return rows
+
+
+def _advice_rows(advice: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Why, and what makes it so."""
+    reasons = _labelled("because", list(advice["reasons"]))
+    basis = ", ".join(f"[{key}] {text}" for key, text in advice["basis"].items())
+    command = advice["command"]
+    do = ("advice", "leave it as it is") if command is None else ("make it so", command)
+    ends = [do, ("figures", basis)]
+    return [*reasons, *ends]
+
+
+def _cost(plan: Mapping[str, Any]) -> str:
+    """Estimated times of a read, in milliseconds."""
+    on_device, on_host = (1e3 * seconds for seconds in plan["costs"])
+    host = f"host {on_host:,.1f} ms [e]"
+    if not plan["n_streams"]:
+        return f"{host}, then copied"
+    return f"{plan['n_streams']:,} streams, {on_device:,.1f} ms [e], {host}"
 
 
 def _labelled(label: str, texts: Sequence[str]) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Self
 
 import numpy as np
@@ -67,8 +68,12 @@ class NpyFile:
         stored = stored_dtype(dtype)
         if path.is_dir():
             raise _unwritable(path, IsADirectoryError(None, "it is a directory"))
-        self._path = path
-        self._part = path.with_name(f"{path.name}.part")
+        if path.exists() and not path.is_file():
+            # A device or a pipe would be replaced by a file.
+            raise _unwritable(path, OSError(None, "it is no regular file"))
+        self._path = path.resolve()  # where a link leads, the link stays
+        # Nobody's own file has this name.
+        self._part = self._path.with_name(f".{path.name}.{token_hex(4)}.part")
         try:
             self._mapped = npy_format.open_memmap(self._part, "w+", stored, shape)
             _allocate(self._part)

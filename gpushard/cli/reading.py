@@ -20,10 +20,12 @@ from gpushard.cli.npy import NpyFile, stored_dtype
 from gpushard.cli.pieces import Piece, cut, per_axis, result_shape
 from gpushard.cli.selection_text import Item, parse_selection, split_target
 from gpushard.cli.summary import Summary
+from gpushard.errors import naming
 from gpushard.expressions import basic
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
 from gpushard.options import DEFAULT, MIB
+from gpushard.rolling.watch import watched
 from gpushard.source import Source
 from gpushard.stores.resolve import resolve
 
@@ -98,25 +100,28 @@ def run(
     """
     started = perf_counter()
     url, text = split_target(target)
-    key = (...,) if text is None else parse_selection(text)
     store, path = resolve(url)
-    layout = load_array(store, path)
-    shape, pieces = _pieces(key, layout)
-    shown = len(pieces) > 1 and sys.stderr.isatty() if progress is None else progress
-    reader = _Reader(
-        Array(Source.prepare(layout, store, DEFAULT)),
-        pieces,
-        Reference(store, path) if verify else None,
-        shows_progress=shown,
-    )
-    summary = Summary(layout.dtype)
-    if out is None:
-        mismatch = reader.sum_up(summary)
-    else:
-        with NpyFile(out, shape, layout.dtype) as file:
-            mismatch = reader.read_into(file.array)
-            if mismatch is None:
-                file.keep()
+    with naming(store, path):
+        key = (...,) if text is None else parse_selection(text)
+        layout = load_array(store, path)
+        shape, pieces = _pieces(key, layout)
+        is_long = len(pieces) > 1
+        reader = _Reader(
+            Array(Source.prepare(layout, watched(store, layout, DEFAULT), DEFAULT)),
+            pieces,
+            Reference(store, path) if verify else None,
+            shows_progress=is_long and sys.stderr.isatty()
+            if progress is None
+            else progress,
+        )
+        summary = Summary(layout.dtype)
+        if out is None:
+            mismatch = reader.sum_up(summary)
+        else:
+            with NpyFile(out, shape, layout.dtype) as file:
+                mismatch = reader.read_into(file.array)
+                if mismatch is None:
+                    file.keep()
     return Result(
         url=url,
         selection="..." if text is None else text.strip(),

@@ -79,7 +79,7 @@ def lzma_from_spec(spec: CodecSpec) -> StreamCodec:
     open_stream = partial(lzma.LZMADecompressor, stream_format, memory_nbytes, filters)
     try:
         open_stream()
-    except (ValueError, TypeError, lzma.LZMAError) as error:
+    except (ValueError, TypeError, OverflowError, lzma.LZMAError) as error:
         raise MetadataError(
             f"the codec cannot be configured, {error}",
             codec=spec.name,

@@ -55,3 +55,8 @@ class Crc32cCodec:
 def from_spec(spec: CodecSpec) -> Crc32cCodec:
     """Verifier for one entry of `codecs`."""
     return Crc32cCodec(spec.name, library_label("crc32c"))
+
+
+def with_checksum(data: bytes) -> bytes:
+    """`data` as the codec encodes it."""
+    return data + crc32c(data).to_bytes(CHECKSUM_NBYTES, "little")

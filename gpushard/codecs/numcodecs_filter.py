@@ -49,7 +49,8 @@ class ElementFilter:
             raise stream_error(
                 self.name, f"{encoded.size} elements decode to {decoded.size}"
             )
-        return decoded.reshape(shape).astype(dtype, copy=False)
+        with np.errstate(all="ignore"):  # damaged elements may not fit
+            return decoded.reshape(shape).astype(dtype, copy=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numcodecs.errors import UnknownCodecError
 from numpy.typing import NDArray
+from zarr.abc.codec import BytesBytesCodec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import cpu
 from zarr.core.dtype import get_data_type_from_json
@@ -25,11 +27,26 @@ from gpushard.codecs.base import (
     size_error,
     stream_error,
 )
-from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
+from gpushard.errors import (
+    CorruptShardError,
+    GpushardError,
+    MetadataError,
+    UnsupportedError,
+)
 from gpushard.layout import CodecSpec
 
 # Their head claims a number of items, for which numcodecs allocates pointers.
 _COUNTED = frozenset({"vlen-utf8", "vlen-bytes"})
+# zarr does not call them of fixed size, though one element makes one.
+_SAME_SHAPE = frozenset(
+    [
+        "numcodecs.astype",
+        "numcodecs.bitround",
+        "numcodecs.delta",
+        "numcodecs.fixedscaleoffset",
+        "numcodecs.quantize",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +117,10 @@ class ZarrArrayPart:
     def encoded_nbytes(self, shape: tuple[int, ...]) -> int | None:
         """Encoded size of an inner chunk, where zarr knows it beforehand."""
         nbytes: int | None = prod(shape) * self.dtype.itemsize
-        for _, codec, array in self._steps(shape):
-            if nbytes is not None:
+        for name, codec, array in self._steps(shape):
+            if name in _SAME_SHAPE:
+                nbytes = _plain_nbytes(codec.resolve_metadata(array))
+            elif nbytes is not None:
                 nbytes = _encoded_nbytes(codec, nbytes, array)
         return nbytes
 
@@ -121,8 +140,8 @@ class ZarrArrayPart:
         if serializer in _COUNTED:
             _check_count(serializer, encoded, prod(shape))
         data: Any = _as_buffer(encoded)
-        for name, codec, array in steps:
-            data = _decode(name, codec, data, array)
+        for k, (name, codec, array) in enumerate(steps):
+            data = _decode(name, codec, data if k != 1 else _native(data), array)
         decoded: NDArray[Any] = data.as_numpy_array()
         if decoded.shape != shape:
             raise CorruptShardError(
@@ -139,9 +158,9 @@ class ZarrArrayPart:
         steps: list[_Step] = []
         array = replace(self.array, shape=shape)
         for spec, unfitted in zip(self.specs, self.codecs, strict=True):
-            codec = _fit(spec, unfitted, array)
+            codec = fit(spec, unfitted, array)
             steps.append((spec.name, codec, array))
-            array = _encoded_spec(spec, codec, array)
+            array = encoded_spec(spec, codec, array)
         return steps
 
 
@@ -156,7 +175,7 @@ def bytes_codec(spec: CodecSpec) -> ZarrBytesCodec:
         zarr refuses its configuration.
     """
     array = _array_spec((1,), UInt8(), 0)
-    codec = _fit(spec, _codec_object(spec), array)
+    codec = fit(spec, codec_object(spec), array)
     return ZarrBytesCodec(spec.name, library_label("zarr"), codec, array)
 
 
@@ -170,13 +189,14 @@ def array_part(specs: Sequence[CodecSpec], elements: ZarrElements) -> ZarrArrayP
     MetadataError
         zarr refuses a configuration.
     """
-    codecs = tuple(_codec_object(spec) for spec in specs)
-    array = _elements_spec(specs[-1], elements)
+    codecs = tuple(codec_object(spec) for spec in specs)
+    array = elements_spec(specs[-1], elements)
     label = library_label("zarr")
     return ZarrArrayPart(label, tuple(specs), codecs, array, elements.dtype)
 
 
-def _elements_spec(spec: CodecSpec, elements: ZarrElements) -> ArraySpec:
+def elements_spec(spec: CodecSpec, elements: ZarrElements) -> ArraySpec:
+    """What zarr must know of an array, with a shape that does not count."""
     try:
         data_type = get_data_type_from_json(elements.data_type_json, zarr_format=3)
         if elements.dtype.kind in "OT":  # zarr has its own scalars for these
@@ -204,7 +224,16 @@ def _array_spec(shape: tuple[int, ...], data_type: Any, fill_value: Any) -> Arra
     )
 
 
-def _codec_object(spec: CodecSpec) -> Any:
+def codec_object(spec: CodecSpec) -> Any:
+    """Zarr's object for the codec that `spec` names, not yet fitted to an array.
+
+    Raises
+    ------
+    UnsupportedError
+        zarr does not know the codec, or lacks a package for it.
+    MetadataError
+        zarr refuses its configuration.
+    """
     try:
         codec_class = get_codec_class(spec.name)
     except Exception as error:
@@ -224,21 +253,30 @@ def _codec_object(spec: CodecSpec) -> Any:
         raise _configuration_error(spec, error) from error
 
 
-def _fit(spec: CodecSpec, codec: Any, array: ArraySpec) -> Any:
+def fit(spec: CodecSpec, codec: Any, array: ArraySpec) -> Any:
+    """The codec as it is for what it sees of an array."""
     try:
         return codec.evolve_from_array_spec(array)
     except Exception as error:
         raise _configuration_error(spec, error) from error
 
 
-def _encoded_spec(spec: CodecSpec, codec: Any, array: ArraySpec) -> ArraySpec:
+def encoded_spec(spec: CodecSpec, codec: Any, array: ArraySpec) -> ArraySpec:
+    """What the codec makes of such an array."""
     try:
         return codec.resolve_metadata(array)
     except Exception as error:
         raise _configuration_error(spec, error) from error
 
 
-def _configuration_error(spec: CodecSpec, error: Exception) -> MetadataError:
+def _configuration_error(spec: CodecSpec, error: Exception) -> GpushardError:
+    if isinstance(error, ImportError):
+        return UnsupportedError(
+            f"the codec needs a package that is not installed, {error}",
+            codec=spec.name,
+            json_path=spec.json_path,
+            hint="install that package",
+        )
     return MetadataError(
         f"zarr refuses the configuration of the codec, {error}",
         codec=spec.name,
@@ -246,8 +284,19 @@ def _configuration_error(spec: CodecSpec, error: Exception) -> MetadataError:
     )
 
 
+def _plain_nbytes(array: ArraySpec) -> int | None:
+    """Size of an array's elements; None if they have no fixed size."""
+    # zarr 3.1.0's codecs for numcodecs' give NumPy's data type.
+    dtype: Any = array.dtype
+    if hasattr(dtype, "to_native_dtype"):
+        dtype = dtype.to_native_dtype()
+    return None if dtype.kind in "OT" else prod(array.shape) * dtype.itemsize
+
+
 def _encoded_nbytes(codec: Any, nbytes: int, spec: ArraySpec) -> int | None:
-    if not getattr(codec, "is_fixed_size", False):
+    # In older zarr the checksums of numcodecs know their size but do not say so.
+    is_fixed = getattr(codec, "is_fixed_size", isinstance(codec, BytesBytesCodec))
+    if not is_fixed:
         return None
     try:
         return codec.compute_encoded_size(nbytes, spec)
@@ -260,9 +309,24 @@ def _as_buffer(encoded: HostBytes) -> cpu.Buffer:
     return cpu.Buffer.from_array_like(array)
 
 
+def _native(elements: Any) -> Any:
+    """Elements in this machine's byte order, which numcodecs takes for granted."""
+    array = elements.as_numpy_array()
+    if array.dtype.isnative:
+        return elements
+    return cpu.NDBuffer.from_numpy_array(array.astype(array.dtype.newbyteorder("=")))
+
+
 def _decode(name: str, codec: Any, data: Any, spec: ArraySpec) -> Any:
     try:
         (decoded,) = sync(codec.decode([(data, spec)]))
+    except (ImportError, UnknownCodecError) as error:
+        # Nothing is wrong with the bytes: none of them was looked at.
+        raise UnsupportedError(
+            f"the codec needs a package that is not installed, {error}",
+            codec=name,
+            hint="install that package",
+        ) from error
     except Exception as error:
         raise stream_error(name, f"zarr's codec says: {error}") from error
     if decoded is None:

@@ -25,7 +25,10 @@ from gpushard.layout import CodecSpec
 _FRAME_MAGIC = 0xFD2FB528
 _SKIPPABLE_MAGIC = 0x184D2A50
 _BLOCK_MAX_NBYTES = 128 * 1024
+_BLOCK_MIN_NBYTES = 4  # a header of three bytes and a byte to be repeated
 _RLE_BLOCK, _COMPRESSED_BLOCK, _RESERVED_BLOCK = 1, 2, 3
+# The lower half of XXH64 of no bytes, seed 0.
+_EMPTY_CHECKSUM = (0x51D8E999).to_bytes(4, "little")
 _MAGIC_AND_SIZE = Struct("<II")
 
 
@@ -66,7 +69,10 @@ class ZstdCodec(Compressor):
             claimed = zstandard.frame_content_size(data)
             # The library allocates what the header claims (or `max_output_size` where
             # it claims nothing), and takes a claim of 0 without looking further.
-            if 0 < claimed <= limit or (claimed < 0 < limit and exact):
+            # Blocks cannot decode to more than `most`, so that much is never a lie.
+            most = (len(data) // _BLOCK_MIN_NBYTES + 1) * _BLOCK_MAX_NBYTES
+            needed = limit if claimed < 0 and exact else claimed
+            if 0 < needed <= min(limit, most):
                 decoded = _decompressors.one.decompress(
                     data, max_output_size=limit, allow_extra_data=False
                 )
@@ -111,11 +117,15 @@ class ZstdCodec(Compressor):
         claimed = parameters.content_size
         if claimed == zstandard.CONTENTSIZE_UNKNOWN:
             claimed = 0 if frame.decoded_bound == 0 else 1
+        elif claimed > frame.decoded_bound or (not claimed and frame.decoded_bound):
+            raise stream_error(self.name, "a frame's blocks contradict its size")
         if claimed > remaining:
             raise size_error(
                 self.name, limit, f"{limit - remaining + claimed} or more", exact=exact
             )
-        if frame.decoded_bound == 0:
+        if frame.decoded_bound == 0:  # the library looks no further than the header
+            if parameters.has_checksum and data[-4:] != _EMPTY_CHECKSUM:
+                raise self._checksum_error()
             return b""
         return _decompressors.one.decompress(
             data,
@@ -125,12 +135,15 @@ class ZstdCodec(Compressor):
 
     def _error(self, error: zstandard.ZstdError) -> CorruptShardError:
         if "checksum" in str(error):
-            return ChecksumError(
-                "decoded bytes contradict the checksum of their zstd frame",
-                codec=self.name,
-                hint=DAMAGED_HINT,
-            )
+            return self._checksum_error()
         return stream_error(self.name, error)
+
+    def _checksum_error(self) -> ChecksumError:
+        return ChecksumError(
+            "decoded bytes contradict the checksum of their zstd frame",
+            codec=self.name,
+            hint=DAMAGED_HINT,
+        )
 
 
 def _walk_frames(encoded: memoryview) -> Iterator[_Frame]:

@@ -7,20 +7,42 @@ wait, and nothing waits for the whole device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.nvcomp import StreamTables
+from gpushard.devices.nvcomp import Alignments, StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm
+from gpushard.devices.placement import Rates
 
 Stream = int
 """Handle of a stream, as the driver has it; 0 is the default stream."""
 
 Grid = tuple[int, int]
 """Blocks of a launch along x and y, at least one each."""
+
+
+class RowCopy(NamedTuple):
+    """Rows of bytes to copy within a device's memory, as ``cudaMemcpy2D`` takes them.
+
+    Attributes
+    ----------
+    address, pitch
+        Where the first row goes, and the bytes from there to the next.
+    source, source_pitch
+        The same of where rows lie.
+    nbytes, n_rows
+        Of a row, at most either pitch; and how many there are.
+    """
+
+    address: int
+    pitch: int
+    source: int
+    source_pitch: int
+    nbytes: int
+    n_rows: int
 
 
 class DeviceBuffer(Protocol):
@@ -54,6 +76,21 @@ class Device(Protocol):
         """What decodes compressed streams there."""
         ...
 
+    @property
+    def rates(self) -> Mapping[str, Rates]:
+        """How fast streams are decoded there and on the host, as `placement.RATES`."""
+        ...
+
+    def check(self) -> None:
+        """Do nothing on a device that can be used.
+
+        Raises
+        ------
+        DeviceError
+            Earlier work failed in a way that a process cannot recover from.
+        """
+        ...
+
     def free_nbytes(self) -> int:
         """Memory that is free on the device, in bytes."""
         ...
@@ -63,13 +100,19 @@ class Device(Protocol):
 
         Raises
         ------
-        DeviceError
+        DeviceMemoryError
             There is not so much.
         """
         ...
 
     def allocate_pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        """Host memory that copies run to and from by themselves: uint8, (nbytes,)."""
+        """Host memory that copies run to and from by themselves: uint8, (nbytes,).
+
+        Raises
+        ------
+        DeviceMemoryError
+            There is not so much.
+        """
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -79,6 +122,20 @@ class Device(Protocol):
         ------
         UnsupportedError
             The library has no such data type.
+        DeviceMemoryError
+            There is not so much memory.
+        """
+        ...
+
+    def view(
+        self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any
+    ) -> Any:
+        """Array of the device's library over memory that lies there.
+
+        Parameters
+        ----------
+        owner
+            What has the memory, kept as long as the array or anything made of it is.
         """
         ...
 
@@ -90,6 +147,10 @@ class Device(Protocol):
         """A stream that does not wait for the default stream."""
         ...
 
+    def release_stream(self, stream: Stream) -> None:
+        """Take back a stream on which nothing is under way; another caller gets it."""
+        ...
+
     def upload(self, address: int, data: NDArray[np.uint8], stream: Stream) -> None:
         """Copy pinned host memory to the device, on `stream`.
 
@@ -99,6 +160,14 @@ class Device(Protocol):
 
     def download(self, data: NDArray[np.uint8], address: int, stream: Stream) -> None:
         """Copy device memory to pinned host memory, on `stream`."""
+        ...
+
+    def copy(self, address: int, source: int, nbytes: int, stream: Stream) -> None:
+        """Copy device memory at `source` to `address`, on `stream`."""
+        ...
+
+    def copy_rows(self, rows: RowCopy, stream: Stream) -> None:
+        """Copy rows of device memory to other places there, on `stream`."""
         ...
 
     def clear(self, address: int, nbytes: int, stream: Stream) -> None:
@@ -116,6 +185,11 @@ class Device(Protocol):
             Blocks along x and y, of the size that the kernel declares.
         parameters
             NumPy scalars, passed by value with exactly their bytes.
+
+        Raises
+        ------
+        DeviceMemoryError
+            The launch needs more memory than there is; the kernel does not run.
         """
         ...
 
@@ -146,6 +220,10 @@ class StreamDecoder(Protocol):
         """What decodes, for reports: "nvCOMP 6.0.0"."""
         ...
 
+    def alignments(self, algorithm: Algorithm) -> Alignments:
+        """What addresses must be multiples of."""
+        ...
+
     def temp_nbytes(
         self, algorithm: Algorithm, count: int, max_nbytes: int, total_nbytes: int
     ) -> int:
@@ -161,4 +239,30 @@ class StreamDecoder(Protocol):
         stream: Stream,
     ) -> None:
         """Enqueue the decoding of a batch of streams on `stream`."""
+        ...
+
+    def encoding_alignments(self, algorithm: Algorithm) -> Alignments:
+        """What addresses must be multiples of when streams are encoded."""
+        ...
+
+    def encoded_limit(self, algorithm: Algorithm, nbytes: int) -> int:
+        """Most bytes that `nbytes` bytes are encoded in."""
+        ...
+
+    def encoding_temp_nbytes(
+        self, algorithm: Algorithm, count: int, max_nbytes: int
+    ) -> int:
+        """Scratch for encoding `count` streams of `max_nbytes` decoded bytes each."""
+        ...
+
+    def compress_async(
+        self,
+        algorithm: Algorithm,
+        tables: StreamTables,
+        max_nbytes: int,
+        temp: int,
+        temp_nbytes: int,
+        stream: Stream,
+    ) -> None:
+        """Enqueue the encoding of a batch of streams on `stream`."""
         ...

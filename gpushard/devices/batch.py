@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.blocks import ShardBlock
-from gpushard.devices.chain import DeviceChain, StepKind
-from gpushard.devices.decode import (
-    Decoder,
+from gpushard.devices.chain import DeviceChain, Step, StepKind
+from gpushard.devices.decode import Decoder, landing_alignment
+from gpushard.devices.kernels import threads_of
+from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
+from gpushard.devices.row_tables import (
     RowTables,
     add_dummies,
     reserve_dummy_room,
@@ -19,9 +21,12 @@ from gpushard.devices.decode import (
     reserve_scratch,
     results_at,
 )
-from gpushard.devices.kernels import threads_of
-from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
-from gpushard.devices.scatter_structs import Addresses, ScatterBatch
+from gpushard.devices.scatter_structs import (
+    FAST_DIVISOR,
+    Addresses,
+    ScatterBatch,
+    fast_divisor,
+)
 from gpushard.devices.slabs import TablePage
 from gpushard.devices.structs import BYTE_SHUFFLED
 from gpushard.devices.target import PlacedTarget
@@ -61,19 +66,18 @@ class Rows(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """Bytes of the inner chunks of a batch.
+    """Bytes of the inner chunks of a batch, in device memory.
 
     Attributes
     ----------
-    pieces
-        uint8, host, one a row.
-    low
-        int64, shape (n_rows,). Bytes of the inner chunk ahead of each piece: not 0
-        where only a span of plain elements was fetched.
+    src
+        uint64, host, shape (n_rows,). Addresses.
+    nbytes
+        int64, shape (n_rows,).
     """
 
-    pieces: Sequence[NDArray[np.uint8]]
-    low: Ints
+    src: NDArray[np.uint64]
+    nbytes: Ints
 
 
 class _Part(NamedTuple):
@@ -97,16 +101,40 @@ def scatter_fill(lane: Lane, targets: Sequence[PlacedTarget], rows: Rows) -> Non
 
 
 def scatter_decoded(
-    lane: Lane, targets: Sequence[PlacedTarget], rows: Rows, payload: Payload
+    lane: Lane,
+    targets: Sequence[PlacedTarget],
+    rows: Rows,
+    src: NDArray[np.uint64],
 ) -> None:
-    """Enqueue inner chunks that need no decoding: upload and scatter."""
-    src = lane.upload_bytes(payload.pieces) - payload.low.astype(np.uint64)
+    """Enqueue the scattering of inner chunks that need no decoding.
+
+    Parameters
+    ----------
+    src
+        uint64, host, shape (n_rows,). Device address of byte 0 of each inner chunk.
+    """
     page = TablePage()
     table = page.add(src)
     parts = _lay_parts(page, targets, rows)
     address = lane.place_page(page)
     for part in parts:
         _scatter(lane, part, address, address + table, 0)
+    _settle_nothing(lane)
+
+
+def copy_straight(
+    lane: Lane, memory: NDArray[np.uint8], copies: Sequence[tuple[int, int, int]]
+) -> None:
+    """Enqueue copies of pinned memory to where it lands in the outputs.
+
+    Parameters
+    ----------
+    copies
+        Place in `memory`, address in device memory and number of bytes, each.
+    """
+    for at, address, nbytes in copies:
+        if nbytes:
+            lane.device.upload(address, memory[at : at + nbytes], lane.stream)
     _settle_nothing(lane)
 
 
@@ -126,12 +154,14 @@ def decode_and_scatter(
         Called, when the batch is done, with the rows that the device refused.
     """
     n_rows = len(rows.part)
-    src = lane.upload_bytes(payload.pieces)
+    lane.encoded_nbytes = int(payload.nbytes.sum())
     page = TablePage()
-    sizes = np.array([len(piece) for piece in payload.pieces], np.uint64)
-    src_at, nbytes_at = page.add(src), page.add(sizes)
+    src_at = page.add(payload.src)
+    nbytes_at = page.add(payload.nbytes.astype(np.uint64))
     sizes_at, filters_at = _add_step_columns(page, chain, n_rows)
-    arenas_at = _add_arenas(page, lane, chain, n_rows)
+    landings = _landings(lane, chain, targets, rows)
+    *arenas_at, landings_at = _add_arenas(page, lane, chain, landings)
+    planes_at = _add_planes(page, chain, n_rows)
     dummies_at = add_dummies(page)
     parts = _lay_parts(page, targets, rows)
     scratch_at, dummy_at = reserve_scratch(page, n_rows), reserve_dummy_room(page)
@@ -149,6 +179,9 @@ def decode_and_scatter(
             for k, (a, b, c) in filters_at.items()
         },
         (address + arenas_at[0], address + arenas_at[1]),
+        address + landings_at,
+        address + planes_at if planes_at >= 0 else 0,
+        chain.fused_nbytes,
         {algorithm: address + at for algorithm, at in dummies_at.items()},
         address + dummy_at,
         verdict,
@@ -160,7 +193,7 @@ def decode_and_scatter(
         decoder.run(step, index)
     decoder.judge()
     for part in parts:
-        _scatter(lane, part, address, decoder.src, status)
+        _scatter(lane, part, address, decoder.src, status, decoder.planes)
     verdict_host, status_host = lane.read_verdict(verdict, n_rows)
     event = lane.device.record(lane.stream)
     lane.pending = Pending(event, verdict_host, status_host, settle)
@@ -183,21 +216,53 @@ def _add_step_columns(
     return sizes, filters
 
 
+def _add_planes(page: TablePage, chain: DeviceChain, n_rows: int) -> int:
+    """Offset of the table of shuffled blocks, if the last step leaves some; else -1."""
+    if not chain.fused_nbytes or chain.steps[-1].kind is not StepKind.SHUFFLE:
+        return -1
+    return page.add(np.repeat(fast_divisor(chain.decoded_nbytes), n_rows))
+
+
+def _landings(
+    lane: Lane, chain: DeviceChain, targets: Sequence[PlacedTarget], rows: Rows
+) -> Ints:
+    """Where in an output each row is decoded to; 0 if it has to be scattered."""
+    landings = np.zeros(len(rows.part), np.int64)
+    alignment = landing_alignment(lane.device.decoder, chain.steps[-1])
+    if alignment:
+        for p, some in rows.by_part():
+            target = targets[p].target
+            found = target.landings(rows.position[:, some], chain.decoded_nbytes)
+            landings[some] = np.where(found % alignment, 0, found)
+    return landings
+
+
 def _add_arenas(
-    page: TablePage, lane: Lane, chain: DeviceChain, n_rows: int
+    page: TablePage, lane: Lane, chain: DeviceChain, landings: Ints
 ) -> list[int]:
-    """Offsets of the tables of where rows are decoded to, in both arenas."""
+    """Offsets of the tables of where rows are decoded to: both arenas, and at last."""
     largest = max((step.decoded_nbytes for step in chain.steps), default=0)
     pitch = -(-max(largest, 1) // _PITCH) * _PITCH
-    kinds = [step.kind for step in chain.steps]
-    second = StepKind.BLOSC in kinds or StepKind.SHUFFLE in kinds
-    places: list[int] = []
+    n_writes = sum(map(_n_writes, chain.steps))
+    n_rows = len(landings)
+    places: list[Ints] = []
     for k, arena in enumerate(lane.arenas):
-        nbytes = n_rows * pitch + PADDING_NBYTES if k == 0 or second else 0
-        start = arena.address(nbytes)
-        rows = start + pitch * np.arange(n_rows, dtype=np.int64)
-        places.append(page.add(rows.astype(np.uint64)))
-    return places
+        is_only_last = n_writes == 1
+        in_arena = landings == 0 if is_only_last else np.ones(n_rows, bool)
+        n_used = int(in_arena.sum()) if k < n_writes else 0
+        start = arena.address(n_used * pitch + PADDING_NBYTES if n_used else 0)
+        ordinal = np.cumsum(in_arena) - in_arena
+        places.append(start + pitch * ordinal)
+    last = places[(n_writes - 1) % 2]
+    landed = np.where(landings, landings, last)
+    return [page.add(table.astype(np.uint64)) for table in (*places, landed)]
+
+
+def _n_writes(step: Step) -> int:
+    """How often a step goes from one arena to the other."""
+    if step.kind is StepKind.CRC32C:
+        return 0
+    return 2 if step.kind is StepKind.BLOSC else 1
 
 
 def _lay_parts(
@@ -210,8 +275,10 @@ def _lay_parts(
     return parts
 
 
-def _scatter(lane: Lane, part: _Part, page: int, src: int, status: int) -> None:
-    """Launch one scatter; `src` and `status` are tables of all rows (0: no status)."""
+def _scatter(
+    lane: Lane, part: _Part, page: int, src: int, status: int, planes: int = 0
+) -> None:
+    """Launch one scatter; `src`, `status`, `planes` are tables of all rows, or 0."""
     scatter = part.target.target.scatter
     first = part.rows.start
     addresses = Addresses(
@@ -220,11 +287,13 @@ def _scatter(lane: Lane, part: _Part, page: int, src: int, status: int) -> None:
         part.target.target.out,
         src + 8 * first,
         status + 4 * first if status else 0,
+        planes + FAST_DIVISOR.itemsize * first if planes else 0,
     )
+    kernel = scatter.planes_kernel if planes else scatter.kernel
     parameter: Any = scatter.pack(part.batch, addresses)
-    n_blocks = part.batch.n_blocks(threads_of(scatter.kernel))
+    n_blocks = part.batch.n_blocks(threads_of(kernel))
     if n_blocks:
-        lane.device.launch(scatter.kernel, (n_blocks, 1), [parameter], lane.stream)
+        lane.device.launch(kernel, (n_blocks, 1), [parameter], lane.stream)
 
 
 def _settle_nothing(lane: Lane) -> None:

@@ -6,7 +6,7 @@ decodes it instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
@@ -15,10 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.devices.filters import ItemFilter, compile_filter
+from gpushard.devices.scatter_structs import FUSED_ITEMS, LIMIT
 from gpushard.errors import UnsupportedError
 from gpushard.layout import ArrayLayout, CodecSpec
 
 _CHECKSUM_NBYTES = 4
+
+_Filter = tuple[str, ItemFilter]
+"""A codec's name, and how it is undone."""
 
 
 class StepKind(Enum):
@@ -31,6 +36,7 @@ class StepKind(Enum):
     ZLIB = "zlib"
     BLOSC = "blosc"
     SHUFFLE = "shuffle"
+    FILTER = "filter"
 
 
 _STEP_OF_CODEC = {
@@ -47,6 +53,12 @@ _STEP_OF_CODEC = {
 }
 
 
+COMPRESSED = frozenset(
+    (StepKind.ZSTD, StepKind.LZ4, StepKind.GZIP, StepKind.ZLIB, StepKind.BLOSC)
+)
+"""Steps whose streams the vendor's decoder decodes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One codec undone.
@@ -60,12 +72,15 @@ class Step:
         of a compressor, where they differ.
     itemsize
         For `StepKind.SHUFFLE`, the size of an item.
+    items
+        For `StepKind.FILTER`, what its kernel is told.
     """
 
     kind: StepKind
     codec: str
     decoded_nbytes: int
     itemsize: int = 1
+    items: ItemFilter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +91,8 @@ class DeviceChain:
     ----------
     steps
         In decoding order.
+    encoded_nbytes
+        Size of an encoded inner chunk; None if a compressor decides it.
     decoded_nbytes
         Size of a decoded inner chunk.
     strides
@@ -87,10 +104,24 @@ class DeviceChain:
     """
 
     steps: tuple[Step, ...]
+    encoded_nbytes: int | None
     decoded_nbytes: int
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
     is_swapped: bool
+
+    @property
+    def fused_nbytes(self) -> int:
+        """Size of the items of a last byte shuffle that the scatter undoes; or 0."""
+        last = self.steps[-1] if self.steps else None
+        if last is None or self.dtype.itemsize not in FUSED_ITEMS:
+            return 0
+        is_shuffle = (
+            last.kind is StepKind.SHUFFLE
+            and last.itemsize == self.dtype.itemsize
+            and self.decoded_nbytes < LIMIT
+        )
+        return self.dtype.itemsize if is_shuffle or last.kind is StepKind.BLOSC else 0
 
     def stored_bytes(self, chunk: NDArray[Any]) -> NDArray[np.uint8]:
         """A decoded inner chunk as the device would have decoded it.
@@ -121,7 +152,7 @@ def host_chain(layout: ArrayLayout, chunk_shape: tuple[int, ...]) -> DeviceChain
     order = range(layout.ndim)
     strides = _strides(chunk_shape, order, dtype.itemsize)
     nbytes = prod(chunk_shape) * dtype.itemsize
-    return DeviceChain((), nbytes, strides, dtype, is_swapped=False)
+    return DeviceChain((), nbytes, nbytes, strides, dtype, is_swapped=False)
 
 
 def compile_device_chain(
@@ -146,28 +177,61 @@ def compile_device_chain(
         raise _not_for_a_device(chain.array_bytes)
     if dtype.hasobject or dtype.kind in "OT" or not dtype.itemsize:
         raise UnsupportedError(f"elements of {dtype}, whose size is not fixed")
-    order = _stored_order(layout.outer_order, chain.array_array)
+    n_items = prod(chunk_shape)
+    order, filters = _array_steps(layout, n_items)
     stored, is_swapped = _stored_dtype(chain.array_bytes, dtype)
-    nbytes = prod(chunk_shape) * dtype.itemsize
+    nbytes = n_items * dtype.itemsize
+    if filters:
+        nbytes = _filtered_nbytes(chain.array_bytes, *filters[-1])
+        stored, is_swapped = dtype, False
+    bytes_steps, encoded_nbytes = _bytes_steps(
+        chain.bytes_bytes, nbytes, dtype.itemsize
+    )
     return DeviceChain(
-        tuple(_steps(chain.bytes_bytes, nbytes, dtype.itemsize))[::-1],
-        nbytes,
+        (*reversed(bytes_steps), *(_filter_step(*f) for f in reversed(filters))),
+        encoded_nbytes,
+        n_items * dtype.itemsize,
         _strides(chunk_shape, order, dtype.itemsize),
         stored,
         is_swapped,
     )
 
 
-def _stored_order(
-    outer_order: Sequence[int], array_codecs: Sequence[CodecSpec]
-) -> tuple[int, ...]:
-    """Stored axis k is array axis ``order[k]``, all transposes folded."""
-    order = tuple(outer_order)
-    for spec in array_codecs:
-        if spec.name != "transpose":
-            raise _not_for_a_device(spec)
-        order = tuple(order[k] for k in spec.configuration["order"])
-    return order
+def _array_steps(
+    layout: ArrayLayout, n_items: int
+) -> tuple[tuple[int, ...], list[_Filter]]:
+    """Order of the stored axes, all transposes folded, and filters in encoding order.
+
+    Stored axis k is array axis ``order[k]``.
+    """
+    order = tuple(layout.outer_order)
+    dtype = layout.dtype
+    filters: list[_Filter] = []
+    for spec in layout.chain.array_array:
+        if spec.name == "transpose":
+            if any(items.is_positional for _, items in filters):
+                raise UnsupportedError(
+                    "a transpose behind a filter that goes by the order of elements",
+                    codec=spec.name,
+                )
+            order = tuple(order[k] for k in spec.configuration["order"])
+            continue
+        items = compile_filter(spec, dtype, n_items)
+        if items is not None:
+            filters.append((spec.name, items))
+            dtype = items.encoded
+    return order, filters
+
+
+def _filter_step(codec: str, items: ItemFilter) -> Step:
+    return Step(StepKind.FILTER, codec, items.decoded_nbytes, items=items)
+
+
+def _filtered_nbytes(spec: CodecSpec, codec: str, items: ItemFilter) -> int:
+    """Size of what the last filter encodes an inner chunk to."""
+    if spec.configuration.get("endian") == "big" and items.encoded.itemsize > 1:
+        raise UnsupportedError("a filter of items in the other byte order", codec=codec)
+    return items.encoded_nbytes
 
 
 def _strides(
@@ -193,8 +257,14 @@ def _stored_dtype(spec: CodecSpec, dtype: np.dtype[Any]) -> tuple[np.dtype[Any],
     return (dtype, False) if dtype.kind in "SV" else (dtype.newbyteorder(">"), False)
 
 
-def _steps(specs: Sequence[CodecSpec], nbytes: int, itemsize: int) -> Iterator[Step]:
-    """Steps in encoding order; `nbytes` is what the first codec was given."""
+def _bytes_steps(
+    specs: Sequence[CodecSpec], nbytes: int, itemsize: int
+) -> tuple[list[Step], int | None]:
+    """Steps in encoding order, and what `nbytes` bytes are encoded to if that is known.
+
+    `nbytes` is what the first codec was given.
+    """
+    steps: list[Step] = []
     size: int | None = nbytes
     for spec in specs:
         kind = _STEP_OF_CODEC.get(spec.name)
@@ -210,11 +280,12 @@ def _steps(specs: Sequence[CodecSpec], nbytes: int, itemsize: int) -> Iterator[S
             raise UnsupportedError(
                 "inner chunks that are not whole items", codec=spec.name
             )
-        yield step
+        steps.append(step)
         if kind is StepKind.CRC32C:
             size = None if size is None else size + _CHECKSUM_NBYTES
         elif kind is not StepKind.SHUFFLE:
             size = None
+    return steps, size
 
 
 def _itemsize(spec: CodecSpec, itemsize: int) -> int:

@@ -6,27 +6,42 @@ CuPy is imported here and nowhere else. Nothing waits for the whole device.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
-from functools import cached_property
-from pathlib import Path
+from contextlib import suppress
+from functools import cached_property, partial
+from importlib.util import find_spec
+from math import prod
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import DeviceBuffer, Event, Grid, Stream, StreamDecoder
+from gpushard.devices.base import (
+    DeviceBuffer,
+    Event,
+    Grid,
+    RowCopy,
+    Stream,
+    StreamDecoder,
+)
 from gpushard.devices.kernels import (
     KernelSource,
+    cache_directory,
+    keep_file,
     load_kernel_sources,
     nvrtc_options,
     threads_of,
 )
 from gpushard.devices.nvcomp import load_nvcomp
-from gpushard.errors import DeviceError, UnsupportedError
+from gpushard.devices.placement import RATES
+from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 
-_HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
+OLDEST_CAPABILITY = (7, 5)
+"""Oldest compute capability that the kernels are compiled for and nvCOMP 6 runs on."""
+
+_HOST_TO_DEVICE, _DEVICE_TO_HOST, _ON_DEVICE = 1, 2, 3
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY alike
 
 
 class CudaDevice:
@@ -40,7 +55,7 @@ class CudaDevice:
     Raises
     ------
     UnsupportedError
-        CuPy or nvCOMP is not installed, or there is no such device.
+        CuPy or nvCOMP is not installed, there is no such device, or it is too old.
     """
 
     def __init__(self, ordinal: int = 0) -> None:
@@ -69,10 +84,34 @@ class CudaDevice:
         self.ordinal = ordinal
         self.label = f"cuda:{ordinal}"
         self._device: Any = cupy.cuda.Device(ordinal)
+        if self._capability < OLDEST_CAPABILITY:
+            raise UnsupportedError(
+                f"{self.label} is of an architecture too old",
+                expected="compute capability {}.{} or later".format(*OLDEST_CAPABILITY),
+                got="{}.{}".format(*self._capability),
+            )
         self.decoder: StreamDecoder = load_nvcomp()
         self._streams: dict[int, Any] = {}
+        self._idle_streams: list[Stream] = []
         self._modules: dict[str, Any] = {}
         self._functions: dict[str, Any] = {}
+        self._broken_by = ""
+        self.rates = RATES
+
+    def check(self) -> None:
+        """Do nothing on a device that can be used.
+
+        Raises
+        ------
+        DeviceError
+            Its context is lost: every call of this process fails from then on.
+        """
+        if self._broken_by:
+            raise DeviceError(
+                f"{self.label} cannot be used any more, it failed before",
+                got=self._broken_by,
+                hint="start a new process",
+            )
 
     def free_nbytes(self) -> int:
         """Memory that is free on the device, in bytes."""
@@ -81,36 +120,28 @@ class CudaDevice:
             return int(free)
 
     def allocate(self, nbytes: int) -> DeviceBuffer:
-        """Memory from CuPy's current allocator.
-
-        Raises
-        ------
-        DeviceError
-            There is not so much.
-        """
-        try:
-            with self._device:
-                return _Buffer(self._cupy.cuda.alloc(nbytes), nbytes)
-        except self._cupy.cuda.memory.OutOfMemoryError as error:
-            raise DeviceError(
-                f"{self.label} is out of memory",
-                expected=f"{nbytes} bytes",
-                got=f"{self.free_nbytes()} bytes free",
-                hint="lower memory_limit, or read a smaller selection",
-            ) from error
+        """Memory from CuPy's current allocator; see `Device`."""
+        with self._device, self._failures():
+            return _Buffer(self._cupy.cuda.alloc(nbytes), nbytes)
 
     def allocate_pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        """Pinned host memory: uint8, shape (nbytes,)."""
-        with self._device:
+        """Pinned host memory: uint8, shape (nbytes,); see `Device`."""
+        with self._device, self._failures():
             memory = self._cupy.cuda.alloc_pinned_memory(nbytes)
         return np.frombuffer(memory, np.uint8, nbytes)
 
     def create_stream(self) -> Stream:
-        """A stream that does not wait for the default stream."""
-        with self._device:
+        """One that does not wait for the default stream: given back before, or new."""
+        with suppress(IndexError):  # two threads may look at the last one
+            return self._idle_streams.pop()
+        with self._device, self._failures():
             stream = self._cupy.cuda.Stream(non_blocking=True)
         self._streams[stream.ptr] = stream
         return int(stream.ptr)
+
+    def release_stream(self, stream: Stream) -> None:
+        """Take back a stream on which nothing is under way; another caller gets it."""
+        self._idle_streams.append(stream)
 
     def upload(self, address: int, data: NDArray[np.uint8], stream: Stream) -> None:
         """Copy pinned host memory to the device, on `stream`."""
@@ -119,6 +150,15 @@ class CudaDevice:
     def download(self, data: NDArray[np.uint8], address: int, stream: Stream) -> None:
         """Copy device memory to pinned host memory, on `stream`."""
         self._copy(data.ctypes.data, address, data.nbytes, _DEVICE_TO_HOST, stream)
+
+    def copy(self, address: int, source: int, nbytes: int, stream: Stream) -> None:
+        """Copy device memory at `source` to `address`, on `stream`."""
+        self._copy(address, source, nbytes, _ON_DEVICE, stream)
+
+    def copy_rows(self, rows: RowCopy, stream: Stream) -> None:
+        """Copy rows of device memory to other places there, on `stream`."""
+        with self._device, self._failures():
+            self._runtime.memcpy2DAsync(*rows, _ON_DEVICE, stream)
 
     def _copy(self, to: int, source: int, nbytes: int, kind: int, stream: int) -> None:
         with self._device, self._failures():
@@ -177,15 +217,26 @@ class CudaDevice:
         ------
         UnsupportedError
             CuPy has no such data type.
+        DeviceMemoryError
+            There is not so much memory.
         """
         try:
-            with self._device:
+            with self._device, self._failures():
                 return self._cupy.empty(shape, dtype)
         except (TypeError, ValueError) as error:
             raise UnsupportedError(
                 f"CuPy has no arrays of {dtype} ({error})",
                 hint="read with dtype= another type, or with device='cpu'",
             ) from error
+
+    def view(
+        self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any
+    ) -> Any:
+        """cupy.ndarray over memory of `owner`."""
+        nbytes = prod(shape) * dtype.itemsize
+        memory = self._cupy.cuda.UnownedMemory(address, nbytes, owner, self.ordinal)
+        pointer = self._cupy.cuda.MemoryPointer(memory, 0)
+        return self._cupy.ndarray(shape, dtype, pointer)
 
     def current_stream(self) -> Stream:
         """CuPy's current stream."""
@@ -204,7 +255,30 @@ class CudaDevice:
         return (
             self._runtime.CUDARuntimeError,
             self._cupy.cuda.driver.CUDADriverError,
+            self._cupy.cuda.memory.OutOfMemoryError,
         )
+
+    def failure(self, error: Exception) -> DeviceError:
+        """What one of `errors` is to the reader; notes whether the context is lost."""
+        memory: Any = self._cupy.cuda.memory
+        is_memory = getattr(error, "status", None) == _OUT_OF_MEMORY
+        if is_memory or isinstance(error, memory.OutOfMemoryError):
+            return DeviceMemoryError(
+                f"{self.label} has not enough memory ({error})",
+                hint="lower memory_limit, or read a smaller selection",
+            )
+        if not self._broken_by and self._is_broken():
+            self._broken_by = str(error)
+        hint = "start a new process" if self._broken_by else None
+        return DeviceError(f"{self.label} failed: {error}", hint=hint)
+
+    def _is_broken(self) -> bool:
+        """Whether calls fail that cannot: such an error stays for good."""
+        try:
+            self.free_nbytes()
+        except self._runtime.CUDARuntimeError:
+            return True
+        return False
 
     @cached_property
     def _capability(self) -> tuple[int, int]:
@@ -229,11 +303,11 @@ class CudaDevice:
         version = ".".join(map(str, nvrtc.getVersion()))
         major, minor = self._capability
         name = f"{source.digest}-sm{major}{minor}-nvrtc{version}.cubin"
-        kept = _cache_directory() / name
+        kept = cache_directory() / name
         if kept.is_file():
             return kept.read_bytes()
         cubin = self._compile(source)
-        _keep(kept, cubin)
+        keep_file(kept, cubin)
         return cubin
 
     def _compile(self, source: KernelSource) -> bytes:
@@ -281,24 +355,36 @@ class _Failures:
         _traceback: TracebackType | None,
     ) -> None:
         if isinstance(error, self._device.errors):
-            raise DeviceError(
-                f"{self._device.label} failed: {error}",
-                hint="the device may be unusable now: start a new process",
-            ) from error
+            raise self._device.failure(error) from error
 
 
-def _cache_directory() -> Path:
-    """Where compiled kernels are kept (XDG base directories)."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "gpushard" / "kernels"
-
-
-def _keep(path: Path, content: bytes) -> None:
-    """Write a file that others may be writing too; a full disk is no error."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+def cuda_facts() -> dict[str, str]:
+    """Driver, runtime and GPUs as CuPy sees them, or why it sees none."""
+    if find_spec("cupy") is None:
+        return {"driver": "unknown without CuPy"}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
+        import cupy  # pyright: ignore[reportMissingImports]  only where a GPU is
+
+        runtime: Any = cupy.cuda.runtime
+        return {
+            "driver": _version_text(runtime.driverGetVersion()),
+            "runtime": _version_text(runtime.runtimeGetVersion()),
+            **dict(
+                map(partial(_device_fact, runtime), range(runtime.getDeviceCount()))
+            ),
+        }
+    except Exception as error:  # noqa: BLE001 - a diagnosis tells of any failure
+        return {"driver": f"none that works ({error})"}
+
+
+def _device_fact(runtime: Any, ordinal: int) -> tuple[str, str]:
+    properties: Any = runtime.getDeviceProperties(ordinal)
+    capability = f"{properties['major']}.{properties['minor']}"
+    nbytes = properties["totalGlobalMem"]
+    name = properties["name"].decode()
+    return f"cuda:{ordinal}", f"{name}, sm {capability}, {nbytes:,} bytes"
+
+
+def _version_text(number: int) -> str:
+    """12080 is 12.8."""
+    return f"{number // 1000}.{number % 1000 // 10}"

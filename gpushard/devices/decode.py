@@ -13,36 +13,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import Grid
+from gpushard.devices.base import Grid, StreamDecoder
 from gpushard.devices.chain import Step, StepKind
+from gpushard.devices.filters import FilterRows, ItemFilter
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.lane import Lane
 from gpushard.devices.nvcomp import StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm
-from gpushard.devices.slabs import TablePage
+from gpushard.devices.row_tables import (
+    DUMMIES,
+    DUMMY_CAPACITY,
+    STREAM_TABLES_NBYTES,
+    TOTALS_NBYTES,
+    Columns,
+    RowTables,
+)
+from gpushard.devices.scatter_structs import FAST_DIVISOR
 from gpushard.devices.structs import (
     BLOSC_ROWS,
     BLOSC_STREAMS,
     GATE,
     UNFILTER,
-    VERDICT_NBYTES,
     StreamClass,
 )
+from gpushard.devices.trailers import pack_trailers, verifier_of
 from gpushard.options import KIB
-
-# Streams that decode to one byte: what a decoder is given instead of a refused one.
-# zstd: RFC 8878 3.1.1, one raw block; LZ4 block: one literal; deflate: RFC 1951 3.2.4,
-# one stored block; gzip: RFC 1952 2.3 around it.
-_STORED = bytes.fromhex("010100feff00")
-_DUMMIES = {
-    Algorithm.ZSTD: bytes.fromhex("28b52ffd200109000000"),
-    Algorithm.LZ4: bytes.fromhex("1000"),
-    Algorithm.DEFLATE: _STORED,
-    Algorithm.GZIP: bytes.fromhex("1f8b08000000000000ff")
-    + _STORED
-    + bytes.fromhex("8def02d201000000"),
-}
-_DUMMY_CAPACITY = 256
 
 _GATES = {
     StepKind.ZSTD: ("gs_gate_zstd", Algorithm.ZSTD),
@@ -56,7 +51,10 @@ _ALGORITHM_OF_CLASS = {
     StreamClass.ZLIB: Algorithm.DEFLATE,
     StreamClass.ZSTD: Algorithm.ZSTD,
 }
-_TOTALS_NBYTES = 3 * len(StreamClass) * 8
+# A realigned stream takes this more than a row has, at the most: in place of a row of
+# no bytes lies the dummy, with what follows it, at a multiple of 4.
+_REALIGNED_NBYTES = 16
+_UNFILTERS = ("gs_unshuffle", "gs_bitunshuffle")
 # Kernels loop over what is left; this many blocks fill any device several times over.
 _MAX_BLOCKS = 1 << 16
 _WARP = 32
@@ -64,68 +62,13 @@ _WARP = 32
 _PIECE_NBYTES, _MAX_PIECES = 16 * KIB, 64
 
 
-@dataclass(frozen=True, slots=True)
-class RowTables:
-    """Where the tables of a batch lie on its page.
-
-    Attributes
-    ----------
-    src, src_nbytes
-        uint64, one a row: the encoded bytes.
-    sizes
-        uint64, one a row, per step: what every row has after it.
-    filters
-        For each `StepKind.SHUFFLE`, by its number: filter, item size and block size of
-        each row, uint32.
-    arenas
-        uint64, one a row, for each of the two arenas: where a row is decoded to.
-    dummies, dummy_dst
-        The streams in `_DUMMIES` one after the other, and room for what they decode to.
-    verdict, status
-        What became of the batch: 64 bytes, then uint32, one a row.
-    """
-
-    n_rows: int
-    src: int
-    src_nbytes: int
-    sizes: tuple[int, ...]
-    filters: dict[int, tuple[int, int, int]]
-    arenas: tuple[int, int]
-    dummies: dict[Algorithm, int]
-    dummy_dst: int
-    verdict: int
-    status: int
-    scratch: int
-
-
-def reserve_scratch(page: TablePage, n_rows: int) -> int:
-    """Offset of what the steps of a batch write beside the status."""
-    return page.reserve(_SCRATCH_NBYTES_PER_ROW * n_rows + 16 * _N_SCRATCH_COLUMNS)
-
-
-_N_SCRATCH_COLUMNS = 16
-# Stream tables and results (4 * 8 + 8 + 4), then Blosc's (3 * 4 + 2 * 4 * 5).
-_SCRATCH_NBYTES_PER_ROW = 44 + 52
-
-
-class _Columns:
-    """Columns cut from a piece of memory, one after the other, 16-byte aligned."""
-
-    def __init__(self, address: int) -> None:
-        self._next = address
-
-    def take(self, nbytes: int) -> int:
-        address = self._next
-        self._next += -(-nbytes // 16) * 16
-        return address
-
-
 @dataclass(slots=True)
 class Decoder:
     """Enqueues the steps of one batch on its lane.
 
     `src` and `src_nbytes` are tables of what the next step is given; `arena` is the
-    arena that they point into, if any.
+    arena that they point into, if any. `planes` is a table of what the scatter has to
+    unshuffle, if it has to.
     """
 
     lane: Lane
@@ -134,6 +77,7 @@ class Decoder:
     src: int
     src_nbytes: int
     arena: int = -1
+    planes: int = 0
 
     def run(self, step: Step, index: int) -> None:
         """Enqueue one step, the `index`-th of the chain."""
@@ -147,15 +91,32 @@ class Decoder:
                 _u4(self.tables.n_rows),
             )
             return
+        is_last = index == len(self.tables.sizes) - 1
         if step.kind is StepKind.BLOSC:
-            self._blosc(step)
-        elif step.kind is StepKind.SHUFFLE:
-            dst = self._next_arena()
-            self._unfilter("gs_unshuffle", dst, self.tables.filters[index], step)
-            self.src = dst
+            self._blosc(step, is_last=is_last)
+        elif step.items is not None:
+            self._undo_filter(step.items)
+        elif step.kind is not StepKind.SHUFFLE:
+            self._decompress(step, self._next_arena(is_last=is_last))
+        elif is_last and self.tables.planes:
+            self.planes = self.tables.planes
         else:
-            self._decompress(step)
+            dst = self._next_arena(is_last=is_last)
+            filters = self.tables.filters[index]
+            self._unfilter("gs_unshuffle", self.src, dst, filters, step)
+            self.src = dst
         self.src_nbytes = self.tables.sizes[index]
+
+    def _undo_filter(self, items: ItemFilter) -> None:
+        """Undo a filter of numcodecs."""
+        dst, n_rows = self._next_arena(), self.tables.n_rows
+        rows = FilterRows(self.src, self.src_nbytes, dst, self.tables.status, n_rows)
+        if items.kernel == "gs_delta_float":  # a thread a row: sums have an order
+            self._launch_over(items.kernel, n_rows, items.pack(rows))
+        else:
+            n_pieces = 1 if items.is_sum else _pieces(items.decoded_nbytes)
+            self._launch(items.kernel, (n_rows, n_pieces), items.pack(rows))
+        self.src = dst
 
     def judge(self) -> None:
         """Enqueue the verdict: how many rows are refused, and which is the first."""
@@ -171,18 +132,17 @@ class Decoder:
         n_blocks = -(-n_threads // threads_of(kernel))
         self._launch(kernel, (n_blocks, 1), *parameters)
 
-    def _next_arena(self) -> int:
+    def _next_arena(self, *, is_last: bool = False) -> int:
         """Table of where rows are decoded to; they come from the other arena."""
         self.arena = 1 if self.arena == 0 else 0
-        return self.tables.arenas[self.arena]
+        return self.tables.landings if is_last else self.tables.arenas[self.arena]
 
-    def _decompress(self, step: Step) -> None:
+    def _decompress(self, step: Step, dst: int) -> None:
         """One stream a row: gate, decoder, fold."""
         gate, algorithm = _GATES[step.kind]
         tables, n_rows = self.tables, self.tables.n_rows
-        columns = _Columns(tables.scratch)
+        columns = Columns(tables.scratch)
         streams = [columns.take(8 * n_rows) for _ in range(4)]
-        dst = self._next_arena()
         record = np.zeros((), GATE)
         record["src"], record["src_nbytes"] = self.src, self.src_nbytes
         record["dst"], record["status"] = dst, tables.status
@@ -190,15 +150,15 @@ class Decoder:
         record["stream_dst"], record["stream_capacity"] = streams[2], streams[3]
         record["decoded_nbytes"] = step.decoded_nbytes
         record["dummy_src"] = tables.dummies[algorithm]
-        record["dummy_nbytes"] = len(_DUMMIES[algorithm])
+        record["dummy_nbytes"] = len(DUMMIES[algorithm])
         record["dummy_dst"] = tables.dummy_dst
-        record["dummy_capacity"] = _DUMMY_CAPACITY
+        record["dummy_capacity"] = DUMMY_CAPACITY
         record["n_rows"], record["accept_unsized"] = n_rows, self.accept_unsized
         self._launch_over(gate, n_rows, record[()])
         if algorithm is Algorithm.DEFLATE:
-            nbytes = self.lane.encoded_nbytes + 4 * n_rows
+            nbytes = self.lane.encoded_nbytes + _REALIGNED_NBYTES * n_rows
             self._realign(streams[0], streams[1], n_rows, nbytes)
-        largest = max(step.decoded_nbytes, _DUMMY_CAPACITY)
+        largest = max(step.decoded_nbytes, DUMMY_CAPACITY)
         self._decode_streams(algorithm, streams, n_rows, largest, n_rows * largest, 0)
         self.src = dst
 
@@ -229,7 +189,7 @@ class Decoder:
         decoder = lane.device.decoder
         temp_nbytes = decoder.temp_nbytes(algorithm, n_streams, largest, total)
         room = lane.temp.address(temp_nbytes + 12 * n_streams + 32)
-        columns = _Columns(room)
+        columns = Columns(room)
         actual = columns.take(8 * n_streams)
         decoder_status = columns.take(4 * n_streams)
         temp = columns.take(temp_nbytes)
@@ -248,12 +208,16 @@ class Decoder:
             _u8(self.tables.status),
             _u4(n_streams),
         )
+        verifier = verifier_of(algorithm, is_in_blosc=row_of_stream != 0)
+        if verifier:
+            record = pack_trailers(tables, row_of_stream, self.tables.status)
+            self._launch(verifier, (n_streams, 1), record)
 
     def _unfilter(
-        self, kernel: str, dst: int, filters: Sequence[int], step: Step
+        self, kernel: str, src: int, dst: int, filters: Sequence[int], step: Step
     ) -> None:
         record = np.zeros((), UNFILTER)
-        record["src"], record["dst"] = self.src, dst
+        record["src"], record["dst"] = src, dst
         record["status"] = self.tables.status
         record["filter"], record["typesize"], record["block_nbytes"] = filters
         record["decoded_nbytes"] = step.decoded_nbytes
@@ -261,52 +225,58 @@ class Decoder:
         grid = self.tables.n_rows, _pieces(step.decoded_nbytes)
         self._launch(kernel, grid, record[()])
 
-    def _blosc(self, step: Step) -> None:
+    def _blosc(self, step: Step, *, is_last: bool) -> None:
         """Many streams a row: count, tables, decoders, fold, unfilter."""
         tables, n_rows, lane = self.tables, self.tables.n_rows, self.lane
-        columns = _Columns(tables.scratch)
+        staging, dst = self._next_arena(), self._next_arena(is_last=is_last)
+        columns = Columns(tables.scratch + STREAM_TABLES_NBYTES * n_rows)
+        planes = columns.take(FAST_DIVISOR.itemsize * n_rows)
+        stage, following = columns.take(8 * n_rows), columns.take(8 * n_rows)
         filters = [columns.take(4 * n_rows) for _ in range(3)]
         count = columns.take(4 * len(StreamClass) * n_rows)
         first = columns.take(4 * len(StreamClass) * n_rows)
-        totals = tables.verdict - _TOTALS_NBYTES - 8
+        totals = tables.verdict - TOTALS_NBYTES - 8
         rows = np.zeros((), BLOSC_ROWS)
         rows["src"], rows["src_nbytes"] = self.src, self.src_nbytes
         rows["status"] = tables.status
         rows["filter"], rows["typesize"], rows["block_nbytes"] = filters
         rows["count"], rows["totals"] = count, totals
+        rows["staging"], rows["decoded"] = staging, dst
+        rows["stage"], rows["next"] = stage, following
+        if is_last and tables.fused_nbytes:
+            rows["planes"], rows["fused_typesize"] = planes, tables.fused_nbytes
+            self.planes = planes
         rows["decoded_nbytes"], rows["n_rows"] = step.decoded_nbytes, n_rows
         rows["accept_unsized"] = self.accept_unsized
         self._launch_over("gs_blosc_count", _WARP * n_rows, rows[()])
         n_counts = _u4(len(StreamClass) * n_rows)
         self._launch("gs_scan", (1, 1), _u8(count), _u8(first), n_counts)
-        host = lane.totals_host.view(_TOTALS_NBYTES)
+        host = lane.totals_host.view(TOTALS_NBYTES)
         lane.device.download(host, totals, lane.stream)
         lane.device.wait(lane.device.record(lane.stream))
-        totals_of = host.view(np.uint64).reshape(3, -1).astype(np.int64)
-        staging = self._next_arena()
-        self._blosc_streams(rows, first, staging, list(totals_of))
-        self.src = staging
-        dst = self._next_arena()
-        self._unfilter("gs_unshuffle", dst, filters, step)
-        self._unfilter("gs_bitunshuffle", dst, filters, step)
-        self.src = dst
+        found = host.view(np.uint64).astype(np.int64)
+        self._blosc_streams(rows, first, stage, list(found[:-2].reshape(3, -1)))
+        for kernel, n_shuffled in zip(_UNFILTERS, found[-2:].tolist(), strict=True):
+            if n_shuffled:
+                self._unfilter(kernel, staging, dst, filters, step)
+        self.src = following
 
     def _blosc_streams(
         self,
         rows: NDArray[Any],
         first: int,
-        staging: int,
+        stage: int,
         totals: Sequence[NDArray[np.int64]],
     ) -> None:
         n_streams, decoded, largest = totals
         n_all = int(n_streams.sum())
         if not n_all:
             return
-        columns = _Columns(self.lane.streams.address(36 * n_all + 16 * 8))
+        columns = Columns(self.lane.streams.address(36 * n_all + 16 * 8))
         tables = [columns.take(8 * n_all) for _ in range(4)]
         row_of_stream = columns.take(4 * n_all)
         record = np.zeros((), BLOSC_STREAMS)
-        record["first"], record["dst"] = first, staging
+        record["first"], record["dst"] = first, stage
         names = ("stream_src", "stream_nbytes", "stream_dst", "stream_capacity")
         for name, table in zip(names, tables, strict=True):
             record[name] = table
@@ -324,7 +294,7 @@ class Decoder:
             elif n:
                 algorithm = _ALGORITHM_OF_CLASS[kind]
                 if algorithm is Algorithm.DEFLATE:
-                    room = self.lane.encoded_nbytes + 4 * n
+                    room = self.lane.encoded_nbytes + _REALIGNED_NBYTES * n
                     self._realign(mine[0], mine[1], n, room)
                 self._decode_streams(
                     algorithm,
@@ -337,29 +307,18 @@ class Decoder:
             begin += n
 
 
-def add_dummies(page: TablePage) -> dict[Algorithm, int]:
-    """Offsets of the dummy streams on a page."""
-    return {
-        algorithm: page.add(np.frombuffer(stream, np.uint8))
-        for algorithm, stream in _DUMMIES.items()
-    }
+def landing_alignment(decoder: StreamDecoder, step: Step) -> int:
+    """What addresses in the output must be a multiple of for `step` to decode there.
 
-
-def reserve_results(page: TablePage, n_rows: int) -> tuple[int, int]:
-    """Offset and size of what is cleared before a batch: totals, verdict, statuses."""
-    nbytes = _TOTALS_NBYTES + 8 + VERDICT_NBYTES + 4 * n_rows
-    return page.reserve(nbytes), nbytes
-
-
-def results_at(address: int) -> tuple[int, int]:
-    """Addresses of the verdict and of the statuses in the results at `address`."""
-    verdict = address + _TOTALS_NBYTES + 8
-    return verdict, verdict + VERDICT_NBYTES
-
-
-def reserve_dummy_room(page: TablePage) -> int:
-    """Offset of the room that dummy streams are decoded to."""
-    return page.reserve(_DUMMY_CAPACITY)
+    0 if it decodes nowhere but into an arena.
+    """
+    if step.kind is StepKind.BLOSC:
+        # Streams of a frame begin at any byte of a row.
+        needed = {decoder.alignments(a).output for a in _ALGORITHM_OF_CLASS.values()}
+        return 1 if needed == {1} else 0
+    if step.kind in _GATES:
+        return decoder.alignments(_GATES[step.kind][1]).output
+    return 0
 
 
 def _pieces(nbytes: int) -> int:

@@ -1,13 +1,35 @@
-"""The device that a user names."""
+"""The device that a user names, or the one that is there."""
 
 from __future__ import annotations
 
+import os
+import sys
+from functools import cache
+from importlib.util import find_spec
+from typing import NamedTuple
+
 from gpushard.devices.base import Device
-from gpushard.errors import UnsupportedError
+from gpushard.errors import DeviceError, UnsupportedError
 
 
-def find_device(device: str | Device) -> Device | None:
-    """Device that a request for `device` gives; None is the host.
+class Found(NamedTuple):
+    """A device, or why there is none to use.
+
+    Attributes
+    ----------
+    device
+        None is the host.
+    why
+        What ``device="auto"`` went by: the reason for the host, in words, or "" where
+        nobody had to choose.
+    """
+
+    device: Device | None
+    why: str = ""
+
+
+def find_device(device: str | Device) -> Found:
+    """Device that a request for `device` gives.
 
     Raises
     ------
@@ -15,9 +37,11 @@ def find_device(device: str | Device) -> Device | None:
         It is not there, or what drives it is not installed.
     """
     if not isinstance(device, str):
-        return device
-    if device in ("auto", "cpu"):
-        return None
+        return Found(device)
+    if device == "cpu":
+        return Found(None)
+    if device == "auto":
+        return _usable_gpu(os.getpid())
     kind, _, ordinal = device.partition(":")
     if kind != "cuda" or not (ordinal or "0").isdecimal():
         raise UnsupportedError(
@@ -25,6 +49,26 @@ def find_device(device: str | Device) -> Device | None:
             expected="'auto', 'cpu', 'cuda' or 'cuda:N'",
             got=repr(device),
         )
+    return Found(_cuda_device(os.getpid(), int(ordinal or 0)))
+
+
+@cache
+def _usable_gpu(process: int) -> Found:
+    """First CUDA device, if all that it takes is there; asked once a process."""
+    if sys.platform != "linux":
+        return Found(None, "no GPU is used: that takes Linux")
+    if find_spec("cupy") is None:
+        return Found(None, "no GPU is used: CuPy is not installed")
+    try:
+        return Found(_cuda_device(process, 0))
+    except (UnsupportedError, DeviceError) as error:
+        return Found(None, f"no GPU is used: {str(error).rstrip('.')}")
+
+
+@cache
+def _cuda_device(process: int, ordinal: int) -> Device:
+    """One device object a GPU and process: what is broken is so for all arrays."""
+    del process  # a fork has its own
     from gpushard.devices.cuda import CudaDevice
 
-    return CudaDevice(int(ordinal or 0))
+    return CudaDevice(ordinal)

@@ -5,6 +5,7 @@ Pure: the sources are found, parsed and hashed here; a device compiles them.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -170,3 +171,20 @@ def _digest(name: str, text: str, headers: Mapping[str, str]) -> str:
 def threads_of(kernel: str) -> int:
     """Threads in a block that `kernel` is written for."""
     return load_kernel_sources()[kernel].threads[kernel]
+
+
+def cache_directory() -> Path:
+    """Where compiled kernels are kept (XDG base directories)."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "gpushard" / "kernels"
+
+
+def keep_file(path: Path, content: bytes) -> None:
+    """Write a file that others may be writing too; a full disk is no error."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)

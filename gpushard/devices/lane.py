@@ -18,6 +18,9 @@ from gpushard.devices.structs import VERDICT_NBYTES
 
 # Kernels and decoders may look a few bytes past either end of what they are given.
 PADDING_NBYTES = 64
+# What GPUDirect Storage reads in: pages of a file to pages of memory (cuFile).
+PAGE_NBYTES = 4096
+LANDED_ROOM_NBYTES = PAGE_NBYTES + 2 * PADDING_NBYTES
 
 
 @dataclass
@@ -42,9 +45,18 @@ class Pending:
 
 @dataclass
 class Lane:
-    """One stream of a device and its memory."""
+    """One stream of a device and its memory.
+
+    Attributes
+    ----------
+    most_nbytes
+        Encoded bytes of a batch, as a rule.
+    encoded_nbytes
+        Encoded bytes of the batch in hand, those that rows share counted for each.
+    """
 
     device: Device
+    most_nbytes: int
     stream: int = field(init=False)
     pending: Pending | None = field(init=False, default=None)
     encoded_nbytes: int = field(init=False, default=0)
@@ -53,7 +65,9 @@ class Lane:
         device = self.device
         self.stream = device.create_stream()
         self.encoded_host = PinnedSlab(device)
-        self.encoded = Slab(device)
+        self.encoded = Slab(device, self.most_nbytes + 2 * PADDING_NBYTES)
+        self.landed = Slab(device, self.most_nbytes + LANDED_ROOM_NBYTES)
+        self.returned_host = PinnedSlab(device)
         self.arenas = (Slab(device), Slab(device))
         self.realigned = Slab(device)
         self.streams = Slab(device)
@@ -70,6 +84,46 @@ class Lane:
         self.page_host = PinnedSlab(device)
         self.verdict_host = PinnedSlab(device)
         self.totals_host = PinnedSlab(device)
+        self._pinned = (
+            self.encoded_host,
+            self.page_host,
+            self.verdict_host,
+            self.totals_host,
+        )
+
+    def retire_all(self) -> None:
+        """`retire` until nothing is under way: settling a batch may enqueue another.
+
+        Raises
+        ------
+        GpushardError
+            As `retire`.
+        """
+        while self.pending is not None:
+            self.retire()
+
+    def drain(self) -> None:
+        """Wait for all that is under way, and look at none of it.
+
+        Raises
+        ------
+        DeviceError
+            Work on the device failed.
+        """
+        self.pending = None
+        self.device.wait(self.device.record(self.stream))
+
+    def release(self) -> None:
+        """Wait for all that is under way, and give the memory back.
+
+        Raises
+        ------
+        DeviceError
+            Work on the device failed.
+        """
+        self.drain()
+        for slab in (*self._slabs, *self._pinned):
+            slab.release()
 
     def retire(self) -> None:
         """Wait for the batch under way, and settle the rows that the device refused.
@@ -93,15 +147,32 @@ class Lane:
     def upload_bytes(self, pieces: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]:
         """Device address of each piece, copied side by side; uint64, shape (n,)."""
         sizes = np.array([len(piece) for piece in pieces], np.int64)
-        places = PADDING_NBYTES + np.cumsum(-(-sizes // 16) * 16) - -(-sizes // 16) * 16
-        nbytes = int(places[-1] + sizes[-1]) + PADDING_NBYTES
-        self.encoded_nbytes = nbytes
-        host = self.encoded_host.view(nbytes)
+        places = np.cumsum(-(-sizes // 16) * 16) - -(-sizes // 16) * 16
+        host = self.encoded_host.view(int(places[-1] + sizes[-1]))
         for piece, place in zip(pieces, places.tolist(), strict=True):
             host[place : place + len(piece)] = piece
-        address = self.encoded.address(nbytes)
-        self.device.upload(address, host, self.stream)
-        return (places + address).astype(np.uint64)
+        return (places + self.upload(host)).astype(np.uint64)
+
+    def upload(self, data: NDArray[np.uint8]) -> int:
+        """Device address that pinned memory is copied to; no batch may be under way."""
+        nbytes = len(data) + 2 * PADDING_NBYTES
+        address = self.encoded.address_anew(nbytes) + PADDING_NBYTES
+        if len(data):
+            self.device.upload(address, data, self.stream)
+        return address
+
+    def landing_address(self, nbytes: int) -> int:
+        """Device memory to read files into, on a page; no batch may be under way."""
+        address = self.landed.address_anew(nbytes + LANDED_ROOM_NBYTES)
+        return -(-(address + PADDING_NBYTES) // PAGE_NBYTES) * PAGE_NBYTES
+
+    def read_back(self, address: int, nbytes: int) -> NDArray[np.uint8]:
+        """Bytes at `address` once all that is queued is done; until the next call."""
+        host = self.returned_host.view(nbytes)
+        if nbytes:
+            self.device.download(host, address, self.stream)
+            self.device.wait(self.device.record(self.stream))
+        return host
 
     def place_page(self, page: TablePage) -> int:
         """Address of a page on the device, its content on the way there."""

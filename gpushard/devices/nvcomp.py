@@ -1,4 +1,4 @@
-"""NVIDIA's nvCOMP 6, bound through its C batch API: many streams decoded in one call.
+"""NVIDIA's nvCOMP 6, bound through its C batch API: many streams in one call.
 
 All addresses are plain integers. Tables lie in device memory, one entry a stream, and
 no call waits for the device. The library needs no driver to be loaded, to tell its
@@ -20,6 +20,7 @@ from gpushard.devices.nvcomp_abi import (
     MAJOR,
     Algorithm,
     AlignmentRequirements,
+    CompressOptions,
     Crc32KernelConf,
     Crc32Options,
     DecompressOptions,
@@ -111,13 +112,17 @@ class Nvcomp:
 
     def alignments(self, algorithm: Algorithm) -> Alignments:
         """Alignments that `algorithm` asks for."""
+        name = "DecompressGetRequiredAlignments"
+        return self._alignments(algorithm, name, DecompressOptions())
+
+    def encoding_alignments(self, algorithm: Algorithm) -> Alignments:
+        """Alignments that encoding with `algorithm` asks for."""
+        name = "CompressGetRequiredAlignments"
+        return self._alignments(algorithm, name, CompressOptions.defaults(algorithm))
+
+    def _alignments(self, algorithm: Algorithm, name: str, options: Any) -> Alignments:
         found = AlignmentRequirements()
-        self._call(
-            algorithm,
-            "DecompressGetRequiredAlignments",
-            DecompressOptions(),
-            ctypes.byref(found),
-        )
+        self._call(algorithm, name, options, ctypes.byref(found))
         return Alignments(found.input, found.output, found.temp)
 
     def temp_nbytes(
@@ -197,6 +202,49 @@ class Nvcomp:
             DecompressOptions(),
             tables.statuses,
             stream,
+        )
+
+    def encoded_limit(self, algorithm: Algorithm, nbytes: int) -> int:
+        """Most bytes that `nbytes` bytes are encoded in: the room for a stream."""
+        found = ctypes.c_size_t()
+        options = CompressOptions.defaults(algorithm)
+        name = "CompressGetMaxOutputChunkSize"
+        self._call(algorithm, name, nbytes, options, ctypes.byref(found))
+        return found.value
+
+    def encoding_temp_nbytes(
+        self, algorithm: Algorithm, count: int, max_nbytes: int
+    ) -> int:
+        """Scratch for encoding `count` streams of `max_nbytes` decoded bytes each.
+
+        Needs a device for some algorithms.
+        """
+        found = ctypes.c_size_t()
+        options, total = CompressOptions.defaults(algorithm), count * max_nbytes
+        numbers = count, max_nbytes, options, ctypes.byref(found), total, None
+        self._call(algorithm, "CompressGetTempSize", *numbers)
+        return found.value
+
+    def compress_async(
+        self,
+        algorithm: Algorithm,
+        tables: StreamTables,
+        max_nbytes: int,
+        temp: int,
+        temp_nbytes: int,
+        stream: int,
+    ) -> None:
+        """Enqueue the encoding of a batch on `stream`; as `decompress_async`.
+
+        `src` and `src_nbytes` of the tables are decoded bytes, `max_nbytes` at most;
+        `actual_nbytes` gets the sizes of the streams, and `capacity` is not looked at.
+        """
+        self._call(
+            algorithm,
+            "CompressAsync",
+            *(tables.src, tables.src_nbytes, max_nbytes, tables.count),
+            *(temp, temp_nbytes, tables.dst, tables.actual_nbytes),
+            *(CompressOptions.defaults(algorithm), tables.statuses, stream),
         )
 
     def crc32c_conf(self, count: int, max_nbytes: int, stream: int) -> Crc32KernelConf:

@@ -35,6 +35,24 @@ class Algorithm(Enum):
         narrow = self in (Algorithm.ZSTD, Algorithm.SNAPPY)
         return 2**31 - 1 if narrow else 2**32 - 1
 
+    @property
+    def max_encodable_nbytes(self) -> int:
+        """Most bytes to encode as one stream.
+
+        Where a header says two things (a ``CompressionMaxAllowedChunkSize``, and less
+        where ``CompressAsync`` is described), the smaller.
+        """
+        return _MAX_ENCODABLE_NBYTES[self]
+
+
+_MAX_ENCODABLE_NBYTES = {
+    Algorithm.ZSTD: 2**24,
+    Algorithm.LZ4: 2**24,
+    Algorithm.SNAPPY: 0,
+    Algorithm.DEFLATE: 2**16,
+    Algorithm.GZIP: 2**31 - 1,
+}
+
 
 class NvcompStatus(IntEnum):
     """``nvcompStatus_t``."""
@@ -77,6 +95,24 @@ class DecompressOptions(ctypes.Structure):
         ("backend", ctypes.c_int32),
         ("others", ctypes.c_uint8 * 60),
     )
+
+
+class CompressOptions(ctypes.Structure):
+    """``nvcompBatched*CompressOpts_t``: 64 bytes.
+
+    The first field is the algorithm of Deflate and Gzip (1 is their default), a data
+    type for LZ4 (0 is bytes) and reserved for Zstd.
+    """
+
+    _fields_: ClassVar[Any] = (
+        ("algorithm", ctypes.c_int32),
+        ("others", ctypes.c_uint8 * 60),
+    )
+
+    @classmethod
+    def defaults(cls, algorithm: Algorithm) -> CompressOptions:
+        """The vendor's defaults for `algorithm`."""
+        return cls(algorithm in (Algorithm.DEFLATE, Algorithm.GZIP))
 
 
 class Crc32Spec(ctypes.Structure):
@@ -149,6 +185,18 @@ _SIGNATURES = {
         *(DecompressOptions, _ADDRESS, _ADDRESS),
     ),
 }
+_COMPRESS_SIGNATURES = {
+    "CompressGetRequiredAlignments": (CompressOptions, _ADDRESS),
+    "CompressGetTempSize": (
+        *(_SIZE, _SIZE, CompressOptions),
+        *(_ADDRESS, _SIZE, _ADDRESS),
+    ),
+    "CompressGetMaxOutputChunkSize": (_SIZE, CompressOptions, _ADDRESS),
+    "CompressAsync": (
+        *(_ADDRESS, _ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE),
+        *(_ADDRESS, _ADDRESS, CompressOptions, _ADDRESS, _ADDRESS),
+    ),
+}
 _CRC32_SIGNATURES = {
     "nvcompBatchedCRC32Async": (
         *(_ADDRESS, _ADDRESS, _SIZE, _ADDRESS),
@@ -165,6 +213,9 @@ def bound_symbols() -> Iterator[tuple[str, tuple[Any, ...]]]:
     for algorithm in Algorithm:
         for name, arguments in _SIGNATURES.items():
             yield symbol_of(algorithm, name), arguments
+        if algorithm.max_encodable_nbytes:
+            for name, arguments in _COMPRESS_SIGNATURES.items():
+                yield symbol_of(algorithm, name), arguments
     yield from _CRC32_SIGNATURES.items()
 
 

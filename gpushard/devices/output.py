@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gpushard.devices.scatter_transfer import Affine
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceOutput:
@@ -20,9 +22,12 @@ class DeviceOutput:
         Elements along each axis, and bytes between neighbours, of any sign.
     dtype
         Data type of the elements.
+    affine
+        Applied to numbers on their way there.
     """
 
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
+    affine: Affine | None = None

@@ -8,19 +8,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.damage import ENDS_READ, Damage
 from gpushard.devices.base import Device, Event
-from gpushard.devices.chain import DeviceChain, compile_device_chain, host_chain
+from gpushard.devices.chain import (
+    COMPRESSED,
+    DeviceChain,
+    Step,
+    compile_device_chain,
+    host_chain,
+)
 from gpushard.devices.output import DeviceOutput
+from gpushard.devices.scatter_transfer import Affine, plan_transfer
 from gpushard.devices.sink import DeviceSink
 from gpushard.devices.target import DeviceTarget
-from gpushard.errors import UnsupportedError
+from gpushard.errors import DeviceMemoryError, UnsupportedError
 from gpushard.job import Job
+from gpushard.options import MIB
 from gpushard.place import HostSink
-from gpushard.plan import plan_read
+from gpushard.plan import ReadPlan, plan_read
 from gpushard.read import execute
 from gpushard.report import CodecPlacement, Tally
 from gpushard.selection import Selection
 from gpushard.source import Source
+
+# Results of the host go through so much pinned memory at a time.
+_PIECE_NBYTES = 8 * MIB
 
 
 def choose_chain(source: Source) -> tuple[DeviceChain | None, str]:
@@ -44,26 +56,44 @@ def choose_chain(source: Source) -> tuple[DeviceChain | None, str]:
     return host_chain(source.layout, shape), why
 
 
-def placements(source: Source, device: Device) -> tuple[CodecPlacement, ...]:
-    """Which codec of an array is decoded where, in decoding order."""
+def placements(
+    source: Source, device: Device, tally: Tally
+) -> tuple[CodecPlacement, ...]:
+    """Which codec of an array was decoded where, in decoding order.
+
+    Parameters
+    ----------
+    tally
+        Of the read that is told about.
+    """
     chain, why = choose_chain(source)
+    if not why and not tally.counts.get("n_decoded_on_device"):
+        n_on_host = tally.counts.get("n_decoded_on_host")
+        why = "by the option placement, or its estimates" if n_on_host else ""
     on_host = source.pipeline.placements()
     if chain is None or why:
         return tuple(CodecPlacement(p.codec, "host", p.library, why) for p in on_host)
-    decoded = [
-        CodecPlacement(step.codec, "device", device.decoder.label, device.label)
-        for step in chain.steps
-    ]
-    folded = [
-        CodecPlacement(
-            p.codec, "scatter", "gpushard", "strides and flags of one kernel"
-        )
-        for p in on_host[len(decoded) :]
-    ]
-    return (*decoded, *folded)
+    steps = list(chain.steps)
+    found: list[CodecPlacement] = []
+    for p in on_host:
+        if steps and steps[0].codec == p.codec:
+            found.append(_on_device(steps.pop(0), device))
+        elif p.codec == "numcodecs.bitround":
+            why = "rounded numbers are numbers: there is nothing to undo"
+            found.append(CodecPlacement(p.codec, "scatter", "gpushard", why))
+        else:
+            why = "strides and flags of one kernel"
+            found.append(CodecPlacement(p.codec, "scatter", "gpushard", why))
+    return tuple(found)
 
 
-def read_to_device(
+def _on_device(step: Step, device: Device) -> CodecPlacement:
+    is_decoded = step.kind in COMPRESSED
+    library = device.decoder.label if is_decoded else "gpushard"
+    return CodecPlacement(step.codec, "device", library, device.label)
+
+
+def read_to_device(  # noqa: PLR0913  what a caller may wish is a keyword each
     source: Source,
     selections: Sequence[Selection],
     outputs: Sequence[DeviceOutput],
@@ -71,6 +101,7 @@ def read_to_device(
     *,
     tally: Tally,
     entry: Event | None = None,
+    damage: Damage = ENDS_READ,
 ) -> Job:
     """Read selections of an array into device memory; when it returns, they are there.
 
@@ -82,6 +113,8 @@ def read_to_device(
         Where to count what is done.
     entry
         What has to be done before anything writes to the outputs.
+    damage
+        What becomes of damaged inner chunks.
 
     Returns
     -------
@@ -92,35 +125,110 @@ def read_to_device(
     CorruptShardError, StoreError
         As for any read; the outputs hold nothing of meaning then.
     DeviceError
-        The device failed, or has not enough memory.
+        The device failed, has not enough memory, or failed before in a way that a
+        process cannot recover from.
     """
-    plan = plan_read(source.layout, selections)
-    chain, why = choose_chain(source)
-    if chain is None:
-        return _read_by_host(source, selections, outputs, device, tally)
-    targets = [
-        DeviceTarget.lay(part, output, chain, source.layout.fill_value)
-        for part, output in zip(plan.parts, outputs, strict=True)
-    ]
-    sink = DeviceSink(
-        device,
-        chain,
-        targets,
-        decodes=not why,
-        max_nbytes=source.options.memory_limit,
-        entry=entry,
+    job = device_job(
+        source, selections, outputs, device, tally=tally, entry=entry, damage=damage
     )
-    job = Job(source, plan, sink, tally)
-    execute([job])
+    if job is None:
+        return _read_by_host(
+            source, selections, outputs, device, entry=entry, tally=tally, damage=damage
+        )
+    try:
+        execute([job])
+    except BaseException:
+        abandon([job])
+        raise
     return job
 
 
-def _read_by_host(
+def device_job(  # noqa: PLR0913  as `read_to_device`
     source: Source,
     selections: Sequence[Selection],
     outputs: Sequence[DeviceOutput],
     device: Device,
+    *,
     tally: Tally,
+    entry: Event | None = None,
+    damage: Damage = ENDS_READ,
+) -> Job | None:
+    """Job that does what `read_to_device` does; None if the host has to scatter.
+
+    If it is begun and not finished, or fails, `abandon` it.
+    """
+    device.check()
+    plan = plan_read(source.layout, selections)
+    try:
+        sink = _device_sink(source, plan, outputs, device, entry)
+    except DeviceMemoryError:
+        # Not even the tables of the targets fit: what needs none is left.
+        if not all(map(_is_contiguous, outputs)):
+            raise
+        tally.add(n_memory_failures=1)
+        return None
+    if sink is None:
+        return None
+    tally.note(fetch=sink.fetch_label)
+    return Job(source, plan, sink, tally, damage)
+
+
+def abandon(jobs: Sequence[Job]) -> None:
+    """Let nothing of jobs of `device_job` be under way any more; see `DeviceSink`."""
+    for job in jobs:
+        if isinstance(job.sink, DeviceSink):
+            job.sink.abandon()
+
+
+def kernels_scatter(
+    source: Source, dtype: np.dtype[Any], affine: Affine | None = None
+) -> bool:
+    """Whether kernels put an array's elements into outputs of `dtype`."""
+    chain, _ = choose_chain(source)
+    if chain is None:
+        return False
+    try:
+        plan_transfer(chain.dtype, dtype, is_swapped=chain.is_swapped, affine=affine)
+    except UnsupportedError:
+        return False
+    return True
+
+
+def _device_sink(
+    source: Source,
+    plan: ReadPlan,
+    outputs: Sequence[DeviceOutput],
+    device: Device,
+    entry: Event | None,
+) -> DeviceSink | None:
+    """Sink that writes a plan into outputs; None if the device cannot place elements.
+
+    Raises
+    ------
+    DeviceMemoryError
+        Not even its tables fit.
+    """
+    chain, why = choose_chain(source)
+    if chain is None:
+        return None
+    targets = [
+        DeviceTarget.lay(part, output, chain, source.layout.fill_value)
+        for part, output in zip(plan.parts, outputs, strict=True)
+    ]
+    return DeviceSink(
+        device, chain, targets, source=source, decodes=not why, entry=entry
+    )
+
+
+def _read_by_host(  # noqa: PLR0913  as its caller
+    source: Source,
+    selections: Sequence[Selection],
+    outputs: Sequence[DeviceOutput],
+    device: Device,
+    *,
+    entry: Event | None,
+    tally: Tally,
+    damage: Damage,
 ) -> Job:
     """Read on the host, and copy the results: for what a device cannot scatter."""
     plan = plan_read(source.layout, selections)
@@ -133,16 +241,30 @@ def _read_by_host(
                 hint="leave out= away and copy the result",
             )
         results.append(np.empty(output.shape, output.dtype))
-    job = Job(source, plan, HostSink(plan.parts, results), tally)
+    job = Job(source, plan, HostSink(plan.parts, results), tally, damage)
     execute([job])
     stream = device.create_stream()
+    if entry is not None:
+        device.await_event(stream, entry)
+    largest = max((result.nbytes for result in results), default=0)
+    room = _copying_room(device, min(largest, _PIECE_NBYTES))
     for output, result in zip(outputs, results, strict=True):
-        host = device.allocate_pinned(max(result.nbytes, 1))[: result.nbytes]
-        host[:] = result.reshape(-1).view(np.uint8)
-        if result.nbytes:
-            device.upload(output.address, host, stream)
+        plain = result.reshape(-1).view(np.uint8)
+        for first in range(0, len(plain), _PIECE_NBYTES):
+            piece = plain[first : first + _PIECE_NBYTES]
+            room[: len(piece)] = piece
+            device.upload(output.address + first, room[: len(piece)], stream)
             device.wait(device.record(stream))
+    device.release_stream(stream)
     return job
+
+
+def _copying_room(device: Device, nbytes: int) -> NDArray[np.uint8]:
+    """Pinned memory; where there is none any, from which a copy takes longer."""
+    try:
+        return device.allocate_pinned(max(nbytes, 1))
+    except DeviceMemoryError:
+        return np.empty(max(nbytes, 1), np.uint8)
 
 
 def _is_contiguous(output: DeviceOutput) -> bool:

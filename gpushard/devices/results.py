@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
     CorruptShardError, StoreError, DeviceError
         As the stages of a read raise them.
     """
+    device.check()
     results: list[Any] = []
     outputs: list[DeviceOutput] = []
     for selection, out in zip(request.selections, request.outs, strict=True):
@@ -43,10 +45,19 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
         check_cast(source.layout.dtype, output.dtype)
         results.append(made)
         outputs.append(output)
+    if not any(prod(output.shape) for output in outputs):
+        # Nothing would wait for what a sink queues when it is made.
+        return results
     entry = device.record(_handle(request.stream, device))
     tally = request.tally or Tally()
     read_to_device(
-        source, request.selections, outputs, device, entry=entry, tally=tally
+        source,
+        request.selections,
+        outputs,
+        device,
+        entry=entry,
+        tally=tally,
+        damage=request.damage,
     )
     return results
 

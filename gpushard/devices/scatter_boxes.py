@@ -61,10 +61,24 @@ class Loop(NamedTuple):
         """Its length where it is longest; 1 if there are no rows."""
         return int(np.max(self.length, initial=1))
 
+    def lengths(self, position: Ints) -> int | Ints:
+        """Its length in each row, int64 of shape (n_rows,), or in all if the same."""
+        if isinstance(self.length, int):
+            return self.length
+        return self.length[position[self.axis]]
+
     @property
     def can_be_inner(self) -> bool:
         """Whether a loop around it may become one with it."""
         return isinstance(self.length, int) and self.members is None
+
+
+class Runs(NamedTuple):
+    """Bytes that lie side by side at both ends: int64, shape (n_rows,)."""
+
+    in_offset: Ints
+    out_offset: Ints
+    nbytes: Ints
 
 
 class Column(NamedTuple):
@@ -114,13 +128,29 @@ class Boxes:
         position
             int64, shape (ndim, n_rows), as in `ShardBlock`.
         """
-        nbytes: int | Ints = 1
-        for loop in self.nest:
-            if isinstance(loop.length, int):
-                nbytes = nbytes * loop.length
-            else:
-                nbytes = nbytes * loop.length[position[loop.axis]]
-        return nbytes
+        return prod(loop.lengths(position) for loop in self.nest)
+
+    def runs(self, position: Ints) -> Runs | None:
+        """Where the box of each row lies, if it is its run; None if there are loops.
+
+        Parameters
+        ----------
+        position
+            As of `nbytes`.
+        """
+        if self.loops:
+            return None
+        n_rows = position.shape[1]
+        in_offset = np.full(n_rows, self.in_base, np.int64)
+        out_offset = np.full(n_rows, self.out_base, np.int64)
+        places = [(column.axis, column.landings) for column in self.columns]
+        if self.run.starts is not None:
+            places.append((self.run.axis, self.run.starts))
+        for axis, landings in places:
+            in_offset += landings.in_offset[position[axis]]
+            out_offset += landings.out_offset[position[axis]]
+        nbytes = np.broadcast_to(self.run.lengths(position), n_rows)
+        return Runs(in_offset, out_offset, nbytes)
 
 
 class _Axis(NamedTuple):

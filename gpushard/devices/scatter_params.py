@@ -14,29 +14,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.scatter_boxes import Boxes, Loop, lay_boxes
+from gpushard.devices.scatter_boxes import Boxes, Loop, Runs, lay_boxes
 from gpushard.devices.scatter_structs import (
     CELL,
     COLUMN,
     LIMIT,
     LOOP,
     MAX_AXES,
+    NO_SHUFFLE,
     SCATTER,
     Addresses,
     ScatterBatch,
+    Shuffle,
     TableWriter,
     check_limit,
     fast_divisor,
     field_place,
     landing_table,
+    set_shuffle,
     transfer_record,
 )
 from gpushard.devices.scatter_transfer import WIDEST_ACCESS, Transfer, fill_pattern
+from gpushard.devices.scatter_turn import TURN_RANK, n_squares, turned
 from gpushard.grid import GridPart
 from gpushard.selection import Ints
 
@@ -46,6 +50,9 @@ _MAX_TILE_LOG2 = 15
 _MIN_TILE_LOG2 = 11
 _WANTED_TILES = 132 * 64
 _LANES = 32
+_WIDEST_STEP = 2 * WIDEST_ACCESS
+# A block takes a square.
+_SQUARE_THREADS = 256
 
 
 class _GridWriter:
@@ -55,8 +62,7 @@ class _GridWriter:
     offsets into the tables, `positions` wait for the columns of a batch.
     """
 
-    def __init__(self, boxes: Boxes) -> None:
-        rank = next(n for n in SCATTER if len(boxes.loops) <= n)
+    def __init__(self, boxes: Boxes, rank: int) -> None:
         self.dtype = SCATTER[rank]
         self.params = np.zeros((), self.dtype)
         self.tables = TableWriter()
@@ -113,15 +119,18 @@ class GridScatter:
 
     Attributes
     ----------
-    kernel
-        Name of the kernel to launch.
+    kernel, planes_kernel
+        Name of the kernel to launch: as a rule, and if there is a table of planes.
     tables
         uint8, shape (n_bytes,), host.
     """
 
     kernel: str
+    planes_kernel: str
     tables: NDArray[np.uint8]
     _boxes: Boxes
+    _keeps_bytes: bool
+    _is_turned: bool
     _params: NDArray[Any]
     _axes: tuple[int, ...]
     _into_tables: NDArray[np.intp]
@@ -135,6 +144,7 @@ class GridScatter:
         out_strides: Sequence[int],
         transfer: Transfer,
         fill: bytes,
+        shuffle: Shuffle = NO_SHUFFLE,
     ) -> GridScatter:
         """Scatter of `part`.
 
@@ -151,6 +161,8 @@ class GridScatter:
             What happens to the elements.
         fill
             One element of the output, holding the fill value.
+        shuffle
+            What rows may still have when they are scattered.
 
         Raises
         ------
@@ -160,19 +172,39 @@ class GridScatter:
         check_limit("axes of an array", len(in_strides), MAX_AXES + 1)
         boxes = lay_boxes(part.projections, in_strides, out_strides, transfer)
         check_limit("bytes wanted of an inner chunk", boxes.largest_nbytes, LIMIT)
-        writer = _GridWriter(boxes)
+        squares = turned(boxes, transfer, shuffle.item_nbytes)
+        boxes = boxes if squares is None else squares
+        kernel = _kernel(boxes, transfer, shuffle, is_turned=squares is not None)
+        writer = _GridWriter(boxes, kernel.rank)
         writer.set_fill(fill)
         writer.params["transfer"] = transfer_record(transfer)
-        rank = len(writer.params["loops"])
+        set_shuffle(writer.params, shuffle)
         return cls(
-            f"gs_scatter_{transfer.kernel}_{rank}",
+            kernel.plain,
+            kernel.planes,
             writer.tables.joined(),
             boxes,
+            transfer.keeps_bytes,
+            squares is not None,
             writer.params,
             tuple(writer.axes),
             np.array(writer.into_tables, np.intp),
             np.array(writer.positions, np.intp),
         )
+
+    def runs(self, position: Ints) -> Runs | None:
+        """Where each row's bytes go as they are, side by side; None if they do not.
+
+        Parameters
+        ----------
+        position
+            As of `batch`.
+
+        Returns
+        -------
+        Offsets into the inner chunk and from `Addresses.out` on.
+        """
+        return self._boxes.runs(position) if self._keeps_bytes else None
 
     def batch(self, position: Ints) -> ScatterBatch:
         """Tables of a batch.
@@ -189,9 +221,7 @@ class GridScatter:
             The batch has 2**31 tiles or more.
         """
         n_rows = position.shape[1]
-        nbytes = np.broadcast_to(self._boxes.nbytes(position), n_rows)
-        tile_log2 = _tile_log2(int(nbytes.sum()))
-        tiles = -(-nbytes >> tile_log2)
+        tiles, tile_log2 = self._tiles(position, n_rows)
         per_row, n_tiles = int(tiles.max(initial=1)), int(tiles.sum())
         tables = TableWriter()
         places = [tables.add(position[axis].astype(np.uint32)) for axis in self._axes]
@@ -206,11 +236,19 @@ class GridScatter:
             tables.joined(),
             n_rows,
             n_tiles,
-            n_tiles * _LANES,
+            n_tiles * (_SQUARE_THREADS if self._is_turned else _LANES),
             tuple(places),
             tile_log2,
             per_row,
         )
+
+    def _tiles(self, position: Ints, n_rows: int) -> tuple[Ints, int]:
+        """Tiles of each row, and the logarithm of their size."""
+        if self._is_turned:
+            return np.broadcast_to(n_squares(self._boxes, position), n_rows), 0
+        nbytes = np.broadcast_to(self._boxes.nbytes(position), n_rows)
+        tile_log2 = _tile_log2(int(nbytes.sum()))
+        return -(-nbytes >> tile_log2), tile_log2
 
     def pack(self, batch: ScatterBatch, at: Addresses) -> Any:
         """Parameter of the kernel: a NumPy scalar of a data type in `SCATTER`."""
@@ -223,14 +261,38 @@ class GridScatter:
             params["tile_bounds"] = places[-1]
         params["out"] = at.out + self._boxes.out_base
         params["src"], params["status"] = at.src, at.status
+        params["planes"] = at.planes
         params["n_rows"], params["n_tiles"] = batch.n_rows, batch.n_items
         params["tile_log2"] = batch.tile_log2
         params["tiles_per_row"] = fast_divisor(batch.tiles_per_row)
         return params[()]
 
 
+class _Kernel(NamedTuple):
+    """Kernels that take the same parameter: without planes and with them."""
+
+    plain: str
+    planes: str
+    rank: int
+
+
+def _kernel(
+    boxes: Boxes, transfer: Transfer, shuffle: Shuffle, *, is_turned: bool
+) -> _Kernel:
+    is_cast = transfer.kernel == "cast"
+    if is_turned:
+        name = f"gs_scatter_{'castturn' if is_cast else 'turn'}_{TURN_RANK}"
+        return _Kernel(name, name, TURN_RANK)
+    rank = next(n for n in SCATTER if len(boxes.loops) <= n)
+    planes = "planes"
+    if is_cast and shuffle != NO_SHUFFLE:
+        rank, planes = max(SCATTER), "castplanes"
+    name = f"gs_scatter_{transfer.kernel}_{rank}"
+    return _Kernel(name, f"gs_scatter_{planes}_{rank}", rank)
+
+
 def _alignment_bits(loops: Sequence[Loop]) -> tuple[int, int]:
-    """What the distances at both ends have in common below the widest access."""
+    """What the distances at both ends have in common, below four large items."""
     in_bits, out_bits = 0, 0
     for loop in loops:
         in_bits |= loop.in_stride
@@ -238,7 +300,7 @@ def _alignment_bits(loops: Sequence[Loop]) -> tuple[int, int]:
         if loop.members is not None:
             in_bits |= int(np.bitwise_or.reduce(loop.members.in_offset))
             out_bits |= int(np.bitwise_or.reduce(loop.members.out_offset))
-    return in_bits % WIDEST_ACCESS, out_bits % WIDEST_ACCESS
+    return in_bits % _WIDEST_STEP, out_bits % _WIDEST_STEP
 
 
 def _tile_log2(total_nbytes: int) -> int:

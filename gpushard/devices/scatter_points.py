@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 from gpushard.devices.scatter_boxes import Landings
 from gpushard.devices.scatter_structs import (
     LIMIT,
+    NO_SHUFFLE,
     POINTS,
     Addresses,
     ScatterBatch,
+    Shuffle,
     TableWriter,
     check_limit,
     fast_divisor,
     landing_table,
+    set_shuffle,
     transfer_record,
 )
 from gpushard.devices.scatter_transfer import ElementType, Transfer, fill_pattern
@@ -38,18 +41,20 @@ class PointScatter:
 
     Attributes
     ----------
-    kernel
-        Name of the kernel to launch.
+    kernel, planes_kernel
+        Name of the kernel to launch: the same, whether there is a table of planes.
     tables
         uint8, shape (n_bytes,), host.
     """
 
     kernel: str
+    planes_kernel: str
     tables: NDArray[np.uint8]
     _bounds: Ints
     _landings: NDArray[Any]
     _units: int
     _transfer: NDArray[Any]
+    _shuffle: Shuffle
 
     @classmethod
     def lay(
@@ -59,6 +64,7 @@ class PointScatter:
         out_strides: Sequence[int],
         transfer: Transfer,
         fill: bytes,
+        shuffle: Shuffle = NO_SHUFFLE,
     ) -> PointScatter:
         """Scatter of `part`.
 
@@ -72,7 +78,7 @@ class PointScatter:
         out_strides
             Bytes between neighbours in the output, one an axis of the result, any
             sign.
-        transfer, fill
+        transfer, fill, shuffle
             As of `GridScatter.lay`.
         """
         in_offset = np.zeros(len(part.out_index), np.int64)
@@ -87,12 +93,17 @@ class PointScatter:
         out_unit, record = _point_units(transfer)
         return cls(
             "gs_scatter_points",
+            "gs_scatter_points",
             fill_pattern(fill),
             part.bounds,
             landing_table(Landings(in_offset, out_offset)),
             transfer.out_nbytes // out_unit,
             record,
+            shuffle,
         )
+
+    def runs(self, position: Ints) -> None:
+        """Nothing: points do not go side by side."""
 
     def batch(self, position: Ints) -> ScatterBatch:
         """Tables of a batch.
@@ -123,6 +134,8 @@ class PointScatter:
         """Parameter of the kernel: a NumPy scalar of data type `POINTS`."""
         params = np.zeros((), POINTS)
         params["out"], params["src"], params["status"] = at.out, at.src, at.status
+        params["planes"] = at.planes
+        set_shuffle(params, self._shuffle)
         params["fill"] = at.tables
         params["landings"] = at.batch_tables + batch.places[0]
         params["row"] = at.batch_tables + batch.places[1]

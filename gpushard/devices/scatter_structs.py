@@ -64,6 +64,7 @@ def _scatter_dtype(n_loops: int) -> np.dtype[Any]:
             ("status", "u8"),
             ("fill", "u8"),
             ("tile_bounds", "u8"),
+            ("planes", "u8"),
             ("in_base", "i8"),
             ("tiles_per_row", FAST_DIVISOR),
             ("fill_nbytes", FAST_DIVISOR),
@@ -71,6 +72,8 @@ def _scatter_dtype(n_loops: int) -> np.dtype[Any]:
             ("n_rows", "u4"),
             ("n_tiles", "u4"),
             ("tile_log2", "u4"),
+            ("item_log2", "u4"),
+            ("decoded_nbytes", "u4"),
             ("in_bits", "u4"),
             ("out_bits", "u4"),
             ("n_columns", "u4"),
@@ -82,7 +85,7 @@ def _scatter_dtype(n_loops: int) -> np.dtype[Any]:
     )
 
 
-SCATTER = {n_loops: _scatter_dtype(n_loops) for n_loops in (4, 8, 32)}
+SCATTER = {n_loops: _scatter_dtype(n_loops) for n_loops in (2, 4, 32)}
 """Most loops of a kernel -> its parameter, as in ``kernels/scatter_box.cuh``."""
 
 POINTS = np.dtype(
@@ -93,9 +96,12 @@ POINTS = np.dtype(
         ("fill", "u8"),
         ("landings", "u8"),
         ("row", "u8"),
+        ("planes", "u8"),
         ("units_per_point", FAST_DIVISOR),
         ("transfer", TRANSFER),
         ("n_units", "u4"),
+        ("item_log2", "u4"),
+        ("decoded_nbytes", "u4"),
     ]
 )
 
@@ -113,7 +119,11 @@ class Addresses(NamedTuple):
         uint64, shape (n_rows,), device. Address of the decoded bytes of each row; 0
         for a missing inner chunk.
     status
-        uint32, shape (n_rows,), device. Rows other than 0 are left alone. 0: no table.
+        uint32, shape (n_rows,), device. Rows other than 0 are left alone, or cleared if
+        they were decoded to where they land. 0: no table.
+    planes
+        `FAST_DIVISOR`, shape (n_rows,), device. Bytes of the blocks of each row whose
+        byte shuffle is still on, divisor 0 where it is not. 0: no table.
     """
 
     tables: int
@@ -121,6 +131,29 @@ class Addresses(NamedTuple):
     out: int
     src: int
     status: int = 0
+    planes: int = 0
+
+
+class Shuffle(NamedTuple):
+    """A byte shuffle that rows may still have when they are scattered.
+
+    Attributes
+    ----------
+    item_nbytes
+        Size of the items: that of an element.
+    decoded_nbytes
+        Size of an inner chunk.
+    """
+
+    item_nbytes: int
+    decoded_nbytes: int
+
+
+NO_SHUFFLE = Shuffle(1, 0)
+"""No row is shuffled, ever."""
+
+FUSED_ITEMS = (2, 4, 8)
+"""Sizes of shuffled items that the kernels put together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +226,12 @@ def fast_divisor(divisor: int | Ints) -> NDArray[Any]:
     found["shift_first"] = np.minimum(log2, one)
     found["shift_last"] = np.maximum(log2, one) - one
     return found
+
+
+def set_shuffle(params: NDArray[Any], shuffle: Shuffle) -> None:
+    """Tell a kernel of the byte shuffle that rows may have."""
+    params["item_log2"] = shuffle.item_nbytes.bit_length() - 1
+    params["decoded_nbytes"] = shuffle.decoded_nbytes
 
 
 def transfer_record(transfer: Transfer) -> NDArray[Any]:

@@ -87,6 +87,12 @@ class Transfer:
     out_swap: int = 1
     affine: Affine | None = None
 
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether the bytes arrive as they were."""
+        is_plain = self.kernel == "copy" and self.in_swap == 1
+        return is_plain and self.from_type is not ElementType.BOOL
+
 
 def plan_transfer(
     source: np.dtype[Any],

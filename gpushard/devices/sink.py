@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +19,20 @@ from gpushard.devices.batch import (
     scatter_decoded,
     scatter_fill,
 )
-from gpushard.devices.chain import DeviceChain
+from gpushard.devices.chain import COMPRESSED, DeviceChain
+from gpushard.devices.fetching import choose_fetch
+from gpushard.devices.landing import Encoded, SlotLanding, brought_back
 from gpushard.devices.lane import Lane
+from gpushard.devices.placement import estimate, load_of
+from gpushard.devices.straight import straight_copies
 from gpushard.devices.target import DeviceTarget, PlacedTarget, place_targets
+from gpushard.errors import DeviceError, DeviceMemoryError
 from gpushard.job import Answer, Job
+from gpushard.options import KIB, Options
 from gpushard.place import completed, decode_row
 from gpushard.ranged import RangedBlock
 from gpushard.selection import Ints
+from gpushard.source import Source
 
 _log = logging.getLogger("gpushard.devices")
 
@@ -36,13 +42,11 @@ N_LANES = 2
 MAX_ROWS = 4096
 
 
-class _Fetched(NamedTuple):
-    """Inner chunk `column` of a block: bytes from its `low`-th of `nbytes` on."""
-
-    column: int
-    low: int
-    nbytes: int
-    data: NDArray[np.uint8]
+# What a zstd decoder asks for beside three times the decoded bytes (DESIGN 8.2), and
+# what the tables of a row take.
+_STREAM_NBYTES = 8 * KIB
+_TABLES_NBYTES = 512
+_NOTHING = np.empty(0, np.uint8)
 
 
 class DeviceSink:
@@ -56,10 +60,10 @@ class DeviceSink:
         What it does to inner chunks.
     targets
         One a part of the plan, in device memory.
+    source
+        The array: its store says how payload is fetched, its options bound the memory.
     decodes
         Whether the device decodes. If not, the host does, and the device scatters.
-    max_nbytes
-        Device memory that the batches under way may take.
     entry
         What has to be done before anything writes to the targets.
     """
@@ -70,34 +74,48 @@ class DeviceSink:
         chain: DeviceChain,
         targets: Sequence[DeviceTarget],
         *,
+        source: Source,
         decodes: bool,
-        max_nbytes: int,
         entry: Event | None = None,
     ) -> None:
         self.device = device
         self.chain = chain
         self.decodes = decodes
-        # Encoded bytes, two arenas and scratch of three times the decoded bytes.
-        per_row = 6 * max(chain.decoded_nbytes, 1)
-        self.max_rows = max(1, min(MAX_ROWS, max_nbytes // (N_LANES * per_row)))
-        self._lanes = [Lane(device) for _ in range(N_LANES)]
+        self.batch_nbytes, n_rows = _shares(chain, source.options, decodes=decodes)
+        self.max_rows = min(MAX_ROWS, n_rows)
+        self._lanes = [Lane(device, self.batch_nbytes) for _ in range(N_LANES)]
+        self._streams = [lane.stream for lane in self._lanes]
         self._idle: queue.SimpleQueue[Lane] = queue.SimpleQueue()
-        self._targets: list[PlacedTarget] = place_targets(
-            device, targets, self._lanes[0].stream
+        self._fetch = choose_fetch(
+            device, source, self.batch_nbytes, self._lane, decodes=decodes
         )
-        placed = device.record(self._lanes[0].stream)
+        self.fetch = self._fetch.fetch
+        self._targets = self._placed(targets)
+        self._is_placed = device.record(self._lanes[0].stream)
         for lane in self._lanes:
-            device.await_event(lane.stream, placed)
+            device.await_event(lane.stream, self._is_placed)
             if entry is not None:
                 device.await_event(lane.stream, entry)
             self._idle.put(lane)
+
+    def _placed(self, targets: Sequence[DeviceTarget]) -> list[PlacedTarget]:
+        try:
+            return place_targets(self.device, targets, self._lanes[0].stream)
+        except DeviceMemoryError:
+            self._give_streams_back()
+            raise
+
+    @property
+    def fetch_label(self) -> str:
+        """How payload is fetched, and why so."""
+        return self._fetch.label
 
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """Let the fill value land where the missing inner chunks `rows` would."""
         del job
         for some in self._cut(block, rows):
             with self._lane() as lane:
-                scatter_fill(lane, self._targets, Rows.of(block, some))
+                self._fill(lane, block, some)
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
         """Let the inner chunks that requests hold be decoded and land.
@@ -109,13 +127,47 @@ class DeviceSink:
         DeviceError
             The device failed.
         """
-        found = {f.column: f for r, a in fetched for f in _rows_in(ranged, r, a)}
-        columns = np.fromiter(found, np.int64, len(found))
-        for some in self._cut(ranged.block, columns):
-            with self._lane() as lane:
-                self._enqueue(
-                    lane, job, ranged.block, [found[c] for c in some.tolist()]
-                )
+        encoded = Encoded.of(ranged, fetched)
+        decodes = self.decodes and self._is_for_device(job, encoded)
+        for some in self._batches(ranged.block, encoded):
+            with self._lane(encoded.landing.lane) as lane:
+                right, wrong = self._by_size(some)
+                self._put(lane, job, ranged.block, right, decodes=decodes)
+                # Decoding on the host says what is wrong with them, or fills them.
+                self._put(lane, job, ranged.block, wrong, decodes=False)
+
+    def _by_size(self, encoded: Encoded) -> tuple[Encoded, Encoded]:
+        """Inner chunks that are as long as they have to be, and the others."""
+        wanted = self.chain.encoded_nbytes
+        if wanted is None:
+            return encoded, encoded[:0]
+        is_wrong = encoded.stored_nbytes != wanted
+        if not is_wrong.any():
+            return encoded, encoded[:0]
+        return encoded[~is_wrong], encoded[is_wrong]
+
+    def direct(self, job: Job) -> None:
+        """Nothing: it takes part in the general way."""
+
+    def reader(self, job: Job, ranged: RangedBlock) -> None:
+        """Nothing: it is given what is fetched."""
+
+    def _is_for_device(self, job: Job, encoded: Encoded) -> bool:
+        """Whether the device is to decode inner chunks that it could."""
+        placement = job.source.options.placement
+        if placement != "cost" or not self.chain.steps:
+            return placement != "host"
+        step = next((s for s in self.chain.steps if s.kind in COMPRESSED), None)
+        if step is None:
+            return True
+        landing = encoded.landing
+        # What lies on the device already is not fetched back for a look at a header.
+        first = _NOTHING if landing.lane else landing.on_host(encoded[:1])[0]
+        load = load_of(step, len(encoded), int(encoded.nbytes.sum()), first)
+        costs = estimate(load, job.source.options.threads, self.device.rates)
+        job.tally.add_seconds("estimated on the device", costs.device)
+        job.tally.add_seconds("estimated on the host", costs.host)
+        return costs.device <= costs.host
 
     def finish(self) -> None:
         """Wait until all has landed.
@@ -128,86 +180,215 @@ class DeviceSink:
             The device failed.
         """
         for lane in self._lanes:
-            while lane.pending is not None:
-                lane.retire()
+            lane.retire_all()
+        # Without a batch nobody has waited for the tables yet.
+        self.device.wait(self._is_placed)
+        self._give_streams_back()
+
+    def abandon(self) -> None:
+        """Let nothing be under way any more, whatever becomes of it.
+
+        After an error: memory must not be given back while work may write to it.
+        """
+        for lane in self._lanes:
+            _let_go(lane)
+        self._give_streams_back()
+
+    def _give_streams_back(self) -> None:
+        """Let later reads have the streams of the lanes: nothing is under way there."""
+        while self._streams:
+            self.device.release_stream(self._streams.pop())
 
     @contextmanager
-    def _lane(self) -> Iterator[Lane]:
-        """A lane whose last batch is done with."""
+    def _lane(self, held: Lane | None = None) -> Iterator[Lane]:
+        """A lane whose last batch is done with: the one held already, if any."""
+        if held is not None:
+            held.retire_all()
+            yield held
+            return
         lane = self._idle.get()
         try:
-            while lane.pending is not None:
-                lane.retire()
+            lane.retire_all()
             yield lane
+        except BaseException:
+            _let_go(lane)
+            raise
         finally:
             self._idle.put(lane)
 
     def _cut(self, block: ShardBlock, columns: Ints) -> Iterator[Ints]:
         """Columns sorted by part, as many at a time as fit a batch."""
         ordered = columns[np.argsort(block.part[columns], kind="stable")]
-        for first in range(0, len(ordered), self.max_rows):
-            yield ordered[first : first + self.max_rows]
+        first = 0
+        while first < len(ordered):
+            n_rows = self.max_rows  # which becomes less where memory runs out
+            yield ordered[first : first + n_rows]
+            first += n_rows
+
+    def _fill(self, lane: Lane, block: ShardBlock, rows: Ints) -> None:
+        """Enqueue the fill value, in smaller batches where memory runs out."""
+        first, size = 0, len(rows)
+        while first < len(rows):
+            some = rows[first : first + size]
+            lane.retire_all()
+            try:
+                scatter_fill(lane, self._targets, Rows.of(block, some))
+            except DeviceMemoryError:
+                self._make_room(lane)
+                if len(some) == 1:
+                    raise
+                size = len(some) // 2
+            else:
+                first += len(some)
+
+    def _put(
+        self,
+        lane: Lane,
+        job: Job,
+        block: ShardBlock,
+        encoded: Encoded,
+        *,
+        decodes: bool,
+    ) -> None:
+        """Enqueue inner chunks, in smaller batches where memory runs out.
+
+        Where there is not enough to decode a single one, the host decodes the rest.
+
+        Raises
+        ------
+        DeviceMemoryError
+            There is not even enough to scatter one.
+        """
+        first, size = 0, len(encoded)
+        while first < len(encoded):
+            some = encoded[first : first + size]
+            lane.retire_all()
+            try:
+                self._enqueue(lane, job, block, some, decodes=decodes)
+            except DeviceMemoryError as error:
+                _log.debug("%d inner chunks are too many: %s", len(some), error)
+                job.tally.add(n_memory_failures=1)
+                self._make_room(lane)
+                if len(some) > 1:
+                    size = len(some) // 2
+                    if decodes:  # what did not fit once is not tried again
+                        self.max_rows = min(self.max_rows, size)
+                elif decodes:
+                    decodes, size = False, len(encoded)
+                else:
+                    raise
+            else:
+                first += len(some)
+                place = "device" if decodes else "host"
+                job.tally.add(**{f"n_decoded_on_{place}": len(some)})
+
+    def _make_room(self, lane: Lane) -> None:
+        """Give back the memory of a lane that ran out of it, and of an idle one."""
+        lane.release()
+        try:
+            other = self._idle.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            other.retire_all()
+            other.release()
+        finally:
+            self._idle.put(other)
+
+    def _batches(self, block: ShardBlock, encoded: Encoded) -> Iterator[Encoded]:
+        """As many at a time as fit a batch: neighbours in memory, sorted by part."""
+        first = 0
+        while first < len(encoded):
+            n_rows = self.max_rows  # which becomes less where memory runs out
+            some = encoded[first : first + n_rows]
+            first += n_rows
+            yield some[np.argsort(block.part[some.column], kind="stable")]
 
     def _enqueue(
-        self, lane: Lane, job: Job, block: ShardBlock, fetched: Sequence[_Fetched]
+        self,
+        lane: Lane,
+        job: Job,
+        block: ShardBlock,
+        encoded: Encoded,
+        *,
+        decodes: bool,
     ) -> None:
-        rows = Rows.of(block, np.array([f.column for f in fetched]))
-        if not self.decodes:
-            pieces = [self._decoded(job, block, f) for f in fetched]
-            nothing_ahead = np.zeros(len(pieces), np.int64)
-            scatter_decoded(lane, self._targets, rows, Payload(pieces, nothing_ahead))
+        if not decodes:
+            self._scatter_from_host(lane, job, block, encoded)
             return
-        payload = Payload(
-            [f.data for f in fetched], np.array([f.low for f in fetched], np.int64)
-        )
+        rows = Rows.of(block, encoded.column)
+        if not self.chain.steps and isinstance(encoded.landing, SlotLanding):
+            starts = encoded.at - encoded.low
+            copies = straight_copies(self._targets, rows, starts)
+            if copies is not None:
+                encoded.landing.land(lane, copies)
+                return
+        src = encoded.landing.bring(lane, encoded)
         if not self.chain.steps:
-            for f in fetched:
-                if f.nbytes != self.chain.decoded_nbytes:
-                    self._decoded(job, block, f)  # which says what is wrong with it
-            scatter_decoded(lane, self._targets, rows, payload)
+            src -= encoded.low.astype(np.uint64)
+            scatter_decoded(lane, self._targets, rows, src)
             return
 
         def settle(refused: Ints) -> None:
-            self._decode_on_host(lane, job, block, [fetched[i] for i in refused])
+            found = brought_back(lane, encoded[refused], src[refused])
+            _log.debug("the host decodes %d refused inner chunks", len(refused))
+            job.tally.add(n_refused_inner_chunks=len(refused))
+            self._put(lane, job, block, found, decodes=False)
 
+        payload = Payload(src, encoded.nbytes)
         decode_and_scatter(lane, self.chain, self._targets, rows, payload, settle)
 
-    def _decode_on_host(
-        self, lane: Lane, job: Job, block: ShardBlock, refused: Sequence[_Fetched]
+    def _scatter_from_host(
+        self, lane: Lane, job: Job, block: ShardBlock, encoded: Encoded
     ) -> None:
-        """Decode what the device refused: to the end, or to the error that it is."""
-        _log.debug("the host decodes %d refused inner chunks", len(refused))
-        job.tally.add(n_refused_inner_chunks=len(refused))
-        pieces = [self._decoded(job, block, f) for f in refused]
-        rows = Rows.of(block, np.array([f.column for f in refused]))
-        payload = Payload(pieces, np.zeros(len(pieces), np.int64))
-        scatter_decoded(lane, self._targets, rows, payload)
+        """Decode on the host, to the end or to the error that it is, and scatter."""
+        src = lane.upload_bytes(self._decoded(job, block, encoded))
+        scatter_decoded(lane, self._targets, Rows.of(block, encoded.column), src)
 
     def _decoded(
-        self, job: Job, block: ShardBlock, fetched: _Fetched
-    ) -> NDArray[np.uint8]:
-        """Bytes of a decoded inner chunk, laid out as the device would have decoded it.
+        self, job: Job, block: ShardBlock, encoded: Encoded
+    ) -> list[NDArray[np.uint8]]:
+        """Decoded inner chunks, laid out as the device would have decoded them.
 
         Raises
         ------
         CorruptShardError
-            It is damaged.
+            One of them is damaged.
         """
-        encoded = completed(fetched.data, fetched.low, fetched.nbytes)
-        chunk = decode_row(job, block, fetched.column, encoded)
-        return self.chain.stored_bytes(chunk)
+        places = zip(
+            encoded.column.tolist(),
+            encoded.landing.on_host(encoded),
+            encoded.low.tolist(),
+            encoded.stored_nbytes.tolist(),
+            strict=True,
+        )
+        decoded: list[NDArray[np.uint8]] = []
+        for column, data, low, nbytes in places:
+            chunk = decode_row(job, block, column, completed(data, low, nbytes))
+            decoded.append(self.chain.stored_bytes(chunk))
+        return decoded
 
 
-def _rows_in(
-    ranged: RangedBlock, r: int, answer: NDArray[np.uint8]
-) -> Iterator[_Fetched]:
-    """Inner chunks that request `r` holds, as views on what it was answered."""
-    rows = ranged.rows_of(r)
-    start = ranged.located.start[rows]
-    spans = ranged.spans[:, rows]
-    first, last = (spans - ranged.requests.start[r]).tolist()
-    lows = (spans[0] - start).tolist()
-    sizes = (ranged.located.stop[rows] - start).tolist()
-    columns = zip(rows.tolist(), lows, sizes, first, last, strict=True)
-    for column, low, nbytes, a, b in columns:
-        yield _Fetched(column, low, nbytes, answer[a:b])
+def _let_go(lane: Lane) -> None:
+    """Wait for what is under way on a lane; that it failed is known."""
+    with suppress(DeviceError):
+        lane.drain()
+
+
+def _shares(chain: DeviceChain, options: Options, *, decodes: bool) -> tuple[int, int]:
+    """Encoded bytes and inner chunks of a batch, so that all stays in `memory_limit`.
+
+    Encoded bytes lie in the slots and on the lanes; a lane has two arenas as well, and
+    scratch of three times the decoded bytes.
+    """
+    n_homes = options.pinned_slots + N_LANES
+    per_row = _TABLES_NBYTES
+    encoded_share = options.memory_limit * 3 // 4
+    if not decodes:
+        per_row += 2 * chain.decoded_nbytes  # pinned, and on the device
+        encoded_share = options.memory_limit // 4
+    elif chain.steps:
+        per_row += _STREAM_NBYTES + 5 * chain.decoded_nbytes
+        encoded_share = options.memory_limit // 3
+    rows_share = (options.memory_limit - encoded_share) // N_LANES
+    return max(1, encoded_share // n_homes), max(1, rows_share // per_row)

@@ -12,16 +12,26 @@ from gpushard.devices.base import Device, DeviceBuffer
 _ALIGNMENT = 16
 # Slabs grow by half again at least, so that batches of growing size cost few new ones.
 _GROWTH = 3 / 2
+_UNBOUNDED = 2**62
+_NOTHING = np.empty(0, np.uint8)
 
 
 class Slab:
     """Device memory that is made anew only when more is needed.
 
     What was outgrown is kept until `settle`, for work that is under way may use it.
+
+    Parameters
+    ----------
+    device
+        The device.
+    most_nbytes
+        Size up to which it grows ahead of need.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, most_nbytes: int = _UNBOUNDED) -> None:
         self._device = device
+        self._most_nbytes = most_nbytes
         self._buffer: DeviceBuffer | None = None
         self._outgrown: list[DeviceBuffer] = []
 
@@ -31,27 +41,56 @@ class Slab:
         if self._buffer is None or held < nbytes:
             if self._buffer is not None:
                 self._outgrown.append(self._buffer)
-            self._buffer = self._device.allocate(max(nbytes, int(held * _GROWTH), 256))
+            ahead = min(int(held * _GROWTH), self._most_nbytes)
+            self._buffer = self._device.allocate(max(nbytes, ahead, 256))
+        return self._buffer.address
+
+    def address_anew(self, nbytes: int) -> int:
+        """As `address`, where no work under way uses what it holds."""
+        held = 0 if self._buffer is None else self._buffer.nbytes
+        if self._buffer is None or held < nbytes:
+            ahead = min(int(held * _GROWTH), self._most_nbytes)
+            self._buffer = None  # given back first: never two of them
+            self._buffer = self._device.allocate(max(nbytes, ahead, 256))
         return self._buffer.address
 
     def settle(self) -> None:
         """Give back what was outgrown: no work that used it is under way any more."""
         self._outgrown.clear()
 
+    def release(self) -> None:
+        """Give all back: no work that used it is under way any more."""
+        self._buffer = None
+        self._outgrown.clear()
+
 
 class PinnedSlab:
-    """Pinned host memory that is made anew only when more is needed."""
+    """Pinned host memory that is made anew only when more is needed.
 
-    def __init__(self, device: Device) -> None:
+    Parameters
+    ----------
+    device
+        The device that copies from it and to it.
+    most_nbytes
+        Size up to which it grows ahead of need.
+    """
+
+    def __init__(self, device: Device, most_nbytes: int = _UNBOUNDED) -> None:
         self._device = device
-        self._memory = np.empty(0, np.uint8)
+        self._most_nbytes = most_nbytes
+        self._memory = _NOTHING
 
     def view(self, nbytes: int) -> NDArray[np.uint8]:
         """`nbytes` bytes of it: uint8, host, pinned."""
         if len(self._memory) < nbytes:
-            held = int(len(self._memory) * _GROWTH)
-            self._memory = self._device.allocate_pinned(max(nbytes, held, 256))
+            ahead = min(int(len(self._memory) * _GROWTH), self._most_nbytes)
+            self._memory = _NOTHING  # given back first: never two of them
+            self._memory = self._device.allocate_pinned(max(nbytes, ahead, 256))
         return self._memory[:nbytes]
+
+    def release(self) -> None:
+        """Give all back: no copy to or from it is under way any more."""
+        self._memory = np.empty(0, np.uint8)
 
 
 class TablePage:

@@ -37,9 +37,16 @@ BLOSC_ROWS = np.dtype(
         ("block_nbytes", "u8"),
         ("count", "u8"),
         ("totals", "u8"),
+        ("staging", "u8"),
+        ("decoded", "u8"),
+        ("stage", "u8"),
+        ("next", "u8"),
+        ("planes", "u8"),
         ("decoded_nbytes", "u8"),
         ("n_rows", "u4"),
         ("accept_unsized", "u4"),
+        ("fused_typesize", "u4"),
+        ("reserved", "u4"),
     ]
 )
 """`BloscRows` of ``kernels/blosc.cu``."""
@@ -71,6 +78,37 @@ UNFILTER = np.dtype(
     ]
 )
 """`UnfilterTables` of ``kernels/unfilter.cu``."""
+
+TRAILERS = np.dtype(
+    [
+        ("stream_src", "u8"),
+        ("stream_nbytes", "u8"),
+        ("stream_dst", "u8"),
+        ("stream_capacity", "u8"),
+        ("stream_row", "u8"),
+        ("status", "u8"),
+        ("n_streams", "u4"),
+        ("reserved", "u4"),
+    ]
+)
+"""`Trailers` of ``kernels/trailers.cu``."""
+
+FILTER = np.dtype(
+    [
+        ("src", "u8"),
+        ("src_nbytes", "u8"),
+        ("dst", "u8"),
+        ("status", "u8"),
+        ("n_items", "u8"),
+        ("scale", "f8"),
+        ("offset", "f8"),
+        ("n_rows", "u4"),
+        ("from", "u4"),
+        ("to", "u4"),
+        ("reserved", "u4"),
+    ]
+)
+"""`FilterTables` of ``kernels/filters.cu``."""
 
 BYTE_SHUFFLED = 1
 """`FILTER_BYTE_SHUFFLE` of ``kernels/shuffle_format.cuh``."""

@@ -12,9 +12,7 @@ from typing import Any, Literal
 
 from gpushard.errors import UnsupportedError
 from gpushard.formats.codec_names import (
-    CHECKSUM_NBYTES,
     KEEP_SHAPE,
-    SAME_SIZE,
     SHARDING,
     VARIABLE_SIZE,
     Kind,
@@ -23,6 +21,12 @@ from gpushard.formats.codec_names import (
 from gpushard.formats.codec_specs import as_json, parse_specs
 from gpushard.formats.data_types import DataType, parse_data_type
 from gpushard.formats.document import Named, as_lengths, wrong
+from gpushard.formats.index_size import (
+    IndexSize,
+    check_index_nbytes,
+    index_size,
+    variable_size_error,
+)
 from gpushard.layout import CodecChain, CodecSpec
 from gpushard.options import Options
 
@@ -36,7 +40,7 @@ class Sharding:
     chunk_shape: tuple[int, ...]
     index_location: Literal["start", "end"]
     index_chain: CodecChain
-    index_trailer_nbytes: int
+    index_size: IndexSize
     inner: ParsedChain
     json_path: str
 
@@ -156,14 +160,12 @@ def _parse_sharding(
     if location not in ("start", "end"):
         path = named.at("index_location")
         raise wrong("the index location is not valid", path, "start or end", location)
-    index_chain, trailer_nbytes = _parse_index_codecs(named, len(chunk_shape))
-    _check_index_size(named, chunk_shape, trailer_nbytes, decoded, options)
+    index_chain, size = _parse_index_codecs(named, len(chunk_shape))
+    _check_index_size(named, chunk_shape, size, decoded, options)
     within = Decoded(tuple((n,) for n in chunk_shape), decoded.data_type)
     path = named.at("codecs")
     inner = parse_chain(named.required("codecs"), path, within, options, depth + 1)
-    return Sharding(
-        chunk_shape, location, index_chain, trailer_nbytes, inner, spec.json_path
-    )
+    return Sharding(chunk_shape, location, index_chain, size, inner, spec.json_path)
 
 
 def _inner_chunk_shape(named: Named, decoded: Decoded) -> tuple[int, ...]:
@@ -185,52 +187,25 @@ def _inner_chunk_shape(named: Named, decoded: Decoded) -> tuple[int, ...]:
     return chunk_shape
 
 
-def _parse_index_codecs(named: Named, ndim: int) -> tuple[CodecChain, int]:
-    """Chain of the shard index, and the bytes it adds to 16 an entry."""
+def _parse_index_codecs(named: Named, ndim: int) -> tuple[CodecChain, IndexSize]:
+    """Chain of the shard index, and what it makes of the entries' size."""
     path = named.at("index_codecs")
     specs = parse_specs(named.required("index_codecs"), path)
     for spec in specs:
-        _check_index_codec(spec)
+        if spec.name in VARIABLE_SIZE:
+            raise variable_size_error(spec)
     chain = _split(specs, path)
-    # The index is an array of 64-bit unsigned integers with one axis more, of length 2
-    # (sharding codec 1.0, Binary shard format).
     index = Decoded(((1,),) * ndim + ((2,),), _INDEX_TYPE)
     for spec in chain.array_array:
         index = _encoded(spec, index)
-    trailer_nbytes = sum(
-        CHECKSUM_NBYTES.get(spec.name, 0) for spec in chain.bytes_bytes
-    )
-    return _with_byte_order(chain, index), trailer_nbytes
-
-
-def _check_index_codec(spec: CodecSpec) -> None:
-    if spec.name in VARIABLE_SIZE:
-        what = f"codec {spec.name!r} has no fixed encoded size"
-        expected = "index codecs of fixed size, such as bytes and crc32c"
-        raise wrong(what, spec.json_path, expected, spec.name)
-    if spec.name == "numcodecs.delta" and _changes_size(spec):
-        what = "a delta that changes the size of its elements is not for an index"
-        raise wrong(
-            what, spec.json_path, "elements of 8 bytes", dict(spec.configuration)
-        )
-    if spec.name not in {"bytes", "transpose", *CHECKSUM_NBYTES, *SAME_SIZE}:
-        kind_of(spec.name, spec.json_path)
-        raise UnsupportedError(
-            "the codec is not supported for a shard index",
-            codec=spec.name,
-            json_path=spec.json_path,
-        )
-
-
-def _changes_size(spec: CodecSpec) -> bool:
-    types = (spec.configuration.get(name) for name in ("dtype", "astype"))
-    return any(t is not None and not str(t).endswith("8") for t in types)
+    chain = _with_byte_order(chain, index)
+    return chain, index_size(chain, ndim, path)
 
 
 def _check_index_size(
     named: Named,
     chunk_shape: tuple[int, ...],
-    trailer_nbytes: int,
+    size: IndexSize,
     decoded: Decoded,
     options: Options,
 ) -> None:
@@ -238,15 +213,7 @@ def _check_index_size(
     n_entries = prod(
         length // cell for length, cell in zip(largest, chunk_shape, strict=False)
     )
-    index_nbytes = 16 * n_entries + trailer_nbytes
-    if index_nbytes > options.max_index_nbytes:
-        raise UnsupportedError(
-            "the shard index is too large",
-            json_path=named.at("chunk_shape"),
-            expected=f"at most {options.max_index_nbytes} bytes",
-            got=f"{index_nbytes} bytes for {n_entries} inner chunks",
-            hint="raise options.max_index_nbytes",
-        )
+    check_index_nbytes(size, n_entries, named.at("chunk_shape"), options)
 
 
 def _spelled_out(spec: CodecSpec, sharding: Sharding) -> CodecSpec:

@@ -50,19 +50,6 @@ _KINDS = {
     "numcodecs.zstd": Kind.BYTES_BYTES,
 }
 
-CHECKSUM_NBYTES = {
-    "crc32c": 4,
-    "numcodecs.adler32": 4,
-    "numcodecs.crc32": 4,
-    "numcodecs.crc32c": 4,
-    "numcodecs.fletcher32": 4,
-    "numcodecs.jenkins_lookup3": 4,
-}
-"""Bytes that a checksum codec adds, whatever it is given."""
-
-SAME_SIZE = frozenset(["numcodecs.shuffle", "numcodecs.delta"])
-"""Codecs that rearrange: with elements of one size they add nothing."""
-
 VARIABLE_SIZE = frozenset(
     [
         SHARDING,

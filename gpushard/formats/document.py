@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gpushard.errors import MetadataError, UnsupportedError
+from gpushard.errors import GpushardError, MetadataError, UnsupportedError
 
 MAX_LENGTH = 2**62
 """Largest extent or chunk length: one cell beyond it still fits an int64."""
+
+
+@contextmanager
+def parsing(array_path: str) -> Generator[None]:
+    """Let errors of the block name the array whose document is parsed."""
+    try:
+        yield
+    except GpushardError as error:
+        error.add_context(array_path=array_path)
+        raise
+    except RecursionError as error:
+        raise MetadataError(
+            "the metadata is nested too deep", array_path=array_path
+        ) from error
 
 
 def wrong(

@@ -20,6 +20,9 @@ from gpushard.formats.document import (
 )
 from gpushard.layout import ChunkKeys, GridAxis
 
+MAX_NDIM = 32
+"""Most dimensions of an array; NumPy 1 and CUDA kernels stop there too."""
+
 _MAX_CELLS = 2**24
 """Cells that a rectilinear axis may spell out: 128 MiB of boundaries."""
 _DEFAULT_SEPARATORS = {"default": "/", "v2": "."}

@@ -60,7 +60,8 @@ def _level(sharding: Sharding, order: AxisOrder) -> ShardLevel:
         axis_order=order,
         index_location=sharding.index_location,
         index_chain=sharding.index_chain,
-        index_trailer_nbytes=sharding.index_trailer_nbytes,
+        index_entry_nbytes=sharding.index_size.entry_nbytes,
+        index_trailer_nbytes=sharding.index_size.trailer_nbytes,
         json_path=sharding.json_path,
     )
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from gpushard.errors import GpushardError, MetadataError, UnsupportedError
+from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.formats.chains import Decoded, parse_chain
 from gpushard.formats.data_types import parse_data_type
 from gpushard.formats.document import (
     as_lengths,
     as_list,
     as_object,
+    parsing,
     refuse_unknown_members,
     shown,
     wrong,
 )
 from gpushard.formats.fill_values import parse_fill_value
-from gpushard.formats.grids import parse_chunk_grid, parse_chunk_keys
+from gpushard.formats.grids import MAX_NDIM, parse_chunk_grid, parse_chunk_keys
 from gpushard.formats.levels import fold_levels
+from gpushard.formats.origins import parse_attributes as parse_origin
 from gpushard.layout import ArrayLayout
 from gpushard.options import Options
-
-_MAX_NDIM = 32
-"""Most dimensions of an array; NumPy 1 and CUDA kernels stop there too."""
 
 _REQUIRED = (
     "zarr_format",
@@ -50,25 +50,18 @@ def parse_array(
     UnsupportedError
         It is valid but needs something that gpushard does not read.
     """
-    try:
+    with parsing(path):
         return _parse(document, path, options)
-    except GpushardError as error:
-        error.add_context(array_path=path)
-        raise
-    except RecursionError as error:
-        raise MetadataError(
-            "the metadata is nested too deep", array_path=path
-        ) from error
 
 
 def _parse(document: Mapping[str, Any], path: str, options: Options) -> ArrayLayout:
     _check_members(document)
     shape = as_lengths(document["shape"], "the shape", "shape", least=0)
-    if len(shape) > _MAX_NDIM:
+    if len(shape) > MAX_NDIM:
         raise UnsupportedError(
             "the array has too many dimensions",
             json_path="shape",
-            expected=f"at most {_MAX_NDIM}",
+            expected=f"at most {MAX_NDIM}",
             got=len(shape),
         )
     data_type = parse_data_type(document["data_type"])
@@ -77,6 +70,9 @@ def _parse(document: Mapping[str, Any], path: str, options: Options) -> ArrayLay
     parsed = parse_chain(document["codecs"], "codecs", decoded, options)
     folded = fold_levels(parsed, len(shape))
     is_sharded = folded.inner_chunk_shape is not None
+    attributes = _attributes(document)
+    keys = parse_chunk_keys(document["chunk_key_encoding"])
+    origin = parse_origin(attributes, grid)
     return ArrayLayout(
         path=path,
         shape=shape,
@@ -89,10 +85,10 @@ def _parse(document: Mapping[str, Any], path: str, options: Options) -> ArrayLay
         chain=folded.chain,
         outer_order=folded.outer_order,
         object_codecs=folded.object_codecs,
-        keys=parse_chunk_keys(document["chunk_key_encoding"]),
+        keys=replace(keys, offset=origin) if origin else keys,
         chunks=folded.inner_chunk_shape if is_sharded else grid.cell_shape,
         shards=grid.cell_shape if is_sharded else None,
-        attributes=_attributes(document),
+        attributes=attributes,
         dimension_names=_dimension_names(document, len(shape)),
     )
 

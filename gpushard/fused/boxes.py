@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpushard.blocks import ShardBlock
 from gpushard.fused.columns import FIRST_LENGTH, OFFSET, PART, TARGET
-from gpushard.fused.libraries import address_of
+from gpushard.fused.room import address_of
 from gpushard.grid import GridPart
 from gpushard.plan import Part
 from gpushard.scatter import GridTarget
@@ -18,6 +18,8 @@ from gpushard.selection import Ints, Members
 
 # Boxes an inner chunk may be cut into before columns cost more than they save.
 _MOST_BOXES = 16
+# But for boxes of which each is worth the columns that say where it goes.
+_LARGE_NBYTES = 512
 
 
 class Landing(NamedTuple):
@@ -80,8 +82,8 @@ def cut(
     Returns
     -------
     boxes : numpy.ndarray
-        int64, shape (n_boxes, FIRST_LENGTH + n_axes). All columns are set but where the
-        encoded bytes lie.
+        int64, shape (n_boxes, FIRST_LENGTH + n_axes). All columns are set but those
+        that say where the encoded bytes lie.
     row : numpy.ndarray
         int64, shape (n_boxes,), ascending. The entry of `rows` that each belongs to.
 
@@ -126,22 +128,57 @@ def _cut_part(
         return boxes, np.arange(len(boxes))
     axis, members = gathered
     strides = chunk_strides[axis], landing.strides[axis]
-    boxes[:, FIRST_LENGTH + axis] = 1
-    return _cut_members(boxes, members, position[axis], strides)
+    found = _cut_members(boxes, members, position[axis], strides)
+    if found is None:
+        return None
+    boxes, row, length = found
+    boxes[:, FIRST_LENGTH + axis] = length
+    return boxes, row
 
 
 def _cut_members(
     boxes: Ints, members: Members, at: Ints, strides: tuple[int, int]
-) -> tuple[Ints, Ints] | None:
-    """One box an element taken along an axis, from boxes without that axis."""
+) -> tuple[Ints, Ints, Ints] | None:
+    """One box a run of elements taken along an axis, from boxes without that axis."""
     first = members.bounds[at]
     count = members.bounds[at + 1] - first
-    n_boxes = int(count.sum())
-    if n_boxes > _MOST_BOXES * len(boxes):
-        return None
     row = np.repeat(np.arange(len(boxes)), count)
-    nth = np.arange(n_boxes) - (np.cumsum(count) - count)[row] + first[row]
+    nth = np.arange(len(row)) - (np.cumsum(count) - count)[row] + first[row]
+    inner, outer = members.in_index[nth], members.out_index[nth]
+    starts, length = runs(row, inner, outer)
+    if are_too_many(len(starts), len(boxes), strides[1]):
+        return None
+    row = row[starts]
     cut_boxes: NDArray[np.int64] = boxes[row]
-    cut_boxes[:, OFFSET] += members.in_index[nth] * strides[0]
-    cut_boxes[:, TARGET] += members.out_index[nth] * strides[1]
-    return cut_boxes, row
+    cut_boxes[:, OFFSET] += inner[starts] * strides[0]
+    cut_boxes[:, TARGET] += outer[starts] * strides[1]
+    return cut_boxes, row, length
+
+
+def are_too_many(n_boxes: int, n_chunks: int, out_stride: int) -> bool:
+    """Whether so many boxes take longer than inner chunks placed by NumPy.
+
+    Parameters
+    ----------
+    out_stride
+        Bytes between neighbours in the output, along the axis that they are cut on.
+    """
+    return abs(out_stride) < _LARGE_NBYTES and n_boxes > _MOST_BOXES * n_chunks
+
+
+def runs(cell: Ints, inner: Ints, outer: Ints) -> tuple[Ints, Ints]:
+    """Elements that follow one another, in an inner chunk and in the output.
+
+    Parameters
+    ----------
+    cell, inner, outer
+        int64, shape (n,): inner chunk of each element, its place there and in the
+        output.
+
+    Returns
+    -------
+    Where each run begins, and how long it is: int64, shape (n_runs,).
+    """
+    is_next = (np.diff(inner) == 1) & (np.diff(outer) == 1) & (np.diff(cell) == 0)
+    starts = np.flatnonzero(np.append(True, ~is_next)[: len(inner)])
+    return starts, np.diff(np.append(starts, len(inner)))

@@ -88,16 +88,20 @@ def _copy_bytes(_typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
     return types.void(target, source, nbytes), generate
 
 
-@intrinsic
-def _store_int32(_typing: Any, address: Any, value: Any) -> Any:
-    """Write the lower four bytes of an int64 to an address."""
+def _store(bits: int) -> Any:
+    """Write the lower bytes of an int64 to an address."""
 
-    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        kind = ir.IntType(32)
-        pointer = builder.inttoptr(values[0], kind.as_pointer())
-        builder.store(builder.trunc(values[1], kind), pointer, align=1)
+    @intrinsic
+    def store(_typing: Any, address: Any, value: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+            kind = ir.IntType(bits)
+            pointer = builder.inttoptr(values[0], kind.as_pointer())
+            kept = values[1] if bits == 64 else builder.trunc(values[1], kind)
+            builder.store(kept, pointer, align=1)
 
-    return types.void(address, value), generate
+        return types.void(address, value), generate
+
+    return store
 
 
 @intrinsic
@@ -139,20 +143,27 @@ def _slice_tables() -> np.ndarray[Any, np.dtype[np.int64]]:
     return tables
 
 
+# fd, buf, nbytes, offset
+call_pread = _function(64, (32, 64, 64, 64))
 # ctx, src, srcsize, dest, destsize
 call_blosc = _function(32, (64, 64, 32, 64, 32))
 # ctx, dest, destsize, src, srcsize
 call_zstd = _function(64, (64, 64, 64, 64, 64))
+# stream; stream, flush
+call_reset, call_inflate = _function(32, (64,)), _function(32, (64, 32))
+# decompressor, in, in_nbytes, out, out_nbytes_avail, actual_in_ret, actual_out_ret
+call_libdeflate = _function(32, (64, 64, 64, 64, 64, 64, 64))
 copy_8, copy_16 = _transfer(8, swaps=False), _transfer(16, swaps=False)
 copy_32, copy_64 = _transfer(32, swaps=False), _transfer(64, swaps=False)
+copy_128 = _transfer(128, swaps=False)
 swap_16, swap_32 = _transfer(16, swaps=True), _transfer(32, swaps=True)
 swap_64 = _transfer(64, swaps=True)
 # Called without what numba passes itself, of which type checkers do not know.
 copy_bytes: Any = _copy_bytes
-store_int32: Any = _store_int32
+store_int32, store_int64 = _store(32), _store(64)
 store_bool: Any = _store_bool
 _crc32: Any = _crc32_of_8
-load_8, load_32, load_64 = _load(8), _load(32), _load(64)
+load_8, load_16, load_32, load_64 = _load(8), _load(16), _load(32), _load(64)
 _TABLES = _slice_tables()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpushard.fused.columns import BLOSC, BOOL, COPY, LZ4, RAW, ZSTD
+from gpushard.fused.columns import BLOSC, BOOL, COPY, GZIP, LZ4, RAW, ZLIB, ZSTD
 from gpushard.source import Source
 
 _KINDS = {
@@ -16,8 +16,12 @@ _KINDS = {
     "blosc": BLOSC,
     "numcodecs.blosc": BLOSC,
     "numcodecs.lz4": LZ4,
+    "gzip": GZIP,
+    "numcodecs.gzip": GZIP,
+    "numcodecs.zlib": ZLIB,
 }
 _CRC32C = "crc32c"
+_FINDING = "fused chain"
 # Blosc counts in 32 bits, headers included.
 _LARGEST_NBYTES = (1 << 31) - 4096
 
@@ -29,7 +33,7 @@ class FusedChain:
     Attributes
     ----------
     kind
-        `RAW`, `ZSTD`, `BLOSC` or `LZ4`.
+        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `GZIP` or `ZLIB`.
     has_crc
         Whether a checksum stands after the payload.
     chunk_nbytes
@@ -52,6 +56,12 @@ class FusedChain:
 
 def fused_chain(source: Source) -> FusedChain | None:
     """Chain of an array as the compiled loops see it; None if they cannot read it."""
+    if _FINDING not in source.findings:
+        source.findings[_FINDING] = _find_chain(source)
+    return source.findings[_FINDING]
+
+
+def _find_chain(source: Source) -> FusedChain | None:
     strides, chunk_nbytes = source.element_strides, source.chunk_nbytes
     if strides is None or not 0 < chunk_nbytes <= _LARGEST_NBYTES:
         return None

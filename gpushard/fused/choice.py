@@ -11,14 +11,24 @@ from numpy.typing import NDArray
 
 from gpushard.fused.boxes import Landing, can_cut
 from gpushard.fused.chain import FusedChain, fused_chain
-from gpushard.fused.libraries import find_library
-from gpushard.fused.sink import FusedSink, Loops
+from gpushard.fused.libraries import find_library, pread_address
+from gpushard.fused.runner import BoxRunner, Loops
+from gpushard.fused.sink import FusedSink
 from gpushard.job import Sink
+from gpushard.options import Options
 from gpushard.place import HostSink
 from gpushard.plan import ReadPlan
 from gpushard.scatter import GridTarget
 from gpushard.source import Source
 
+
+class _Suitable:
+    """What the process read so far that the loops could have read."""
+
+    nbytes = 0
+
+
+_suitable_reads = _Suitable()
 _loading = threading.Lock()
 _loaded: list[Any] = []
 
@@ -26,22 +36,29 @@ _loaded: list[Any] = []
 def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> Sink:
     """The fastest sink that reads a plan into arrays on the host.
 
-    Compiled loops are loaded by the first read that is large enough to pay for it, and
-    used by smaller ones from then on.
+    Compiled loops are loaded once the reads that they could have done were large enough
+    to pay for it, and used by all from then on.
     """
     host = HostSink(plan.parts, outs)
-    if plan.n_chunks * source.chunk_nbytes < source.options.compile_nbytes:
-        return host
     chain = _suitable(source, plan, outs)
-    loops = None if chain is None else _loops(chain.kind)
-    if chain is None or loops is None:
+    if chain is None or not _pays(plan.n_chunks * source.chunk_nbytes, source.options):
+        return host
+    loops = _loops(chain.kind)
+    if loops is None:
         return host
     landings = [
         Landing.of(GridTarget(part, out))
         for part, out in zip(plan.parts, outs, strict=True)
         if can_cut(part)
     ]
-    return FusedSink(host, landings, chain, loops)
+    return FusedSink(host, BoxRunner(landings, chain, loops), landings)
+
+
+def _pays(nbytes: int, options: Options) -> bool:
+    """Whether a read of so many bytes, and those before it, are worth the loops."""
+    # Threads may count at the same time: what is lost delays the loading a little.
+    _suitable_reads.nbytes += nbytes
+    return _suitable_reads.nbytes >= options.compile_nbytes
 
 
 def _suitable(
@@ -62,23 +79,23 @@ def _loops(kind: int) -> Loops | None:
     loaded = None if library is None else _load()
     if library is None or loaded is None:
         return None
-    return Loops(*loaded, library.function)
+    return Loops(loaded, library, pread_address())
 
 
 @cache
 def _has_numba() -> bool:
     try:
-        import gpushard.fused.loops  # noqa: F401 - numba may refuse this NumPy
+        import gpushard.fused.loading  # noqa: F401 - numba may refuse this NumPy
     except ImportError:
         return False
     return True
 
 
-def _load() -> tuple[Any, Any] | None:
-    """The compiled loop and the type of what it takes, loaded once a process."""
+def _load() -> Any:
+    """The compiled loops (`loading.Compiled`), loaded once a process; None without."""
     with _loading:
         if not _loaded and _has_numba():
-            from gpushard.fused.loops import Decoder, load_place_boxes
+            from gpushard.fused.loading import load
 
-            _loaded.extend((load_place_boxes(), Decoder))
-    return (_loaded[0], _loaded[1]) if _loaded else None
+            _loaded.append(load())
+    return _loaded[0] if _loaded else None

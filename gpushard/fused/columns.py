@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-# Columns of a box: address and size of the encoded bytes, offset of its first element
-# in the decoded bytes, where that goes, which strides hold, and lengths along the axes.
-SOURCE, NBYTES, OFFSET, TARGET, PART, FIRST_LENGTH = range(6)
+# Columns of a box: where the encoded bytes start and how many they are; which of them
+# are to be had, from where to where, and up to where it pays to read on; the file they
+# lie in; offset of the box's first element in the decoded bytes, where that goes, which
+# strides hold, and lengths along the axes. Places are byte offsets in a file, or
+# addresses in memory where the file is NO_FILE. FILLED: decoded elements in memory.
+SOURCE, NBYTES, LOW, HIGH, REACH, FILE, OFFSET, TARGET, PART, FIRST_LENGTH = range(10)
+NO_FILE, FILLED = -1, -2
 
-# Decoders.
-RAW, ZSTD, BLOSC, LZ4 = range(4)
+# Streams, and how the loops decode them: each in its own way, but for deflate, which
+# goes through libz or, where there is one, libdeflate.
+RAW, ZSTD, BLOSC, LZ4, GZIP, ZLIB, INFLATE, LIBDEFLATE = range(8)
 
 # Changes to elements; 2, 4 and 8 stand for as many bytes to be reversed.
 COPY, BOOL = 0, 1
 
 # NumPy 2 allows 64 axes.
 WORK_AXES = 64
+
+# Of a cell along an axis (`gpushard.fused.cells`).
+ORDINAL, INNER, OUTER, LENGTH = range(4)
+
+# Of a shard: addresses of its index' columns, 0 where there is no object; its file; and
+# how many boxes there are up to its last.
+OFFSETS, SIZES, STATES, HANDLE, END = range(5)
+
+# Reading on costs what another call does (0.4 us from the page cache) for so many bytes
+# that nobody wants.
+GAP_NBYTES = 4096

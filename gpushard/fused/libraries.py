@@ -1,9 +1,12 @@
-"""Public C interfaces that wheels ship, and what each thread needs to call them."""
+"""Public C interfaces of libraries, and what makes a context for a thread.
+
+They ship in wheels (libzstd in zstandard's cffi module, libblosc2 with its header) or
+with the system: libz nearly everywhere, libdeflate where something else brought it.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -11,28 +14,47 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from gpushard.fused.columns import (
+    BLOSC,
+    GZIP,
+    INFLATE,
+    LIBDEFLATE,
+    LZ4,
+    RAW,
+    ZLIB,
+    ZSTD,
+)
 
-from gpushard.fused.columns import BLOSC, LZ4, RAW, WORK_AXES, ZSTD
-from gpushard.options import MIB
-
-# `blosc2_dparams` is passed by value, so only the binary interface that it was read of
-# will do. The file's name is the library's SONAME.
-_BLOSC2 = "libblosc2.so.9"
-# Larger rooms are given back after each use.
-_KEPT_NBYTES = 4 * MIB
-_CACHE_LINE = 64
+# Of each library only the binary interface that was read of will do: the names are the
+# files' SONAMEs. `blosc2_dparams` is passed by value, `z_stream` filled in by address.
+_BLOSC2, _LIBDEFLATE, _LIBZ = "libblosc2.so.9", "libdeflate.so.0", "libz.so.1"
+# zlib.h: the largest window, and 16 more for a gzip wrapper instead of zlib's.
+_WBITS = {ZLIB: 15, GZIP: 31}
+# zlib.h's `z_stream` where pointers and long have 64 bits.
+_Z_STREAM_NBYTES = 112
 
 
 class Library(NamedTuple):
-    """A decompressor: address of its function, and what makes a context for it.
+    """A decompressor.
 
-    A context is given as its address and what keeps it alive.
+    Attributes
+    ----------
+    name
+        What to call it in a report.
+    decoder
+        How the loops decode with it.
+    function, reset
+        Addresses of what decompresses, and of what makes a context ready for another
+        stream; 0 where there is none.
+    make_context
+        Makes a context, given as its address and what keeps it alive.
     """
 
-    function: int
-    make_context: Callable[[], tuple[int, Any]]
+    name: str
+    decoder: int
+    function: int = 0
+    reset: int = 0
+    make_context: Callable[[], tuple[int, Any]] = lambda: (0, None)
 
 
 class _BloscParameters(ctypes.Structure):
@@ -50,9 +72,25 @@ class _BloscParameters(ctypes.Structure):
 @cache
 def find_library(kind: int) -> Library | None:
     """Decompressor of a kind of chain; None where it is not installed."""
-    if kind == RAW:
-        return Library(0, lambda: (0, None))
-    return _zstd() if kind == ZSTD else _blosc()
+    if kind in (RAW, LZ4):
+        return Library("a copy" if kind == RAW else "LZ4 of their own", kind)
+    if kind == ZSTD:
+        return _zstd()
+    if kind == BLOSC:
+        return _blosc()
+    return _libdeflate(kind) or _libz(kind)
+
+
+@cache
+def pread_address() -> int:
+    """Address of the C library's `pread`, whose offsets have 64 bits; 0 without."""
+    if ctypes.sizeof(ctypes.c_long) != 8:
+        return 0
+    return _address(ctypes.CDLL(None).pread)
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _zstd() -> Library | None:
@@ -68,7 +106,9 @@ def _zstd() -> Library | None:
         return int(ffi.cast("uintptr_t", context)), context
 
     function = ffi.addressof(lib, "ZSTD_decompressDCtx")
-    return Library(int(ffi.cast("uintptr_t", function)), make_context)
+    return Library(
+        "libzstd", ZSTD, int(ffi.cast("uintptr_t", function)), make_context=make_context
+    )
 
 
 def _blosc() -> Library | None:
@@ -88,50 +128,75 @@ def _blosc() -> Library | None:
 
     def make_context() -> tuple[int, Any]:
         context = lib.blosc2_create_dctx(_BloscParameters(1, None, None, None, 8))
-        owner = _Owner()
-        weakref.finalize(owner, lib.blosc2_free_ctx, context).atexit = False
-        return context or 0, owner
+        return _owned(context, lib.blosc2_free_ctx)
 
-    function = ctypes.cast(lib.blosc2_decompress_ctx, ctypes.c_void_p).value
-    return Library(function or 0, make_context)
+    return Library(
+        "libblosc2", BLOSC, _address(lib.blosc2_decompress_ctx), 0, make_context
+    )
+
+
+def _libdeflate(kind: int) -> Library | None:
+    try:
+        lib = ctypes.CDLL(_LIBDEFLATE)
+        wrapper = "gzip" if kind == GZIP else "zlib"
+        function = getattr(lib, f"libdeflate_{wrapper}_decompress_ex")
+    except (OSError, AttributeError):
+        return None
+    lib.libdeflate_alloc_decompressor.restype = ctypes.c_void_p
+    lib.libdeflate_free_decompressor.restype = None
+    lib.libdeflate_free_decompressor.argtypes = [ctypes.c_void_p]
+
+    def make_context() -> tuple[int, Any]:
+        context = lib.libdeflate_alloc_decompressor()
+        return _owned(context, lib.libdeflate_free_decompressor)
+
+    return Library(
+        "libdeflate", LIBDEFLATE, _address(function), make_context=make_context
+    )
+
+
+def _libz(kind: int) -> Library | None:
+    try:
+        lib = ctypes.CDLL(_LIBZ)
+    except OSError:
+        return None
+    if ctypes.sizeof(ctypes.c_long) != 8:
+        return None
+    lib.zlibVersion.restype = ctypes.c_char_p
+    lib.inflateInit2_.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_int,
+    ]
+    lib.inflateEnd.argtypes = [ctypes.c_void_p]
+
+    def make_context() -> tuple[int, Any]:
+        stream = ctypes.create_string_buffer(_Z_STREAM_NBYTES)
+        address = ctypes.addressof(stream)
+        arguments = (_WBITS[kind], lib.zlibVersion(), _Z_STREAM_NBYTES)
+        if lib.inflateInit2_(address, *arguments) != 0:
+            return 0, None
+        return _owned(address, lib.inflateEnd, stream)
+
+    reset, inflate = _address(lib.inflateReset), _address(lib.inflate)
+    return Library("libz", INFLATE, inflate, reset, make_context)
 
 
 class _Owner:
-    """Lives as long as a context is in use."""
+    """Lives as long as a context is in use, and so does the memory it lies in."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "memory")
 
-
-class Room(threading.local):
-    """What a thread keeps between batches: contexts, and room in its caches."""
-
-    def __init__(self) -> None:
-        self._contexts: dict[int, tuple[int, Any]] = {}
-        self._kept = np.empty(0, np.uint8)
-        self.work = np.empty((4, WORK_AXES), np.int64)
-
-    def context(self, kind: int) -> int:
-        """Address of this thread's context for a kind of chain; 0 if there is none."""
-        # An LZ4 block goes through blosc.
-        kind = BLOSC if kind == LZ4 else kind
-        made = self._contexts.get(kind)
-        if made is None:
-            library = find_library(kind)
-            made = (0, None) if library is None else library.make_context()
-            self._contexts[kind] = made
-        return made[0]
-
-    def buffer(self, nbytes: int) -> NDArray[np.uint8]:
-        """Room of at least `nbytes` bytes on a cache line: uint8, shape (n,), host."""
-        if len(self._kept) >= nbytes:
-            return self._kept
-        room = np.empty(nbytes + _CACHE_LINE, np.uint8)
-        room = room[-address_of(room) % _CACHE_LINE :]
-        if nbytes <= _KEPT_NBYTES:
-            self._kept = room
-        return room
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
 
 
-def address_of(array: NDArray[Any]) -> int:
-    """Where the first element of an array lies in memory."""
-    return int(array.__array_interface__["data"][0])
+def _owned(
+    context: int | None, free: Callable[[int], Any], memory: Any = None
+) -> tuple[int, Any]:
+    """A context's address, and what frees it when it goes."""
+    owner = _Owner(memory)
+    if context:
+        weakref.finalize(owner, free, context).atexit = False
+    return context or 0, owner

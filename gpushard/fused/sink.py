@@ -1,54 +1,30 @@
-"""Fetched bytes -> decoded inner chunks in the outputs, in compiled loops.
+"""Encoded bytes -> decoded inner chunks in the outputs, in compiled loops.
 
-Whatever the loops cannot decode - damage, or a stream that is legal and rare - is
-decoded once more by `HostSink`, which either reads it or says what is wrong.
+Where the store keeps its objects in files, the loops read them as well. Whatever they
+cannot do - damage, a stream that is legal and rare, a file that fails - is done once
+more by `HostSink`, which either reads it or says what is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpushard.blocks import ShardBlock
-from gpushard.fused import boxes
-from gpushard.fused.chain import FusedChain
-from gpushard.fused.columns import LZ4, NBYTES, SOURCE
-from gpushard.fused.libraries import Room, address_of
-from gpushard.job import Answer, Job
+from gpushard.fused.boxes import Landing
+from gpushard.fused.columns import FILE, NBYTES, NO_FILE, SOURCE
+from gpushard.fused.direct import DirectRead, direct_read
+from gpushard.fused.files import file_reader
+from gpushard.fused.room import address_of
+from gpushard.fused.runner import Bools, BoxRunner
+from gpushard.job import Answer, Job, RequestReader
 from gpushard.place import HostSink
 from gpushard.ranged import RangedBlock
 from gpushard.selection import Ints
 
-# What stands ahead of an LZ4 block that is wrapped in a frame, on a cache line.
-_WRAPPING_NBYTES = 128
-
 # Rows whose columns are made at a time: they stay small beside the bytes they describe.
 _RUN_ROWS = 16384
-
-_room = Room()
-
-Bools = NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Loops:
-    """The compiled loop and what it calls.
-
-    Attributes
-    ----------
-    place_boxes, decoder
-        As in `gpushard.fused.loops`.
-    function
-        Address of the decompressor.
-    """
-
-    place_boxes: Callable[..., Any]
-    decoder: Callable[..., Any]
-    function: int
 
 
 class FusedSink:
@@ -57,31 +33,47 @@ class FusedSink:
     Parameters
     ----------
     host
-        The plain way, for fill values and what the loops cannot decode.
+        The plain way, for what the loops cannot decode.
+    runner
+        The loops, and what they know of this read.
     landings
         The parts of the plan, and where each goes.
-    chain
-        How inner chunks are encoded.
-    loops
-        The compiled loops.
     """
 
     def __init__(
-        self,
-        host: HostSink,
-        landings: Sequence[boxes.Landing],
-        chain: FusedChain,
-        loops: Loops,
+        self, host: HostSink, runner: BoxRunner, landings: Sequence[Landing]
     ) -> None:
         self._host = host
+        self._runner = runner
         self._landings = landings
-        self._chain = chain
-        self._loops = loops
-        self._strides = boxes.stride_columns(landings, chain.strides)
+        self.fetch = host.fetch
+        self.batch_nbytes = None
+
+    def direct(self, job: Job) -> DirectRead | None:
+        """What reads a job from local files, where the loops can do all of it."""
+        job.tally.note(loops=self._runner.library_name)
+        if len(self._landings) != 1:
+            return None
+        return direct_read(self._runner, self._landings[0], job)
+
+    def reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
+        """What reads requests to local files; None where the objects lie elsewhere."""
+        return file_reader(self._runner, self._host, job, ranged)
 
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """Write the fill value where the missing inner chunks `rows` land."""
-        self._host.fill(job, block, rows)
+        cut = self._runner.cut(block, rows)
+        if cut is None:
+            self._host.fill(job, block, rows)
+            return
+        value = job.source.layout.fill_value
+        # As if each were this one, decoded.
+        chunk = np.full(self._runner.chain.chunk_nbytes // value.itemsize, value)
+        columns, _ = cut
+        columns[:, SOURCE] = address_of(chunk)
+        columns[:, NBYTES] = chunk.nbytes
+        columns[:, FILE] = NO_FILE
+        self._runner.copy(columns)
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
         """Decode the inner chunks that requests hold and write what is wanted of them.
@@ -117,9 +109,8 @@ class FusedSink:
 
     def _place_run(self, ranged: RangedBlock, rows: Ints, base: Ints) -> Bools:
         """Whether each of `rows` was placed; `base`: address of its object's byte 0."""
-        context = _room.context(self._chain.kind)
-        cut = boxes.cut(self._landings, self._chain.strides, ranged.block, rows)
-        if cut is None or (self._loops.function and not context):
+        cut = self._runner.cut(ranged.block, rows)
+        if cut is None:
             return np.zeros(len(rows), np.bool_)
         columns, row = cut
         located = ranged.located
@@ -127,30 +118,7 @@ class FusedSink:
         start = located.start[rows]
         columns[:, SOURCE] = (base + start)[row]
         columns[:, NBYTES] = (located.stop[rows] - start)[row]
+        columns[:, FILE] = NO_FILE
         is_placed = np.ones(len(rows), np.bool_)
-        is_placed[row[~self._run(columns, context)]] = False
-        return is_placed
-
-    def _run(self, columns: Ints, context: int) -> Bools:
-        """Decode and copy boxes: bool, shape (n_boxes,), whether each was placed."""
-        chain = self._chain
-        # The scratch, and behind it what an LZ4 block is wrapped in.
-        apart = -(-chain.chunk_nbytes // 64) * 64
-        wrapped = chain.chunk_nbytes + _WRAPPING_NBYTES if chain.kind == LZ4 else 0
-        # Held here: the loops know but the address.
-        buffer = _room.buffer(apart + wrapped)
-        scratch = address_of(buffer)
-        decoder = self._loops.decoder(
-            chain.kind,
-            int(chain.has_crc),
-            self._loops.function,
-            context,
-            chain.chunk_nbytes,
-            scratch,
-            scratch + apart,
-            chain.dtype.itemsize,
-            chain.change,
-        )
-        is_placed = np.zeros(len(columns), np.bool_)
-        self._loops.place_boxes(decoder, columns, self._strides, _room.work, is_placed)
+        is_placed[row[~self._runner.run(columns)]] = False
         return is_placed

@@ -7,7 +7,7 @@ answers when all are there; how it runs them side by side is its own business.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -28,12 +28,30 @@ class ByteRequest:
     version
         If given, the bytes must come from that version of the object; when the store
         can no longer serve it, it raises `ObjectChangedError`.
+    into
+        uint8, host, writable, as many bytes as are asked for: where they may be put,
+        which saves a copy. A store may answer with memory of its own as well.
+    max_nbytes
+        Of a whole object (``start == 0``, `stop` None): the bytes that are taken of it
+        at most, whatever its size; a longer object is answered cut there.
     """
 
     key: str
     start: int = 0
     stop: int | None = None
     version: Hashable | None = None
+    into: NDArray[np.uint8] | None = field(default=None, compare=False, repr=False)
+    max_nbytes: int | None = None
+
+    def within(self, object_nbytes: int) -> tuple[int, int]:
+        """Half-open range that answers it in an object of that size."""
+        if self.start < 0:
+            return max(0, object_nbytes + self.start), object_nbytes
+        stop = object_nbytes if self.stop is None else self.stop
+        if self.max_nbytes is not None:
+            stop = min(stop, self.start + self.max_nbytes)
+        stop = min(stop, object_nbytes)
+        return min(self.start, stop), stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +133,13 @@ class Store(Protocol):
         ...
 
     def get(self, key: str) -> bytes | None:
-        """Read a whole small object (a metadata document); None if there is none."""
+        """Read a whole small object (a metadata document); None if there is none.
+
+        Raises
+        ------
+        StoreError
+            The store failed, or the object is larger than `MAX_DOCUMENT_NBYTES`.
+        """
         ...
 
     def list_children(self, prefix: str) -> list[str] | None:

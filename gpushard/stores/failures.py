@@ -7,7 +7,16 @@ from typing import TypeVar
 
 from gpushard.errors import StoreError
 
-_METADATA_SUFFIXES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
+_METADATA_SUFFIXES = (
+    "zarr.json",
+    ".zarray",
+    ".zattrs",
+    ".zgroup",
+    ".zmetadata",
+    # The draft of v3.
+    ".array.json",
+    ".group.json",
+)
 
 _FORBIDDEN_PARTS = frozenset(("", ".", ".."))
 _FORBIDDEN_CHARACTERS = frozenset("\\\0")

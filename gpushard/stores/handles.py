@@ -6,6 +6,13 @@ import os
 import threading
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
+# Linux has both; elsewhere nothing is asked and nothing advised.
+_NO_WAIT: int = getattr(os, "RWF_NOWAIT", 0)
+_CAN_ADVISE = hasattr(os, "posix_fadvise")
+
 FileVersion = tuple[int, int, int, int]
 """Identity of a file's bytes: device, inode, size, time of modification in ns."""
 
@@ -30,6 +37,37 @@ class Handle:
     # The default argument outlives the module's globals at the interpreter's exit.
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self.fd)
+
+
+def is_in_memory(fd: int, offset: int) -> bool:
+    """Whether a read at `offset` need not wait for a disk, as far as one can tell."""
+    try:
+        os.preadv(fd, [bytearray(1)], offset, _NO_WAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system that cannot tell
+        return True
+    return True
+
+
+def read_ahead(fd: int, offset: int, nbytes: int) -> None:
+    """Let the system begin to read a range, without waiting for it."""
+    if _CAN_ADVISE:
+        os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+
+def read_on(fd: int, data: NDArray[np.uint8], start: int, n_bytes: int) -> int:
+    """Fill `data` beyond its first `n_bytes`; bytes filled (less at the file's end).
+
+    One call answers at most 2**31 - 4096 bytes on Linux, and any number when a signal
+    comes in between.
+    """
+    while 0 < n_bytes < len(data):
+        n_more = os.preadv(fd, (data[n_bytes:],), start + n_bytes)
+        if n_more == 0:
+            break
+        n_bytes += n_more
+    return n_bytes
 
 
 class HandleTable:

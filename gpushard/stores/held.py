@@ -39,7 +39,7 @@ class HeldObjects:
         whole = self._objects.get(request.key)
         if whole is None:
             return None
-        data = whole.data[request.start : request.stop]
+        data = whole.data[request.start : request.stop][: request.max_nbytes]
         return Fetched(data, len(whole.data), whole.version)
 
     def current_version(self, key: str) -> tuple[bool, Hashable | None]:

@@ -10,18 +10,25 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import TypeGuard
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.options import DEFAULT, KIB, MIB, Options
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
+from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key
-from gpushard.stores.handles import FileVersion, Handle, HandleTable, version_of
+from gpushard.stores.handles import (
+    FileVersion,
+    Handle,
+    HandleTable,
+    read_on,
+    version_of,
+)
 from gpushard.workers import run_side_by_side
 
 # 64 KiB cost 8 us from the page cache and about 20 us from an NVMe disk, less than
@@ -43,6 +50,15 @@ _PATIENCE_S = 1e-3
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
+def holds_plain_files(store: object) -> TypeGuard[LocalStore]:
+    """Whether a store's objects may be read as the files that they are.
+
+    A subclass may read in a way of its own, unless it says otherwise itself.
+    """
+    is_local = isinstance(store, LocalStore)
+    return is_local and bool(vars(type(store)).get("has_plain_files"))
+
+
 class LocalStore:
     """Read access to the files below `root`.
 
@@ -58,6 +74,8 @@ class LocalStore:
         Whether to follow symbolic links below `root` that lead out of it.
     """
 
+    has_plain_files = True
+
     def __init__(
         self,
         root: str | Path,
@@ -68,12 +86,14 @@ class LocalStore:
         self.root = os.path.abspath(root)
         self.options = options
         self.allow_symlinks_outside = allow_symlinks_outside
+        self.is_read_only = False  # set by who was told so
         self._prefix = self.root.rstrip("/") + "/"
         self._real_prefix = os.path.realpath(self.root).rstrip("/") + "/"
         self._handles = HandleTable(options.file_handles)
 
-    def __reduce__(self) -> tuple[Callable[..., LocalStore], tuple[object, ...]]:
-        return _rebuild, (self.root, self.options, self.allow_symlinks_outside)
+    def __reduce__(self) -> tuple[object, ...]:
+        known = {n: vars(self)[n] for n in ("allow_symlinks_outside", "is_read_only")}
+        return LocalStore, (self.root, self.options), known
 
     def __repr__(self) -> str:
         return f"LocalStore({self.root!r})"
@@ -115,6 +135,39 @@ class LocalStore:
                 break
         return answers
 
+    def open_file(self, key: str, version: Hashable | None) -> Handle:
+        """Open file of an object, to be read by position; it stays open while in use.
+
+        Raises
+        ------
+        ObjectChangedError
+            The file at `key` has another version, or is gone.
+        StoreError
+            As for `read`.
+        """
+        handle = self._handles.get(key)
+        if handle is None or handle.version != version:
+            handle = self._reopen(key, version)
+        return handle
+
+    def confirm(self, handle: Handle) -> None:
+        """Refuse what was read of an open file, if it was overwritten in place.
+
+        Raises
+        ------
+        ObjectChangedError
+            It was.
+        StoreError
+            The file cannot be examined any more.
+        """
+        try:
+            now = version_of(os.fstat(handle.fd))
+        except OSError as error:
+            raise self._failure(handle.key, error) from error
+        if now != handle.version:
+            self._handles.drop(handle)
+            raise self._changed(handle.key, handle.version, now)
+
     def current_version(self, key: str) -> tuple[bool, Hashable | None]:
         """``(True, version)`` of the file at `key`, ``(True, None)`` if it is gone.
 
@@ -141,8 +194,8 @@ class LocalStore:
         StoreError
             As for `read`.
         """
-        fetched = self._read_one(ByteRequest(key))
-        return None if fetched is None else fetched.data.tobytes()
+        fetched = self._read_one(document_request(key))
+        return document_bytes(fetched, key, self.url)
 
     def list_children(self, prefix: str) -> list[str] | None:
         """Sorted names directly below the directory `prefix`; [] if there is none.
@@ -180,23 +233,51 @@ class LocalStore:
     def _read_range(self, handle: Handle, request: ByteRequest) -> Fetched:
         """Bytes of the range that the handle's version of the file has."""
         size = handle.version[2]
-        start, stop = request.start, request.stop
-        if start < 0:
-            start = max(0, size + start)
-        stop = size if stop is None or stop > size else stop
-        data = np.empty(max(0, stop - start), np.uint8)
+        start, stop = request.within(size)
+        n_wanted = stop - start
+        into = request.into
+        data = np.empty(n_wanted, np.uint8) if into is None else into[:n_wanted]
         try:
             n_bytes = os.preadv(handle.fd, (data,), start)
             if n_bytes != len(data):
-                n_bytes = _read_on(handle.fd, data, start, n_bytes)
+                n_bytes = read_on(handle.fd, data, start, n_bytes)
             # Asked after reading: a writer that overwrites in place shows here.
             now = os.fstat(handle.fd)
         except OSError as error:
             raise self._failure(request.key, error) from error
-        if n_bytes != len(data) or version_of(now) != handle.version:
-            self._handles.drop(handle)
-            raise self._changed(request.key, handle.version, version_of(now))
+        self.refuse_changed(handle, now, is_torn=n_bytes != len(data))
         return Fetched(data, size, handle.version)
+
+    def hold(self, key: str, version: Hashable) -> Handle:
+        """Open file of `version` at `key`, for what reads files by itself.
+
+        Who reads it asks `refuse_changed` afterwards, before the bytes are used.
+
+        Raises
+        ------
+        ObjectChangedError
+            The version is gone.
+        StoreError
+            As for `read`.
+        """
+        handle = self._handles.get(key)
+        if handle is None or handle.version != version:
+            return self._reopen(key, version)
+        return handle
+
+    def refuse_changed(
+        self, handle: Handle, now: os.stat_result, *, is_torn: bool = False
+    ) -> None:
+        """Refuse what was read of `handle`, whose status is `now`, if it has changed.
+
+        Raises
+        ------
+        ObjectChangedError
+            It was overwritten in place, or `is_torn` says so.
+        """
+        if is_torn or version_of(now) != handle.version:
+            self._handles.drop(handle)
+            raise self._changed(handle.key, handle.version, version_of(now))
 
     def _current(self, key: str, handle: Handle | None) -> Handle | None:
         """Handle of the file that is at `key` now; None if there is none."""
@@ -310,20 +391,6 @@ _HINTS = {
 }
 
 
-def _read_on(fd: int, data: NDArray[np.uint8], start: int, n_bytes: int) -> int:
-    """Fill `data` beyond its first `n_bytes`; bytes filled (less at the file's end).
-
-    One call answers at most 2**31 - 4096 bytes on Linux, and any number when a signal
-    comes in between.
-    """
-    while 0 < n_bytes < len(data):
-        n_more = os.preadv(fd, (data[n_bytes:],), start + n_bytes)
-        if n_more == 0:
-            break
-        n_bytes += n_more
-    return n_bytes
-
-
 def _path_of(fd: int, path: str) -> str:
     """Path of the open file, free of symbolic links."""
     try:
@@ -331,7 +398,3 @@ def _path_of(fd: int, path: str) -> str:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return os.path.realpath(path)
-
-
-def _rebuild(root: str, options: Options, allow_symlinks_outside: bool) -> LocalStore:
-    return LocalStore(root, options, allow_symlinks_outside=allow_symlinks_outside)

@@ -7,19 +7,39 @@ no event loop, and so work the same in scripts, notebooks and worker threads.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gpushard.errors import ObjectChangedError, StoreError
-from gpushard.options import KIB, MIB
+from gpushard.errors import StoreError
+from gpushard.options import DEFAULT, KIB, MIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
+from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key
+from gpushard.stores.obstores import (
+    is_http,
+    refuse_after_fork,
+    request_errors,
+    url_of,
+    version_of,
+)
+from gpushard.stores.patience import Patience
+from gpushard.stores.plain_http import get_unsized
+from gpushard.stores.remote_failures import (
+    changed,
+    encoded_body,
+    refuse_large,
+    request_failure,
+    without_credentials,
+)
 from gpushard.workers import run_side_by_side
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, ObjectMeta
+    from obstore import GetOptions, GetResult, ObjectMeta
     from obstore.store import ObjectStore
 
 # 1 MiB and 16 MiB are zarr-python's own figures for object stores (3.3, its ArrayConfig
@@ -44,7 +64,8 @@ _RANGELESS_MAX_NBYTES = 64 * MIB
 # obstore has no classes for these answers, only their text.
 _UNSATISFIABLE = re.compile(r"status code: 416\b")
 _SUFFIX_REFUSED = re.compile(r"status code: (400|405|416|501)\b|CONTENT_RANGE header")
-_USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
+_UNSIZED = re.compile(r"(?i)content[-_]length header missing")
+_RANGELESS = re.compile(r"(?i)content[-_](range header|length header missing)")
 
 
 class RemoteStore:
@@ -59,6 +80,10 @@ class RemoteStore:
         Any store of `obstore.store`.
     url
         Address for messages; by default what the store tells about itself.
+    patience_s
+        Seconds after which a busy server is given up.
+    forbidden_is_missing
+        Whether the status 403 means that there is no such object.
 
     Attributes
     ----------
@@ -66,15 +91,33 @@ class RemoteStore:
         The obstore store.
     """
 
-    def __init__(self, store: ObjectStore, url: str | None = None) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        url: str | None = None,
+        *,
+        patience_s: float = DEFAULT.patience_s,
+        forbidden_is_missing: bool = False,
+    ) -> None:
         self.object_store = store
-        self._url = _USER_INFO.sub("", url or _url_of(store))
+        self.is_read_only = False  # set by who was told so
+        self.puts_conditionally: bool | None = None  # set by who found out
+        self._forbidden_is_missing = forbidden_is_missing
+        self._url = without_credentials(url or url_of(store))
         self._costs = _costs_of(store)
+        self._http_url = self._url if is_http(store) else None
+        self._patience = Patience(patience_s, self._http_url)
         self._refuses_suffixes = False
         self._ignores_ranges = False
 
-    def __reduce__(self) -> tuple[Callable[..., RemoteStore], tuple[object, ...]]:
-        return RemoteStore, (self.object_store, self._url)
+    def __reduce__(self) -> tuple[Callable[..., RemoteStore], Any, Any]:
+        make = partial(
+            RemoteStore,
+            patience_s=self._patience.seconds,
+            forbidden_is_missing=self._forbidden_is_missing,
+        )
+        state = {"is_read_only": self.is_read_only}
+        return make, (self.object_store, self._url), state
 
     def __repr__(self) -> str:
         return f"RemoteStore({self._url!r})"
@@ -118,8 +161,8 @@ class RemoteStore:
         StoreError
             As for `read`.
         """
-        fetched = self._read_one(ByteRequest(key))
-        return None if fetched is None else fetched.data.tobytes()
+        fetched = self._read_one(document_request(key))
+        return document_bytes(fetched, key, self._url)
 
     def list_children(self, prefix: str) -> list[str] | None:
         """Sorted names directly below `prefix`; None for plain HTTP.
@@ -134,36 +177,67 @@ class RemoteStore:
 
         if isinstance(self.object_store, HTTPStore):
             return None
+        refuse_after_fork(self._url, prefix)
         try:
             found = obstore.list_with_delimiter(self.object_store, prefix or None)
-        except _errors() as error:
-            raise self._failure(prefix, error) from error
+        except request_errors() as error:
+            raise request_failure(self._url, prefix, error) from error
         paths = [
             *found["common_prefixes"],
             *(item["path"] for item in found["objects"]),
         ]
         return sorted({path.rstrip("/").rpartition("/")[2] for path in paths})
 
+    def refuse_changed(self, key: str, version: Hashable | None) -> None:
+        """Refuse an object that is not of `version` any more; costs a request.
+
+        Raises
+        ------
+        ObjectChangedError
+            It was replaced or deleted.
+        StoreError
+            The server failed.
+        """
+        request = ByteRequest(key, version=version)
+        try:
+            self._head(request)
+        except FileNotFoundError as error:
+            raise changed(self._url, request, "no object") from error
+        except StoreError:
+            raise
+        except request_errors() as error:
+            raise request_failure(self._url, key, error) from error
+
     def _read_one(self, request: ByteRequest) -> Fetched | None:
+        """Answer one request, with patience for a busy server."""
+        return self._patience.ask(self._answer, request)
+
+    def _answer(self, request: ByteRequest) -> Fetched | None:
         """Answer one request, by another way where the server refuses the first."""
-        from obstore.exceptions import NotSupportedError
+        from obstore.exceptions import NotSupportedError, PermissionDeniedError
 
         refuse_unsafe_key(request.key, self._url)
+        refuse_after_fork(self._url, request.key)
         try:
             if request.start < 0:
                 return self._read_suffix(request)
             return self._read_range(request)
         except FileNotFoundError as error:
             if request.version is not None:
-                raise self._changed(request, "no object") from error
+                raise changed(self._url, request, "no object") from error
             return None
         except NotSupportedError:
             self._ignores_ranges = True
             return self._read_from_wholes([request])[0]
         except StoreError:
             raise
-        except _errors() as error:
-            raise self._failure(request.key, error) from error
+        except request_errors() as error:
+            if _RANGELESS.search(str(error)):
+                self._ignores_ranges = True
+                return self._read_from_wholes([request])[0]
+            if isinstance(error, PermissionDeniedError) and self._forbidden_is_missing:
+                return None
+            raise request_failure(self._url, request.key, error) from error
 
     def _read_range(self, request: ByteRequest) -> Fetched:
         """Bytes of an absolute range, cut at the object's end."""
@@ -175,7 +249,7 @@ class RemoteStore:
         span: Any = {"offset": start} if stop is None else (start, stop)
         try:
             return self._request(request, {"range": span})
-        except _errors() as error:
+        except request_errors() as error:
             if not _UNSATISFIABLE.search(str(error)):
                 raise
             about = self._head(request)
@@ -190,7 +264,7 @@ class RemoteStore:
         if not self._refuses_suffixes:
             try:
                 return self._request(request, {"range": {"suffix": -request.start}})
-            except _errors() as error:
+            except request_errors() as error:
                 if not isinstance(
                     error, NotSupportedError
                 ) and not _SUFFIX_REFUSED.search(str(error)):
@@ -200,7 +274,7 @@ class RemoteStore:
             return self._empty(about)
         self._refuses_suffixes = True
         start = max(0, about["size"] + request.start)
-        version = request.version or _version_of(about)
+        version = request.version or version_of(about)
         return self._request(
             ByteRequest(request.key, start, about["size"], version),
             {"range": (start, about["size"])},
@@ -216,11 +290,16 @@ class RemoteStore:
         try:
             result = obstore.get(self.object_store, request.key, options=options)
         except PreconditionError as error:
-            raise self._changed(request, "another version") from error
+            raise changed(self._url, request, "another version") from error
         about = result.meta
         self._check_version(request, about)
-        data = np.frombuffer(result.bytes(), np.uint8)
-        expected = _range_within(request, about["size"])
+        limit = request.max_nbytes
+        if limit is not None and about["size"] > limit:
+            # The body is not read: only its head is wanted, and asked for anew.
+            head = replace(request, stop=limit, max_nbytes=None)
+            return self._read_range(head)
+        data = self._body(request, result)
+        expected = request.within(about["size"])
         if result.range != expected or len(data) != expected[1] - expected[0]:
             raise failure(
                 StoreError,
@@ -231,7 +310,14 @@ class RemoteStore:
                 got=f"{len(data)} bytes of {result.range[0]}-{result.range[1]}",
                 hint="check the server or the proxy before it",
             )
-        return Fetched(data, about["size"], _version_of(about))
+        return Fetched(data, about["size"], version_of(about))
+
+    def _body(self, request: ByteRequest, result: GetResult) -> NDArray[np.uint8]:
+        """Body of an answer, which has to be the stored bytes themselves."""
+        encoding = result.attributes.get("Content-Encoding", "identity")
+        if self._http_url is not None and encoding != "identity":
+            raise encoded_body(self._url, request.key, encoding)
+        return np.frombuffer(result.bytes(), np.uint8)
 
     def _head(self, request: ByteRequest) -> ObjectMeta:
         """What the server tells about the object."""
@@ -242,7 +328,7 @@ class RemoteStore:
         return about
 
     def _empty(self, about: ObjectMeta) -> Fetched:
-        return Fetched(np.empty(0, np.uint8), about["size"], _version_of(about))
+        return Fetched(np.empty(0, np.uint8), about["size"], version_of(about))
 
     def _read_from_wholes(
         self, requests: Sequence[ByteRequest]
@@ -262,86 +348,47 @@ class RemoteStore:
             result = obstore.get(self.object_store, request.key)
             about = result.meta
             self._check_version(request, about)
-            if about["size"] > _RANGELESS_MAX_NBYTES:
-                raise failure(
-                    StoreError,
-                    self._url,
-                    request.key,
-                    "the server does not answer ranges and the object is large",
-                    expected=f"at most {_RANGELESS_MAX_NBYTES} bytes",
-                    got=f"{about['size']} bytes",
-                    hint="serve the data from a server that answers range requests",
-                )
-            data = np.frombuffer(result.bytes(), np.uint8)
+            refuse_large(self._url, request.key, about["size"], _RANGELESS_MAX_NBYTES)
+            data = self._body(request, result)
         except FileNotFoundError as error:
             if request.version is not None:
-                raise self._changed(request, "no object") from error
+                raise changed(self._url, request, "no object") from error
             return None
         except StoreError:
             raise
-        except _errors() as error:
-            raise self._failure(request.key, error) from error
-        return Fetched(data, len(data), _version_of(about))
+        except request_errors() as error:
+            if self._http_url is not None and _UNSIZED.search(str(error)):
+                return self._get_unsized(request)
+            raise request_failure(self._url, request.key, error) from error
+        return Fetched(data, len(data), version_of(about))
+
+    def _get_unsized(self, request: ByteRequest) -> Fetched | None:
+        """Whole object from a server that does not tell sizes."""
+        timeout_s = self._patience.seconds / 3
+        limit = _RANGELESS_MAX_NBYTES
+        try:
+            body, e_tag = get_unsized(self._url, request.key, limit, timeout_s)
+        except FileNotFoundError as error:
+            if request.version is not None:
+                raise changed(self._url, request, "no object") from error
+            return None
+        refuse_large(self._url, request.key, len(body), _RANGELESS_MAX_NBYTES)
+        version = None if e_tag is None or e_tag.startswith("W/") else e_tag
+        if request.version not in (None, version):
+            raise changed(self._url, request, f"ETag {e_tag}")
+        return Fetched(np.frombuffer(body, np.uint8), len(body), version)
 
     def _check_version(self, request: ByteRequest, about: ObjectMeta) -> None:
         """Refuse another version; some servers ignore If-Match."""
-        if request.version is None or request.version == _version_of(about):
+        if request.version is None or request.version == version_of(about):
             return
-        raise self._changed(request, f"ETag {about['e_tag']}")
-
-    def _changed(self, request: ByteRequest, got: str) -> ObjectChangedError:
-        return failure(
-            ObjectChangedError,
-            self._url,
-            request.key,
-            "the object was replaced while it was read",
-            expected=f"ETag {request.version}",
-            got=got,
-            hint="read again",
-        )
-
-    def _failure(self, key: str, error: Exception) -> StoreError:
-        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
-
-        hint = "check the address, the network and the server"
-        if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
-            hint = (
-                "check the credentials, or pass storage_options="
-                "{'skip_signature': True} for public data"
-            )
-        # Lines after the first one repeat it as Rust prints its structures.
-        why = _USER_INFO.sub("", str(error).strip().split("\n")[0])
-        return failure(
-            StoreError, self._url, key, why or type(error).__name__, hint=hint
-        )
-
-
-def _errors() -> tuple[type[Exception], ...]:
-    """What obstore raises when a request fails."""
-    from obstore.exceptions import BaseError
-
-    return BaseError, OSError, ValueError, RuntimeError
-
-
-def _version_of(about: ObjectMeta) -> str | None:
-    """Strong ETag, or None."""
-    e_tag = about["e_tag"]
-    return None if e_tag is None or e_tag.startswith("W/") else e_tag
-
-
-def _range_within(request: ByteRequest, object_nbytes: int) -> tuple[int, int]:
-    """Half-open range that answers `request` in an object of that size."""
-    if request.start < 0:
-        return max(0, object_nbytes + request.start), object_nbytes
-    stop = object_nbytes if request.stop is None else request.stop
-    stop = min(stop, object_nbytes)
-    return min(request.start, stop), stop
+        raise changed(self._url, request, f"ETag {about['e_tag']}")
 
 
 def _cut(whole: Fetched | None, request: ByteRequest) -> Fetched | None:
     if whole is None:
         return None
-    start, stop = _range_within(request, len(whole.data))
+    start, stop = request.within(len(whole.data))
     return Fetched(whole.data[start:stop], whole.object_nbytes, whole.version)
 
 
@@ -350,19 +397,3 @@ def _costs_of(store: ObjectStore) -> FetchCosts:
 
     near = isinstance(store, (LocalStore, MemoryStore))
     return _PROCESS_COSTS if near else _NETWORK_COSTS
-
-
-def _url_of(store: Any) -> str:
-    """Address of an obstore store that was made elsewhere."""
-    url = getattr(store, "url", None)
-    if url is not None:
-        return str(url)
-    config: Mapping[str, Any] = getattr(store, "config", None) or {}
-    prefix = getattr(store, "prefix", None) or ""
-    for scheme, name in (("s3", "bucket"), ("gs", "bucket"), ("az", "container_name")):
-        if name in config and _CLASS_SCHEMES.get(type(store).__name__) == scheme:
-            return f"{scheme}://{config[name]}/{prefix}".rstrip("/")
-    return f"obstore:{type(store).__name__}/{prefix}".rstrip("/")
-
-
-_CLASS_SCHEMES = {"S3Store": "s3", "GCSStore": "gs", "AzureStore": "az"}

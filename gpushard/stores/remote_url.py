@@ -9,13 +9,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpushard.errors import StoreError, UnsupportedError
+from gpushard.options import DEFAULT, Options
 from gpushard.stores.remote import RemoteStore
 
-# A server that accepts and never answers costs two reads of 5 s and is then given up:
-# less than 15 s in all. The limit of a whole request is generous: 16 MiB take 5
-# minutes at 0.5 Mbit/s, and a stalled one runs into the limit of a single read.
-_CLIENT_OPTIONS = {"connect_timeout": "5s", "read_timeout": "5s", "timeout": "300s"}
-_RETRY_CONFIG = {"max_retries": 4, "retry_timeout": timedelta(seconds=8)}
+# The limit of a whole request is generous: 16 MiB take 5 minutes at 0.5 Mbit/s, and a
+# stalled one runs into the limit of a single read. Byte ranges of an encoded body are
+# none of the object.
+_CLIENT_OPTIONS = {
+    "timeout": "300s",
+    "default_headers": {"accept-encoding": "identity"},
+}
 
 # fsspec's spelling of what obstore also has.
 _FSSPEC_NAMES = {
@@ -27,7 +30,9 @@ _FSSPEC_NAMES = {
 }
 
 
-def open_url(url: str, storage_options: Mapping[str, Any]) -> RemoteStore:
+def open_url(
+    url: str, storage_options: Mapping[str, Any], options: Options = DEFAULT
+) -> RemoteStore:
     """Store whose root is `url`.
 
     Parameters
@@ -38,7 +43,10 @@ def open_url(url: str, storage_options: Mapping[str, Any]) -> RemoteStore:
     storage_options
         obstore's configuration of that kind of store, plus `client_options`,
         `retry_config` and `credential_provider`; also `anon`, `key`, `secret`,
-        `token` and `endpoint_url` as fsspec spells them.
+        `token` and `endpoint_url` as fsspec spells them. `forbidden_is_missing`: take
+        the status 403 for a missing object, as S3 answers who may not list.
+    options
+        `patience_s` is when a server is given up.
 
     Raises
     ------
@@ -48,7 +56,6 @@ def open_url(url: str, storage_options: Mapping[str, Any]) -> RemoteStore:
         obstore refuses the URL or a setting.
     """
     try:
-        from obstore import store as obstores
         from obstore.exceptions import BaseError
     except ImportError as error:
         raise UnsupportedError(
@@ -63,28 +70,58 @@ def open_url(url: str, storage_options: Mapping[str, Any]) -> RemoteStore:
             hint="pass the URL of the directory; credentials go in storage_options",
         )
     settings = dict(storage_options)
-    client_options = {
-        **_CLIENT_OPTIONS,
-        "allow_http": _uses_plain_http(parts.scheme, settings),
-        **settings.pop("client_options", {}),
-    }
-    retry_config = {**_RETRY_CONFIG, **settings.pop("retry_config", {})}
+    forbidden_is_missing = bool(settings.pop("forbidden_is_missing", False))
+    limits = _limits(options.patience_s, settings, parts.scheme)
     config = {_FSSPEC_NAMES.get(name, name): value for name, value in settings.items()}
-    # obstore.store.from_url would take some https:// addresses for S3 or Azure and
-    # look for credentials that a public server does not need.
-    is_http = parts.scheme.lower() in ("http", "https")
-    make: Any = obstores.HTTPStore if is_http else obstores.from_url
     try:
-        store = make(
-            url, client_options=client_options, retry_config=retry_config, **config
-        )
+        store = _maker(parts.scheme)(url, **limits, **config)
     except (BaseError, ValueError, TypeError) as error:
         raise StoreError(
             f"cannot open {parts.scheme}://{parts.hostname or ''}{parts.path}: "
             f"{str(error).strip().splitlines()[0]}",
             hint="check the URL and the names in storage_options",
         ) from error
-    return RemoteStore(store, url.rstrip("/"))
+    return RemoteStore(
+        store,
+        url.rstrip("/"),
+        patience_s=options.patience_s,
+        forbidden_is_missing=forbidden_is_missing,
+    )
+
+
+def _maker(scheme: str) -> Any:
+    """What makes an obstore store of a URL."""
+    from obstore import store as obstores
+
+    # obstore.store.from_url would take some https:// addresses for S3 or Azure and
+    # look for credentials that a public server does not need.
+    is_http = scheme.lower() in ("http", "https")
+    return obstores.HTTPStore if is_http else obstores.from_url
+
+
+def _limits(
+    patience_s: float, settings: dict[str, Any], scheme: str
+) -> dict[str, dict[str, Any]]:
+    """Settings of obstore's client and of its retries, which `settings` may change.
+
+    A server that accepts and never answers costs two reads, two thirds of the patience.
+    """
+    read_limit = f"{patience_s / 3:g}s"
+    return {
+        "client_options": {
+            **_CLIENT_OPTIONS,
+            "connect_timeout": read_limit,
+            "read_timeout": read_limit,
+            "allow_http": _uses_plain_http(scheme, settings),
+            **settings.pop("client_options", {}),
+        },
+        "retry_config": {
+            "max_retries": 4,
+            # No attempt is begun after it: at most one more read comes on top.
+            "retry_timeout": timedelta(seconds=patience_s * 8 / 15),
+            **settings.pop("retry_config", {}),
+        },
+    }
 
 
 def _uses_plain_http(scheme: str, settings: Mapping[str, Any]) -> bool:

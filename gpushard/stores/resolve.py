@@ -75,6 +75,17 @@ def resolve(
     return store, f"{base}/{path}".strip("/")
 
 
+def local_path_of(target: Any) -> str | None:
+    """Local path that `target` names as text; None for anything else."""
+    if not isinstance(target, (str, os.PathLike)):
+        return None
+    text = str(target)
+    scheme = _scheme_of(text)
+    if scheme not in ("", "file"):
+        return None
+    return os.path.expanduser(_local_path(text) if scheme else text)
+
+
 def _resolve_object(target: Any, options: Options) -> tuple[Store, str]:
     """Store and path of an object that is neither text nor a path."""
     if isinstance(target, Store):
@@ -90,9 +101,9 @@ def _resolve_object(target: Any, options: Options) -> tuple[Store, str]:
         elif isinstance(target, (zarr.Array, zarr.Group)):
             target = target.store_path
         if isinstance(target, StorePath):
-            return _adapt(target.store, options), target.path
+            return adapt(target.store, options), target.path
         if isinstance(target, ZarrAbstractStore):
-            return _adapt(target, options), ""
+            return adapt(target, options), ""
     if type(target).__module__.startswith("obstore"):
         from gpushard.stores.remote import RemoteStore
 
@@ -104,7 +115,7 @@ def _resolve_object(target: Any, options: Options) -> tuple[Store, str]:
     )
 
 
-def _adapt(store: ZarrAbstractStore, options: Options) -> Store:
+def adapt(store: ZarrAbstractStore, options: Options) -> Store:
     """Reader for a zarr store: its own files or its obstore store where it has such.
 
     Subclasses and wrappers are not looked through: they exist to change what a read
@@ -113,11 +124,15 @@ def _adapt(store: ZarrAbstractStore, options: Options) -> Store:
     from zarr import storage
 
     if type(store) is storage.LocalStore:
-        return LocalStore(store.root, options)
+        local = LocalStore(store.root, options)
+        local.is_read_only = store.read_only
+        return local
     if type(store) is storage.ObjectStore:
         from gpushard.stores.remote import RemoteStore
 
-        return RemoteStore(store.store)
+        remote = RemoteStore(store.store)
+        remote.is_read_only = store.read_only
+        return remote
     from gpushard.stores.zarr_store import ZarrStore
 
     return ZarrStore(store)
@@ -135,7 +150,7 @@ def _resolve_text(
     if scheme in _REMOTE_SCHEMES:
         from gpushard.stores.remote_url import open_url
 
-        return open_url(text, storage_options or {}), ""
+        return open_url(text, storage_options or {}, options), ""
     return _resolve_fsspec(text, storage_options), ""
 
 

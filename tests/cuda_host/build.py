@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -24,7 +27,8 @@ COMMON_FLAGS = (
     "-std=c++20",
     "-fPIC",
     "-shared",
-    "-g",
+    # Lines for stacks; all that a debugger could ask takes g++ twice as long.
+    "-g1",
     "-fvisibility=hidden",
     "-fno-gnu-unique",
     # Kernels look at bytes as words, which CUDA's compiler allows.
@@ -91,8 +95,18 @@ def build_shared_object(
     target = CACHE / f"{name}-{build}-{key.hexdigest()[:20]}.so"
     if not target.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        _compile(source, flags, target)
+        with _only_one(target):
+            if not target.exists():
+                _compile(source, flags, target)
     return target
+
+
+@contextmanager
+def _only_one(target: Path) -> Iterator[None]:
+    """Of several test processes one compiles, and the others wait for what it makes."""
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _compile(source: str, flags: list[str], target: Path) -> None:
@@ -109,5 +123,5 @@ def _compile(source: str, flags: list[str], target: Path) -> None:
         if done.returncode:
             message = f"g++ refuses {target.stem}:\n{done.stderr}"
             raise RuntimeError(message)
-        # Atomic: several test processes may build the same object.
+        # Atomic: those who look do not ask for the lock.
         os.replace(fresh, target)

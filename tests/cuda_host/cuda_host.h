@@ -5,14 +5,18 @@
 //               poison shared memory
 //               until every fiber has returned:
 //                 pass over the fibers, in the schedule's order:
-//                   READY -> runs to its next barrier, collective, or end
+//                   READY, not held back -> runs to its next barrier, collective, or end
 //                 release the warps whose lanes have all arrived
 //                 release the block once all its threads are at one barrier
-//                 nobody ran, nobody was released -> the kernel hangs: die
+//                 nobody ran, nobody was released -> a pass with those held back;
+//                   nobody even then -> the kernel hangs: die
 //
 // Schedules: 0 ascending, 1 descending, n >= 2 pseudo-random with seed n (the order of
-// blocks, the order of threads in every pass, and pauses before atomics). A kernel with
-// a missing barrier gives different results in different schedules.
+// blocks, the order of threads in every pass, and pauses before atomics). Odd ones from 3
+// on also hold back a random half of the warps, or of the lanes of every warp, until all
+// others are stuck, and then draw another half: without that the others could not run
+// ahead into the next round, past a place where a trailing barrier is missing. A kernel
+// with a missing barrier gives different results in different schedules.
 //
 // Not modelled: weak memory order, blocks side by side, coalescing, bank conflicts.
 // Misuse dies with the kernel's source line: a barrier that part of the block skips or

@@ -6,7 +6,9 @@ It does what a GPU may do and a reader tends to forget:
   nothing but the order within a stream and events;
 * its memory cannot be touched outside a copy or a kernel: the pages are protected;
 * every allocation is filled with junk, and ends at a page that nobody may touch;
-* copies read pinned memory when they run, not when they are queued.
+* copies read pinned memory when they run, not when they are queued, and nobody keeps
+  it for them;
+* memory runs out when a test says so, and work fails for good.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import random
+import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,8 +27,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cuda_host.arrays import EmulatedArray, EmulatedBuffer
+from gpushard.devices.base import RowCopy
 from gpushard.devices.nvcomp import Nvcomp
-from gpushard.errors import DeviceError
+from gpushard.devices.placement import RATES, Rates
+from gpushard.errors import DeviceError, DeviceMemoryError
 
 if TYPE_CHECKING:
     from cuda_host.launch import Kernels
@@ -89,7 +96,13 @@ class Marker:
 
 @dataclass
 class EmulatedDevice:
-    """See the module. `seed` draws the order in which streams run."""
+    """See the module. `seed` draws the order in which streams run.
+
+    `refuses` is told the kind of each call that takes memory ("allocate", "pinned",
+    "launch") and its number among all of them; where it says so there is none.
+    `breaks` is told each operation's number as it runs; where it says so the device is
+    broken, for good.
+    """
 
     kernels: Kernels
     standin: Standin
@@ -99,14 +112,24 @@ class EmulatedDevice:
     label: str = "emulated:0"
     log: list[tuple[int, str, str]] = field(default_factory=list)
     n_calls: int = 0
+    refuses: Callable[[str, int], bool] = lambda *_: False
+    breaks: Callable[[int], bool] = lambda _: False
+    n_takes: int = 0
+    n_runs: int = 0
+    is_broken: bool = False
+    rates: Mapping[str, Rates] = field(default_factory=lambda: RATES)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
+        # A loader's thread reads while another uses what was read.
+        self._lock = threading.RLock()
         self.standin.set_enqueue(
             lambda stream, work: self.queue(stream, "decode", "nvCOMP", work)
         )
         self.decoder = Nvcomp(self.standin.path)
         self._streams: dict[int, deque[Operation | Marker]] = {0: deque()}
+        self._idle_streams: list[int] = []
+        self._running = threading.Lock()
         self._memories: dict[int, Memory] = {}
         self._held_nbytes = 0
 
@@ -115,32 +138,58 @@ class EmulatedDevice:
     def free_nbytes(self) -> int:
         return self.limit_nbytes - self._held_nbytes
 
-    def allocate(self, nbytes: int) -> EmulatedBuffer:
-        self.n_calls += 1
-        if nbytes > self.free_nbytes():
-            raise DeviceError(
-                "the device has not so much memory",
+    def check(self) -> None:
+        if self.is_broken:
+            raise DeviceError("the emulated device is broken")
+
+    def _take(self, kind: str, nbytes: int) -> None:
+        """Ask for memory of `kind`, as CUDA may for a launch, too."""
+        self.check()
+        self.n_calls += kind != "launch"
+        self.n_takes += 1
+        is_full = kind == "allocate" and nbytes > self.free_nbytes()
+        if is_full or self.refuses(kind, self.n_takes - 1):
+            raise DeviceMemoryError(
+                "the emulated device has not so much memory",
                 expected=f"at most {self.free_nbytes()} bytes",
                 got=nbytes,
             )
+
+    def allocate(self, nbytes: int) -> EmulatedBuffer:
+        self._take("allocate", nbytes)
         memory = Memory(nbytes)
-        self._memories[memory.address] = memory
-        self._held_nbytes += nbytes
+        with self._lock:
+            self._memories[memory.address] = memory
+            self._held_nbytes += nbytes
         return EmulatedBuffer(self, memory)
 
     def free(self, memory: Memory) -> None:
         """Give memory back; what is queued must not use it any more."""
-        del self._memories[memory.address]
-        self._held_nbytes -= memory.nbytes
+        with self._lock:
+            del self._memories[memory.address]
+            self._held_nbytes -= memory.nbytes
         memory.protect(_READ_WRITE)
         assert np.all(memory.behind() == JUNK), "written behind an allocation"
 
+    def holds(self, address: int, nbytes: int) -> bool:
+        """Whether bytes lie within one allocation."""
+        return any(
+            memory.address <= address
+            and address + nbytes <= memory.address + memory.nbytes
+            for memory in list(self._memories.values())
+        )
+
     def allocate_pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        self.n_calls += 1
+        self._take("pinned", nbytes)
         return np.full(nbytes, JUNK, np.uint8)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> EmulatedArray:
         return EmulatedArray(self, shape, dtype)
+
+    def view(
+        self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any
+    ) -> EmulatedArray:
+        return EmulatedArray(self, shape, dtype, address, owner)
 
     def current_stream(self) -> int:
         return 0
@@ -148,28 +197,41 @@ class EmulatedDevice:
     @contextmanager
     def open_memory(self):
         """While a copy or a kernel runs, device memory can be touched."""
-        for memory in self._memories.values():
-            memory.protect(_READ_WRITE)
-        try:
-            yield
-        finally:
-            for memory in self._memories.values():
-                memory.protect(_NONE)
+        with self._lock:
+            for memory in list(self._memories.values()):
+                memory.protect(_READ_WRITE)
+            try:
+                yield
+            finally:
+                for memory in list(self._memories.values()):
+                    memory.protect(_NONE)
 
     # Streams
 
     def create_stream(self) -> int:
         self.n_calls += 1
-        stream = len(self._streams)
-        self._streams[stream] = deque()
+        with self._lock:
+            if self._idle_streams:
+                return self._idle_streams.pop()
+            stream = len(self._streams)
+            self._streams[stream] = deque()
         return stream
+
+    def release_stream(self, stream: int) -> None:
+        left = [x for x in self._streams[stream] if isinstance(x, Operation)]
+        is_idle = all(operation.kind == "event" for operation in left)
+        assert self.is_broken or is_idle, "work is under way there"
+        assert stream not in self._idle_streams, "given back twice"
+        self._idle_streams.append(stream)
 
     def queue(self, stream: int, kind: str, what: str, run: Callable[[], None]) -> None:
         """Let `run` happen on `stream`, some time."""
+        self.check()
         self.n_calls += 1
         self._streams[stream].append(Operation(kind, what, run))
 
     def record(self, stream: int) -> Marker:
+        self.check()
         self.n_calls += 1
         marker = Marker(f"after {len(self.log)}")
         self._streams[stream].append(
@@ -181,19 +243,30 @@ class EmulatedDevice:
         self.n_calls += 1
         self._streams[stream].append(event)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way; what a broken device has is dropped."""
+        return self.is_broken or not any(self._streams.values())
+
     def wait(self, event: Marker) -> None:
+        self.check()
         self.n_calls += 1
         while not event.done:
-            ready = [s for s, queue in self._streams.items() if self._is_ready(queue)]
-            assert ready, "a stream waits for an event that never comes"
-            self._run_next(self._random.choice(ready))
+            self.check()
+            with self._lock:
+                if not event.done:
+                    self._run_any("a stream waits for an event that never comes")
 
     def drain(self) -> None:
         """Run all that is queued: what a test does before it looks."""
-        while any(self._streams.values()):
-            ready = [s for s, queue in self._streams.items() if self._is_ready(queue)]
-            assert ready, "streams wait for one another"
-            self._run_next(self._random.choice(ready))
+        with self._lock:
+            while any(self._streams.values()):
+                self._run_any("streams wait for one another")
+
+    def _run_any(self, otherwise: str) -> None:
+        ready = [s for s, queue in self._streams.items() if self._is_ready(queue)]
+        assert ready, otherwise
+        self._run_next(self._random.choice(ready))
 
     def _is_ready(self, queue: deque[Operation | Marker]) -> bool:
         return bool(queue) and (not isinstance(queue[0], Marker) or queue[0].done)
@@ -202,28 +275,68 @@ class EmulatedDevice:
         operation = self._streams[stream].popleft()
         if isinstance(operation, Marker):
             return
-        with self.open_memory():
-            operation.run()
+        self.n_runs += 1
+        if self.breaks(self.n_runs - 1):
+            self.is_broken = True
+            return
+        # Two at once would close the memory under one another: `LockedDevice` is for
+        # reads with several threads.
+        assert self._running.acquire(blocking=False), "two threads run operations"
+        try:
+            with self.open_memory():
+                operation.run()
+        finally:
+            self._running.release()
         self.log.append((stream, operation.kind, operation.what))
 
     # Operations
 
     def upload(self, address: int, data: NDArray[np.uint8], stream: int) -> None:
-        def run() -> None:
-            ctypes.memmove(address, data.ctypes.data, data.nbytes)
+        start, nbytes, owner = data.ctypes.data, data.nbytes, _owner(data)
+        del data
 
-        self.queue(stream, "upload", str(data.nbytes), run)
+        def run() -> None:
+            assert owner() is not None, "pinned memory given back before its copy"
+            assert self.holds(address, nbytes), "not, or no more, the device's memory"
+            ctypes.memmove(address, start, nbytes)
+
+        self.queue(stream, "upload", str(nbytes), run)
 
     def download(self, data: NDArray[np.uint8], address: int, stream: int) -> None:
-        def run() -> None:
-            ctypes.memmove(data.ctypes.data, address, data.nbytes)
+        start, nbytes, owner = data.ctypes.data, data.nbytes, _owner(data)
+        del data
 
-        self.queue(stream, "download", str(data.nbytes), run)
+        def run() -> None:
+            assert owner() is not None, "pinned memory given back before its copy"
+            assert self.holds(address, nbytes), "not, or no more, the device's memory"
+            ctypes.memmove(start, address, nbytes)
+
+        self.queue(stream, "download", str(nbytes), run)
+
+    def copy(self, address: int, source: int, nbytes: int, stream: int) -> None:
+        self.queue(
+            stream, "copy", str(nbytes), lambda: ctypes.memmove(address, source, nbytes)
+        )
+
+    def copy_rows(self, rows: RowCopy, stream: int) -> None:
+        assert rows.nbytes <= min(rows.pitch, rows.source_pitch), "rows overlap"
+
+        def run() -> None:
+            for i in range(rows.n_rows):
+                to = rows.address + i * rows.pitch
+                source = rows.source + i * rows.source_pitch
+                assert self.holds(to, rows.nbytes)
+                assert self.holds(source, rows.nbytes)
+                ctypes.memmove(to, source, rows.nbytes)
+
+        self.queue(stream, "copy", f"{rows.n_rows} x {rows.nbytes}", run)
 
     def clear(self, address: int, nbytes: int, stream: int) -> None:
-        self.queue(
-            stream, "clear", str(nbytes), lambda: ctypes.memset(address, 0, nbytes)
-        )
+        def run() -> None:
+            assert self.holds(address, nbytes), "not, or no more, the device's memory"
+            ctypes.memset(address, 0, nbytes)
+
+        self.queue(stream, "clear", str(nbytes), run)
 
     def launch(
         self,
@@ -232,6 +345,8 @@ class EmulatedDevice:
         parameters: Sequence[Any],
         stream: int,
     ) -> None:
+        self._take("launch", 0)
+
         def run() -> None:
             self.kernels.launch(
                 kernel,
@@ -244,45 +359,8 @@ class EmulatedDevice:
         self.queue(stream, "kernel", kernel, run)
 
 
-class EmulatedBuffer:
-    """Memory of an emulated device, given back when it is dropped."""
-
-    def __init__(self, device: EmulatedDevice, memory: Memory) -> None:
-        self._device = device
-        self._memory = memory
-        self.address = memory.address
-        self.nbytes = memory.nbytes
-
-    def __del__(self) -> None:
-        self._device.free(self._memory)
-
-    def read(self) -> NDArray[np.uint8]:
-        """Copy of its content, once all that is queued is done."""
-        self._device.drain()
-        with self._device.open_memory():
-            content = np.empty(self.nbytes, np.uint8)
-            ctypes.memmove(content.ctypes.data, self.address, self.nbytes)
-        return content
-
-
-class EmulatedArray:
-    """An array in an emulated device's memory, as far as readers care."""
-
-    def __init__(
-        self, device: EmulatedDevice, shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> None:
-        self.shape = shape
-        self.dtype = dtype
-        n_elements = int(np.prod(shape, dtype=np.int64))
-        self.buffer = device.allocate(n_elements * dtype.itemsize)
-        self.__cuda_array_interface__ = {
-            "version": 3,
-            "shape": shape,
-            "typestr": dtype.str,
-            "data": (self.buffer.address, False),
-            "strides": None,
-        }
-
-    def get(self) -> NDArray[Any]:
-        """Copy on the host, as CuPy's arrays give."""
-        return self.buffer.read().view(self.dtype).reshape(self.shape)
+def _owner(data: NDArray[np.uint8]) -> weakref.ref[Any]:
+    """The allocation that a view of pinned memory is of."""
+    while isinstance(data.base, np.ndarray):
+        data = data.base
+    return weakref.ref(data)

@@ -96,7 +96,10 @@ struct Run {
     uint3 block;
     dim3 grid_dim, block_dim;
     unsigned threads, live;
+    unsigned stacks;         // fibers that have one
     uint64_t schedule, random;
+    uint32_t held;           // warps, or lanes of every warp, that are held back
+    bool held_is_by_warp;
     const char* kernel;
     void (*body)(const void*);
     const void* arguments;
@@ -184,17 +187,21 @@ inline void enter() {
     std::abort();
 }
 
-inline void allocate_stacks() {
+// Stacks for `n` fibers. Each takes two of the 65,530 mappings that Linux gives a
+// process, and every source that is loaded has stacks of its own: past that limit
+// allocations fail anywhere in the process. So none is made ahead of need.
+inline void allocate_stacks(unsigned n) {
+    if (n <= run.stacks) return;
     const size_t stride = STACK_NBYTES + PAGE;
     run.fibers.resize(MAX_THREADS);
-    char* all = static_cast<char*>(mmap(
-        nullptr, MAX_THREADS * stride + PAGE, PROT_READ | PROT_WRITE,
+    char* more = static_cast<char*>(mmap(
+        nullptr, (n - run.stacks) * stride, PROT_READ | PROT_WRITE,
         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    if (all == MAP_FAILED) die("no memory for the fibers' stacks");
-    for (unsigned i = 0; i < MAX_THREADS; i++) {
+    if (more == MAP_FAILED) die("no memory for the fibers' stacks");
+    for (; run.stacks < n; run.stacks++, more += stride) {
         // A page that faults, so that a deep kernel cannot run into its neighbour.
-        mprotect(all + i * stride, PAGE, PROT_NONE);
-        run.fibers[i].stack = all + i * stride + PAGE;
+        if (mprotect(more, PAGE, PROT_NONE)) die("no more mappings for stacks");
+        run.fibers[run.stacks].stack = more + PAGE;
     }
 }
 

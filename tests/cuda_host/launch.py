@@ -30,7 +30,7 @@ from gpushard.devices.kernels import (
 )
 
 SCHEDULES = (0, 1, 2, 3)
-"""Ascending, descending, and two pseudo-random orders of threads and blocks."""
+"""Ascending, descending, pseudo-random, and pseudo-random with threads held back."""
 
 
 class _Launch(ctypes.Structure):
@@ -54,12 +54,19 @@ class Kernels:
         "plain", "asan" (only in a process started by `run_sanitized`) or "ucontext".
     paths
         ``.cu`` files; by default those of gpushard.
+    headers
+        Directory of what they include; by default that of gpushard.
     """
 
-    def __init__(self, build: str = BUILD, paths: Sequence[Path] | None = None) -> None:
+    def __init__(
+        self,
+        build: str = BUILD,
+        paths: Sequence[Path] | None = None,
+        headers: Path | None = None,
+    ) -> None:
         self._build = build
         self._loaded: dict[str, ctypes.CDLL] = {}
-        self._headers = kernel_directory()
+        self._headers = kernel_directory() if headers is None else headers
         if paths is None:
             self._directory = self._headers
             self._sources = dict(load_kernel_sources())

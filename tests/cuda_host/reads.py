@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -28,6 +29,7 @@ def read_on_device(
     *,
     dtype: Any = None,
     max_rows: int = sink.MAX_ROWS,
+    placement: str = "device",
 ) -> tuple[list[NDArray[Any]], Job]:
     """Results of the selections, read into device memory and copied to the host."""
     wanted = array.dtype if dtype is None else np.dtype(dtype)
@@ -38,7 +40,10 @@ def read_on_device(
         for buffer, out in zip(buffers, outs, strict=True)
     ]
     with mock.patch.object(sink, "MAX_ROWS", max_rows):
-        job = read_to_device(array.source, selections, outputs, device, tally=Tally())
+        source = replace(
+            array.source, options=array.source.options.but(placement=placement)
+        )
+        job = read_to_device(source, selections, outputs, device, tally=Tally())
     results = [
         buffer.read().view(wanted).reshape(out.shape)
         for buffer, out in zip(buffers, outs, strict=True)

@@ -86,12 +86,28 @@ inline void die_hanging() {
     die("hangs");
 }
 
+// ---- holding back: some threads wait until nobody else can go on
+
+// Draws whom to hold back: whole warps, or the same lanes of all warps.
+inline void draw_held() {
+    if (run.schedule < 2 || run.schedule % 2 == 0) return;
+    const uint64_t drawn = next_random();
+    run.held_is_by_warp = drawn >> 63;
+    run.held = static_cast<uint32_t>(drawn >> 8);
+}
+
+inline bool is_held(const Fiber& fiber) {
+    const unsigned bit = run.held_is_by_warp ? fiber.index / WARP : fiber.index % WARP;
+    return run.held >> bit & 1;
+}
+
+// Whether anything happened.
 inline bool run_pass() {
     bool progress = false;
     const Order order = next_order(run.threads);
     for (unsigned k = 0; k < run.threads; k++) {
         Fiber& fiber = run.fibers[order(k)];
-        if (fiber.state == State::READY) {
+        if (fiber.state == State::READY && !is_held(fiber)) {
             progress = true;
             resume(fiber);
         }
@@ -102,6 +118,17 @@ inline bool run_pass() {
         if (run.fibers[i].state == State::AT_COLLECTIVE)
             progress |= release_collective(run.fibers[i]);
     return release_barrier() || progress;
+}
+
+// A pass; once all others are stuck, one with those who were held back, and others are
+// held back from then on.
+inline bool run_pass_holding() {
+    if (run_pass()) return true;
+    if (!run.held) return false;
+    run.held = 0;
+    const bool progress = run_pass();
+    draw_held();
+    return progress;
 }
 
 // Shared memory holds anything when a block starts. Byte by byte and unchecked: between
@@ -117,8 +144,10 @@ inline void run_block() {
     for (unsigned i = 0; i < run.threads; i++) prepare(run.fibers[i], i);
     poison_shared();
     run.live = run.threads;
+    draw_held();
     while (run.live)
-        if (!run_pass()) die_hanging();
+        if (!run_pass_holding()) die_hanging();
+    run.held = 0;
     run.current = nullptr;
 }
 
@@ -186,10 +215,12 @@ int check(const Launch& launch, unsigned bound) {
     return LAUNCHED;
 }
 
+// Of all kernels of a source, whatever their parameters: they share `run`.
+inline std::mutex one_at_a_time;
+
 template <class... P>
 int launch(
     void (*function)(P...), const char* name, unsigned bound, const Launch& launch) {
-    static std::mutex one_at_a_time;
     const int error = check<P...>(launch, bound);
     if (error) return error;
     const std::lock_guard<std::mutex> guard(one_at_a_time);
@@ -197,13 +228,13 @@ int launch(
     const K kernel{
         function, unpack<typename K::Arguments>(
                       launch.params, std::index_sequence_for<P...>())};
-    if (run.fibers.empty()) allocate_stacks();
     run.kernel = name;
     run.body = &K::body;
     run.arguments = &kernel;
     run.grid_dim = {launch.grid[0], launch.grid[1], launch.grid[2]};
     run.block_dim = {launch.block[0], launch.block[1], launch.block[2]};
     run.threads = launch.block[0] * launch.block[1] * launch.block[2];
+    allocate_stacks(run.threads);
     run.schedule = launch.schedule;
     run.random = 0x9E3779B97F4A7C15ull ^ (launch.schedule * 0xD1B54A32D192ED03ull);
     std::vector<unsigned char>(launch.shared_nbytes).swap(run.shared);

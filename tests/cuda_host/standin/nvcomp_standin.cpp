@@ -46,7 +46,12 @@ struct Crc32Options {
     Crc32KernelConf kernel_conf;
     char reserved[64];
 };
+struct CompressOptions {
+    int32_t algorithm;
+    unsigned char others[60];
+};
 static_assert(sizeof(DecompressOptions) == 64);
+static_assert(sizeof(CompressOptions) == 64);
 static_assert(sizeof(Crc32Options) == 128);
 
 struct Alignments {
@@ -69,6 +74,8 @@ struct Work {
     size_t temp_nbytes;
     uint32_t* checksums;
     int* statuses;
+    bool is_encoding = false;
+    size_t max_nbytes = 0;
 };
 
 struct Callbacks {
@@ -76,12 +83,16 @@ struct Callbacks {
     int (*decode)(
         int algorithm, const void* src, size_t src_nbytes, void* dst, size_t capacity,
         size_t* actual_nbytes);
+    // Encodes one, the same way around: `capacity` is room for the encoded stream.
+    int (*encode)(
+        int algorithm, const void* src, size_t src_nbytes, void* dst, size_t capacity,
+        size_t* actual_nbytes);
     // Arranges for run(work) once `stream` gets there; null: at once.
     void (*enqueue)(void* stream, void* work);
     void (*complain)(const char* what);
 };
 
-Callbacks callbacks = {nullptr, nullptr, nullptr};
+Callbacks callbacks = {nullptr, nullptr, nullptr, nullptr};
 size_t overread_nbytes = 0;
 uint32_t version = 6000;
 
@@ -183,6 +194,74 @@ void run_decompress(const Work& work) {
     if (work.temp) std::memset(work.temp, 0xC5, work.temp_nbytes);
 }
 
+// Encoding: what nvCOMP 6.0.0 answers for alignments, and more room than it asks for.
+Alignments encoding_alignments(Algorithm algorithm) {
+    if (algorithm == ZSTD) return {4, 1, 1};
+    if (algorithm == LZ4) return {1, 1, 2};
+    return {1, 8, 8};
+}
+size_t encoded_limit(size_t nbytes) { return nbytes + nbytes / 8 + 256; }
+size_t encoding_temp_nbytes(size_t count, size_t max_nbytes) {
+    return 32768 * count + max_nbytes;
+}
+// Of two numbers in a header the smaller one.
+size_t max_encodable_nbytes(Algorithm algorithm) {
+    if (algorithm == DEFLATE) return 1ull << 16;
+    return algorithm == GZIP ? 1ull << 31 : 1ull << 24;
+}
+
+int check_encoding_options(Algorithm algorithm, const CompressOptions& options) {
+    for (unsigned char byte : options.others)
+        if (byte) complain("options other than the defaults", byte);
+    const bool has_levels = algorithm == DEFLATE || algorithm == GZIP;
+    if (options.algorithm != (has_levels ? 1 : 0)) return NOT_SUPPORTED;
+    return SUCCESS;
+}
+
+int check_encoding_tables(const Work& work) {
+    const Alignments needed = encoding_alignments(work.algorithm);
+    if (!work.src || !work.src_nbytes || !work.dst || !work.actual_nbytes)
+        return INVALID_VALUE;
+    if (work.count == 0) complain("a batch without streams", 0);
+    if (is_misaligned(work.temp, needed.temp)) return ALIGNMENT;
+    if (is_misaligned(work.src, 8) || is_misaligned(work.src_nbytes, 8) ||
+        is_misaligned(work.dst, 8) || is_misaligned(work.actual_nbytes, 8) ||
+        is_misaligned(work.statuses, 4))
+        complain("a table is not aligned to its entries", 0);
+    return SUCCESS;
+}
+
+int encode_stream(const Work& work, size_t i, size_t* actual_nbytes) {
+    const size_t room = encoded_limit(work.max_nbytes);
+    const Alignments needed = encoding_alignments(work.algorithm);
+    if (is_misaligned(work.src[i], needed.input) ||
+        is_misaligned(work.dst[i], needed.output)) {
+        complain("a stream is misaligned", i);
+        return INTERNAL;
+    }
+    if (work.src_nbytes[i] > work.max_nbytes ||
+        work.src_nbytes[i] > max_encodable_nbytes(work.algorithm)) {
+        complain("a stream is too large", i);
+        return CHUNK_SIZE_TOO_LARGE;
+    }
+    std::memset(work.dst[i], 0xBD, room);
+    return callbacks.encode(
+        work.algorithm, work.src[i], work.src_nbytes[i], work.dst[i], room,
+        actual_nbytes);
+}
+
+void run_compress(const Work& work) {
+    const size_t needed = encoding_temp_nbytes(work.count, work.max_nbytes);
+    if (work.temp_nbytes < needed) complain("too little scratch", work.temp_nbytes);
+    if (work.temp) std::memset(work.temp, 0x5C, work.temp_nbytes);
+    for (size_t i = work.count; i-- > 0;) {
+        size_t actual_nbytes = encoded_limit(work.max_nbytes);
+        const int status = encode_stream(work, i, &actual_nbytes);
+        work.actual_nbytes[i] = actual_nbytes;
+        if (work.statuses) work.statuses[i] = status;
+    }
+}
+
 uint32_t crc32c(const unsigned char* bytes, size_t nbytes) {
     uint32_t crc = ~0u;
     for (size_t i = 0; i < nbytes; i++) {
@@ -204,6 +283,8 @@ void run_crc32(const Work& work) {
 void run_work(Work* work) {
     if (work->algorithm == CRC32)
         run_crc32(*work);
+    else if (work->is_encoding)
+        run_compress(*work);
     else
         run_decompress(*work);
     delete work;
@@ -213,8 +294,9 @@ void run_work(Work* work) {
 
 STANDIN_API void standin_set_callbacks(
     int (*decode)(int, const void*, size_t, void*, size_t, size_t*),
+    int (*encode)(int, const void*, size_t, void*, size_t, size_t*),
     void (*enqueue)(void*, void*), void (*complain)(const char*)) {
-    callbacks = {decode, enqueue, complain};
+    callbacks = {decode, encode, enqueue, complain};
 }
 STANDIN_API void standin_set_overread(size_t nbytes) { overread_nbytes = nbytes; }
 STANDIN_API void standin_set_version(uint32_t number) { version = number; }
@@ -255,6 +337,42 @@ STANDIN_ALGORITHM(LZ4, LZ4)
 STANDIN_ALGORITHM(Snappy, SNAPPY)
 STANDIN_ALGORITHM(Deflate, DEFLATE)
 STANDIN_ALGORITHM(Gzip, GZIP)
+
+#define STANDIN_ENCODER(name, algorithm)                                              \
+    STANDIN_API int nvcompBatched##name##CompressGetRequiredAlignments(               \
+        CompressOptions options, Alignments* alignments) {                            \
+        *alignments = encoding_alignments(algorithm);                                 \
+        return check_encoding_options(algorithm, options);                            \
+    }                                                                                 \
+    STANDIN_API int nvcompBatched##name##CompressGetMaxOutputChunkSize(               \
+        size_t nbytes, CompressOptions options, size_t* limit) {                      \
+        *limit = encoded_limit(nbytes);                                               \
+        return check_encoding_options(algorithm, options);                            \
+    }                                                                                 \
+    STANDIN_API int nvcompBatched##name##CompressGetTempSize(                         \
+        size_t count, size_t max_uncompressed, CompressOptions options,               \
+        size_t* nbytes, size_t, void*) {                                              \
+        *nbytes = encoding_temp_nbytes(count, max_uncompressed);                      \
+        return check_encoding_options(algorithm, options);                            \
+    }                                                                                 \
+    STANDIN_API int nvcompBatched##name##CompressAsync(                               \
+        const void* const* src, const size_t* src_nbytes, size_t max_nbytes,          \
+        size_t count, void* temp, size_t temp_size, void* const* dst,                 \
+        size_t* actual_nbytes, CompressOptions options, int* statuses,                \
+        void* stream) {                                                               \
+        const Work work = {                                                           \
+            algorithm, src, src_nbytes, dst, nullptr, actual_nbytes, count,           \
+            static_cast<unsigned char*>(temp), temp_size, nullptr, statuses, true,    \
+            max_nbytes};                                                              \
+        int error = check_encoding_options(algorithm, options);                       \
+        if (!error) error = check_encoding_tables(work);                              \
+        if (!error) start(work, stream);                                              \
+        return error;                                                                 \
+    }
+STANDIN_ENCODER(Zstd, ZSTD)
+STANDIN_ENCODER(LZ4, LZ4)
+STANDIN_ENCODER(Deflate, DEFLATE)
+STANDIN_ENCODER(Gzip, GZIP)
 
 STANDIN_API int nvcompBatchedCRC32GetHeuristicConf(
     const size_t*, size_t, Crc32KernelConf* conf, size_t, void*) {

@@ -1,0 +1,165 @@
+"""Arrays on disk for the time of a run: a few shards, and the same again and again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import data
+from benchmarks.configs import codecs_of
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.sizes import Sizes
+
+DTYPE = np.dtype("float32")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A two-dimensional array of float32.
+
+    Attributes
+    ----------
+    codec
+        As in `benchmarks.configs`, or one of `SPECIAL`.
+    inner_shape, shard_shape
+        In elements; a shard has all of a row.
+    n_distinct, n_shards
+        Shards that differ, and all of them.
+    """
+
+    codec: str
+    inner_shape: tuple[int, int]
+    shard_shape: tuple[int, int]
+    n_distinct: int
+    n_shards: int
+
+    @classmethod
+    def of(
+        cls,
+        sizes: Sizes,
+        codec: str,
+        inner_nbytes: int,
+        nbytes: int,
+        inner_width: int | None = None,
+    ) -> Layout:
+        """Array of `nbytes` bytes, its inner chunks as square as may be."""
+        n_elements = inner_nbytes // DTYPE.itemsize
+        if inner_width is None:
+            # Rows of a power of two, no shorter than an inner chunk is high.
+            inner_width = min(sizes.width, 1 << n_elements.bit_length() // 2)
+        row_nbytes = sizes.width * DTYPE.itemsize
+        height = max(sizes.shard_nbytes // row_nbytes, n_elements // inner_width)
+        n_shards = max(1, nbytes // (height * row_nbytes))
+        n_distinct = max(1, sizes.distinct_nbytes // (height * row_nbytes))
+        return cls(
+            codec,
+            (n_elements // inner_width, inner_width),
+            (height, sizes.width),
+            min(n_distinct, n_shards),
+            n_shards,
+        )
+
+    @property
+    def slug(self) -> str:
+        """Name of its directory."""
+        high, wide = self.inner_shape
+        return f"field-{self.codec}-{high}x{wide}-{self.n_shards}"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Elements along each axis."""
+        return self.shard_shape[0] * self.n_shards, self.shard_shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Decoded bytes."""
+        return self.shape[0] * self.shape[1] * DTYPE.itemsize
+
+    def document(self) -> dict[str, Any]:
+        """Contents of its ``zarr.json``."""
+        little = {"name": "bytes", "configuration": {"endian": "little"}}
+        sharding = {
+            "chunk_shape": list(self.inner_shape),
+            "codecs": _codecs(self.codec, little),
+            "index_codecs": [little, {"name": "crc32c"}],
+            "index_location": "end",
+        }
+        grid = {"chunk_shape": list(self.shard_shape)}
+        return {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": list(self.shape),
+            "data_type": DTYPE.name,
+            "chunk_grid": {"name": "regular", "configuration": grid},
+            "chunk_key_encoding": {"name": "default"},
+            "fill_value": 0,
+            "attributes": {},
+            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        }
+
+
+def _codecs(codec: str, little: dict[str, Any]) -> list[dict[str, Any]]:
+    shuffle = {"name": "numcodecs.shuffle", "configuration": {"elementsize": 4}}
+    turn = {"name": "transpose", "configuration": {"order": [1, 0]}}
+    if codec == "shuffle":
+        return [little, shuffle]
+    if codec == "transpose":
+        return [turn, little]
+    return [little, *codecs_of(codec, DTYPE.itemsize)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An array on disk; `first` is what its distinct shards hold, from row 0 on."""
+
+    layout: Layout
+    path: Path
+    first: NDArray[Any]
+
+
+def values_of(layout: Layout, root: Path) -> NDArray[Any]:
+    """Elements of the distinct shards, made once and kept below `root`."""
+    high, wide = layout.shard_shape[0] * layout.n_distinct, layout.shard_shape[1]
+    kept = root / f"field-{high}x{wide}.npy"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        part = kept.with_name(f"part-{kept.name}")
+        np.save(part, data.generate("field", (high, 1, wide)).reshape(high, wide))
+        part.rename(kept)
+    return np.load(kept, mmap_mode="r")
+
+
+def store(layout: Layout, root: Path) -> Stored:
+    """The array below `root`; it is written if it is not there yet."""
+    first = values_of(layout, root)
+    path = root / layout.slug
+    if not path.exists():
+        part = root / "part"
+        # What a task left that was cut short.
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        # Only the distinct shards are encoded.
+        few = Layout(
+            layout.codec,
+            layout.inner_shape,
+            layout.shard_shape,
+            layout.n_distinct,
+            layout.n_distinct,
+        )
+        written = data.write(few, part, first)
+        document = json.dumps(layout.document())
+        (written / "zarr.json").write_text(document, encoding="utf-8")
+        for shard in range(layout.n_distinct, layout.n_shards):
+            again = written / f"c/{shard}/0"
+            again.parent.mkdir()
+            os.link(written / f"c/{shard % layout.n_distinct}/0", again)
+        written.rename(path)
+    return Stored(layout, path, first)

@@ -1,0 +1,97 @@
+"""Tests on the GPU, and NVIDIA's sanitizer over all kernels."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.gpu.run import Run, Skipped
+
+_ROOT = Path(__file__).parents[2]
+_TEST_FILE = _ROOT / "tests" / "test_gpu_reads.py"
+TESTS = (
+    "every_chain_is_decoded_on_the_device",
+    "interop_samples_are_read_as_on_the_host",
+    "values_are_cast_on_the_way",
+    "any_array_is_read_as_on_the_host",
+)
+"""Tests of `pytest -m gpu`, without the "test"; a file `tests/test_gpu_reads.py`."""
+
+TOOLS = ("memcheck", "racecheck", "initcheck")
+_FOUND = 86
+_PLACES = (
+    "{home}/bin/compute-sanitizer",
+    "{home}/compute-sanitizer/compute-sanitizer",
+    "/usr/local/cuda*/bin/compute-sanitizer",
+    "/usr/local/cuda*/compute-sanitizer/compute-sanitizer",
+    "/usr/local/cuda*/extras/compute-sanitizer/compute-sanitizer",
+)
+
+
+def run_tests(name: str, run: Run) -> None:
+    """How many cases of one test passed, failed and were skipped."""
+    test = f"{_TEST_FILE}::test_{name}"
+    arguments = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "--tb=short", test]
+    if run.sizes_name == "tiny":
+        arguments.append("--collect-only")
+    done = subprocess.run(  # noqa: S603 - this very suite, by this Python
+        [sys.executable, "-m", "pytest", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=_ROOT,
+    )
+    said = done.stdout.splitlines()
+    counts = {what: int(n) for n, what in _COUNT.findall(said[-1] if said else "")}
+    output = "\n".join(said[-60:])
+    run.put(f"tests/{name}", status=done.returncode, **counts, output=output)
+
+
+_COUNT = re.compile(r"(\d+) (?:tests? )?(passed|failed|skipped|error|collected)")
+
+
+def run_sanitizer(tool: str, run: Run) -> None:
+    """What compute-sanitizer finds while every kernel runs once."""
+    name = f"sanitizer/{tool}"
+    command = [sys.executable, "-m", "benchmarks.gpu.exercise", run.device_name]
+    found = find_sanitizer()
+    if found is None:
+        raise Skipped("compute-sanitizer is not installed")
+    options = ["--tool", tool, "--error-exitcode", str(_FOUND)]
+    if tool == "initcheck":
+        # Vendor's scratch is read in whole words; ours is what is looked for.
+        options += ["--kernel-name", "kernel_substring=gs_"]
+    done = subprocess.run(  # noqa: S603 - a tool over this very suite
+        [found, *options, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=_ROOT,
+    )
+    said = f"{done.stdout}\n{done.stderr}"
+    run.put(
+        name,
+        status=done.returncode,
+        is_clean=done.returncode == 0 and "ERROR SUMMARY: 0 errors" in said,
+        output=said[-6000:],
+    )
+
+
+def find_sanitizer() -> str | None:
+    """Path of compute-sanitizer, wherever toolkits put it."""
+    found = shutil.which("compute-sanitizer")
+    if found:
+        return found
+    home = (
+        os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    )
+    for place in _PLACES:
+        paths = sorted(glob.glob(place.format(home=home)))
+        if paths:
+            return paths[-1]
+    return None

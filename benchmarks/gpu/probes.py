@@ -1,0 +1,279 @@
+"""Questions that only a GPU answers, each asked in a process of its own.
+
+A row says what came out. Where the process dies of a question, its row says so: it is
+put down as "crashed" before it is asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any
+
+import crc32c
+import numpy as np
+import zstandard
+
+from benchmarks.configs import KIB, MIB
+from benchmarks.gpu.arrays import Layout, store
+from benchmarks.gpu.gpu import fetched, rate
+from benchmarks.gpu.run import Run, Skipped
+from benchmarks.gpu.streams import ENCODERS, Batch
+from gpushard import Options, open_array
+from gpushard.devices.nvcomp import StreamTables
+from gpushard.devices.nvcomp_abi import Algorithm, DecompressOptions
+
+_NBYTES = 300_000
+
+
+def _plain(nbytes: int = _NBYTES) -> bytes:
+    rng = np.random.default_rng(11)
+    return np.round(rng.normal(0, 8, nbytes)).astype("i1").tobytes()
+
+
+def _ask(
+    run: Run,
+    name: str,
+    algorithm: Algorithm,
+    encoded: bytes,
+    plain: bytes,
+    **knobs: int,
+) -> None:
+    """Row: what the decoder says of one stream, and whether it came out right."""
+    if not run.wants(name):
+        return
+    run.put(name, crashed=True)
+    capacity = knobs.pop("capacity", len(plain))
+    batch = Batch.lay(run.machine.device, algorithm, [encoded], [capacity], **knobs)
+    status, claimed, decoded = batch.results()[0]
+    run.put(
+        name,
+        status=status,
+        claimed_nbytes=claimed,
+        is_right=claimed == len(plain) and decoded[: len(plain)] == plain,
+    )
+
+
+def zstd_frames(name: str, run: Run) -> None:
+    """Frames of every valid kind."""
+    plain = _plain()
+    for kind, encoded, decoded in _zstd_frames(plain):
+        _ask(run, f"{name}/{kind}", Algorithm.ZSTD, encoded, decoded)
+
+
+def _zstd_frames(plain: bytes) -> Iterator[tuple[str, bytes, bytes]]:
+    def encoded(**knobs: Any) -> bytes:
+        return zstandard.ZstdCompressor(**knobs).compress(plain)
+
+    without_size = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    yield "no-size", without_size.compress(plain) + without_size.flush(), plain
+    yield "checksum", encoded(write_checksum=True), plain
+    for level in (1, 19, 22):
+        yield f"level-{level}", encoded(level=level), plain
+    # Only where the size is not told beforehand does the window stay so wide.
+    wide = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
+    widely = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    yield "window-128-mib", widely.compress(plain) + widely.flush(), plain
+    half = len(plain) // 2
+    compress = zstandard.ZstdCompressor().compress
+    yield "two-frames", compress(plain[:half]) + compress(plain[half:]), plain
+    skippable = bytes.fromhex("502a4d1804000000") + b"skip"
+    yield "skippable-before", skippable + encoded(), plain
+    yield "skippable-behind", encoded() + skippable, plain
+    yield "one-byte", compress(plain[:1]), plain[:1]
+
+
+def capacities(name: str, run: Run) -> None:
+    """Buffers of exactly the decoded size, larger and smaller ones."""
+    plain = _plain()
+    for algorithm in ENCODERS:
+        encoded = ENCODERS[algorithm](plain)
+        for more in (0, 1, 4096, -1):
+            row = f"{name}/{algorithm.value}/{more:+d}"
+            _ask(run, row, algorithm, encoded, plain, capacity=len(plain) + more)
+
+
+def misaligned(name: str, run: Run) -> None:
+    """Streams that begin at any byte; Deflate asks for multiples of 4."""
+    plain = _plain()
+    for algorithm in ENCODERS:
+        encoded = ENCODERS[algorithm](plain)
+        for offset in (1, 2, 3):
+            row = f"{name}/{algorithm.value}/{offset}"
+            if run.is_emulated and algorithm is Algorithm.DEFLATE:
+                continue
+            _ask(run, row, algorithm, encoded, plain, offset=offset)
+
+
+def damaged(name: str, run: Run) -> None:
+    """What decoders say of streams with one byte changed, or cut short."""
+    plain = _plain(20_000)
+    rng = np.random.default_rng(3)
+    for algorithm in ENCODERS:
+        row = f"{name}/{algorithm.value}"
+        if not run.wants(row):
+            continue
+        run.put(row, crashed=True)
+        encoded = np.frombuffer(ENCODERS[algorithm](plain), np.uint8)
+        streams = []
+        for k in range(64):
+            wrong = encoded.copy()
+            wrong[rng.integers(len(wrong))] ^= 1 << int(rng.integers(8))
+            streams.append(wrong.tobytes() if k % 2 else wrong[: -1 - k].tobytes())
+        sizes = [len(plain)] * len(streams)
+        batch = Batch.lay(run.machine.device, algorithm, streams, sizes)
+        told = Counter(
+            f"{status}, {'right' if decoded == plain else 'wrong'} bytes"
+            for status, _, decoded in batch.results()
+        )
+        run.put(row, **told)
+
+
+def checksums(name: str, run: Run) -> None:
+    """The vendor's CRC-32C: whether its options are laid out as we think."""
+    device: Any = run.machine.device
+    plain = [_plain(n) for n in (1, 4, 1000, 65536)]
+    batch = Batch.lay(device, Algorithm.LZ4, plain, [1] * len(plain))
+    stream = device.create_stream()
+    longest = max(map(len, plain))
+    conf = device.decoder.crc32c_conf(len(plain), longest, stream)
+    tables: StreamTables = batch.tables
+    device.decoder.crc32c_async(tables, tables.actual_nbytes, conf, stream)
+    device.wait(device.record(stream))
+    found = fetched(device, tables.actual_nbytes, 4 * len(plain)).view(np.uint32)
+    run.put(name, is_right=found.tolist() == [crc32c.crc32c(p) for p in plain])
+
+
+def scratch(name: str, run: Run) -> None:
+    """Scratch that zstd asks for: by an estimate, and once it has seen the data."""
+    device: Any = run.machine.device
+    for nbytes, count in ((4 * KIB, 64), (64 * KIB, 16), (MIB, 4)):
+        encoded = [ENCODERS[Algorithm.ZSTD](_plain(nbytes))] * count
+        batch = Batch.lay(device, Algorithm.ZSTD, encoded, [nbytes] * count)
+        seen = None if run.is_emulated else _seen_scratch(device, batch, nbytes)
+        run.put(f"{name}/{count}x{nbytes}", estimated=batch.temp_nbytes, with_data=seen)
+
+
+def _seen_scratch(device: Any, batch: Batch, nbytes: int) -> int:
+    library = ctypes.CDLL(device.decoder.path)
+    found, tables, stream = ctypes.c_size_t(), batch.tables, device.create_stream()
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    ask = library.nvcompBatchedZstdDecompressGetTempSizeSync
+    ask.argtypes = (pointer, pointer, size, size, pointer, size)
+    ask.argtypes += (DecompressOptions, pointer, pointer)
+    status = ask(
+        tables.src,
+        tables.src_nbytes,
+        tables.count,
+        nbytes,
+        ctypes.byref(found),
+        batch.nbytes,
+        DecompressOptions(),
+        tables.statuses,
+        stream,
+    )
+    return -status if status else found.value
+
+
+def calls(name: str, run: Run) -> None:
+    """Seconds of the host in a call of the decoder, by the number of streams."""
+    device = run.machine.device
+    encoded = ENCODERS[Algorithm.ZSTD](_plain(4 * KIB))
+    for count in (1, 64, 4096 if not run.is_emulated else 65):
+        batch = Batch.lay(device, Algorithm.ZSTD, [encoded], [4 * KIB], repeat=count)
+        stream, seconds = device.create_stream(), []
+        for _ in range(5):
+            started = perf_counter()
+            batch.enqueue(stream)
+            seconds.append(perf_counter() - started)
+            device.wait(device.record(stream))
+        run.put(f"{name}/{count}", seconds=seconds)
+
+
+def slots(name: str, run: Run) -> None:
+    """How many pinned slots saturate the bus, for plain elements."""
+    sizes = run.sizes
+    layout = Layout.of(sizes, "none", sizes.usual, sizes.sweep_nbytes)
+    stored = store(layout, run.root)
+    for n_slots in (1, 2, 4, 8):
+        for share in (64 * KIB, 4 * MIB, 32 * MIB):
+            options = Options(
+                placement="device", pinned_slots=n_slots, memory_limit=share * n_slots
+            )
+            device: Any = run.machine.device
+            a = open_array(stored.path, device=device, options=options)
+            out = device.empty(layout.shape, a.dtype)
+            seconds = [_read(a, out) for _ in range(sizes.repetitions + 1)][1:]
+            row = f"{name}/{n_slots}x{share * 3 // 4}"
+            run.put(row, **rate(layout.nbytes, seconds))
+
+
+def _read(a: Any, out: Any) -> float:
+    started = perf_counter()
+    a.read(out=out)
+    return perf_counter() - started
+
+
+def small_reads(name: str, run: Run) -> None:
+    """Seconds for a few rows at random, as a loader without batches would read."""
+    sizes = run.sizes
+    for inner in sizes.inner_nbytes[:2]:
+        layout = Layout.of(sizes, "zstd", inner, sizes.sweep_nbytes, sizes.width)
+        stored = store(layout, run.root)
+        device: Any = run.machine.device
+        a = open_array(stored.path, device=device)
+        rng, seconds = np.random.default_rng(5), []
+        for _ in range(sizes.repetitions + 1):
+            rows = rng.integers(0, layout.shape[0], 256)
+            started = perf_counter()
+            _ = a.oindex[rows]
+            seconds.append(perf_counter() - started)
+        row_nbytes = layout.shape[1] * 4
+        run.put(f"{name}/{inner}", **rate(256 * row_nbytes, seconds[1:]))
+
+
+def kvikio(name: str, run: Run) -> None:
+    """Whether kvikio reads by GPUDirect Storage, and what it reaches in either mode."""
+    try:
+        import kvikio.cufile_driver
+        import kvikio.defaults
+    except (ImportError, OSError) as error:
+        raise Skipped(f"kvikio: {error}") from error
+    module: Any = kvikio
+    run.put(
+        name,
+        version=module.__version__,
+        is_compat=bool(module.defaults.is_compat_mode_preferred()),
+        has_gds=bool(module.cufile_driver.get("is_gds_available")),
+    )
+    sizes = run.sizes
+    layout = Layout.of(sizes, "none", sizes.usual, sizes.distinct_nbytes)
+    file = next(iter(sorted(store(layout, run.root).path.rglob("c/*/*"))))
+    nbytes = file.stat().st_size
+    out: Any = run.machine.device.empty((nbytes,), np.dtype("u1"))
+    for n_threads in (1, 4, 8, 16):
+        module.defaults.set("num_threads", n_threads)
+        with file.open("rb") as held:
+            opened = module.CuFile(f"/proc/self/fd/{held.fileno()}", "r")
+            seconds = []
+            for _ in range(sizes.repetitions + 1):
+                started = perf_counter()
+                opened.pread(out, nbytes, 0).get()
+                seconds.append(perf_counter() - started)
+        run.put(f"{name}/{n_threads}", **rate(nbytes, seconds[1:]))
+
+
+PROBES = {
+    "zstd-frames": zstd_frames,
+    "capacities": capacities,
+    "misaligned": misaligned,
+    "damaged": damaged,
+    "crc32c": checksums,
+    "scratch": scratch,
+    "calls": calls,
+    "slots": slots,
+    "small-reads": small_reads,
+    "kvikio": kvikio,
+}

@@ -1,0 +1,80 @@
+"""How much is measured: for a GPU, or to see that it runs at all."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from benchmarks.configs import KIB, MIB
+
+GIB = 1024 * MIB
+CODECS = ("zstd", "blosc-lz4", "blosc-zstd", "lz4", "gzip", "none")
+
+
+class Sizes(NamedTuple):
+    """Amounts of a run.
+
+    Attributes
+    ----------
+    whole_nbytes
+        Decoded sizes of the arrays that are read whole.
+    inner_nbytes
+        Sizes of inner chunks; the one at `usual` wherever there is one only.
+    sweep_nbytes, peer_nbytes
+        Decoded size of the arrays of every inner chunk size, and of those that others
+        read, too.
+    distinct_nbytes
+        What of an array is different: the rest is the same files again, under other
+        names. More than the caches of a processor or a GPU hold.
+    shard_nbytes, width
+        Of an array: bytes of a shard, elements of a row.
+    copy_nbytes
+        Bytes of a copy.
+    stream_nbytes
+        Decoded bytes of a batch of the vendor's decoder, at the most.
+    repetitions
+        How often each is timed.
+    """
+
+    whole_nbytes: tuple[int, ...]
+    inner_nbytes: tuple[int, ...]
+    usual: int
+    sweep_nbytes: int
+    peer_nbytes: int
+    distinct_nbytes: int
+    shard_nbytes: int
+    width: int
+    copy_nbytes: int
+    stream_nbytes: int
+    repetitions: int
+
+
+FULL = Sizes(
+    whole_nbytes=(GIB, 8 * GIB),
+    inner_nbytes=(
+        *(4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB),
+        *(MIB, 4 * MIB, 16 * MIB),
+    ),
+    usual=64 * KIB,
+    sweep_nbytes=GIB,
+    peer_nbytes=256 * MIB,
+    distinct_nbytes=128 * MIB,
+    shard_nbytes=32 * MIB,
+    width=4096,
+    copy_nbytes=GIB,
+    stream_nbytes=GIB,
+    repetitions=5,
+)
+TINY = Sizes(
+    whole_nbytes=(32 * KIB,),
+    inner_nbytes=(2 * KIB,),
+    usual=2 * KIB,
+    sweep_nbytes=16 * KIB,
+    peer_nbytes=16 * KIB,
+    distinct_nbytes=8 * KIB,
+    shard_nbytes=8 * KIB,
+    width=64,
+    copy_nbytes=64 * KIB,
+    stream_nbytes=8 * KIB,
+    repetitions=1,
+)
+SIZES = {"full": FULL, "tiny": TINY}

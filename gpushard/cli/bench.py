@@ -1,0 +1,84 @@
+"""`gpushard bench`: reads of your own array, beside the libraries you have."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpushard.cli.output import (
+    EXIT_DAMAGED,
+    AsJson,
+    Debug,
+    failures_in_a_sentence,
+    print_json,
+    print_table,
+)
+
+if TYPE_CHECKING:
+    from gpushard.cli.contenders import Contender
+    from gpushard.cli.timing import Timing, Workload
+
+_MIB = 1 << 20
+
+
+def bench(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Array.")],
+    mib: Annotated[
+        int, typer.Option(min=1, help="Most that one read takes, in MiB.")
+    ] = 256,
+    repetitions: Annotated[int, typer.Option(min=1, help="Timed repetitions.")] = 5,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Time reads of an array beside zarr-python, zarrs and tensorstore."""
+    with failures_in_a_sentence(debug=debug):
+        # NumPy and the readers, which `--help` need not wait for.
+        import gpushard
+        from gpushard.cli.timing import measure
+
+        array = gpushard.open_array(url, device="cpu")
+        team, rows = measure(array, most_nbytes=mib * _MIB, repetitions=repetitions)
+        if as_json:
+            print_json(_facts(url, team, rows))
+        else:
+            print_table(_table(team, rows))
+    if any(t.trouble == "other elements" for _, timings in rows for t in timings):
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+def _facts(
+    url: str,
+    team: list[Contender],
+    rows: list[tuple[Workload, list[Timing]]],
+) -> dict[str, Any]:
+    return {
+        "url": url,
+        "versions": {contender.name: contender.version for contender in team},
+        "rows": [
+            {
+                "workload": workload.name,
+                "about": workload.about,
+                "contenders": {t.contender: t._asdict() for t in timings},
+            }
+            for workload, timings in rows
+        ],
+    }
+
+
+def _table(
+    team: list[Contender], rows: list[tuple[Workload, list[Timing]]]
+) -> list[tuple[str, ...]]:
+    from gpushard.cli.timing import ratio
+
+    names = [f"{contender.name} {contender.version}" for contender in team]
+    table = [("median ms", *names, "best other / gpushard", "")]
+    for workload, timings in rows:
+        times = [
+            f"{median(t.wall_s) * 1e3:.2f}" if t.wall_s else t.trouble for t in timings
+        ]
+        best = ratio(timings)
+        told = "" if best is None else f"{best:.2f}"
+        table.append((workload.name, *times, told, workload.about))
+    return table

@@ -1,0 +1,96 @@
+"""Libraries that read an array beside gpushard, as far as they are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.array import Array
+from gpushard.cli.comparison import zarr_array
+from gpushard.stores.local import LocalStore
+
+Key = tuple[Any, ...]
+
+
+class Contender(NamedTuple):
+    """A library with the array open.
+
+    Attributes
+    ----------
+    name, version
+        Which it is.
+    read
+        NumPy's basic indexing, or an integer array for the first axis.
+    """
+
+    name: str
+    version: str
+    read: Callable[[Key], NDArray[Any]]
+
+
+def contenders(array: Array) -> list[Contender]:
+    """Gpushard first, then zarr-python and what else can open the array."""
+    found = [Contender("gpushard", _version("gpushard"), _indexing(array))]
+    for open_one in (_zarr, _zarrs, _tensorstore):
+        contender = open_one(array)
+        if contender is not None:
+            found.append(contender)
+    return found
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"
+
+
+def _indexing(array: Any) -> Callable[[Key], NDArray[Any]]:
+    def read(key: Key) -> NDArray[Any]:
+        takes = any(isinstance(item, np.ndarray) for item in key)
+        return np.asarray(array.oindex[key] if takes else array[key])
+
+    return read
+
+
+def _zarr(array: Array) -> Contender:
+    handle = zarr_array(array.source.store, array.source.layout.path)
+    return Contender("zarr-python", _version("zarr"), _indexing(handle))
+
+
+def _zarrs(array: Array) -> Contender | None:
+    try:
+        import zarrs  # noqa: F401 - registers its pipeline with zarr
+    except ImportError:
+        return None
+    import zarr
+
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        handle = zarr_array(array.source.store, array.source.layout.path)
+    return Contender("zarrs", _version("zarrs"), _indexing(handle))
+
+
+def _tensorstore(array: Array) -> Contender | None:
+    store = array.source.store
+    if not isinstance(store, LocalStore):
+        return None
+    try:
+        import tensorstore
+    except ImportError:
+        return None
+    path = f"{store.root}/{array.source.layout.path}".rstrip("/")
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
+    try:
+        handle: Any = tensorstore.open(spec, read=True).result()
+    except ValueError:  # a data type or a codec that it does not know
+        return None
+
+    def read(key: Key) -> NDArray[Any]:
+        takes = any(isinstance(item, np.ndarray) for item in key)
+        return (handle.oindex[key] if takes else handle[key]).read().result()
+
+    return Contender("tensorstore", _version("tensorstore"), read)

@@ -1,0 +1,214 @@
+"""`gpushard convert`: any array, or a group of them, to sharded Zarr v3."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpushard.cli.output import (
+    AsJson,
+    Debug,
+    failures_in_a_sentence,
+    print_json,
+    print_table,
+    say,
+)
+from gpushard.errors import OptionError
+
+if TYPE_CHECKING:
+    from gpushard.converting.convert import ConversionReport
+
+_MIB = 1 << 20
+_EXIT_INTERRUPTED = 130
+_CODEC_HELP = (
+    'keep, none, NAME[:LEVEL] (zstd:5, gzip, blosc-lz4:5), or JSON as in "codecs".'
+)
+_SHAPE_HELP = "Lengths such as 8,721,1440, or one for all axes."
+
+
+_Source = Annotated[str, typer.Argument(metavar="SRC", help="Array or group.")]
+_Target = Annotated[str, typer.Argument(metavar="DST", help="Place to be made.")]
+_Shards = Annotated[
+    str | None, typer.Option(metavar="SHAPE", help=f"Shards. {_SHAPE_HELP}")
+]
+_Chunks = Annotated[
+    str | None, typer.Option(metavar="SHAPE", help=f"Inner chunks. {_SHAPE_HELP}")
+]
+_Compressors = Annotated[
+    str, typer.Option(metavar="CODECS", help=f"Compressors: {_CODEC_HELP}")
+]
+_Filters = Annotated[
+    str, typer.Option(metavar="CODECS", help="Filters: keep, none or JSON.")
+]
+_Location = Annotated[
+    str, typer.Option(metavar="end|start", help="Where a shard's index lies.")
+]
+_Memory = Annotated[
+    int | None, typer.Option(metavar="MIB", min=1, help="Most memory, in MiB.")
+]
+_Threads = Annotated[
+    int | None, typer.Option(min=1, help="Worker threads; one a CPU by default.")
+]
+_Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Delete what is at DST before.")
+]
+_Resume = Annotated[
+    bool,
+    typer.Option("--resume/--no-resume", help="Go on with an interrupted conversion."),
+]
+_Verify = Annotated[
+    bool, typer.Option("--verify", help="Read back and compare, bit for bit.")
+]
+_Progress = Annotated[
+    bool | None,
+    typer.Option(
+        "--progress/--no-progress",
+        help="Show progress on stderr; by default on a terminal.",
+        show_default=False,
+    ),
+]
+
+
+def convert(
+    src: _Source,
+    dst: _Target,
+    *,
+    shards: _Shards = None,
+    chunks: _Chunks = None,
+    compressors: _Compressors = "keep",
+    filters: _Filters = "keep",
+    index_location: _Location = "end",
+    memory: _Memory = None,
+    threads: _Threads = None,
+    overwrite: _Overwrite = False,
+    resume: _Resume = True,
+    verify: _Verify = False,
+    progress: _Progress = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Convert an array, or all arrays of a group, to sharded Zarr v3."""
+    with failures_in_a_sentence(debug=debug):
+        target: dict[str, Any] = {
+            "shards": _shape(shards, "--shards"),
+            "chunks": _shape(chunks, "--chunks"),
+            "compressors": _codecs(compressors, "--compressors"),
+            "filters": _codecs(filters, "--filters"),
+            "index_location": index_location,
+        }
+        # NumPy and the reader, which `--help` need not wait for.
+        import gpushard
+
+        try:
+            report = gpushard.convert(
+                src,
+                dst,
+                memory_limit=None if memory is None else memory * _MIB,
+                num_threads=threads,
+                overwrite=overwrite,
+                resume=resume,
+                verify=verify,
+                progress=sys.stderr.isatty() if progress is None else progress,
+                **target,
+            )
+        except KeyboardInterrupt:
+            say("interrupted; repeat the command to go on where it was.")
+            raise typer.Exit(_EXIT_INTERRUPTED) from None
+        if as_json:
+            print_json(_facts(src, dst, report))
+        else:
+            print_table(_rows(dst, report))
+
+
+def _facts(src: str, dst: str, report: ConversionReport) -> dict[str, Any]:
+    return {
+        "src": src,
+        "dst": dst,
+        "seconds": report.seconds,
+        "verified": report.verified,
+        "arrays": {
+            path: {
+                "shards": array.shards,
+                "chunks": array.chunks,
+                "nbytes": array.nbytes,
+                "n_shards": array.n_shards,
+                "n_written": array.n_written,
+                "n_resumed": array.n_resumed,
+            }
+            for path, array in report.arrays.items()
+        },
+    }
+
+
+def _rows(dst: str, report: ConversionReport) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("array", "shards", "inner chunks", "bytes", "written", "before")
+    ]
+    rows += [
+        (
+            path or dst,
+            f"{array.n_shards:,} of {array.shards}",
+            str(array.chunks),
+            f"{array.nbytes:,}",
+            f"{array.n_written:,}",
+            f"{array.n_resumed:,}",
+        )
+        for path, array in report.arrays.items()
+    ]
+    told = ", verified bit for bit" if report.verified else ""
+    return [*rows, (f"{report.seconds:.1f} s{told}",)]
+
+
+def _shape(text: str | None, option: str) -> Any:
+    """Lengths as they were written; the converter checks them."""
+    if text is None:
+        return None
+    parts = text.strip("()[] ").split(",")
+    try:
+        lengths = tuple(int(part) for part in parts if part.strip())
+    except ValueError as error:
+        raise OptionError(
+            f"{option} is no shape", expected="such as 8,721,1440", got=repr(text)
+        ) from error
+    return lengths[0] if len(lengths) == 1 and "," not in text else lengths
+
+
+def _codecs(text: str, option: str) -> Any:
+    """Codecs as `convert` takes them."""
+    if text == "keep":
+        return text
+    if text == "none":
+        return None
+    if text.startswith(("[", "{")):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise OptionError(
+                f"{option} is no valid JSON: {error}", got=repr(text)
+            ) from error
+    name, _, level = text.partition(":")
+    if level and not level.lstrip("-").isdecimal():
+        raise OptionError(f"{option} has no such level", got=repr(level))
+    return _named_codec(name, int(level) if level else None, option)
+
+
+def _named_codec(name: str, level: int | None, option: str) -> dict[str, Any]:
+    if name in ("zstd", "gzip"):
+        configuration: dict[str, Any] = {"level": 5 if level is None else level}
+        if name == "zstd":
+            configuration["checksum"] = False
+        return {"name": name, "configuration": configuration}
+    kind, _, compressor = name.partition("-")
+    if kind == "blosc":
+        clevel = 5 if level is None else level
+        configuration = {"cname": compressor or "zstd", "clevel": clevel}
+        return {"name": "blosc", "configuration": configuration}
+    raise OptionError(
+        f"{option} names an unknown codec",
+        expected="keep, none, zstd, gzip, blosc-lz4, blosc-zstd, ... or JSON",
+        got=repr(name),
+        hint="give JSON for others",
+    )

@@ -1,0 +1,115 @@
+"""What the host and a device read, compared element by element, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.array import Array
+from gpushard.cli.comparison import differing
+from gpushard.cli.pieces import AxisItem, Piece, cut, per_axis
+from gpushard.devices.base import Device
+from gpushard.inspection.findings import MOST_FINDINGS, Check, Finding, Verification
+from gpushard.inspection.verify import Progress, n_objects
+from gpushard.layout import ArrayLayout
+from gpushard.options import MIB
+from gpushard.source import Source
+
+# Both results of a piece are held.
+_PIECE_NBYTES = 64 * MIB
+
+
+def compare_devices(
+    source: Source, device: Device | None, result: Verification, progress: Progress
+) -> None:
+    """Read everything on the host and on `device`; put what differs into `result`.
+
+    Inner chunks that are damaged read as the fill value on both, and are in `result`
+    already.
+
+    Raises
+    ------
+    StoreError
+        The store failed.
+    DeviceError
+        The device failed.
+    """
+    layout = source.layout
+    host, other = Array(source), Array(source, device)
+    n_wrong, n_elements = 0, 0
+    for piece in _pieces(layout):
+        expected = host.read(piece.key, errors=_forget)
+        got = _on_host(other.read(piece.key, errors=_forget))
+        positions = differing(np.ascontiguousarray(expected), got)
+        n_wrong += len(positions)
+        n_elements += expected.size
+        if len(positions):
+            _tell(layout, source, piece, positions, result)
+        progress(
+            n_objects(source) * expected.size / max(1, layout.size), expected.nbytes
+        )
+    how = f"{n_elements:,} elements read on {other.device} and on the host, compared"
+    result.checks.append(Check("device", True, how))
+
+
+def _forget(error: object) -> None:
+    """Damage was told by the verification before."""
+
+
+def _on_host(result: Any) -> NDArray[Any]:
+    return np.asarray(result.get() if hasattr(result, "get") else result)
+
+
+def _pieces(layout: ArrayLayout) -> Iterator[Piece]:
+    """Pieces along the borders of inner chunks, small enough wherever these are."""
+    return _cut(per_axis((...,), layout.shape), layout)
+
+
+def _cut(items: tuple[AxisItem, ...], layout: ArrayLayout) -> Iterator[Piece]:
+    pieces = cut(items, layout.inner_axes, layout.dtype.itemsize, _PIECE_NBYTES)
+    for piece in pieces:
+        nbytes = prod(piece.shape) * layout.dtype.itemsize
+        if len(pieces) > 1 and nbytes > 2 * _PIECE_NBYTES:
+            yield from _cut(piece.items, layout)
+        else:
+            yield piece
+
+
+def _tell(
+    layout: ArrayLayout,
+    source: Source,
+    piece: Piece,
+    positions: NDArray[np.intp],
+    result: Verification,
+) -> None:
+    """Note each inner chunk with elements at `positions` of a piece."""
+    at = np.unravel_index(positions, piece.shape)
+    starts = [item.start if isinstance(item, range) else item for item in piece.items]
+    elements = [column + start for column, start in zip(at, starts, strict=True)]
+    chunks = np.array(
+        [
+            axis.cell_at(column)
+            for axis, column in zip(layout.inner_axes, elements, strict=True)
+        ],
+        np.int64,
+    ).reshape(layout.ndim, len(positions))
+    unique, first, counts = np.unique(
+        chunks, axis=1, return_index=True, return_counts=True
+    )
+    for column, i, n in zip(unique.T.tolist(), first, counts.tolist(), strict=True):
+        element = tuple(int(along[i]) for along in elements)
+        shard = tuple(
+            int(axis.cell_at(at)) for axis, at in zip(layout.axes, element, strict=True)
+        )
+        result.n_findings += 1
+        result.n_damage += 1
+        result.n_damaged_inner_chunks += 1
+        if len(result.findings) < MOST_FINDINGS:
+            message = f"the device reads {n} elements otherwise than the host"
+            what = f"{message}, the first at {element}"
+            key = source.key(shard)
+            result.findings.append(Finding("device", key, tuple(column), 1, what))

@@ -1,0 +1,93 @@
+"""A shard's map as a PNG, drawn by matplotlib, which may not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpushard.cli.map_marks import KINDS, WIDTH, Mark, Panel
+from gpushard.cli.map_svg import colour
+from gpushard.cli.page import unwritable
+from gpushard.errors import UnsupportedError
+
+_COLOURS = {
+    "index": "#d55e00",
+    "unused": "#b8bcc4",
+    "missing": "#ffffff",
+    "damaged": "#cc79a7",
+    "beyond": "#f4f4f4",
+}
+_DOTS_PER_UNIT = 100
+
+
+def write_png(path: Path, title: str, panels: Sequence[Panel]) -> None:
+    """Draw the pictures, one below the other, into a file.
+
+    Raises
+    ------
+    UnsupportedError
+        matplotlib is not installed.
+    StoreError
+        The file cannot be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnsupportedError(
+            "a PNG is drawn by matplotlib, which is not installed",
+            hint="pip install 'gpushard[plots]', or write an .svg or .html file",
+        ) from error
+    heights = [panel.height for panel in panels]
+    figure = Figure(
+        figsize=(WIDTH / _DOTS_PER_UNIT + 0.6, sum(heights) / _DOTS_PER_UNIT + 2.2),
+        dpi=_DOTS_PER_UNIT,
+        layout="constrained",
+    )
+    canvas = FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    axes = figure.subplots(len(panels), 1, height_ratios=heights, squeeze=False)
+    for panel, place in zip(panels, axes[:, 0], strict=True):
+        _draw(place, panel)
+    figure.legend(handles=_legend(), loc="outside lower center", ncols=3, fontsize=8)
+    try:
+        canvas.print_png(path)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _draw(axes: object, panel: Panel) -> None:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    patches = [Rectangle((m.x, m.y), m.width, m.height) for m in panel.marks]
+    collection = PatchCollection(
+        patches,
+        facecolors=[_face(mark) for mark in panel.marks],
+        edgecolors="#6b6b6b",
+        linewidths=0.3,
+    )
+    axes.add_collection(collection)  # type: ignore[attr-defined]
+    axes.set(  # type: ignore[attr-defined]
+        xlim=(-1, WIDTH + 1), ylim=(panel.height + 1, -1), title=panel.title
+    )
+    axes.set_axis_off()  # type: ignore[attr-defined]
+
+
+def _face(mark: Mark) -> str:
+    if mark.kind == "chunk":
+        return "#{:02x}{:02x}{:02x}".format(*colour(mark.shade))
+    return _COLOURS[mark.kind]
+
+
+def _legend() -> list[object]:
+    from matplotlib.patches import Patch
+
+    return [
+        Patch(
+            facecolor=_face(Mark(0, 0, 0, 0, kind, 0.4, "")),
+            edgecolor="#6b6b6b",
+            label=text,
+        )
+        for kind, text in KINDS.items()
+    ]

@@ -1,0 +1,209 @@
+"""A shard's map as rectangles with a label each, whatever draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+
+from gpushard.inspection.shard_map import ByteBins, ShardMap, byte_bins, grid_bins
+from gpushard.layout import ArrayLayout
+
+# Wide enough for a page, and few enough marks for a browser to stay quick.
+WIDTH = 960.0
+_ROW_HEIGHT, _ROW_GAP = 22.0, 4.0
+_MOST_PIECES = 2_000
+_BIN_ROWS, _BIN_COLUMNS = 24, 120
+_GRID_ROWS, _GRID_COLUMNS = 64, 96
+
+KINDS = {
+    "chunk": "inner chunk (shade: its place in the grid, first to last)",
+    "index": "shard index",
+    "unused": "unused bytes",
+    "missing": "missing inner chunk",
+    "damaged": "damaged entry",
+    "beyond": "beyond the array's edge",
+}
+
+
+class Mark(NamedTuple):
+    """A rectangle: what it is, how dark from 0 to 1, and what it says."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    kind: str
+    shade: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Marks that make a picture, `WIDTH` wide."""
+
+    title: str
+    height: float
+    marks: list[Mark]
+
+
+def panels(shard: ShardMap, layout: ArrayLayout) -> list[Panel]:
+    """The two pictures of a shard: its bytes in a row, and its grid of inner chunks."""
+    return [_bytes_panel(shard), _grid_panel(shard, layout)]
+
+
+def _bytes_panel(shard: ShardMap) -> Panel:
+    n_pieces = (
+        len(shard.chunks.stored)
+        + len(shard.chunks.index_start)
+        + len(shard.use.gap_start)
+    )
+    if n_pieces > _MOST_PIECES:
+        return _binned_panel(shard)
+    n_rows = min(16, max(2, ceil(n_pieces / 12)))
+    per_row = max(1, ceil(shard.chunks.end / n_rows))
+    marks = [
+        mark
+        for start, stop, kind, shade, label in _pieces(shard)
+        for mark in _folded(start, stop, per_row, (kind, shade, label))
+    ]
+    title = f"Bytes of the object, {per_row:,} in a row"
+    return Panel(title, n_rows * (_ROW_HEIGHT + _ROW_GAP), marks)
+
+
+def _pieces(shard: ShardMap) -> Iterator[tuple[int, int, str, float, str]]:
+    """Byte range, kind, shade and label of each piece of the object."""
+    chunks, use = shard.chunks, shard.use
+    gaps = zip(use.gap_start.tolist(), use.gap_stop.tolist(), strict=True)
+    for start, stop in gaps:
+        yield start, stop, "unused", 0.0, f"unused, {_range(start, stop)}"
+    n = max(1, len(chunks.state) - 1)
+    for place, row in enumerate(use.order.tolist()):
+        start, stop = int(chunks.start[row]), int(chunks.stop[row])
+        label = f"{chunk_label(shard, row)}, number {place + 1} in the object"
+        yield start, stop, "chunk", row / n, label
+    indexes = zip(chunks.index_start.tolist(), chunks.index_stop.tolist(), strict=True)
+    for start, stop in indexes:
+        yield start, stop, "index", 0.0, f"index, {_range(start, stop)}"
+
+
+def chunk_label(shard: ShardMap, row: int) -> str:
+    """What is known of one stored inner chunk."""
+    chunks = shard.chunks
+    start, stop = int(chunks.start[row]), int(chunks.stop[row])
+    ratio = shard.decoded_nbytes / (stop - start) if stop > start else 0
+    coordinate = tuple(chunks.coordinate[row].tolist())
+    return f"inner chunk {coordinate}, {_range(start, stop)}, {ratio:.2f} to 1"
+
+
+def _range(start: int, stop: int) -> str:
+    return f"bytes {start:,} to {stop:,} ({stop - start:,})"
+
+
+def _folded(
+    start: int, stop: int, per_row: int, told: tuple[str, float, str]
+) -> Iterator[Mark]:
+    """Marks of a byte range, one a row that it runs through."""
+    while start < stop:
+        row = start // per_row
+        end = min(stop, (row + 1) * per_row)
+        x = (start - row * per_row) / per_row * WIDTH
+        width = max(0.75, (end - start) / per_row * WIDTH)
+        yield Mark(x, row * (_ROW_HEIGHT + _ROW_GAP), width, _ROW_HEIGHT, *told)
+        start = end
+
+
+def _binned_panel(shard: ShardMap) -> Panel:
+    n_bins = _BIN_ROWS * _BIN_COLUMNS
+    bins = byte_bins(shard, n_bins)
+    shades = _shades(shard, bins)
+    width = WIDTH / _BIN_COLUMNS
+    height = _ROW_HEIGHT + _ROW_GAP
+    marks: list[Mark] = []
+    for i in range(n_bins):
+        row, column = divmod(i, _BIN_COLUMNS)
+        index, unused = float(bins.index[i]), float(bins.unused[i])
+        kind = "chunk"
+        if max(index, unused) > 1 - index - unused:
+            kind = "index" if index >= unused else "unused"
+        start, stop = int(bins.edges[i]), int(bins.edges[i + 1])
+        label = (
+            f"{_range(start, stop)}: {1 - index - unused:.0%} inner chunks,"
+            f" {bins.n_chunks[i]:,} begin here; {unused:.0%} unused, {index:.0%} index"
+        )
+        marks.append(
+            Mark(column * width, row * height, width, height, kind, shades[i], label)
+        )
+    title = f"Bytes of the object, {int(bins.edges[1]):,} a cell"
+    return Panel(title, _BIN_ROWS * height, marks)
+
+
+def _shades(shard: ShardMap, bins: ByteBins) -> list[float]:
+    """Place in the grid, from 0 to 1, of the inner chunk in the middle of each bin."""
+    chunks, order = shard.chunks, shard.use.order
+    if not len(order):
+        return [0.0] * (len(bins.edges) - 1)
+    middle = (bins.edges[1:] + bins.edges[:-1]) / 2
+    at = np.searchsorted(chunks.start[order], middle, side="right") - 1
+    rows = order[np.maximum(at, 0)]
+    return (rows / max(1, len(chunks.state) - 1)).tolist()
+
+
+def _grid_panel(shard: ShardMap, layout: ArrayLayout) -> Panel:
+    bins = grid_bins(shard, layout, _GRID_ROWS, _GRID_COLUMNS)
+    n_rows, n_columns = bins.n_chunks.shape
+    side = min(28.0, WIDTH / n_columns)
+    n_all = max(1, len(shard.chunks.state) - 1)
+    marks: list[Mark] = []
+    for r in range(n_rows):
+        for c in range(n_columns):
+            counts = {
+                "chunk": int(bins.n_stored[r, c]),
+                "missing": int(bins.n_missing[r, c]),
+                "damaged": int(bins.n_damaged[r, c]),
+                "beyond": int(bins.n_beyond[r, c]),
+            }
+            n_chunks = int(bins.n_chunks[r, c])
+            row = int(bins.row[r, c])
+            # What is wrong must not be lost among what is not.
+            kind = (
+                "damaged" if counts["damaged"] else max(counts, key=counts.__getitem__)
+            )
+            if not n_chunks:
+                counts["missing"] = bins.per_row * bins.per_column
+                kind, label = "missing", "a nested shard that is missing or damaged"
+            elif n_chunks == 1:
+                label = _one_label(shard, row, kind)
+            else:
+                label = _many_label(shard, counts, int(bins.nbytes[r, c]), row)
+            shade = max(row, 0) / n_all
+            marks.append(Mark(c * side, r * side, side, side, kind, shade, label))
+    title = "Inner chunks in their grid"
+    if (bins.per_row, bins.per_column) != (1, 1):
+        title += f", {bins.per_row} by {bins.per_column} a cell"
+    return Panel(title, n_rows * side, marks)
+
+
+def _one_label(shard: ShardMap, row: int, kind: str) -> str:
+    if kind == "chunk":
+        return chunk_label(shard, row)
+    coordinate = tuple(shard.chunks.coordinate[row].tolist())
+    words = {
+        "missing": "missing: reads as the fill value",
+        "damaged": "its entry is no valid byte range",
+        "beyond": "not stored, beyond the array's edge",
+    }
+    return f"inner chunk {coordinate}, {words[kind]}"
+
+
+def _many_label(shard: ShardMap, counts: dict[str, int], nbytes: int, row: int) -> str:
+    first = tuple(shard.chunks.coordinate[row].tolist())
+    ratio = counts["chunk"] * shard.decoded_nbytes / nbytes if nbytes else 0
+    return (
+        f"from inner chunk {first} on: {counts['chunk']:,} stored in {nbytes:,} bytes,"
+        f" {ratio:.2f} to 1; {counts['missing']:,} missing,"
+        f" {counts['damaged']:,} damaged"
+    )

@@ -1,0 +1,122 @@
+"""Marks -> SVG: a file of its own, or a part of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from gpushard.cli.map_marks import KINDS, WIDTH, Mark, Panel
+
+_MARGIN, _TITLE = 16.0, 30.0
+# Dark to bright and blue to yellow, told apart with every kind of colour vision
+# (stops of the "cividis" map, rounded).
+_RAMP = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 184, 102))
+_BRIGHTEST = (254, 232, 56)
+
+STYLE = """
+svg { --ink: #1b1b1b; --paper: #ffffff; --line: #6b6b6b; --hole: #e8e8e8;
+  --edge: #ffffff; }
+@media (prefers-color-scheme: dark) {
+  svg { --ink: #ececec; --paper: #16181c; --line: #a0a0a0; --hole: #34373d;
+    --edge: #7d838c; }
+}
+svg text { fill: var(--ink); font: 14px system-ui, sans-serif; }
+svg .paper { fill: var(--paper); }
+svg .mark { stroke: var(--edge); stroke-width: 0.6; }
+svg .index { fill: #d55e00; }
+svg .unused { fill: url(#unused); }
+svg .missing { fill: var(--hole); stroke: var(--line); }
+svg .damaged { fill: #cc79a7; stroke: #9b0052; stroke-width: 2; }
+svg .beyond { fill: none; stroke: var(--line); stroke-dasharray: 3; }
+svg .now { stroke: #009e73; stroke-width: 3; }
+"""
+_DEFS = (
+    '<defs><pattern id="unused" width="6" height="6" patternUnits="userSpaceOnUse"'
+    ' patternTransform="rotate(45)"><rect width="6" height="6"'
+    ' style="fill:var(--hole)"/><rect width="2" height="6"'
+    ' style="fill:var(--line)"/></pattern></defs>'
+)
+
+
+def colour(shade: float) -> tuple[int, int, int]:
+    """Red, green and blue of a place between first (0) and last (1)."""
+    stops = (*_RAMP, _BRIGHTEST)
+    at = min(max(shade, 0.0), 1.0) * (len(stops) - 1)
+    k = min(int(at), len(stops) - 2)
+    lower, upper, part = stops[k], stops[k + 1], at - k
+    red, green, blue = (
+        round(a + (b - a) * part) for a, b in zip(lower, upper, strict=True)
+    )
+    return red, green, blue
+
+
+def panel_svg(panel: Panel, *, name: str) -> str:
+    """SVG element of one picture, to stand in a page."""
+    height = panel.height + 2
+    marks = "".join(map(_mark, panel.marks))
+    return (
+        f'<svg id="{name}" viewBox="-1 -1 {WIDTH + 2:.0f} {height + 2:.0f}" role="img"'
+        f' tabindex="0" aria-label="{escape(panel.title)}">{_DEFS}{marks}</svg>'
+    )
+
+
+def picture_svg(title: str, lines: Sequence[str], panels: Sequence[Panel]) -> str:
+    """SVG file of all pictures of a shard, below a title and lines of text."""
+    x = _MARGIN
+    y = _MARGIN + 18
+    body = [f'<text x="{x}" y="{y}" font-weight="bold">{escape(title)}</text>']
+    for line in lines:
+        y += 20
+        body.append(f'<text x="{x}" y="{y}">{escape(line)}</text>')
+    for panel in panels:
+        y += _TITLE
+        body.append(f'<text x="{x}" y="{y}">{escape(panel.title)}</text>')
+        y += 8
+        marks = "".join(map(_mark, panel.marks))
+        body.append(f'<g transform="translate({x} {y:.0f})">{marks}</g>')
+        y += panel.height
+    y += _TITLE
+    legend, n_rows = _legend(x, y)
+    height = y + 22 * n_rows + _MARGIN
+    width = WIDTH + 2 * _MARGIN
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f}'
+        f' {height:.0f}" width="{width:.0f}" height="{height:.0f}">'
+        f'<style>{STYLE}</style>{_DEFS}<rect class="paper" width="100%"'
+        f' height="100%"/>{"".join(body)}{legend}</svg>\n'
+    )
+
+
+def legend_marks(x: float, y: float) -> list[Mark]:
+    """A small mark of each kind, in a column."""
+    return [
+        Mark(x, y + 22 * i, 28, 14, kind, 0.4, text)
+        for i, (kind, text) in enumerate(KINDS.items())
+    ]
+
+
+def _legend(x: float, y: float) -> tuple[str, int]:
+    marks = legend_marks(x, y)
+    text = "".join(
+        f'{_mark(mark)}<text x="{mark.x + 40}" y="{mark.y + 12:.1f}">'
+        f"{escape(mark.label)}</text>"
+        for mark in marks
+    )
+    return text, len(marks)
+
+
+def legend_svg() -> str:
+    """SVG element that explains the marks, to stand in a page."""
+    text, n_rows = _legend(1, 1)
+    return f'<svg viewBox="0 0 {WIDTH:.0f} {22 * n_rows}">{_DEFS}{text}</svg>'
+
+
+def _mark(mark: Mark) -> str:
+    fill = ""
+    if mark.kind == "chunk":
+        fill = ' fill="#{:02x}{:02x}{:02x}"'.format(*colour(mark.shade))
+    return (
+        f'<rect class="mark {mark.kind}" x="{mark.x:.2f}" y="{mark.y:.2f}"'
+        f' width="{mark.width:.2f}" height="{mark.height:.2f}"{fill}>'
+        f"<title>{escape(mark.label)}</title></rect>"
+    )

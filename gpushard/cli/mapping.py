@@ -1,0 +1,224 @@
+"""The work behind `gpushard map`: a shard found, mapped and written as a picture."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpushard.cli.map_marks import panels
+from gpushard.cli.page import write_text
+from gpushard.errors import CorruptShardError, NotFoundError, OptionError, naming
+from gpushard.inspection.contents import Contents
+from gpushard.inspection.shard_map import ShardMap, first_stored, map_shard
+from gpushard.layout import ArrayLayout
+from gpushard.metadata import load_array
+from gpushard.options import DEFAULT
+from gpushard.source import Source
+from gpushard.stores.resolve import resolve
+
+_ENDINGS = (".svg", ".html", ".png")
+_MOST_GAPS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A shard of an array, and what lies where in it."""
+
+    url: str
+    layout: ArrayLayout
+    shard: ShardMap
+
+    @property
+    def title(self) -> str:
+        """What the picture shows."""
+        return f"{self.shard.key} of {self.url}"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Figures as labels and texts."""
+        facts = self.shard.facts(self.layout)
+        nbytes = max(1, facts["nbytes"])
+        unused = f"{facts['unused_nbytes']:,} bytes in {facts['n_gaps']:,} gaps"
+        n_all = facts["n_stored"] + facts["n_missing"]
+        rows = [
+            ("shard", facts["shard"]),
+            ("size", f"{facts['nbytes']:,} bytes"),
+            ("index", f"{facts['index_nbytes']:,} bytes"),
+            ("unused", f"{unused}, {facts['unused_nbytes'] / nbytes:.1%}"),
+            (
+                "inner chunks",
+                f"{facts['n_stored']:,} stored of {n_all:,} within the array,"
+                f" {facts['n_missing']:,} missing",
+            ),
+        ]
+        if facts["order"]:
+            rows.append(("order", _ORDERS[facts["order"]]))
+        if facts["ratio"]:
+            sizes = f"{facts['smallest_nbytes']:,} to {facts['largest_nbytes']:,} bytes"
+            rows.append(("compression", f"{facts['ratio']:.2f} to 1, {sizes} each"))
+        if facts["n_overlapping"] or facts["n_shared"]:
+            told = (
+                f"{facts['n_overlapping']:,} overlapping, {facts['n_shared']:,} equal"
+            )
+            rows.append(("shared bytes", f"{told} ranges"))
+        return rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """All that is known, for JSON."""
+        chunks, use = self.shard.chunks, self.shard.use
+        place = np.full(len(chunks.state), -1)
+        place[use.order] = np.arange(len(use.order))
+        indexes = zip(
+            chunks.index_start.tolist(), chunks.index_stop.tolist(), strict=True
+        )
+        gaps = zip(use.gap_start.tolist(), use.gap_stop.tolist(), strict=True)
+        columns = (chunks.coordinate, chunks.state, chunks.start, chunks.stop, place)
+        return {
+            "url": self.url,
+            **self.shard.facts(self.layout),
+            "indexes": [{"offset": a, "nbytes": b - a} for a, b in indexes],
+            "gaps": [
+                {"offset": a, "nbytes": b - a} for a, b in islice(gaps, _MOST_GAPS)
+            ],
+            "inner_chunks": [
+                {
+                    "coordinate": coordinate,
+                    "state": _STATES[state],
+                    "offset": start if at >= 0 else None,
+                    "nbytes": stop - start if at >= 0 else None,
+                    "place": at if at >= 0 else None,
+                }
+                for coordinate, state, start, stop, at in zip(
+                    *(column.tolist() for column in columns), strict=True
+                )
+            ],
+        }
+
+
+_STATES = ("stored", "missing", "damaged")
+_ORDERS = {
+    "c": "C: the last axis first",
+    "f": "F: the first axis first",
+    "morton": "Morton: neighbours along every axis together",
+    "other": "none that is known",
+}
+
+
+def open_map(url: str, wanted: str | None) -> Mapped:
+    """Map of a shard of the array at `url`.
+
+    Parameters
+    ----------
+    url
+        Address.
+    wanted
+        Key of the shard, or its coordinate; None: the first that is stored.
+
+    Raises
+    ------
+    NotFoundError
+        There is no array, or no such shard.
+    CorruptShardError
+        Its index cannot be read.
+    OptionError
+        `wanted` is no key of the array.
+    StoreError
+        The store failed.
+    """
+    store, path = resolve(url)
+    with naming(store, path):
+        layout = load_array(store, path)
+        source = Source.prepare(layout, store, DEFAULT)
+        coordinate = first_stored(source)
+        if wanted is not None:
+            coordinate = parsed_shard(layout, wanted)
+        if coordinate is None:
+            raise NotFoundError("no shard of the array is stored")
+        mapped = map_shard(source, coordinate)
+        if isinstance(mapped, Contents):
+            raise _unmapped(mapped)
+        return Mapped(url, layout, mapped)
+
+
+def _unmapped(contents: Contents) -> Exception:
+    if not contents.exists:
+        return NotFoundError(
+            "there is no such shard, so that all of it is the fill value",
+            shard_key=contents.key,
+        )
+    found = contents.findings[0]
+    return CorruptShardError(
+        found.message,
+        shard_key=contents.key,
+        codec=found.codec,
+        expected=found.expected,
+        got=found.got,
+        hint=found.hint,
+    )
+
+
+def parsed_shard(layout: ArrayLayout, text: str) -> tuple[int, ...]:
+    """Coordinate of the shard that `text`, a key or a coordinate, names.
+
+    Raises
+    ------
+    OptionError
+        It names none in the array's grid.
+    """
+    n = layout.ndim
+    numbers = tuple(map(int, re.findall(r"\d+", text)))
+    coordinate = numbers[len(numbers) - n :] if n else ()
+    fits = len(coordinate) == n and all(
+        at < axis.n_cells for at, axis in zip(coordinate, layout.axes, strict=True)
+    )
+    if fits:
+        key = layout.keys.key(coordinate)
+        plain = ",".join(map(str, coordinate))
+        if text in (key, layout.key_prefix + key) or text.replace(" ", "") == plain:
+            return coordinate
+    last = tuple(axis.n_cells - 1 for axis in layout.axes)
+    first = layout.keys.key((0,) * n)
+    raise OptionError(
+        "the array has no such shard",
+        expected=f"a key from {first} to {layout.keys.key(last)}",
+        got=repr(text),
+    )
+
+
+def write_map(mapped: Mapped, out: Path) -> None:
+    """Write the picture that `out` is named for.
+
+    Raises
+    ------
+    OptionError
+        Its name has another ending than .svg, .html or .png.
+    UnsupportedError
+        It takes matplotlib, which is not installed.
+    StoreError
+        The file cannot be written.
+    """
+    ending = out.suffix.lower()
+    if ending not in _ENDINGS:
+        raise OptionError(
+            "a map is drawn into files of three kinds",
+            expected=f"a name that ends in {', '.join(_ENDINGS)}",
+            got=repr(str(out)),
+        )
+    pictures = panels(mapped.shard, mapped.layout)
+    if ending == ".png":
+        from gpushard.cli.map_image import write_png
+
+        write_png(out, mapped.title, pictures)
+    elif ending == ".svg":
+        from gpushard.cli.map_svg import picture_svg
+
+        lines = [f"{label}: {text}" for label, text in mapped.rows()[1:]]
+        write_text(out, picture_svg(mapped.title, lines, pictures))
+    else:
+        from gpushard.cli.map_page import map_html
+
+        write_text(out, map_html(mapped.title, mapped.rows(), pictures))

@@ -1,0 +1,150 @@
+"""The work behind `gpushard bench`: reads of one array, timed side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.array import Array
+from gpushard.cli.contenders import Contender, Key, contenders
+
+_N_SINGLE, _N_BATCH = 32, 256
+
+
+class Workload(NamedTuple):
+    """Reads that are timed together.
+
+    Attributes
+    ----------
+    name, about
+        What it is called, and what it stands for.
+    keys
+        The reads of a repetition, by its number.
+    """
+
+    name: str
+    about: str
+    keys: Callable[[int], list[Key]]
+
+
+class Timing(NamedTuple):
+    """Times of one contender at one workload, a repetition each.
+
+    Attributes
+    ----------
+    contender
+        Its name.
+    wall_s, cpu_s
+        Seconds of the clock, and of all CPUs. Empty where it read other elements than
+        gpushard, or failed.
+    trouble
+        What was wrong then.
+    """
+
+    contender: str
+    wall_s: list[float]
+    cpu_s: list[float]
+    trouble: str
+
+
+def workloads(shape: Sequence[int], itemsize: int, most_nbytes: int) -> list[Workload]:
+    """Reads that fit an array of `shape`: everything, or as much as `most_nbytes`."""
+    if not shape or 0 in shape:
+        return []
+    row_nbytes = prod(shape[1:]) * itemsize
+    n_rows = min(shape[0], max(1, most_nbytes // max(row_nbytes, 1)))
+    found = [_leading(shape, n_rows)]
+    if row_nbytes * _N_BATCH <= most_nbytes:
+        found += [_single(shape), _batch(shape)]
+    return [*found, _line(shape)] if len(shape) > 1 else found
+
+
+def _leading(shape: Sequence[int], n_rows: int) -> Workload:
+    about = "everything" if n_rows == shape[0] else f"the first {n_rows} rows"
+    return Workload("full", about, lambda _: [(slice(0, n_rows),)])
+
+
+def _single(shape: Sequence[int]) -> Workload:
+    n = min(_N_SINGLE, shape[0])
+
+    def keys(repetition: int) -> list[Key]:
+        rng = np.random.default_rng([1, repetition])
+        return [(int(row),) for row in rng.integers(shape[0], size=n)]
+
+    return Workload("rows", f"{n} random rows, one read each", keys)
+
+
+def _batch(shape: Sequence[int]) -> Workload:
+    n = min(_N_BATCH, shape[0])
+
+    def keys(repetition: int) -> list[Key]:
+        rng = np.random.default_rng([2, repetition])
+        return [(np.sort(rng.choice(shape[0], n, replace=False)),)]
+
+    return Workload("batch", f"{n} random rows in one read", keys)
+
+
+def _line(shape: Sequence[int]) -> Workload:
+    def keys(repetition: int) -> list[Key]:
+        rng = np.random.default_rng([3, repetition])
+        return [(slice(None), *(int(rng.integers(n)) for n in shape[1:]))]
+
+    return Workload("line", "all of the first axis at one place", keys)
+
+
+def measure(
+    array: Array, *, most_nbytes: int, repetitions: int
+) -> tuple[list[Contender], list[tuple[Workload, list[Timing]]]]:
+    """Who took part, and the times of each at each workload.
+
+    A first read of each is not timed, but compared with gpushard's.
+    """
+    team = contenders(array)
+    rows: list[tuple[Workload, list[Timing]]] = []
+    for workload in workloads(array.shape, array.dtype.itemsize, most_nbytes):
+        want = [team[0].read(key) for key in workload.keys(0)]
+        timings = [_checked(one, workload, want) for one in team]
+        for repetition in range(1, repetitions + 1):
+            turn = repetition % len(team)
+            order = [*range(turn, len(team)), *range(turn)]
+            for i in order:
+                if not timings[i].trouble:
+                    _time(team[i], workload.keys(repetition), timings[i])
+        rows.append((workload, timings))
+    return team, rows
+
+
+def _checked(
+    contender: Contender, workload: Workload, want: Sequence[NDArray[Any]]
+) -> Timing:
+    try:
+        got = [contender.read(key) for key in workload.keys(0)]
+    except Exception as error:  # noqa: BLE001 - a contender may raise anything
+        text = str(error).strip().splitlines()
+        return Timing(contender.name, [], [], text[0] if text else repr(error))
+    is_same = all(
+        g.shape == w.shape and g.dtype == w.dtype and g.tobytes() == w.tobytes()
+        for g, w in zip(got, want, strict=True)
+    )
+    return Timing(contender.name, [], [], "" if is_same else "other elements")
+
+
+def _time(contender: Contender, keys: Sequence[Key], timing: Timing) -> None:
+    cpu, wall = process_time(), perf_counter()
+    for key in keys:
+        contender.read(key)
+    timing.wall_s.append(perf_counter() - wall)
+    timing.cpu_s.append(process_time() - cpu)
+
+
+def ratio(timings: Sequence[Timing]) -> float | None:
+    """Median time of the best other contender over gpushard's; None without one."""
+    mine, *others = [median(t.wall_s) if t.wall_s else None for t in timings]
+    told = [time for time in others if time is not None]
+    return min(told) / mine if told and mine else None

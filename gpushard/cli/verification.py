@@ -1,0 +1,186 @@
+"""The work behind `gpushard verify`: arrays found, repaired, verified, compared."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Literal
+
+from gpushard.cli.device_comparison import compare_devices
+from gpushard.devices.find import find_device
+from gpushard.errors import GpushardError, MetadataError, naming
+from gpushard.group import Group
+from gpushard.inspection.findings import Check, Finding, Verification
+from gpushard.inspection.verify import Progress, n_objects, verify_array
+from gpushard.metadata import load_array, load_group
+from gpushard.options import DEFAULT
+from gpushard.source import Source
+from gpushard.stores.base import Store
+from gpushard.stores.resolve import resolve
+from gpushard.writing.maintenance import repair_shards
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked of a verification.
+
+    Attributes
+    ----------
+    decodes
+        Whether inner chunks are decoded.
+    device
+        What reads everything again for comparison; None: nothing.
+    repairs
+        Whether writes in place that were cut off are undone before.
+    """
+
+    decodes: bool
+    device: str | None
+    repairs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was found in the arrays at an address."""
+
+    url: str
+    arrays: list[Verification]
+    seconds: float
+
+    @property
+    def status(self) -> Literal["whole", "damaged", "unverified"]:
+        """The worst of all arrays; of none, nothing was verified."""
+        if not self.arrays:
+            return "unverified"
+        found = {verified.status for verified in self.arrays}
+        if "damaged" in found:
+            return "damaged"
+        return "unverified" if "unverified" in found else "whole"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dict, for JSON."""
+        return {
+            "url": self.url,
+            "status": self.status,
+            "arrays": [verified.as_dict() for verified in self.arrays],
+            "seconds": self.seconds,
+        }
+
+
+def run(url: str, wanted: Wanted, *, progress: bool | None) -> Outcome:
+    """What is wrong with the array, or the arrays of the group, at `url`.
+
+    Parameters
+    ----------
+    url
+        Address.
+    wanted
+        What is verified.
+    progress
+        Whether progress is shown on stderr; None: on a terminal.
+
+    Raises
+    ------
+    GpushardError
+        There is neither, the store fails, or what is wanted cannot be done.
+    """
+    started = perf_counter()
+    store, path = resolve(url)
+    is_shown = sys.stderr.isatty() if progress is None else progress
+    with naming(store, path), _progress(shown=is_shown) as begin:
+        arrays = [
+            _verified(store, place, found, wanted, begin)
+            for place, found in _arrays(store, path)
+        ]
+    return Outcome(url, arrays, perf_counter() - started)
+
+
+def _arrays(store: Store, path: str) -> Iterator[tuple[str, Source | GpushardError]]:
+    """Path and source of each array at or below `path`, or why it cannot be opened."""
+    try:
+        layout = load_array(store, path)
+    except MetadataError as error:
+        if error.json_path != "node_type":
+            raise
+        yield from _arrays_below(Group(store, load_group(store, path), None, DEFAULT))
+    else:
+        yield path, Source.prepare(layout, store, DEFAULT)
+
+
+def _arrays_below(group: Group) -> Iterator[tuple[str, Source | GpushardError]]:
+    for name in group:
+        place = f"{group.path}/{name}".strip("/")
+        try:
+            yield place, group[name].source
+        except GpushardError as error:
+            yield place, error
+    for name in group.groups:
+        yield from _arrays_below(group.group(name))
+
+
+def _verified(
+    store: Store,
+    place: str,
+    found: Source | GpushardError,
+    wanted: Wanted,
+    begin: Callable[[str, int], Progress],
+) -> Verification:
+    with naming(store, place):
+        if isinstance(found, GpushardError):
+            unread = Finding.of(found, "", kind="unreadable", n_inner_chunks=0)
+            return Verification(
+                place, [Check("the array", False, str(found))], {}, [unread], 1, 0, 1
+            )
+        restored: list[str] = []
+        if wanted.repairs and found.layout.levels:
+            restored = repair_shards(found)
+        label = place or "/"
+        progress = begin(label, n_objects(found))
+        result = verify_array(found, decodes=wanted.decodes, progress=progress)
+        result.restored = restored
+        if wanted.device is not None:
+            device = find_device(wanted.device).device
+            progress = begin(f"{label} on {wanted.device}", n_objects(found))
+            compare_devices(found, device, result, progress)
+        return result
+
+
+@contextmanager
+def _progress(*, shown: bool) -> Iterator[Callable[[str, int], Progress]]:
+    """What begins a bar on stderr, if `shown`, and gives what moves it on."""
+    if not shown:
+        yield lambda _label, _total: lambda _n_objects, _nbytes: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.completed:.0f} of {task.total:.0f} shards"),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+
+        def begin(label: str, total: int) -> Any:
+            task = bars.add_task(label, total=total, rate="")
+            started, read = perf_counter(), [0]
+
+            def advance(n_objects: float, nbytes: int) -> None:
+                read[0] += nbytes
+                rate = read[0] / max(1e-9, perf_counter() - started) / 1e6
+                text = f"{rate:,.0f} MB/s" if read[0] else ""
+                bars.update(task, advance=n_objects, rate=text)
+
+            return advance
+
+        yield begin

@@ -1,0 +1,124 @@
+"""`gpushard verify`: everything that is stored of an array or a group, checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpushard.cli.output import (
+    EXIT_DAMAGED,
+    EXIT_FAILED,
+    AsJson,
+    Debug,
+    failures_in_a_sentence,
+    print_json,
+    print_table,
+    print_text,
+    say,
+)
+from gpushard.cli.verify_text import (
+    bytes_text,
+    chunks_text,
+    place,
+    shards_text,
+    story,
+    verdict,
+)
+
+if TYPE_CHECKING:
+    from gpushard.cli.verification import Outcome
+    from gpushard.inspection.findings import Finding, Verification
+
+# Findings printed; `--json` and `--html` have more.
+_MOST_LINES = 50
+
+
+def verify(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Array or group.")],
+    *,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Decode every inner chunk as well.")
+    ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Decode on this device too, such as cuda, and compare with the CPU."
+        ),
+    ] = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair", help="First undo writes in place that were cut off (local)."
+        ),
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the report as an HTML page, too."),
+    ] = None,
+    progress: Annotated[
+        bool | None,
+        typer.Option(
+            "--progress/--no-progress",
+            help="Show progress on stderr; by default on a terminal.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Verify every shard index and checksum; tell what is broken, and where."""
+    with failures_in_a_sentence(debug=debug):
+        # NumPy and the reader, which `--help` need not wait for.
+        from gpushard.cli.verification import Wanted, run
+
+        wanted = Wanted(decode or device is not None, device, repair)
+        outcome = run(url, wanted, progress=progress)
+        if as_json:
+            print_json(outcome.as_dict())
+        else:
+            _print(outcome)
+        # After what may be the verdict of hours: the place may not be writable.
+        if html is not None:
+            from gpushard.cli.verify_page import write_report
+
+            write_report(html, outcome)
+        if outcome.status == "damaged":
+            raise typer.Exit(EXIT_DAMAGED)
+        if outcome.status == "unverified":
+            some = "not everything could be verified."
+            say(some if outcome.arrays else "nothing was verified: no array is there.")
+            raise typer.Exit(EXIT_FAILED)
+
+
+def _print(outcome: Outcome) -> None:
+    for verified in outcome.arrays:
+        print_table(_rows(verified))
+        if verified.findings:
+            print_table(
+                [_finding_row(found) for found in verified.findings[:_MOST_LINES]]
+            )
+        if verified.n_findings > _MOST_LINES:
+            n_more = verified.n_findings - _MOST_LINES
+            print_text(f"... and {n_more:,} more: see --json or --html")
+
+
+def _rows(verified: Verification) -> list[tuple[str, str]]:
+    rows = [("array", verified.array or "/"), ("status", verdict(verified))]
+    counts = verified.counts
+    if counts:
+        rows += [
+            ("shards", shards_text(counts)),
+            ("inner chunks", chunks_text(counts)),
+            ("bytes", bytes_text(counts, verified.seconds)),
+        ]
+    rows += [
+        ("checked" if check.is_done else "NOT checked", f"{check.what}: {check.how}")
+        for check in verified.checks
+    ]
+    return rows + [("restored", key) for key in verified.restored]
+
+
+def _finding_row(found: Finding) -> tuple[str, ...]:
+    return found.severity, found.kind, found.shard_key, place(found), story(found)

@@ -1,0 +1,124 @@
+"""What `gpushard verify` found, as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpushard.cli.page import columns_table, facts_table, page, write_text
+from gpushard.cli.verify_text import (
+    bytes_text,
+    chunks_text,
+    place,
+    shards_text,
+    story,
+    verdict,
+)
+
+if TYPE_CHECKING:
+    from gpushard.cli.verification import Outcome
+    from gpushard.inspection.findings import Finding, Verification
+
+_NAMES = ("how bad", "what", "shard", "inner chunk", "costs", "story")
+
+# Rows that do not hold what is typed are hidden.
+_SCRIPT = """
+const field = document.querySelector('#filter');
+const told = document.querySelector('#told');
+if (field) field.addEventListener('input', () => {
+  const wanted = field.value.toLowerCase();
+  let shown = 0;
+  for (const row of document.querySelectorAll('#findings tbody tr')) {
+    row.hidden = !row.textContent.toLowerCase().includes(wanted);
+    shown += !row.hidden;
+  }
+  told.textContent = shown + ' shown';
+});
+"""
+
+
+def write_report(path: Path, outcome: Outcome) -> None:
+    """Write the page.
+
+    Raises
+    ------
+    StoreError
+        The file cannot be written.
+    """
+    write_text(path, report_html(outcome))
+
+
+def report_html(outcome: Outcome) -> str:
+    """The page's HTML."""
+    heading = f"Verification of {outcome.url}"
+    n_findings = sum(verified.n_findings for verified in outcome.arrays)
+    body = (
+        f"<h1>{escape(heading)}</h1>"
+        f'<p class="badge {_css(outcome.status)}" id="status">'
+        f"{escape(_status_text(outcome))}</p>"
+        f"<h2>Findings ({n_findings:,})</h2>{_findings_html(outcome)}"
+        + "".join(map(_array_html, outcome.arrays))
+    )
+    return page(heading, body, script=_SCRIPT)
+
+
+def _status_text(outcome: Outcome) -> str:
+    n_arrays = len(outcome.arrays)
+    arrays = f"{n_arrays:,} array{'' if n_arrays == 1 else 's'}"
+    words = {
+        "whole": "Whole, as far as was checked",
+        "damaged": "Damaged",
+        "unverified": "Not everything could be verified",
+    }
+    return f"{words[outcome.status]}: {arrays} in {outcome.seconds:.2f} s"
+
+
+def _css(status: str) -> str:
+    return "damage" if status == "damaged" else status
+
+
+def _array_html(verified: Verification) -> str:
+    rows = [("verdict", verdict(verified))]
+    counts = verified.counts
+    if counts:
+        rows += [
+            ("shards", shards_text(counts)),
+            ("inner chunks", chunks_text(counts)),
+            ("bytes", bytes_text(counts, verified.seconds)),
+        ]
+    rows += [
+        ("checked" if check.is_done else "NOT checked", f"{check.what}: {check.how}")
+        for check in verified.checks
+    ]
+    rows += [("restored", key) for key in verified.restored]
+    return f"<h2>{escape(verified.array or '/')}</h2>{facts_table(rows)}"
+
+
+def _findings_html(outcome: Outcome) -> str:
+    findings = [found for verified in outcome.arrays for found in verified.findings]
+    if not findings:
+        return "<p>None.</p>"
+    n_all = sum(verified.n_findings for verified in outcome.arrays)
+    more = ""
+    if n_all > len(findings):
+        more = f"<p>Only the first {len(findings):,} of {n_all:,} are listed.</p>"
+    return (
+        '<p><label for="filter">Show only rows with </label>'
+        '<input id="filter" type="search" autocomplete="off">'
+        f' <span id="told" role="status">{len(findings):,} shown</span></p>{more}'
+        + columns_table(_NAMES, _rows(findings), name="findings")
+    )
+
+
+def _rows(findings: list[Finding]) -> Iterator[tuple[str, ...]]:
+    for found in findings:
+        yield (
+            f'<span class="badge {found.severity}">{found.severity}</span>',
+            escape(found.kind),
+            escape(found.shard_key),
+            escape(place(found)),
+            f"{found.n_inner_chunks:,}",
+            escape(story(found)),
+        )

@@ -1,0 +1,309 @@
+"""Which shapes and codecs of an array would read best on a GPU, and why.
+
+Pure arithmetic on the rates in `devices.placement`, of which none was measured by this
+code on a GPU: each reason says whether its figure was published by others, [p],
+measured on a CPU, [m], or estimated, [e].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, prod
+from typing import Any
+
+from gpushard.converting.shapes import Shape, cut, shard_shape
+from gpushard.devices.chain import COMPRESSED, DeviceChain, compile_device_chain
+from gpushard.devices.placement import (
+    RATES,
+    UPLOAD_NBYTES_PER_SECOND,
+    Costs,
+    Load,
+    estimate,
+)
+from gpushard.errors import UnsupportedError
+from gpushard.layout import ArrayLayout, CodecSpec
+from gpushard.options import GIB, KIB, MIB
+
+READ_NBYTES = 256 * MIB
+"""Decoded size of the read that advice is for: a batch of a loader, or of dask."""
+USUAL_RATIO = 2.0
+"""How much smaller compressors make an array of which nothing is known."""
+
+# Where a stream is smaller, its entries in indexes and tables begin to count [e].
+_LEAST_STREAM_NBYTES = 32 * KIB
+# What Blosc cuts larger inner chunks into, at its default settings [m].
+_BLOSC_STREAM_NBYTES = {"lz4": 128 * KIB}
+_BLOSC_STREAM_USUAL_NBYTES = 256 * KIB
+# An inner chunk is the unit of fetching, and of decoding on the host.
+_MOST_BLOSC_NBYTES = 16 * MIB
+_BLOSC_ALIASES = {"lz4hc": "lz4"}
+_SMALL_SHARD_NBYTES, _LARGE_SHARD_NBYTES = 8 * MIB, GIB
+_SLOW = ("gzip", "zlib", "blosc-zlib")
+_DEFAULT = "zstd"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Shapes and codec of an array, and what a read of `READ_NBYTES` is told to cost.
+
+    Attributes
+    ----------
+    shards
+        Shard shape; None without shards.
+    chunks
+        Inner chunk shape.
+    compressor
+        As `gpushard convert --compressors` takes it; "keep" is what the array has.
+    coding
+        What is decoded: a key of `RATES`, "raw", or another codec's name.
+    n_streams
+        Streams that a device decodes side by side in such a read.
+    costs
+        Estimated seconds on a device and on the host's threads.
+    """
+
+    shards: Shape | None
+    chunks: Shape
+    compressor: str
+    coding: str
+    n_streams: int
+    costs: Costs
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What there is, what would be better, and one sentence a difference."""
+
+    now: Plan
+    better: Plan
+    reasons: tuple[str, ...]
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether nothing would be better."""
+        return self.now == self.better
+
+
+def advise(layout: ArrayLayout, threads: int, ratio: float | None = None) -> Advice:
+    """Advice on an array.
+
+    Parameters
+    ----------
+    layout
+        The array.
+    threads
+        Threads of the host.
+    ratio
+        Decoded over stored size, where it is known.
+    """
+    known = tuple(
+        axis.length_of(0) if axis.n_cells else 1 for axis in layout.inner_axes
+    )
+    chunks: Shape = tuple(map(int, known))
+    ratio = ratio or USUAL_RATIO
+    reasons: list[str] = []
+    coding, trouble = _coding(layout, chunks)
+    now = _plan(layout, layout.shards, chunks, "keep", coding, (threads, ratio))
+    better_coding, compressor = _better_coding(coding, trouble, ratio, reasons)
+    better_chunks = _better_chunks(layout, chunks, better_coding, reasons)
+    shards = _better_shards(layout, better_chunks, reasons)
+    better = _plan(
+        layout, shards, better_chunks, compressor, better_coding, (threads, ratio)
+    )
+    return Advice(now, better, tuple(reasons))
+
+
+def stream_nbytes(coding: str, chunk_nbytes: int) -> int:
+    """Decoded size of the largest stream of such an inner chunk."""
+    if not coding.startswith("blosc-"):
+        return chunk_nbytes
+    compressor = coding.removeprefix("blosc-")
+    usual = _BLOSC_STREAM_NBYTES.get(compressor, _BLOSC_STREAM_USUAL_NBYTES)
+    return min(usual, chunk_nbytes)
+
+
+def largest_stream_nbytes(coding: str) -> int:
+    """Largest stream that a read of `READ_NBYTES` does not have to wait for.
+
+    All streams together take the read's size over the device's rate; the largest alone
+    takes its own size over the rate of one stream.
+    """
+    rates = RATES[coding]
+    return int(READ_NBYTES / rates.device * rates.stream)
+
+
+def _coding(layout: ArrayLayout, chunks: Shape) -> tuple[str, str]:
+    """What a device would decode, and why it cannot where it cannot."""
+    try:
+        chain = compile_device_chain(layout, chunks)
+    except UnsupportedError as error:
+        name = error.codec or layout.chain.array_bytes.name
+        return name, f"{error.what} ({name})"
+    return _compressor_of(chain, layout.chain.bytes_bytes), ""
+
+
+def _compressor_of(chain: DeviceChain, specs: Sequence[CodecSpec]) -> str:
+    kinds = [step.kind for step in chain.steps if step.kind in COMPRESSED]
+    if not kinds:
+        return "raw"
+    name = kinds[0].value
+    if name != "blosc":
+        return name
+    configured: Any = next(
+        spec.configuration.get("cname") for spec in specs if "blosc" in spec.name
+    )
+    return f"blosc-{_BLOSC_ALIASES.get(str(configured), configured)}"
+
+
+def _better_coding(
+    coding: str, trouble: str, ratio: float, reasons: list[str]
+) -> tuple[str, str]:
+    """Coding and compressor that would be better; the same and "keep" if none is."""
+    upload = UPLOAD_NBYTES_PER_SECOND / 1e9
+    if trouble:
+        reasons.append(
+            f"{trouble}: the host decodes, and what it decoded is copied; a GPU decodes"
+            f" zstd at about {_gigabytes(_DEFAULT)} [p]"
+        )
+        return _DEFAULT, _DEFAULT
+    if coding == "raw":
+        reasons.append(
+            f"uncompressed elements reach a GPU at {upload:.0f} GB/s at most, as PCIe 5"
+            " takes them [p]: compressed with LZ4 they come at that times the ratio, up"
+            f" to about {_gigabytes('lz4')} [e]; try it if they compress at all"
+        )
+        return coding, "keep"
+    if coding not in RATES:
+        reasons.append(
+            f"no kernel decodes {coding}, so the host does and copies; {_DEFAULT} is"
+            f" decoded at about {_gigabytes(_DEFAULT)} [p]"
+        )
+        return (_DEFAULT, _DEFAULT) if "blosc" not in coding else _blosc("zstd")
+    if coding in _SLOW:
+        reasons.append(
+            f"{coding} is decoded at about {_gigabytes(coding)} [e], {_DEFAULT} at"
+            f" {_gigabytes(_DEFAULT)} [p], and packs as tightly"
+        )
+        return _blosc("zstd") if "blosc" in coding else (_DEFAULT, _DEFAULT)
+    _note_bottleneck(coding, ratio, reasons)
+    return coding, "keep"
+
+
+def _note_bottleneck(coding: str, ratio: float, reasons: list[str]) -> None:
+    arriving = ratio * UPLOAD_NBYTES_PER_SECOND
+    if RATES[coding].device >= arriving:
+        return
+    told = f"stored {ratio:.1f} times smaller" if ratio != USUAL_RATIO else "halved"
+    reasons.append(
+        f"{coding} {told} arrives at {arriving / 1e9:.0f} GB/s of elements at most [p],"
+        f" and is decoded at {_gigabytes(coding)} {_basis(coding)}: the bound of a read"
+    )
+
+
+def _blosc(compressor: str) -> tuple[str, str]:
+    return f"blosc-{compressor}", f"blosc-{compressor}"
+
+
+def _better_chunks(
+    layout: ArrayLayout, chunks: Shape, coding: str, reasons: list[str]
+) -> Shape:
+    if coding not in RATES:
+        return chunks
+    nbytes = prod(chunks) * layout.dtype.itemsize
+    is_blosc = coding.startswith("blosc-")
+    most = _MOST_BLOSC_NBYTES if is_blosc else largest_stream_nbytes(coding)
+    rates = RATES[coding]
+    if nbytes > most:
+        wanted = cut(chunks, layout.dtype.itemsize, most)
+        if is_blosc:
+            reasons.append(
+                f"an inner chunk of {nbytes / MIB:.1f} MiB is fetched whole for any of"
+                f" its elements: {most // MIB} MiB hold a hundred Blosc blocks [m]"
+            )
+        else:
+            reasons.append(
+                f"an inner chunk is one {coding} stream, and a GPU decodes one at about"
+                f" {rates.stream / 1e6:.0f} MB/s {_basis(coding)}: {nbytes / KIB:,.0f}"
+                f" KiB take {nbytes / rates.stream * 1e3:.0f} ms, all of a"
+                f" {READ_NBYTES // MIB} MiB read in many streams"
+                f" {READ_NBYTES / rates.device * 1e3:.1f} ms; up to {most // KIB} KiB"
+                " nothing waits for the largest"
+            )
+        return wanted
+    stream = stream_nbytes(coding, nbytes)
+    # In a small array fewer streams would only wait longer for the largest.
+    is_large = layout.size * layout.dtype.itemsize >= READ_NBYTES
+    if stream < _LEAST_STREAM_NBYTES and is_large:
+        reasons.append(
+            f"streams of {stream / KIB:.1f} KiB cost as much in indexes and tables as"
+            f" in decoding: at least {_LEAST_STREAM_NBYTES // KIB} KiB [e]"
+        )
+        return shard_shape(
+            layout.shape, layout.dtype.itemsize, chunks, None, _LEAST_STREAM_NBYTES * 4
+        )
+    return chunks
+
+
+def _better_shards(
+    layout: ArrayLayout, chunks: Shape, reasons: list[str]
+) -> Shape | None:
+    itemsize = layout.dtype.itemsize
+    nbytes = layout.size * itemsize
+    current = layout.shards
+    suits = current is not None and not any(map(int.__mod__, current, chunks))
+    shard_nbytes = prod(current) * itemsize if current is not None else 0
+    if suits and _SMALL_SHARD_NBYTES <= shard_nbytes <= _LARGE_SHARD_NBYTES:
+        return current
+    if suits and nbytes < _SMALL_SHARD_NBYTES:
+        return current
+    wanted = shard_shape(layout.shape, itemsize, chunks, None)
+    if wanted == current:
+        return current
+    if current is None:
+        why = "the array has no shards: every inner chunk is a request of its own"
+    elif not suits:
+        why = "the inner chunks above do not divide the shards"
+    elif shard_nbytes < _SMALL_SHARD_NBYTES:
+        why = f"shards of {shard_nbytes / MIB:.2f} MiB make many objects and requests"
+    else:
+        why = (
+            f"shards of {shard_nbytes / GIB:.1f} GiB take as much memory to be written"
+        )
+    reasons.append(
+        f"{why}; one index and few requests of 1 to 4 MiB a shard keep the way to the"
+        f" GPU full [m]: about {prod(wanted) * itemsize / MIB:.0f} MiB"
+    )
+    return wanted
+
+
+def _plan(
+    layout: ArrayLayout,
+    shards: Shape | None,
+    chunks: Shape,
+    compressor: str,
+    coding: str,
+    host: tuple[int, float],
+) -> Plan:
+    """A plan with what it costs on `host`: its threads, and the ratio of sizes."""
+    threads, ratio = host
+    itemsize = layout.dtype.itemsize
+    decoded = max(1, min(READ_NBYTES, layout.size * itemsize))
+    chunk_nbytes = max(1, prod(chunks) * itemsize)
+    stream = stream_nbytes(coding, chunk_nbytes)
+    n_rows = -(-decoded // chunk_nbytes)
+    encoded = decoded if coding == "raw" else int(decoded / ratio)
+    load = Load(coding, n_rows, encoded, decoded, stream)
+    costs = estimate(load, threads)
+    if coding == "raw":
+        costs = Costs(costs.host, costs.host)
+    n_streams = 0 if costs.device == inf else -(-decoded // max(1, stream))
+    return Plan(shards, chunks, compressor, coding, n_streams, costs)
+
+
+def _gigabytes(coding: str) -> str:
+    return f"{RATES[coding].device / 1e9:.0f} GB/s"
+
+
+def _basis(coding: str) -> str:
+    return "[p]" if coding in ("zstd", "blosc-zstd") else "[e]"

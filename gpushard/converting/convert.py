@@ -1,0 +1,369 @@
+"""`convert`: any array that is read, or a group of them -> sharded Zarr v3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from gpushard.array import Array
+from gpushard.converting.copying import Advance, Copy
+from gpushard.converting.kept import TargetArguments, target_blueprint
+from gpushard.converting.mark import (
+    NAME,
+    Mark,
+    document_fingerprint,
+    find_mark,
+    source_fingerprint,
+)
+from gpushard.converting.nodes import Nodes, nodes_at, put_group, refuse_overlap
+from gpushard.converting.progress import Progress, counted
+from gpushard.converting.tiles import budget_for
+from gpushard.errors import OptionError, naming
+from gpushard.hierarchies.documents import join
+from gpushard.layout import ArrayLayout
+from gpushard.options import DEFAULT, Options
+from gpushard.rolling.watch import watched
+from gpushard.source import Source
+from gpushard.stores.base import Store
+from gpushard.stores.local import LocalStore
+from gpushard.stores.resolve import resolve
+from gpushard.stores.writers import writer_of
+from gpushard.writing.assign import WriteSession
+from gpushard.writing.blueprint import Blueprint, occupied
+from gpushard.writing.create import open_or_make
+
+if TYPE_CHECKING:
+    from gpushard.array import Target
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedArray:
+    """What became of one array.
+
+    Attributes
+    ----------
+    shards, chunks
+        Shapes of its shards and inner chunks.
+    nbytes
+        Size of its elements.
+    n_shards
+        Shards in its grid.
+    n_written
+        Objects that were written; a shard of nothing but fill value is none.
+    n_resumed
+        Shards that an earlier, interrupted conversion had finished.
+    """
+
+    shards: tuple[int, ...]
+    chunks: tuple[int, ...]
+    nbytes: int
+    n_shards: int
+    n_written: int
+    n_resumed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionReport:
+    """What a conversion did.
+
+    Attributes
+    ----------
+    arrays
+        By path relative to the destination, which is "" for a single array.
+    seconds
+        Time it took, verification included.
+    verified
+        Whether all was read back and compared.
+    """
+
+    arrays: Mapping[str, ConvertedArray]
+    seconds: float
+    verified: bool
+
+
+class ConvertArguments(TargetArguments, total=False):
+    """How an array is converted; all of it may be left out.
+
+    Attributes
+    ----------
+    shards, chunks, filters, serializer, compressors, index_location
+        As of `TargetArguments`.
+    memory_limit, num_threads
+        Instead of those of the options. Elements and encoded shards in flight stay
+        under the limit.
+    """
+
+    memory_limit: int | None
+    num_threads: int | None
+
+
+def convert(  # noqa: PLR0913 - four by position, the rest by name
+    src: Target | Array,
+    dst: Target,
+    src_path: str = "",
+    dst_path: str = "",
+    *,
+    overwrite: bool = False,
+    resume: bool = True,
+    verify: bool = False,
+    progress: Progress = None,
+    storage_options: Mapping[str, Any] | None = None,
+    dst_storage_options: Mapping[str, Any] | None = None,
+    options: Options = DEFAULT,
+    **target: Unpack[ConvertArguments],
+) -> ConversionReport:
+    """Sharded array of Zarr v3 at `dst`, with the elements of the array at `src`.
+
+    Attributes, names of dimensions and the fill value are carried over. Of a group, all
+    arrays at and below it are converted. What was interrupted goes on where it was when
+    it is called again: finished shards are not written again. docs/convert.md has more.
+
+    Parameters
+    ----------
+    src, src_path, dst, dst_path
+        What `open_array` or `open_group` open, or an `Array`; where to, as for
+        `create_array`.
+    overwrite
+        Whether to delete what is at `dst` before, all of it; but for the rest of this
+        very conversion, unless `resume` is False.
+    resume
+        Whether to go on with what an interrupted conversion left.
+    verify
+        Whether to read both arrays at the end and compare them, bit for bit.
+    progress
+        True: a bar on stderr; or what is called with the bytes done and bytes in all.
+    storage_options, dst_storage_options, options
+        Settings of the stores of URLs; knobs of reading and writing.
+    **target
+        shards, chunks, compressors, memory_limit and more: `ConvertArguments`.
+
+    Raises
+    ------
+    OptionError
+        There is something at `dst` already, or an argument does not fit.
+    NotFoundError, MetadataError, UnsupportedError, StoreError
+        The source cannot be read or told in v3, or the store not be written to.
+    CorruptShardError
+        The source is damaged, or `verify` found a difference.
+    """
+    options = _limited(options, target)
+    if isinstance(src, Array):
+        source = src.source.store, join(src.path, src_path)
+    else:
+        source = resolve(src, src_path, options, storage_options)
+    nodes = nodes_at(*source, options)
+    with naming(str(dst), dst_path):
+        to = open_or_make(dst, dst_path, options, dst_storage_options)
+        refuse_overlap(source, to)
+        conversion = _Conversion(source[0], *to, options, resume, overwrite)
+        return conversion.run(nodes, target, progress, verify=verify)
+
+
+@dataclass
+class _Job:
+    """One array of a conversion."""
+
+    source: Source
+    plan: Blueprint
+    mark: Mark
+
+    @property
+    def nbytes(self) -> int:
+        layout = self.source.layout
+        return layout.size * layout.dtype.itemsize
+
+    def copy(self, store: Store, options: Options) -> Copy:
+        """The work on its shards."""
+        joins = not isinstance(store, LocalStore)
+        budget = budget_for(self.source.layout, self.plan.layout, options, joins=joins)
+        target = Source.prepare(self.plan.layout, store, options)
+        return Copy(self.source, target, self.mark, budget)
+
+
+@dataclass
+class _Conversion:
+    """From which store, where to, and how."""
+
+    store: Store
+    to: Store
+    place: str
+    options: Options
+    resume: bool
+    overwrite: bool
+
+    def _planned(self, nodes: Nodes, target: TargetArguments) -> dict[str, _Job]:
+        """Work on each array, refused here if it cannot be done."""
+        jobs: dict[str, _Job] = {}
+        for path, layout in nodes.arrays.items():
+            with naming(self.store, layout.path):
+                jobs[path] = self._job(path, layout, target)
+                jobs[path].copy(self.to, self.options)
+                WriteSession(
+                    Source.prepare(jobs[path].plan.layout, self.to, self.options)
+                )
+        return jobs
+
+    def _job(self, path: str, layout: ArrayLayout, target: TargetArguments) -> _Job:
+        place = join(self.place, path)
+        plan = target_blueprint(layout, target, place, self.options)
+        grid = [axis.n_cells for axis in plan.layout.axes]
+        mark = Mark(
+            store=self.to,
+            key=join(place, NAME),
+            source=source_fingerprint(self.store, layout),
+            document=document_fingerprint(plan.documents[-1][1]),
+            done=np.zeros(int(np.prod(grid, dtype=np.int64)), np.bool_),
+        )
+        store = watched(self.store, layout, self.options)
+        return _Job(Source.prepare(layout, store, self.options), plan, mark)
+
+    def run(
+        self,
+        nodes: Nodes,
+        target: TargetArguments,
+        progress: Progress,
+        *,
+        verify: bool,
+    ) -> ConversionReport:
+        """Convert all arrays, and verify them if that was asked for."""
+        started = perf_counter()
+        jobs = self._planned(nodes, target)
+        nbytes = sum(job.nbytes for job in jobs.values())
+        with counted(2 * nbytes if verify else nbytes, progress) as advance:
+            mark = self._mark(nodes, jobs)
+            arrays = self._all(nodes, jobs, mark, advance)
+            for job in jobs.values() if verify else ():
+                job.copy(self.to, self.options).verify(advance)
+            mark.remove()
+        return ConversionReport(arrays, perf_counter() - started, verify)
+
+    def _mark(self, nodes: Nodes, jobs: dict[str, _Job]) -> Mark:
+        """The mark of all arrays together, which is that of a single one."""
+        if nodes.groups:
+            return _mark_of_all(self.to, self.place, jobs)
+        return jobs[""].mark
+
+    def _all(
+        self, nodes: Nodes, jobs: dict[str, _Job], mark: Mark, advance: Advance
+    ) -> dict[str, ConvertedArray]:
+        """Convert the arrays that are not finished, one after the other."""
+        if not nodes.groups:
+            self._start(jobs[""].plan, mark)
+            return {"": self._convert(jobs[""], advance)}
+        self._start(None, mark)
+        for path, attributes in nodes.groups.items():
+            put_group(self.to, join(self.place, path), attributes)
+        converted: dict[str, ConvertedArray] = {}
+        for number, (path, job) in enumerate(jobs.items()):
+            with naming(self.store, job.source.layout.path):
+                if mark.done[number]:
+                    job.mark.done[:] = True
+                else:
+                    self._start(job.plan, job.mark)
+                converted[path] = self._convert(job, advance)
+            if not mark.done[number]:
+                mark.done[number] = True
+                mark.write()
+            # Also that of a conversion which was interrupted just here.
+            job.mark.remove()
+        return converted
+
+    def _convert(self, job: _Job, advance: Advance) -> ConvertedArray:
+        copy = job.copy(self.to, self.options)
+        if not job.mark.done.all() and job.mark.is_resumed:
+            job.mark.look_for(copy.key_of)
+        n_resumed = int(job.mark.done.sum())
+        n_written = copy.run(advance)
+        layout = job.plan.layout
+        return ConvertedArray(
+            shards=layout.shards or (),
+            chunks=layout.chunks or (),
+            nbytes=job.nbytes,
+            n_shards=len(job.mark.done),
+            n_written=n_written,
+            n_resumed=n_resumed,
+        )
+
+    def _start(self, plan: Blueprint | None, mark: Mark) -> None:
+        """Make a place ready: free and marked, or what was left of this conversion.
+
+        Raises
+        ------
+        OptionError
+            It holds something else.
+        """
+        place = mark.key.removesuffix(NAME).rstrip("/")
+        found = find_mark(self.to, place) if self.resume or not self.overwrite else None
+        if found is not None and self.resume and mark.matches(found):
+            self._go_on(plan, mark, found)
+            return
+        is_top = place == self.place
+        if self.overwrite and is_top:
+            writer_of(self.to).clear(place)
+        elif found is not None:
+            raise OptionError(
+                "an unfinished conversion lies at the destination, of another source"
+                " or to other shapes or codecs, or of a source written since",
+                hint="repeat the very conversion to finish it, or pass overwrite=True"
+                " and resume=False to delete what is there",
+            )
+        elif not _is_free(self.to, place):
+            raise occupied()
+        mark.write()
+        if plan is not None:
+            plan.put(self.to)
+
+    def _go_on(self, plan: Blueprint | None, mark: Mark, found: dict[str, Any]) -> None:
+        mark.take_over(found)
+        if plan is None:
+            return
+        key, document = plan.documents[-1]
+        there = self.to.get(key)
+        if there is None:
+            plan.put(self.to)
+        elif there != document:
+            raise OptionError(
+                "the destination's metadata were changed since its conversion began",
+                hint="pass overwrite=True and resume=False to begin anew",
+            )
+
+
+def _mark_of_all(store: Store, place: str, jobs: Mapping[str, _Job]) -> Mark:
+    """The mark of a group's conversion: which of its arrays are finished."""
+    sources = repr([(path, job.mark.source) for path, job in jobs.items()])
+    documents = repr([job.mark.document for job in jobs.values()])
+    return Mark(
+        store=store,
+        key=join(place, NAME),
+        source=sha256(sources.encode()).hexdigest(),
+        document=sha256(documents.encode()).hexdigest(),
+        done=np.zeros(len(jobs), np.bool_),
+    )
+
+
+def _is_free(store: Store, place: str) -> bool:
+    names = ("zarr.json", ".zarray", ".zgroup")
+    return all(store.get(join(place, name)) is None for name in names)
+
+
+def _limited(options: Options, target: ConvertArguments) -> Options:
+    """Options with the limits among the arguments, all of which are known ones.
+
+    Raises
+    ------
+    OptionError
+        One is not, or a limit has no possible value.
+    """
+    known = {**TargetArguments.__annotations__, **ConvertArguments.__annotations__}
+    unknown = target.keys() - known.keys()
+    if unknown:
+        raise OptionError(
+            f"convert has no argument {min(unknown)!r}", expected=", ".join(known)
+        )
+    limit, threads = target.get("memory_limit"), target.get("num_threads")
+    return options.but(memory_limit=limit, threads=threads)

@@ -1,0 +1,217 @@
+"""One array's conversion: tiles are read, and their shards encoded and put down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.array import Array
+from gpushard.converting.mark import Mark, unravelled
+from gpushard.converting.tiles import Box as Elements
+from gpushard.converting.tiles import Budget, Cell, box_of, slabs, tiles
+from gpushard.errors import CorruptShardError, GpushardError
+from gpushard.selection import SliceAxis
+from gpushard.source import Source
+from gpushard.stores.writers import Bytes, Pieces, writer_of
+from gpushard.workers import run_tasks
+from gpushard.writing.encode import Change, Encoder
+from gpushard.writing.regions import Box
+from gpushard.writing.shard import Region
+
+Advance = Callable[[int], None]
+"""What is told of bytes of elements that are done."""
+
+# Bytes compared at once, so that comparing takes no memory to speak of.
+_COMPARED_NBYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The shards of one array, made of another array.
+
+    Attributes
+    ----------
+    source, target
+        The arrays, the latter with its documents in place.
+    mark
+        Which shards are finished.
+    budget
+        How much is done at once.
+    """
+
+    source: Source
+    target: Source
+    mark: Mark
+    budget: Budget
+
+    @property
+    def grid(self) -> Cell:
+        """Shards along each axis."""
+        return tuple(axis.n_cells for axis in self.target.layout.axes)
+
+    def key_of(self, number: int) -> str:
+        """Key of the shard with that number."""
+        return self.target.key(unravelled(number, self.grid))
+
+    def run(self, advance: Advance) -> int:
+        """Write the shards that are not finished; how many objects that made.
+
+        Raises
+        ------
+        CorruptShardError, StoreError
+            The source is damaged, or a store failed. Other shards are finished.
+        UnsupportedError
+            The values cannot be encoded.
+        """
+        written: list[str] = []
+        encoder = Encoder(self._with_threads())
+        tasks = (
+            partial(self._write_tile, encoder, shards, written, advance)
+            for shards in tiles(self.target.layout, self.budget.counts)
+        )
+        run_tasks(tasks, self.budget.n_tiles)
+        return len(written)
+
+    def verify(self, advance: Advance) -> None:
+        """Read both arrays and compare them, bit for bit.
+
+        Raises
+        ------
+        CorruptShardError
+            They differ, or stored bytes are damaged.
+        StoreError
+            A store failed.
+        """
+        tasks = (
+            partial(self._compare, cell, advance)
+            for cell in product(*map(range, self.grid))
+        )
+        run_tasks(tasks, self.budget.n_tiles)
+
+    def _with_threads(self) -> Source:
+        source = self.target
+        options = source.options.but(threads=self.budget.encoder_threads)
+        return Source.prepare(source.layout, source.store, options)
+
+    def _write_tile(
+        self,
+        encoder: Encoder,
+        shards: tuple[range, ...],
+        written: list[str],
+        advance: Advance,
+    ) -> None:
+        cells = {cell: self._number(cell) for cell in product(*shards)}
+        box = box_of(self.target.layout, shards)
+        left = {cell: i for cell, i in cells.items() if not self.mark.done[i]}
+        values = None
+        if len(cells) > 1 and left:
+            values = self._read(self.source, box)
+        for cell, number in left.items():
+            if self._write_shard(encoder, cell, box, values):
+                written.append(self.target.key(cell))
+            self.mark.add([number])
+        advance(_size(box) * self.target.layout.dtype.itemsize)
+
+    def _write_shard(
+        self, encoder: Encoder, cell: Cell, box: Elements, values: NDArray[Any] | None
+    ) -> bool:
+        """Write a shard of a tile; whether it holds more than the fill value."""
+        parts: Iterable[tuple[Elements, NDArray[Any]]]
+        if values is None:
+            parts = self._slabs(cell)
+        else:
+            parts = [(self._box(cell), self._within(cell, box, values))]
+        pieces = self._encoded(encoder, cell, parts)
+        if pieces is None:
+            return False
+        key = self.target.key(cell)
+        try:
+            writer_of(self.target.store).put(key, pieces)
+        except GpushardError as error:
+            error.add_context(shard_key=key)
+            raise
+        return True
+
+    def _slabs(self, cell: Cell) -> Iterator[tuple[Elements, NDArray[Any]]]:
+        """Elements of a shard, as many at once as memory allows."""
+        for slab in slabs(self._box(cell), self.budget.slab):
+            yield slab, self._read(self.source, slab)
+
+    def _encoded(
+        self,
+        encoder: Encoder,
+        cell: Cell,
+        parts: Iterable[tuple[Elements, NDArray[Any]]],
+    ) -> Pieces | None:
+        """The shard's bytes; None if there is nothing but fill value."""
+        region = Region.of_object(self.target, cell)
+        start = [part.start for part in self._box(cell)]
+        payloads: dict[int, Bytes] = {}
+        for box, values in parts:
+            inside = Box(
+                tuple(
+                    SliceAxis(axis.start - first, 1, axis.stop - axis.start)
+                    for axis, first in zip(box, start, strict=True)
+                )
+            )
+            change = Change(inside, values)
+            changed = encoder.changed_payloads(region, None, change)
+            payloads.update((i, data) for i, data in changed if data is not None)
+        return encoder.laid_out(region, payloads)
+
+    def _compare(self, cell: Cell, advance: Advance) -> None:
+        for box in slabs(self._box(cell), self.budget.slab):
+            want, got = self._read(self.source, box), self._read(self.target, box)
+            if not same_bits(want, got):
+                raise CorruptShardError(
+                    "the converted array reads back other elements than its source",
+                    array_path=self.target.layout.path,
+                    shard_key=self.target.key(cell),
+                    hint="see that nobody writes to either of them, and convert anew",
+                )
+        nbytes = _size(self._box(cell)) * self.target.layout.dtype.itemsize
+        advance(nbytes)
+
+    def _read(self, source: Source, box: Elements) -> NDArray[Any]:
+        """Elements of a box, in C order."""
+        limit = self.budget.read_nbytes
+        values = Array(source).read(box, memory_limit=limit)
+        return np.asarray(values, source.layout.dtype)
+
+    def _box(self, cell: Cell) -> Elements:
+        return box_of(self.target.layout, tuple(range(i, i + 1) for i in cell))
+
+    def _within(self, cell: Cell, box: Elements, values: NDArray[Any]) -> NDArray[Any]:
+        """A shard's part of its tile."""
+        pairs = zip(self._box(cell), box, strict=True)
+        inside = tuple(
+            slice(one.start - all_.start, one.stop - all_.start) for one, all_ in pairs
+        )
+        return values[(*inside, ...)]
+
+    def _number(self, cell: Cell) -> int:
+        return int(np.ravel_multi_index(cell, self.grid)) if cell else 0
+
+
+def same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Whether two arrays of one shape and data type are equal, bit for bit."""
+    if one.dtype.kind in "OT":
+        return bool(np.array_equal(one, other))
+    pair = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (one, other)]
+    return all(
+        np.array_equal(
+            pair[0][i : i + _COMPARED_NBYTES], pair[1][i : i + _COMPARED_NBYTES]
+        )
+        for i in range(0, pair[0].size, _COMPARED_NBYTES)
+    )
+
+
+def _size(box: Elements) -> int:
+    return prod(part.stop - part.start for part in box)

@@ -1,0 +1,177 @@
+"""What a converted array takes over from the one it is made of: its document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict, cast
+
+import numpy as np
+
+from gpushard.converting.shapes import Shape, along_axes, chunk_shape, shard_shape
+from gpushard.errors import UnsupportedError
+from gpushard.formats.new_document import ArrayArguments, data_type_of, new_document
+from gpushard.formats.numcodecs_names import v3_codec
+from gpushard.formats.origins import without_origin
+from gpushard.formats.v3_draft import is_list_of_codecs
+from gpushard.layout import ArrayLayout, CodecSpec
+from gpushard.options import Options
+from gpushard.writing.blueprint import Blueprint, v3_blueprint
+
+KEEP: Any = "keep"
+"""Takes over what the source has."""
+
+_EXACT_FILTERS = ("transpose", "numcodecs.packbits")
+# zarr chooses these by the data type.
+_USUAL_SERIALIZERS = ("bytes", "vlen-utf8", "vlen-bytes")
+
+
+class TargetArguments(TypedDict, total=False):
+    """How the converted array is stored; all of it may be left out.
+
+    Attributes
+    ----------
+    shards, chunks
+        Shapes of the shards and the inner chunks in elements; a number is all axes.
+        Left out, those of the source are kept where it has usable ones.
+    filters, serializer, compressors
+        zarr codecs, as `create_array` takes them; "keep", the default, takes over the
+        source's, but for filters that round.
+    index_location
+        Where a shard's index lies, "end" or "start".
+    """
+
+    shards: int | tuple[int, ...] | None
+    chunks: int | tuple[int, ...] | None
+    filters: Any
+    serializer: Any
+    compressors: Any
+    index_location: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Shapes of a converted array's shards and inner chunks."""
+
+    shards: Shape
+    chunks: Shape
+
+    @classmethod
+    def chosen(cls, layout: ArrayLayout, asked: TargetArguments) -> Shapes:
+        """Those asked for, or what suits the array.
+
+        Raises
+        ------
+        OptionError
+            What is asked for does not fit the array's axes.
+        """
+        shape, itemsize = layout.shape, layout.dtype.itemsize
+        shards = along_axes(asked.get("shards"), "shards", layout.ndim)
+        chunks = along_axes(asked.get("chunks"), "chunks", layout.ndim)
+        if chunks is None:
+            chunks = chunk_shape(shape, itemsize, layout.chunks, shards)
+        if shards is None:
+            shards = shard_shape(shape, itemsize, chunks, layout.shards)
+        return cls(shards, chunks)
+
+
+def target_blueprint(
+    layout: ArrayLayout, asked: TargetArguments, place: str, options: Options
+) -> Blueprint:
+    """Blueprint, at `place`, of the sharded array that `layout`'s is converted to.
+
+    Raises
+    ------
+    OptionError
+        What is asked for does not fit, or zarr refuses it.
+    UnsupportedError
+        Zarr v3 has no such data type or fill value.
+    """
+    shapes = Shapes.chosen(layout, asked)
+    arguments: dict[str, Any] = {
+        "shape": layout.shape,
+        "dtype": data_type_of(layout.data_type_json, layout.dtype),
+        "chunks": shapes.chunks,
+        "shards": {
+            "shape": shapes.shards,
+            "index_location": asked.get("index_location", "end"),
+        },
+        "fill_value": layout.fill_value[()],
+        "attributes": _attributes(layout),
+        "dimension_names": layout.dimension_names,
+        **_codecs(layout, asked),
+    }
+    document = new_document(cast("ArrayArguments", arguments))
+    return _with_fill_value(document, layout, place, options)
+
+
+def _codecs(layout: ArrayLayout, asked: TargetArguments) -> dict[str, Any]:
+    """Arguments for the codecs: those asked for, or the source's own."""
+    chain, dtype = layout.chain, layout.dtype
+    filters = [spec for spec in chain.array_array if is_exact(spec, dtype)]
+    if len(filters) < len(chain.array_array):
+        # Those behind one that rounds were fitted to what it made of the elements.
+        filters = [spec for spec in filters if spec.name == "transpose"]
+    codecs: dict[str, Any] = {
+        "filters": [v3_codec(spec, dtype.itemsize) for spec in filters],
+        "compressors": [v3_codec(s, dtype.itemsize) for s in chain.bytes_bytes],
+    }
+    if chain.array_bytes.name not in _USUAL_SERIALIZERS:
+        codecs["serializer"] = v3_codec(chain.array_bytes, dtype.itemsize)
+    for name in ("filters", "serializer", "compressors"):
+        given = asked.get(name, KEEP)
+        if not (isinstance(given, str) and given == KEEP):
+            codecs[name] = given
+    return codecs
+
+
+def is_exact(spec: CodecSpec, dtype: np.dtype[Any]) -> bool:
+    """Whether a filter gives back the elements it is given, bit for bit.
+
+    Rounding once more what was rounded already may round it again.
+    """
+    if spec.name == "numcodecs.delta":
+        types = {spec.configuration.get(name) for name in ("dtype", "astype")}
+        named = {np.dtype(name).newbyteorder("=") for name in types if name}
+        return dtype.kind in "iu" and named <= {dtype}
+    return spec.name in _EXACT_FILTERS
+
+
+def _attributes(layout: ArrayLayout) -> Mapping[str, Any]:
+    """Attributes but for those by which older formats say what v3 says elsewhere."""
+    kept = dict(layout.attributes)
+    if layout.keys.offset:
+        kept = without_origin(kept)  # the converted array begins at its own origin
+    names = kept.get("_ARRAY_DIMENSIONS")
+    if layout.keys.kind == "v2" and names == list(layout.dimension_names or ()):
+        del kept["_ARRAY_DIMENSIONS"]
+    if layout.keys.kind == "draft" and is_list_of_codecs(kept.get("filters")):
+        del kept["filters"]
+    return kept
+
+
+def _with_fill_value(
+    document: bytes, layout: ArrayLayout, place: str, options: Options
+) -> Blueprint:
+    """Blueprint whose fill value is the source's bit for bit."""
+    plan = v3_blueprint(document, place, options)
+    if _same_fill(plan.layout, layout):
+        return plan
+    # zarr spells every NaN the same way; the source's own spelling keeps its bits.
+    members = json.loads(document)
+    members["fill_value"] = layout.fill_value_json
+    plan = v3_blueprint(json.dumps(members, indent=2).encode(), place, options)
+    if _same_fill(plan.layout, layout):
+        return plan
+    raise UnsupportedError(
+        "Zarr v3 cannot spell the array's fill value",
+        json_path="fill_value",
+        got=repr(layout.fill_value_json),
+    )
+
+
+def _same_fill(one: ArrayLayout, other: ArrayLayout) -> bool:
+    if one.dtype.kind in "OT":
+        return bool(one.fill_value[()] == other.fill_value[()])
+    return one.fill_value.tobytes() == other.fill_value.tobytes()

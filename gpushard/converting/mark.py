@@ -1,0 +1,181 @@
+"""The mark of a conversion under way: a small JSON object beside the array's documents.
+
+It is written before the array is made and deleted when all is done. It says of which
+source, and to what, so that another conversion is never taken for the rest of this one,
+and which shards are finished. A shard that lies there counts as finished as well, for
+shards appear whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from math import prod
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import OptionError
+from gpushard.hierarchies.documents import join
+from gpushard.layout import ArrayLayout
+from gpushard.metadata import DOCUMENTS
+from gpushard.stores.base import ByteRequest, Store
+from gpushard.stores.files import FileWriter
+from gpushard.stores.writers import writer_of
+
+NAME = ".gpushard-convert.json"
+"""Name of the mark, below the destination's path."""
+
+_VERSION = 1
+# Writing it costs a small file; what is lost with it is found again shard by shard.
+_INTERVAL_S = 2.0
+# Stored objects whose versions tell a source from one that was written anew.
+_N_SAMPLED = 16
+_BATCH = 1024
+
+
+def source_fingerprint(store: Store, layout: ArrayLayout) -> str:
+    """What tells the source from any other, and from itself written anew.
+
+    Its address, its metadata, and versions of the documents and of a few objects.
+    """
+    shape = tuple(axis.n_cells for axis in layout.axes)
+    n_objects = prod(shape)
+    step = max(1, n_objects // _N_SAMPLED)
+    sampled = [
+        layout.key_prefix + layout.keys.key(unravelled(i, shape))
+        for i in range(0, n_objects, step)
+    ]
+    documents = [join(layout.path, name) for name in DOCUMENTS]
+    answers = store.read([ByteRequest(key, 0, 1) for key in (*documents, *sampled)])
+    versions = [None if a is None else repr(a.version) for a in answers]
+    told = repr((store.url, layout, versions))
+    return sha256(told.encode()).hexdigest()
+
+
+def unravelled(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Coordinate of the cell with that number, in C order."""
+    return tuple(int(i) for i in np.unravel_index(number, shape)) if shape else ()
+
+
+def document_fingerprint(document: bytes) -> str:
+    """What tells one destination's metadata from another's."""
+    return sha256(document).hexdigest()
+
+
+@dataclass
+class Mark:
+    """The mark of one array's conversion.
+
+    Attributes
+    ----------
+    key
+        Where it lies.
+    source, document
+        Fingerprints of the source and of the destination's metadata.
+    done
+        bool, shape (n_shards,), host. Which shards are finished, in C order.
+    is_resumed
+        Whether an interrupted conversion left it.
+    """
+
+    store: Store
+    key: str
+    source: str
+    document: str
+    done: NDArray[np.bool_]
+    is_resumed: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _written_at: float = 0.0
+
+    def matches(self, found: dict[str, Any]) -> bool:
+        """Whether a mark that was found is one of this very conversion."""
+        mine = (_VERSION, self.source, self.document)
+        return mine == tuple(found.get(k) for k in ("version", "source", "document"))
+
+    def write(self) -> None:
+        """Put the mark into the store."""
+        members = {
+            "what": "a conversion by gpushard is under way, or was interrupted",
+            "version": _VERSION,
+            "source": self.source,
+            "document": self.document,
+            "done": [list(run) for run in _runs(self.done)],
+        }
+        data = np.frombuffer(json.dumps(members).encode(), np.uint8)
+        writer_of(self.store).put(self.key, [data])
+        self._written_at = monotonic()
+
+    def add(self, shards: Iterable[int]) -> None:
+        """Note finished shards; written down now and then."""
+        with self._lock:
+            self.done[list(shards)] = True
+            if monotonic() - self._written_at > _INTERVAL_S:
+                self.write()
+
+    def take_over(self, found: dict[str, Any]) -> None:
+        """Note what an interrupted conversion had done, by its mark."""
+        for start, stop in _valid_runs(found.get("done"), len(self.done)):
+            self.done[start:stop] = True
+        self.is_resumed = True
+
+    def look_for(self, key_of: Callable[[int], str]) -> None:
+        """Note shards that lie there, by their numbers' keys."""
+        writer = writer_of(self.store)
+        unknown = np.flatnonzero(~self.done).tolist()
+        for first in range(0, len(unknown), _BATCH):
+            batch = unknown[first : first + _BATCH]
+            answers = self.store.read([ByteRequest(key_of(i), 0, 1) for i in batch])
+            for i, answer in zip(batch, answers, strict=True):
+                self.done[i] = answer is not None
+                if self.done[i] and isinstance(writer, FileWriter):
+                    writer.drop_stale_lock(key_of(i))
+
+    def remove(self) -> None:
+        """Delete the mark: the conversion is complete."""
+        writer_of(self.store).put(self.key, None)
+
+
+def find_mark(store: Store, place: str) -> dict[str, Any] | None:
+    """The mark that lies at the destination `place`; None if there is none.
+
+    Raises
+    ------
+    OptionError
+        There is one that says nothing.
+    """
+    data = store.get(join(place, NAME))
+    if data is None:
+        return None
+    try:
+        found = json.loads(data)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise OptionError(
+            f"{NAME} at the destination is no mark of a conversion",
+            hint="pass overwrite=True and resume=False to delete what is there",
+        )
+    return dict(found)  # type: ignore[arg-type]  # keys of JSON are strings
+
+
+def _runs(done: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Half-open runs of finished shards."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], done, [False]))))
+    return ((int(a), int(b)) for a, b in edges.reshape(-1, 2))
+
+
+def _valid_runs(value: Any, n: int) -> Iterator[tuple[int, int]]:
+    for run in value if isinstance(value, list) else ():
+        if (
+            isinstance(run, list)
+            and len(run) == 2
+            and all(type(i) is int for i in run)
+            and 0 <= run[0] <= run[1] <= n
+        ):
+            yield run[0], run[1]

@@ -1,0 +1,113 @@
+"""What there is to convert: an array, or the arrays and groups below a group."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpushard.errors import MetadataError, OptionError, naming
+from gpushard.group import Group
+from gpushard.hierarchies.documents import join
+from gpushard.layout import ArrayLayout
+from gpushard.metadata import load_array, load_group
+from gpushard.options import Options
+from gpushard.stores.base import Store
+from gpushard.stores.local import LocalStore
+from gpushard.stores.writers import writer_of
+
+_DOCUMENT = "zarr.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Arrays and groups below a place, by path relative to it; "" is the place.
+
+    Attributes
+    ----------
+    arrays
+        Their layouts.
+    groups
+        Their attributes; empty where the place is an array.
+    """
+
+    arrays: Mapping[str, ArrayLayout]
+    groups: Mapping[str, Mapping[str, Any]]
+
+
+def nodes_at(store: Store, place: str, options: Options) -> Nodes:
+    """What lies at `place` and below.
+
+    Raises
+    ------
+    NotFoundError
+        There is neither an array nor a group.
+    MetadataError, UnsupportedError, StoreError
+        Something there cannot be opened.
+    """
+    with naming(store, place):
+        try:
+            return Nodes({"": load_array(store, place, options)}, {})
+        except MetadataError as error:
+            if error.json_path != "node_type":
+                raise
+        top = Group(store, load_group(store, place), None, options)
+    groups: dict[str, Mapping[str, Any]] = {}
+    arrays: dict[str, ArrayLayout] = {}
+    for path, group in _walked("", top):
+        groups[path] = group.attrs
+        for name in group:
+            arrays[join(path, name)] = group[name].source.layout
+    return Nodes(arrays, groups)
+
+
+def _walked(path: str, group: Group) -> Iterator[tuple[str, Group]]:
+    yield path, group
+    for name in group.groups:
+        yield from _walked(join(path, name), group.group(name))
+
+
+def put_group(store: Store, place: str, attributes: Mapping[str, Any]) -> None:
+    """Make a group of a place.
+
+    Raises
+    ------
+    UnsupportedError, StoreError
+        The store is read-only, or failed.
+    """
+    members = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": dict(attributes),
+    }
+    document = np.frombuffer(json.dumps(members, indent=2).encode(), np.uint8)
+    writer_of(store).put(join(place, _DOCUMENT), [document])
+
+
+def refuse_overlap(source: tuple[Store, str], target: tuple[Store, str]) -> None:
+    """Refuse a destination that lies in the source, or the other way round.
+
+    Raises
+    ------
+    OptionError
+        It does.
+    """
+    one, other = _address(*source), _address(*target)
+    if one.startswith(other) or other.startswith(one):
+        raise OptionError(
+            "the source and the destination of a conversion overlap",
+            expected="two places, neither below the other",
+            got=f"{one} and {other}",
+            hint="convert to another place",
+        )
+
+
+def _address(store: Store, place: str) -> str:
+    root = store.url
+    if isinstance(store, LocalStore):
+        root = os.path.realpath(store.root)
+    return f"{join(root.rstrip('/'), place)}/"

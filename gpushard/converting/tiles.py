@@ -1,0 +1,163 @@
+"""A conversion cut into tiles: what is read at once, as memory allows.
+
+A tile is a box of whole shards or, where a shard is too large to be held both as
+elements and encoded, one shard that is read slab by slab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from gpushard.converting.shapes import Shape
+from gpushard.errors import OptionError
+from gpushard.layout import ArrayLayout
+from gpushard.options import Options
+
+Cell = tuple[int, ...]
+Box = tuple[slice, ...]
+
+# Part of the memory limit that reads of the source may take for encoded bytes.
+_READ_SHARE = 4
+# An encoder holds this many inner chunks a thread, each as elements and encoded.
+_CHUNKS_PER_THREAD, _COPIES = 4, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much is done at once.
+
+    Attributes
+    ----------
+    counts
+        Shards that a tile has along each axis.
+    slab
+        Elements of a shard read at once along each axis; as long as it if all are.
+    n_tiles
+        Tiles under way together.
+    encoder_threads
+        Threads that encode a tile's inner chunks.
+    read_nbytes
+        Memory limit of each read of the source.
+    """
+
+    counts: Cell
+    slab: Shape
+    n_tiles: int
+    encoder_threads: int
+    read_nbytes: int
+
+
+def budget_for(
+    source: ArrayLayout, target: ArrayLayout, options: Options, *, joins: bool
+) -> Budget:
+    """Budget of a conversion that keeps to the options' memory limit and threads.
+
+    Parameters
+    ----------
+    joins
+        Whether the store takes a shard's bytes in one piece, which is a copy of them.
+
+    Raises
+    ------
+    OptionError
+        A single shard does not fit.
+    """
+    shard, chunk = _shape(target.shards), _shape(target.chunks)
+    itemsize = target.dtype.itemsize
+    room = options.memory_limit - options.memory_limit // _READ_SHARE
+    shard_nbytes, chunk_nbytes = prod(shard) * itemsize, prod(chunk) * itemsize
+    encoder_nbytes = _CHUNKS_PER_THREAD * _COPIES * chunk_nbytes
+    # What codecs make of a shard may take as much room as its elements.
+    held_nbytes = (2 if joins else 1) * shard_nbytes + encoder_nbytes
+    left = room - held_nbytes
+    if left < chunk_nbytes:
+        needed = held_nbytes + chunk_nbytes
+        raise OptionError(
+            "a shard of the converted array does not fit the memory limit",
+            expected=f"memory_limit of {needed * _READ_SHARE // (_READ_SHARE - 1) + 1}",
+            got=options.memory_limit,
+            hint="raise memory_limit, or choose smaller shards or inner chunks",
+        )
+    counts, slab = (1,) * len(shard), shard
+    if left >= shard_nbytes:
+        counts = _counts(source, target, left // (2 * shard_nbytes) or 1)
+        tile_nbytes = prod(counts) * shard_nbytes
+    else:
+        slab = _slab(shard, chunk, left // chunk_nbytes)
+        tile_nbytes = prod(slab) * itemsize
+    in_flight = tile_nbytes + held_nbytes
+    n_tiles = max(1, min(options.threads, room // in_flight))
+    spare = (room // n_tiles - in_flight) // encoder_nbytes
+    return Budget(
+        counts=counts,
+        slab=slab,
+        n_tiles=n_tiles,
+        encoder_threads=max(1, min(options.threads // n_tiles, 1 + spare)),
+        read_nbytes=max(1, options.memory_limit // _READ_SHARE // n_tiles),
+    )
+
+
+def tiles(target: ArrayLayout, counts: Cell) -> Iterator[tuple[range, ...]]:
+    """Ranges of shards along each axis, tile by tile in C order."""
+    axes = [
+        [range(i, min(i + n, axis.n_cells)) for i in range(0, axis.n_cells, n)]
+        for axis, n in zip(target.axes, counts, strict=True)
+    ]
+    return product(*axes)
+
+
+def box_of(target: ArrayLayout, shards: tuple[range, ...]) -> Box:
+    """Elements of the array that a tile's shards hold."""
+    return tuple(
+        slice(cells.start * axis.cell, min(cells.stop * axis.cell, axis.extent))
+        for cells, axis in zip(shards, target.axes, strict=True)
+    )
+
+
+def slabs(box: Box, slab: Shape) -> Iterator[Box]:
+    """Boxes of at most `slab` elements along each axis that make up `box`."""
+    axes = [
+        [slice(i, min(i + n, part.stop)) for i in range(part.start, part.stop, n)]
+        for part, n in zip(box, slab, strict=True)
+    ]
+    return product(*axes)
+
+
+def _shape(shape: Shape | None) -> Shape:
+    return () if shape is None else shape
+
+
+def _counts(source: ArrayLayout, target: ArrayLayout, most: int) -> Cell:
+    """Shards a tile, so that chunks of the source are decoded for few tiles.
+
+    A tile grows only along axes on which the source's chunks are longer than it.
+    """
+    wanted = [
+        int(axis.length_of(0)) if axis.n_cells else 1 for axis in source.inner_axes
+    ]
+    counts = [1] * target.ndim
+    while True:
+        short = [
+            (counts[axis] * cells.cell / wanted[axis], axis)
+            for axis, cells in enumerate(target.axes)
+            if counts[axis] * cells.cell < min(wanted[axis], cells.extent)
+        ]
+        if not short or 2 * prod(counts) > most:
+            return tuple(counts)
+        axis = min(short)[1]
+        counts[axis] *= 2
+
+
+def _slab(shard: Shape, chunk: Shape, most: int) -> Shape:
+    """Part of a shard of at most `most` inner chunks, as long as can be at the end."""
+    left, slab = most, list(chunk)
+    for axis in reversed(range(len(shard))):
+        n = min(left, shard[axis] // chunk[axis])
+        slab[axis] = n * chunk[axis]
+        left //= n
+        if n * chunk[axis] < shard[axis]:
+            break
+    return tuple(slab)

@@ -1,0 +1,117 @@
+"""Requests of a store -> ranges of files that kvikio reads, and the check after it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpushard.devices.kvikio_file import KvikioFiles
+from gpushard.devices.lane import PAGE_NBYTES
+from gpushard.errors import UnsupportedError
+from gpushard.options import KIB
+from gpushard.source import Source
+from gpushard.stores.base import ByteRequest
+from gpushard.stores.local import LocalStore
+from gpushard.stores.remote import RemoteStore
+
+# Ranges are widened to pages on both sides, which is an eighth from here on. Smaller
+# ones gain nothing either: below 16 KiB kvikio itself goes through the host.
+MIN_MEAN_NBYTES = 64 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class DirectRead:
+    """Requests that kvikio can answer.
+
+    Attributes
+    ----------
+    files
+        One a request.
+    spans
+        Half-open range that is read for each: the one asked for, or whole pages.
+    refuse_changed
+        Raises `ObjectChangedError` if one of the files is another by now.
+    """
+
+    files: Sequence[Any]
+    spans: Sequence[tuple[int, int]]
+    refuse_changed: Callable[[], None]
+
+
+def open_direct(
+    files: KvikioFiles, source: Source, requests: Sequence[ByteRequest]
+) -> DirectRead | None:
+    """How kvikio is to answer; None if it is not: small ranges, other stores.
+
+    Raises
+    ------
+    ObjectChangedError, StoreError
+        As of any fetch.
+    """
+    is_small = sum(map(nbytes_of, requests)) < MIN_MEAN_NBYTES * len(requests)
+    if is_small or not source.layout.levels:
+        return None
+    store = source.store
+    try:
+        if isinstance(store, LocalStore):
+            return _open_local(files, store, requests, source.options.file_handles)
+        if isinstance(store, RemoteStore) and source.options.kvikio_remote:
+            return _open_remote(files, store, requests, source.options.file_handles)
+    except UnsupportedError:
+        return None
+    return None
+
+
+def nbytes_of(request: ByteRequest) -> int:
+    """Bytes that a request with a `stop` asks for."""
+    return (request.stop or 0) - request.start
+
+
+def _open_local(
+    files: KvikioFiles, store: LocalStore, requests: Sequence[ByteRequest], limit: int
+) -> DirectRead | None:
+    handles = [store.hold(request.key, request.version) for request in requests]
+    opened: list[Any] = []
+    spans: list[tuple[int, int]] = []
+    for handle, request in zip(handles, requests, strict=True):
+        object_nbytes = handle.version[2]
+        stop = request.stop or 0
+        if stop > object_nbytes:
+            return None  # the other way says what is wrong
+        opened.append(files.file_of(handle.fd, handle.version, limit))
+        first = request.start - request.start % PAGE_NBYTES
+        last = -(-stop // PAGE_NBYTES) * PAGE_NBYTES
+        spans.append((first, min(last, object_nbytes)))
+
+    def refuse_changed() -> None:
+        for handle in handles:
+            store.refuse_changed(handle, os.fstat(handle.fd))
+
+    return DirectRead(opened, spans, refuse_changed)
+
+
+def _open_remote(
+    files: KvikioFiles, store: RemoteStore, requests: Sequence[ByteRequest], limit: int
+) -> DirectRead | None:
+    if not store.url.startswith(("http://", "https://", "s3://")):
+        return None
+    # Nothing but a version tells afterwards that the bytes were those of the index.
+    if any(request.version is None for request in requests):
+        return None
+    urls = [f"{store.url.rstrip('/')}/{request.key}" for request in requests]
+    opened = [
+        files.remote_file(url, request.version, limit)
+        for url, request in zip(urls, requests, strict=True)
+    ]
+    versions = {request.key: request.version for request in requests}
+
+    def refuse_changed() -> None:
+        for key, version in versions.items():
+            store.refuse_changed(key, version)
+
+    spans = [
+        (request.start, request.start + nbytes_of(request)) for request in requests
+    ]
+    return DirectRead(opened, spans, refuse_changed)

@@ -1,0 +1,274 @@
+"""Payload from a store to where a device can have it: two ways.
+
+`RingFetch` reads into pinned slots, which are copied to the device later on.
+`DirectFetch` lets kvikio read straight into device memory, where that is possible, and
+leaves the rest to the ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.devices.base import Device
+from gpushard.devices.direct import DirectRead, nbytes_of, open_direct
+from gpushard.devices.kvikio_file import (
+    FileRange,
+    KvikioFiles,
+    find_kvikio,
+    find_kvikio_remote,
+)
+from gpushard.devices.landing import (
+    ALIGNMENT,
+    Landed,
+    LaneLanding,
+    PageableLanding,
+    SlotLanding,
+)
+from gpushard.devices.lane import PAGE_NBYTES, Lane
+from gpushard.devices.ring import Ring, Slot
+from gpushard.errors import DeviceMemoryError, StoreError, UnsupportedError
+from gpushard.fetch import fetch_wanted
+from gpushard.job import Job
+from gpushard.source import Source
+from gpushard.stores.base import ByteRequest
+from gpushard.stores.local import LocalStore
+from gpushard.stores.remote import RemoteStore
+
+Answers = Sequence[Landed | None]
+
+
+class Fetch(Protocol):
+    """A way to fetch payload."""
+
+    @property
+    def label(self) -> str:
+        """The way and the reason, for reports."""
+        ...
+
+    def fetch(
+        self, job: Job, requests: Sequence[ByteRequest]
+    ) -> AbstractContextManager[Answers]:
+        """As `gpushard.job.Sink.fetch`."""
+        ...
+
+
+class RingFetch:
+    """Reads into the pinned slots of a ring, straight where the store can.
+
+    Parameters
+    ----------
+    ring
+        The slots. Who finds none waits for one, and for nothing else.
+    why
+        Why nothing faster is used.
+    """
+
+    def __init__(self, ring: Ring, why: str) -> None:
+        self._ring = ring
+        self.label = f"ring of {ring.n_slots} pinned slots ({why})"
+
+    @contextmanager
+    def fetch(self, job: Job, requests: Sequence[ByteRequest]) -> Iterator[Answers]:
+        """Answers in a slot, which is kept until the context ends.
+
+        Raises
+        ------
+        ObjectChangedError, CorruptShardError, StoreError
+            As the store and `fetch_wanted` raise them.
+        """
+        places, nbytes = _laid_out(requests, ALIGNMENT)
+        with self._ring.slot() as slot:
+            landing = _landing(slot, nbytes)
+            memory = landing.memory
+            rooms = [
+                memory[at : at + nbytes_of(request)]
+                for request, at in zip(requests, places, strict=True)
+            ]
+            asked = [
+                replace(r, into=room) for r, room in zip(requests, rooms, strict=True)
+            ]
+            with job.tally.stage("fetch"):
+                answers = fetch_wanted(job.source, asked)
+                for room, answer in zip(rooms, answers, strict=True):
+                    if answer is not None and not _is_at(answer, room):
+                        room[:] = answer
+            yield [
+                None if answer is None else Landed(landing, at)
+                for answer, at in zip(answers, places, strict=True)
+            ]
+
+
+class DirectFetch:
+    """Lets kvikio read ranges into device memory, and the ring what it cannot read.
+
+    Parameters
+    ----------
+    files
+        What reads.
+    ring
+        The other way.
+    lane
+        Gives a lane whose last batch is done with.
+    label
+        The way, for reports.
+    """
+
+    def __init__(
+        self,
+        files: KvikioFiles,
+        ring: RingFetch,
+        lane: Callable[[], AbstractContextManager[Lane]],
+        label: str,
+    ) -> None:
+        self.label = label
+        self._files = files
+        self._ring = ring
+        self._lane = lane
+
+    @contextmanager
+    def fetch(self, job: Job, requests: Sequence[ByteRequest]) -> Iterator[Answers]:
+        """Answers in the memory of a lane, which is kept until the context ends.
+
+        Raises
+        ------
+        ObjectChangedError, CorruptShardError, StoreError
+            As of any fetch.
+        """
+        direct = open_direct(self._files, job.source, requests)
+        places, nbytes = _laid_out(requests, PAGE_NBYTES)
+        if direct is not None:
+            with self._lane() as lane:
+                address = _landing_address(lane, nbytes)
+                if address is not None:
+                    landing = LaneLanding(lane, address)
+                    self._read_into(job, requests, direct, places, landing)
+                    yield [Landed(landing, at) for at in places]
+                    return
+        with self._ring.fetch(job, requests) as answers:
+            yield answers
+
+    def _read_into(
+        self,
+        job: Job,
+        requests: Sequence[ByteRequest],
+        direct: DirectRead,
+        places: Sequence[int],
+        landing: LaneLanding,
+    ) -> None:
+        """Read ranges of files to their places in a lane's memory."""
+        ranges = [
+            FileRange(
+                file, first, last - first, landing.address + at - (r.start - first)
+            )
+            for file, (first, last), at, r in zip(
+                direct.files, direct.spans, places, requests, strict=True
+            )
+        ]
+        with job.tally.stage("fetch"):
+            self._read(job.source, ranges, direct)
+        job.tally.add(n_direct_requests=len(requests))
+
+    def _read(
+        self, source: Source, ranges: Sequence[FileRange], direct: DirectRead
+    ) -> None:
+        """Read, and look whether what was read is still what it was."""
+        try:
+            self._files.read(ranges)
+        except StoreError as error:
+            # That a file is another one by now is the better reason.
+            direct.refuse_changed()
+            error.add_context(store_url=source.store.url, array_path=source.layout.path)
+            raise
+        direct.refuse_changed()
+
+
+def choose_fetch(
+    device: Device,
+    source: Source,
+    slot_nbytes: int,
+    lane: Callable[[], AbstractContextManager[Lane]],
+    *,
+    decodes: bool,
+) -> Fetch:
+    """The way that payload takes to a device, with the reason in its `label`.
+
+    Parameters
+    ----------
+    slot_nbytes
+        Bytes of a batch, as a rule.
+    lane
+        Gives a lane whose last batch is done with.
+    decodes
+        Whether the device decodes.
+    """
+    ring = Ring(device, source.options.pinned_slots, slot_nbytes)
+    if not decodes:
+        return RingFetch(ring, "the host decodes")
+    try:
+        files, label = _direct_files(source)
+    except UnsupportedError as error:
+        return RingFetch(ring, error.what)
+    return DirectFetch(files, RingFetch(ring, "small ranges"), lane, label)
+
+
+def _direct_files(source: Source) -> tuple[KvikioFiles, str]:
+    """What reads an array's objects into device memory, and how it is called.
+
+    Raises
+    ------
+    UnsupportedError
+        Nothing does; the message says why.
+    """
+    store, options = source.store, source.options
+    if not source.layout.levels:
+        raise UnsupportedError("chunks outside of shards")
+    if isinstance(store, LocalStore):
+        if not options.gds:
+            raise UnsupportedError("the option gds is off")
+        files = find_kvikio()
+        return files, f"{files.label}, GPUDirect Storage"
+    if isinstance(store, RemoteStore):
+        if not options.kvikio_remote:
+            raise UnsupportedError("the option kvikio_remote is off")
+        files = find_kvikio_remote()
+        return files, f"{files.label}, remote files"
+    raise UnsupportedError("a store of which kvikio knows nothing")
+
+
+def _landing(slot: Slot, nbytes: int) -> SlotLanding | PageableLanding:
+    """Memory of a slot; where no more can be pinned, any."""
+    try:
+        return SlotLanding(slot, slot.memory(nbytes))
+    except DeviceMemoryError:
+        return PageableLanding(np.empty(nbytes, np.uint8))
+
+
+def _landing_address(lane: Lane, nbytes: int) -> int | None:
+    """Memory of a lane to read files into, if there is enough."""
+    try:
+        return lane.landing_address(nbytes)
+    except DeviceMemoryError:
+        return None
+
+
+def _laid_out(requests: Sequence[ByteRequest], alignment: int) -> tuple[list[int], int]:
+    """Place of each request's bytes side by side, and how many bytes they fill.
+
+    Each lies as far from a multiple of `alignment` as it does in its file.
+    """
+    start = np.array([request.start for request in requests], np.int64)
+    nbytes = np.array([nbytes_of(request) for request in requests], np.int64)
+    ahead = start % alignment
+    room = -(-(ahead + nbytes) // alignment) * alignment
+    ends = np.cumsum(room)
+    return (ends - room + ahead).tolist(), int(ends[-1])
+
+
+def _is_at(data: NDArray[np.uint8], memory: NDArray[np.uint8]) -> bool:
+    return data.__array_interface__["data"][0] == memory.__array_interface__["data"][0]

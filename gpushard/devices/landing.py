@@ -1,0 +1,215 @@
+"""Where the bytes of fetched inner chunks lie before a batch is made of them.
+
+In a pinned slot, to be copied to a lane; in device memory, of a lane already; or in
+arrays on the host, such as what a device refused and gave back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.devices.batch import copy_straight
+from gpushard.devices.lane import Lane
+from gpushard.devices.ring import Slot
+from gpushard.devices.straight import Copies
+from gpushard.ranged import RangedBlock
+from gpushard.selection import Ints
+
+# The widest access of a kernel is 16 bytes, a cache line 128: bytes keep their place
+# in between, so that plain elements that are aligned in a file are so on a device.
+ALIGNMENT = 64
+
+_COLUMNS = ("column", "at", "nbytes", "low", "stored_nbytes")
+
+
+class Landing(Protocol):
+    """What requests were answered into."""
+
+    @property
+    def lane(self) -> Lane | None:
+        """The lane whose memory it is; None if any may bring it to the device."""
+        ...
+
+    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
+        """Device address of each inner chunk's bytes, for work enqueued on `lane`."""
+        ...
+
+    def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
+        """Bytes of each inner chunk: uint8, host."""
+        ...
+
+
+class Landed(NamedTuple):
+    """The answer to one request: its bytes, from the `at`-th of a landing on."""
+
+    landing: Landing
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Columns over inner chunks that were fetched.
+
+    Attributes
+    ----------
+    landing
+        Where their bytes are.
+    column
+        int64, shape (n,). Which column of the block each one is.
+    at, nbytes
+        int64, shape (n,). Place of its bytes in the landing, and how many they are.
+    low, stored_nbytes
+        int64, shape (n,). Bytes of the inner chunk ahead of them, and its size; they
+        are a part of it where only a span of plain elements was wanted.
+    """
+
+    landing: Landing
+    column: Ints
+    at: Ints
+    nbytes: Ints
+    low: Ints
+    stored_nbytes: Ints
+
+    @classmethod
+    def of(cls, ranged: RangedBlock, answers: Sequence[tuple[int, Landed]]) -> Encoded:
+        """Inner chunks that requests hold, in the order of their bytes."""
+        per_request = [ranged.rows_of(r) for r, _ in answers]
+        rows = np.concatenate(per_request)
+        bases = np.array(
+            [landed.at - int(ranged.requests.start[r]) for r, landed in answers]
+        )
+        base = np.repeat(bases, [len(some) for some in per_request])
+        first, last = ranged.spans[:, rows]
+        start, stop = ranged.located.start[rows], ranged.located.stop[rows]
+        return cls(
+            answers[0][1].landing,
+            rows,
+            base + first,
+            last - first,
+            first - start,
+            stop - start,
+        )
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    def __getitem__(self, which: slice | Ints) -> Encoded:
+        return Encoded(self.landing, *(getattr(self, name)[which] for name in _COLUMNS))
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLanding:
+    """A pinned slot, kept for as long as the fetch is in hand.
+
+    Attributes
+    ----------
+    memory
+        uint8, pinned. What was fetched.
+    """
+
+    slot: Slot
+    memory: NDArray[np.uint8]
+    lane = None
+
+    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
+        """Addresses in the lane's encoded slab, which is copied in one piece."""
+        first = int(encoded.at.min())
+        first -= first % ALIGNMENT
+        last = int((encoded.at + encoded.nbytes).max())
+        address = lane.upload(self.memory[first:last])
+        self.slot.note_copy(lane.stream)
+        return (encoded.at + (address - first)).astype(np.uint64)
+
+    def land(self, lane: Lane, copies: Copies) -> None:
+        """Enqueue, as the batch of a lane, copies to where bytes are to stay."""
+        columns = (column.tolist() for column in copies)
+        copy_straight(lane, self.memory, list(zip(*columns, strict=True)))
+        self.slot.note_copy(lane.stream)
+
+    def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
+        """Views on the slot."""
+        return _cut(self.memory, encoded)
+
+
+@dataclass(frozen=True, slots=True)
+class PageableLanding:
+    """Host memory that no device copies from by itself: where none could be pinned."""
+
+    memory: NDArray[np.uint8]
+    lane = None
+
+    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
+        """Addresses in the lane's encoded slab, by way of its own pinned memory."""
+        return lane.upload_bytes(self.on_host(encoded))
+
+    def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
+        """Views on it."""
+        return _cut(self.memory, encoded)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLanding:
+    """Memory of a lane on the device, from `address` on."""
+
+    lane: Lane
+    address: int
+
+    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
+        """Addresses where the bytes are already."""
+        del lane
+        return (encoded.at + self.address).astype(np.uint64)
+
+    def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
+        """Copies, read back from the device."""
+        return read_back(self.lane, self.bring(self.lane, encoded), encoded.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class HostLanding:
+    """Arrays on the host, one an inner chunk; `Encoded.at` says which."""
+
+    pieces: Sequence[NDArray[np.uint8]]
+    lane = None
+
+    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
+        """Addresses in the lane's encoded slab."""
+        return lane.upload_bytes(self.on_host(encoded))
+
+    def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
+        """The arrays."""
+        return [self.pieces[i] for i in encoded.at.tolist()]
+
+
+def brought_back(lane: Lane, encoded: Encoded, src: NDArray[np.uint64]) -> Encoded:
+    """The same inner chunks with their bytes on the host, from device addresses `src`.
+
+    Waits for the lane; for the few that a device refuses.
+    """
+    pieces = read_back(lane, src, encoded.nbytes)
+    at = np.arange(len(pieces))
+    return Encoded(
+        HostLanding(pieces),
+        encoded.column,
+        at,
+        encoded.nbytes,
+        encoded.low,
+        encoded.stored_nbytes,
+    )
+
+
+def read_back(
+    lane: Lane, src: NDArray[np.uint64], nbytes: Ints
+) -> list[NDArray[np.uint8]]:
+    """Copies of byte ranges of device memory: uint8, host."""
+    places = zip(src.tolist(), nbytes.tolist(), strict=True)
+    return [lane.read_back(address, n).copy() for address, n in places]
+
+
+def _cut(memory: NDArray[np.uint8], encoded: Encoded) -> list[NDArray[np.uint8]]:
+    places = zip(encoded.at.tolist(), encoded.nbytes.tolist(), strict=True)
+    return [memory[at : at + n] for at, n in places]

@@ -1,0 +1,78 @@
+"""A ring of pinned slots: memory that payload is fetched into and copied out of."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.devices.base import Device, Event, Stream
+from gpushard.devices.slabs import PinnedSlab
+
+
+class Slot:
+    """Pinned memory of a ring."""
+
+    def __init__(self, device: Device, most_nbytes: int) -> None:
+        self._device = device
+        self._slab = PinnedSlab(device, most_nbytes)
+        self._copied: dict[Stream, Event] = {}
+
+    def note_copy(self, stream: Stream) -> None:
+        """Say that a copy of what lies here has been enqueued on `stream`."""
+        self._copied[stream] = self._device.record(stream)
+
+    def reclaim(self) -> None:
+        """Wait until the device has copied what lies here.
+
+        Raises
+        ------
+        DeviceError
+            Work on the device failed.
+        """
+        while self._copied:
+            _, copied = self._copied.popitem()
+            self._device.wait(copied)
+
+    def memory(self, nbytes: int) -> NDArray[np.uint8]:
+        """`nbytes` bytes: uint8, host, pinned."""
+        return self._slab.view(nbytes)
+
+
+class Ring:
+    """So many slots, each used again once the device has copied its content.
+
+    Parameters
+    ----------
+    device
+        The device that copies.
+    n_slots
+        How many.
+    most_nbytes
+        Size up to which a slot grows ahead of need; only what does not fit is larger.
+    """
+
+    def __init__(self, device: Device, n_slots: int, most_nbytes: int) -> None:
+        self.n_slots = n_slots
+        self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        for _ in range(n_slots):
+            self._free.put(Slot(device, most_nbytes))
+
+    @contextmanager
+    def slot(self) -> Iterator[Slot]:
+        """The slot that was handed back first, as soon as its content was copied.
+
+        Raises
+        ------
+        DeviceError
+            Work on the device failed.
+        """
+        slot = self._free.get()
+        try:
+            slot.reclaim()
+            yield slot
+        finally:
+            self._free.put(slot)

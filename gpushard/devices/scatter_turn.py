@@ -1,0 +1,78 @@
+"""Boxes whose axes trade places on their way into the output.
+
+Neighbours in the output are far apart in the inner chunk, and the other way round. A
+kernel of its own moves such boxes, in squares that it turns in shared memory; its
+loops 0 and 1 are the sides of the squares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from sys import maxsize
+
+from gpushard.devices.scatter_boxes import Boxes, Loop
+from gpushard.devices.scatter_transfer import Transfer
+from gpushard.selection import Ints
+
+TURN_RANK = 4
+"""Loops that the kernel takes."""
+
+_SIDE = 32
+# Units that the kernel moves; wider ones fill half a sector of memory or more anyway.
+_UNITS = (1, 2, 4, 8)
+# Bytes that memory gives at a time. Neighbours further apart share none.
+_SECTOR_NBYTES = 32
+# A square that is less than half full keeps more than half of the lanes idle.
+_MIN_LENGTH = _SIDE // 2
+
+
+def turned(boxes: Boxes, transfer: Transfer, item_nbytes: int) -> Boxes | None:
+    """Same boxes with the sides of the squares as loops 0 and 1; None if none pays.
+
+    Parameters
+    ----------
+    transfer
+        What happens to the elements.
+    item_nbytes
+        Size of the items that a byte shuffle may have taken apart; 1 if none has.
+    """
+    if not _has_units(boxes, transfer, item_nbytes):
+        return None
+    if not 2 <= len(boxes.loops) <= TURN_RANK:
+        return None
+    across = min(range(len(boxes.loops)), key=lambda d: _in_distance(boxes.loops[d]))
+    inner, outer = boxes.loops[0], boxes.loops[across]
+    if across == 0 or not (_is_side(inner) and _is_side(outer)):
+        return None
+    is_far = abs(inner.in_stride) >= _SECTOR_NBYTES <= abs(outer.out_stride)
+    is_near = abs(outer.in_stride) < _SECTOR_NBYTES > abs(inner.out_stride)
+    if not (is_far and is_near):
+        return None
+    rest = [loop for d, loop in enumerate(boxes.loops) if d not in (0, across)]
+    return replace(boxes, loops=(inner, outer, *rest))
+
+
+def n_squares(boxes: Boxes, position: Ints) -> int | Ints:
+    """Squares of each row's box, int64 of shape (n_rows,), or of all if the same."""
+    sides = [-(-loop.lengths(position) // _SIDE) for loop in boxes.loops[:2]]
+    return prod(sides) * prod(loop.lengths(position) for loop in boxes.loops[2:])
+
+
+def _has_units(boxes: Boxes, transfer: Transfer, item_nbytes: int) -> bool:
+    """Whether the run is one unit."""
+    if not isinstance(boxes.run.length, int):
+        return False
+    if transfer.kernel == "cast":
+        is_number = transfer.in_unit_nbytes == transfer.in_nbytes
+        return is_number and boxes.run.length == transfer.out_nbytes
+    is_item = item_nbytes in (1, boxes.run.length)
+    return is_item and boxes.run.length in _UNITS
+
+
+def _in_distance(loop: Loop) -> int:
+    return maxsize if loop.members is not None else abs(loop.in_stride)
+
+
+def _is_side(loop: Loop) -> bool:
+    return loop.members is None and loop.longest >= _MIN_LENGTH

@@ -1,0 +1,163 @@
+"""What the formats of before v3 share: from checked metadata to an `ArrayLayout`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from gpushard.errors import UnsupportedError
+from gpushard.formats.document import as_length
+from gpushard.formats.grids import MAX_NDIM
+from gpushard.formats.index_size import IndexSize, check_index_nbytes
+from gpushard.formats.numcodecs_chain import StoredCodecs, parse_elements
+from gpushard.formats.numpy_fill import parse_numpy_fill
+from gpushard.layout import (
+    ArrayLayout,
+    ChunkKeys,
+    CodecChain,
+    CodecSpec,
+    GridAxis,
+    ShardLevel,
+)
+from gpushard.options import Options
+
+# Both historic shard formats: pairs of little-endian uint64, no checksum, at the end
+# (draft of the storage transformer, "Binary shard format").
+_INDEX_SIZE = IndexSize(entry_nbytes=16, trailer_nbytes=0)
+_INDEX_CHAIN = CodecChain((), CodecSpec("bytes", {"endian": "little"}), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """Chunks combined in a shard along each axis, and where the metadata say so."""
+
+    chunks_per_shard: tuple[int, ...]
+    json_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class HistoricArray:
+    """An array of one of the older formats; `dtype` and `fill_value` as spelled.
+
+    Attributes
+    ----------
+    sharding
+        From the inside out: chunks make shards, which make larger shards.
+    data_path
+        Where the stored objects lie, if not at the array's path.
+    paths
+        Where shape, chunk shape and data type stand in the document.
+    """
+
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    dtype: Any
+    codecs: StoredCodecs
+    fill_value: Any
+    sharding: Sequence[Sharding]
+    keys: ChunkKeys
+    attributes: Mapping[str, Any]
+    dimension_names: tuple[str | None, ...] | None = None
+    data_path: str | None = None
+    paths: tuple[str, str, str] = ("shape", "chunks", "dtype")
+
+    def layout(self, path: str, options: Options) -> ArrayLayout:
+        """Layout of the array at `path`.
+
+        Raises
+        ------
+        MetadataError
+            Data type, codecs or fill value are malformed.
+        UnsupportedError
+            One of them is unknown, or the array has too many axes, too large a shard.
+        """
+        ndim, (_, _, type_path) = len(self.shape), self.paths
+        self._check_rank()
+        stored, chain = parse_elements(self.dtype, self.codecs, ndim, type_path)
+        cells, levels = self._cells(options)
+        data_type = stored.data_type
+        return ArrayLayout(
+            path=path,
+            shape=self.shape,
+            dtype=data_type.dtype,
+            data_type_json=data_type.json,
+            fill_value=parse_numpy_fill(self.fill_value, stored, "fill_value"),
+            fill_value_json=self._fill_value_json(data_type.is_variable_length),
+            axes=tuple(map(GridAxis, self.shape, cells)),
+            levels=levels,
+            chain=chain,
+            outer_order=tuple(range(ndim)),
+            object_codecs=(),
+            keys=self.keys,
+            chunks=levels[0].chunk_shape if levels else cells,
+            shards=cells if levels else None,
+            attributes=self.attributes,
+            dimension_names=self.dimension_names,
+            data_path=self.data_path,
+        )
+
+    def _fill_value_json(self, is_variable_length: bool) -> Any:
+        """As zarr's own codecs for elements of variable size read it."""
+        is_zero = self.fill_value is None or self.fill_value == 0
+        return "" if is_variable_length and is_zero else self.fill_value
+
+    def _check_rank(self) -> None:
+        if len(self.shape) > MAX_NDIM:
+            raise UnsupportedError(
+                "the array has too many dimensions",
+                json_path=self.paths[0],
+                expected=f"at most {MAX_NDIM}",
+                got=len(self.shape),
+            )
+
+    def _cells(
+        self, options: Options
+    ) -> tuple[tuple[int, ...], tuple[ShardLevel, ...]]:
+        """Shape of a stored object, and the sharding levels from the outside in."""
+        if len(self.sharding) > options.max_sharding_depth:
+            raise UnsupportedError(
+                "shards are nested too deep",
+                json_path=self.sharding[0].json_path,
+                expected=f"at most {options.max_sharding_depth} levels",
+                hint="raise options.max_sharding_depth",
+            )
+        cells = tuple(
+            1
+            if not cell and not extent
+            else as_length(cell, "the chunk shape", f"{self.paths[1]}[{axis}]", least=1)
+            for axis, (extent, cell) in enumerate(
+                zip(self.shape, self.chunk_shape, strict=True)
+            )
+        )
+        levels: list[ShardLevel] = []
+        for sharding in self.sharding:
+            levels.insert(0, _level(cells, sharding, options))
+            cells = _multiplied(cells, sharding)
+        return cells, tuple(levels)
+
+
+def _level(
+    chunk_shape: tuple[int, ...], sharding: Sharding, options: Options
+) -> ShardLevel:
+    n_entries = prod(sharding.chunks_per_shard)
+    check_index_nbytes(_INDEX_SIZE, n_entries, sharding.json_path, options)
+    return ShardLevel(
+        chunk_shape=chunk_shape,
+        axis_order=tuple(range(len(chunk_shape))),
+        index_location="end",
+        index_chain=_INDEX_CHAIN,
+        index_trailer_nbytes=_INDEX_SIZE.trailer_nbytes,
+        index_entry_nbytes=_INDEX_SIZE.entry_nbytes,
+        json_path=sharding.json_path,
+    )
+
+
+def _multiplied(cells: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
+    return tuple(
+        as_length(cell * n, "the shard shape", f"{sharding.json_path}[{axis}]", least=1)
+        for axis, (cell, n) in enumerate(
+            zip(cells, sharding.chunks_per_shard, strict=True)
+        )
+    )

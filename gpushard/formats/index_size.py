@@ -1,0 +1,143 @@
+"""Codecs of a shard index -> the size of the index, whatever its entries say."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
+from gpushard.layout import CodecChain, CodecSpec
+from gpushard.options import Options
+from gpushard.pipeline import HostPipeline
+
+_EXPECTED = "index codecs of fixed size, such as bytes and crc32c"
+_ENTRY = np.zeros((), np.uint64)
+
+
+class IndexSize(NamedTuple):
+    """Encoded size of an index: so many bytes an entry, and so many beyond them."""
+
+    entry_nbytes: int
+    trailer_nbytes: int
+
+    def nbytes(self, n_entries: int) -> int:
+        """Encoded size of an index of `n_entries`."""
+        return n_entries * self.entry_nbytes + self.trailer_nbytes
+
+
+def index_size(chain: CodecChain, ndim: int, json_path: str) -> IndexSize:
+    """Size of the index that `chain` encodes, of shards with `ndim` axes.
+
+    Raises
+    ------
+    MetadataError
+        A codec's configuration is wrong, its encoded size depends on the entries, or
+        the chain cannot encode an index at all.
+    UnsupportedError
+        Neither gpushard nor zarr knows a codec.
+    """
+    # The index is an array of 64-bit unsigned integers with one axis more, of length 2
+    # (sharding codec 1.0, Binary shard format).
+    pipeline = HostPipeline.compile(
+        chain,
+        _ENTRY.dtype,
+        data_type_json="uint64",
+        fill_value_json=0,
+        fill_value=_ENTRY,
+    )
+    around = (1,) * (ndim - 1)
+    counts = (1, 2, 64)
+    shapes = [(n, *around, 2) if ndim else (2,) for n in counts]
+    sizes = [pipeline.payload_nbytes(shape) for shape in shapes]
+    one, two, many = sizes
+    if one is None or two is None or many is None:
+        raise _variable(chain, pipeline, json_path)
+    # Without axes there is one entry only, and no telling of its bytes from the rest.
+    entry_nbytes = two - one if ndim else 16
+    size = IndexSize(entry_nbytes, one - entry_nbytes)
+    if ndim and size.nbytes(counts[-1]) != many:
+        raise _variable(chain, pipeline, json_path)
+    if not pipeline.has_plain_elements:
+        _try_out(chain, pipeline, shapes[0], json_path)
+    return size
+
+
+def _try_out(
+    chain: CodecChain, pipeline: HostPipeline, shape: tuple[int, ...], json_path: str
+) -> None:
+    """Encode and decode an index, as configurations alone do not tell what fits it.
+
+    Without this, every shard would be blamed for codecs meant for other data types.
+    """
+    from gpushard.codecs.zarr_codec import ZarrElements
+    from gpushard.codecs.zarr_encoder import ZarrEncoder
+
+    got = "another data type"
+    try:
+        encoder = ZarrEncoder(chain, ZarrElements(_ENTRY.dtype, "uint64", 0, _ENTRY))
+        (encoded,) = encoder.encode([np.ones(shape, np.uint64)])
+        if encoded is None:
+            return
+        dtype = pipeline.decode(encoded, shape).dtype
+        if dtype.newbyteorder("=") == _ENTRY.dtype:
+            return
+    except (CorruptShardError, UnsupportedError) as error:
+        got = error.what
+    names = [spec.name for spec in (*chain.array_array, chain.array_bytes)]
+    raise MetadataError(
+        f"the index codecs {names} cannot encode a shard index",
+        json_path=json_path,
+        expected="codecs of uint64",
+        got=got,
+    )
+
+
+def check_index_nbytes(
+    size: IndexSize, n_entries: int, json_path: str, options: Options
+) -> None:
+    """Refuse shards whose index no reader should have to hold.
+
+    Raises
+    ------
+    UnsupportedError
+        An index of `n_entries` has more bytes than the options allow.
+    """
+    # Entries that a codec makes smaller are decoded to 16 bytes each all the same.
+    index_nbytes = max(size.nbytes(n_entries), 16 * n_entries)
+    if index_nbytes > options.max_index_nbytes:
+        raise UnsupportedError(
+            "the shard index is too large",
+            json_path=json_path,
+            expected=f"at most {options.max_index_nbytes} bytes",
+            got=f"{index_nbytes} bytes for {n_entries} inner chunks",
+            hint="raise options.max_index_nbytes",
+        )
+
+
+def _variable(
+    chain: CodecChain, pipeline: HostPipeline, json_path: str
+) -> MetadataError:
+    culprits: list[CodecSpec] = [
+        spec
+        for spec, codec in zip(chain.bytes_bytes, pipeline.bytes_codecs, strict=True)
+        if codec.encoded_nbytes(16) is None
+    ]
+    if not culprits:
+        return MetadataError(
+            "the index codecs give no fixed number of bytes an entry",
+            json_path=json_path,
+            expected=_EXPECTED,
+            got=[spec.name for spec in (*chain.array_array, chain.array_bytes)],
+        )
+    return variable_size_error(culprits[0])
+
+
+def variable_size_error(spec: CodecSpec) -> MetadataError:
+    """Error for an index codec whose encoded size depends on what it encodes."""
+    return MetadataError(
+        f"codec {spec.name!r} has no fixed encoded size",
+        json_path=spec.json_path,
+        expected=_EXPECTED,
+        got=spec.name,
+    )

@@ -1,0 +1,157 @@
+"""Arguments of `create_array` -> the metadata document, written by zarr itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import Any, Required, TypedDict
+
+import numpy as np
+
+from gpushard.errors import OptionError
+
+Shape = int | Sequence[int]
+
+
+class ArrayArguments(TypedDict, total=False):
+    """What `zarr.create_array` takes, as far as it tells what is stored.
+
+    Attributes
+    ----------
+    shape, dtype
+        Elements along each axis, and their data type as zarr names it.
+    chunks, shards
+        Shape of the inner chunks and of the shards; `shards` may be zarr's
+        ``{"shape": ..., "index_location": "start"}``. Without it, one chunk an object.
+        The index is little-endian, with a crc32c, at the end.
+    filters, serializer, compressors
+        zarr codecs, one or a list; ``compressors=None`` for none. A
+        `zarr.codecs.ShardingCodec` as the serializer nests shards.
+    fill_value
+        What missing inner chunks hold; the data type's zero by default.
+    dimension_names, attributes, chunk_key_encoding
+        As zarr takes them.
+    order
+        Order of the elements in a chunk, "C" or "F", in the historic formats. In Zarr
+        v3 a `zarr.codecs.TransposeCodec` among the filters is it.
+    """
+
+    shape: Required[Shape]
+    dtype: Required[Any]
+    chunks: Required[Shape]
+    shards: Shape | Mapping[str, Any] | None
+    filters: Any
+    serializer: Any
+    compressors: Any
+    fill_value: Any
+    dimension_names: Sequence[str | None] | None
+    attributes: Mapping[str, Any] | None
+    chunk_key_encoding: Any
+    order: str
+
+
+def new_document(arguments: ArrayArguments) -> bytes:
+    """Bytes of the `zarr.json` of a new array.
+
+    Raises
+    ------
+    OptionError
+        An argument is unknown or missing, or zarr refuses it.
+    """
+    given: dict[str, Any] = dict(arguments)
+    check_names(given)
+    if given.pop("order", "C") != "C":
+        raise OptionError(
+            "Zarr v3 has no order of elements",
+            expected="order='C'",
+            hint="put zarr.codecs.TransposeCodec among the filters",
+        )
+    for name in ("shape", "chunks", "shards"):
+        given[name] = _plain(given.get(name))
+    if given.get("fill_value") is None:
+        given.pop("fill_value", None)  # zarr's own default differs between releases
+    if given.get("attributes") is not None:
+        given["attributes"] = dict(given["attributes"])
+    return _written_by_zarr(given)
+
+
+def check_names(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that are unknown, and lists that lack one that is needed.
+
+    Raises
+    ------
+    OptionError
+        It is so.
+    """
+    unknown = given.keys() - ArrayArguments.__annotations__.keys()
+    if unknown:
+        raise OptionError(
+            f"create_array has no argument {min(unknown)!r}",
+            expected=", ".join(ArrayArguments.__annotations__),
+        )
+    for name in ("shape", "dtype", "chunks"):
+        if name not in given:
+            raise OptionError(f"create_array needs the argument {name!r}")
+
+
+def _written_by_zarr(given: dict[str, Any]) -> bytes:
+    import zarr
+    from zarr.storage import MemoryStore
+
+    store = MemoryStore()
+    try:
+        with warnings.catch_warnings():
+            # zarr warns of young data types and codecs, which the caller asked for.
+            warnings.simplefilter("ignore")
+            zarr.create_array(store, zarr_format=3, **given)
+    except Exception as error:
+        raise OptionError(
+            f"zarr makes no such array: {error}",
+            hint="see zarr.create_array for what each argument takes",
+        ) from error
+    return store._store_dict["zarr.json"].to_bytes()  # noqa: SLF001 - no await needed
+
+
+def lengths(value: Any, name: str) -> tuple[int, ...]:
+    """A shape given as a number or a sequence of them.
+
+    Raises
+    ------
+    OptionError
+        It is neither, or a length is negative.
+    """
+    plain = _plain(value)
+    try:
+        found = tuple(index(n) for n in plain)
+    except TypeError:
+        found = (-1,)
+    if min(found, default=0) < 0:
+        expected = "whole numbers of 0 or more"
+        raise OptionError(f"{name} is no shape", expected=expected, got=repr(value))
+    return found
+
+
+def data_type_of(data_type_json: Any, dtype: np.dtype[Any]) -> Any:
+    """What `ArrayArguments.dtype` may be for an array that is there already.
+
+    Parameters
+    ----------
+    data_type_json, dtype
+        The data type as its layout has it: as Zarr v3 spells it, and in memory.
+    """
+    from zarr.core.dtype import get_data_type_from_json
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as in `_written_by_zarr`
+            return get_data_type_from_json(data_type_json, zarr_format=3)
+    except Exception:  # noqa: BLE001 - zarr raises what it likes; it may know NumPy's
+        return dtype
+
+
+def _plain(shape: Any) -> Any:
+    """A shape as zarr takes it: a tuple, or its own mapping for shards."""
+    if shape is None or isinstance(shape, Mapping | str):
+        return shape
+    return tuple(shape) if hasattr(shape, "__iter__") else (shape,)

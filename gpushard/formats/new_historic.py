@@ -1,0 +1,296 @@
+"""Arguments of `create_array` -> documents of the two historic shard formats.
+
+What is written is what the formats' own writers wrote (docs/historic-formats.md): sizes
+of shards in chunks, codecs as numcodecs names them, data types as NumPy spells them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import OptionError, UnsupportedError
+from gpushard.formats import v2_prototype, v3_draft
+from gpushard.formats.new_document import ArrayArguments, check_names, lengths
+from gpushard.formats.numcodecs_names import numcodecs_configuration
+
+HistoricFormat = Literal["v3-draft-transformer", "v2-prototype-ii"]
+
+# As zarr's own default for Zarr v2.
+_DEFAULT_COMPRESSOR = {"id": "zstd", "level": 0, "checksum": False}
+_SEPARATORS = {"v2-prototype-ii": ".", "v3-draft-transformer": "/"}
+_DIMENSION_NAMES = "_ARRAY_DIMENSIONS"
+_FILTERS = "filters"
+_ORDERS = ("C", "F")
+
+
+@dataclass(frozen=True, slots=True)
+class HistoricArguments:
+    """Arguments as the historic formats take them; `fill_value` of the data type.
+
+    Attributes
+    ----------
+    chunks_per_shard
+        Chunks that a shard has along each axis.
+    filters, compressor
+        Configurations of numcodecs; no filters: None.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
+    chunks_per_shard: tuple[int, ...]
+    filters: list[dict[str, Any]] | None
+    compressor: dict[str, Any] | None
+    fill_value: NDArray[Any]
+    order: Literal["C", "F"]
+    separator: Literal["/", "."]
+    attributes: dict[str, Any]
+    dimension_names: list[str] | None
+
+    @classmethod
+    def parse(
+        cls, format_name: HistoricFormat, arguments: ArrayArguments
+    ) -> HistoricArguments:
+        """Checked arguments for an array of that format.
+
+        Raises
+        ------
+        OptionError
+            An argument is unknown or missing, or the format has no such thing.
+        UnsupportedError
+            It has no such data type or codec.
+        """
+        given: dict[str, Any] = dict(arguments)
+        check_names(given)
+        if given.get("serializer") not in (None, "auto"):
+            raise _refused("serializer", "none: numcodecs' filters and compressor")
+        shape = lengths(given["shape"], "shape")
+        dtype = _dtype(given["dtype"])
+        chunks = _along_axes(given["chunks"], "chunks", len(shape))
+        return cls(
+            shape=shape,
+            dtype=dtype,
+            chunks=chunks,
+            chunks_per_shard=_chunks_per_shard(given.get("shards"), chunks),
+            filters=_filters(given.get(_FILTERS), dtype),
+            compressor=_compressor(given.get("compressors", _DEFAULT_COMPRESSOR)),
+            fill_value=_fill_value(given.get("fill_value"), dtype),
+            order=_order(given.get("order")),
+            separator=_separator(given.get("chunk_key_encoding"), format_name),
+            attributes=dict(given.get("attributes") or {}),
+            dimension_names=_names(given.get("dimension_names"), len(shape)),
+        )
+
+
+def prototype_documents(
+    arguments: HistoricArguments,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The `.zarray` and the `.zattrs` of an array of prototype II."""
+    attributes = arguments.attributes
+    if arguments.dimension_names is not None:
+        attributes = {**attributes, _DIMENSION_NAMES: arguments.dimension_names}
+    described: dict[str, Any] = {
+        "zarr_format": 2,
+        "shape": list(arguments.shape),
+        "chunks": list(arguments.chunks),
+        "dtype": arguments.dtype.str,
+        "compressor": arguments.compressor,
+        "fill_value": _fill_json(arguments.fill_value),
+        "order": arguments.order,
+        "filters": arguments.filters,
+        "dimension_separator": arguments.separator,
+        **v2_prototype.sharding_members(arguments.chunks_per_shard),
+    }
+    return described, attributes
+
+
+def draft_document(arguments: HistoricArguments) -> dict[str, Any]:
+    """The `.array.json` of an array of the draft of v3.
+
+    Raises
+    ------
+    OptionError
+        It is to have names of dimensions, or an attribute where its filters stand.
+    """
+    attributes = arguments.attributes
+    if arguments.dimension_names is not None:
+        raise _refused("dimension_names", "none: the draft has no place for them")
+    if _FILTERS in attributes:
+        raise _refused("attributes", "none named 'filters': the draft's filters do")
+    if arguments.filters is not None:
+        attributes = {**attributes, _FILTERS: arguments.filters}
+    separator = arguments.separator
+    described: dict[str, Any] = {
+        "attributes": attributes,
+        "chunk_grid": {
+            "chunk_shape": list(arguments.chunks),
+            "separator": separator,
+            "type": "regular",
+        },
+        "chunk_memory_layout": arguments.order,
+        "data_type": v3_draft.data_type_document(arguments.dtype),
+        "dimension_separator": separator,
+        "extensions": [],
+        "fill_value": _fill_json(arguments.fill_value),
+        "shape": list(arguments.shape),
+        "storage_transformers": [
+            v3_draft.transformer_document(arguments.chunks_per_shard)
+        ],
+    }
+    if arguments.compressor is not None:
+        described["compressor"] = v3_draft.compressor_document(arguments.compressor)
+    return described
+
+
+def document_bytes(document: Mapping[str, Any]) -> bytes:
+    """Bytes of a metadata document, as its own writers laid them out.
+
+    Raises
+    ------
+    OptionError
+        An attribute is no JSON.
+    """
+    try:
+        text = json.dumps(document, indent=4, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"the attributes are no JSON: {error}") from error
+    return text.encode()
+
+
+def _dtype(value: Any) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(value)
+    except TypeError as error:
+        expected = "a data type of NumPy's"
+        raise _refused("dtype", expected, value) from error
+    if dtype.kind in "biufcSUmM":
+        return dtype
+    raise UnsupportedError(
+        "the historic formats are written with plain elements of fixed size only",
+        expected="booleans, numbers, times or strings of a fixed length",
+        got=str(dtype),
+    )
+
+
+def _along_axes(value: Any, name: str, ndim: int) -> tuple[int, ...]:
+    values = lengths(value, name)
+    if len(values) != ndim or min(values, default=1) < 1:
+        raise _refused(name, f"{ndim} lengths of 1 or more", value)
+    return values
+
+
+def _chunks_per_shard(value: Any, chunks: tuple[int, ...]) -> tuple[int, ...]:
+    if isinstance(value, Mapping):
+        described = cast("Mapping[str, Any]", value)
+        if described.get("index_location", "end") != "end":
+            raise _refused("shards", "the index at the end", value)
+        value = described.get("shape")
+    if value is None:
+        raise _refused("shards", "the shape of the shards", value)
+    shards = _along_axes(value, "shards", len(chunks))
+    if any(n % chunk for n, chunk in zip(shards, chunks, strict=True)):
+        raise _refused("shards", f"multiples of the chunk shape {chunks}", shards)
+    return tuple(n // chunk for n, chunk in zip(shards, chunks, strict=True))
+
+
+def _filters(value: Any, dtype: np.dtype[Any]) -> list[dict[str, Any]] | None:
+    if value is None or value == "auto":
+        return None
+    items: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    filters = [numcodecs_configuration(item) for item in items]
+    for configuration in filters:
+        if configuration["id"] in ("delta", "fixedscaleoffset"):
+            configuration.setdefault("dtype", dtype.str)
+    return filters or None
+
+
+def _compressor(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, str) and value == "auto":
+        return dict(_DEFAULT_COMPRESSOR)
+    items: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    if len(items) > 1:
+        expected = "one compressor: what comes before it is a filter"
+        raise _refused("compressors", expected, f"{len(items)} codecs")
+    kept = [item for item in items if item is not None]
+    return numcodecs_configuration(kept[0]) if kept else None
+
+
+def _fill_value(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    if value is None:
+        return np.zeros((), dtype)
+    try:
+        if isinstance(value, int):  # has no width, so NumPy checks its size
+            return np.asarray(value, dtype)
+        return np.asarray(value).astype(dtype, casting="same_kind").reshape(())
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _refused("fill_value", f"one element of {dtype}", value) from error
+
+
+def _order(value: Any) -> Literal["C", "F"]:
+    if value is None:
+        return "C"
+    if value not in _ORDERS:
+        raise _refused("order", "'C' or 'F'", value)
+    return value
+
+
+def _separator(value: Any, format_name: HistoricFormat) -> Literal["/", "."]:
+    default = _SEPARATORS[format_name]
+    if isinstance(value, Mapping):
+        fields = cast("Mapping[str, Any]", value)
+        inside = cast("Mapping[str, Any]", fields.get("configuration") or fields)
+        value = inside.get("separator", default)
+    separator = default if value is None else getattr(value, "separator", value)
+    if separator not in ("/", "."):
+        raise _refused("chunk_key_encoding", "a separator '/' or '.'", value)
+    return cast("Any", separator)
+
+
+def _names(value: Any, ndim: int) -> list[str] | None:
+    if value is None:
+        return None
+    names = [value] if isinstance(value, str) else list(value)
+    if len(names) != ndim or not all(isinstance(name, str) for name in names):
+        raise _refused("dimension_names", f"{ndim} names", value)
+    return names
+
+
+def _fill_json(fill_value: NDArray[Any]) -> Any:
+    """One element as Zarr v2 spells it (specification 2, "Fill value encoding")."""
+    kind = fill_value.dtype.kind
+    element: Any = fill_value[()]
+    if kind == "c":
+        return [_float_json(float(element.real)), _float_json(float(element.imag))]
+    if kind == "f":
+        return _float_json(float(element))
+    if kind in "mM":
+        return int(element.view(np.int64))
+    if kind in "biu":
+        return element.item()
+    if kind == "U":
+        return str(element)
+    return base64.standard_b64encode(fill_value.tobytes()).decode()
+
+
+def _float_json(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _refused(name: str, expected: str, got: Any = None) -> OptionError:
+    return OptionError(
+        f"the format takes no such {name}",
+        expected=expected,
+        got=None if got is None else repr(got),
+    )

@@ -1,0 +1,146 @@
+"""Data types as Zarr v2 and the draft of v3 spell them: NumPy's strings and lists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from gpushard.errors import UnsupportedError
+from gpushard.formats.data_types import DataType
+from gpushard.formats.document import as_lengths, as_list, shown, wrong
+
+OBJECTS = "|O"
+"""Elements of variable size, which a filter names."""
+
+# Zarr storage specification 2, "Data type encoding"; extended floats are left out, as
+# their bytes differ between machines.
+_PLAIN = re.compile(
+    r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[SUV][1-9][0-9]{0,8}"
+    r"|[mM]8\[(?!generic)[0-9A-Za-z]+\])"
+)
+_NAMELESS_ORDER = "|"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredType:
+    """A data type, and how its elements lie in a chunk.
+
+    Attributes
+    ----------
+    data_type
+        As the elements are in memory.
+    stored
+        As they are stored, byte order included.
+    endian
+        Byte order of all of them; None where there is none.
+    """
+
+    data_type: DataType
+    stored: np.dtype[Any]
+    endian: Literal["little", "big"] | None
+
+
+def parse_numpy_type(value: Any, json_path: str) -> StoredType:
+    """Stored data type that NumPy's spelling `value` names.
+
+    Raises
+    ------
+    MetadataError
+        The spelling is malformed.
+    UnsupportedError
+        It names a type without a fixed size, or fields of both byte orders.
+    """
+    stored = _dtype(value, json_path)
+    native = stored.newbyteorder("=")
+    orders = set(_byte_orders(stored))
+    if len(orders) > 1:
+        raise UnsupportedError(
+            "a struct has fields of both byte orders",
+            json_path=json_path,
+            expected="one byte order",
+            got=shown(value),
+        )
+    endian = next(iter(orders), None)
+    data_type = DataType(native, _json(value, native), endian is not None)
+    return StoredType(data_type, stored, endian)
+
+
+def order_of(dtype: np.dtype[Any]) -> Literal["little", "big"] | None:
+    """Byte order of a plain data type; None if it has none."""
+    if dtype.byteorder == _NAMELESS_ORDER:
+        return None
+    return "big" if dtype.str.startswith(">") else "little"
+
+
+def _dtype(value: Any, json_path: str) -> np.dtype[Any]:
+    if isinstance(value, str):
+        return _plain(value, json_path)
+    fields = as_list(value, "the data type", json_path)
+    if not fields:
+        raise wrong("the struct has no fields", json_path, "at least one", value)
+    parsed = [_field(field, f"{json_path}[{i}]") for i, field in enumerate(fields)]
+    try:
+        return np.dtype(parsed)
+    except (ValueError, TypeError) as error:
+        expected = "distinct names and lengths that fit"
+        raise wrong("the struct is not valid", json_path, expected, value) from error
+
+
+def _plain(value: str, json_path: str) -> np.dtype[Any]:
+    try:
+        if _PLAIN.fullmatch(value):
+            return np.dtype(value)
+    except (ValueError, TypeError):
+        pass  # a unit of time or a length that NumPy does not know
+    raise UnsupportedError(
+        f"data type {shown(value)} is not supported",
+        json_path=json_path,
+        expected='such as "<f8", "|S5" or a list of fields',
+        got=shown(value),
+    )
+
+
+def _field(value: Any, json_path: str) -> tuple[Any, ...]:
+    parts = as_list(value, "a struct field", json_path)
+    if len(parts) not in (2, 3) or not isinstance(parts[0], str) or not parts[0]:
+        expected = "a name, a data type and perhaps a shape"
+        raise wrong("a struct field is malformed", json_path, expected, value)
+    dtype = _dtype(parts[1], f"{json_path}[1]")
+    if len(parts) == 2:
+        return parts[0], dtype
+    path = f"{json_path}[2]"
+    shape = as_lengths(parts[2], "the shape of a struct field", path, least=1)
+    return parts[0], dtype, shape
+
+
+def _byte_orders(dtype: np.dtype[Any]) -> Iterator[Literal["little", "big"]]:
+    if dtype.subdtype is not None:
+        yield from _byte_orders(dtype.subdtype[0])
+    elif dtype.fields is not None:
+        for field in dtype.fields.values():
+            yield from _byte_orders(cast("np.dtype[Any]", field[0]))
+    elif (order := order_of(dtype)) is not None:
+        yield order
+
+
+def _json(value: Any, dtype: np.dtype[Any]) -> Any:
+    """The type as Zarr v3 spells it, for zarr's own codecs, which know no structs."""
+    if dtype.kind in "biufc":
+        return dtype.name
+    if dtype.kind in "mM":
+        unit, count = np.datetime_data(dtype)
+        name = "numpy.datetime64" if dtype.kind == "M" else "numpy.timedelta64"
+        return {"name": name, "configuration": {"unit": unit, "scale_factor": count}}
+    names = {
+        "S": "null_terminated_bytes",
+        "U": "fixed_length_utf32",
+        "V": "raw_bytes",
+    }
+    if dtype.names is not None:
+        return value
+    configuration = {"length_bytes": dtype.itemsize}
+    return {"name": names[dtype.kind], "configuration": configuration}

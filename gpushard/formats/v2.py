@@ -1,0 +1,123 @@
+"""Zarr v2 arrays (storage specification 2), plain or sharded by prototype II."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+from gpushard.errors import MetadataError, UnsupportedError
+from gpushard.formats import v2_prototype
+from gpushard.formats.document import as_lengths, as_object, parsing, wrong
+from gpushard.formats.historic import HistoricArray
+from gpushard.formats.numcodecs_chain import StoredCodecs
+from gpushard.formats.origins import ORIGIN, parse_zarray
+from gpushard.layout import ArrayLayout, ChunkKeys
+from gpushard.options import Options
+
+_REQUIRED = (
+    "shape",
+    "chunks",
+    "dtype",
+    "compressor",
+    "fill_value",
+    "order",
+    "filters",
+)
+# xarray's convention for the names of dimensions in Zarr v2.
+_DIMENSION_NAMES = "_ARRAY_DIMENSIONS"
+
+
+def parse_array(
+    document: Mapping[str, Any], path: str, options: Options
+) -> ArrayLayout:
+    """Layout of the array that a `.zarray` document describes.
+
+    Parameters
+    ----------
+    document
+        Members of `.zarray`, and those of `.zattrs` as its member "attributes".
+    path, options
+        Where the array lies, and how it is read.
+
+    Raises
+    ------
+    MetadataError
+        The document is malformed or contradicts itself.
+    UnsupportedError
+        It is valid but needs something that gpushard does not read.
+    """
+    with parsing(path):
+        return _parse(document).layout(path, options)
+
+
+def _parse(document: Mapping[str, Any]) -> HistoricArray:
+    # Other members are to be ignored (storage specification 2, "Metadata"), but for
+    # those that tell of shards.
+    for name in _REQUIRED:
+        if name not in document:
+            raise MetadataError(f"the metadata lacks {name!r}", json_path=name)
+    shape = as_lengths(document["shape"], "the shape", "shape", least=0)
+    ndim = len(shape)
+    chunk_shape = as_lengths(
+        document["chunks"], "the chunk shape", "chunks", least=0, ndim=ndim
+    )
+    attributes = as_object(document.get("attributes") or {}, "attributes", ".zattrs")
+    sharding = v2_prototype.parse_sharding(document, ndim)
+    rolled = _rolled(document, attributes, ndim, is_sharded=bool(sharding))
+    return HistoricArray(
+        shape=shape,
+        chunk_shape=chunk_shape,
+        dtype=document["dtype"],
+        codecs=StoredCodecs(
+            document["filters"], document["compressor"], _is_transposed(document)
+        ),
+        fill_value=document["fill_value"],
+        sharding=sharding,
+        keys=ChunkKeys("v2", _separator(document), rolled),
+        attributes=attributes,
+        dimension_names=_dimension_names(attributes, ndim),
+    )
+
+
+def _is_transposed(document: Mapping[str, Any]) -> bool:
+    order = document["order"]
+    if order not in ("C", "F"):
+        raise wrong("the order of the elements is not valid", "order", "C or F", order)
+    return order == "F"
+
+
+def _separator(document: Mapping[str, Any]) -> Literal["/", "."]:
+    separator = document.get("dimension_separator", ".")
+    if separator not in ("/", "."):
+        what = "the separator of the chunk keys is not valid"
+        raise wrong(what, "dimension_separator", '"/" or "."', separator)
+    return cast("Any", separator)
+
+
+def _dimension_names(
+    attributes: Mapping[str, Any], ndim: int
+) -> tuple[str | None, ...] | None:
+    """Names by convention: attributes that do not follow it mean something else."""
+    names = attributes.get(_DIMENSION_NAMES)
+    if not isinstance(names, list) or len(cast("list[Any]", names)) != ndim:
+        return None
+    known = cast("list[Any]", names)
+    return tuple(known) if all(isinstance(name, str) for name in known) else None
+
+
+def _rolled(
+    document: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    ndim: int,
+    *,
+    is_sharded: bool,
+) -> tuple[int, ...]:
+    """Origin of a rolling array's stored chunk keys; () if it has none."""
+    if not is_sharded:
+        return parse_zarray(document, attributes, ndim)
+    if document.get(ORIGIN):
+        raise UnsupportedError(
+            "the origin of a sharded array could count chunks or shards",
+            json_path=ORIGIN,
+        )
+    return ()

@@ -1,0 +1,78 @@
+"""One axis of a selection -> columns over the cells that it touches."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from gpushard.fused.boxes import Landing, runs
+from gpushard.fused.columns import INNER, LENGTH, ORDINAL, OUTER
+from gpushard.layout import ArrayLayout
+from gpushard.selection import Ints
+
+
+class AxisCells(NamedTuple):
+    """Cells that a selection touches along one axis, grouped by shard.
+
+    Attributes
+    ----------
+    columns
+        int64, shape (4, n_cells). Share of the place in the index; where the first
+        wanted element lies in the inner chunk, and in the output, in bytes; how many
+        are wanted. A run of elements taken by an index is a cell of its own.
+    bounds
+        int64, shape (n_shards + 1,). Cells in the axis' shard s:
+        ``bounds[s]:bounds[s + 1]``.
+    """
+
+    columns: Ints
+    bounds: Ints
+
+
+def axis_cells(
+    landing: Landing, chunk_strides: tuple[int, ...], layout: ArrayLayout
+) -> list[AxisCells]:
+    """Cells of each axis, in an array with one sharding level and a regular grid."""
+    return [
+        _cells_of(landing, axis, chunk_strides[axis], _index_stride(layout, axis))
+        for axis in range(layout.ndim)
+    ]
+
+
+def _index_stride(layout: ArrayLayout, axis: int) -> int:
+    """Entries of the index between neighbours along an axis."""
+    (level,) = layout.levels
+    order = level.axis_order
+    later = order[order.index(axis) + 1 :]
+    return prod(layout.axes[a].cell // level.chunk_shape[a] for a in later)
+
+
+def _cells_of(
+    landing: Landing, axis: int, chunk_stride: int, index_stride: int
+) -> AxisCells:
+    projection = landing.part.projections[axis]
+    sharded = landing.part.sharded[axis]
+    out_stride = landing.strides[axis]
+    ordinal = sharded.coordinate[0] * index_stride
+    members = projection.members
+    if members is not None:
+        cell = np.repeat(np.arange(len(ordinal)), np.diff(members.bounds))
+        starts, length = runs(cell, members.in_index, members.out_index)
+        columns = np.empty((4, len(starts)), np.int64)
+        columns[ORDINAL] = ordinal[cell[starts]]
+        columns[INNER] = members.in_index[starts] * chunk_stride
+        columns[OUTER] = members.out_index[starts] * out_stride
+        columns[LENGTH] = length
+        bounds = np.searchsorted(starts, members.bounds)
+        return AxisCells(columns, bounds[sharded.bounds])
+    columns = np.empty((4, len(ordinal)), np.int64)
+    columns[ORDINAL] = ordinal
+    columns[INNER] = projection.in_start * chunk_stride
+    out_start = projection.out_start
+    if projection.out_step < 0:
+        out_start = landing.extents[axis] - 1 - out_start
+    columns[OUTER] = out_start * out_stride
+    columns[LENGTH] = projection.length
+    return AxisCells(columns, sharded.bounds)

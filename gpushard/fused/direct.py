@@ -1,0 +1,271 @@
+"""A whole read in compiled loops: planned, fetched from files, decoded and placed.
+
+For one selection over an array with one sharding level in local files. What the loops
+leave over - damage, files that change, whatever is rare - is read the general way, by
+whole shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpushard import blocks
+from gpushard.blocks import ShardBlock
+from gpushard.errors import CorruptShardError, ObjectChangedError
+from gpushard.fetch import fetch_indexes
+from gpushard.fused.boxes import Landing, are_too_many, runs
+from gpushard.fused.cells import AxisCells, axis_cells
+from gpushard.fused.columns import END, FILE, FIRST_LENGTH, HIGH, LOW
+from gpushard.fused.files import window_nbytes
+from gpushard.fused.room import address_of
+from gpushard.fused.runner import BoxRunner
+from gpushard.job import SMALLEST_SHARE_NBYTES, Job
+from gpushard.selection import Ints, Members
+from gpushard.source import KnownIndex, Source
+from gpushard.stores.handles import Handle, is_in_memory, read_ahead
+from gpushard.stores.local import LocalStore, holds_plain_files
+from gpushard.workers import Task
+
+# Shards read side by side: each is an open file, of which a process has few.
+_MOST_SHARDS = 64
+
+
+class _Shards(NamedTuple):
+    """Some shards of a read, and the boxes that they give.
+
+    Attributes
+    ----------
+    first
+        Number of the first of them, in C order over the part's shard grid.
+    handles
+        Their files; None where there is none.
+    known
+        Their indexes, of whose columns the loops know but the addresses.
+    boxes
+        int64, shape (n_boxes, FIRST_LENGTH + n_axes).
+    bounds
+        int64, shape (n_shards + 1,). Boxes of shard s: ``bounds[s]:bounds[s + 1]``.
+    """
+
+    first: int
+    handles: Sequence[Handle | None]
+    known: Sequence[KnownIndex | None]
+    boxes: Ints
+    bounds: Ints
+
+
+class DirectRead:
+    """One selection of an array in local files, read by compiled loops.
+
+    Parameters
+    ----------
+    runner, landing, job
+        The loops, where the selection goes, and what is read.
+    store
+        The job's store.
+    """
+
+    def __init__(
+        self, runner: BoxRunner, landing: Landing, job: Job, store: LocalStore
+    ) -> None:
+        self._runner = runner
+        self._job = job
+        self._store = store
+        self._part = landing.part
+        source = job.source
+        self._cells = axis_cells(landing, runner.chain.strides, source.layout)
+        self._columns = np.concatenate([c.columns for c in self._cells], axis=1)
+        self._fill = _stored_fill(source, runner.chain.chunk_nbytes)
+        self._plan = runner.planner(
+            landing.address,
+            address_of(self._fill),
+            _limit_nbytes(source),
+            is_plain=source.raw_strides is not None,
+        )
+        self._left: set[int] = set()
+        # Keys of shards that were there when their index was read.
+        self.seen: set[str] = set()
+
+    def tasks(self, n_workers: int) -> Iterator[Task]:
+        """Tasks that read all shards but those that are left over.
+
+        Raises
+        ------
+        StoreError
+            The store failed.
+        """
+        n_shards = prod(self._part.shard_grid)
+        largest = prod(int(np.diff(c.bounds).max(initial=0)) for c in self._cells)
+        step = min(max(1, blocks.BLOCK_CHUNKS // max(largest, 1)), _MOST_SHARDS)
+        for first in range(0, n_shards, step):
+            shards = self._shards(first, min(first + step, n_shards))
+            n_boxes = len(shards.boxes)
+            work = n_boxes * self._runner.chain.chunk_nbytes
+            n_tasks = min(work // (2 * SMALLEST_SHARE_NBYTES), 4 * n_workers)
+            n_tasks = max(1, n_tasks)
+            cuts = [n_boxes * k // n_tasks for k in range(n_tasks + 1)]
+            for low, high in pairwise(cuts):
+                yield partial(self._place, shards, low, high)
+
+    def left_over(self) -> Iterator[ShardBlock]:
+        """Blocks of what is to be read the general way, once all tasks have run."""
+        for number in sorted(self._left):
+            yield self._part.block(number, number + 1)
+
+    def _shards(self, first: int, last: int) -> _Shards:
+        """Plan of the shards ``first:last``."""
+        part = self._part
+        at = np.unravel_index(np.arange(first, last), part.shard_grid)
+        coordinates = _columns_at([a.shard_cell for a in part.sharded], at)
+        found = fetch_indexes(self._job.source, coordinates, self._job.tally)
+        # What is wrong with an index is said, or filled over, the general way.
+        known = [None if isinstance(k, CorruptShardError) else k for k in found]
+        handles = [
+            None if index is None else self._open(tuple(coordinate), index)
+            for coordinate, index in zip(coordinates.tolist(), known, strict=True)
+        ]
+        is_read = np.array(
+            [h is not None or k is None for h, k in zip(handles, found, strict=True)]
+        )
+        count = _columns_at([np.diff(c.bounds) for c in self._cells], at)
+        count *= is_read[:, None]
+        ranges = np.stack([_columns_at(_first_cells(self._cells), at), count])
+        table = np.array(
+            [_row(k, h) for k, h in zip(known, handles, strict=True)], np.int64
+        )
+        n_boxes = int(count.prod(axis=1).sum())
+        boxes = np.empty((n_boxes, FIRST_LENGTH + len(self._cells)), np.int64)
+        self._plan(self._columns, ranges, table, boxes)
+        bounds = np.append(0, table[:, END])
+        is_left = ~is_read | ((np.diff(bounds) == 0) & (count.prod(axis=1) > 0))
+        self._left.update((first + np.flatnonzero(is_left)).tolist())
+        return _Shards(first, handles, known, boxes[: bounds[-1]], bounds)
+
+    def _open(self, coordinate: tuple[int, ...], known: KnownIndex) -> Handle | None:
+        """File of a shard; None if it changed since its index was read."""
+        key = self._job.source.key(coordinate)
+        try:
+            return self._store.open_file(key, known.version)
+        except ObjectChangedError:
+            self.seen.add(key)
+            return None
+
+    def _place(self, shards: _Shards, low: int, high: int) -> None:
+        """Read, decode and place some boxes, and note the shards that need more."""
+        boxes = shards.boxes[low:high]
+        if self._job.tally.is_summed:
+            nbytes = int((boxes[:, HIGH] - boxes[:, LOW]).sum())
+            self._job.tally.add(payload_nbytes=nbytes)
+        _announce(boxes)
+        widest = int((boxes[:, HIGH] - boxes[:, LOW]).max(initial=0))
+        window = window_nbytes(self._job.source.options, widest)
+        is_placed = self._runner.run(boxes, window)
+        first, last = np.searchsorted(shards.bounds, (low, high - 1), "right") - 1
+        for s in range(int(first), int(last) + 1):
+            if not self._is_same(shards.handles[s]):
+                self._left.add(shards.first + s)
+        if not is_placed.all():
+            at = low + np.flatnonzero(~is_placed)
+            left = np.searchsorted(shards.bounds, at, "right") - 1
+            self._left.update((shards.first + np.unique(left)).tolist())
+
+    def _is_same(self, handle: Handle | None) -> bool:
+        """Whether a file is what it was when it was opened."""
+        try:
+            if handle is not None:
+                self._store.confirm(handle)
+        except ObjectChangedError as error:
+            self.seen.add(error.shard_key or "")
+            return False
+        return True
+
+
+def direct_read(runner: BoxRunner, landing: Landing, job: Job) -> DirectRead | None:
+    """The read of one selection in compiled loops; None where they cannot do it all."""
+    source = job.source
+    layout, store = source.layout, source.store
+    if (
+        not runner.reads_files
+        or job.tally.is_wanted
+        or not holds_plain_files(store)
+        or len(layout.levels) != 1
+        or layout.object_codecs
+        or source.has_large_indexes
+        or not layout.ndim
+        or any(axis.boundaries is not None for axis in layout.axes)
+    ):
+        return None
+    for projection, stride in zip(
+        landing.part.projections, landing.strides, strict=True
+    ):
+        members = projection.members
+        if members is not None and _are_pieces(members, stride):
+            return None
+    return DirectRead(runner, landing, job, store)
+
+
+def _are_pieces(members: Members, stride: int) -> bool:
+    """Whether inner chunks are cut into too many along an axis."""
+    n_cells = len(members.bounds) - 1
+    cell = np.repeat(np.arange(n_cells), np.diff(members.bounds))
+    starts, _ = runs(cell, members.in_index, members.out_index)
+    return are_too_many(len(starts), n_cells, stride)
+
+
+def _columns_at(columns: Sequence[Ints], at: Sequence[Ints]) -> Ints:
+    """Entry of each axis' column at its positions: int64, shape (n, n_axes)."""
+    return np.stack([c[i] for c, i in zip(columns, at, strict=True)], axis=1)
+
+
+def _first_cells(cells: Sequence[AxisCells]) -> list[Ints]:
+    """Where each shard's cells begin, all axes counted through."""
+    before = 0
+    found: list[Ints] = []
+    for axis in cells:
+        found.append(axis.bounds[:-1] + before)
+        before += axis.columns.shape[1]
+    return found
+
+
+def _row(known: KnownIndex | None, handle: Handle | None) -> tuple[int, ...]:
+    """Row of a shard for the loops (`columns.OFFSETS` and on)."""
+    if known is None or handle is None:
+        return 0, 0, 0, 0, 0
+    index = known.index
+    return (
+        address_of(index.offset),
+        address_of(index.nbytes),
+        address_of(index.state),
+        handle.fd,
+        0,
+    )
+
+
+def _stored_fill(source: Source, chunk_nbytes: int) -> np.ndarray[tuple[int], Any]:
+    """An inner chunk of fill values, as it would be stored: shape (n_elements,)."""
+    value = source.layout.fill_value
+    stored = value.astype(source.pipeline.stored_dtype)
+    return np.full(chunk_nbytes // stored.itemsize, stored)
+
+
+def _limit_nbytes(source: Source) -> int:
+    """Most bytes that an inner chunk may be stored in."""
+    shape = source.chunk_shape
+    return 0 if shape is None else min(source.pipeline.encoded_limit(shape), 1 << 62)
+
+
+def _announce(boxes: Ints) -> None:
+    """Let a disk begin with all boxes, where the first is not in memory yet.
+
+    The loops wait for one after the other.
+    """
+    in_file = boxes[boxes[:, FILE] >= 0]
+    if len(in_file) and not is_in_memory(*in_file[0, [FILE, LOW]].tolist()):
+        for fd, low, high in in_file[:, [FILE, LOW, HIGH]].tolist():
+            read_ahead(fd, low, high - low)

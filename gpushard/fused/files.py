@@ -1,0 +1,163 @@
+"""Requests to files, read in the same compiled loop that decodes and places them.
+
+A request costs nothing in Python: the columns of all boxes of a block are made at once,
+and a task takes its share of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from gpushard.fetch import fetch_payload
+from gpushard.fused.columns import FILE, GAP_NBYTES, HIGH, LOW, NBYTES, REACH, SOURCE
+from gpushard.fused.room import WINDOW_NBYTES
+from gpushard.fused.runner import BoxRunner
+from gpushard.job import Job
+from gpushard.options import Options
+from gpushard.place import HostSink
+from gpushard.ranged import RangedBlock
+from gpushard.selection import Ints
+from gpushard.stores.handles import Handle, is_in_memory, read_ahead
+from gpushard.stores.local import LocalStore, holds_plain_files
+
+# Files that a task keeps open at a time: far fewer than a process may have.
+_MOST_FILES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class FileReader:
+    """Reads the inner chunks of a block and places them, request by request.
+
+    Attributes
+    ----------
+    store, runner, host, job, ranged
+        Where they lie, what places them, what does so when that cannot, and what is
+        wanted.
+    columns
+        int64, shape (n_boxes, FIRST_LENGTH + n_axes). Boxes in the order of requests.
+    row
+        int64, shape (n_boxes,). Each box' inner chunk, a column of the block.
+    bounds
+        int64, shape (n_requests + 1,). Boxes of request r: ``bounds[r]:bounds[r + 1]``.
+    """
+
+    store: LocalStore
+    runner: BoxRunner
+    host: HostSink
+    job: Job
+    ranged: RangedBlock
+    columns: Ints
+    row: Ints
+    bounds: Ints
+
+    def __call__(self, requests: range) -> None:
+        """Read, decode and place the inner chunks of some requests.
+
+        Raises
+        ------
+        CorruptShardError, StoreError
+            As the plain way raises them.
+        ObjectChangedError
+            A file was replaced since its index was read.
+        """
+        shard = self.ranged.requests.source[requests.start : requests.stop]
+        cuts = np.flatnonzero(np.diff(shard)) + 1
+        bounds = [0, *cuts[_MOST_FILES - 1 :: _MOST_FILES].tolist(), len(requests)]
+        for first, last in pairwise(bounds):
+            self._read(requests[first:last])
+
+    def _read(self, requests: range) -> None:
+        """Read some requests to not more than a few files."""
+        shards = self.ranged.requests.source[requests.start : requests.stop]
+        opened = {shard: self._open(shard) for shard in dict.fromkeys(shards.tolist())}
+        first, last = self.bounds[requests.start], self.bounds[requests.stop]
+        columns = self.columns[first:last]
+        self._read_ahead(requests, opened)
+        block = self.ranged.block
+        files = np.zeros(len(block.shard_coords), np.int64)
+        files[list(opened)] = [handle.fd for handle in opened.values()]
+        columns[:, FILE] = files[block.shard[self.row[first:last]]]
+        widest = int((columns[:, HIGH] - columns[:, LOW]).max(initial=0))
+        is_placed = self.runner.run(
+            columns, window_nbytes(self.job.source.options, widest)
+        )
+        for handle in opened.values():
+            self.store.confirm(handle)
+        if not is_placed.all():
+            self._read_plainly(requests, np.unique(self.row[first:last][~is_placed]))
+
+    def _read_ahead(self, requests: range, opened: dict[int, Handle]) -> None:
+        """Let a disk begin with all requests, where the first is not in memory yet.
+
+        The loops wait for one after the other.
+        """
+        shard, start, nbytes = (
+            column[requests.start : requests.stop].tolist()
+            for column in (
+                self.ranged.requests.source,
+                self.ranged.requests.start,
+                self.ranged.requests.nbytes,
+            )
+        )
+        if not is_in_memory(opened[shard[0]].fd, start[0]):
+            for s, first, n in zip(shard, start, nbytes, strict=True):
+                read_ahead(opened[s].fd, first, n)
+
+    def _open(self, shard: int) -> Handle:
+        version = self.ranged.located.versions[shard]
+        key = self.job.source.key(tuple(self.ranged.block.shard_coords[shard].tolist()))
+        return self.store.open_file(key, version)
+
+    def _read_plainly(self, requests: range, left: Ints) -> None:
+        """Read what the loops left over the plain way."""
+        source = self.job.source
+        for r in requests:
+            rows = self.ranged.rows_of(r)
+            rows = rows[np.isin(rows, left)]
+            if len(rows):
+                request = self.job.byte_request(self.ranged, r)
+                (answer,) = fetch_payload(source, [request])
+                self.host.place_some(self.job, self.ranged, (r, answer), rows)
+
+
+def file_reader(
+    runner: BoxRunner, host: HostSink, job: Job, ranged: RangedBlock
+) -> FileReader | None:
+    """Reader of a block whose objects lie in local files; None where they do not."""
+    source = job.source
+    store = source.store
+    if not (runner.reads_files and source.layout.levels):
+        return None
+    if not holds_plain_files(store):
+        return None
+    requests = ranged.requests
+    cut = runner.cut(ranged.block, requests.order)
+    if cut is None:
+        return None
+    columns, nth = cut
+    row = requests.order[nth]
+    located, spans = ranged.located, ranged.spans
+    columns[:, SOURCE] = located.start[row]
+    columns[:, NBYTES] = located.stop[row] - located.start[row]
+    columns[:, LOW], columns[:, HIGH] = spans[0, row], spans[1, row]
+    bounds = np.searchsorted(nth, requests.bounds)
+    columns[:, REACH] = _reach(columns[:, LOW], columns[:, HIGH], bounds)
+    return FileReader(store, runner, host, job, ranged, columns, row, bounds)
+
+
+def window_nbytes(options: Options, widest: int) -> int:
+    """Room for bytes read from files, of which the widest range takes so many."""
+    share = options.memory_limit // (2 * options.threads)
+    return max(min(WINDOW_NBYTES, share), widest)
+
+
+def _reach(low: Ints, high: Ints, bounds: Ints) -> Ints:
+    """Up to where it pays to read on from each box, within its request."""
+    is_first = np.empty(len(low), np.bool_)
+    np.greater(low[1:], high[:-1] + GAP_NBYTES, out=is_first[1:])
+    is_first[bounds[:-1]] = True
+    firsts = np.flatnonzero(is_first)
+    return np.maximum.reduceat(high, firsts)[np.cumsum(is_first) - 1]

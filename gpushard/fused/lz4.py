@@ -1,0 +1,134 @@
+"""LZ4 blocks, decoded in a compiled loop.
+
+The format is that of lz4_Block_format.md. A match without a distance, or one that ends
+in the last five bytes, is refused, as are literals that end in the last twelve without
+being the last; the reference decoder lets some of the former two through. Nothing
+outside the two ranges it is given is read or written: where a wide copy could reach
+further, bytes are copied one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from gpushard.fused import calls
+
+_LAST_LITERALS = 5
+_MATCH_LIMIT = 12
+_MIN_MATCH = 4
+_LONG = 15  # a length that goes on in the next bytes
+
+
+@njit(nogil=True)
+def _long_length(source: int, end: int) -> tuple[int, int]:
+    """Rest of a length, and where it ends; 0 where it runs out of bytes."""
+    length = 0
+    while source < end:
+        more = calls.load_8(source)
+        source += 1
+        length += more
+        if more != 255:
+            return length, source
+    return 0, 0
+
+
+@njit(nogil=True)
+def _copy_literals(target: int, source: int, nbytes: int, stop: int, end: int) -> None:
+    if source + nbytes + 16 <= end and target + nbytes + 16 <= stop:
+        for k in range(0, nbytes, 16):
+            calls.copy_128(target + k, source + k)
+    else:
+        calls.copy_bytes(target, source, nbytes)
+
+
+@njit(nogil=True)
+def _copy_match(target: int, source: int, nbytes: int, stop: int) -> None:
+    """Bytes from an earlier place of the output, which may overlap those written."""
+    distance = target - source
+    if distance >= 16 and target + nbytes + 16 <= stop:
+        for k in range(0, nbytes, 16):
+            calls.copy_128(target + k, source + k)
+    elif distance >= 8 and target + nbytes + 8 <= stop:
+        for k in range(0, nbytes, 8):
+            calls.copy_64(target + k, source + k)
+    else:
+        for k in range(nbytes):
+            calls.copy_8(target + k, source + k)
+
+
+@njit(nogil=True)
+def _take_literals(
+    token: int, source: int, end: int, target: int, stop: int
+) -> tuple[int, int]:
+    """Where input and output go on after the literals; 0 as the former on damage."""
+    nbytes: Any = token >> 4
+    if nbytes == _LONG:
+        more, source = _long_length(source, end)
+        nbytes += more
+    if not source or nbytes > end - source or nbytes > stop - target:
+        return 0, 0
+    _copy_literals(target, source, nbytes, stop, end)
+    source += nbytes
+    target += nbytes
+    is_last = source == end
+    if not is_last and (
+        target > stop - _MATCH_LIMIT or source > end - 3 - _LAST_LITERALS
+    ):
+        return 0, 0
+    return source, target
+
+
+@njit(nogil=True)
+def _take_match(
+    token: int, source: int, end: int, target: int, bounds: tuple[int, int]
+) -> tuple[int, int]:
+    """Where input and output go on after a match; 0 as the former on damage."""
+    start, stop = bounds
+    distance = calls.load_16(source)
+    source += 2
+    nbytes: Any = token & 15
+    if nbytes == _LONG:
+        more, source = _long_length(source, end)
+        nbytes += more
+    nbytes += _MIN_MATCH
+    if (
+        not source
+        or not 0 < distance <= target - start
+        or nbytes > stop - target - _LAST_LITERALS
+    ):
+        return 0, 0
+    _copy_match(target, target - distance, nbytes, stop)
+    return source, target + nbytes
+
+
+@njit(nogil=True)
+def decode_lz4(source: int, nbytes: int, target: int, room_nbytes: int) -> int:
+    """Bytes that a block decodes to, written at `target`; -1 if it is damaged."""
+    end, start, stop = source + nbytes, target, target + room_nbytes
+    while source < end:
+        token = calls.load_8(source)
+        source += 1
+        # 14 literals, the next offset and what a copy of 16 reads beyond; likewise of
+        # the output, with a match of 18 bytes behind, copied by eights.
+        if token < _LONG << 4 and source + 22 <= end and target + 40 <= stop:
+            calls.copy_128(target, source)
+            source += token >> 4
+            target += token >> 4
+            distance = calls.load_16(source)
+            if token & 15 < _LONG and 8 <= distance <= target - start:
+                calls.copy_64(target, target - distance)
+                calls.copy_64(target + 8, target - distance + 8)
+                calls.copy_64(target + 16, target - distance + 16)
+                source += 2
+                target += (token & 15) + _MIN_MATCH
+                continue
+        else:
+            source, target = _take_literals(token, source, end, target, stop)
+            if not source or source == end:
+                return target - start if source else -1
+        source, target = _take_match(token, source, end, target, (start, stop))
+        if not source:
+            return -1
+    return -1

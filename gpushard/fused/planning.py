@@ -1,0 +1,183 @@
+"""Projections and shard indexes -> boxes, in a compiled loop.
+
+What `grid`, `locate` and `boxes` do step by step with columns over a whole block, done
+for an array with one sharding level, a box at a time. Imported as `loops` is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from gpushard.fused import calls
+from gpushard.fused.columns import (
+    END,
+    FILE,
+    FILLED,
+    FIRST_LENGTH,
+    GAP_NBYTES,
+    HANDLE,
+    HIGH,
+    INNER,
+    LENGTH,
+    LOW,
+    NBYTES,
+    OFFSET,
+    OFFSETS,
+    ORDINAL,
+    OUTER,
+    PART,
+    REACH,
+    SIZES,
+    SOURCE,
+    STATES,
+    TARGET,
+)
+from gpushard.index import CORRUPT, MISSING
+
+
+class Planned(NamedTuple):
+    """What the loop needs to know of an array and of an output.
+
+    Attributes
+    ----------
+    chunk_nbytes, itemsize
+        Decoded size of an inner chunk, and of an element.
+    limit_nbytes
+        Most bytes that an inner chunk may be stored in.
+    is_plain
+        Whether inner chunks are stored as plain elements.
+    fill
+        Address of an inner chunk of fill values, as it would be stored.
+    target
+        Address of the output's first element.
+    """
+
+    chunk_nbytes: int
+    itemsize: int
+    limit_nbytes: int
+    is_plain: int
+    fill: int
+    target: int
+
+
+@njit(nogil=True)
+def _byte_range(p: Planned, shard: Any, ordinal: int) -> tuple[int, int, int]:
+    """State, first byte and size of an inner chunk; `CORRUPT` is all that is odd."""
+    if not shard[OFFSETS]:
+        return MISSING, 0, 0
+    state = calls.load_8(shard[STATES] + ordinal)
+    start = calls.load_64(shard[OFFSETS] + 8 * ordinal)
+    nbytes = calls.load_64(shard[SIZES] + 8 * ordinal)
+    is_odd = nbytes > p.limit_nbytes or (p.is_plain and nbytes != p.chunk_nbytes)
+    if state != MISSING and is_odd:
+        return CORRUPT, 0, 0
+    return state, start, nbytes
+
+
+@njit(nogil=True)
+def _put_bytes(
+    p: Planned, box: Any, shard: Any, ordinal: int, extent_nbytes: int
+) -> bool:
+    """Write where the bytes of a box are; False where the index is no help."""
+    state, start, nbytes = _byte_range(p, shard, ordinal)
+    if state == CORRUPT:
+        return False
+    if state == MISSING:
+        box[SOURCE], box[NBYTES], box[FILE] = p.fill, p.chunk_nbytes, FILLED
+        box[LOW], box[HIGH] = 0, 0
+        return True
+    box[SOURCE], box[NBYTES], box[FILE] = start, nbytes, shard[HANDLE]
+    box[LOW], box[HIGH] = start, start + nbytes
+    if p.is_plain:
+        box[LOW] = start + box[OFFSET]
+        box[HIGH] = box[LOW] + extent_nbytes
+    return True
+
+
+@njit(nogil=True)
+def _plan_shard(
+    p: Planned, strides: Any, cells: Any, ranges: Any, shard: Any, boxes: Any
+) -> bool:
+    """Write the boxes of one shard, in C order; False where the index is no help."""
+    first, count = ranges[0], ranges[1]
+    n_axes = len(count)
+    at = np.zeros(n_axes, np.int64)
+    for k in range(boxes.shape[0]):
+        box = boxes[k]
+        ordinal, offset, target = 0, 0, p.target
+        extent_nbytes = p.itemsize
+        for axis in range(n_axes):
+            cell = first[axis] + at[axis]
+            ordinal += cells[ORDINAL, cell]
+            offset += cells[INNER, cell]
+            target += cells[OUTER, cell]
+            length = cells[LENGTH, cell]
+            extent_nbytes += (length - 1) * strides[0, 0, axis]
+            box[FIRST_LENGTH + axis] = length
+        box[OFFSET], box[TARGET], box[PART] = offset, target, 0
+        if not _put_bytes(p, box, shard, ordinal, extent_nbytes):
+            return False
+        axis = n_axes - 1
+        while axis >= 0:
+            at[axis] += 1
+            if at[axis] < count[axis]:
+                break
+            at[axis] = 0
+            axis -= 1
+    return True
+
+
+@njit(nogil=True)
+def _sort(boxes: Any) -> None:
+    """Put a shard's boxes in the order of their bytes."""
+    for k in range(1, boxes.shape[0]):
+        if boxes[k, SOURCE] < boxes[k - 1, SOURCE]:
+            boxes[:] = boxes[np.argsort(boxes[:, SOURCE].copy(), kind="mergesort")]
+            return
+
+
+@njit(nogil=True)
+def _put_reach(boxes: Any) -> None:
+    """Write up to where it pays to read on from each box."""
+    for k in range(boxes.shape[0] - 1, -1, -1):
+        reach = boxes[k, HIGH]
+        if (
+            k + 1 < boxes.shape[0]
+            and boxes[k + 1, FILE] == boxes[k, FILE]
+            and boxes[k + 1, LOW] <= reach + GAP_NBYTES
+        ):
+            reach = max(reach, boxes[k + 1, REACH])
+        boxes[k, REACH] = reach
+
+
+def compiled(stamp: int, *, keeps: bool) -> Any:
+    """The loop over shards; `keeps` it for other processes, which compare `stamp`.
+
+    It takes the strides of the read (see `loops.compiled`); the cells of all axes,
+    int64, shape (4, n_cells); where each shard's cells begin and how many there are,
+    int64, shape (2, n_shards, n_axes); the shards, int64, shape (n_shards, 5), of which
+    it sets where their boxes end; and room for all boxes, which it fills. A shard whose
+    index is no help has none.
+    """
+
+    @njit(nogil=True, cache=keeps)
+    def plan_boxes(
+        p: Planned, strides: Any, cells: Any, ranges: Any, shards: Any, boxes: Any
+    ) -> int:
+        done = 0
+        for s in range(len(shards)):
+            n = 1
+            for axis in range(ranges.shape[2]):
+                n *= ranges[1, s, axis]
+            some = boxes[done : done + n]
+            if _plan_shard(p, strides, cells, ranges[:, s], shards[s], some):
+                _sort(some)
+                _put_reach(some)
+                done += n
+            shards[s, END] = done
+        return stamp
+
+    return plan_boxes

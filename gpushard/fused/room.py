@@ -1,0 +1,57 @@
+"""What a thread keeps between batches: contexts, and room in its caches."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.fused.columns import WORK_AXES
+from gpushard.fused.libraries import find_library
+from gpushard.options import KIB, MIB
+
+# Bytes read from a file at a time stay in a core's cache until they are decoded.
+WINDOW_NBYTES = 256 * KIB
+# Larger rooms are given back after each use.
+_KEPT_NBYTES = 4 * MIB
+_CACHE_LINE = 64
+
+
+class Room(threading.local):
+    """What a thread keeps between batches."""
+
+    def __init__(self) -> None:
+        self._contexts: dict[int, tuple[int, Any]] = {}
+        self._kept: dict[str, NDArray[np.uint8]] = {}
+        self.work = np.empty((4, WORK_AXES), np.int64)
+
+    def context(self, kind: int) -> int:
+        """Address of this thread's context for a kind of chain; 0 if there is none."""
+        made = self._contexts.get(kind)
+        if made is None:
+            library = find_library(kind)
+            made = (0, None) if library is None else library.make_context()
+            self._contexts[kind] = made
+        return made[0]
+
+    def buffer(self, use: str, nbytes: int) -> NDArray[np.uint8]:
+        """Room of at least `nbytes` on a cache line: uint8, shape (n,), host.
+
+        The 16 bytes ahead of it are room too. It is the caller's until this thread asks
+        for the same use again.
+        """
+        kept = self._kept.get(use)
+        if kept is not None and len(kept) >= nbytes:
+            return kept
+        room = np.empty(nbytes + 2 * _CACHE_LINE, np.uint8)
+        room = room[_CACHE_LINE - address_of(room) % _CACHE_LINE :]
+        if nbytes <= _KEPT_NBYTES:
+            self._kept[use] = room
+        return room
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Where the first element of an array lies in memory."""
+    return int(array.__array_interface__["data"][0])

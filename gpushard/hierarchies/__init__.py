@@ -1,0 +1,1 @@
+"""Where the metadata documents of each format lie in a store."""

@@ -1,0 +1,142 @@
+"""Metadata documents as JSON objects, and what a reader must know about a group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from gpushard.errors import MetadataError, StoreError
+from gpushard.formats.document import shown
+from gpushard.stores.base import ByteRequest, Store
+
+NodeType = Literal["array", "group"]
+Document = dict[str, Any]
+_NAMES_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDocument:
+    """A group as a reader sees it.
+
+    Attributes
+    ----------
+    path
+        Path of the group in its store; "" is the root.
+    attributes
+        The group's own attributes.
+    children
+        Name and node type of each array and group directly below.
+    documents
+        Metadata documents that are known already, by path relative to the group.
+        Consolidated metadata gives those of deeper nodes too.
+    is_consolidated
+        Whether they come from consolidated metadata.
+    """
+
+    path: str
+    attributes: Mapping[str, Any]
+    children: Mapping[str, NodeType]
+    documents: Mapping[str, Mapping[str, Any]]
+    is_consolidated: bool
+
+
+def join(*parts: str) -> str:
+    """Key or path of the parts that are not empty."""
+    return "/".join(part for part in parts if part)
+
+
+def read_document(store: Store, key: str, path: str) -> Document | None:
+    """JSON object at `key`, which describes the node at `path`; None if absent.
+
+    Raises
+    ------
+    MetadataError
+        It is no valid JSON, or no object.
+    """
+    data = store.get(key)
+    return None if data is None else decode_document(data, key, path)
+
+
+def read_documents(store: Store, keys: Collection[str]) -> dict[str, Document]:
+    """JSON objects at those of `keys` that are there, in one batch.
+
+    Raises
+    ------
+    MetadataError
+        One is no valid JSON, or no object.
+    """
+    answers = store.read([ByteRequest(key) for key in keys])
+    return {
+        key: decode_document(answer.data.tobytes(), key, key.rpartition("/")[0])
+        for key, answer in zip(keys, answers, strict=True)
+        if answer is not None
+    }
+
+
+def decode_document(data: bytes, key: str, path: str) -> Document:
+    """JSON object of a metadata document.
+
+    Raises
+    ------
+    MetadataError
+        It is no valid JSON, or no object.
+    """
+    name = key.rpartition("/")[2]
+    try:
+        document = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, ValueError) else "nested too deep"
+        raise MetadataError(
+            f"{name} is no valid JSON: {reason}", array_path=path
+        ) from error
+    if not isinstance(document, dict):
+        raise MetadataError(
+            f"{name} has the wrong type",
+            array_path=path,
+            expected="an object",
+            got=type(document).__name__,
+        )
+    return cast("Document", document)
+
+
+def listed(store: Store, prefix: str, path: str) -> list[str]:
+    """Names below `prefix`, for the group at `path`.
+
+    Raises
+    ------
+    StoreError
+        The store cannot list.
+    """
+    names = store.list_children(prefix)
+    if names is None:
+        raise StoreError(
+            "this store cannot list what lies below a group",
+            array_path=path,
+            hint="open an array by its path, or consolidate the group's metadata",
+        )
+    return names
+
+
+def group_instead(path: str, names: Iterable[str]) -> MetadataError:
+    """Error for a group opened as an array, which names what could be opened."""
+    shortened = sorted(names)
+    if shortened[_NAMES_SHOWN:]:
+        shortened = [*shortened[:_NAMES_SHOWN], "..."]
+    return MetadataError(
+        f"{shown(path) if path else 'the root of the store'} is a group, not an array",
+        json_path="node_type",
+        hint=f"open {' or '.join(shortened) or 'an array below it'}",
+    )
+
+
+def array_instead(path: str) -> MetadataError:
+    """Error for an array opened as a group."""
+    return MetadataError(
+        "this is no group",
+        array_path=path,
+        json_path="node_type",
+        expected="group",
+        got="array",
+    )

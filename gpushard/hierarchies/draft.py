@@ -1,0 +1,157 @@
+"""The draft of Zarr v3: documents below `meta/root`, objects below `data/root`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpushard.errors import GpushardError, NotFoundError
+from gpushard.formats import v3_draft
+from gpushard.formats.document import as_object, parsing
+from gpushard.hierarchies.documents import (
+    GroupDocument,
+    NodeType,
+    array_instead,
+    group_instead,
+    join,
+    listed,
+    read_document,
+)
+from gpushard.layout import ArrayLayout
+from gpushard.options import Options
+from gpushard.stores.base import Store
+
+_ROOT = "zarr.json"
+_METADATA, _DATA = "meta/root", "data/root"
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A place in a hierarchy.
+
+    Attributes
+    ----------
+    root
+        Path of the hierarchy in its store.
+    path
+        Path of the node in the hierarchy.
+    suffix
+        What metadata keys end in.
+    """
+
+    root: str
+    path: str
+    suffix: str
+
+    @property
+    def store_path(self) -> str:
+        """Path of the node as the user names it."""
+        return join(self.root, self.path)
+
+    def key(self, node_type: NodeType) -> str:
+        """Key of the node's metadata document."""
+        stem = join(self.root, _METADATA, self.path)
+        return f"{stem}.{node_type}{self.suffix}"
+
+    def read(self, store: Store, node_type: NodeType) -> dict[str, Any] | None:
+        """Metadata document of the node; None if it is no such node."""
+        return read_document(store, self.key(node_type), self.store_path)
+
+
+def find_array(store: Store, path: str, options: Options) -> ArrayLayout | None:
+    """Layout of the array at `path`; None if that lies in no hierarchy of the draft.
+
+    Raises
+    ------
+    NotFoundError
+        It lies in one, which has no such array.
+    MetadataError
+        A document is malformed, or there is a group.
+    UnsupportedError
+        The hierarchy or the array need something that gpushard does not read.
+    """
+    node = _find(store, path)
+    if node is None:
+        return None
+    document = node.read(store, "array")
+    if document is not None:
+        data_path = join(node.root, _DATA, node.path)
+        return v3_draft.parse_array(document, path, data_path, options)
+    try:
+        children = _children(store, node)
+    except GpushardError:  # a store that cannot list
+        children = {}
+    if not node.path or children or node.read(store, "group") is not None:
+        raise group_instead(path, children)
+    raise _absent(store, node.key("array"))
+
+
+def find_group(store: Store, path: str) -> GroupDocument | None:
+    """Group at `path`; None if that lies in no hierarchy of the draft.
+
+    Groups need no document of their own: those on the way to a node are there.
+
+    Raises
+    ------
+    NotFoundError
+        It lies in one, which has no such group.
+    MetadataError
+        A document is malformed, or there is an array.
+    UnsupportedError
+        The hierarchy needs something that gpushard does not read.
+    StoreError
+        The store cannot list.
+    """
+    node = _find(store, path)
+    if node is None:
+        return None
+    document = node.read(store, "group")
+    children = _children(store, node)
+    if document is None and not children and node.path:
+        if node.read(store, "array") is not None:
+            raise array_instead(path)
+        raise _absent(store, node.key("group"))
+    with parsing(path):
+        attributes = _attributes(document or {})
+    return GroupDocument(path, attributes, children, {}, is_consolidated=False)
+
+
+def _find(store: Store, path: str) -> _Node | None:
+    """Place that `path` is in the hierarchy around it."""
+    parts = path.split("/") if path else []
+    for n in range(len(parts), -1, -1):
+        root = "/".join(parts[:n])
+        document = read_document(store, join(root, _ROOT), path)
+        if document is None:
+            continue
+        if not v3_draft.is_root(document):
+            return None
+        with parsing(path):
+            suffix = v3_draft.parse_root(document)
+        return _Node(root, "/".join(parts[n:]), suffix)
+    return None
+
+
+def _children(store: Store, node: _Node) -> dict[str, NodeType]:
+    """Name and kind of every node directly below; a directory is a group."""
+    names = listed(store, join(node.root, _METADATA, node.path), node.store_path)
+    children: dict[str, NodeType] = {}
+    for name in names:
+        if name.endswith(f".array{node.suffix}"):
+            children[name.removesuffix(f".array{node.suffix}")] = "array"
+        else:
+            # An array may lie beside a directory of its name, and stays an array.
+            children.setdefault(name.removesuffix(f".group{node.suffix}"), "group")
+    return children
+
+
+def _attributes(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    return as_object(document.get("attributes") or {}, "attributes", "attributes")
+
+
+def _absent(store: Store, key: str) -> NotFoundError:
+    return NotFoundError(
+        f"there is no {key} in {store.url}",
+        hint="check the address and the path inside the store",
+    )

@@ -1,0 +1,142 @@
+"""Zarr v2: `.zarray`, `.zgroup` and `.zattrs` beside one another, or `.zmetadata`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpushard.errors import GpushardError, MetadataError, StoreError
+from gpushard.formats.document import as_object, wrong
+from gpushard.hierarchies.documents import (
+    Document,
+    GroupDocument,
+    NodeType,
+    array_instead,
+    group_instead,
+    join,
+    listed,
+    read_document,
+    read_documents,
+)
+from gpushard.stores.base import Store
+
+_ARRAY, _GROUP, _ATTRIBUTES = ".zarray", ".zgroup", ".zattrs"
+_CONSOLIDATED = ".zmetadata"
+_NODE_TYPES: dict[str, NodeType] = {_ARRAY: "array", _GROUP: "group"}
+
+
+def find_array(store: Store, path: str) -> Document | None:
+    """Document of the array at `path`, its attributes among its members.
+
+    None if there is neither an array nor a group.
+
+    Raises
+    ------
+    MetadataError
+        A document is no JSON object, or there is a group.
+    """
+    array = read_document(store, join(path, _ARRAY), path)
+    if array is not None:
+        attributes = read_document(store, join(path, _ATTRIBUTES), path)
+        return _node("array", array, attributes)
+    if store.get(join(path, _GROUP)) is not None:
+        raise group_instead(path, _names(store, path))
+    return None
+
+
+def find_group(store: Store, path: str) -> GroupDocument | None:
+    """Group at `path`, with what lies below it; None if there is no node.
+
+    Raises
+    ------
+    MetadataError
+        A document is malformed, or there is an array.
+    StoreError
+        There is no consolidated metadata and the store cannot list.
+    """
+    consolidated = read_document(store, join(path, _CONSOLIDATED), path)
+    if consolidated is not None:
+        try:
+            return _consolidated(consolidated, path)
+        except GpushardError as error:
+            error.add_context(array_path=path)
+            raise
+    if store.get(join(path, _GROUP)) is None:
+        if store.get(join(path, _ARRAY)) is not None:
+            raise array_instead(path)
+        return None
+    attributes = read_document(store, join(path, _ATTRIBUTES), path)
+    return _group(path, attributes or {}, _listed(store, path), is_consolidated=False)
+
+
+def _node(
+    node_type: NodeType, document: Mapping[str, Any], attributes: Any
+) -> Document:
+    """One document of the two, as Zarr v3 has it."""
+    return {**document, "node_type": node_type, "attributes": attributes or {}}
+
+
+def _group(
+    path: str,
+    attributes: Mapping[str, Any],
+    documents: Mapping[str, Mapping[str, Any]],
+    *,
+    is_consolidated: bool,
+) -> GroupDocument:
+    children: dict[str, NodeType] = {
+        name: node["node_type"] for name, node in documents.items() if "/" not in name
+    }
+    return GroupDocument(path, attributes, children, documents, is_consolidated)
+
+
+def _names(store: Store, path: str) -> Iterable[str]:
+    """Arrays and groups below a group, as far as they can be told."""
+    try:
+        group = find_group(store, path)
+    except (MetadataError, StoreError):
+        return ()
+    return group.children if group is not None else ()
+
+
+def _listed(store: Store, path: str) -> dict[str, Document]:
+    names = [name for name in listed(store, path, path) if not name.startswith(".z")]
+    keys = [
+        join(path, name, document)
+        for name in names
+        for document in (_ARRAY, _GROUP, _ATTRIBUTES)
+    ]
+    found = read_documents(store, keys)
+    below = f"{path}/" if path else ""
+    return _nodes({key.removeprefix(below): found[key] for key in found}, "")
+
+
+def _consolidated(document: Mapping[str, Any], path: str) -> GroupDocument:
+    kind = document.get("zarr_consolidated_format")
+    if kind != 1:
+        what = "the format of the consolidated metadata is unknown"
+        raise wrong(what, "zarr_consolidated_format", 1, kind)
+    where = "metadata"
+    found = as_object(document.get(where), "consolidated metadata", where)
+    nodes = _nodes(found, where)
+    own = nodes.pop("", None)
+    if own is None:
+        raise wrong("the group is not in it", where, f"a member {_GROUP}", list(found))
+    if own["node_type"] == "array":
+        raise array_instead(path)
+    return _group(path, own["attributes"], nodes, is_consolidated=True)
+
+
+def _nodes(found: Mapping[str, Any], json_path: str) -> dict[str, Document]:
+    """Nodes by path, of documents by key."""
+    nodes: dict[str, Document] = {}
+    for key, value in found.items():
+        path, _, name = key.rpartition("/")
+        if name not in _NODE_TYPES:
+            continue
+        where = f"{json_path}[{key!r}]"
+        attributes = found.get(join(path, _ATTRIBUTES))
+        if attributes is not None:
+            attributes = as_object(attributes, "attributes", where)
+        document = as_object(value, "the metadata of a child", where)
+        nodes[path] = _node(_NODE_TYPES[name], document, attributes)
+    return nodes

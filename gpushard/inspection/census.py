@@ -1,0 +1,57 @@
+"""How many inner chunks the stored shards of an array hold, and how many are empty."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice, product
+from math import prod
+
+from gpushard.inspection.contents import contents_of
+from gpushard.selection import Ints
+from gpushard.source import Source
+
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Counts over the stored shards of an array.
+
+    Attributes
+    ----------
+    n_stored
+        Inner chunks that are stored.
+    n_empty
+        Inner chunks that hold elements of the array and are missing, in shards that
+        are stored: they read as the fill value.
+    n_unreadable
+        Shards whose index is damaged, which count in neither.
+    """
+
+    n_stored: int
+    n_empty: int
+    n_unreadable: int
+
+
+def census(source: Source, most_shards: int) -> Census | None:
+    """Counts from all shard indexes; None where there are more than `most_shards`.
+
+    Raises
+    ------
+    StoreError
+        The store failed.
+    """
+    layout = source.layout
+    if prod(axis.n_cells for axis in layout.axes) > most_shards:
+        return None
+    coordinates = product(*(range(axis.n_cells) for axis in layout.axes))
+    n_stored = n_empty = n_unreadable = 0
+    while some := list(islice(coordinates, _AT_ONCE)):
+        for contents in contents_of(source, some):
+            if contents.chunks is None:
+                n_unreadable += contents.exists
+                continue
+            missing: Ints = contents.chunks.missing(layout)
+            n_stored += len(contents.chunks.stored)
+            n_empty += len(missing)
+    return Census(n_stored, n_empty, n_unreadable)

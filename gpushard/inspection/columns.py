@@ -1,0 +1,188 @@
+"""Columns over what a stored object holds -> order, gaps, overlaps and sums.
+
+Columns in, columns out: what `map` draws, what `verify` reports and what `info` counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.index import MISSING, PRESENT
+from gpushard.layout import ArrayLayout, ShardLevel
+from gpushard.selection import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunks:
+    """The inner chunks and the indexes of one stored object.
+
+    Attributes
+    ----------
+    coordinate
+        int64, shape (n_chunks, ndim). Of each inner chunk in the array's grid of inner
+        chunks. Those of nested shards that are missing or out of bounds have no row.
+    state
+        uint8, shape (n_chunks,). `PRESENT`, `MISSING` or `CORRUPT`.
+    start, stop
+        int64, shape (n_chunks,). Byte range of each present inner chunk; 0 of others.
+    index_start, index_stop
+        int64, shape (n_indexes,). Byte range of each index, the outermost first.
+    object_nbytes
+        Size of the object, or None if unknown.
+    """
+
+    coordinate: Ints
+    state: NDArray[np.uint8]
+    start: Ints
+    stop: Ints
+    index_start: Ints
+    index_stop: Ints
+    object_nbytes: int | None
+
+    @property
+    def stored(self) -> Ints:
+        """Rows of the inner chunks that are stored."""
+        return np.flatnonzero(self.state == PRESENT)
+
+    @property
+    def payload_nbytes(self) -> int:
+        """Bytes of all inner chunks, shared ones counted each time."""
+        return int((self.stop - self.start).sum())
+
+    @property
+    def end(self) -> int:
+        """Size of the object; where it is unknown, where the last piece ends."""
+        if self.object_nbytes is not None:
+            return self.object_nbytes
+        ends = self.stop.max(initial=0), self.index_stop.max(initial=0)
+        return int(max(ends))
+
+    @property
+    def index_nbytes(self) -> int:
+        """Bytes of all indexes."""
+        return int((self.index_stop - self.index_start).sum())
+
+    def missing(self, layout: ArrayLayout) -> Ints:
+        """Rows of missing inner chunks that hold elements of the array."""
+        return np.flatnonzero(
+            (self.state == MISSING) & is_inside(layout, self.coordinate)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ByteUse:
+    """Which bytes of a stored object are used, by what, and in which order.
+
+    Attributes
+    ----------
+    order
+        int64, shape (n_stored,). Rows of the stored inner chunks as they lie.
+    gap_start, gap_stop
+        int64, shape (n_gaps,). Byte ranges that neither index nor inner chunk takes.
+    overlapping, overlapped
+        int64, shape (n_overlaps,). Rows of inner chunks that lie in bytes of another
+        piece too, and the rows of these; -1 is an index. Legal, but rarely meant.
+    n_shared
+        Inner chunks that are stored in the very bytes of another one, which is legal
+        and has its use.
+    """
+
+    order: Ints
+    gap_start: Ints
+    gap_stop: Ints
+    overlapping: Ints
+    overlapped: Ints
+    n_shared: int
+
+    @property
+    def unused_nbytes(self) -> int:
+        """Bytes in all gaps."""
+        return int((self.gap_stop - self.gap_start).sum())
+
+
+def byte_use(chunks: StoredChunks) -> ByteUse:
+    """Which bytes of the object are used, and by what."""
+    stored = chunks.stored
+    start = np.concatenate([chunks.index_start, chunks.start[stored]])
+    stop = np.concatenate([chunks.index_stop, chunks.stop[stored]])
+    row = np.concatenate([np.full(len(chunks.index_start), -1, np.int64), stored])
+    by_start = np.lexsort((stop, start))
+    start, stop, row = start[by_start], stop[by_start], row[by_start]
+    # Where all pieces so far end, ahead of each piece and behind the last one.
+    reach = np.concatenate([[0], np.maximum.accumulate(stop)]) if len(stop) else _ZERO
+    gap_start, gap_stop = reach[:-1], start
+    if chunks.object_nbytes is not None:
+        gap_start = reach
+        gap_stop = np.append(start, chunks.object_nbytes)
+    is_gap = gap_stop > gap_start
+    is_chunk = row >= 0
+    first, other, n_shared = _overlaps(start, stop, reach)
+    # Of an index and an inner chunk, the latter is told.
+    by_chunk = (row[first] >= 0) | (row[other] >= 0)
+    first, other = first[by_chunk], other[by_chunk]
+    begins = row[first] >= 0
+    return ByteUse(
+        row[is_chunk],
+        gap_start[is_gap],
+        gap_stop[is_gap],
+        np.where(begins, row[first], row[other]),
+        np.where(begins, row[other], row[first]),
+        n_shared,
+    )
+
+
+_ZERO = np.zeros(1, np.int64)
+
+
+def _overlaps(start: Ints, stop: Ints, reach: Ints) -> tuple[Ints, Ints, int]:
+    """Pieces that begin before another ends, that other piece, and how many are equal.
+
+    Pieces lie sorted by their start, and of equal starts by their stop.
+    """
+    n = len(start)
+    equal = np.zeros(n, bool)
+    equal[1:] = (start[1:] == start[:-1]) & (stop[1:] == stop[:-1])
+    equal &= stop > start
+    # The last piece so far that reaches as far as any.
+    farthest = np.where(stop == reach[1:], np.arange(n), 0) if n else np.arange(0)
+    farthest = np.maximum.accumulate(farthest)
+    begins_inside = np.zeros(n, bool)
+    begins_inside[1:] = (start[1:] < reach[1:-1]) & (stop[1:] > start[1:])
+    # Of pieces that share their bytes, only the first can overlap what lies before.
+    rows = np.flatnonzero(begins_inside & ~equal)
+    return rows, farthest[rows - 1], int(np.count_nonzero(equal))
+
+
+def cells_of(level: ShardLevel, index_shape: tuple[int, ...]) -> Ints:
+    """Position of each entry's inner chunk within its shard, in array axes.
+
+    Parameters
+    ----------
+    level
+        The sharding codec that the index belongs to.
+    index_shape
+        Inner chunks along each stored axis.
+
+    Returns
+    -------
+    ndarray
+        int64, shape (n_entries, ndim), host.
+    """
+    n_entries = int(np.prod(index_shape, dtype=np.int64))
+    cells = np.zeros((n_entries, len(index_shape)), np.int64)
+    if index_shape:
+        at = np.unravel_index(np.arange(n_entries), index_shape)
+        for column, axis in zip(at, level.axis_order, strict=True):
+            cells[:, axis] = column
+    return cells
+
+
+def is_inside(layout: ArrayLayout, coordinate: Ints) -> NDArray[np.bool_]:
+    """Which inner chunks hold elements of the array: bool, shape (n_chunks,)."""
+    inside = np.ones(len(coordinate), bool)
+    for d, axis in enumerate(layout.inner_axes):
+        inside &= axis.start_of(coordinate[:, d]) < axis.extent
+    return inside

@@ -1,0 +1,328 @@
+"""Stored objects -> what their indexes say that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import CorruptShardError
+from gpushard.fetch import (
+    Extent,
+    NestedShard,
+    fetch_indexes,
+    fetch_nested_indexes,
+    index_range,
+)
+from gpushard.index import CORRUPT, PRESENT, ShardIndex
+from gpushard.inspection.columns import StoredChunks, cells_of, is_inside
+from gpushard.inspection.findings import Finding, Kind
+from gpushard.report import Tally
+from gpushard.selection import Ints
+from gpushard.source import KnownIndex, Source
+from gpushard.stores.base import ByteRequest, Fetched
+from gpushard.whole import held, largest_object, unwrapped
+
+Coordinate = tuple[int, ...]
+
+# Damaged entries told one by one; the rest of a shard's are counted in the last.
+_MOST_ENTRIES = 1_000
+_TALLY = Tally(is_wanted=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a stored object holds, as far as its indexes tell.
+
+    Attributes
+    ----------
+    coordinate, key
+        Of the object.
+    exists
+        Whether there is such an object.
+    chunks
+        What lies where; None where there is no object, or its index is damaged.
+    source
+        What its payload is read from: for objects that had to be fetched whole, one
+        that holds them.
+    version
+        Version of the object that the indexes are of.
+    findings
+        What is wrong with the indexes.
+    """
+
+    coordinate: Coordinate
+    key: str
+    exists: bool
+    chunks: StoredChunks | None
+    source: Source
+    version: Hashable | None
+    findings: tuple[Finding, ...]
+
+
+def is_read_whole(source: Source) -> bool:
+    """Whether nothing is known of an object until all of it is there."""
+    return bool(source.layout.object_codecs)
+
+
+def contents_of(source: Source, coordinates: Sequence[Coordinate]) -> list[Contents]:
+    """What the objects at `coordinates` hold, asked side by side.
+
+    Raises
+    ------
+    StoreError
+        The store failed.
+    ObjectChangedError
+        An object was replaced meanwhile.
+    """
+    if is_read_whole(source):
+        return [whole_contents(source, coordinate) for coordinate in coordinates]
+    if not source.layout.levels:
+        return _unsharded(source, coordinates)
+    found = fetch_indexes(source, np.array(coordinates, np.int64), _TALLY)
+    return [
+        _sharded(source, coordinate, known)
+        for coordinate, known in zip(coordinates, found, strict=True)
+    ]
+
+
+def whole_contents(source: Source, coordinate: Coordinate) -> Contents:
+    """Contents of an object that is fetched whole, held in memory with them.
+
+    Raises
+    ------
+    StoreError
+        The store failed.
+    """
+    key = source.key(coordinate)
+    limit = largest_object(source, coordinate)
+    (answer,) = source.store.read([ByteRequest(key, max_nbytes=limit + 1)])
+    if answer is not None and len(answer.data) > limit:
+        error = CorruptShardError(
+            "an object is larger than anything that an honest writer makes of it",
+            expected=f"at most {limit} bytes",
+            got=answer.object_nbytes,
+        )
+        return _broken(source, coordinate, Finding.of(error, key, kind="size"))
+    try:
+        inner = held(source, {key: unwrapped(source, coordinate, answer)})
+    except CorruptShardError as error:
+        return _broken(source, coordinate, Finding.of(error, key))
+    return contents_of(inner, [coordinate])[0]
+
+
+def _unsharded(source: Source, coordinates: Sequence[Coordinate]) -> list[Contents]:
+    """Contents of objects that are one inner chunk each."""
+    keys = [source.key(coordinate) for coordinate in coordinates]
+    answers = source.store.read([ByteRequest(key, 0, 1) for key in keys])
+    found: list[Contents] = []
+    for coordinate, key, answer in zip(coordinates, keys, answers, strict=True):
+        if answer is None:
+            found.append(_absent(source, coordinate))
+        elif answer.object_nbytes is None:
+            found.append(_untold(source, coordinate))
+        else:
+            chunks = _one_chunk(coordinate, answer.object_nbytes)
+            found.append(
+                Contents(coordinate, key, True, chunks, source, answer.version, ())
+            )
+    return found
+
+
+def _untold(source: Source, coordinate: Coordinate) -> Contents:
+    """Contents of a chunk in a store that tells its size with all of its bytes only."""
+    key = source.key(coordinate)
+    limit = largest_object(source, coordinate)
+    (answer,) = source.store.read([ByteRequest(key, max_nbytes=limit + 1)])
+    if answer is None:
+        return _absent(source, coordinate)
+    inner = held(source, {key: Fetched(answer.data, None, None)})
+    chunks = _one_chunk(coordinate, len(answer.data))
+    return Contents(coordinate, key, True, chunks, inner, None, ())
+
+
+def _one_chunk(coordinate: Coordinate, nbytes: int) -> StoredChunks:
+    none = np.empty(0, np.int64)
+    return StoredChunks(
+        np.array([coordinate], np.int64).reshape(1, len(coordinate)),
+        np.array([PRESENT], np.uint8),
+        np.zeros(1, np.int64),
+        np.array([nbytes], np.int64),
+        none,
+        none,
+        nbytes,
+    )
+
+
+def _absent(source: Source, coordinate: Coordinate) -> Contents:
+    return Contents(coordinate, source.key(coordinate), False, None, source, None, ())
+
+
+def _broken(source: Source, coordinate: Coordinate, finding: Finding) -> Contents:
+    """Contents of an object of which nothing can be read."""
+    found = replace(finding, n_inner_chunks=n_chunks_of(source, coordinate))
+    return Contents(coordinate, found.shard_key, True, None, source, None, (found,))
+
+
+def n_chunks_of(source: Source, coordinate: Coordinate) -> int:
+    """Inner chunks of a stored object that hold elements of the array."""
+    n_chunks = 1
+    layout = source.layout
+    for axis, inner, at in zip(layout.axes, layout.inner_axes, coordinate, strict=True):
+        start = int(axis.start_of(at))
+        stop = min(start + int(axis.length_of(at)), axis.extent)
+        n_chunks *= -(-(stop - start) // inner.cell) if layout.levels else 1
+    return n_chunks
+
+
+def _sharded(
+    source: Source, coordinate: Coordinate, known: KnownIndex | CorruptShardError | None
+) -> Contents:
+    key = source.key(coordinate)
+    if known is None:
+        return _absent(source, coordinate)
+    if isinstance(known, CorruptShardError):
+        return _broken(source, coordinate, Finding.of(known, key, kind="index"))
+    walk = _Walk(source, coordinate, known)
+    for level in range(1, len(source.layout.levels)):
+        walk.descend(level)
+    return Contents(
+        coordinate,
+        key,
+        True,
+        walk.chunks(),
+        source,
+        known.version,
+        tuple(walk.findings),
+    )
+
+
+class _Rows(NamedTuple):
+    """Inner chunks at one level; see `StoredChunks`."""
+
+    coordinate: Ints
+    state: NDArray[np.uint8]
+    start: Ints
+    stop: Ints
+
+
+class _Walk:
+    """The indexes of one object, from the outside in."""
+
+    def __init__(
+        self, source: Source, coordinate: Coordinate, known: KnownIndex
+    ) -> None:
+        self._source = source
+        self._parent = coordinate, known
+        self._key = source.key(coordinate)
+        self._index_ranges: list[tuple[int, int]] = []
+        self.findings: list[Finding] = []
+        layout = source.layout
+        shape = layout.levels[0].chunk_shape
+        first = [
+            int(axis.start_of(at)) // n
+            for axis, at, n in zip(layout.axes, coordinate, shape, strict=True)
+        ]
+        nbytes = known.index.shard_nbytes
+        origin = np.array([first], np.int64).reshape(1, layout.ndim)
+        self._rows = self._rows_of(0, [known.index], origin)
+        level = layout.levels[0]
+        if nbytes is not None or level.index_location == "start":
+            extent = Extent(self._key, 0, nbytes)
+            n_entries = len(known.index.state)
+            self._index_ranges.append(index_range(source, 0, extent, n_entries))
+
+    def descend(self, level: int) -> None:
+        """Take the inner chunks found so far for shards, and read their indexes."""
+        source, outer = self._source, self._rows
+        shapes = [lv.chunk_shape for lv in source.layout.levels[level - 1 : level + 1]]
+        ratio = np.array(shapes[0], np.int64) // np.array(shapes[1], np.int64)
+        present = np.flatnonzero(outer.state == PRESENT)
+        ranges = np.stack([outer.start[present], outer.stop[present]], axis=1)
+        unique, which = np.unique(ranges, axis=0, return_inverse=True)
+        nested = [NestedShard(0, *row) for row in unique.tolist()]
+        found: list[ShardIndex | CorruptShardError] = []
+        if nested:
+            found = fetch_nested_indexes(source, level, nested, [self._parent], _TALLY)
+        rows, indexes = [], []
+        for row, at in zip(present.tolist(), which.reshape(-1).tolist(), strict=True):
+            index = found[at]
+            if isinstance(index, CorruptShardError):
+                self._lose(index, outer.coordinate[row] * ratio, int(ratio.prod()))
+            else:
+                rows.append(row)
+                indexes.append(index)
+        n_entries = prod(source.chunks_per_shard(self._parent[0], level))
+        for shard, index in zip(nested, found, strict=True):
+            if not isinstance(index, CorruptShardError):
+                extent = Extent(self._key, shard.start, shard.stop - shard.start)
+                self._index_ranges.append(index_range(source, level, extent, n_entries))
+        self._rows = self._rows_of(level, indexes, outer.coordinate[rows] * ratio)
+
+    def chunks(self) -> StoredChunks:
+        """Columns of all that was found."""
+        at = np.array(self._index_ranges, np.int64).reshape(-1, 2)
+        nbytes = self._parent[1].index.shard_nbytes
+        return StoredChunks(*self._rows, at[:, 0], at[:, 1], nbytes)
+
+    def _rows_of(
+        self, level: int, indexes: Sequence[ShardIndex], origins: Ints
+    ) -> _Rows:
+        """Rows of all entries of some indexes of one level, one origin an index."""
+        source = self._source
+        shape = source.chunks_per_shard(self._parent[0], level)
+        cells = cells_of(source.layout.levels[level], shape)
+        coordinate = origins[:, None, :] + cells[None]
+        # Without axes, the number of rows cannot be told from that of the numbers.
+        coordinate = coordinate.reshape(len(origins) * len(cells), cells.shape[1])
+        empty = np.empty(0, np.int64)
+        offset = np.concatenate([empty, *(index.offset for index in indexes)])
+        nbytes = np.concatenate([empty, *(index.nbytes for index in indexes)])
+        state = np.concatenate(
+            [np.empty(0, np.uint8), *(index.state for index in indexes)]
+        )
+        rows = np.flatnonzero(state == CORRUPT)
+        self._tell_corrupt(level, indexes, coordinate, rows)
+        is_present = state == PRESENT
+        start = np.where(is_present, offset, 0)
+        return _Rows(coordinate, state, start, np.where(is_present, start + nbytes, 0))
+
+    def _tell_corrupt(
+        self, level: int, indexes: Sequence[ShardIndex], coordinate: Ints, rows: Ints
+    ) -> None:
+        layout = self._source.layout
+        shape = np.array(layout.levels[level].chunk_shape, np.int64)
+        ratio = shape // np.array(layout.levels[-1].chunk_shape, np.int64)
+        for row in rows[:_MOST_ENTRIES].tolist():
+            n_entries = len(indexes[0].state)
+            try:
+                indexes[row // n_entries].refuse_corrupt(row % n_entries)
+            except CorruptShardError as error:
+                first = coordinate[row] * ratio
+                self._lose(error, first, int(ratio.prod()), kind="bounds")
+        if len(rows) > _MOST_ENTRIES:
+            more = len(rows) - _MOST_ENTRIES
+            error = CorruptShardError(f"{more} more entries are no valid byte ranges")
+            n_lost = more * int(ratio.prod())
+            self.findings.append(
+                Finding.of(error, self._key, kind="bounds", n_inner_chunks=n_lost)
+            )
+
+    def _lose(
+        self, error: CorruptShardError, first: Ints, n_chunks: int, kind: Kind = "index"
+    ) -> None:
+        """Note what costs `n_chunks` inner chunks, `first` the first of them."""
+        inside = bool(is_inside(self._source.layout, first[None])[0])
+        self.findings.append(
+            Finding.of(
+                error,
+                self._key,
+                inner_chunk=tuple(int(i) for i in first),
+                kind=kind,
+                n_inner_chunks=n_chunks if inside else 0,
+            )
+        )

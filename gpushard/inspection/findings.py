@@ -1,0 +1,185 @@
+"""What a verification found, and what it looked at."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from gpushard.errors import ChecksumError, CorruptShardError, GpushardError
+
+Kind = Literal[
+    # Damage: elements are lost.
+    "index",
+    "torn",
+    "bounds",
+    "size",
+    "checksum",
+    "decode",
+    "device",
+    # Not verified.
+    "unreadable",
+    "changed",
+    # Legal, but worth a look.
+    "overlap",
+    "note",
+]
+UNVERIFIED: frozenset[Kind] = frozenset(("unreadable", "changed"))
+REMARKS: frozenset[Kind] = frozenset(("overlap", "note"))
+
+# Findings kept of a verification: a hostile archive has as many as it likes.
+MOST_FINDINGS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, or worth a look.
+
+    Attributes
+    ----------
+    kind
+        What sort of thing.
+    shard_key
+        Key of the stored object.
+    inner_chunk
+        Coordinate in the array's grid of inner chunks; None: the object or its index.
+    n_inner_chunks
+        How many inner chunks it costs; 0 for remarks.
+    message
+        What it is, without where.
+    codec, expected, got, hint
+        As in `GpushardError`.
+    """
+
+    kind: Kind
+    shard_key: str
+    inner_chunk: tuple[int, ...] | None
+    n_inner_chunks: int
+    message: str
+    codec: str | None = None
+    expected: str | None = None
+    got: str | None = None
+    hint: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        error: GpushardError,
+        shard_key: str,
+        *,
+        inner_chunk: tuple[int, ...] | None = None,
+        kind: Kind | None = None,
+        n_inner_chunks: int = 1,
+    ) -> Finding:
+        """Finding that `error` is; of a kind that fits it, unless one is given."""
+        if kind is None:
+            kind = "checksum" if isinstance(error, ChecksumError) else "decode"
+            if not isinstance(error, CorruptShardError):
+                kind = "unreadable"
+        return cls(
+            kind,
+            shard_key,
+            inner_chunk,
+            n_inner_chunks,
+            error.what,
+            error.codec,
+            _text(error.expected),
+            _text(error.got),
+            error.hint,
+        )
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether elements are lost."""
+        return self.kind not in UNVERIFIED and self.kind not in REMARKS
+
+    @property
+    def severity(self) -> Literal["damage", "unverified", "remark"]:
+        """How bad it is."""
+        if self.kind in UNVERIFIED:
+            return "unverified"
+        return "remark" if self.kind in REMARKS else "damage"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dict, for JSON."""
+        return {"severity": self.severity, **asdict(self)}
+
+
+def _text(fact: Any) -> str | None:
+    return None if fact is None else str(fact)[:500]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Something that can be verified, and whether it was.
+
+    Attributes
+    ----------
+    what
+        What is checked.
+    is_done
+        Whether it was.
+    how
+        By what, or why not.
+    """
+
+    what: str
+    is_done: bool
+    how: str
+
+
+@dataclass
+class Verification:
+    """What a verification of one array found.
+
+    Attributes
+    ----------
+    array
+        Path of the array; "" is the root.
+    checks
+        What was checked and what was not.
+    counts
+        `n_shards` in the grid, `n_missing_shards`, `n_indexes`, `n_inner_chunks`
+        stored, `n_missing_inner_chunks` in stored shards, `n_checked_inner_chunks`
+        whose bytes were checked, `stored_nbytes`, `payload_nbytes`, `unused_nbytes`,
+        `read_nbytes`.
+    findings
+        In the order of the grid, at most `MOST_FINDINGS`.
+    n_findings, n_damaged_inner_chunks
+        Of all findings, kept or not.
+    restored
+        Keys of shards whose last published index was restored.
+    seconds
+        Time it took.
+    """
+
+    array: str
+    checks: list[Check] = field(default_factory=list[Check])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    findings: list[Finding] = field(default_factory=list[Finding])
+    n_findings: int = 0
+    n_damage: int = 0
+    n_unverified: int = 0
+    n_damaged_inner_chunks: int = 0
+    restored: list[str] = field(default_factory=list[str])
+    seconds: float = 0.0
+
+    @property
+    def status(self) -> Literal["whole", "damaged", "unverified"]:
+        """What the findings come to."""
+        if self.n_damage:
+            return "damaged"
+        return "unverified" if self.n_unverified else "whole"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dict, for JSON."""
+        return {
+            "array": self.array,
+            "status": self.status,
+            "checks": [asdict(check) for check in self.checks],
+            "counts": self.counts,
+            "n_findings": self.n_findings,
+            "n_damaged_inner_chunks": self.n_damaged_inner_chunks,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "restored": self.restored,
+            "seconds": self.seconds,
+        }

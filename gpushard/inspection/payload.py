@@ -1,0 +1,289 @@
+"""Whether the bytes of stored inner chunks are what they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.coalesce import Requests, coalesce
+from gpushard.errors import CorruptShardError
+from gpushard.fetch import fetch_payload
+from gpushard.inspection.columns import is_inside
+from gpushard.inspection.contents import Contents
+from gpushard.inspection.findings import Check, Finding
+from gpushard.selection import Ints
+from gpushard.source import Source
+from gpushard.stores.base import ByteRequest
+from gpushard.workers import Task
+
+# Codecs that only verify. As the last of a chain they cover the bytes as stored, and
+# are checked without decoding anything.
+_CHECKSUMS = frozenset(
+    (
+        "crc32c",
+        "numcodecs.adler32",
+        "numcodecs.crc32",
+        "numcodecs.crc32c",
+        "numcodecs.fletcher32",
+        "numcodecs.jenkins_lookup3",
+    )
+)
+# Payload of one task at most, but for larger inner chunks: progress shows after each.
+_TASK_NBYTES = 16 << 20
+
+Report = Callable[[Contents, Finding], None]
+Advance = Callable[[Contents, int, int], None]
+"""Told the object, the inner chunks checked and the bytes read for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadCheck:
+    """How the bytes of an array's inner chunks are checked.
+
+    Attributes
+    ----------
+    decodes
+        Whether inner chunks are decoded, all checksums and sizes inside included.
+    checksum
+        Name of the outermost codec, if that is a checksum; None otherwise.
+    """
+
+    decodes: bool
+    checksum: str | None
+
+    @classmethod
+    def of(cls, source: Source, *, decodes: bool) -> PayloadCheck:
+        """What can be checked of the array of `source`."""
+        last = source.pipeline.bytes_codecs[-1:]
+        name = last[0].name if last and last[0].name in _CHECKSUMS else None
+        return cls(decodes, name)
+
+    @property
+    def reads(self) -> bool:
+        """Whether payload is fetched at all."""
+        return self.decodes or self.checksum is not None
+
+    def described(self, source: Source) -> list[Check]:
+        """What is checked of the payload, and what is not."""
+        codecs = [placed.codec for placed in reversed(source.pipeline.placements())]
+        is_sized = source.chunk_shape is not None and (
+            source.pipeline.payload_nbytes(source.chunk_shape) is not None
+        )
+        sizes = "compared with the size that the codecs make"
+        if not is_sized:
+            sizes = "at most what the codecs can make of an inner chunk"
+        checks = [Check("sizes of inner chunks", True, sizes)]
+        if self.decodes:
+            how = f"decoded through {', '.join(codecs)}"
+            return [*checks, Check("bytes of inner chunks", True, how)]
+        if self.checksum:
+            how = f"their {self.checksum} checksum"
+            checks.append(Check("bytes of inner chunks", True, how))
+            if codecs[:-1] != ["bytes"]:  # elements as they are have nothing to undo
+                how = f"{', '.join(codecs[:-1])} not undone: use --decode"
+                checks.append(Check("decoding", False, how))
+            return checks
+        why = f"{', '.join(codecs)} with no checksum outermost: use --decode"
+        return [*checks, Check("bytes of inner chunks", False, why)]
+
+    def verify(
+        self, source: Source, data: NDArray[np.uint8], shape: tuple[int, ...]
+    ) -> None:
+        """Raise what is wrong with the bytes of an inner chunk of `shape`.
+
+        Raises
+        ------
+        CorruptShardError
+            They are no valid encoding, or contradict a checksum.
+        """
+        if self.decodes:
+            source.decode(data, shape)
+        elif self.checksum is not None:
+            limit = source.pipeline.encoded_limit(shape)
+            source.pipeline.bytes_codecs[-1].decode(data, limit, exact=False)
+
+
+def misfits(contents: Contents, report: Report) -> NDArray[np.bool_]:
+    """Which inner chunks have an impossible size, each reported: bool, (n_chunks,)."""
+    source, chunks = contents.source, contents.chunks
+    assert chunks is not None  # noqa: S101 - the caller has asked
+    wrong = np.zeros(len(chunks.state), bool)
+    stored = chunks.stored
+    nbytes = (chunks.stop - chunks.start)[stored]
+    if source.chunk_shape is not None:
+        groups = [(source.chunk_shape, np.arange(len(stored)))]
+    else:
+        shapes = [source.shape_of(tuple(c)) for c in chunks.coordinate[stored].tolist()]
+        groups = [(shape, np.array([i])) for i, shape in enumerate(shapes)]
+    for shape, rows in groups:
+        expected = source.pipeline.payload_nbytes(shape)
+        limit = source.pipeline.encoded_limit(shape)
+        size = nbytes[rows]
+        is_wrong = size > limit if expected is None else size != expected
+        told = f"at most {limit} bytes" if expected is None else f"{expected} bytes"
+        for at in rows[is_wrong].tolist():
+            error = CorruptShardError(
+                "an inner chunk is stored in a number of bytes that its codecs never"
+                " make of it",
+                expected=told,
+                got=f"{int(nbytes[at])} bytes",
+            )
+            row = int(stored[at])
+            wrong[row] = True
+            report(contents, _finding(contents, row, error, 1, is_size=True))
+    return wrong
+
+
+def payload_tasks(
+    check: PayloadCheck, contents: Contents, report: Report, advance: Advance
+) -> Iterator[Task]:
+    """Tasks that verify the bytes of an object's inner chunks.
+
+    A task raises `ObjectChangedError` where the object was replaced since its indexes
+    were read, and `StoreError` where the store failed.
+    """
+    chunks = contents.chunks
+    if chunks is None:
+        return
+    wrong = misfits(contents, report)
+    if not check.reads:
+        return
+    rows = np.flatnonzero((chunks.stop > chunks.start) & ~wrong)
+    rows, n_sharing = _distinct(chunks.start, chunks.stop, rows)
+    batch = _Batch(check, contents, rows, n_sharing, report, advance)
+    yield from batch.tasks()
+
+
+def _distinct(start: Ints, stop: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """One of the rows that share a byte range, by offset, and how many share it."""
+    if not len(rows):
+        return rows, rows
+    rows = rows[np.lexsort((stop[rows], start[rows]))]
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = (np.diff(start[rows]) != 0) | (np.diff(stop[rows]) != 0)
+    firsts = np.flatnonzero(is_first)
+    return rows[firsts], np.diff(np.append(firsts, len(rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Inner chunks of an object to verify: rows by offset, and how many share each."""
+
+    check: PayloadCheck
+    contents: Contents
+    rows: Ints
+    n_sharing: Ints
+    report: Report
+    advance: Advance
+
+    def tasks(self) -> Iterator[Task]:
+        chunks = self.contents.chunks
+        if chunks is None or not len(self.rows):
+            return
+        source = self.contents.source
+        costs = source.store.costs
+        most = min(source.options.memory_limit // (2 * n_workers(source)), _TASK_NBYTES)
+        requests = coalesce(
+            np.zeros(len(self.rows), np.int64),
+            chunks.start[self.rows],
+            chunks.stop[self.rows],
+            gap_nbytes=costs.gap_nbytes,
+            max_request_nbytes=max(1, min(most, costs.max_request_nbytes)),
+        )
+        group = np.cumsum(requests.nbytes) // max(1, most)
+        cuts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
+        for first, last in pairwise(cuts):
+            yield partial(self._verify, requests, range(first, last))
+
+    def _verify(self, requests: Requests, some: range) -> None:
+        contents = self.contents
+        asked = [
+            ByteRequest(
+                contents.key,
+                int(requests.start[r]),
+                int(requests.stop[r]),
+                contents.version,
+            )
+            for r in some
+        ]
+        try:
+            answers = fetch_payload(contents.source, asked)
+        except CorruptShardError:
+            self._verify_singly(requests, some)
+            return
+        for r, answer in zip(some, answers, strict=True):
+            at = requests.order[requests.bounds[r] : requests.bounds[r + 1]]
+            for i in at.tolist():
+                self._verify_one(i, answer, int(requests.start[r]))
+            self.advance(contents, int(self.n_sharing[at].sum()), len(answer))
+
+    def _verify_singly(self, requests: Requests, some: range) -> None:
+        """As `_verify`, where the object ends before some of what is asked."""
+        chunks, contents = self.contents.chunks, self.contents
+        first, last = requests.bounds[some.start], requests.bounds[some.stop]
+        for i in requests.order[first:last].tolist():
+            row = int(self.rows[i])
+            assert chunks is not None  # noqa: S101 - as in `tasks`
+            start, stop = int(chunks.start[row]), int(chunks.stop[row])
+            request = ByteRequest(contents.key, start, stop, contents.version)
+            n_sharing = int(self.n_sharing[i])
+            try:
+                (answer,) = fetch_payload(contents.source, [request])
+            except CorruptShardError as error:
+                found = _finding(contents, row, error, n_sharing)
+                self.report(contents, replace(found, kind="bounds"))
+            else:
+                self._verify_one(i, answer, start)
+            self.advance(contents, n_sharing, stop - start)
+
+    def _verify_one(self, i: int, data: NDArray[np.uint8], base: int) -> None:
+        contents, row = self.contents, int(self.rows[i])
+        chunks = contents.chunks
+        assert chunks is not None  # noqa: S101 - as in `tasks`
+        shape = contents.source.shape_of(tuple(chunks.coordinate[row].tolist()))
+        mine = data[int(chunks.start[row]) - base : int(chunks.stop[row]) - base]
+        try:
+            self.check.verify(contents.source, mine, shape)
+        except CorruptShardError as error:
+            found = _finding(contents, row, error, int(self.n_sharing[i]))
+            self.report(contents, found)
+
+
+def _finding(
+    contents: Contents,
+    row: int,
+    error: CorruptShardError,
+    n_sharing: int,
+    *,
+    is_size: bool = False,
+) -> Finding:
+    chunks = contents.chunks
+    assert chunks is not None  # noqa: S101 - it has the row
+    coordinate = chunks.coordinate[row]
+    inside = bool(is_inside(contents.source.layout, coordinate[None])[0])
+    return Finding.of(
+        error,
+        contents.key,
+        inner_chunk=tuple(coordinate.tolist()),
+        kind="size" if is_size else None,
+        n_inner_chunks=n_sharing if inside else 0,
+    )
+
+
+def n_workers(source: Source) -> int:
+    """Tasks that run side by side: requests over a network keep a worker waiting."""
+    if source.store.costs.prefers_whole_objects:
+        return max(source.options.threads, 8)
+    return source.options.threads
+
+
+def index_entries(source: Source, coordinate: tuple[int, ...]) -> int:
+    """Entries of all indexes that one object may have, at the least one."""
+    levels = range(len(source.layout.levels))
+    return prod(prod(source.chunks_per_shard(coordinate, level)) for level in levels)

@@ -1,0 +1,349 @@
+"""The conductor of a verification: every object of an array, whatever is wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice, product
+from math import prod
+from time import perf_counter
+
+from gpushard import blocks
+from gpushard.errors import ObjectChangedError, StoreError
+from gpushard.inspection.columns import byte_use
+from gpushard.inspection.contents import (
+    Contents,
+    Coordinate,
+    contents_of,
+    is_read_whole,
+)
+from gpushard.inspection.findings import MOST_FINDINGS, Check, Finding, Verification
+from gpushard.inspection.payload import (
+    PayloadCheck,
+    index_entries,
+    n_workers,
+    payload_tasks,
+)
+from gpushard.source import IndexCache, Source
+from gpushard.stores.files import FileWriter
+from gpushard.stores.local import LocalStore
+from gpushard.whole import largest_object
+from gpushard.workers import Task, run_tasks
+
+# A store that fails so often has failed: each failure may take as long as patience is.
+_MOST_UNREADABLE = 8
+# Overlaps told one by one.
+_MOST_REMARKS = 100
+
+Progress = Callable[[float, int], None]
+"""Told how many objects more are verified, and the bytes read for them."""
+
+
+def verify_array(
+    source: Source, *, decodes: bool = False, progress: Progress | None = None
+) -> Verification:
+    """What is wrong with the stored objects of an array.
+
+    Memory is bounded by the indexes and payload that are in flight.
+
+    Parameters
+    ----------
+    source
+        The array.
+    decodes
+        Whether inner chunks are decoded, which is the only way to verify those whose
+        outermost codec is no checksum.
+    progress
+        Called from several threads.
+
+    Raises
+    ------
+    StoreError
+        The store fails time and again; that of single objects is a finding.
+    """
+    started = perf_counter()
+    source = replace(source, indexes=IndexCache(0))
+    check = PayloadCheck.of(source, decodes=decodes)
+    run = _Run(source, check, progress or _no_progress)
+    workers = n_workers(source) if not source.has_large_indexes else 1
+    run_tasks(run.tasks(run.coordinates()), workers)
+    changed = sorted(run.changed)
+    run.is_second = True
+    for coordinate in changed:
+        run.forget(coordinate)
+        run_tasks(run.tasks(iter([coordinate])), workers)
+    result = run.result()
+    result.seconds = perf_counter() - started
+    return result
+
+
+def _no_progress(n_objects: float, nbytes: int) -> None:
+    """Nobody looks."""
+
+
+@dataclass
+class _Run:
+    """A verification under way; told of findings by several threads."""
+
+    source: Source
+    check: PayloadCheck
+    progress: Progress
+    changed: set[Coordinate] = field(default_factory=set[Coordinate])
+    is_second: bool = False
+    n_unreadable: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    _findings: dict[Coordinate, list[Finding]] = field(
+        default_factory=dict[Coordinate, list[Finding]]
+    )
+    _totals: dict[str, int] = field(default_factory=dict[str, int])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_size_unknown: bool = False
+
+    def coordinates(self) -> Iterator[Coordinate]:
+        """Every object of the grid."""
+        return product(*(range(axis.n_cells) for axis in self.source.layout.axes))
+
+    def tasks(self, coordinates: Iterator[Coordinate]) -> Iterator[Task]:
+        """Tasks that verify the objects at `coordinates`; drawn one at a time."""
+        first = next(coordinates, None)
+        if first is None:
+            return
+        waiting: Iterator[Coordinate] = iter([first])
+        n_at_once = max(1, blocks.BLOCK_CHUNKS // index_entries(self.source, first))
+        n_at_once = min(n_at_once, blocks.BLOCK_SHARDS)
+        if not self.source.layout.levels:
+            # Stores that tell no sizes give all of a chunk, which is held.
+            room = self.source.options.memory_limit // 4
+            n_at_once = min(n_at_once, room // largest_object(self.source, first))
+        while some := [*waiting, *islice(coordinates, max(0, n_at_once - 1))]:
+            waiting = islice(coordinates, 1)
+            if is_read_whole(self.source):
+                for coordinate in some:
+                    yield partial(self._verify_alone, coordinate)
+                continue
+            for contents in self._contents(some):
+                yield from self._object_tasks(contents)
+
+    def _verify_alone(self, coordinate: Coordinate) -> None:
+        for contents in self._contents([coordinate]):
+            for task in self._object_tasks(contents):
+                task()
+
+    def _contents(self, some: list[Coordinate]) -> list[Contents]:
+        """Contents of objects; those that cannot be read are findings."""
+        try:
+            return contents_of(self.source, some)
+        except StoreError as error:
+            if len(some) == 1:
+                self._give_up(some[0], error, None)
+                self.progress(1, 0)
+                return []
+        return [one for coordinate in some for one in self._contents([coordinate])]
+
+    def _object_tasks(self, contents: Contents) -> Iterator[Task]:
+        self._record(contents)
+        n_stored = 0 if contents.chunks is None else len(contents.chunks.stored)
+        tasks = payload_tasks(self.check, contents, self._report, self._advance)
+        n_tasks = 0
+        for task in tasks:
+            n_tasks += 1
+            yield partial(self._guarded, task, contents)
+        if not n_tasks or not n_stored:
+            self.progress(1, 0)
+
+    def _guarded(self, task: Task, contents: Contents) -> None:
+        try:
+            task()
+        except StoreError as error:
+            self._give_up(contents.coordinate, error, contents)
+
+    def _give_up(
+        self, coordinate: Coordinate, error: StoreError, contents: Contents | None
+    ) -> None:
+        """Note that an object could not be read, or was replaced meanwhile."""
+        is_changed = isinstance(error, ObjectChangedError)
+        with self._lock:
+            if is_changed and not self.is_second:
+                if coordinate not in self.changed and contents is not None:
+                    self._count(contents, -1)  # it is going to be another
+                self.changed.add(coordinate)
+                return
+            self.n_unreadable += not is_changed
+            if self.n_unreadable > _MOST_UNREADABLE:
+                raise error
+        key = self.source.key(coordinate)
+        kind = "changed" if is_changed else "unreadable"
+        self._note(coordinate, Finding.of(error, key, kind=kind, n_inner_chunks=0))
+
+    def _record(self, contents: Contents) -> None:
+        """Count what an object holds, and note what its indexes tell."""
+        findings = list(contents.findings)
+        if contents.chunks is not None:
+            findings += _overlaps(contents)
+        with self._lock:
+            self._count(contents, 1)
+        for finding in self._with_note(contents, findings):
+            self._note(contents.coordinate, finding)
+
+    def _count(self, contents: Contents, sign: int) -> None:
+        """Count what an object holds in, or out again."""
+        chunks = contents.chunks
+        counts = {"n_shards": 1, "n_missing_shards": int(not contents.exists)}
+        if chunks is not None:
+            counts |= {
+                "n_indexes": len(chunks.index_start),
+                "n_inner_chunks": len(chunks.stored),
+                "n_missing_inner_chunks": len(chunks.missing(self.source.layout)),
+                "payload_nbytes": chunks.payload_nbytes,
+                "stored_nbytes": chunks.end,
+                "unused_nbytes": byte_use(chunks).unused_nbytes,
+            }
+            self._is_size_unknown |= chunks.object_nbytes is None
+        for name, n in counts.items():
+            self.counts[name] += sign * n
+
+    def _with_note(
+        self, contents: Contents, findings: list[Finding]
+    ) -> Iterator[Finding]:
+        """Findings, with what a note of a write in place says of them."""
+        has_note = self._has_note(contents.key)
+        is_told = False
+        for finding in findings:
+            if has_note and finding.kind == "index":
+                is_told = True
+                yield replace(
+                    finding,
+                    kind="torn",
+                    hint="a write in place was cut off: run verify --repair",
+                )
+            else:
+                yield finding
+        if has_note and not is_told:
+            yield Finding(
+                "note",
+                contents.key,
+                None,
+                0,
+                "beside the shard lies the note of a write in place that is under way"
+                " or was cut off",
+                hint="if nobody is writing, run verify --repair",
+            )
+
+    def _has_note(self, key: str) -> bool:
+        store = self.source.store
+        is_local = isinstance(store, LocalStore) and self.source.layout.levels
+        return bool(is_local) and FileWriter(store).has_note(key)  # type: ignore[arg-type]
+
+    def _report(self, contents: Contents, finding: Finding) -> None:
+        self._note(contents.coordinate, finding)
+
+    def _advance(self, contents: Contents, n_chunks: int, nbytes: int) -> None:
+        chunks = contents.chunks
+        n_stored = 1 if chunks is None else max(1, len(chunks.stored))
+        with self._lock:
+            self.counts["n_checked_inner_chunks"] += n_chunks
+            self.counts["read_nbytes"] += nbytes
+        self.progress(n_chunks / n_stored, nbytes)
+
+    def _note(self, coordinate: Coordinate, finding: Finding) -> None:
+        with self._lock:
+            mine = self._findings.setdefault(coordinate, [])
+            totals = self._totals
+            totals["all"] = totals.get("all", 0) + 1
+            totals[finding.severity] = totals.get(finding.severity, 0) + 1
+            lost = finding.n_inner_chunks if finding.is_damage else 0
+            totals["chunks"] = totals.get("chunks", 0) + lost
+            if totals["all"] <= MOST_FINDINGS:
+                mine.append(finding)
+
+    def forget(self, coordinate: Coordinate) -> None:
+        """Let nothing be known of an object that was replaced while it was verified."""
+        for finding in self._findings.pop(coordinate, []):
+            self._totals["all"] -= 1
+            self._totals[finding.severity] -= 1
+            self._totals["chunks"] -= finding.n_inner_chunks * finding.is_damage
+
+    def result(self) -> Verification:
+        """What was found."""
+        totals = self._totals
+        checks = [*self._index_checks(), *self.check.described(self.source)]
+        return Verification(
+            self.source.layout.path,
+            checks,
+            self.counts,
+            [f for at in sorted(self._findings) for f in _sorted(self._findings[at])],
+            totals.get("all", 0),
+            totals.get("damage", 0),
+            totals.get("unverified", 0),
+            totals.get("chunks", 0),
+        )
+
+    def _index_checks(self) -> list[Check]:
+        layout = self.source.layout
+        if not layout.levels:
+            return []
+        last = [level.index_chain.bytes_bytes[-1:] for level in layout.levels]
+        names = {specs[0].name for specs in last if specs}
+        how = "decoded" + (f", with their {', '.join(sorted(names))}" if names else "")
+        if not all(specs for specs in last):
+            how += ", without a checksum" if not names else " (not at every level)"
+        checks = [Check("shard indexes", True, how)]
+        if layout.object_codecs:
+            around = ", ".join(spec.name for spec in layout.object_codecs)
+            checks.insert(0, Check("whole shards", True, f"decoded through {around}"))
+        bounds = Check("byte ranges", True, "within their shard, overlaps told")
+        if self._is_size_unknown:
+            how = "the store tells no sizes: only by reading what they name"
+            bounds = Check("byte ranges", self.check.reads, how)
+        return [*checks, bounds]
+
+
+_COUNTS = (
+    "n_shards",
+    "n_missing_shards",
+    "n_indexes",
+    "n_inner_chunks",
+    "n_missing_inner_chunks",
+    "n_checked_inner_chunks",
+    "stored_nbytes",
+    "payload_nbytes",
+    "unused_nbytes",
+    "read_nbytes",
+)
+
+
+def n_objects(source: Source) -> int:
+    """Cells of the chunk grid, which is what progress is counted in."""
+    return prod(axis.n_cells for axis in source.layout.axes)
+
+
+def _overlaps(contents: Contents) -> list[Finding]:
+    """Inner chunks that lie in bytes of others, the first of them one by one."""
+    chunks = contents.chunks
+    if chunks is None:
+        return []
+    use = byte_use(chunks)
+    findings: list[Finding] = []
+    pairs = zip(use.overlapping.tolist(), use.overlapped.tolist(), strict=True)
+    for row, other in islice(pairs, _MOST_REMARKS):
+        what = "an index"
+        if other >= 0:
+            what = f"inner chunk {tuple(chunks.coordinate[other].tolist())}"
+        findings.append(
+            Finding(
+                "overlap",
+                contents.key,
+                tuple(chunks.coordinate[row].tolist()),
+                0,
+                f"an inner chunk lies in bytes of {what}: legal, but rarely meant",
+                got=f"bytes {int(chunks.start[row])} to {int(chunks.stop[row])}",
+            )
+        )
+    return findings
+
+
+def _sorted(findings: list[Finding]) -> list[Finding]:
+    """Findings about a whole object first, then by inner chunk."""
+    return sorted(findings, key=lambda found: (found.inner_chunk or (), found.kind))

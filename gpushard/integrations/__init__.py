@@ -1,0 +1,1 @@
+"""Doors for zarr, xarray and dask: each imports its package when it is used."""

@@ -1,0 +1,131 @@
+"""dask arrays whose blocks are shards, and whose graphs hold addresses."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from gpushard.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import dask.array
+
+# Arrays that a worker keeps open, with what it knows of their indexes.
+_OPEN_ARRAYS = 64
+
+
+class _Readable(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def block_shape(self) -> tuple[int, ...] | None: ...
+    def read(self, selection: Any, /) -> Any: ...
+
+
+def dask_array(array: _Readable, chunks: Any) -> dask.array.Array:
+    """Dask array that reads `array`; see `NumpyLike.to_dask`.
+
+    Raises
+    ------
+    UnsupportedError
+        dask is not installed.
+    """
+    try:
+        import dask.array as da
+        from dask.base import tokenize
+    except ImportError as error:
+        raise UnsupportedError(
+            "dask is not installed", hint="run: pip install 'gpushard[dask]'"
+        ) from error
+    blocks = _blocks(array, chunks)
+    return da.from_array(
+        Handle(array),
+        blocks,
+        name=f"gpushard-{tokenize(array, blocks)}",
+        asarray=False,
+        # Slices are pushed into the read; of lists dask and we differ in meaning.
+        fancy=False,
+        meta=array.read((slice(0, 0),) * len(array.shape)),
+    )
+
+
+def _blocks(array: Any, chunks: Any) -> Any:
+    """Lengths of the blocks along each axis."""
+    from dask.array.core import normalize_chunks
+
+    parts = getattr(array, "arrays", None)
+    if parts is not None and chunks is None:
+        own = [_blocks(part, None) for part in parts]
+        along = tuple(n for blocks in own for n in blocks[array.axis])
+        return (*own[0][: array.axis], along, *own[0][array.axis + 1 :])
+    if chunks is None:
+        chunks = getattr(array, "shards", None) or "auto"
+    # dask joins whole chunks to blocks, where it knows them.
+    known = array.block_shape or None
+    return normalize_chunks(
+        chunks, array.shape, dtype=array.dtype, previous_chunks=known
+    )
+
+
+class Handle:
+    """An array in a graph: what is needed to open it, opened when first read.
+
+    The scheduler, which unpickles graphs too, never has to reach the store.
+
+    Parameters
+    ----------
+    array
+        What is read in this process.
+    """
+
+    def __init__(self, array: _Readable) -> None:
+        self.shape = array.shape
+        self.dtype = array.dtype
+        self.ndim = len(array.shape)
+        self._open: Callable[[], _Readable] = lambda: array
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._open().read(key)
+
+    def __reduce__(self) -> tuple[Callable[..., Handle], tuple[Any, ...]]:
+        return _handle_of, (pickle.dumps(self._open()), self.shape, self.dtype)
+
+
+class _Remote(Handle):
+    """A handle in another process than that of the array.
+
+    Parameters
+    ----------
+    pickled
+        The array's address.
+    shape, dtype
+        The array's.
+    """
+
+    def __init__(
+        self, pickled: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.ndim = len(shape)
+        self._pickled = pickled
+        self._open = lambda: _opened(pickled)
+
+    def __reduce__(self) -> tuple[Callable[..., Handle], tuple[Any, ...]]:
+        return _handle_of, (self._pickled, self.shape, self.dtype)
+
+
+def _handle_of(pickled: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Handle:
+    return _Remote(pickled, shape, dtype)
+
+
+@lru_cache(maxsize=_OPEN_ARRAYS)
+def _opened(pickled: bytes) -> Any:
+    """Array at an address, opened once for all blocks that a process reads."""
+    return pickle.loads(pickled)

@@ -1,0 +1,248 @@
+"""xarray's engine ``gpushard``: datasets whose variables gpushard reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from xarray import Dataset, DataTree, Variable, conventions
+from xarray.backends import AbstractDataStore, BackendEntrypoint, StoreBackendEntrypoint
+from xarray.backends.zarr import FillValueCoder
+from xarray.core.indexing import LazilyIndexedArray
+
+from gpushard.array import Array
+from gpushard.errors import MetadataError
+from gpushard.group import Group, open_group
+from gpushard.integrations.xarray_arrays import CfDecoding, DecodedArray, LazyArray
+from gpushard.options import DEFAULT, Options
+
+if TYPE_CHECKING:
+    from gpushard.devices.base import Device
+
+_DIMENSIONS = "_ARRAY_DIMENSIONS"
+# CF attributes that name other variables of the dataset: those are no data.
+_REFERRING = ("coordinates", "bounds", "grid_mapping", "climatology", "formula_terms")
+# What a device can hold and compute with.
+_NUMBERS = "biufc"
+
+
+class GpushardBackend(BackendEntrypoint):
+    """Engine of ``xarray.open_dataset(..., engine="gpushard")``.
+
+    Data variables are lazy and come out on the host, or on the device that ``device=``
+    names; coordinates are NumPy arrays, as indexes must be. ``chunks={}`` makes a dask
+    block of each shard.
+
+    Examples
+    --------
+    >>> import xarray
+    >>> wind = xarray.open_dataset("demo.zarr", engine="gpushard")
+    >>> wind.u.sel(level=500, latitude=slice(60, 30)).shape
+    (2, 41, 480)
+    """
+
+    description = "Open sharded Zarr v3 data through gpushard"
+    url = "https://pypi.org/project/gpushard"
+    supports_groups = True
+    open_dataset_parameters = (
+        "filename_or_obj",
+        "mask_and_scale",
+        "decode_times",
+        "concat_characters",
+        "decode_coords",
+        "drop_variables",
+        "use_cftime",
+        "decode_timedelta",
+        "group",
+        "device",
+        "storage_options",
+        "options",
+    )
+
+    def guess_can_open(self, filename_or_obj: Any) -> bool:
+        """Never: ``engine="gpushard"`` has to be asked for."""
+        del filename_or_obj
+        return False
+
+    def open_dataset(self, filename_or_obj: Any, **parameters: Any) -> Dataset:
+        """Dataset of the group that `filename_or_obj` holds.
+
+        Parameters
+        ----------
+        filename_or_obj
+            As for `open_group`.
+        **parameters
+            `group`: path of the group, None is the root. `device`: where data variables
+            come out, "cpu" unless said otherwise, also where there is a GPU;
+            docs/xarray.md tells why. `storage_options`, `options`: as for `open_group`.
+            `drop_variables`: names of arrays that are not opened. `mask_and_scale`,
+            `decode_times`, `decode_coords`, ...: as xarray has them.
+
+        Raises
+        ------
+        NotFoundError, MetadataError, UnsupportedError, StoreError
+            As for `open_group`; also if an array does not name its dimensions.
+        """
+        return _dataset(*_opened(filename_or_obj, **parameters))
+
+    def open_groups_as_dict(
+        self, filename_or_obj: Any, **parameters: Any
+    ) -> dict[str, Dataset]:
+        """Dataset of each group at and below `group`, by its path from there.
+
+        Parameters
+        ----------
+        filename_or_obj, **parameters
+            As for `open_dataset`.
+        """
+        opened, dropped, decoding = _opened(filename_or_obj, **parameters)
+        return {
+            path: _dataset(below, dropped, decoding)
+            for path, below in _groups("/", opened)
+        }
+
+    def open_datatree(self, filename_or_obj: Any, **parameters: Any) -> DataTree:
+        """Tree of the datasets that `open_groups_as_dict` gives."""
+        found = self.open_groups_as_dict(filename_or_obj, **parameters)
+        return DataTree.from_dict(found)
+
+
+def _opened(
+    filename_or_obj: Any,
+    *,
+    group: str | None = None,
+    device: str | Device = "cpu",
+    storage_options: Mapping[str, Any] | None = None,
+    options: Options = DEFAULT,
+    drop_variables: str | Iterable[str] | None = None,
+    **decoding: Any,
+) -> tuple[Group, frozenset[str], dict[str, Any]]:
+    """Group that parameters name, what to leave out of it, and how it is decoded."""
+    opened = open_group(
+        filename_or_obj,
+        group or "",
+        device=device,
+        storage_options=storage_options,
+        options=options,
+    )
+    dropped = {drop_variables} if isinstance(drop_variables, str) else drop_variables
+    return opened, frozenset(dropped or ()), decoding
+
+
+def _groups(path: str, group: Group) -> Iterator[tuple[str, Group]]:
+    yield path, group
+    for name in group.groups:
+        yield from _groups(f"{path.rstrip('/')}/{name}", group.group(name))
+
+
+def _dataset(
+    group: Group, dropped: frozenset[str], decoding: Mapping[str, Any]
+) -> Dataset:
+    store = _GroupStore(group, dropped, decoding)
+    return StoreBackendEntrypoint().open_dataset(store, **decoding)
+
+
+class _GroupStore(AbstractDataStore):
+    """A group as xarray's decoding wants to see it."""
+
+    __slots__ = ("_decoding", "_dropped", "_group")
+
+    def __init__(
+        self, group: Group, dropped: frozenset[str], decoding: Mapping[str, Any]
+    ) -> None:
+        self._group = group
+        self._dropped = dropped
+        self._decoding = decoding
+
+    def get_attrs(self) -> dict[str, Any]:
+        """Attributes of the group."""
+        return dict(self._group.attrs)
+
+    def get_variables(self) -> dict[str, Variable]:
+        """A lazy variable an array, by name."""
+        arrays = {
+            name: self._group[name] for name in self._group if name not in self._dropped
+        }
+        on_host = set(_referred_to(self._group.attrs))
+        for name, array in arrays.items():
+            on_host.update(_referred_to(array.attrs))
+            if name in _dimensions(array):
+                on_host.add(name)
+        return {
+            name: self._variable(name, array, on_host=name in on_host)
+            for name, array in arrays.items()
+        }
+
+    def _variable(self, name: str, array: Array, *, on_host: bool) -> Variable:
+        dimensions, attributes = _dimensions(array), _attributes(array)
+        encoding = _encoding(array, dimensions)
+        if array.device == "cpu":
+            lazy = LazilyIndexedArray(LazyArray(array))
+            return Variable(dimensions, lazy, attributes, encoding)
+        # What xarray makes of no elements tells what it would make of all.
+        empty = np.empty((0,) * array.ndim, array.dtype)
+        probe = conventions.decode_cf_variable(
+            name, Variable(dimensions, empty, attributes), **self._probing
+        )
+        is_number = array.dtype.kind in _NUMBERS and probe.dtype.kind in _NUMBERS
+        if on_host or not is_number or {"_Unsigned", "dtype"} & attributes.keys():
+            lazy = LazilyIndexedArray(LazyArray(Array(array.source)))
+            return Variable(dimensions, lazy, attributes, encoding)
+        packed = LazyArray(array)
+        decoding = CfDecoding.of(probe.dtype, probe.encoding)
+        data = DecodedArray(packed, decoding) if decoding.changes_values else packed
+        encoding = {**probe.encoding, **encoding}
+        return Variable(dimensions, LazilyIndexedArray(data), probe.attrs, encoding)
+
+    @property
+    def _probing(self) -> dict[str, Any]:
+        """Those of the decoding's parameters that are about values."""
+        names = ("mask_and_scale", "decode_times", "decode_timedelta", "use_cftime")
+        return {n: self._decoding[n] for n in names if n in self._decoding}
+
+
+def _referred_to(attributes: Mapping[str, Any]) -> Iterator[str]:
+    """Names of variables that CF attributes refer to."""
+    for name in _REFERRING:
+        value = attributes.get(name)
+        if isinstance(value, str):
+            yield from value.replace(":", " ").split()
+
+
+def _dimensions(array: Array) -> tuple[str, ...]:
+    """Names of an array's dimensions: by the core specification, or by xarray's use."""
+    names = array.dimension_names or array.attrs.get(_DIMENSIONS)
+    if names is None and array.ndim == 0:
+        return ()
+    if names is None or len(names) != array.ndim or None in names:
+        raise MetadataError(
+            "xarray needs a name for every dimension",
+            array_path=array.path,
+            json_path="dimension_names",
+            got=names,
+            hint="leave the array out with drop_variables, or name its dimensions",
+        )
+    return tuple(map(str, names))
+
+
+def _attributes(array: Array) -> dict[str, Any]:
+    """Attributes as xarray decodes them: those for Zarr taken out or undone."""
+    attributes = {k: v for k, v in array.attrs.items() if k != _DIMENSIONS}
+    fill = attributes.get("_FillValue")
+    # xarray stores that of floating-point numbers in base64, others write numbers.
+    if isinstance(fill, str) and array.dtype.kind in "f":
+        attributes["_FillValue"] = FillValueCoder.decode(fill, array.dtype.str)
+    return attributes
+
+
+def _encoding(array: Array, dimensions: tuple[str, ...]) -> dict[str, Any]:
+    encoding: dict[str, Any] = {}
+    cell = array.shards or array.chunks
+    if cell is not None:
+        encoding["preferred_chunks"] = dict(zip(dimensions, cell, strict=True))
+    if array.chunks is not None:
+        encoding["chunks"] = array.chunks
+    if array.shards is not None:
+        encoding["shards"] = array.shards
+    return encoding

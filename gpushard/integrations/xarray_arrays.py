@@ -1,0 +1,110 @@
+"""Arrays that xarray indexes lazily: read, and on a device also decoded, by us."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from xarray.backends import BackendArray
+from xarray.core import indexing
+
+from gpushard import expressions
+from gpushard.array import Array
+
+
+class LazyArray(BackendArray):
+    """An array of ours as xarray's backends give them; nothing is read before it must.
+
+    Parameters
+    ----------
+    array
+        What is read. It pickles as an address.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        if isinstance(key, indexing.VectorizedIndexer) and not any(
+            isinstance(k, slice) for k in key.tuple
+        ):
+            return self._read_points(key.tuple)
+        # xarray takes points of some axes out of what is read along all of them.
+        support = indexing.IndexingSupport.OUTER
+        return indexing.explicit_indexing_adapter(
+            key, self.shape, support, self._read_grid
+        )
+
+    def _read_grid(self, key: tuple[Any, ...]) -> Any:
+        return self.array.read(expressions.orthogonal(key, self.shape))
+
+    def _read_points(self, key: tuple[Any, ...]) -> Any:
+        return self.array.read(expressions.points(key, self.shape))
+
+
+@dataclass(frozen=True)
+class CfDecoding:
+    """How packed values become physical ones (CF conventions 1.11, 2.5.1 and 8.1).
+
+    Attributes
+    ----------
+    dtype
+        Data type of the physical values.
+    fill_values
+        Packed values that stand for none.
+    scale_factor, add_offset
+        Physical is packed times the one plus the other; None where not given.
+    """
+
+    dtype: np.dtype[Any]
+    fill_values: tuple[Any, ...]
+    scale_factor: Any
+    add_offset: Any
+
+    @classmethod
+    def of(cls, dtype: np.dtype[Any], encoding: Mapping[str, Any]) -> CfDecoding:
+        """Decoding to `dtype`, from a variable's encoding as xarray keeps it."""
+        given = [encoding.get(name) for name in ("_FillValue", "missing_value")]
+        fills = tuple(v for g in given if g is not None for v in np.ravel(g).tolist())
+        factor, offset = encoding.get("scale_factor"), encoding.get("add_offset")
+        return cls(dtype, tuple(dict.fromkeys(fills)), factor, offset)
+
+    @property
+    def changes_values(self) -> bool:
+        """Whether there is anything to decode."""
+        given = (self.scale_factor, self.add_offset)
+        return bool(self.fill_values) or any(g is not None for g in given)
+
+    def decoded(self, packed: Any) -> Any:
+        """Physical values, on the device of `packed`; without a copy to the host."""
+        physical = packed.astype(self.dtype)
+        if self.scale_factor is not None:
+            physical *= self.scale_factor
+        if self.add_offset is not None:
+            physical += self.add_offset
+        for fill in self.fill_values:
+            physical[packed == fill] = np.nan
+        return physical
+
+
+class DecodedArray(BackendArray):
+    """A lazy array on a device, decoded there: xarray's own decoding needs NumPy.
+
+    Parameters
+    ----------
+    packed, decoding
+        What is read, and what becomes of it.
+    """
+
+    def __init__(self, packed: LazyArray, decoding: CfDecoding) -> None:
+        self.packed = packed
+        self.decoding = decoding
+        self.shape = packed.shape
+        self.dtype = decoding.dtype
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        return self.decoding.decoded(self.packed[key])

@@ -1,0 +1,1 @@
+"""Shuffled, resumable, distributed batches of samples out of stored arrays."""

@@ -1,0 +1,175 @@
+"""Loads -> batches, in the form and of the kind that the caller asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from gpushard.errors import OptionError, UnsupportedError
+from gpushard.loader.fields import Rows, concatenated
+from gpushard.loader.reading import Load
+from gpushard.loader.shares import Share
+from gpushard.selection import Ints
+
+if TYPE_CHECKING:
+    from gpushard.devices.base import Device, Stream
+
+Kind = Literal["numpy", "cupy", "torch", "jax"]
+
+
+class Batch(NamedTuple):
+    """One step of a rank: `samples` int64, shape (n,), and an array a field."""
+
+    step: int
+    samples: Ints
+    arrays: list[Rows]
+
+
+def cut_batches(loads: Iterator[Load], share: Share, step: int) -> Iterator[Batch]:
+    """Batches of a rank from `step` on; views of one load where they lie in one.
+
+    A batch of which no sample could be read is left out.
+    """
+    held: list[Load] = []
+    while step < share.n_steps:
+        start, stop = share.turns(step)
+        held = [load for load in held if load.stop > start]
+        while not held or held[-1].stop < stop:
+            load = next(loads, None)
+            if load is None:
+                return
+            held.append(load)
+        batch = _cut(held, start, stop, step)
+        if len(batch.samples):
+            yield batch
+        # A batch kept here would keep its load while the next one is waited for.
+        del batch
+        step += 1
+
+
+def _cut(loads: Sequence[Load], start: int, stop: int, step: int) -> Batch:
+    pieces = [_piece(load, start, stop) for load in loads if load.start < stop]
+    return Batch(step, *(pieces[0] if len(pieces) == 1 else _joined(pieces)))
+
+
+def _piece(load: Load, start: int, stop: int) -> tuple[Ints, list[Rows]]:
+    """What turns ``start:stop`` have in a load."""
+    first, last = max(start - load.start, 0), max(stop - load.start, 0)
+    if len(load.samples) < len(load.kept):
+        first, last = (int(load.kept[:n].sum()) for n in (first, last))
+    return load.samples[first:last], [array[first:last] for array in load.arrays]
+
+
+def _joined(
+    pieces: Sequence[tuple[Ints, list[Rows]]],
+) -> tuple[Ints, list[Rows]]:
+    samples, arrays = zip(*pieces, strict=True)
+    return np.concatenate(samples), [
+        concatenated(parts) for parts in zip(*arrays, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the caller gave, and so gets: one array, several, or several by name.
+
+    Attributes
+    ----------
+    names
+        One an array.
+    kind
+        "one", "tuple" or "dict".
+    """
+
+    names: tuple[str, ...]
+    kind: Literal["one", "tuple", "dict"]
+
+    @classmethod
+    def of(cls, arrays: Any) -> tuple[Form, list[Any]]:
+        """Form of what the caller gave, and the arrays in it."""
+        if isinstance(arrays, dict):
+            names = tuple(map(str, arrays))
+            form, given = cls(names, "dict"), list(arrays.values())
+        elif isinstance(arrays, tuple | list):
+            names = tuple(f"arrays[{i}]" for i in range(len(arrays)))
+            form, given = cls(names, "tuple"), list(arrays)
+        else:
+            form, given = cls(("array",), "one"), [arrays]
+        if not given:
+            raise OptionError("a loader needs at least one array")
+        return form, given
+
+    def spread(self, value: Any, option: str) -> list[Any]:
+        """One value of an option for each array: its own, or one for all."""
+        if isinstance(value, list) and self.kind == "tuple":
+            if len(value) != len(self.names):
+                raise OptionError(
+                    f"{option} has not one entry an array",
+                    expected=len(self.names),
+                    got=len(value),
+                )
+            return value
+        if isinstance(value, dict):
+            if self.kind != "dict" or not set(value) <= set(self.names):
+                raise OptionError(
+                    f"{option} names arrays that the loader has not",
+                    expected=", ".join(self.names),
+                    got=", ".join(map(str, value)),
+                )
+            return [value.get(name) for name in self.names]
+        return [value] * len(self.names)
+
+    def joined(self, values: Sequence[Any], index: Any = None) -> Any:
+        """A batch of that form; with `index`, under that key or beside it."""
+        if self.kind == "dict":
+            batch = dict(zip(self.names, values, strict=True))
+            return batch if index is None else {**batch, "index": index}
+        batch = values[0] if self.kind == "one" else tuple(values)
+        return batch if index is None else (batch, index)
+
+
+def exporter(kind: Kind) -> Callable[[Any], Any]:
+    """What makes an array of `kind` of NumPy's or CuPy's, without a copy where it can.
+
+    Raises
+    ------
+    UnsupportedError
+        What makes such arrays is not installed.
+    """
+    if kind in ("numpy", "cupy"):
+        return _itself
+    try:
+        if kind == "torch":
+            import torch  # pyright: ignore[reportMissingImports] - optional
+
+            return lambda array: _tensor(array, torch)
+        import jax.dlpack  # pyright: ignore[reportMissingImports] - optional
+
+        return jax.dlpack.from_dlpack
+    except ImportError as error:
+        raise UnsupportedError(
+            f"to={kind!r} needs {kind}, which is not installed",
+            hint=f"install {kind}, or leave to= away",
+        ) from error
+
+
+def _itself(array: Any) -> Any:
+    return array
+
+
+def _tensor(array: Any, torch: Any) -> Any:
+    if isinstance(array, np.ndarray):
+        return torch.from_numpy(array)
+    return torch.from_dlpack(array)
+
+
+def consumer_stream(kind: Kind, device: Device) -> Callable[[], Stream]:
+    """What tells the stream that the caller uses arrays of `kind` on, when asked."""
+    if kind != "torch":
+        return device.current_stream
+    import torch  # pyright: ignore[reportMissingImports] - optional
+
+    return lambda: int(torch.cuda.current_stream(device.label).cuda_stream)

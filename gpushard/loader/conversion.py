@@ -1,0 +1,144 @@
+"""Elements as stored -> elements as the model wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.loader.memory import Memory
+from gpushard.options import KIB
+from gpushard.selection import Ints
+from gpushard.workers import Task, run_tasks
+
+# A piece of a load that is gathered and cast at a time stays in the cache.
+_PIECE_NBYTES = 512 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """``value * scale + offset``, in another data type.
+
+    Attributes
+    ----------
+    stored, dtype
+        Data types of what comes in and of what goes out.
+    scale, offset
+        None changes nothing.
+    """
+
+    stored: np.dtype[Any]
+    dtype: np.dtype[Any]
+    scale: float | None = None
+    offset: float | None = None
+
+    @classmethod
+    def to(
+        cls,
+        stored: np.dtype[Any],
+        dtype: np.dtype[Any] | None,
+        scale: float | None,
+        offset: float | None,
+    ) -> Conversion:
+        """Conversion to `dtype`; None: float32 where numbers change, else as stored."""
+        if dtype is None:
+            is_changed = scale is not None or offset is not None
+            keeps = not is_changed or stored.kind in "fc"
+            dtype = stored if keeps else np.dtype(np.float32)
+        # Python's numbers take the arrays' precision, NumPy's would widen it.
+        scale = None if scale is None else float(scale)
+        offset = None if offset is None else float(offset)
+        return cls(stored, dtype, scale, offset)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether elements stay as they are stored."""
+        return self.stored == self.dtype and self.scale is None and self.offset is None
+
+    @property
+    def _wide(self) -> type[np.floating[Any]]:
+        is_half = self.dtype.name in ("float16", "bfloat16")
+        is_double = self.stored.kind == "f" and self.stored.itemsize > 4
+        return np.float32 if is_half and not is_double else np.float64
+
+    @property
+    def factors(self) -> tuple[float, float] | None:
+        """Scale and offset that a device applies; None if numbers stay as they are."""
+        if self.scale is None and self.offset is None:
+            return None
+        # Adding -0.0 changes nothing, as leaving it out; adding 0.0 changes -0.0.
+        scale = 1.0 if self.scale is None else self.scale
+        return scale, -0.0 if self.offset is None else self.offset
+
+    def apply(self, values: NDArray[Any], out: NDArray[Any]) -> None:
+        """Write converted `values` into `out`, of the same shape."""
+        if self.scale is None and self.offset is None:
+            np.copyto(out, values, casting="unsafe")
+            return
+        # Half precision overflows at 65504, which packed integers reach; integers
+        # round: both are computed in a wider type and cast once. A device computes
+        # halves in single precision, and so the same numbers.
+        is_wide = out.dtype.kind in "fc" and out.dtype.itemsize >= 4
+        wide = out if is_wide else np.empty(out.shape, self._wide)
+        np.copyto(wide, values, casting="unsafe")
+        if self.scale is not None:
+            np.multiply(wide, self.scale, out=wide)
+        if self.offset is not None:
+            np.add(wide, self.offset, out=wide)
+        if wide is not out:
+            rounded = np.rint(wide, out=wide) if out.dtype.kind in "iu" else wide
+            np.copyto(out, rounded, casting="unsafe")
+
+
+def gathered(
+    values: NDArray[Any],
+    order: Ints | None,
+    conversion: Conversion,
+    memory: Memory,
+    n_workers: int,
+) -> NDArray[Any]:
+    """Rows `order` of `values`, converted; `values` itself if there is nothing to do.
+
+    Parameters
+    ----------
+    order
+        int64, shape (n,). Rows of axis 0; None takes all, as they come.
+    """
+    if order is None and conversion.is_none:
+        return values
+    n = len(values) if order is None else len(order)
+    out = memory.take((n, *values.shape[1:]), conversion.dtype)
+    row_nbytes = max(out.nbytes // n, 1) if n else 1
+    step = max(_PIECE_NBYTES // row_nbytes, 1)
+    fill: Callable[..., None] = partial(_fill, values, order, conversion, out)
+    tasks: list[Task] = [
+        partial(fill, first, min(first + step, n)) for first in range(0, n, step)
+    ]
+    with np.errstate(all="ignore"):
+        run_tasks(tasks, n_workers if len(tasks) > 1 else 1)
+    return out
+
+
+def _fill(
+    values: NDArray[Any],
+    order: Ints | None,
+    conversion: Conversion,
+    out: NDArray[Any],
+    first: int,
+    stop: int,
+) -> None:
+    """Write rows ``first:stop`` of `out`."""
+    if order is None:
+        rows = values[first:stop]
+    elif conversion.is_none:
+        # Every index is known to be inside; "clip" lets NumPy write without a buffer.
+        np.take(values, order[first:stop], axis=0, out=out[first:stop], mode="clip")
+        return
+    else:
+        rows = values[order[first:stop]]
+    with np.errstate(all="ignore"):
+        conversion.apply(rows, out[first:stop])

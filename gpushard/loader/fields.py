@@ -1,0 +1,254 @@
+"""The arrays of a loader: what a sample takes of each, and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.array import Array
+from gpushard.concatenation import ConcatArray
+from gpushard.errors import OptionError
+from gpushard.job import Job
+from gpushard.layout import GridAxis
+from gpushard.loader.conversion import Conversion, gathered
+from gpushard.loader.memory import Memory
+from gpushard.loader.windows import Cut, rows_of_all
+from gpushard.report import Tally
+from gpushard.results import host_job
+from gpushard.rolling.reader import RollingReader
+from gpushard.selection import Ints, Selection
+
+Source = Array | ConcatArray
+
+
+class Rows(Protocol):
+    """Samples one after the other: an array of the host, or rows on a device."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> Rows: ...
+
+
+Finish = Callable[[], Any]
+"""Called when the jobs are done: their `Rows`, a sample an entry of axis 0."""
+
+
+def _sums() -> Tally:
+    return Tally(is_wanted=False, is_summed=True)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of a loader.
+
+    Attributes
+    ----------
+    name
+        Its key, or its number among several.
+    array
+        What it is read from.
+    cut
+        What a sample takes of it.
+    conversion
+        What becomes of the elements.
+    n_workers
+        Threads that its reads are worth.
+    tally
+        What was done for it.
+    """
+
+    name: str
+    array: Source
+    cut: Cut
+    conversion: Conversion
+    n_workers: int
+    tally: Tally = field(default_factory=_sums)
+
+    @property
+    def sample_nbytes(self) -> int:
+        """Size of a sample as stored."""
+        size = int(np.prod(self.cut.sample_shape, dtype=np.int64))
+        return size * self.array.dtype.itemsize
+
+    @property
+    def is_row_wise(self) -> bool:
+        """Whether a sample is one row, which lies in one inner chunk along axis 0."""
+        return self.cut.drop
+
+    @property
+    def load_nbytes(self) -> int:
+        """What a sample takes while it is read."""
+        return self.sample_nbytes
+
+    def axis(self, unit: str) -> GridAxis:
+        """Axis 0 of the array, cut where its shards or its inner chunks end.
+
+        Parameters
+        ----------
+        unit
+            "shard" or "chunk".
+        """
+        return stored_axis(self.array, unit)
+
+    def touches(self, origins: Ints, first: int, stop: int) -> NDArray[np.bool_]:
+        """Which samples have any of the rows ``first:stop``: bool, (n_samples,)."""
+        rows = self.cut.rows(origins)
+        return ((rows >= first) & (rows < stop)).any(axis=1)
+
+    def facts(self) -> list[Any]:
+        """What decides where its samples lie, as JSON."""
+        cut = self.cut
+        facts: list[Any] = [list(cut.shape), str(self.array.dtype)]
+        return facts if cut.drop else [*facts, list(cut.window), cut.lead]
+
+    @property
+    def members(self) -> tuple[Array, ...]:
+        """The stored arrays."""
+        if isinstance(self.array, ConcatArray):
+            return self.array.arrays
+        return (self.array,)
+
+    def read(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
+        """Jobs that read the samples at `origins`, and what makes them one array."""
+        self.tally.add(loaded_samples=len(origins))
+        if self.cut.takes_rows:
+            return self._read_rows(origins, memory)
+        return self._read_patches(origins, memory)
+
+    def _read_rows(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
+        """Each row is read once, in the order of storage, and then goes to its places.
+
+        Inner chunks are decoded to where they lie side by side; scattered rows would
+        cost a piece of an inner chunk each.
+        """
+        wanted = self.cut.rows(origins)
+        flat = wanted.ravel()
+        n_rows = self.cut.shape[0]
+        outside = (flat < 0) | (flat >= n_rows)
+        rows, order = _distinct(flat.clip(0, max(n_rows - 1, 0)))
+        values = memory.take((len(rows), *self.cut.shape[1:]), self.array.dtype)
+        jobs = self._jobs([rows_of_all(rows, self.cut.shape)], [values])
+        return jobs, partial(self._finish, values, order, outside, memory)
+
+    def _finish(
+        self, values: NDArray[Any], order: Ints | None, outside: Any, memory: Memory
+    ) -> NDArray[Any]:
+        out = gathered(values, order, self.conversion, memory, self.n_workers)
+        if outside.any():
+            fill = np.full(1, self.members[0].fill_value, self.array.dtype)
+            self.conversion.apply(fill, filled := np.empty(1, out.dtype))
+            out[outside] = filled[0]
+        return out.reshape(-1, *self.cut.sample_shape)
+
+    def _read_patches(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
+        shape = (len(origins), *self.cut.sample_shape)
+        values = memory.take(shape, self.array.dtype)
+        wanted = [self.cut.patch(origin) for origin in origins.tolist()]
+        if any(s.grid_shape != self.cut.sample_shape for s in wanted):
+            values[...] = self.members[0].fill_value
+        jobs = self._jobs(wanted, list(values))
+        return jobs, partial(
+            gathered, values, None, self.conversion, memory, self.n_workers
+        )
+
+    def _jobs(
+        self, selections: Sequence[Selection], outs: Sequence[NDArray[Any]]
+    ) -> list[Job]:
+        if isinstance(self.array, ConcatArray):
+            jobs = list(self.array.jobs(selections, outs, None, self.tally))
+        else:
+            jobs = [host_job(self.array.source, selections, outs, self.tally)]
+        self.count(jobs)
+        return jobs
+
+    def count(self, jobs: Sequence[Job]) -> None:
+        """Note how many inner chunks jobs read."""
+        self.tally.add(loaded_chunks=sum(job.plan.n_chunks for job in jobs))
+
+
+def concatenated(parts: Sequence[Any]) -> Rows:
+    """Samples of all parts, one after the other, in memory of their own."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    return parts[0].joined(parts)
+
+
+def _distinct(rows: Ints) -> tuple[Ints, Ints | None]:
+    """Rows ascending, each once, and where to find each; None if they were so."""
+    if np.all(rows[1:] > rows[:-1]):
+        return rows, None
+    found, order = np.unique(rows, return_inverse=True)
+    return found, order.reshape(-1)
+
+
+def usable_source(array: Any, name: str, num_threads: int | None) -> Source:
+    """Array of a loader as the host sees it, its reads held to a number of threads.
+
+    Raises
+    ------
+    OptionError
+        It is no array of gpushard, or has no axis to take samples from.
+    """
+    if isinstance(array, RollingReader):
+        array = array.view()
+    if not isinstance(array, Source):
+        raise OptionError(
+            f"{name} of a loader is no array of gpushard",
+            got=type(array).__name__,
+            hint="open it with gpushard.open_array",
+        )
+    if not array.ndim:
+        raise OptionError(f"{name} of a loader has no axis of samples")
+    if isinstance(array, ConcatArray):
+        members = tuple(_on_host(a, num_threads) for a in array.arrays)
+        return ConcatArray(members, array.axis)
+    return _on_host(array, num_threads)
+
+
+def _on_host(array: Array, num_threads: int | None) -> Array:
+    if num_threads is None:
+        return Array(array.source)
+    options = array.source.options.but(threads=num_threads)
+    return Array(replace(array.source, options=options))
+
+
+def threads_of(array: Source) -> int:
+    """Threads that reads of an array may use."""
+    members = array.arrays if isinstance(array, ConcatArray) else (array,)
+    return members[0].source.options.threads
+
+
+def stored_axis(array: Source, unit: str) -> GridAxis:
+    """Axis 0 of an array, cut where its shards or its inner chunks end.
+
+    Parameters
+    ----------
+    unit
+        "shard" or "chunk".
+    """
+    if not isinstance(array, ConcatArray):
+        return _axis(array, unit)
+    axes = [_axis(member, unit) for member in array.arrays]
+    if array.axis != 0:
+        return axes[0]
+    bounds, before = [np.zeros(1, np.int64)], 0
+    for axis in axes:
+        ends = axis.start_of(np.arange(1, axis.n_cells)) + before
+        before += axis.extent
+        bounds.append(np.append(ends, before) if axis.extent else ends)
+    return GridAxis(before, 0, np.concatenate(bounds).astype(np.int64))
+
+
+def _axis(array: Array, unit: str) -> GridAxis:
+    layout = array.source.layout
+    return layout.axes[0] if unit == "shard" else layout.inner_axes[0]

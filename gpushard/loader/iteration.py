@@ -1,0 +1,75 @@
+"""One pass over a rank's part of an epoch: what runs ahead, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpushard.loader.batches import Batch, cut_batches
+from gpushard.loader.order import Order
+from gpushard.loader.prefetch import Prefetched, Waits
+from gpushard.loader.reading import Reader
+from gpushard.loader.shares import Share
+
+# A thread that is told to end is over when its task is: one batch of requests.
+_LONGEST_JOIN = 10.0
+
+
+@dataclass
+class Pass:
+    """One pass over an epoch.
+
+    Attributes
+    ----------
+    stop
+        Set when it is to end.
+    """
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    _stages: list[Prefetched[Any]] = field(default_factory=list[Prefetched[Any]])
+
+    def batches(
+        self,
+        reader: Reader,
+        place: tuple[Order, Share, int],
+        finish: Callable[[Batch], tuple[Batch, Any]],
+        ahead: tuple[int, int],
+        waits: Waits,
+    ) -> Iterator[tuple[Batch, Any]]:
+        """Batches and what `finish` makes of each.
+
+        Parameters
+        ----------
+        place
+            Order and share, and the step to begin at.
+        finish
+            Makes what is handed out.
+        ahead
+            How many loads are read, and how many batches finished, before they are
+            asked for; 0 does it when they are.
+        waits
+            Where to count how the consumer waits.
+        """
+        order, share, step = place
+        n_loads, n_batches = ahead
+        loads = reader.loads(order, share, share.turns(step)[0])
+        if n_loads:
+            inner = Waits() if n_batches else waits
+            loads = self._ahead(loads, n_loads, inner)
+        finished = map(finish, cut_batches(loads, share, step))
+        return self._ahead(finished, n_batches, waits) if n_batches else finished
+
+    def _ahead(self, items: Iterator[Any], depth: int, waits: Waits) -> Iterator[Any]:
+        stage: Prefetched[Any] = Prefetched(items, depth, self.stop, waits)
+        self._stages.append(stage)
+        return stage
+
+    def close(self, *, joins: bool = False) -> None:
+        """Let its threads end; with `joins`, return when they have."""
+        for stage in self._stages:
+            stage.close()
+        if joins:
+            for stage in self._stages:
+                stage.join(_LONGEST_JOIN)

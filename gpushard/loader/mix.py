@@ -1,0 +1,291 @@
+"""`Mix`: batches of several loaders, each drawn by weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import OptionError
+from gpushard.loader.arguments import one_of, whole_number
+from gpushard.loader.loader import Loader
+from gpushard.loader.permutation import uniform
+from gpushard.loader.state import Standing, parsed_standing, refuse_other, state_of
+from gpushard.loader.torch_data import tell_torch
+
+Stop = Literal["first", "all", "restart"]
+
+# No other purpose of random numbers has this one; see `order`.
+_MIX = 4
+# Epochs of a loader that begins anew are numbered far from those of the mix.
+_ROUND = 1_000_000
+_SUMMED = ("batches", "samples", "bytes", "waiting_seconds", "samples_skipped")
+_N_DRAWS = 4096
+
+
+class Mix:
+    """Batches of several loaders: each step takes the next one of a loader at random.
+
+    Which loader comes at which step depends on the seed, the epoch and the step, so
+    that all ranks draw the same.
+
+    Parameters
+    ----------
+    loaders
+        Loaders, in a list or by name.
+    weights
+        How likely each is drawn: a number each, in a list or by name; by default as
+        many batches as it has. They need not add up to 1.
+    seed
+        Of the draws.
+    stop
+        When an epoch ends: "first" when a loader is drawn that has nothing left;
+        "all" when none has, the others being drawn meanwhile; "restart" when each has
+        been through once, those that are through sooner beginning their next epoch.
+    return_source
+        Whether batches come as ``(batch, source)``: name or number of their loader.
+
+    Raises
+    ------
+    OptionError
+        There are no loaders, the weights are no positive numbers, or ranks would not
+        take the same steps.
+
+    Examples
+    --------
+    >>> a = gpushard.open_array("demo.zarr/u")
+    >>> loaders = {"u": gpushard.Loader(a), "again": gpushard.Loader(a)}
+    >>> with gpushard.Mix(loaders, stop="all", return_source=True) as mix:
+    ...     sorted(source for _, source in mix)
+    ['again', 'again', 'u', 'u']
+    """
+
+    def __init__(
+        self,
+        loaders: Mapping[str, Loader] | Sequence[Loader],
+        *,
+        weights: Mapping[str, float] | Sequence[float] | None = None,
+        seed: int = 0,
+        stop: Stop = "first",
+        return_source: bool = False,
+    ) -> None:
+        is_named = isinstance(loaders, Mapping)
+        self._loaders = list(loaders.values()) if is_named else list(loaders)
+        self._names = list(loaders) if is_named else list(range(len(self._loaders)))
+        if not self._loaders:
+            raise OptionError("a mix needs at least one loader")
+        if not all(isinstance(loader, Loader) for loader in self._loaders):
+            raise OptionError("a mix is of loaders", hint="make each a gpushard.Loader")
+        if not all(loader.is_even for loader in self._loaders):
+            raise OptionError(
+                "ranks of a mix would not take the same steps",
+                got="uneven='allow'",
+                hint="make the loaders with uneven='drop' or 'pad'",
+            )
+        given = [len(loader) for loader in self._loaders] if weights is None else None
+        self._weights = _parsed(given or weights, self._names)
+        self._seed = whole_number(seed, "seed", 0)
+        self._stop: Stop = one_of(stop, "stop", ("first", "all", "restart"))
+        self._return_source = return_source
+        self._standing = Standing(0, 0)
+        self._rounds = [0] * len(self._loaders)
+        self._is_resumed = False
+        self._pass: object = None
+        tell_torch(Mix)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that is read, or will be next."""
+        return self._standing.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch; where it is the current one, a resumed step stays."""
+        if whole_number(epoch, "epoch", 0) != self._standing.epoch:
+            self._stand(Standing(epoch, 0))
+
+    def _stand(self, standing: Standing) -> None:
+        self._standing, self._is_resumed = standing, False
+        self._rounds = [0] * len(self._loaders)
+
+    def __len__(self) -> int:
+        """Batches of the current epoch."""
+        lengths = np.array([len(loader) for loader in self._loaders])
+        if self._stop == "all":
+            return int(lengths.sum())
+        if not lengths.all():
+            return 0
+        ends = self._ends(lengths.tolist())
+        return min(ends) if self._stop == "first" else max(ends)
+
+    def _ends(self, lengths: Sequence[int]) -> list[int]:
+        """Steps that find loaders at their end: the first one, or all."""
+        n_wanted = 1 if self._stop == "first" else len(lengths)
+        found: dict[int, int] = {}
+        drawn, step = [0] * len(lengths), 0
+        while len(found) < n_wanted:
+            draws = self._draws(np.arange(step, step + _N_DRAWS), self._weights)
+            for k, length in enumerate(lengths):
+                at = np.flatnonzero(draws == k)
+                if 0 <= length - drawn[k] < len(at):
+                    found[k] = step + int(at[length - drawn[k]])
+                drawn[k] += len(at)
+            step += _N_DRAWS
+        return list(found.values())
+
+    def _draws(self, steps: NDArray[np.int64], weights: NDArray[np.float64]) -> Any:
+        """Loaders drawn at steps: int64, of the same shape."""
+        reach = np.cumsum(weights)
+        number = uniform(steps, self._seed, self._standing.epoch, _MIX)
+        return np.searchsorted(reach, number * reach[-1], side="right")
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._is_resumed:
+            self._stand(Standing(self._standing.epoch, 0))
+            for loader in self._loaders:
+                loader.set_epoch(self._standing.epoch)
+        self._is_resumed = False
+        self._pass = begun = object()
+        return self._iterate(begun)
+
+    def _iterate(self, begun: object) -> Iterator[Any]:
+        epoch = self._standing.epoch
+        iterators = [iter(loader) for loader in self._loaders]
+        step = self._standing.step
+        while (k := self._drawn(step)) is not None:
+            try:
+                batch = next(iterators[k])
+            except StopIteration:
+                self._rounds[k] += 1
+                if self._is_over():
+                    break
+                if self._stop == "restart":
+                    iterators[k] = self._again(k)
+                continue
+            step += 1
+            self._standing = Standing(epoch, step)
+            yield (batch, self._names[k]) if self._return_source else batch
+            del batch
+            if self._pass is not begun:
+                raise OptionError(
+                    "this iteration has ended: the mix was closed or iterated anew"
+                )
+        self._stand(Standing(epoch + 1, 0))
+        for loader in self._loaders:
+            loader.close()
+
+    def _drawn(self, step: int) -> int | None:
+        """Loader that gives the batch of a step; None if no loader is left."""
+        weights = self._weights
+        if self._stop == "all":
+            weights = np.where(np.array(self._rounds) > 0, 0.0, weights)
+            if not weights.any():
+                return None
+        return int(self._draws(np.array([step]), weights)[0])
+
+    def _is_over(self) -> bool:
+        """Whether the epoch is, now that a loader was found at its end."""
+        return self._stop == "first" or all(self._rounds)
+
+    def _again(self, k: int) -> Iterator[Any]:
+        loader = self._loaders[k]
+        loader.set_epoch(self._standing.epoch + self._rounds[k] * _ROUND)
+        if not len(loader):
+            raise OptionError(
+                f"loader {self._names[k]} of a mix has no batches to begin anew with"
+            )
+        return iter(loader)
+
+    def _facts(self) -> dict[str, Any]:
+        mix = {
+            "loaders": list(self._names),
+            "weights": self._weights.tolist(),
+            "seed": self._seed,
+            "stop": self._stop,
+        }
+        return {"mix": mix}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the mix and its loaders stand, as small JSON; the same on all ranks."""
+        states = [loader.state_dict() for loader in self._loaders]
+        return {
+            **state_of(self._standing, self._facts()),
+            "rounds": list(self._rounds),
+            "states": states,
+        }
+
+    def load_state_dict(self, state: Any) -> None:
+        """Stand where another mix stood: the next batch is the one it had next.
+
+        Raises
+        ------
+        OptionError
+            The mix or one of its loaders differs; what does is told.
+        """
+        standing = parsed_standing(state)
+        refuse_other(state, self._facts())
+        states, rounds = state.get("states"), state.get("rounds")
+        n = len(self._loaders)
+        for entries in (states, rounds):
+            if not isinstance(entries, list) or len(entries) != n:
+                raise OptionError("this is no state of a mix of as many loaders")
+        for loader, its in zip(self._loaders, states, strict=True):
+            loader.load_state_dict(its)
+        self._stand(standing)
+        self._rounds = [whole_number(r, "rounds", 0) for r in rounds]
+        self._is_resumed = True
+
+    def stats(self) -> dict[str, Any]:
+        """Sums of the figures of the loaders, and those of each under ``loaders``."""
+        each = [loader.stats() for loader in self._loaders]
+        sums = {name: sum(figures[name] for figures in each) for name in _SUMMED}
+        return {**sums, "loaders": dict(zip(self._names, each, strict=True))}
+
+    def close(self) -> None:
+        """End the iteration and its threads."""
+        self._pass = None
+        for loader in self._loaders:
+            loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        shares = self._weights / self._weights.sum()
+        pairs = zip(self._names, shares, strict=True)
+        what = ", ".join(f"{name}: {share:.0%}" for name, share in pairs)
+        return f"<gpushard.Mix of {what}>"
+
+
+def _parsed(weights: Any, names: Sequence[Any]) -> NDArray[np.float64]:
+    """Weights, one a loader, as they are told or by name."""
+    if isinstance(weights, Mapping):
+        if set(weights) != set(names):
+            raise OptionError(
+                "weights= names other loaders",
+                expected=", ".join(map(str, names)),
+                got=", ".join(map(str, weights)),
+            )
+        weights = [weights[name] for name in names]
+    try:
+        values = np.asarray(weights, np.float64)
+    except (TypeError, ValueError) as error:
+        raise OptionError("weights= are no numbers") from error
+    is_usable = values.shape == (len(names),) and np.isfinite(values).all()
+    if not (is_usable and (values > 0).all()):
+        raise OptionError(
+            "weights= has not one positive number a loader",
+            expected=len(names),
+            got=values.tolist(),
+        )
+    return values

@@ -1,0 +1,258 @@
+"""The order of samples: a pure function of the seed and the epoch.
+
+An order takes positions (when a sample comes) to samples (which one), any of them at
+any time, so that an epoch can be entered anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.layout import GridAxis
+from gpushard.loader.permutation import bits, permutation, uniform
+from gpushard.selection import Ints
+
+# What random numbers are for; no two purposes share a stream.
+_SAMPLES, _BLOCKS, _GROUP, _DRAWS = range(4)
+
+
+class Order(Protocol):
+    """Samples of one epoch, in order."""
+
+    @property
+    def n(self) -> int:
+        """Number of positions."""
+        ...
+
+    def at(self, positions: Ints, /) -> Ints:
+        """Samples at `positions`: int64 in, int64 of the same shape out."""
+        ...
+
+    def cut(self, position: int) -> int:
+        """First position, not before `position`, where a read may well end.
+
+        What is stored together and comes together lies between two such places.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """Samples as they are stored; `axis` is cut where a read may end."""
+
+    n: int
+    axis: GridAxis
+
+    def at(self, positions: Ints) -> Ints:
+        """See `Order`."""
+        return positions
+
+    def cut(self, position: int) -> int:
+        """See `Order`: where an inner chunk ends."""
+        if position <= 0 or position >= self.n:
+            return min(max(position, 0), self.n)
+        cell = self.axis.cell_at(position - 1)
+        return min(int(self.axis.start_of(cell) + self.axis.length_of(cell)), self.n)
+
+
+class Shuffled:
+    """Any sample at any position, each once."""
+
+    def __init__(self, n: int, n_samples: int, seed: int, epoch: int) -> None:
+        self.n = n
+        self.at = permutation(n_samples, seed, epoch, _SAMPLES)
+
+    def cut(self, position: int) -> int:
+        """See `Order`: anywhere."""
+        return min(position, self.n)
+
+
+class BlockShuffled:
+    """Blocks of samples at random, a few of them at a time mixed.
+
+    Parameters
+    ----------
+    n
+        Number of positions.
+    axis
+        The samples, cut into blocks.
+    buffer_blocks
+        Blocks that are mixed: a group.
+    """
+
+    def __init__(
+        self, n: int, axis: GridAxis, buffer_blocks: int, seed: int, epoch: int
+    ) -> None:
+        self.n = n
+        self._axis = axis
+        self._buffer_blocks = buffer_blocks
+        self._seed, self._epoch = seed, epoch
+        self._block_at = permutation(axis.n_cells, seed, epoch, _BLOCKS)
+        first, stop = self._bounds(self._block_at(np.arange(axis.n_cells)))
+        firsts = np.arange(0, axis.n_cells, buffer_blocks)
+        lengths = np.add.reduceat(stop - first, firsts) if len(firsts) else firsts
+        self._starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self._members = lru_cache(maxsize=2)(self._drawn)
+
+    def _bounds(self, blocks: Ints) -> tuple[Ints, Ints]:
+        """First sample of each block, and one past its last."""
+        first = self._axis.start_of(blocks)
+        stop = np.minimum(first + self._axis.length_of(blocks), self._axis.extent)
+        return first, stop
+
+    def _drawn(self, group: int) -> Ints:
+        """Samples of a group, in their order."""
+        place = np.arange(
+            group * self._buffer_blocks,
+            min((group + 1) * self._buffer_blocks, self._axis.n_cells),
+        )
+        first, stop = self._bounds(self._block_at(place))
+        length = stop - first
+        before = np.cumsum(length) - length
+        samples = np.arange(length.sum()) + np.repeat(first - before, length)
+        words = bits(len(samples), self._seed, self._epoch, _GROUP, group)
+        return samples[np.argsort(words, kind="stable")]
+
+    def at(self, positions: Ints) -> Ints:
+        """See `Order`."""
+        group = np.searchsorted(self._starts, positions, side="right") - 1
+        samples = np.empty(len(positions), np.int64)
+        for g in np.unique(group).tolist():
+            mine = group == g
+            samples[mine] = self._members(g)[positions[mine] - self._starts[g]]
+        return samples
+
+    def cut(self, position: int) -> int:
+        """See `Order`: where a group ends."""
+        return min(int(self._starts[np.searchsorted(self._starts, position)]), self.n)
+
+
+class Drawn:
+    """Samples drawn again and again, alike or by weight.
+
+    Parameters
+    ----------
+    cumulated
+        float64, shape (n_samples,): sums of the weights up to each sample; None draws
+        all alike.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        n_samples: int,
+        cumulated: NDArray[np.float64] | None,
+        seed: int,
+        epoch: int,
+    ) -> None:
+        self.n = n
+        self._n_samples = n_samples
+        self._cumulated = cumulated
+        self._seed, self._epoch = seed, epoch
+
+    def at(self, positions: Ints) -> Ints:
+        """See `Order`."""
+        number = uniform(positions, self._seed, self._epoch, _DRAWS)
+        if self._cumulated is None:
+            return (number * self._n_samples).astype(np.int64)
+        reach = number * self._cumulated[-1]
+        return np.searchsorted(self._cumulated, reach, side="right").astype(np.int64)
+
+    def cut(self, position: int) -> int:
+        """See `Order`: anywhere."""
+        return min(position, self.n)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Samples in an order of the caller's: int64, shape (n,)."""
+
+    samples: Ints
+
+    @property
+    def n(self) -> int:
+        """Number of positions."""
+        return len(self.samples)
+
+    def at(self, positions: Ints) -> Ints:
+        """See `Order`."""
+        return self.samples[positions]
+
+    def cut(self, position: int) -> int:
+        """See `Order`: anywhere."""
+        return min(position, self.n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffling:
+    """How samples are ordered in every epoch.
+
+    Attributes
+    ----------
+    axis
+        The samples, cut where a read may end; into blocks where these are shuffled.
+    seed
+        Of all random numbers.
+    shuffle
+        Whether the order is random.
+    buffer_blocks
+        Blocks mixed at a time; 0 mixes all samples.
+    num_samples
+        Positions of an epoch; None is one a sample.
+    replacement
+        Whether each position is drawn anew.
+    cumulated
+        Sums of the weights up to each sample; see `Drawn`.
+    sampler
+        The caller's order of an epoch, from its number.
+    """
+
+    axis: GridAxis
+    seed: int = 0
+    shuffle: bool = False
+    buffer_blocks: int = 0
+    num_samples: int | None = None
+    replacement: bool = False
+    cumulated: NDArray[np.float64] | None = None
+    sampler: Callable[[int], Ints] | None = None
+
+    def order(self, epoch: int) -> Order:
+        """Order of the samples of an epoch."""
+        n_samples = self.axis.extent
+        n = n_samples if self.num_samples is None else self.num_samples
+        if self.sampler is not None:
+            return Listed(self.sampler(epoch))
+        if self.replacement:
+            return Drawn(n, n_samples, self.cumulated, self.seed, epoch)
+        if not self.shuffle:
+            return Sequential(n, self.axis)
+        if self.buffer_blocks:
+            return BlockShuffled(n, self.axis, self.buffer_blocks, self.seed, epoch)
+        return Shuffled(n, n_samples, self.seed, epoch)
+
+    def fingerprint(self, epoch: int) -> dict[str, Any]:
+        """What the order of an epoch depends on, as JSON."""
+        facts: dict[str, Any] = {"n_samples": self.axis.extent}
+        if self.sampler is not None:
+            return facts | {"sampler": crc32(self.sampler(epoch).tobytes())}
+        facts |= {"num_samples": self.num_samples, "shuffle": self.shuffle}
+        if self.replacement:
+            facts["replacement"] = True
+            if self.cumulated is not None:
+                facts["weights"] = crc32(self.cumulated.tobytes())
+        elif self.shuffle and self.buffer_blocks:
+            bounds = self.axis.boundaries
+            facts["block"] = (
+                self.axis.cell if bounds is None else f"crc {crc32(bounds.tobytes())}"
+            )
+            facts["buffer_blocks"] = self.buffer_blocks
+        if self.shuffle or self.replacement:
+            facts["seed"] = self.seed
+        return facts

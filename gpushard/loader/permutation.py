@@ -1,0 +1,90 @@
+"""Random numbers and permutations that depend on a seed and on nothing else.
+
+Everything is made of the raw output of a bit generator, which NumPy promises to keep
+(NEP 19); what its `Generator` makes of it may change between versions, and an epoch
+could then not be resumed with another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.selection import Ints
+
+Permutation = Callable[[Ints], Ints]
+"""Where positions go: int64 in, int64 of the same shape out."""
+
+# Up to here a permutation is a list of its elements, at most 8 MiB.
+LONGEST_LIST = 2**20
+_N_ROUNDS = 8
+_DRAWS_PER_BLOCK = 4096
+
+
+def bits(n: int, seed: int, *path: int) -> NDArray[np.uint64]:
+    """Random words: uint64, shape (n,), those of the place `path` in the stream."""
+    return np.random.Philox(np.random.SeedSequence(seed, spawn_key=path)).random_raw(n)
+
+
+def permutation(n: int, seed: int, *path: int) -> Permutation:
+    """Random permutation of ``range(n)``.
+
+    A long one is a network of keyed rounds that computes each element when it is asked
+    for, and holds nothing.
+    """
+    if n <= LONGEST_LIST:
+        return np.argsort(bits(n, seed, *path), kind="stable").astype(np.int64).take
+    return _Network(n, bits(_N_ROUNDS, seed, *path))
+
+
+class _Network:
+    """Permutation of ``range(n)`` by Feistel rounds over the next power of four.
+
+    What leaves the range is sent through again until it is back inside: a permutation
+    of the larger range stays one when the elements outside are taken out of its cycles.
+    """
+
+    def __init__(self, n: int, keys: NDArray[np.uint64]) -> None:
+        self._n = n
+        self._keys = keys
+        self._half = np.uint64(((n - 1).bit_length() + 1) // 2)
+        self._mask = np.uint64((1 << int(self._half)) - 1)
+
+    def __call__(self, positions: Ints) -> Ints:
+        values = self._once(positions.astype(np.uint64))
+        outside = np.flatnonzero(values >= self._n)
+        while len(outside):
+            values[outside] = self._once(values[outside])
+            outside = outside[values[outside] >= self._n]
+        return values.astype(np.int64)
+
+    def _once(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = values >> self._half, values & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (_mixed(right ^ key) & self._mask)
+        return (left << self._half) | right
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Each word, every bit of it depending on every other (MurmurHash3's finaliser)."""
+    shift = np.uint64(33)
+    values = (values ^ (values >> shift)) * np.uint64(0xFF51AFD7ED558CCD)
+    values = (values ^ (values >> shift)) * np.uint64(0xC4CEB9FE1A85EC53)
+    return values ^ (values >> shift)
+
+
+def uniform(positions: Ints, seed: int, *path: int) -> NDArray[Any]:
+    """Random numbers of ``[0, 1)``, one a position: float64, of the same shape.
+
+    A position's number depends on nothing but the seed, the path and the position.
+    """
+    drawn = np.empty(len(positions))
+    block = positions // _DRAWS_PER_BLOCK
+    for b in np.unique(block).tolist():
+        mine = block == b
+        words = bits(_DRAWS_PER_BLOCK, seed, *path, b)
+        drawn[mine] = (words >> np.uint64(11))[positions[mine] % _DRAWS_PER_BLOCK]
+    return drawn * 2.0**-53

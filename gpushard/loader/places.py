@@ -1,0 +1,240 @@
+"""Where a loader's samples are read to: memory of the host, or of a device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.concatenation import ConcatArray
+from gpushard.errors import UnsupportedError
+from gpushard.job import Job
+from gpushard.loader.fields import Field, Finish
+from gpushard.loader.memory import Memory
+from gpushard.loader.ragged import RaggedField, RaggedRows
+from gpushard.selection import IndexAxis, Ints, Orthogonal, Selection, SliceAxis
+
+if TYPE_CHECKING:
+    from gpushard.devices.base import Device, Event, Stream
+    from gpushard.devices.output import DeviceOutput
+    from gpushard.loader.device_memory import DeviceRows
+
+
+class Place(Protocol):
+    """Where samples are read to."""
+
+    @property
+    def n_behind(self) -> int:
+        """Reads that are under way there while the next one is begun."""
+        ...
+
+    def check(self) -> None:
+        """Refuse processes that cannot use it."""
+        ...
+
+    def read(self, field: Field, origins: Ints) -> tuple[list[Job], Finish]:
+        """Jobs that read the samples at `origins`, and what makes them one array."""
+        ...
+
+    def abandon(self, jobs: Sequence[Job]) -> None:
+        """Let nothing of jobs that were begun be under way any more."""
+        ...
+
+
+class HostPlace:
+    """Memory of the host.
+
+    Parameters
+    ----------
+    memory
+        Where to take it from.
+    """
+
+    n_behind = 0
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def check(self) -> None:
+        """See `Place`: all can."""
+
+    def read(self, field: Field, origins: Ints) -> tuple[list[Job], Finish]:
+        """See `Place`."""
+        return field.read(origins, self._memory)
+
+    def abandon(self, jobs: Sequence[Job]) -> None:
+        """See `Place`: nothing ever is."""
+
+
+class DevicePlace:
+    """Memory of a device.
+
+    Kernels put the samples in order and convert them as they land. What they cannot
+    is read on the host and copied.
+
+    Parameters
+    ----------
+    device
+        The device.
+    host
+        Where to take memory of the host from.
+    n_kept
+        Pieces of the device's memory kept for later.
+    consumer
+        The stream that batches are used on.
+    """
+
+    n_behind = 1
+
+    def __init__(
+        self, device: Device, host: Memory, n_kept: int, consumer: Callable[[], Stream]
+    ) -> None:
+        from gpushard.loader.device_memory import DeviceMemory
+
+        self._memory = DeviceMemory(device, n_kept, consumer)
+        self._device = device
+        self._host = host
+        self._pid = os.getpid()
+
+    def check(self) -> None:
+        """Refuse a process that was forked.
+
+        Raises
+        ------
+        UnsupportedError
+            It is not the one that the loader was made in.
+        """
+        if os.getpid() != self._pid:
+            raise UnsupportedError(
+                "a loader of batches on a device does not work in a forked process",
+                got=self._device.label,
+                hint="pass num_workers=0: the loader reads ahead in threads; or read"
+                " on the host in the workers, with device='cpu'",
+            )
+
+    def read(self, field: Field, origins: Ints) -> tuple[list[Job], Finish]:
+        """See `Place`."""
+        if not takes(field):
+            jobs, finish = field.read(origins, self._host)
+            return jobs, lambda: self._uploaded(finish())
+        field.tally.add(loaded_samples=len(origins))
+        shape = (len(origins), *field.cut.sample_shape)
+        wanted = _rows(field, origins) if field.cut.takes_rows else None
+        landing = wanted or _patches(field, origins)
+        rows = self._memory.take(landing.shape, field.conversion.dtype)
+        pinned = [self._prefill(field, rows)] if landing.has_gaps else []
+        entry = self._device.record(self._memory.stream)
+        outs = landing.outputs(rows, field)
+        jobs = self._jobs(field, landing.selections, outs, entry)
+
+        def finish_there() -> DeviceRows:
+            pinned.clear()  # the copy from it is done
+            return rows.reshaped(shape)
+
+        return jobs, finish_there
+
+    def _uploaded(self, rows: Any) -> Any:
+        if isinstance(rows, RaggedRows):
+            return rows.moved(self._memory.uploaded)
+        return self._memory.uploaded(rows)
+
+    def _prefill(self, field: Field, rows: DeviceRows) -> NDArray[np.uint8]:
+        """Let the fill value be everywhere; keep what is returned until it is."""
+        fill = np.full(1, field.members[0].fill_value, field.array.dtype)
+        field.conversion.apply(fill, filled := np.empty(1, rows.dtype))
+        pinned = self._memory.pinned(np.full(rows.shape, filled[0], rows.dtype))
+        self._device.upload(rows.address, pinned, self._memory.stream)
+        return pinned
+
+    def _jobs(
+        self,
+        field: Field,
+        selections: Sequence[Selection],
+        outs: Sequence[DeviceOutput],
+        entry: Event,
+    ) -> list[Job]:
+        from gpushard.devices.reading import device_job
+
+        job = partial(device_job, device=self._device, tally=field.tally, entry=entry)
+        if not isinstance(field.array, ConcatArray):
+            made = [job(field.array.source, selections, outs)]
+        else:
+            made = [
+                job(array.source, mine, [outs[i] for i in which])
+                for array, mine, which in field.array.shares(selections)
+            ]
+        jobs = [one for one in made if one is not None]
+        field.count(jobs)
+        return jobs
+
+    def abandon(self, jobs: Sequence[Job]) -> None:
+        """See `Place`."""
+        from gpushard.devices.reading import abandon
+
+        abandon(jobs)
+
+
+def takes(field: Field) -> bool:
+    """Whether kernels read an array to where its samples lie."""
+    from gpushard.devices.reading import kernels_scatter
+    from gpushard.devices.scatter_transfer import Affine
+
+    factors = field.conversion.factors
+    affine = None if factors is None else Affine(*factors)
+    dtype = field.conversion.dtype
+    return not isinstance(field, RaggedField) and all(
+        kernels_scatter(a.source, dtype, affine) for a in field.members
+    )
+
+
+class _Landing(NamedTuple):
+    """What to read of an array, and where in rows of `shape` it lands.
+
+    Attributes
+    ----------
+    has_gaps
+        Whether some elements of the rows are not read.
+    """
+
+    shape: tuple[int, ...]
+    selections: list[Selection]
+    has_gaps: bool
+
+    def outputs(self, rows: DeviceRows, field: Field) -> list[DeviceOutput]:
+        """Where each selection is written."""
+        from gpushard.devices.scatter_transfer import Affine
+
+        factors = field.conversion.factors
+        affine = None if factors is None else Affine(*factors)
+        if len(self.selections) == 1 and self.selections[0].shape == self.shape:
+            return [rows.output(affine)]
+        each = self.shape[1:]
+        return [
+            rows[i : i + 1].reshaped(each).output(affine)
+            for i in range(len(self.selections))
+        ]
+
+
+def _rows(field: Field, origins: Ints) -> _Landing:
+    """Whole rows, each put in its place by the kernel that copies it."""
+    flat = field.cut.rows(origins).ravel()
+    shape = field.cut.shape
+    place = np.flatnonzero((flat >= 0) & (flat < shape[0]))
+    first = IndexAxis(flat[place], place)
+    rest = (SliceAxis(0, 1, extent) for extent in shape[1:])
+    landed = (len(flat), *shape[1:])
+    selection = Orthogonal((first, *rest), landed)
+    return _Landing(landed, [selection], len(place) < len(flat))
+
+
+def _patches(field: Field, origins: Ints) -> _Landing:
+    wanted: list[Selection] = [field.cut.patch(o) for o in origins.tolist()]
+    sample_shape = field.cut.sample_shape
+    has_gaps = any(
+        isinstance(s, Orthogonal) and s.grid_shape != sample_shape for s in wanted
+    )
+    return _Landing((len(origins), *sample_shape), wanted, has_gaps)

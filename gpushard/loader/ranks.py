@@ -1,0 +1,61 @@
+"""Which of how many processes this is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+from gpushard.errors import OptionError
+
+Ranks = tuple[int, int]
+"""The rank and the world size."""
+
+
+def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
+    """Rank and world size: as given, or as the process group or the launcher says.
+
+    Looked for in arguments, an initialised torch.distributed, the variables ``RANK``
+    and ``WORLD_SIZE``, an initialised jax.distributed; else this is the only process.
+
+    Raises
+    ------
+    OptionError
+        Only one of them is given, or they contradict one another.
+    """
+    if (rank is None) != (world_size is None):
+        raise OptionError(
+            "rank= and world_size= are given together or not at all",
+            got=f"rank={rank}, world_size={world_size}",
+        )
+    if rank is None or world_size is None:
+        rank, world_size = next(_told())
+    if not 0 <= rank < world_size:
+        raise OptionError(
+            "rank is not one of world_size processes",
+            expected=f"0 <= rank < {world_size}",
+            got=rank,
+        )
+    return rank, world_size
+
+
+def _told() -> Iterator[Ranks]:
+    # Who uses a process group has imported its package: nothing is imported to ask.
+    torch = sys.modules.get("torch.distributed")
+    if torch is not None and torch.is_available() and torch.is_initialized():
+        yield torch.get_rank(), torch.get_world_size()
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        yield _number("RANK"), _number("WORLD_SIZE")
+    jax = sys.modules.get("jax")
+    if jax is not None and jax.distributed.is_initialized():
+        yield jax.process_index(), jax.process_count()
+    yield 0, 1
+
+
+def _number(name: str) -> int:
+    text = os.environ[name]
+    if not text.isdecimal():
+        raise OptionError(
+            f"the environment variable {name} is no number", got=repr(text)
+        )
+    return int(text)

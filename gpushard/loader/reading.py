@@ -1,0 +1,278 @@
+"""Samples -> loads: fused reads of all arrays, tried again where the store fails."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import CorruptShardError, GpushardError, StoreError
+from gpushard.job import Job
+from gpushard.layout import GridAxis
+from gpushard.loader.fields import Field, Finish, Rows
+from gpushard.loader.order import Order
+from gpushard.loader.places import Place
+from gpushard.loader.prefetch import Stopped
+from gpushard.loader.shares import Share
+from gpushard.loader.stopping import stoppable
+from gpushard.loader.windows import Origins
+from gpushard.options import MIB
+from gpushard.read import begin, finish
+from gpushard.selection import Ints
+
+if TYPE_CHECKING:
+    from threading import Event
+
+OnError = Literal["raise", "skip"]
+
+# Large enough that a plan costs nothing beside it, small enough that several fit.
+LOAD_NBYTES = 16 * MIB
+# Waits before a read that the store failed is tried again, in seconds.
+_PAUSES = (0.1, 0.4, 1.6)
+_MOST_NAMED = 8
+
+
+@dataclass(slots=True)
+class Load:
+    """What one fused read brought.
+
+    Attributes
+    ----------
+    start
+        First turn of the rank that it has samples of.
+    kept
+        bool, shape (n_turns,): turns whose sample could be read.
+    samples
+        int64, shape (n_kept,).
+    arrays
+        One a field, of shape (n_kept, *sample_shape).
+    """
+
+    start: int
+    kept: NDArray[np.bool_]
+    samples: Ints
+    arrays: list[Rows]
+
+    @property
+    def stop(self) -> int:
+        """One past the last turn."""
+        return self.start + len(self.kept)
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A read that was begun.
+
+    Attributes
+    ----------
+    start
+        First turn of the rank that it reads samples of.
+    samples
+        int64, shape (n_turns,).
+    jobs, finishers
+        What it consists of.
+    error
+        What ended it already.
+    """
+
+    start: int
+    samples: Ints
+    jobs: list[Job] = field(default_factory=list[Job])
+    finishers: list[Finish] = field(default_factory=list[Finish])
+    error: GpushardError | None = None
+
+
+@dataclass
+class Incidents:
+    """What went wrong and was dealt with: reads tried again, samples left out."""
+
+    n_retries: int = 0
+    n_skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads samples of several arrays together.
+
+    Attributes
+    ----------
+    fields, origins
+        The arrays, and where samples begin.
+    axis
+        Axis 0 of the first array, cut into inner chunks.
+    place
+        Where samples are read to.
+    on_error
+        What a sample does that cannot be read.
+    stop
+        When set, reading ends as soon as a task does.
+    n_behind
+        Loads that may be under way while the next one is begun.
+    """
+
+    fields: Sequence[Field]
+    origins: Origins
+    axis: GridAxis
+    place: Place
+    on_error: OnError
+    stop: Event
+    incidents: Incidents = field(default_factory=Incidents)
+    n_behind: int = 0
+
+    @property
+    def sample_nbytes(self) -> int:
+        """What a sample of all arrays takes while it is read."""
+        return max(sum(f.load_nbytes for f in self.fields), 1)
+
+    def loads(self, order: Order, share: Share, start: int) -> Iterator[Load]:
+        """Loads of a rank's turns from `start` on, in order.
+
+        The first one is small, so that the first batch is soon there. What a device
+        has under way is waited for when the next one is under way, too.
+        """
+        begun: deque[_Begun] = deque()
+        try:
+            for first, samples in self._pieces(order, share, start):
+                begun.append(self._begin(first, samples))
+                if len(begun) > self.n_behind:
+                    yield self._load(begun.popleft())
+            while begun:
+                yield self._load(begun.popleft())
+        finally:
+            for left in begun:
+                self.place.abandon(left.jobs)
+
+    def _pieces(
+        self, order: Order, share: Share, start: int
+    ) -> Iterator[tuple[int, Ints]]:
+        """First turn and samples of each load."""
+        most = max(LOAD_NBYTES // self.sample_nbytes, share.batch_size)
+        n_wanted = max(most // 8, share.batch_size)
+        while start < share.n_turns:
+            stop = load_end(order, share, start, n_wanted)
+            yield start, order.at(share.positions(start, stop))
+            start, n_wanted = stop, min(2 * n_wanted, most)
+
+    def _load(self, begun: _Begun) -> Load:
+        start, samples = begun.start, begun.samples
+        kept = np.ones(len(samples), np.bool_)
+        try:
+            return Load(start, kept, samples, self._read(begun))
+        except (CorruptShardError, StoreError):
+            if self.on_error == "raise":
+                raise
+        kept = self._readable(samples)
+        self.incidents.n_skipped += int(len(kept) - kept.sum())
+        samples = samples[kept]
+        return Load(start, kept, samples, self._read(self._begin(start, samples)))
+
+    def _read(self, begun: _Begun) -> list[Rows]:
+        """One array a field; tried again where the store failed."""
+        for pause in _PAUSES:
+            try:
+                return self._finish(begun)
+            except StoreError:
+                self.incidents.n_retries += 1
+                if self.stop.wait(pause):
+                    raise Stopped("stopped") from None
+            begun = self._begin(begun.start, begun.samples)
+        return self._finish(begun)
+
+    def _begin(self, start: int, samples: Ints) -> _Begun:
+        """A read of all fields; what goes wrong is raised by `_finish`."""
+        begun = _Begun(start, samples)
+        origins = self.origins.of(samples)
+        try:
+            for one in self.fields:
+                jobs, done = self.place.read(one, origins)
+                begun.jobs += jobs
+                begun.finishers.append(done)
+            begin([stoppable(job, self.stop) for job in begun.jobs])
+        except GpushardError as error:
+            self.place.abandon(begun.jobs)
+            self._name(error, samples, origins)
+            begun.error = error
+        except BaseException:
+            self.place.abandon(begun.jobs)
+            raise
+        return begun
+
+    def _finish(self, begun: _Begun) -> list[Rows]:
+        """One array a field, complete."""
+        if begun.error is not None:
+            raise begun.error
+        try:
+            finish(begun.jobs)
+            return [done() for done in begun.finishers]
+        except GpushardError as error:
+            self.place.abandon(begun.jobs)
+            self._name(error, begun.samples, self.origins.of(begun.samples))
+            raise
+        except BaseException:
+            self.place.abandon(begun.jobs)
+            raise
+
+    def _readable(self, samples: Ints) -> NDArray[np.bool_]:
+        """Which samples can be read: bool, shape (n_samples,).
+
+        Halves of what fails are tried, down to the samples of one inner chunk.
+        """
+        kept = np.zeros(len(samples), np.bool_)
+        first_row = self.origins.of(samples)[:, 0]
+        cell = self.axis.cell_at(np.minimum(first_row, self.axis.extent - 1))
+        order = np.argsort(samples, kind="stable")
+        pieces = [order]
+        while pieces:
+            piece = pieces.pop()
+            try:
+                self._read(self._begin(0, samples[piece]))
+            except (CorruptShardError, StoreError):
+                if self._is_one(piece, cell):
+                    continue
+                middle = len(piece) // 2
+                pieces += [piece[:middle], piece[middle:]]
+            else:
+                kept[piece] = True
+        return kept
+
+    def _is_one(self, piece: Ints, cell: Ints) -> bool:
+        """Whether samples fail together: one, or rows of one inner chunk each."""
+        if len(piece) == 1:
+            return True
+        is_aligned = len(self.fields) == 1 and self.fields[0].is_row_wise
+        return is_aligned and bool(np.all(cell[piece] == cell[piece[0]]))
+
+    def _name(self, error: GpushardError, samples: Ints, origins: Ints) -> None:
+        """Say in `error` which samples it keeps from being read."""
+        named = [f for f in self.fields if _is_about(f, error)] or list(self.fields)
+        source = named[0].members[0].source
+        error.add_context(store_url=source.store.url)
+        chunk = error.inner_chunk
+        if chunk and len(named[0].members) == 1:
+            axis = source.layout.inner_axes[0]
+            first = int(axis.start_of(chunk[0]))
+            stop = first + int(axis.length_of(chunk[0]))
+            samples = samples[named[0].touches(origins, first, stop)]
+        told = np.sort(samples)[:_MOST_NAMED].tolist()
+        more = "" if len(samples) <= _MOST_NAMED else f" and {len(samples) - len(told)}"
+        which = ", ".join(map(str, told)) + (f"{more} more" if more else "")
+        error.add_note(f"while a loader read samples {which} of {named[0].name}")
+
+
+def _is_about(field_: Field, error: GpushardError) -> bool:
+    return any(member.path == error.array_path for member in field_.members)
+
+
+def load_end(order: Order, share: Share, start: int, n_wanted: int) -> int:
+    """Turn at which a load from `start` on ends: at least one, about `n_wanted`."""
+    wanted = share.positions(start, min(start + n_wanted, share.n_turns))
+    # What pads a share begins anew, at position 0: then the rest is wanted.
+    is_rest = start + n_wanted >= share.n_turns or np.any(wanted[1:] < wanted[:-1])
+    position = share.n if is_rest else int(wanted[-1]) + 1
+    while (stop := share.n_before(order.cut(position))) <= start:
+        position = order.cut(position) + 1
+    return stop

@@ -1,0 +1,188 @@
+"""All arguments of a loader, parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpushard.errors import OptionError
+from gpushard.loader import arguments
+from gpushard.loader.arguments import one_of, whole_number
+from gpushard.loader.batches import Form, Kind, consumer_stream, exporter
+from gpushard.loader.fields import Field
+from gpushard.loader.memory import Memory
+from gpushard.loader.order import Shuffling
+from gpushard.loader.places import DevicePlace, HostPlace, Place
+from gpushard.loader.ragged import RaggedRows
+from gpushard.loader.ranks import Ranks, find_ranks
+from gpushard.loader.reading import OnError
+from gpushard.loader.shares import Share, Uneven
+from gpushard.loader.windows import Origins
+
+if TYPE_CHECKING:
+    from gpushard.devices.base import Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a loader was asked for; attributes not told here are its parameters.
+
+    Attributes
+    ----------
+    form, fields, origins
+        Form of a batch, the arrays, and where samples begin.
+    shuffling
+        How samples are ordered.
+    ranks
+        The rank and the world size.
+    n_ahead
+        Loads read ahead.
+    device
+        What batches are made on; None is the host.
+    kind, export
+        Kind of arrays asked for, and what makes one of NumPy's or CuPy's.
+    """
+
+    form: Form
+    fields: Sequence[Field]
+    origins: Origins
+    shuffling: Shuffling
+    batch_size: int
+    ranks: Ranks
+    uneven: Uneven
+    drop_last: bool
+    n_ahead: int
+    device: Device | None
+    kind: Kind
+    export: Callable[[Any], Any]
+    transform: Callable[[Any], Any] | None
+    on_error: OnError
+    return_index: bool
+
+    @classmethod
+    def parse(cls, arrays: Any, given: dict[str, Any]) -> Settings:
+        """Settings from the arguments of a loader, by name.
+
+        Raises
+        ------
+        OptionError, UnsupportedError
+            As the loader raises them.
+        """
+        device = arguments.chosen_device(given["device"], arrays)
+        kind = arguments.chosen_kind(given["to"], device)
+        padding = one_of(given["padding"], "padding", ("drop", "shift", "fill"))
+        threads = given["num_threads"]
+        form, fields = arguments.laid_fields(
+            arrays,
+            num_threads=threads and whole_number(threads, "num_threads", 1),
+            window=given["window"],
+            lead=given["lead"],
+            conversions={name: given[name] for name in ("dtype", "scale", "offset")},
+        )
+        if device is not None:
+            arguments.check_types(fields, device)
+        origins = arguments.laid_origins(fields, given["stride"], padding)
+        return cls(
+            form=form,
+            fields=fields,
+            origins=origins,
+            shuffling=_shuffling(given, fields[0], origins),
+            batch_size=whole_number(given["batch_size"], "batch_size", 1),
+            ranks=find_ranks(given["rank"], given["world_size"]),
+            uneven=one_of(given["uneven"], "uneven", ("drop", "pad", "allow")),
+            drop_last=bool(given["drop_last"]),
+            n_ahead=whole_number(given["prefetch_factor"], "prefetch_factor", 0),
+            device=device,
+            kind=kind,
+            export=exporter(kind),
+            transform=given["transform"],
+            on_error=one_of(given["on_error"], "on_error", ("raise", "skip")),
+            return_index=bool(given["return_index"]),
+        )
+
+    def place(self) -> Place:
+        """Where samples are read to, with its memory."""
+        # Beside what waits in the queue: a load being read, its raw rows, one in use.
+        n_kept = (self.n_ahead + 3) * len(self.fields)
+        memory = Memory(n_kept)
+        if self.device is None:
+            return HostPlace(memory)
+        consumer = consumer_stream(self.kind, self.device)
+        return DevicePlace(self.device, memory, n_kept, consumer)
+
+    def exported(self, rows: Any) -> Any:
+        """Array of the kind asked for, in the memory of `rows`; or a list of them."""
+        if isinstance(rows, RaggedRows):
+            return rows.exported(self.exported)
+        return self.export(rows if isinstance(rows, np.ndarray) else rows.array())
+
+    def share(self, n: int) -> Share:
+        """The rank's part of an epoch of `n` positions."""
+        return Share.cut(
+            n, self.batch_size, self.ranks, self.uneven, drop_last=self.drop_last
+        )
+
+    def facts(self, epoch: int) -> dict[str, Any]:
+        """What decides which samples come at which step of an epoch, as JSON."""
+        return {
+            "global_batch": self.batch_size * self.ranks[1],
+            "order": self.shuffling.fingerprint(epoch),
+            "arrays": {f.name: f.facts() for f in self.fields},
+            "windows": self.origins.facts(),
+        }
+
+
+def _shuffling(given: dict[str, Any], first: Field, origins: Origins) -> Shuffling:
+    n_samples, block = origins.n, given["block"]
+    _refuse_contradictions(given, n_samples)
+    cells = "chunk" if block is None else arguments.block_of(block)
+    n_mixed = whole_number(given["buffer_blocks"], "buffer_blocks", 1)
+    n, weights, sampler = given["num_samples"], given["weights"], given["sampler"]
+    return Shuffling(
+        axis=arguments.sample_axis(first, origins, cells),
+        seed=whole_number(given["seed"], "seed", 0),
+        shuffle=bool(given["shuffle"]),
+        buffer_blocks=0 if block is None else n_mixed,
+        num_samples=n,
+        replacement=bool(given["replacement"]),
+        cumulated=(
+            None if weights is None else arguments.cumulated_weights(weights, n_samples)
+        ),
+        sampler=(
+            None if sampler is None else arguments.usable_sampler(sampler, n_samples)
+        ),
+    )
+
+
+def _refuse_contradictions(given: dict[str, Any], n_samples: int) -> None:
+    """Refuse arguments of the order that exclude one another."""
+    if given["sampler"] is not None:
+        others = ("shuffle", "replacement", "weights", "block", "num_samples")
+        named = [f"{name}=" for name in others if _is_given(given[name])]
+        if named:
+            raise OptionError(
+                "sampler= is the order: nothing else says what it is", got=named[0]
+            )
+    if given["weights"] is not None and not given["replacement"]:
+        raise OptionError("weights= needs replacement=True")
+    if given["block"] is not None and (given["replacement"] or not given["shuffle"]):
+        raise OptionError("block= needs shuffle=True, and no replacement")
+    if n_samples == 0 and given["replacement"]:
+        raise OptionError("there are no samples to draw from")
+    if given["num_samples"] is None:
+        return
+    n = whole_number(given["num_samples"], "num_samples", 0)
+    if n > n_samples and not given["replacement"]:
+        raise OptionError(
+            "num_samples= is more than there are",
+            expected=f"at most {n_samples}",
+            got=n,
+            hint="draw them with replacement=True",
+        )
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and value is not False

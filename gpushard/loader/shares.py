@@ -1,0 +1,106 @@
+"""What of an epoch each rank gets, and in which steps.
+
+Ranks are cut after the order: step k of all ranks together is one *global batch*, the
+positions from ``k * batch_size * world_size`` on, and each rank gets its part of it. So
+what was handed out after k steps is the same whatever the number of ranks, as long as
+the global batch is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from gpushard.selection import Ints
+
+Uneven = Literal["drop", "pad", "allow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's part of an epoch.
+
+    Its samples are counted from 0: *turns*. Attributes not told here are parameters of
+    the loader.
+
+    Attributes
+    ----------
+    n
+        Positions of the epoch.
+    n_full
+        Steps in which every rank has a full batch.
+    last_start, n_last
+        Position of the first sample of the step after them, and how many there are;
+        none if 0.
+    """
+
+    n: int
+    batch_size: int
+    rank: int
+    world_size: int
+    n_full: int
+    last_start: int
+    n_last: int
+
+    @classmethod
+    def cut(
+        cls,
+        n: int,
+        batch_size: int,
+        ranks: tuple[int, int],
+        uneven: Uneven = "drop",
+        *,
+        drop_last: bool = False,
+    ) -> Share:
+        """Share of a rank in `n` positions; `ranks` are the rank and the world size."""
+        rank, world_size = ranks
+        n_full, rest = divmod(n, batch_size * world_size)
+        if uneven == "allow":
+            offset = rank * batch_size
+            n_last = min(max(rest - offset, 0), batch_size)
+        else:
+            n_last = rest // world_size if uneven == "drop" else -(-rest // world_size)
+            offset = rank * n_last
+        if drop_last and n_last < batch_size:
+            n_last = 0
+        start = n_full * batch_size * world_size + offset
+        return cls(n, batch_size, rank, world_size, n_full, start, n_last)
+
+    @property
+    def n_turns(self) -> int:
+        """Samples of this rank."""
+        return self.n_full * self.batch_size + self.n_last
+
+    @property
+    def n_steps(self) -> int:
+        """Batches of this rank."""
+        return self.n_full + (self.n_last > 0)
+
+    def turns(self, step: int) -> tuple[int, int]:
+        """First turn of a step's batch, and one past its last."""
+        start = step * self.batch_size
+        return start, min(start + self.batch_size, self.n_turns)
+
+    def positions(self, start: int, stop: int) -> Ints:
+        """Positions in the epoch of turns ``start:stop``: int64, shape (n_turns,).
+
+        Those that fill up the last batch start over from position 0.
+        """
+        turn = np.arange(start, stop, dtype=np.int64)
+        step, place = np.divmod(turn, self.batch_size)
+        first = (step * self.world_size + self.rank) * self.batch_size
+        first[step >= self.n_full] = self.last_start
+        return (first + place) % max(self.n, 1)
+
+    def n_before(self, position: int) -> int:
+        """Turns of this rank that come before `position` of the epoch."""
+        if position >= self.n:
+            return self.n_turns
+        step, place = divmod(position, self.batch_size * self.world_size)
+        if step >= self.n_full:
+            place = min(max(position - self.last_start, 0), self.n_last)
+        else:
+            place = min(max(place - self.rank * self.batch_size, 0), self.batch_size)
+        return min(step, self.n_full) * self.batch_size + place

@@ -1,0 +1,96 @@
+"""What a loader did so far: how fast it was, and what kept its consumer waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpushard.loader.fields import Field
+from gpushard.loader.prefetch import Waits
+from gpushard.loader.reading import Incidents
+
+
+@dataclass
+class Progress:
+    """Counters of a loader since it was made.
+
+    Attributes
+    ----------
+    n_batches, n_samples, nbytes
+        Handed out; bytes are those of the batches.
+    busy_seconds
+        Time between asking for the first batch of an epoch and its end, or now.
+    waits
+        How the consumer found the queue.
+    incidents
+        What went wrong and was dealt with.
+    """
+
+    n_batches: int = 0
+    n_samples: int = 0
+    nbytes: int = 0
+    busy_seconds: float = 0.0
+    waits: Waits = field(default_factory=Waits)
+    incidents: Incidents = field(default_factory=Incidents)
+    begun: float | None = None
+
+    def begin(self) -> None:
+        """An epoch begins."""
+        self.end()
+        self.begun = time.perf_counter()
+
+    def end(self) -> None:
+        """It ends."""
+        if self.begun is not None:
+            self.busy_seconds += time.perf_counter() - self.begun
+            self.begun = None
+
+    def handed(self, n_samples: int, nbytes: int) -> None:
+        """A batch was handed out."""
+        self.n_batches += 1
+        self.n_samples += n_samples
+        self.nbytes += nbytes
+
+
+def figures(progress: Progress, fields: Sequence[Field], depth: int) -> dict[str, Any]:
+    """Figures of a loader, by name; `depth` is the length of its queue."""
+    running = 0.0
+    if progress.begun is not None:
+        running = time.perf_counter() - progress.begun
+    seconds = progress.busy_seconds + running
+    waits = progress.waits
+    slots = max(waits.n_looks * depth, 1)
+    counts = [dict(f.tally.counts) for f in fields]
+    stored = sum(c.get("payload_nbytes", 0) for c in counts)
+    return {
+        "batches": progress.n_batches,
+        "samples": progress.n_samples,
+        "bytes": progress.nbytes,
+        "seconds": seconds,
+        "samples_per_second": progress.n_samples / seconds if seconds else 0.0,
+        "bytes_per_second": progress.nbytes / seconds if seconds else 0.0,
+        "waiting_seconds": waits.seconds,
+        "queue_occupancy": min(waits.n_found / slots, 1.0),
+        "stored_bytes_read": stored,
+        "index_requests": sum(c.get("n_index_requests", 0) for c in counts),
+        "index_cache_hits": sum(c.get("n_index_hits", 0) for c in counts),
+        "read_amplification": _amplification(fields, counts),
+        "samples_skipped": progress.incidents.n_skipped,
+        "reads_retried": progress.incidents.n_retries,
+    }
+
+
+def _amplification(fields: Sequence[Field], counts: Sequence[dict[str, int]]) -> float:
+    """Elements decoded for each element wanted; 1 if no inner chunk is read in vain.
+
+    Inner chunks that reach beyond the array's edge, or that patches share in part,
+    count whole.
+    """
+    decoded = wanted = 0
+    for one, count in zip(fields, counts, strict=True):
+        chunk_nbytes = one.members[0].source.chunk_nbytes
+        decoded += count.get("loaded_chunks", 0) * chunk_nbytes
+        wanted += count.get("loaded_samples", 0) * one.sample_nbytes
+    return decoded / wanted if wanted else 0.0

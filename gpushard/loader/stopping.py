@@ -1,0 +1,107 @@
+"""Reads that end as soon as a task does, once nobody waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gpushard.blocks import ShardBlock
+from gpushard.job import Answer, Job, RequestReader, SelfReader, Sink
+from gpushard.loader.prefetch import Stopped
+from gpushard.ranged import RangedBlock
+from gpushard.selection import Ints
+from gpushard.stores.base import ByteRequest
+from gpushard.workers import Task
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from threading import Event
+
+
+def stoppable(job: Job, stop: Event) -> Job:
+    """The job, ended by `stop`."""
+    return replace(job, sink=_StoppableSink(job.sink, stop))
+
+
+@dataclass(frozen=True, slots=True)
+class _StoppableReader:
+    """What reads a job by itself, and stops between its tasks."""
+
+    reader: SelfReader
+    check: Callable[[], None]
+
+    def tasks(self, n_workers: int) -> Iterator[Task]:
+        """See `SelfReader`."""
+        for task in self.reader.tasks(n_workers):
+            yield partial(self._run, task)
+
+    def _run(self, task: Task) -> None:
+        self.check()
+        task()
+
+    @property
+    def seen(self) -> set[str]:
+        """See `SelfReader`."""
+        return self.reader.seen
+
+    def left_over(self) -> Iterator[ShardBlock]:
+        """See `SelfReader`."""
+        return self.reader.left_over()
+
+
+@dataclass(frozen=True, slots=True)
+class _StoppableSink:
+    """A sink that refuses more work once nobody waits for it."""
+
+    sink: Sink
+    stop: Event
+
+    @property
+    def batch_nbytes(self) -> int | None:
+        """See `Sink`."""
+        return self.sink.batch_nbytes
+
+    def direct(self, job: Job) -> SelfReader | None:
+        """See `Sink`."""
+        direct = self.sink.direct(job)
+        return None if direct is None else _StoppableReader(direct, self.check)
+
+    def fetch(
+        self, job: Job, requests: Sequence[ByteRequest]
+    ) -> AbstractContextManager[Sequence[Any]]:
+        """See `Sink`."""
+        self.check()
+        return self.sink.fetch(job, requests)
+
+    def reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
+        """See `Sink`."""
+        self.check()
+        reader = self.sink.reader(job, ranged)
+        if reader is None:
+            return None
+
+        def checked(requests: range) -> None:
+            self.check()
+            reader(requests)
+
+        return checked
+
+    def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
+        """See `Sink`."""
+        self.sink.fill(job, block, rows)
+
+    def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
+        """See `Sink`."""
+        self.check()
+        self.sink.place(job, ranged, fetched)
+
+    def finish(self) -> None:
+        """See `Sink`."""
+        self.sink.finish()
+
+    def check(self) -> None:
+        """Refuse to go on once nobody waits."""
+        if self.stop.is_set():
+            raise Stopped("stopped")

@@ -1,0 +1,167 @@
+"""Samples -> where each lies in its arrays.
+
+A sample is a row of axis 0, or a patch (`window`) of the array that starts at an
+*origin*; the origins form a grid, C order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import OptionError
+from gpushard.selection import IndexAxis, Ints, Orthogonal, SliceAxis
+
+Padding = Literal["drop", "shift", "fill"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a sample takes of one array.
+
+    Attributes
+    ----------
+    shape
+        Of the array.
+    window
+        Elements taken along the first axes, from the origin on; all of the others.
+    lead
+        Added to the origin along axis 0.
+    drop
+        Whether a sample is one row, without its axis.
+    """
+
+    shape: tuple[int, ...]
+    window: tuple[int, ...] = (1,)
+    lead: int = 0
+    drop: bool = True
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of a sample."""
+        first = () if self.drop else self.window
+        return (*first, *self.shape[len(self.window) :])
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether a sample is whole rows of axis 0."""
+        return len(self.window) == 1
+
+    def rows(self, origins: Ints) -> Ints:
+        """Rows of axis 0 of each sample: int64, shape (n_samples, window[0]).
+
+        Rows outside the array are those that are filled.
+        """
+        return origins[:, :1] + self.lead + np.arange(self.window[0])
+
+    def patch(self, origin: Sequence[int]) -> Orthogonal:
+        """The part of a sample that lies inside the array, and where it lands."""
+        axes: list[SliceAxis] = []
+        for d, (length, extent) in enumerate(
+            zip(self.window, self.shape, strict=False)
+        ):
+            start = origin[d] + (self.lead if d == 0 else 0)
+            first, stop = max(start, 0), min(start + length, extent)
+            axes.append(SliceAxis(first, 1, max(stop - first, 0), first - start))
+        axes += [SliceAxis(0, 1, n) for n in self.shape[len(self.window) :]]
+        return Orthogonal(tuple(axes), self.sample_shape)
+
+
+def rows_of_all(rows: Ints, shape: tuple[int, ...]) -> Orthogonal:
+    """Selection of rows of axis 0 of an array of `shape`, in any order."""
+    n = len(rows)
+    if n and np.all(np.diff(rows) == 1):
+        first: SliceAxis | IndexAxis = SliceAxis(int(rows[0]), 1, n)
+    else:
+        first = IndexAxis(rows, np.arange(n, dtype=np.int64))
+    rest = (SliceAxis(0, 1, extent) for extent in shape[1:])
+    return Orthogonal((first, *rest), (n, *shape[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where samples begin: a grid.
+
+    Attributes
+    ----------
+    start, stride, counts
+        First origin, distance and number along each axis.
+    last
+        Largest origin along each axis; those beyond it are moved back to it.
+    """
+
+    start: tuple[int, ...]
+    stride: tuple[int, ...]
+    counts: tuple[int, ...]
+    last: tuple[int, ...]
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return prod(self.counts)
+
+    def facts(self) -> dict[str, Any]:
+        """What decides where samples begin, as JSON."""
+        return {
+            "stride": list(self.stride),
+            "windows": list(self.counts),
+        }
+
+    def of(self, samples: Ints) -> Ints:
+        """Origins of samples: int64, shape (n_samples, n_axes)."""
+        at: NDArray[np.int64] = np.stack(np.unravel_index(samples, self.counts), axis=1)
+        origins = np.array(self.start) + at * np.array(self.stride)
+        return np.minimum(origins, np.array(self.last))
+
+
+def lay_origins(
+    cuts: Sequence[Cut], stride: tuple[int, ...], padding: Padding
+) -> Origins:
+    """Origins at which all arrays have a sample.
+
+    Raises
+    ------
+    OptionError
+        The arrays have different lengths, or a window fits nowhere.
+    """
+    n_axes = max(len(cut.window) for cut in cuts)
+    laid = [_along(cuts, d, stride[d], padding) for d in range(n_axes)]
+    start, counts, last = zip(*laid, strict=True)
+    return Origins(tuple(start), stride, tuple(counts), tuple(last))
+
+
+def _along(
+    cuts: Sequence[Cut], d: int, stride: int, padding: Padding
+) -> tuple[int, int, int]:
+    """First origin along axis `d`, how many there are, and the largest."""
+    mine = [cut for cut in cuts if len(cut.window) > d]
+    extents = {cut.shape[d] for cut in mine}
+    if len(extents) > 1:
+        raise OptionError(
+            f"the arrays of a loader differ in length along axis {d}",
+            got=", ".join(str(cut.shape[d]) for cut in mine),
+            hint="give arrays with one entry a sample",
+        )
+    extent = extents.pop()
+    if padding == "fill":
+        return 0, -(-extent // stride), extent
+    leads = [cut.lead if d == 0 else 0 for cut in mine]
+    reach = [lead + cut.window[d] for cut, lead in zip(mine, leads, strict=True)]
+    first = max(0, -min(leads))
+    last = min(extent - r for r in reach)
+    if last < first:
+        if extent == 0 or all(cut.drop for cut in mine):
+            return 0, 0, 0
+        raise OptionError(
+            f"the window fits nowhere along axis {d}",
+            expected=f"at most {extent} elements, leads included",
+            got=max(reach) - min(0, *leads),
+        )
+    span = last - first
+    count = span // stride + 1 if padding == "drop" else -(-span // stride) + 1
+    return first, count, last

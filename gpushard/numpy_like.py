@@ -1,0 +1,126 @@
+"""What arrays of ours have in common with NumPy's, and how they become dask's."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from gpushard.options import MIB
+
+if TYPE_CHECKING:
+    import dask.array
+
+# Iteration reads so much at a time: large enough that a request is worth it.
+_SLAB_NBYTES = 64 * MIB
+
+
+class NumpyLike(ABC):
+    """Base of arrays that are read by `read`."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """Data type of the elements, in native byte order."""
+
+    @property
+    @abstractmethod
+    def device(self) -> str:
+        """Where results lie: "cpu", "cuda:0", ..."""
+
+    @property
+    @abstractmethod
+    def block_shape(self) -> tuple[int, ...] | None:
+        """Shape of what is best read as one: a shard, or a chunk; None if they vary."""
+
+    @abstractmethod
+    def read(self, selection: Any = ..., /, *, out: Any = None) -> Any:
+        """Elements that `selection` selects."""
+
+    @abstractmethod
+    def __dask_tokenize__(self) -> Any:
+        """What tells this array, as it is now, from every other, in any process."""
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all elements in memory, in bytes."""
+        return self.size * self.dtype.itemsize
+
+    def to_dask(self, chunks: Any = None) -> dask.array.Array:
+        """Dask array of the same elements, each block read as one batch.
+
+        Its graph holds the array's address, which each worker opens for itself. Blocks
+        are arrays of the device.
+
+        Parameters
+        ----------
+        chunks
+            Blocks, as dask spells them. None: shards; of an array without shards,
+            chunks joined up to dask's ``array.chunk-size``.
+
+        Raises
+        ------
+        UnsupportedError
+            dask is not installed.
+
+        Examples
+        --------
+        >>> u = gpushard.open_array("demo.zarr/u", device="cpu").to_dask()
+        >>> u.chunksize
+        (1, 3, 241, 480)
+        """
+        from gpushard.integrations.dask import dask_array
+
+        return dask_array(self, chunks)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d array")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over a 0-d array")
+        return self._rows()
+
+    def _rows(self) -> Iterator[Any]:
+        """Elements along axis 0, read several at a time: chunks hold several."""
+        n_rows, *rest = self.shape
+        row_nbytes = max(1, prod(rest) * self.dtype.itemsize)
+        step = max(1, _SLAB_NBYTES // row_nbytes)
+        if self.block_shape is not None and self.block_shape[0] <= step:
+            step = self.block_shape[0]
+        for start in range(0, n_rows, step):
+            yield from self.read(slice(start, min(start + step, n_rows)))
+
+    def __array__(
+        self, dtype: DTypeLike | None = None, copy: bool | None = None
+    ) -> NDArray[Any]:
+        """All elements as a NumPy array; only from the host."""
+        if self.device != "cpu":
+            raise TypeError(
+                f"results of this array lie on {self.device} and do not become NumPy"
+                " arrays by themselves; open it with device='cpu', or copy them"
+            )
+        if copy is False:
+            raise ValueError("a stored array cannot become an ndarray without a copy")
+        return self.read() if dtype is None else self.read().astype(dtype, copy=False)

@@ -1,0 +1,390 @@
+"""`RollingArray`: a sharded array that moves on with its data, shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from gpushard.devices.find import find_device
+from gpushard.errors import (
+    OptionError,
+    UnsupportedError,
+    WindowMovedError,
+    naming,
+)
+from gpushard.expressions import basic
+from gpushard.formats.new_document import ArrayArguments
+from gpushard.formats.origins import ORIGIN, ROLLING, new_attributes
+from gpushard.options import DEFAULT, Options
+from gpushard.rolling import rolls
+from gpushard.rolling.logical import relative_key
+from gpushard.rolling.reader import Followed, RollingReader
+from gpushard.rolling.steps import Steps
+from gpushard.source import Source
+from gpushard.stores.resolve import (
+    StoreAddress,
+    address,
+    from_address,
+    local_path_of,
+    resolve,
+)
+from gpushard.stores.writers import writer_of
+from gpushard.writing.create import create_array
+
+if TYPE_CHECKING:
+    from gpushard.array import Target
+    from gpushard.devices.base import Device
+
+
+class RollingArray(RollingReader):
+    """A stored array whose window moves: shards come at one end and go at the other.
+
+    Made by `create` and `open`. ``a[...]`` counts from the window's first element, as
+    NumPy does; ``a.at[...]`` takes logical coordinates, which never change. The window
+    is the one found when the array was opened, refreshed or moved from here; a read
+    that finds a shard gone takes the next window whole. `view` gives a window that
+    stays, for loaders, dask and comparisons.
+
+    Parameters
+    ----------
+    store, path, device, options
+        As for `RollingReader`.
+
+    Examples
+    --------
+    >>> a = RollingArray.create(
+    ...     "live.zarr", shape=(0, 100), dtype="f4", chunks=(1, 100), shards=(4, 100)
+    ... )
+    >>> import numpy as np
+    >>> steps = np.zeros((4, 100), "f4")
+    >>> a.append(steps).shape
+    (4, 100)
+    >>> a.roll(steps).domain
+    (range(4, 8), range(0, 100))
+    """
+
+    @classmethod
+    def create(  # noqa: PLR0913 - two by position, the rest by name
+        cls,
+        store: Target,
+        path: str = "",
+        *,
+        origin: int | tuple[int, ...] = 0,
+        tags: Mapping[str, str] | None = None,
+        overwrite: bool = False,
+        device: str | Device = "auto",
+        storage_options: Mapping[str, Any] | None = None,
+        options: Options = DEFAULT,
+        **array: Unpack[ArrayArguments],
+    ) -> RollingArray:
+        """Rolling array that was made new at `path` of a store, all fill value.
+
+        Parameters
+        ----------
+        store, path, overwrite, device, storage_options, options, **array
+            As for `gpushard.create_array`. The length may be 0 along an axis that
+            will roll.
+        origin
+            Coordinate of the first shard, of each axis or of axis 0.
+        tags
+            What an object store's life-cycle rule knows shards by, such as
+            ``{"type": "temp_chunk"}``: every writer puts them on shards, and on
+            nothing else.
+
+        Raises
+        ------
+        OptionError, UnsupportedError, StoreError
+            As for `gpushard.create_array`; `UnsupportedError` for tags on a store that
+            has none.
+        """
+        attributes = dict(array.get("attributes") or {})
+        if taken := attributes.keys() & {ORIGIN, ROLLING}:
+            raise OptionError(f"the attribute {min(taken)!r} of a rolling array is set")
+        if tags:
+            _refuse_untaggable(store, tags, storage_options)
+        if isinstance(origin, int):
+            shape = array.get("shape")
+            ndim = len(shape) if isinstance(shape, Sequence) else 1
+            origin = (origin, *(0,) * (ndim - 1))
+        array["attributes"] = new_attributes(attributes, origin, tags or {})
+        create_array(
+            store,
+            path,
+            overwrite=overwrite,
+            device="cpu",
+            storage_options=storage_options,
+            options=options,
+            **array,
+        )
+        return cls.open(
+            store,
+            path,
+            device=device,
+            storage_options=storage_options,
+            options=options,
+        )
+
+    @classmethod
+    def open(
+        cls,
+        store: Target,
+        path: str = "",
+        *,
+        device: str | Device = "auto",
+        storage_options: Mapping[str, Any] | None = None,
+        options: Options = DEFAULT,
+    ) -> RollingArray:
+        """Rolling array that is at `path` of a store.
+
+        A Zarr v2 array, with an origin in `.zarray` or an `_offset` in `.zattrs`, can
+        only be read.
+
+        Parameters
+        ----------
+        store, path, device, storage_options, options
+            As for `gpushard.open_array`.
+
+        Raises
+        ------
+        NotFoundError, MetadataError, UnsupportedError
+            As for `gpushard.open_array`.
+        OptionError
+            The array does not roll.
+        """
+        with naming(str(store), path):
+            found = find_device(device)
+        opened, place = resolve(store, path, options, storage_options)
+        with naming(opened, place):
+            return cls(opened, place, found, options)
+
+    def append(self, values: Any, axis: int = 0, *, at: int | None = None) -> Self:
+        """Write shards behind the window, then let it end behind them.
+
+        Parameters
+        ----------
+        values
+            NumPy or CuPy array of the window's shape, but for `axis`.
+        axis
+            Along which.
+        at
+            Logical coordinate where they belong; the window's end by default. Writers
+            that know it never wait for one another; what lies between two of them is
+            the fill value until it is written.
+
+        Raises
+        ------
+        SelectionError
+            The values are no whole shards, or of another shape, or the window has
+            rolled past where they belong.
+        StoreError
+            Another writer took the place; nothing of either is lost.
+        """
+        return self._changed(lambda s, d: rolls.append(s, values, d, at), axis)
+
+    def prepend(self, values: Any, axis: int = 0, *, at: int | None = None) -> Self:
+        """Write shards before the window, then let it begin with them.
+
+        Parameters
+        ----------
+        values, axis, at
+            As for `append`; without `at` the values end where the window begins.
+
+        Raises
+        ------
+        SelectionError, StoreError
+            As for `append`; `WindowMovedError` if the window's start moved meanwhile.
+        """
+        return self._changed(lambda s, d: rolls.prepend(s, values, d, at), axis)
+
+    def drop(self, n: int, axis: int = 0, *, delete: bool = True) -> Self:
+        """Let the window begin `n` elements later, then delete the shards before it.
+
+        Parameters
+        ----------
+        n
+            How many, from where the window begins now.
+        axis
+            Along which.
+        delete
+            Whether to delete them, or to leave it to a life-cycle rule, or to `sweep`.
+
+        Raises
+        ------
+        SelectionError
+            They are no whole shards, or more than there are.
+        """
+        return self._changed(lambda s, d: rolls.drop(s, n, d, delete=delete), axis)
+
+    def roll(
+        self,
+        values: Any,
+        axis: int = 0,
+        *,
+        at: int | None = None,
+        keep: int | None = None,
+        delete: bool = True,
+    ) -> Self:
+        """`append` and `drop` in one: the window moves once, and keeps its length.
+
+        Parameters
+        ----------
+        values, axis, at, delete
+            As for `append` and `drop`.
+        keep
+            Length that the window has at most then, instead of the one it has: an
+            array that is filled up grows to it.
+
+        Raises
+        ------
+        SelectionError, StoreError
+            As for `append`.
+        """
+        return self._changed(
+            lambda s, d: rolls.roll(s, values, d, rolls.Roll(at, keep, delete)), axis
+        )
+
+    def write_shards(self, values: Any, axis: int = 0, *, at: int) -> None:
+        """Step 1 of a roll alone: write shards anywhere, and leave the window alone.
+
+        Parameters
+        ----------
+        values, axis, at
+            As for `append`. Nobody sees them before the window comes to them.
+
+        Raises
+        ------
+        SelectionError
+            The values are no whole shards, or of another shape.
+        """
+        with self._named():
+            steps = self._steps()
+            rolls.write(steps, values, steps.window().axis(axis), at)
+
+    def move_window(self, start: int, stop: int, axis: int = 0) -> Self:
+        """Step 2 of a roll alone: let the window be ``start:stop``, logically.
+
+        What was never written there is the fill value.
+
+        Parameters
+        ----------
+        start, stop
+            Logical coordinates; a shard begins at `start`.
+        axis
+            Along which.
+
+        Raises
+        ------
+        SelectionError
+            No shard begins at `start`.
+        """
+        return self._changed(lambda s, d: rolls.move(s, start, stop, d), axis)
+
+    def delete_shards(self, start: int, stop: int, axis: int = 0) -> int:
+        """Step 3 of a roll alone: delete ``start:stop``; how many shards that is.
+
+        Parameters
+        ----------
+        start, stop
+            Logical coordinates of whole shards, in the window or not.
+        axis
+            Along which.
+
+        Raises
+        ------
+        SelectionError
+            They are no whole shards.
+        """
+        with self._named():
+            steps = self._steps()
+            window = steps.window()
+            axis = window.axis(axis)
+            return steps.delete(window.whole(axis, start, stop))
+
+    def sweep(self) -> int:
+        """Delete all shards before the window's origin; how many there were.
+
+        For what a writer left that was cut off, or that did not delete. What lies
+        behind the window stays: another writer may be about to append it.
+
+        Raises
+        ------
+        UnsupportedError
+            The store cannot list.
+        """
+        with self._named():
+            return rolls.sweep(self._steps())
+
+    @property
+    def at(self) -> Followed:
+        """As `RollingReader.at`; ``a.at[8:16] = values`` writes there."""
+        return Followed(super().at.__getitem__, self._write_at)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Write to what `key` selects of the window.
+
+        Raises
+        ------
+        WindowMovedError
+            The window is no longer the one that the key was meant for.
+        """
+        with self._named():
+            window, steps = self._view.window, self._steps()
+            now = steps.window()
+            if now != window:
+                raise WindowMovedError(
+                    "the window has moved, and the key would mean other elements",
+                    expected=window.domain,
+                    got=now.domain,
+                    hint="refresh the array first, or write by a.at[...]",
+                )
+            steps.write(window, value, basic(key, window.shape))
+
+    def __reduce__(self) -> tuple[Callable[..., RollingArray], tuple[Any, ...]]:
+        known = address(self._store)
+        if known is None:
+            with self._named():
+                raise UnsupportedError(
+                    "the array lies in a store that cannot be opened by another"
+                    " process",
+                    hint="open it from a path or a URL",
+                )
+        return _reopen, (type(self), known, self._path, self.device, self._options)
+
+    def _write_at(self, key: Any, value: Any) -> None:
+        with self._named():
+            window = self._view.window
+            selection = basic(relative_key(key, window.domain), window.shape)
+            self._steps().write(window, value, selection)
+
+    def _changed(self, change: Callable[[Steps, int], rolls.Moved], axis: int) -> Self:
+        """The array, after a change along an axis."""
+        with self._named():
+            change(self._steps(), self._view.window.axis(axis))
+        return self.refresh()
+
+    def _steps(self) -> Steps:
+        layout = self._view.source.layout
+        return Steps(Source.prepare(layout, self._store, self._options))
+
+
+def _refuse_untaggable(
+    store: Target, tags: Mapping[str, str], settings: Mapping[str, Any] | None
+) -> None:
+    """Refuse tags that a store would not keep, before anything is made."""
+    if local_path_of(store) is not None:
+        raise UnsupportedError(
+            "files have no tags", got=str(store), hint="leave the tags out"
+        )
+    writer_of(resolve(store, "", DEFAULT, settings)[0], tags)
+
+
+def _reopen(
+    kind: type[RollingArray],
+    known: StoreAddress,
+    path: str,
+    device: str,
+    options: Options,
+) -> RollingArray:
+    store = from_address(known)
+    with naming(store, path):
+        return kind(store, path, find_device(device), options)

@@ -1,0 +1,269 @@
+"""A rolling array as a reader has it: a window that follows the array, or stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from gpushard.damage import OnDamage
+from gpushard.errors import OptionError, WindowMovedError, naming
+from gpushard.layout import ArrayLayout
+from gpushard.metadata import load_array
+from gpushard.numpy_like import NumpyLike
+from gpushard.options import DEFAULT, Options
+from gpushard.rolling.view import RollingView, source_over
+from gpushard.rolling.watch import watched
+from gpushard.rolling.window import Window
+from gpushard.source import IndexCache, Source
+from gpushard.stores.base import Store
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import dask.array
+    from numpy.typing import DTypeLike
+
+    from gpushard.devices.base import Device
+
+# A read starts anew when the array has rolled past what it wanted: not without end.
+_MOST_MOVES = 16
+
+
+class RollingReader(NumpyLike):
+    """What of a rolling array only reads it.
+
+    Parameters
+    ----------
+    store, path, options
+        Where the array lies.
+    device
+        Where it is decoded, and why there; from `find_device`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        path: str,
+        device: tuple[Device | None, str] = (None, ""),
+        options: Options = DEFAULT,
+    ) -> None:
+        self._store = store
+        self._path = path
+        self._device = device
+        self._options = options
+        self._kept = IndexCache(options.index_cache_nbytes)
+        layout = load_array(store, path, options)
+        if not layout.keys.offset and store.get(f"{path}/.zarray".strip("/")) is None:
+            raise OptionError(
+                "the array does not roll", hint="open it with gpushard.open_array"
+            )
+        origin = Window.of(layout).origin
+        self._watched = watched(store, layout.over(origin, layout.shape), options)
+        self._take(layout)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements of the window along each axis."""
+        return self._view.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Data type of the elements, in native byte order."""
+        return self._view.dtype
+
+    @property
+    def device(self) -> str:
+        """Where inner chunks are decoded and results lie."""
+        return self._view.device
+
+    @property
+    def chunks(self) -> tuple[int, ...] | None:
+        """Inner chunk shape in elements."""
+        return self._view.chunks
+
+    @property
+    def shards(self) -> tuple[int, ...] | None:
+        """Shard shape in elements; None if not sharded."""
+        return self._view.shards
+
+    @property
+    def block_shape(self) -> tuple[int, ...] | None:
+        """Shape of what the array rolls by: a shard, or a chunk."""
+        return self._view.block_shape
+
+    @property
+    def fill_value(self) -> Any:
+        """What missing inner chunks hold, as a scalar of `dtype`."""
+        return self._view.fill_value
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """The array's attributes, `origin` among them."""
+        return self._view.attrs
+
+    @property
+    def dimension_names(self) -> tuple[str | None, ...] | None:
+        """Names of the axes, where they have any."""
+        return self._view.dimension_names
+
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """Coordinate of the window's first shard."""
+        return self._view.origin
+
+    @property
+    def domain(self) -> tuple[range, ...]:
+        """Logical coordinates of the window along each axis."""
+        return self._view.domain
+
+    def refresh(self) -> Self:
+        """Take the window as it is now; gives the array itself."""
+        with self._named():
+            self._take(load_array(self._store, self._path, self._options))
+        return self
+
+    def view(
+        self, start: int | None = None, stop: int | None = None, *, axis: int = 0
+    ) -> RollingView:
+        """Array of the window, or ``start:stop`` of it, that stays where it is.
+
+        What it shows and the array has since rolled past reads as long as it is
+        stored; then it is an error (`WindowMovedError`).
+
+        Parameters
+        ----------
+        start, stop
+            As of a slice: ``view(-24)`` is the last 24 steps. A shard must begin at
+            `start`.
+        axis
+            Along which.
+
+        Raises
+        ------
+        SelectionError
+            No shard begins at `start`.
+        """
+        now = self._view
+        with self._named():
+            axis = now.window.axis(axis)
+            first = now.domain[axis].start
+            low, high, _ = slice(start, stop).indices(now.shape[axis])
+            window = now.window.over(axis, first + low, first + max(low, high))
+        return self._view_of(now.source, window)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Elements that `key` selects of the window, by NumPy's rules."""
+        return self._follow(lambda view: view[key])
+
+    @property
+    def oindex(self) -> Followed:
+        """Orthogonal indexing of the window."""
+        return Followed(lambda key: self._follow(lambda view: view.oindex[key]))
+
+    @property
+    def vindex(self) -> Followed:
+        """Indexing of the window by coordinates or a mask."""
+        return Followed(lambda key: self._follow(lambda view: view.vindex[key]))
+
+    @property
+    def at(self) -> Followed:
+        """Indexing by logical coordinates: ``a.at[-24:]`` from 24 before zero on.
+
+        Integers, slices with positive steps, and an ellipsis. None of them counts from
+        the end; what is not in `domain` is a `SelectionError`.
+        """
+        return Followed(lambda key: self._follow(lambda view: view.at[key]))
+
+    def read(
+        self,
+        selection: Any = ...,
+        /,
+        *,
+        out: Any = None,
+        dtype: DTypeLike | None = None,
+        stream: Any = None,
+        errors: OnDamage = "raise",
+        memory_limit: int | None = None,
+    ) -> Any:
+        """Elements that `selection` selects of the window; see `Array.read`.
+
+        Raises
+        ------
+        WindowMovedError
+            The array rolled on again and again while it was read.
+        """
+        return self._follow(
+            lambda view: view.read(
+                selection,
+                out=out,
+                dtype=dtype,
+                stream=stream,
+                errors=errors,
+                memory_limit=memory_limit,
+            )
+        )
+
+    def to_dask(self, chunks: Any = None) -> dask.array.Array:
+        """Dask array of the window as it is now; see `NumpyLike.to_dask`."""
+        return self._view.to_dask(chunks)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._view)
+
+    def __dask_tokenize__(self) -> Any:
+        return self._view.__dask_tokenize__()
+
+    def __repr__(self) -> str:
+        url = f"{self._store.url}/{self._path}".rstrip("/")
+        sides = ", ".join(f"{side.start}:{side.stop}" for side in self.domain)
+        what = f"domain=[{sides}] dtype={self.dtype} on {self.device}"
+        return f"<gpushard.{type(self).__name__} {url} {what}>"
+
+    def _follow(self, read: Callable[[RollingView], Any]) -> Any:
+        """What `read` gives, of the next window if the array has left this one."""
+        for _ in range(_MOST_MOVES):
+            view = self._view
+            try:
+                return read(view)
+            except WindowMovedError:
+                self.refresh()
+        return read(self._view)
+
+    def _take(self, layout: ArrayLayout) -> None:
+        """Let the window be that of a layout just read."""
+        source = Source.prepare(layout, self._watched, self._options)
+        self._view = self._view_of(source, Window.of(layout))
+
+    def _view_of(self, source: Source, window: Window) -> RollingView:
+        return RollingView(source_over(source, self._kept, window), *self._device)
+
+    def _named(self) -> AbstractContextManager[None]:
+        return naming(self._store, self._path)
+
+
+class Followed:
+    """``a.oindex`` and its like, of whatever window the array has.
+
+    Parameters
+    ----------
+    read, write
+        What reads by a key, and what writes; None where nothing can.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Any], Any],
+        write: Callable[[Any, Any], None] | None = None,
+    ) -> None:
+        self._read = read
+        self._write = write
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._read(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self._write is None:
+            raise TypeError("these indexes can only be read by")
+        self._write(key, value)

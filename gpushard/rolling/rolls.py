@@ -1,0 +1,195 @@
+"""What is done to a rolling array, made of the three steps in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpushard.errors import SelectionError, WindowMovedError
+from gpushard.rolling.steps import Steps
+from gpushard.rolling.window import Window
+
+Moved = tuple[Window, Window]
+"""Window before and after."""
+
+
+class Roll(NamedTuple):
+    """How a roll ends.
+
+    Attributes
+    ----------
+    at
+        Where the values belong; None: behind the window.
+    keep
+        Length of the window at most; None: that it has.
+    delete
+        Whether to delete what it has left.
+    """
+
+    at: int | None
+    keep: int | None
+    delete: bool
+
+
+def append(steps: Steps, values: Any, axis: int, at: int | None) -> Moved:
+    """Windows before and after: shards are written behind it, then it ends there."""
+
+    def grown(stop: int, now: Window) -> Window:
+        start, end = _sides(now, axis)
+        return now.over(axis, start, max(end, stop))
+
+    return _behind(steps, values, axis, at, grown)
+
+
+def roll(steps: Steps, values: Any, axis: int, how: Roll) -> Moved:
+    """As `append`, and what the window is too long for goes at its other end."""
+
+    def rolled(stop: int, now: Window) -> Window:
+        start, end = _sides(now, axis)
+        end = max(end, stop)
+        length = now.shape[axis] if how.keep is None else how.keep
+        return now.over(axis, max(start, end - length), end)
+
+    moved = _behind(steps, values, axis, how.at, rolled)
+    if how.delete:
+        _delete_left(steps, moved, axis)
+    return moved
+
+
+def _behind(
+    steps: Steps,
+    values: Any,
+    axis: int,
+    at: int | None,
+    change: Callable[[int, Window], Window],
+) -> Moved:
+    with steps.alone() if at is None else nullcontext():
+        now = steps.window()
+        start, end = _sides(now, axis)
+        first = end if at is None else at
+        if first < start:
+            raise SelectionError(
+                "the window has rolled past where the values belong",
+                expected=f"{start} or behind it, along axis {axis}",
+                got=first,
+                hint="prepend them, or leave them out",
+            )
+        place = _place(now, values, axis, first)
+        _, stop = _sides(place, axis)
+        change(stop, now)  # refused before anything is written
+        if at is None:
+            steps.claim(place)
+        steps.write(place, values)
+        return steps.move(partial(change, stop))
+
+
+def prepend(steps: Steps, values: Any, axis: int, at: int | None) -> Moved:
+    """Windows before and after: shards are written before it, then it begins there."""
+    with steps.alone() if at is None else nullcontext():
+        now = steps.window()
+        begin, _ = _sides(now, axis)
+        first = begin - _length(now, values, axis) if at is None else at
+        place = _place(now, values, axis, first)
+        _, stop = _sides(place, axis)
+        if stop > begin:
+            raise SelectionError(
+                "the values belong into the window, or behind it",
+                expected=f"values that end at {begin} or before, along axis {axis}",
+                got=stop,
+                hint="append them, or write by a.at[...]",
+            )
+        if at is None:
+            steps.claim(place)
+        steps.write(place, values)
+
+        def grown(now: Window) -> Window:
+            start, end = _sides(now, axis)
+            if at is None and start != begin:
+                raise WindowMovedError(
+                    "the window began elsewhere when the new shards were written",
+                    expected=begin,
+                    got=start,
+                    hint="prepend again",
+                )
+            return now.over(axis, min(start, first), end)
+
+        return steps.move(grown)
+
+
+def drop(steps: Steps, n: int, axis: int, *, delete: bool) -> Moved:
+    """Windows before and after: it begins `n` later, and shards before it go."""
+
+    def shrunk(now: Window) -> Window:
+        start, end = _sides(now, axis)
+        if not 0 <= n <= end - start:
+            raise SelectionError(
+                "there are not so many elements to drop",
+                expected=f"0 to {end - start} along axis {axis}",
+                got=n,
+            )
+        return now.over(axis, start + n, end)
+
+    moved = steps.move(shrunk)
+    if delete:
+        _delete_left(steps, moved, axis)
+    return moved
+
+
+def write(steps: Steps, values: Any, axis: int, at: int) -> None:
+    """Write shards from `at` on, in the window or not."""
+    steps.write(_place(steps.window(), values, axis, at), values)
+
+
+def move(steps: Steps, start: int, stop: int, axis: int) -> Moved:
+    """Windows before and after: it is ``start:stop`` then."""
+    return steps.move(lambda now: now.over(axis, start, stop))
+
+
+def sweep(steps: Steps) -> int:
+    """Shards deleted: all those before the origin along an axis."""
+    origin = steps.window().origin
+    left = [
+        at
+        for at in steps.stored()
+        if any(i < o for i, o in zip(at, origin, strict=True))
+    ]
+    return steps.delete_objects(left)
+
+
+def _delete_left(steps: Steps, moved: Moved, axis: int) -> None:
+    """Delete what the window has left at its start."""
+    (first, _), (start, _) = (_sides(window, axis) for window in moved)
+    if start > first:
+        before, _ = moved
+        steps.delete(before.over(axis, first, start))
+
+
+def _place(now: Window, values: Any, axis: int, at: int) -> Window:
+    """Window that the values fill from `at` on."""
+    return now.whole(axis, at, at + _length(now, values, axis))
+
+
+def _length(now: Window, values: Any, axis: int) -> int:
+    """Elements of the values along an axis; they fill the window along the others."""
+    shape = tuple(np.shape(values))
+    wanted = list[Any](now.shape)
+    wanted[axis] = "any"
+    fits = len(shape) == len(wanted) and all(
+        n == m for d, (n, m) in enumerate(zip(shape, wanted, strict=True)) if d != axis
+    )
+    if not fits:
+        raise SelectionError(
+            "the values have not the shape of the window",
+            expected=f"({', '.join(map(str, wanted))})",
+            got=shape,
+        )
+    return shape[axis]
+
+
+def _sides(window: Window, axis: int) -> tuple[int, int]:
+    domain = window.domain[axis]
+    return domain.start, domain.start + len(domain)

@@ -1,0 +1,207 @@
+"""The three steps of a roll: write new shards, move the origin, delete old shards.
+
+In this order a reader finds a whole array at any moment. In any other it finds the fill
+value where a step is still to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gpushard.errors import StoreError, UnsupportedError
+from gpushard.expressions import basic
+from gpushard.formats.origins import moved_document, rolling_members, tags_of
+from gpushard.hierarchies.documents import decode_document, join
+from gpushard.metadata import parse_document
+from gpushard.rolling.view import source_over
+from gpushard.rolling.window import Coordinate, Window
+from gpushard.selection import Selection
+from gpushard.source import Source
+from gpushard.stores.files import FileWriter, written_key
+from gpushard.stores.writers import Bytes, Pieces, writer_of
+from gpushard.writing.assign import WriteSession, assign
+from gpushard.writing.shard import Region
+
+Change = Callable[[Window], Window]
+
+_DOCUMENT = "zarr.json"
+# Held by who looks for the end of the array, writes there and moves the end.
+_LOCK = "zarr.json.window"
+
+
+class Steps:
+    """The steps, each by itself; safe to take from several processes at once.
+
+    Parameters
+    ----------
+    source
+        The array, through any of its windows, in a store that can be written to.
+
+    Raises
+    ------
+    UnsupportedError
+        The array is none of Zarr v3 that rolls, or the store cannot be written to.
+    """
+
+    def __init__(self, source: Source) -> None:
+        attributes = source.layout.attributes
+        if rolling_members(attributes) is None:
+            raise UnsupportedError(
+                "only rolling arrays of Zarr v3 can be written to",
+                hint="RollingArray.create makes one",
+            )
+        self.source = source
+        self._documents = writer_of(source.store)
+        self._shards = writer_of(source.store, tags_of(attributes))
+
+    def window(self) -> Window:
+        """Window of the array, as it is now.
+
+        Raises
+        ------
+        UnsupportedError, StoreError
+            It could not be moved either: nothing is to be written then.
+        """
+        return self._changed(lambda now: now)[0]
+
+    def write(
+        self, window: Window, values: Any, selection: Selection | None = None
+    ) -> None:
+        """Write `values` to a window, or a selection of it, wherever the array is."""
+        source = source_over(self.source, self.source.indexes, window)
+        whole = basic(..., window.shape) if selection is None else selection
+        assign(source, whole, values, self._shards)
+
+    def move(self, change: Change) -> tuple[Window, Window]:
+        """Window before and after `change`, which no other move gets lost in.
+
+        Raises
+        ------
+        UnsupportedError
+            The store cannot keep other writers from getting in between.
+        StoreError
+            The store failed, or the array is gone.
+        """
+        return self._changed(change)
+
+    def _changed(self, change: Change) -> tuple[Window, Window]:
+        moved: list[tuple[Window, Window]] = []
+
+        def update(old: Bytes | None) -> Pieces:
+            before, document = self._parsed(old)
+            after = change(before)
+            moved.append((before, after))
+            if after == before:
+                raise _UnchangedError
+            new = moved_document(document, after.origin, after.shape)
+            return [np.frombuffer(new, np.uint8)]
+
+        with suppress(_UnchangedError):
+            self._documents.update(self._key, update)
+        return moved[-1]
+
+    def delete(self, window: Window) -> int:
+        """Delete the shards of a window, wherever the array is; how many there are."""
+        return self.delete_objects(window.objects())
+
+    def delete_objects(self, stored: Iterable[Coordinate]) -> int:
+        """Delete objects by their own coordinates; how many these are."""
+        keys = list(map(self.key, stored))
+        self._shards.delete(keys)
+        if isinstance(self._shards, FileWriter):
+            self._shards.tidy(keys, self.source.layout.key_prefix)
+        return len(keys)
+
+    def key(self, stored: Coordinate) -> str:
+        """Key of the object whose own coordinate is `stored`."""
+        layout = self.source.layout
+        return layout.key_prefix + replace(layout.keys, offset=()).key(stored)
+
+    def stored(self) -> set[Coordinate]:
+        """Coordinates of all objects of the array in its store, or of traces of them.
+
+        Raises
+        ------
+        UnsupportedError
+            The store cannot list.
+        """
+        layout = self.source.layout
+        depth = 0
+        if layout.keys.separator == "/":
+            depth = layout.ndim - (layout.keys.kind == "v2")
+        keys = map(written_key, self._listed(layout.key_prefix, depth))
+        below = (key.removeprefix(layout.key_prefix) for key in keys)
+        found = (layout.keys.stored_coordinates(key, layout.ndim) for key in below)
+        return {at for at in found if at is not None}
+
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Let no other process look for the end meanwhile, where files can be locked.
+
+        Where they cannot, `claim` is needed.
+        """
+        if isinstance(self._shards, FileWriter):
+            key = join(self.source.layout.path, _LOCK)
+            with self._shards.locked(key):
+                yield
+        else:
+            yield
+
+    def claim(self, window: Window) -> None:
+        """Take the place of new shards, unless another writer was faster.
+
+        Raises
+        ------
+        StoreError
+            The first of them is there already.
+        """
+        first = next(window.objects(), None)
+        if first is None or isinstance(self._shards, FileWriter):
+            return
+        source = source_over(self.source, self.source.indexes, window)
+        region = Region.of_object(source, (0,) * source.layout.ndim)
+        empty = WriteSession(source, self._shards).encoder.empty_object(region)
+        if not self._shards.create(self.key(first), empty):
+            raise StoreError(
+                "another writer has put a shard where this one was to go, or was cut"
+                " off there",
+                shard_key=self.key(first),
+                store_url=source.store.url,
+                hint="say where the values belong, by at=, which overwrites it",
+            )
+
+    @property
+    def _key(self) -> str:
+        return join(self.source.layout.path, _DOCUMENT)
+
+    def _parsed(self, data: Bytes | None) -> tuple[Window, Any]:
+        path = self.source.layout.path
+        if data is None:
+            raise StoreError(
+                f"{self._key} is gone",
+                store_url=self.source.store.url,
+                hint="the array was deleted while it was written to",
+            )
+        encoded = data.tobytes()
+        layout = parse_document(encoded, path, self.source.options)
+        return Window.of(layout), decode_document(encoded, _DOCUMENT, path)
+
+    def _listed(self, prefix: str, depth: int) -> Iterator[str]:
+        """Keys of objects and directories below `prefix`, `depth` directories down."""
+        names = self.source.store.list_children(prefix.rstrip("/"))
+        if names is None:
+            raise UnsupportedError("the store cannot list", got=self.source.store.url)
+        for name in names:
+            if depth and not name.startswith("."):
+                yield from self._listed(f"{prefix}{name}/", depth - 1)
+            else:
+                yield prefix + name
+
+
+class _UnchangedError(Exception):
+    """There is nothing to write."""

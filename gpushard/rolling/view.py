@@ -1,0 +1,88 @@
+"""A rolling array as it was at one moment: an `Array` over the shards of a window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gpushard.array import Array
+from gpushard.indexer import Indexer
+from gpushard.rolling.logical import relative_key
+from gpushard.rolling.window import Window
+from gpushard.selection import Selection
+from gpushard.source import IndexCache, IndexKey, KnownIndex, Source
+
+
+class RollingView(Array):
+    """A window of a rolling array, which stays where it is.
+
+    Made by `RollingArray.view`. Reads like any array; what the array has rolled past
+    and deleted is an error, never the fill value. Pickles as an address and a window.
+    """
+
+    @property
+    def window(self) -> Window:
+        """What of the array it shows."""
+        return Window.of(self.source.layout)
+
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """Coordinate of the first shard."""
+        return self.window.origin
+
+    @property
+    def domain(self) -> tuple[range, ...]:
+        """Logical coordinates along each axis."""
+        return self.window.domain
+
+    @property
+    def at(self) -> Indexer:
+        """Indexing by logical coordinates: ``view.at[-24:0]``, as `RollingArray.at`."""
+        return self._indexer(lambda key: self._at(key))
+
+    def _at(self, key: Any) -> Selection:
+        return self._selection(relative_key(key, self.domain))
+
+
+class ShiftedIndexes(IndexCache):
+    """Shard indexes of a window, kept by what never moves: the shards' own coordinates.
+
+    Parameters
+    ----------
+    kept
+        Indexes of the array, through all its windows.
+    origin
+        The window's.
+    """
+
+    def __init__(self, kept: IndexCache, origin: tuple[int, ...]) -> None:
+        super().__init__(0)
+        self._kept = kept
+        self._origin = origin
+
+    def get(self, key: IndexKey) -> KnownIndex | None:
+        """Index kept for `key`, if any."""
+        return self._kept.get(self._stored(key))
+
+    def put(self, key: IndexKey, known: KnownIndex) -> None:
+        """Keep an index."""
+        self._kept.put(self._stored(key), known)
+
+    def drop_shard(self, coordinate: tuple[int, ...]) -> None:
+        """Forget a shard's index and those of the shards nested in it."""
+        self._kept.drop_shard(self._stored(coordinate))
+
+    def _stored(self, key: IndexKey) -> IndexKey:
+        n = len(self._origin)
+        shifted = (i + o for i, o in zip(key[:n], self._origin, strict=True))
+        return (*shifted, *key[n:])
+
+
+def source_over(source: Source, kept: IndexCache, window: Window) -> Source:
+    """The same array through another window."""
+    return replace(
+        source,
+        layout=source.layout.over(window.origin, window.shape),
+        indexes=ShiftedIndexes(kept, window.origin),
+        findings={},
+    )

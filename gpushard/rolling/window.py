@@ -1,0 +1,111 @@
+"""Where a rolling array lies: arithmetic of its window, in whole stored objects.
+
+Logical coordinates count elements from where the array once began; they may be
+negative, and what lies at one never moves. A window is a box of them. It begins where
+an object begins: the origin is that object's coordinate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from gpushard.errors import OptionError, SelectionError
+from gpushard.layout import ArrayLayout
+
+Coordinate = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What of the logical coordinates an array is.
+
+    Attributes
+    ----------
+    origin
+        Coordinate of its first stored object.
+    shape
+        Elements along each axis.
+    cells
+        Elements of a stored object along each axis.
+    """
+
+    origin: Coordinate
+    shape: tuple[int, ...]
+    cells: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layout: ArrayLayout) -> Window:
+        """Window of an array with a regular chunk grid."""
+        origin = layout.keys.offset or (0,) * layout.ndim
+        return cls(origin, layout.shape, tuple(axis.cell for axis in layout.axes))
+
+    @property
+    def domain(self) -> tuple[range, ...]:
+        """Logical coordinates along each axis."""
+        sides = zip(self.origin, self.shape, self.cells, strict=True)
+        return tuple(range(at * cell, at * cell + n) for at, n, cell in sides)
+
+    def axis(self, axis: int) -> int:
+        """Number of an axis, which may be counted from the last.
+
+        Raises
+        ------
+        OptionError
+            There is no such axis.
+        """
+        ndim = len(self.shape)
+        if not -ndim <= axis < ndim:
+            raise OptionError("there is no such axis", expected=f"0 to {ndim - 1}")
+        return axis % ndim
+
+    def over(self, axis: int, start: int, stop: int) -> Window:
+        """The window from `start` to `stop` along an axis.
+
+        Raises
+        ------
+        SelectionError
+            No stored object begins at `start`.
+        """
+        cell = self.cells[axis]
+        self._refuse_inside(axis, start, "the window would begin inside of a shard")
+        origin = (*self.origin[:axis], start // cell, *self.origin[axis + 1 :])
+        shape = (*self.shape[:axis], max(stop - start, 0), *self.shape[axis + 1 :])
+        return replace(self, origin=origin, shape=shape)
+
+    def whole(self, axis: int, start: int, stop: int) -> Window:
+        """As `over`, where objects end at `stop` too.
+
+        Raises
+        ------
+        SelectionError
+            ``start:stop`` is not made of whole stored objects.
+        """
+        self._refuse_inside(axis, stop, "a shard would be cut in two")
+        return self.over(axis, start, stop)
+
+    def holds(self, coordinate: Coordinate) -> bool:
+        """Whether the stored object at `coordinate` has elements of the window."""
+        return all(
+            at in cells for at, cells in zip(coordinate, self._objects, strict=True)
+        )
+
+    def objects(self) -> Iterator[Coordinate]:
+        """Coordinates of the stored objects, in C order."""
+        return product(*self._objects)
+
+    @property
+    def _objects(self) -> tuple[range, ...]:
+        sides = zip(self.origin, self.shape, self.cells, strict=True)
+        return tuple(range(at, at + -(-n // cell)) for at, n, cell in sides)
+
+    def _refuse_inside(self, axis: int, at: int, what: str) -> None:
+        cell = self.cells[axis]
+        if at % cell:
+            raise SelectionError(
+                f"{what}: an array rolls by whole shards",
+                expected=f"a multiple of {cell} along axis {axis}",
+                got=at,
+                hint="collect as many steps as a shard has, or make shards shorter",
+            )

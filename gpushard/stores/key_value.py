@@ -1,0 +1,291 @@
+"""Key/value stores that can be written: the abstract store interface of the v3 draft.
+
+A range is ``(start, length)``: a negative start counts from the end of the value, and
+the length None means up to the end. Ranges beyond a value are cut to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+
+from gpushard.errors import OptionError, UnsupportedError
+from gpushard.stores.base import ByteRequest, Store
+from gpushard.stores.zarr_store import ZarrStore
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store as ZarrAbstractStore
+
+KeyRange = tuple[str, tuple[int, int | None]]
+"""A key, and the range of its value."""
+
+
+@runtime_checkable
+class KeyValueStore(Protocol):
+    """Operations that a storage transformer asks of the store below it."""
+
+    def get_partial_values(
+        self, key_ranges: Sequence[KeyRange]
+    ) -> Sequence[bytes | None]:
+        """Bytes of each range; None where there is no such key."""
+        ...
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store a value."""
+        ...
+
+    def erase_values(self, keys: Iterable[str]) -> None:
+        """Erase values; keys that are not there are none."""
+        ...
+
+    def erase_prefix(self, prefix: str) -> None:
+        """Erase all values whose keys begin with `prefix`."""
+        ...
+
+    def list_prefix(self, prefix: str) -> Sequence[str]:
+        """Sorted keys that begin with `prefix`."""
+        ...
+
+    def list_dir(self, prefix: str) -> tuple[Sequence[str], Sequence[str]]:
+        """Sorted keys, and prefixes that end in a slash, directly below `prefix`."""
+        ...
+
+
+def key_value_store(target: Any) -> KeyValueStore:
+    """Key/value store that `target` is, or that stands before it.
+
+    Parameters
+    ----------
+    target
+        A mapping of keys to bytes, a zarr `Store`, a store of gpushard's own (which can
+        be read only), or anything with the operations of `KeyValueStore`.
+
+    Raises
+    ------
+    UnsupportedError
+        It is none of these.
+    """
+    if isinstance(target, KeyValueStore):
+        return target
+    if isinstance(target, MutableMapping):
+        return MappingStore(cast("MutableMapping[str, bytes]", target))
+    if isinstance(target, Store):
+        return ReadOnlyStore(target)
+    from zarr.abc.store import Store as ZarrAbstractStore
+
+    if isinstance(target, ZarrAbstractStore):
+        return ZarrKeyValueStore(target)
+    raise UnsupportedError(
+        "this is no key/value store",
+        got=f"a {type(target).__module__}.{type(target).__qualname__}",
+        hint="pass a mapping of keys to bytes or a zarr Store",
+    )
+
+
+def cut(value: bytes, span: tuple[int, int | None]) -> bytes:
+    """Bytes of a range of `value`."""
+    start, stop = bounds(len(value), span)
+    return value[start:stop]
+
+
+def bounds(nbytes: int, span: tuple[int, int | None]) -> tuple[int, int]:
+    """Start and end of a range in a value of `nbytes`.
+
+    Raises
+    ------
+    OptionError
+        The length is negative.
+    """
+    start, length = span
+    if length is not None and length < 0:
+        raise OptionError("a range has a negative length", got=length)
+    start = max(nbytes + start, 0) if start < 0 else min(start, nbytes)
+    return start, nbytes if length is None else min(start + length, nbytes)
+
+
+def directory(prefix: str) -> str:
+    """`prefix`, which a directory's listing asks for.
+
+    Raises
+    ------
+    OptionError
+        It is neither empty nor ends in a slash.
+    """
+    if prefix and not prefix.endswith("/"):
+        raise OptionError(
+            "a directory's prefix must end in a slash",
+            expected='"" or ".../"',
+            got=prefix,
+        )
+    return prefix
+
+
+class MappingStore:
+    """Key/value store of a mapping.
+
+    Parameters
+    ----------
+    values
+        Keys and values; changed in place.
+    """
+
+    def __init__(self, values: MutableMapping[str, bytes]) -> None:
+        self._values = values
+
+    def get_partial_values(
+        self, key_ranges: Sequence[KeyRange]
+    ) -> Sequence[bytes | None]:
+        """Bytes of each range; None where there is no such key."""
+        found = [(self._values.get(key), span) for key, span in key_ranges]
+        return [None if value is None else cut(value, span) for value, span in found]
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store a value."""
+        self._values[key] = value
+
+    def erase_values(self, keys: Iterable[str]) -> None:
+        """Erase values; keys that are not there are none."""
+        for key in keys:
+            self._values.pop(key, None)
+
+    def erase_prefix(self, prefix: str) -> None:
+        """Erase all values whose keys begin with `prefix`."""
+        self.erase_values(self.list_prefix(prefix))
+
+    def list_prefix(self, prefix: str) -> Sequence[str]:
+        """Sorted keys that begin with `prefix`."""
+        return sorted(key for key in self._values if key.startswith(prefix))
+
+    def list_dir(self, prefix: str) -> tuple[Sequence[str], Sequence[str]]:
+        """Sorted keys, and prefixes that end in a slash, directly below `prefix`."""
+        keys: set[str] = set()
+        prefixes: set[str] = set()
+        for key in self.list_prefix(directory(prefix)):
+            name, slash, _ = key.removeprefix(prefix).partition("/")
+            (prefixes if slash else keys).add(f"{prefix}{name}{slash}")
+        return sorted(keys), sorted(prefixes)
+
+
+class ReadOnlyStore:
+    """Key/value store of a store that gpushard reads; listing knows directories only.
+
+    Parameters
+    ----------
+    store
+        Any store of gpushard's own.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def get_partial_values(
+        self, key_ranges: Sequence[KeyRange]
+    ) -> Sequence[bytes | None]:
+        """Bytes of each range, all in one batch; None where there is no such key."""
+        answers = self._store.read([_request(*key_range) for key_range in key_ranges])
+        return [
+            None if answer is None else _answered(answer.data.tobytes(), span)
+            for answer, (_, span) in zip(answers, key_ranges, strict=True)
+        ]
+
+    def set(self, key: str, value: bytes) -> None:  # noqa: ARG002  the protocol's
+        """Refuse."""
+        raise self._read_only("set")
+
+    def erase_values(self, keys: Iterable[str]) -> None:  # noqa: ARG002  the protocol's
+        """Refuse."""
+        raise self._read_only("erase")
+
+    def erase_prefix(self, prefix: str) -> None:  # noqa: ARG002  the protocol's
+        """Refuse."""
+        raise self._read_only("erase")
+
+    def list_prefix(self, prefix: str) -> Sequence[str]:  # noqa: ARG002  the protocol's
+        """Refuse: such a store cannot tell keys from directories."""
+        raise self._read_only("list")
+
+    def list_dir(
+        self,
+        prefix: str,  # noqa: ARG002  the protocol's
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """Refuse: such a store cannot tell keys from directories."""
+        raise self._read_only("list")
+
+    def _read_only(self, operation: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"this store cannot {operation}",
+            store_url=self._store.url,
+            hint="pass the zarr Store or the mapping instead",
+        )
+
+
+class ZarrKeyValueStore(ReadOnlyStore):
+    """Key/value store of a zarr `Store`.
+
+    Parameters
+    ----------
+    store
+        Any store of zarr-python 3.
+    """
+
+    def __init__(self, store: ZarrAbstractStore) -> None:
+        super().__init__(ZarrStore(store))
+        self._zarr_store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store a value."""
+        from zarr.core.buffer import default_buffer_prototype
+        from zarr.core.sync import sync
+
+        buffer = default_buffer_prototype().buffer.from_bytes(value)
+        sync(self._zarr_store.set(key, buffer))
+
+    def erase_values(self, keys: Iterable[str]) -> None:
+        """Erase values; keys that are not there are none."""
+        from zarr.core.sync import sync
+
+        for key in keys:
+            sync(self._zarr_store.delete(key))
+
+    def erase_prefix(self, prefix: str) -> None:
+        """Erase all values whose keys begin with `prefix`."""
+        self.erase_values(self.list_prefix(prefix))
+
+    def list_prefix(self, prefix: str) -> Sequence[str]:
+        """Sorted keys that begin with `prefix`."""
+        from zarr.core.sync import sync
+
+        # Some zarr stores take a prefix for a directory.
+        above = prefix.rpartition("/")[0]
+
+        async def found() -> list[str]:
+            return [key async for key in self._zarr_store.list_prefix(above)]
+
+        return sorted(key for key in sync(found()) if key.startswith(prefix))
+
+    def list_dir(self, prefix: str) -> tuple[Sequence[str], Sequence[str]]:
+        """Sorted keys, and prefixes that end in a slash, directly below `prefix`."""
+        from zarr.core.sync import sync
+
+        store, below = self._zarr_store, directory(prefix)
+
+        async def found() -> list[tuple[str, bool]]:
+            names = [name async for name in store.list_dir(below.rstrip("/"))]
+            keys = [f"{below}{name.strip('/')}" for name in names]
+            return [(key, await store.exists(key)) for key in keys]
+
+        names = sync(found())
+        keys = sorted(name for name, is_key in names if is_key)
+        return keys, sorted(f"{name}/" for name, is_key in names if not is_key)
+
+
+def _request(key: str, span: tuple[int, int | None]) -> ByteRequest:
+    start, length = span
+    if start < 0 or length is None:
+        return ByteRequest(key, start)
+    return ByteRequest(key, start, start + length)
+
+
+def _answered(data: bytes, span: tuple[int, int | None]) -> bytes:
+    start, length = span
+    return data if start >= 0 or length is None else data[:length]

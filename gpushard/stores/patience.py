@@ -1,0 +1,71 @@
+"""How long a busy server is waited for: back-off with jitter, and Retry-After.
+
+obstore repeats a request a few times within a second; servers that ask for more
+patience than that are asked again from here.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from gpushard.errors import StoreError
+from gpushard.stores.base import ByteRequest
+from gpushard.stores.plain_http import retry_after
+
+_FIRST_PAUSE_S = 1.0
+# Statuses of a server that may well answer in a moment, and those of them that come
+# with a Retry-After (RFC 9110, 10.2.3; RFC 6585, 4).
+_PASSING = re.compile(r"status code: (429|500|502|503|504)\b")
+_TELLING = frozenset(("429", "503"))
+
+Answer = TypeVar("Answer")
+Requested = TypeVar("Requested", bound=ByteRequest)
+
+
+class Patience:
+    """Asks again while a server is busy.
+
+    Parameters
+    ----------
+    seconds
+        How long at most, pauses and attempts together.
+    url
+        Root of a plain HTTP server, which is asked how long it wants to be left alone;
+        None for others: they are given twice the time with each attempt.
+    """
+
+    def __init__(self, seconds: float, url: str | None) -> None:
+        self.seconds = seconds
+        self._url = url
+
+    def ask(self, work: Callable[[Requested], Answer], request: Requested) -> Answer:
+        """Answer of ``work(request)``, from one of several attempts.
+
+        Raises
+        ------
+        StoreError
+            What the last attempt raised.
+        """
+        started = time.monotonic()
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                return work(request)
+            except StoreError as error:
+                passing = _PASSING.search(error.what)
+                if passing is None:
+                    raise
+                told = None
+                if self._url is not None and passing[1] in _TELLING:
+                    # obstore keeps the headers of a refusal to itself.
+                    told = retry_after(self._url, request.key, self.seconds / 3)
+                # Many readers that fail together must not come back together.
+                wanted = pause * random.uniform(0.5, 1) if told is None else told  # noqa: S311 - no secret
+                if time.monotonic() - started + wanted > self.seconds:
+                    raise
+            time.sleep(wanted)
+            pause *= 2

@@ -1,0 +1,77 @@
+"""What goes wrong with requests to a server, in one sentence each."""
+
+from __future__ import annotations
+
+import re
+
+from gpushard.errors import ObjectChangedError, StoreError
+from gpushard.stores.base import ByteRequest
+from gpushard.stores.failures import failure
+
+_USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def without_credentials(text: str) -> str:
+    """A URL, or a text with URLs in it, without user names and passwords."""
+    return _USER_INFO.sub("", text)
+
+
+def changed(url: str, request: ByteRequest, got: str) -> ObjectChangedError:
+    """Error of a version that is gone."""
+    return failure(
+        ObjectChangedError,
+        url,
+        request.key,
+        "the object was replaced while it was read",
+        expected=f"ETag {request.version}",
+        got=got,
+        hint="read again",
+    )
+
+
+def encoded_body(url: str, key: str, encoding: str) -> StoreError:
+    """Error of a body that is not the stored bytes themselves."""
+    return failure(
+        StoreError,
+        url,
+        key,
+        "the server answered an encoded body",
+        expected="the bytes as they are stored",
+        got=f"Content-Encoding: {encoding}",
+        hint="switch compression off on the server for this directory",
+    )
+
+
+def refuse_large(url: str, key: str, nbytes: int, limit_nbytes: int) -> None:
+    """Refuse to download a large object for the sake of a part of it.
+
+    Raises
+    ------
+    StoreError
+        The object is larger than the limit.
+    """
+    if nbytes > limit_nbytes:
+        raise failure(
+            StoreError,
+            url,
+            key,
+            "the server does not answer ranges and the object is large",
+            expected=f"at most {limit_nbytes} bytes",
+            got=f"{nbytes} bytes",
+            hint="serve the data from a server that answers range requests",
+        )
+
+
+def request_failure(url: str, key: str, error: Exception) -> StoreError:
+    """Error of a request that obstore gave up."""
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    hint = "check the address, the network and the server"
+    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+        hint = (
+            "check the credentials, or pass storage_options="
+            "{'skip_signature': True} for public data"
+        )
+    # Lines after the first one repeat it as Rust prints its structures.
+    why = without_credentials(str(error).strip().split("\n")[0])
+    return failure(StoreError, url, key, why or type(error).__name__, hint=hint)

@@ -1,0 +1,348 @@
+"""`ShardedStore`: the draft's sharding as a view on a key/value store.
+
+Chunks are read and written by their own keys; below lie shards. The interface is the
+abstract store of the v3 draft, and a mapping of keys to bytes as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Literal, overload
+
+from gpushard.errors import OptionError
+from gpushard.index import PRESENT
+from gpushard.stores.key_value import (
+    KeyRange,
+    KeyValueStore,
+    bounds,
+    directory,
+    key_value_store,
+)
+from gpushard.transformer.keys import ShardKeys
+from gpushard.transformer.shards import Shards, range_of
+
+DATA = "data/root"
+"""What the keys of all stored objects of a hierarchy begin with."""
+
+
+class ShardedStore(MutableMapping[str, bytes]):
+    """View on a store in which the chunks of one array lie in shards.
+
+    Keys that are none of the array's chunks are passed on as they are. A shard is
+    written whole, by one operation of the store below; two writers on one shard are not
+    kept apart. As a mapping, a key that is not there is a ``KeyError``.
+
+    Parameters
+    ----------
+    store
+        A mapping of keys to bytes, a zarr `Store`, a store of gpushard's own, or
+        another `ShardedStore`: that of the transformer next to the store.
+    chunks_per_shard
+        Chunks combined in a shard along each axis.
+    path
+        Path of the array; its objects lie below ``data/root/<path>``.
+    separator
+        What stands between the coordinates in a key.
+    grid_shape
+        Chunks of the array along each axis, if known: then shards at the edge count
+        as whole, and listings are narrower.
+
+    Raises
+    ------
+    OptionError
+        The number of chunks a shard is not positive along an axis, or the grid has
+        another rank.
+    UnsupportedError
+        `store` is of an unknown kind.
+
+    Examples
+    --------
+    >>> below = {}
+    >>> chunks = ShardedStore(below, (2, 2), "a")
+    >>> chunks["data/root/a/c3/5"] = b"a chunk"
+    >>> list(below), chunks["data/root/a/c3/5"]
+    (['data/root/a/c1/2'], b'a chunk')
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        chunks_per_shard: Sequence[int],
+        path: str = "",
+        *,
+        separator: Literal["/", "."] = "/",
+        grid_shape: Sequence[int] | None = None,
+    ) -> None:
+        per_shard = tuple(chunks_per_shard)
+        if any(type(n) is not int or n < 1 for n in per_shard):
+            what = "the numbers of chunks a shard must be positive"
+            raise OptionError(what, got=per_shard)
+        if separator not in ("/", "."):
+            what = "the separator of the chunk keys is not valid"
+            raise OptionError(what, expected='"/" or "."', got=separator)
+        grid = None if grid_shape is None else tuple(grid_shape)
+        if grid is not None and len(grid) != len(per_shard):
+            what = "the grid of chunks has another rank than the shards"
+            raise OptionError(what, expected=len(per_shard), got=len(grid))
+        path = path.strip("/")
+        base = f"{DATA}/{path}/" if path else f"{DATA}/"
+        self._keys = ShardKeys(base, per_shard, separator, grid)
+        self._below: KeyValueStore = key_value_store(store)
+        self._shards = Shards(self._below, self._keys)
+
+    # Reading
+
+    @overload
+    def get(self, key: str) -> bytes | None: ...
+    @overload
+    def get(self, key: str, default: bytes) -> bytes: ...
+    @overload
+    def get(self, key: str, default: Any) -> Any: ...
+    def get(self, key: str, default: Any = None) -> Any:
+        """Value of `key`; `default` if there is none.
+
+        Raises
+        ------
+        CorruptShardError
+            The shard's index is no index.
+        """
+        (value,) = self.get_partial_values([(key, (0, None))])
+        return default if value is None else value
+
+    def get_partial_values(
+        self, key_ranges: Sequence[KeyRange]
+    ) -> Sequence[bytes | None]:
+        """Bytes of each range; None where there is no such key.
+
+        At most two operations of the store below: one gets the indexes and what is no
+        chunk, one the chunks. A negative start counts from the end of a value, the
+        length None means up to its end, and ranges beyond a value are cut to it.
+
+        Raises
+        ------
+        CorruptShardError
+            A shard's index is no index, or its chunks do not lie in it.
+        """
+        values: list[bytes | None] = [None] * len(key_ranges)
+        places = {
+            k: place
+            for k, (key, _) in enumerate(key_ranges)
+            if (place := self._keys.place(key)) is not None
+        }
+        passed = [k for k in range(len(key_ranges)) if k not in places]
+        indexes, others = self._shards.indexes(
+            {place.shard_key for place in places.values()},
+            [key_ranges[k] for k in passed],
+        )
+        for k, value in zip(passed, others, strict=True):
+            values[k] = value
+        wanted: dict[int, KeyRange] = {}
+        for k, place in places.items():
+            where = range_of(indexes, place)
+            if where is not None:
+                offset, nbytes = where
+                start, stop = bounds(nbytes, key_ranges[k][1])
+                wanted[k] = place.shard_key, (offset + start, stop - start)
+                values[k] = b""
+        present = {k: span for k, span in wanted.items() if span[1][1]}
+        for k, value in zip(
+            present, self._shards.chunks(present.values()), strict=True
+        ):
+            values[k] = value
+        return values
+
+    # Writing
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store the value of `key`.
+
+        Raises
+        ------
+        CorruptShardError
+            The shard that it belongs to has no valid index.
+        """
+        self.set_values({key: value})
+
+    def set_values(self, values: Mapping[str, bytes]) -> None:
+        """Store values; every shard is written once.
+
+        A shard all of whose chunks are among them is written without being read.
+
+        Raises
+        ------
+        CorruptShardError
+            A shard that they belong to has no valid index.
+        """
+        changes: dict[str, dict[int, bytes | None]] = {}
+        for key, value in values.items():
+            place = self._keys.place(key)
+            if place is None:
+                self._below.set(key, bytes(value))
+            else:
+                changes.setdefault(place.shard_key, {})[place.entry] = bytes(value)
+        self._shards.change(changes)
+
+    def set_partial_values(
+        self, key_start_values: Iterable[tuple[str, int, bytes]]
+    ) -> None:
+        """Overwrite bytes of values, each from its start on, in the order given.
+
+        A negative start counts from the end. A value grows where it has to, and one
+        that is not there begins empty.
+
+        Raises
+        ------
+        OptionError
+            A start lies beyond the value.
+        CorruptShardError
+            A shard that they belong to has no valid index.
+        """
+        items = list(key_start_values)
+        keys = list(dict.fromkeys(key for key, _, _ in items))
+        found = self.get_partial_values([(key, (0, None)) for key in keys])
+        values = {
+            key: bytearray(value or b"") for key, value in zip(keys, found, strict=True)
+        }
+        for key, start, data in items:
+            value = values[key]
+            if not -len(value) <= start <= len(value):
+                raise OptionError(
+                    f"the start lies beyond the value of {key!r}",
+                    expected=f"at most {len(value)}",
+                    got=start,
+                )
+            at = start + len(value) if start < 0 else start
+            value[at : at + len(data)] = data
+        self.set_values({key: bytes(value) for key, value in values.items()})
+
+    def erase(self, key: str) -> None:
+        """Erase the value of `key`, if there is one.
+
+        Raises
+        ------
+        CorruptShardError
+            The shard that it belongs to has no valid index.
+        """
+        self.erase_values([key])
+
+    def erase_values(self, keys: Iterable[str]) -> None:
+        """Erase values; shards left without a chunk are erased.
+
+        Raises
+        ------
+        CorruptShardError
+            A shard that they belong to has no valid index.
+        """
+        changes: dict[str, dict[int, bytes | None]] = {}
+        passed: list[str] = []
+        for key in keys:
+            place = self._keys.place(key)
+            if place is None:
+                passed.append(key)
+            else:
+                changes.setdefault(place.shard_key, {})[place.entry] = None
+        self._below.erase_values(passed)
+        self._shards.change(changes)
+
+    def erase_prefix(self, prefix: str) -> None:
+        """Erase all values whose keys begin with `prefix`.
+
+        Raises
+        ------
+        CorruptShardError
+            A shard that they belong to has no valid index.
+        """
+        if self._keys.shards_prefix(prefix) is None:
+            self._below.erase_prefix(prefix)
+        else:
+            self.erase_values(self.list_prefix(prefix))
+
+    # Listing
+
+    def list(self) -> Sequence[str]:
+        """Sorted keys of all values."""
+        return self.list_prefix("")
+
+    def list_prefix(self, prefix: str) -> Sequence[str]:
+        """Sorted keys that begin with `prefix`; exactly those that have a value.
+
+        Raises
+        ------
+        CorruptShardError
+            A shard has no valid index.
+        """
+        translated = self._keys.shards_prefix(prefix)
+        found = self._below.list_prefix(prefix)
+        if translated is None:
+            return self._expanded(found)
+        coordinate = self._keys.coordinate
+        others = [key for key in found if coordinate(key) is None]
+        shards = self._below.list_prefix(translated)
+        expanded = self._expanded({*shards, *others})
+        return [key for key in expanded if key.startswith(prefix)]
+
+    def list_dir(self, prefix: str) -> tuple[Sequence[str], Sequence[str]]:
+        """Sorted keys, and prefixes that end in a slash, directly below `prefix`.
+
+        Keys are exact. A prefix of chunks may have no value below it: that a shard
+        exists does not say which of its chunks do.
+
+        Raises
+        ------
+        OptionError
+            `prefix` is neither empty nor ends in a slash.
+        CorruptShardError
+            A shard has no valid index.
+        """
+        keys = self._keys
+        below = directory(prefix)
+        inside = keys.is_shards_directory(below)
+        translated = keys.shards_prefix(below) if inside else below
+        found, prefixes = self._below.list_dir(translated or below)
+        listed = [key for key in self._expanded(found) if key.startswith(prefix)]
+        wider: set[str] = set()
+        for one in prefixes:
+            is_part = keys.is_shards_directory(one)
+            wider.update(keys.directories(one, below) if is_part else [one])
+        return listed, sorted(wider)
+
+    # As a mapping
+
+    def __getitem__(self, key: str) -> bytes:
+        value = self.get(key)
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key: str, value: bytes) -> None:
+        self.set(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self:
+            raise KeyError(key)
+        self.erase(key)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.list())
+
+    def __len__(self) -> int:
+        return len(self.list())
+
+    def _expanded(self, keys: Iterable[str]) -> Sequence[str]:
+        """Sorted keys, shards replaced by the chunks in them."""
+        shards = {
+            key: at for key in keys if (at := self._keys.coordinate(key)) is not None
+        }
+        indexes, _ = self._shards.indexes(shards)
+        found = {key for key in keys if key not in shards}
+        for key, index in indexes.items():
+            chunks = self._keys.chunks_of(shards[key])
+            found.update(
+                chunk
+                for chunk, state in zip(chunks, index.state, strict=True)
+                if state == PRESENT
+            )
+        return sorted(found)

@@ -1,0 +1,1 @@
+"""Writing: values -> inner chunks -> shards -> the store."""

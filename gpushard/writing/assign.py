@@ -1,0 +1,275 @@
+"""``a[selection] = value``: the conductor of a write, shard by shard."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.devices.base import Device
+from gpushard.errors import (
+    GpushardError,
+    OptionError,
+    SelectionError,
+    UnsupportedError,
+)
+from gpushard.scatter import check_cast
+from gpushard.selection import Orthogonal, Selection
+from gpushard.source import Source
+from gpushard.stores.files import FileWriter, LockedFile
+from gpushard.stores.writers import Bytes, Pieces, Writer, writer_of
+from gpushard.workers import run_tasks
+from gpushard.writing.encode import Change, Encoder
+from gpushard.writing.in_place import apply_patch, give_up, recover, verifies
+from gpushard.writing.on_device import values_on_device
+from gpushard.writing.regions import Box, Cell, Part, part_of
+from gpushard.writing.shard import Region, StoredShard
+from gpushard.writing.strategies import ShardUpdate, patch_of, refuse_unsuitable
+
+# A shard that is written to is held as it was, as it becomes, and encoded.
+_COPIES = 3
+
+
+def assign(
+    source: Source,
+    selection: Selection,
+    value: Any,
+    writer: Writer | None = None,
+    device: Device | None = None,
+) -> None:
+    """Write `value` to what `selection` selects.
+
+    Parameters
+    ----------
+    source
+        The array.
+    selection
+        Where in it.
+    value
+        Anything that NumPy can broadcast to the selection's shape, or an array on a
+        device with `get`, as CuPy's.
+    writer
+        What writes objects, where the array's store does not say it all.
+    device
+        What encodes values that lie on it, as far as it can.
+
+    Raises
+    ------
+    SelectionError
+        The value does not fit the selection, or the array's data type.
+    UnsupportedError
+        The store cannot be written to (safely), or a codec cannot encode.
+    OptionError
+        The write strategy does not suit the array or the store.
+    CorruptShardError
+        A shard that is written to in part is damaged.
+    StoreError
+        The store failed. Shards before this one may be written.
+    """
+    change = change_of(source, selection, value, device)
+    session = WriteSession(source, writer)
+    tasks = (
+        partial(session.write, cell, change.within(inner))
+        for cell, inner in change.part.cells(source.layout.axes)
+    )
+    run_tasks(tasks, session.n_shards_at_once())
+
+
+def change_of(
+    source: Source, selection: Selection, value: Any, device: Device | None
+) -> Change:
+    """What is written, its values left on `device` if it encodes them.
+
+    Raises
+    ------
+    SelectionError, UnsupportedError
+        As for `assign`.
+    """
+
+    def on_host() -> tuple[Part, NDArray[Any]]:
+        dtype = source.layout.dtype
+        return part_of(selection, fitting_values(value, selection.shape, dtype))
+
+    lies_there = hasattr(value, "__cuda_array_interface__")
+    if device is not None and lies_there and isinstance(selection, Orthogonal):
+        values = values_on_device(
+            source, selection, value, device, lambda: on_host()[1]
+        )
+        if values is not None:
+            return Change(Box(selection.axes), values)
+    return Change(*on_host())
+
+
+def fitting_values(
+    value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """`value` as an array of `shape` and `dtype` on the host; maybe a view.
+
+    Raises
+    ------
+    SelectionError
+        It cannot be broadcast or cast so.
+    UnsupportedError
+        It lies on a device and has no `get`.
+    """
+    if hasattr(value, "__cuda_array_interface__"):
+        value = _fetched(value)
+    try:
+        array = _array_of(value, dtype)
+        if array.dtype != dtype:
+            _check_values(array, dtype)
+            array = array.astype(dtype)
+        return np.broadcast_to(array, shape)
+    except GpushardError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SelectionError(
+            f"the value does not fit what is written to: {error}",
+            expected=f"{dtype} values that can be broadcast to {shape}",
+            got=f"a {type(value).__name__}",
+        ) from error
+
+
+def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    # Python's own numbers have no width, so NumPy checks them against the array's.
+    if hasattr(value, "dtype") or dtype.kind not in "biufcSUTO":
+        return np.asarray(value)
+    array = np.asarray(value)
+    if array.dtype.kind in "biufc" and dtype.kind in "biufc":
+        check = np.result_type(array.dtype, dtype)
+        if (array.dtype.kind in "iu" and dtype.kind in "iu") or check == dtype:
+            return np.asarray(value, dtype) if array.size else array.astype(dtype)
+        return array
+    return np.asarray(value, dtype)
+
+
+def _check_values(array: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Refuse values that the data type cannot hold; integers are looked at."""
+    if array.dtype.kind not in "iu" or dtype.kind not in "iu":
+        check_cast(array.dtype, dtype)
+        return
+    bounds = np.iinfo(dtype)
+    if array.size and not bounds.min <= int(array.min()) <= int(array.max()) <= (
+        bounds.max
+    ):
+        raise SelectionError(
+            "a value is out of the data type's range",
+            expected=f"{bounds.min} to {bounds.max}",
+            got=f"{array.min()} to {array.max()}",
+        )
+
+
+def _fetched(value: Any) -> Any:
+    if not hasattr(value, "get"):
+        raise UnsupportedError(
+            "the value lies on a device and cannot be fetched from there",
+            got=f"a {type(value).__name__}",
+            hint="pass a NumPy or CuPy array, a tensor after .cpu()",
+        )
+    return value.get()
+
+
+class WriteSession:
+    """Write access to one array.
+
+    Raises
+    ------
+    UnsupportedError, OptionError
+        As for `assign`.
+    """
+
+    def __init__(self, source: Source, writer: Writer | None = None) -> None:
+        self.source = source
+        self.encoder = Encoder(source)
+        self.writer: Writer = writer or writer_of(source.store)
+        refuse_unsuitable(self.encoder)
+        strategy = source.options.write.strategy
+        if strategy != "rewrite" and not isinstance(self.writer, FileWriter):
+            raise OptionError(
+                f"the write strategy {strategy!r} changes files in place",
+                expected="an array in a local directory",
+                got=source.store.url,
+                hint="write with 'rewrite'",
+            )
+
+    def n_shards_at_once(self) -> int:
+        """Shards that may be under way together within the memory limit."""
+        options = self.source.options
+        lengths = (
+            int(axis.length_of(0)) for axis in self.source.layout.axes if axis.n_cells
+        )
+        shard_nbytes = prod(lengths) * self.source.layout.dtype.itemsize
+        n = options.memory_limit // max(1, _COPIES * shard_nbytes)
+        return max(1, min(options.threads, n))
+
+    def write(self, coordinate: Cell, change: Change) -> None:
+        """Write to one stored object.
+
+        Raises
+        ------
+        GpushardError
+            As for `assign`, with the object's key.
+        """
+        key = self.source.key(coordinate)
+        region = Region.of_object(self.source, coordinate)
+        is_whole = change.part.covers(region.extents)
+        try:
+            if isinstance(self.writer, FileWriter):
+                with self.writer.locked(key) as file:
+                    self._write_file(file, region, change, is_whole=is_whole)
+            elif is_whole:
+                self.writer.put(key, self._pieces(region, None, change))
+            else:
+                self.writer.update(key, partial(self._update, region, change))
+        except GpushardError as error:
+            error.add_context(shard_key=key)
+            raise
+        finally:
+            self.source.indexes.drop_shard(coordinate)
+
+    def recover(self, file: LockedFile, region: Region) -> bool:
+        """Undo a write in place that was cut off; whether there was one."""
+        parse = partial(StoredShard.parse, region)
+        return recover(file, partial(verifies, parse))
+
+    def _write_file(
+        self, file: LockedFile, region: Region, change: Change, *, is_whole: bool
+    ) -> None:
+        if self.source.layout.levels and file.undo_path.exists():
+            self.recover(file, region)
+        strategy = self.source.options.write.strategy
+        if strategy == "rewrite" or (is_whole and strategy == "fixed_order"):
+            stored = None if is_whole else file.read()
+            file.replace(self._pieces(region, stored, change))
+            return
+        stored = file.read()
+        shard = None if stored is None else StoredShard.parse(region, stored)
+        patch = patch_of(ShardUpdate(self.encoder, region, shard, change))
+        if patch is None:
+            file.replace(self._pieces(region, stored, change))
+        else:
+            try:
+                apply_patch(file, patch)
+            except OSError:
+                # Undoing takes no room. If it fails too, the note is left to `repair`.
+                with suppress(OSError):
+                    give_up(file, patch)
+                raise
+
+    def _update(
+        self, region: Region, change: Change, stored: Bytes | None
+    ) -> Pieces | None:
+        pieces = self._pieces(region, stored, change)
+        is_deleted = pieces is None and stored is not None
+        if is_deleted and not self.writer.deletes_in_updates:
+            return self.encoder.empty_object(region)
+        return pieces
+
+    def _pieces(
+        self, region: Region, stored: Bytes | None, change: Change
+    ) -> Pieces | None:
+        return self.encoder.object_pieces(region, stored, change)

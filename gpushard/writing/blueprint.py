@@ -1,0 +1,190 @@
+"""What makes an array of a place in a store: its documents, format by format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from gpushard.errors import OptionError
+from gpushard.formats.new_document import ArrayArguments, new_document
+from gpushard.formats.new_historic import (
+    HistoricArguments,
+    document_bytes,
+    draft_document,
+    prototype_documents,
+)
+from gpushard.formats.v3_draft import is_root, root_document
+from gpushard.formats.v3_draft import parse_array as parse_draft_array
+from gpushard.hierarchies.documents import decode_document, join
+from gpushard.layout import ArrayLayout
+from gpushard.metadata import parse_array, parse_document
+from gpushard.options import Options
+from gpushard.stores.base import Store
+from gpushard.stores.writers import writer_of
+
+ArrayFormat = Literal["v3", "v3-draft-transformer", "v2-prototype-ii"]
+"""Formats that arrays are written in."""
+
+_ROOT = "zarr.json"
+_DOCUMENTS = (_ROOT, ".zarray", ".zgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """An array that is to be.
+
+    Attributes
+    ----------
+    layout
+        As it will be read.
+    documents
+        Key and bytes of each document; the last one makes the array.
+    occupied
+        Keys of which none may be there.
+    below
+        Prefixes that are the array's own, deleted to make room for it.
+    root
+        Key and bytes of the document of a hierarchy that may be there already.
+    """
+
+    layout: ArrayLayout
+    documents: tuple[tuple[str, bytes], ...]
+    occupied: tuple[str, ...]
+    below: tuple[str, ...]
+    root: tuple[str, bytes] | None = None
+
+    def clear(self, store: Store) -> None:
+        """Delete what is at the array's place, all of it.
+
+        Raises
+        ------
+        UnsupportedError, StoreError
+            The store is read-only, or failed.
+        """
+        writer = writer_of(store)
+        for prefix in self.below:
+            writer.clear(prefix)
+        for key in self.occupied:
+            if self.root is not None:
+                writer.put(key, None)
+
+    def is_free(self, store: Store) -> bool:
+        """Whether there is neither an array nor a group at the place."""
+        return all(store.get(key) is None for key in self.occupied)
+
+    def put(self, store: Store) -> None:
+        """Write the documents; the array is there once the last one is.
+
+        Raises
+        ------
+        OptionError
+            There is something already.
+        UnsupportedError, StoreError
+            The store is read-only, or failed.
+        """
+        if not self.is_free(store):
+            raise occupied()
+        writer = writer_of(store)
+        if self.root is not None:
+            self._put_root(store, *self.root)
+        *others, (key, document) = self.documents
+        for other, data in others:
+            writer.put(other, [np.frombuffer(data, np.uint8)])
+        if not writer.create(key, [np.frombuffer(document, np.uint8)]):
+            raise occupied()
+
+    def _put_root(self, store: Store, key: str, document: bytes) -> None:
+        pieces = [np.frombuffer(document, np.uint8)]
+        if writer_of(store).create(key, pieces):
+            return
+        found = decode_document(store.get(key) or b"{}", key, self.layout.path)
+        if not is_root(found):
+            raise OptionError(
+                "the store's root is of another format than the draft of Zarr v3",
+                hint="choose another store, or pass overwrite=True with no path",
+            )
+
+
+def blueprint(
+    array_format: ArrayFormat, arguments: ArrayArguments, place: str, options: Options
+) -> Blueprint:
+    """Blueprint of an array at `place` of a store.
+
+    Raises
+    ------
+    OptionError
+        The format is unknown, or an argument is refused.
+    UnsupportedError
+        gpushard cannot read or write such an array.
+    """
+    if array_format not in _MAKERS:
+        raise OptionError(
+            "the format is unknown",
+            expected=" or ".join(map(repr, get_args(ArrayFormat))),
+            got=repr(array_format),
+        )
+    return _MAKERS[array_format](arguments, place, options)
+
+
+def occupied() -> OptionError:
+    """Error for a place that holds something already."""
+    return OptionError(
+        "there is an array or a group already",
+        hint="choose another path, or pass overwrite=True to delete what is there",
+    )
+
+
+def _v3(arguments: ArrayArguments, place: str, options: Options) -> Blueprint:
+    return v3_blueprint(new_document(arguments), place, options)
+
+
+def v3_blueprint(document: bytes, place: str, options: Options) -> Blueprint:
+    """Blueprint of an array of Zarr v3 with this document."""
+    layout = parse_document(document, place, options)
+    documents = ((join(place, _ROOT), document),)
+    return Blueprint(layout, documents, _plain_keys(place), (place,))
+
+
+def _prototype(arguments: ArrayArguments, place: str, options: Options) -> Blueprint:
+    parsed = HistoricArguments.parse("v2-prototype-ii", arguments)
+    document, attributes = prototype_documents(parsed)
+    named = {".zattrs": attributes} if attributes else {}
+    documents = tuple(
+        (join(place, name), document_bytes(members))
+        for name, members in {**named, ".zarray": document}.items()
+    )
+    layout = parse_array({**document, "attributes": attributes}, place, options)
+    return Blueprint(layout, documents, _plain_keys(place), (place,))
+
+
+def _draft(arguments: ArrayArguments, place: str, options: Options) -> Blueprint:
+    document = draft_document(
+        HistoricArguments.parse("v3-draft-transformer", arguments)
+    )
+    metadata, data_path = join("meta/root", place), join("data/root", place)
+    key = f"{metadata}.array.json"
+    taken = (key, f"{metadata}.group.json")
+    # Where the array is the root, what is not the draft's is in its way as well.
+    other = () if place else (".zarray", ".zgroup")
+    below = (metadata, data_path) if place else ("",)
+    return Blueprint(
+        parse_draft_array(document, place, data_path, options),
+        ((key, document_bytes(document)),),
+        (*taken, *other),
+        below,
+        (_ROOT, document_bytes(root_document())),
+    )
+
+
+def _plain_keys(place: str) -> tuple[str, ...]:
+    return tuple(join(place, name) for name in _DOCUMENTS)
+
+
+_MAKERS: dict[str, Callable[[ArrayArguments, str, Options], Blueprint]] = {
+    "v3": _v3,
+    "v2-prototype-ii": _prototype,
+    "v3-draft-transformer": _draft,
+}

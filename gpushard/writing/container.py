@@ -1,0 +1,105 @@
+"""Files of other formats that become shards: an index behind what they hold."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gpushard.codecs.zarr_codec import ZarrElements
+from gpushard.codecs.zarr_encoder import ZarrEncoder
+from gpushard.errors import GpushardError, NotFoundError, OptionError, StoreError
+from gpushard.index import CORRUPT, parse_index
+from gpushard.layout import CodecChain, CodecSpec
+from gpushard.stores.files import write_all
+
+_CHAIN = CodecChain(
+    (), CodecSpec("bytes", {"endian": "little"}), (CodecSpec("crc32c"),)
+)
+_UINT64 = ZarrElements(np.dtype(np.uint64), "uint64", 0, np.zeros((), np.uint64))
+
+
+def append_index(
+    path: str | Path,
+    offsets: ArrayLike,
+    nbytes: ArrayLike,
+) -> int:
+    """Size of the shard index that was put behind all that a file holds.
+
+    The file becomes a shard with its index at the end: little-endian, with a crc32c.
+    Formats that take no notice of bytes behind their own, as HDF5 does, stay valid.
+
+    Parameters
+    ----------
+    path
+        The file.
+    offsets, nbytes
+        Integers, of the shape of the grid of inner chunks in the shard: where in the
+        file each inner chunk lies. Both 2**64 - 1, or both -1, where one is missing.
+
+    Raises
+    ------
+    NotFoundError
+        There is no such file.
+    OptionError
+        The two differ in shape, are no integers, or lead out of the file.
+    StoreError
+        The file cannot be written to.
+    """
+    entries = _entries(offsets, nbytes)
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            _refuse_outside(entries, size)
+            index = _encoded(entries)
+            write_all(file.fileno(), [index])
+            os.fsync(file.fileno())
+    except FileNotFoundError as error:
+        raise NotFoundError("there is no such file", got=str(path)) from error
+    except OSError as error:
+        if isinstance(error, GpushardError):
+            raise
+        raise StoreError(
+            f"cannot write to {str(path)!r}: {error.strerror or error}",
+            hint="check the file's rights and the room on the disk",
+        ) from error
+    return len(index)
+
+
+def _entries(offsets: ArrayLike, nbytes: ArrayLike) -> NDArray[np.uint64]:
+    """Index of these ranges: uint64, shape (*grid_shape, 2)."""
+    columns = [np.asarray(offsets), np.asarray(nbytes)]
+    if columns[0].shape != columns[1].shape:
+        raise OptionError(
+            "offsets and nbytes are not of one shape",
+            expected=columns[0].shape,
+            got=columns[1].shape,
+        )
+    for column in columns:
+        if column.dtype.kind not in "iu":
+            raise OptionError(
+                "offsets and nbytes are no integers", got=str(column.dtype)
+            )
+    # -1 becomes 2**64 - 1, and lower ones are out of every file.
+    return np.stack([column.astype(np.uint64) for column in columns], axis=-1)
+
+
+def _refuse_outside(entries: NDArray[np.uint64], file_nbytes: int) -> None:
+    index = parse_index(entries.reshape(-1, 2), nbytes=file_nbytes)
+    wrong = np.flatnonzero(index.state == CORRUPT)
+    if len(wrong):
+        offset, nbytes = entries.reshape(-1, 2)[wrong[0]].tolist()
+        raise OptionError(
+            f"the range of inner chunk {wrong[0]} leads out of the file",
+            expected=f"a byte range within {file_nbytes} bytes",
+            got=f"offset {offset}, nbytes {nbytes}",
+        )
+
+
+def _encoded(entries: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    (index,) = ZarrEncoder(_CHAIN, _UINT64).encode([entries])
+    if index is None:  # numbers are always stored
+        raise AssertionError("an index of no bytes")
+    return index

@@ -1,0 +1,151 @@
+"""`create_array`, and what is done to the shards of arrays that are there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
+
+from gpushard.array import Array, open_array
+from gpushard.errors import (
+    OptionError,
+    naming,
+)
+from gpushard.formats.new_document import ArrayArguments
+from gpushard.options import DEFAULT, Options, WriteStrategy
+from gpushard.source import Source
+from gpushard.stores.base import Store
+from gpushard.stores.local import LocalStore
+from gpushard.stores.resolve import local_path_of, resolve
+from gpushard.writing.assign import WriteSession
+from gpushard.writing.blueprint import ArrayFormat, blueprint
+from gpushard.writing.maintenance import compact_shards, repair_shards
+
+if TYPE_CHECKING:
+    from gpushard.array import Target
+    from gpushard.devices.base import Device
+
+
+def create_array(  # noqa: PLR0913 - two by position, the rest by name
+    store: Target,
+    path: str = "",
+    *,
+    format: ArrayFormat = "v3",
+    overwrite: bool = False,
+    write_strategy: WriteStrategy | None = None,
+    device: str | Device = "auto",
+    storage_options: Mapping[str, Any] | None = None,
+    options: Options = DEFAULT,
+    **array: Unpack[ArrayArguments],
+) -> Array:
+    """Array that was made new at `path` of a store, all fill value.
+
+    Parameters
+    ----------
+    store, path, device, storage_options, options
+        As for `open_array`. A local directory need not exist.
+    format
+        "v3", or one of the two historic shard formats, "v3-draft-transformer" and
+        "v2-prototype-ii", whose codecs are numcodecs' (docs/historic-formats.md).
+    overwrite
+        Whether to delete what is at `path` before, all of it.
+    write_strategy
+        Instead of the one in `options`; not stored.
+    **array
+        shape, dtype, chunks, shards, compressors and more: `ArrayArguments`.
+
+    Raises
+    ------
+    OptionError
+        There is something at `path` already, zarr refuses an argument, or the write
+        strategy does not suit the array.
+    UnsupportedError
+        gpushard cannot read or write such an array, or cannot write to the store.
+    StoreError
+        The store failed.
+
+    Examples
+    --------
+    >>> a = gpushard.create_array(
+    ...     "new.zarr", shape=(100, 100), dtype="f4", chunks=(10, 10), shards=(50, 50)
+    ... )
+    >>> a[:50] = 1.5
+    """
+    if write_strategy is not None:
+        options = options.but(write=replace(options.write, strategy=write_strategy))
+    with naming(str(store), path):
+        # What cannot be written to is refused before anything is made.
+        plan = blueprint(format, array, path.strip("/"), options)
+        opened, place = open_or_make(store, path, options, storage_options)
+        if place != plan.layout.path:
+            plan = blueprint(format, array, place, options)
+        WriteSession(Source.prepare(plan.layout, opened, options))
+        if overwrite:
+            plan.clear(opened)
+        plan.put(opened)
+    return open_array(
+        store, path, device=device, storage_options=storage_options, options=options
+    )
+
+
+def compact(array: Array) -> int:
+    """Bytes gained by laying down anew each shard of `array` with unused space.
+
+    Inner chunks are copied as they are stored; each shard is replaced in one step.
+
+    Raises
+    ------
+    UnsupportedError
+        The array does not lie in a local directory, or has no shards.
+    CorruptShardError
+        A shard is damaged; those before it are compacted.
+    """
+    with naming(array.source.store, array.path):
+        return compact_shards(array.source)
+
+
+def repair(array: Array) -> list[str]:
+    """Keys of the shards of `array` whose cut-off writes in place were undone.
+
+    Each is what was last published. A write to such a shard does the same first.
+
+    Raises
+    ------
+    UnsupportedError
+        The array does not lie in a local directory, or has no shards.
+    """
+    with naming(array.source.store, array.path):
+        return repair_shards(array.source)
+
+
+def open_or_make(
+    store: Target,
+    path: str,
+    options: Options,
+    storage_options: Mapping[str, Any] | None,
+) -> tuple[Store, str]:
+    """Store and path in it, as of `resolve`; a local directory is made.
+
+    Raises
+    ------
+    OptionError
+        The directory cannot be made.
+    UnsupportedError, StoreError
+        The store cannot be opened.
+    """
+    local = local_path_of(store)
+    if local is not None:
+        try:
+            os.makedirs(local, exist_ok=True)
+        except OSError as error:
+            raise OptionError(
+                f"the directory cannot be made: {error.strerror or error}",
+                got=repr(local),
+                hint="name a directory, or one that can be made",
+            ) from error
+    opened, place = resolve(store, path, options, storage_options)
+    if isinstance(opened, LocalStore):
+        # zarr makes the directory of its store in files when it first writes there.
+        os.makedirs(opened.root, exist_ok=True)
+    return opened, place

@@ -1,0 +1,251 @@
+"""Values for a region of the array -> encoded inner chunks and shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.codecs.zarr_codec import ZarrElements
+from gpushard.codecs.zarr_encoder import ZarrEncoder, encode_bytes
+from gpushard.pipeline import decode_object_bytes
+from gpushard.source import Source
+from gpushard.writing.on_device import DeviceValues
+from gpushard.writing.order import payload_order
+from gpushard.writing.regions import Part
+from gpushard.writing.shard import (
+    Bytes,
+    Region,
+    StoredShard,
+    blank_entries,
+    is_fill,
+    merged,
+    set_entry,
+)
+
+# Inner chunks encoded as one batch, for each thread.
+_BATCH_PER_THREAD = 4
+
+Pieces = list[Bytes]
+"""An object's bytes, to be written one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is written to a region: which elements, and the values they take from."""
+
+    part: Part
+    values: NDArray[Any] | DeviceValues
+
+    def put_into(self, chunk: NDArray[Any]) -> None:
+        """Put the values into a region in host memory."""
+        values = self.values
+        on_host = values.on_host() if isinstance(values, DeviceValues) else values
+        self.part.assign(chunk, on_host)
+
+    def within(self, part: Part) -> Change:
+        """The change to a region inside this one."""
+        return Change(part, self.values)
+
+
+class Encoder:
+    """Encoder of one array's inner chunks, shards and indexes.
+
+    Parameters
+    ----------
+    source
+        The array.
+
+    Raises
+    ------
+    UnsupportedError
+        zarr does not know one of its codecs.
+    """
+
+    def __init__(self, source: Source) -> None:
+        layout = source.layout
+        self.source = source
+        self.options = source.options.write
+        elements = ZarrElements(
+            layout.dtype,
+            layout.data_type_json,
+            layout.fill_value_json,
+            layout.fill_value,
+        )
+        self._chunks = ZarrEncoder(layout.chain, elements)
+        entries = ZarrElements(
+            np.dtype(np.uint64), "uint64", 0, np.zeros((), np.uint64)
+        )
+        self._indexes = [
+            ZarrEncoder(level.index_chain, entries) for level in layout.levels
+        ]
+
+    def object_pieces(
+        self, region: Region, stored: Bytes | None, change: Change | None
+    ) -> Pieces | None:
+        """Stored object after a change (or laid out anew); None if nothing is left.
+
+        Parameters
+        ----------
+        region
+            That of the stored object.
+        stored
+            The object's bytes, or None where there is none or none are needed.
+        change
+            What is written to it.
+
+        Raises
+        ------
+        CorruptShardError
+            Bytes that are still wanted are damaged.
+        UnsupportedError
+            The values cannot be encoded.
+        """
+        around = self.source.layout.object_codecs
+        if stored is not None and around:
+            dtype = self.source.layout.dtype
+            # As for a read: gaps make a shard larger, but not without end.
+            limit = 2 * prod(region.shape) * dtype.itemsize
+            limit += self.source.options.batch_nbytes
+            inside = decode_object_bytes(around, stored, limit, dtype)
+            stored = np.frombuffer(inside, np.uint8)
+        pieces = self._pieces(region, stored, change)
+        if pieces is None or not around:
+            return pieces
+        return [encode_bytes(around, np.concatenate(pieces))]
+
+    def empty_object(self, region: Region) -> Pieces:
+        """Stored object in which every inner chunk is missing, or holds the fill."""
+        layout = self.source.layout
+        if region.is_inner_chunk:
+            chunk = np.full(region.shape, layout.fill_value, layout.dtype)
+            payloads = self._chunks.encode([chunk.transpose(layout.outer_order)])
+            return [payload for payload in payloads if payload is not None]
+        index = self.index_bytes(region, blank_entries(region.n_entries))
+        return [encode_bytes(layout.object_codecs, index)]
+
+    def changed_payloads(
+        self, region: Region, stored: StoredShard | None, change: Change
+    ) -> Iterator[tuple[int, Bytes | None]]:
+        """Entry and new bytes of each inner chunk written to; None if now missing."""
+        cells = (
+            (region.entry(cell), region.inner(cell), change.within(part))
+            for cell, part in change.part.cells(region.grid)
+        )
+        if region.level + 1 < len(self.source.layout.levels):
+            for entry, inner, change_inside in cells:
+                payload = _needed(stored, entry, inner, change_inside)
+                pieces = self._pieces(inner, payload, change_inside)
+                yield entry, None if pieces is None else np.concatenate(pieces)
+            return
+        n_batch = _BATCH_PER_THREAD * self.source.options.threads
+        if isinstance(change.values, DeviceValues):
+            n_batch = max(n_batch, change.values.most_rows)
+        while batch := list(islice(cells, n_batch)):
+            changed = [
+                (inner, _needed(stored, entry, inner, inside), inside)
+                for entry, inner, inside in batch
+            ]
+            entries = [entry for entry, _, _ in batch]
+            yield from zip(entries, self._payloads(changed), strict=True)
+
+    def index_bytes(self, region: Region, entries: NDArray[np.uint64]) -> Bytes:
+        """Encoded index of a region, from its entries: uint64, (n_entries, 2)."""
+        shaped = entries.reshape(*region.index_shape, 2)
+        (encoded,) = self._indexes[region.level].encode([shaped])
+        if encoded is None:  # numbers are always stored
+            raise AssertionError("an index of no bytes")
+        return encoded
+
+    def laid_out(self, region: Region, payloads: dict[int, Bytes]) -> Pieces | None:
+        """Shard of these inner chunks, by entry; None if there are none."""
+        if not payloads:
+            return None
+        offset = region.index_nbytes if region.has_index_at_start else 0
+        entries = blank_entries(region.n_entries)
+        pieces: Pieces = []
+        for entry in payload_order(region.index_shape, self.options.order).tolist():
+            payload = payloads.get(entry)
+            if payload is not None:
+                set_entry(entries, entry, offset, len(payload))
+                offset += len(payload)
+                pieces.append(payload)
+        index = self.index_bytes(region, entries)
+        return [index, *pieces] if region.has_index_at_start else [*pieces, index]
+
+    def _pieces(
+        self, region: Region, stored: Bytes | None, change: Change | None
+    ) -> Pieces | None:
+        """Region's bytes after a change, without what lies around a whole object."""
+        if change is not None and change.part.covers(region.extents):
+            stored = None
+        if region.is_inner_chunk:
+            if change is None:
+                return None if stored is None else [stored]
+            (payload,) = self._payloads([(region, stored, change)])
+            return None if payload is None else [payload]
+        shard = None if stored is None else StoredShard.parse(region, stored)
+        changed: dict[int, Bytes | None] = {}
+        if change is not None:
+            changed = dict(self.changed_payloads(region, shard, change))
+        return self.laid_out(region, merged(shard, changed))
+
+    def _chunk(
+        self, region: Region, stored: Bytes | None, change: Change
+    ) -> NDArray[Any]:
+        """Inner chunk after a change, in the axes of the array."""
+        layout = self.source.layout
+        chunk = np.empty(region.shape, layout.dtype)
+        is_whole = change.part.covers(region.extents)
+        if is_whole or stored is None:
+            if region.extents != region.shape or not is_whole:
+                chunk[...] = layout.fill_value
+        else:
+            order = layout.outer_order
+            shape = tuple(region.shape[axis] for axis in order)
+            decoded = self.source.pipeline.decode(stored, shape)
+            chunk.transpose(order)[...] = decoded
+        change.put_into(chunk)
+        return chunk
+
+    def _payloads(
+        self, batch: list[tuple[Region, Bytes | None, Change]]
+    ) -> list[Bytes | None]:
+        """Bytes of inner chunks after a change, made where the values lie if can be."""
+        values = batch[0][2].values
+        payloads: dict[int, Bytes | None] = {}
+        if isinstance(values, DeviceValues):
+            payloads = values.encoded([(inner, c.part) for inner, _, c in batch])
+        rest = [i for i in range(len(batch)) if i not in payloads]
+        encoded = self._encoded([self._chunk(*batch[i]) for i in rest])
+        payloads.update(zip(rest, encoded, strict=True))
+        return [payloads[i] for i in range(len(batch))]
+
+    def _encoded(self, chunks: list[NDArray[Any]]) -> list[Bytes | None]:
+        """Bytes of inner chunks; None for those that need not be stored."""
+        layout = self.source.layout
+        keeps_empty = self.options.write_empty_chunks
+        kept = [
+            i
+            for i, chunk in enumerate(chunks)
+            if keeps_empty or not is_fill(chunk, layout.fill_value)
+        ]
+        turned = [chunks[i].transpose(layout.outer_order) for i in kept]
+        encoded: list[Bytes | None] = [None] * len(chunks)
+        for i, payload in zip(kept, self._chunks.encode(turned), strict=True):
+            encoded[i] = payload
+        return encoded
+
+
+def _needed(
+    stored: StoredShard | None, entry: int, inner: Region, change: Change
+) -> Bytes | None:
+    """Stored bytes of an inner chunk, unless there are none or none will be left."""
+    if stored is None or change.part.covers(inner.extents):
+        return None
+    return stored.payload(entry)

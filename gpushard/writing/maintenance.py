@@ -1,0 +1,84 @@
+"""Shards laid down anew, and cut-off writes undone, on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from gpushard.errors import GpushardError, UnsupportedError
+from gpushard.source import Source
+from gpushard.stores.files import FileWriter, LockedFile
+from gpushard.writing.assign import WriteSession
+from gpushard.writing.regions import Cell
+from gpushard.writing.shard import Region, StoredShard
+from gpushard.writing.strategies import unused_nbytes
+
+
+def compact_shards(source: Source) -> int:
+    """Bytes gained by laying down anew each shard that has unused space.
+
+    Inner chunks are copied as they are stored.
+
+    Raises
+    ------
+    UnsupportedError
+        The array does not lie in a local directory, or has no shards.
+    CorruptShardError
+        A shard is damaged; those before it are compacted.
+    """
+    session, n_gained = WriteSession(source), 0
+    for file, region in _files(session):
+        session.recover(file, region)
+        stored = file.read()
+        if stored is None:
+            continue
+        shard = StoredShard.parse(region, stored)
+        if unused_nbytes(region, shard) == 0:
+            continue
+        pieces = session.encoder.object_pieces(region, stored, None)
+        file.replace(pieces)
+        n_gained += len(stored) - sum(map(len, pieces or []))
+    return n_gained
+
+
+def repair_shards(source: Source) -> list[str]:
+    """Keys of the shards whose writes in place were cut off; each is brought back.
+
+    Raises
+    ------
+    UnsupportedError
+        The array does not lie in a local directory, or has no shards.
+    """
+    session = WriteSession(source)
+    return [
+        source.key(region.coordinate)
+        for file, region in _files(session)
+        if session.recover(file, region)
+    ]
+
+
+def _files(session: WriteSession) -> Iterator[tuple[LockedFile, Region]]:
+    """Each shard that there is, or was, while no other writer touches it."""
+    source, writer = session.source, session.writer
+    if not isinstance(writer, FileWriter) or not source.layout.levels:
+        raise UnsupportedError(
+            "only shards in a local directory are written in place",
+            got=source.store.url,
+        )
+    if source.layout.object_codecs:
+        return
+    coordinates: Iterator[Cell] = product(
+        *(range(axis.n_cells) for axis in source.layout.axes)
+    )
+    for coordinate in coordinates:
+        key = source.key(coordinate)
+        if not writer.has_traces(key):
+            continue
+        try:
+            with writer.locked(key) as file:
+                yield file, Region.of_object(source, coordinate)
+        except GpushardError as error:
+            error.add_context(shard_key=key)
+            raise
+        finally:
+            source.indexes.drop_shard(coordinate)

@@ -1,0 +1,261 @@
+"""Values in device memory -> encoded inner chunks, compressed there by nvCOMP.
+
+What a device does not encode is left to the host, which fetches the values once.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from gpushard.codecs.crc32c import with_checksum
+from gpushard.devices.base import Device, Event
+from gpushard.devices.compressing import BatchCompressor, Encoded, Gathered
+from gpushard.devices.gathering import Strided, contiguous_strides, row_copies
+from gpushard.devices.nvcomp_abi import Algorithm
+from gpushard.layout import ArrayLayout
+from gpushard.selection import Orthogonal, SliceAxis
+from gpushard.source import Source
+from gpushard.writing.regions import Box, Part
+from gpushard.writing.shard import Bytes, Region, is_fill
+
+_ALGORITHMS = {
+    "zstd": Algorithm.ZSTD,
+    "numcodecs.zstd": Algorithm.ZSTD,
+    "numcodecs.lz4": Algorithm.LZ4,
+    "gzip": Algorithm.GZIP,
+    "numcodecs.gzip": Algorithm.GZIP,
+    "numcodecs.zlib": Algorithm.DEFLATE,
+}
+# Fill value alone compresses far better than this, and some bytes are always there.
+_FILL_RATIO, _FILL_NBYTES = 16, 1024
+_ZLIB_HEADER = b"\x78\x01"  # RFC 1950: deflate, a window of 32 KiB, no dictionary
+
+
+class DeviceValues:
+    """Values of a write that lie on a device, one axis a dimension of the array.
+
+    Parameters
+    ----------
+    source
+        The array that is written to.
+    compressor
+        What encodes its inner chunks there.
+    lies
+        Where the values are.
+    ready
+        Events that are done when they have been written.
+    fetch
+        Gives them on the host, laid out likewise.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        compressor: BatchCompressor,
+        lies: Strided,
+        ready: Sequence[Event],
+        fetch: Callable[[], NDArray[Any]],
+    ) -> None:
+        self._source = source
+        self._compressor = compressor
+        self._algorithm = _algorithm_of(source.layout)
+        self._lies = lies
+        self._ready = ready
+        self._fetch = fetch
+        self._on_host: NDArray[Any] | None = None
+        # One batch at a time has the device's memory.
+        self._lock = threading.Lock()
+
+    @property
+    def most_rows(self) -> int:
+        """Inner chunks that are encoded at once."""
+        return self._compressor.most_rows
+
+    def on_host(self) -> NDArray[Any]:
+        """The values in host memory, fetched when first asked for."""
+        with self._lock:
+            if self._on_host is None:
+                self._on_host = self._fetch()
+            return self._on_host
+
+    def encoded(self, batch: Sequence[tuple[Region, Part]]) -> dict[int, Bytes | None]:
+        """Bytes of those inner chunks that the device encodes, by place in the batch.
+
+        None for one that need not be stored.
+
+        Raises
+        ------
+        DeviceError
+            The device, or memory on it, fails.
+        """
+        gathered: dict[int, Gathered] = {}
+        for i, (region, part) in enumerate(batch):
+            found = self._gathered(region, part)
+            if found is not None:
+                gathered[i] = found
+        rows, encoded = list(gathered), dict[int, Bytes | None]()
+        for start in range(0, len(rows), self.most_rows):
+            members = rows[start : start + self.most_rows]
+            done = self._compress([gathered[i] for i in members])
+            for i, one in zip(members, done, strict=True):
+                if one.stream is not None:
+                    encoded[i] = self._stored(one.stream, one.decoded)
+        return encoded
+
+    def _compress(self, batch: list[Gathered]) -> list[Encoded]:
+        layout = self._source.layout
+        n_elements = self._compressor.chunk_nbytes // layout.dtype.itemsize
+        fill = np.full(n_elements, layout.fill_value, layout.dtype).view(np.uint8)
+        with self._lock:
+            return self._compressor.compress(
+                batch, fill, self._ready, self._is_looked_at
+            )
+
+    def _gathered(self, region: Region, part: Part) -> Gathered | None:
+        """How to put an inner chunk together on the device; None if the host does."""
+        if not isinstance(part, Box) or not part.covers(region.extents):
+            return None
+        axes = [axis for axis in part.axes if isinstance(axis, SliceAxis)]
+        if len(axes) < len(part.axes) or any(a.step != 1 for a in axes):
+            return None
+        address = self._lies.address
+        pairs = list(zip(axes, self._lies.strides, strict=True))
+        lies = Strided(
+            address + sum(axis.out_start * stride for axis, stride in pairs),
+            tuple(axis.out_step * stride for axis, stride in pairs),
+        )
+        itemsize = self._source.layout.dtype.itemsize
+        to = Strided(0, contiguous_strides(region.shape, itemsize))
+        copies = row_copies(to, lies, region.extents, itemsize)
+        if copies is None:
+            return None
+        return Gathered(copies, region.extents != region.shape)
+
+    def _is_looked_at(self, nbytes: int) -> bool:
+        if self._algorithm is Algorithm.DEFLATE:
+            return True  # for its checksum
+        if self._source.options.write.write_empty_chunks:
+            return False
+        most = self._compressor.chunk_nbytes // _FILL_RATIO + _FILL_NBYTES
+        return nbytes <= most
+
+    def _stored(self, stream: Bytes, decoded: Bytes | None) -> Bytes | None:
+        """Bytes of an inner chunk with what lies around its stream."""
+        layout = self._source.layout
+        keeps_empty = self._source.options.write.write_empty_chunks
+        if decoded is not None and not keeps_empty:
+            values = decoded.view(layout.dtype)
+            if is_fill(values, layout.fill_value):
+                return None
+        data = stream.tobytes()
+        name, *others = layout.chain.bytes_bytes
+        if name.name == "numcodecs.lz4":
+            data = self._compressor.chunk_nbytes.to_bytes(4, "little") + data
+        elif self._algorithm is Algorithm.DEFLATE and decoded is not None:
+            data = _ZLIB_HEADER + data + zlib.adler32(decoded).to_bytes(4, "big")
+        for _ in others:
+            data = with_checksum(data)
+        return np.frombuffer(data, np.uint8)
+
+
+def values_on_device(
+    source: Source,
+    selection: Orthogonal,
+    value: Any,
+    device: Device,
+    fetch: Callable[[], NDArray[Any]],
+) -> DeviceValues | None:
+    """`value` as the device encodes it; None if all of it is for the host.
+
+    Parameters
+    ----------
+    value
+        Has ``__cuda_array_interface__``, and lies on `device` as far as it says so.
+    fetch
+        As for `DeviceValues`.
+    """
+    layout = source.layout
+    shape = source.chunk_shape
+    interface = value.__cuda_array_interface__
+    if (
+        shape is None
+        or np.dtype(interface["typestr"]) != layout.dtype
+        or not _lies_on(value, device)
+        or not _is_encodable(layout)
+    ):
+        return None
+    lies = _laid_out(interface, selection, layout.dtype)
+    chunk_nbytes = prod(shape) * layout.dtype.itemsize
+    algorithm = _algorithm_of(layout)
+    if lies is None or not 0 < chunk_nbytes <= algorithm.max_encodable_nbytes:
+        return None
+    device.check()
+    limit = min(source.options.memory_limit, device.free_nbytes() // 2)
+    compressor = BatchCompressor(device, algorithm, chunk_nbytes, limit)
+    if not compressor.most_rows:
+        return None
+    handles = {device.current_stream()} | {interface.get("stream") or 0}
+    ready = [device.record(handle) for handle in sorted(handles)]
+    return DeviceValues(source, compressor, lies, ready, fetch)
+
+
+def _is_encodable(layout: ArrayLayout) -> bool:
+    """Whether inner chunks are little-endian elements in C order, then compressed."""
+    chain, dtype = layout.chain, layout.dtype
+    endian = chain.array_bytes.configuration.get("endian", "little")
+    is_plain = (
+        not chain.array_array
+        and chain.array_bytes.name == "bytes"
+        and layout.outer_order == tuple(range(layout.ndim))
+        and dtype.kind in "biufc"
+        and dtype == dtype.newbyteorder("<")
+        and (endian == "little" or dtype.itemsize == 1)
+    )
+    if not is_plain or not chain.bytes_bytes:
+        return False
+    first, *others = chain.bytes_bytes
+    return (
+        first.name in _ALGORITHMS
+        # nvCOMP writes no checksums into its frames.
+        and not first.configuration.get("checksum", False)
+        and all(spec.name == "crc32c" for spec in others)
+    )
+
+
+def _algorithm_of(layout: ArrayLayout) -> Algorithm:
+    return _ALGORITHMS[layout.chain.bytes_bytes[0].name]
+
+
+def _lies_on(value: Any, device: Device) -> bool:
+    """Whether an array that names its device (CuPy's, torch's) names this one."""
+    named = getattr(value, "device", None)
+    for attribute in ("id", "index"):
+        ordinal = getattr(named, attribute, None)
+        if isinstance(ordinal, int):
+            return device.label == f"cuda:{ordinal}"
+    return True
+
+
+def _laid_out(
+    interface: dict[str, Any], selection: Orthogonal, dtype: np.dtype[Any]
+) -> Strided | None:
+    """Where values lie, one axis a dimension of the array; None if they do not fit."""
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
+    # An array of host memory that is never looked into: NumPy does the arithmetic.
+    room = np.zeros((), dtype)
+    shadow = as_strided(room, shape, strides, writeable=False)
+    try:
+        view = selection.on_grid(np.broadcast_to(shadow, selection.shape))
+    except ValueError:
+        return None  # the host says what is wrong
+    # Basic indexing of whole axes: the first element stays the first.
+    return Strided(interface["data"][0], view.strides)

@@ -1,0 +1,230 @@
+"""A shard in memory: what of it is stored, what becomes of it, how it is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import CorruptShardError
+from gpushard.index import CORRUPT, MISSING, PRESENT, ShardIndex, parse_index
+from gpushard.layout import GridAxis, ShardLevel
+from gpushard.source import Source
+from gpushard.writing.regions import Cell
+
+Bytes = NDArray[np.uint8]
+Shape = tuple[int, ...]
+
+_EMPTY = np.uint64(2**64 - 1)
+
+
+@dataclass(frozen=True)
+class Region:
+    """A shard at one sharding level, as a place in the array.
+
+    Attributes
+    ----------
+    source
+        The array.
+    coordinate
+        That of the stored object.
+    level
+        Which sharding codec cuts the region; their number for an inner chunk.
+    shape
+        Elements along each axis of the array.
+    extents
+        How many of them lie within the array.
+    """
+
+    source: Source
+    coordinate: Cell
+    level: int
+    shape: Shape
+    extents: Shape
+
+    @classmethod
+    def of_object(cls, source: Source, coordinate: Cell) -> Region:
+        """Region of a stored object."""
+        axes = list(zip(source.layout.axes, coordinate, strict=True))
+        shape = tuple(int(axis.length_of(i)) for axis, i in axes)
+        extents = tuple(
+            min(n, axis.extent - int(axis.start_of(i)))
+            for n, (axis, i) in zip(shape, axes, strict=True)
+        )
+        return cls(source, coordinate, 0, shape, extents)
+
+    @property
+    def is_inner_chunk(self) -> bool:
+        """Whether no sharding codec cuts the region."""
+        return self.level == len(self.source.layout.levels)
+
+    @property
+    def sharding(self) -> ShardLevel:
+        """The sharding codec that cuts it."""
+        return self.source.layout.levels[self.level]
+
+    @cached_property
+    def grid(self) -> tuple[GridAxis, ...]:
+        """Its inner chunks, along the axes of the array."""
+        cells = self.sharding.chunk_shape
+        return tuple(map(GridAxis, self.shape, cells))
+
+    @cached_property
+    def index_shape(self) -> Shape:
+        """Inner chunks along each stored axis."""
+        return self.source.chunks_per_shard(self.coordinate, self.level)
+
+    @property
+    def n_entries(self) -> int:
+        """Entries of its index."""
+        return prod(self.index_shape)
+
+    @property
+    def index_nbytes(self) -> int:
+        """Encoded size of its index."""
+        return self.sharding.index_nbytes(self.n_entries)
+
+    @property
+    def has_index_at_start(self) -> bool:
+        """Whether the index lies before the inner chunks."""
+        return self.sharding.index_location == "start"
+
+    def entry(self, cell: Cell) -> int:
+        """Entry of the index for the inner chunk at `cell` of the grid."""
+        entry = 0
+        for n, axis in zip(self.index_shape, self.sharding.axis_order, strict=True):
+            entry = entry * n + cell[axis]
+        return entry
+
+    def inner(self, cell: Cell) -> Region:
+        """Region of the inner chunk at `cell` of the grid."""
+        shape = self.sharding.chunk_shape
+        extents = tuple(
+            min(n, max(extent - n * i, 0))
+            for n, extent, i in zip(shape, self.extents, cell, strict=True)
+        )
+        return Region(self.source, self.coordinate, self.level + 1, shape, extents)
+
+    def index_range(self, shard_nbytes: int) -> tuple[int, int]:
+        """Byte range of the index in a shard of that size.
+
+        Raises
+        ------
+        CorruptShardError
+            The shard is shorter than its index.
+        """
+        nbytes = self.index_nbytes
+        if nbytes > shard_nbytes:
+            raise CorruptShardError(
+                "the shard is shorter than its index",
+                expected=f"at least {nbytes} bytes",
+                got=shard_nbytes,
+                hint="the shard is damaged: write all of it again",
+            )
+        if self.has_index_at_start:
+            return 0, nbytes
+        return shard_nbytes - nbytes, shard_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShard:
+    """A shard's bytes and its validated index."""
+
+    data: Bytes
+    index: ShardIndex
+
+    @classmethod
+    def parse(cls, region: Region, data: Bytes) -> StoredShard:
+        """Shard whose bytes are `data`.
+
+        Raises
+        ------
+        CorruptShardError
+            The index is no valid encoding, or contradicts itself.
+        ChecksumError
+            Its checksum is another.
+        """
+        start, stop = region.index_range(len(data))
+        pipeline = region.source.index_pipelines[region.level]
+        decoded = pipeline.decode(data[start:stop], (*region.index_shape, 2))
+        entries = np.ascontiguousarray(decoded, np.uint64).reshape(-1, 2)
+        return cls(data, parse_index(entries, nbytes=len(data)))
+
+    def payload(self, entry: int) -> Bytes | None:
+        """Bytes of an inner chunk; None if it is missing.
+
+        Raises
+        ------
+        CorruptShardError
+            Its entry is no valid byte range.
+        """
+        index = self.index
+        if index.state[entry] == MISSING:
+            return None
+        if index.state[entry] == CORRUPT:
+            index.refuse_corrupt(entry)
+        start = int(index.offset[entry])
+        return self.data[start : start + int(index.nbytes[entry])]
+
+    def present(self) -> list[int]:
+        """Entries of the inner chunks that are stored, the nearest first."""
+        entries = np.flatnonzero(self.index.state == PRESENT)
+        return entries[np.argsort(self.index.offset[entries], kind="stable")].tolist()
+
+    def entries(self) -> NDArray[np.uint64]:
+        """Copy of the index: uint64, shape (n_entries, 2), offset and nbytes."""
+        columns = (self.index.offset, self.index.nbytes)
+        return np.stack([column.view(np.uint64) for column in columns], axis=1)
+
+
+def blank_entries(n_entries: int) -> NDArray[np.uint64]:
+    """Index in which every inner chunk is missing: uint64, shape (n_entries, 2)."""
+    return np.full((n_entries, 2), _EMPTY, np.uint64)
+
+
+def set_entry(entries: NDArray[np.uint64], entry: int, offset: int, n: int) -> None:
+    """Let an entry be a byte range."""
+    entries[entry] = offset, n
+
+
+def clear_entry(entries: NDArray[np.uint64], entry: int) -> None:
+    """Let an inner chunk be missing."""
+    entries[entry] = _EMPTY
+
+
+def merged(
+    stored: StoredShard | None, changed: Mapping[int, Bytes | None]
+) -> dict[int, Bytes]:
+    """All inner chunks of a shard after a change, those untouched as they lie there.
+
+    Raises
+    ------
+    CorruptShardError
+        The entry of an untouched one is no valid byte range.
+    """
+    payloads: dict[int, Bytes] = {}
+    if stored is not None:
+        for entry in np.flatnonzero(stored.index.state != MISSING).tolist():
+            payload = None if entry in changed else stored.payload(entry)
+            if payload is not None:
+                payloads[entry] = payload
+    payloads.update({k: v for k, v in changed.items() if v is not None})
+    return payloads
+
+
+def is_fill(chunk: NDArray[Any], fill_value: NDArray[Any]) -> bool:
+    """Whether an inner chunk holds the fill value's bits and nothing else."""
+    if chunk.dtype.kind in "OT":
+        return bool(np.all(chunk == fill_value))
+    if not chunk.size:
+        return True
+    fill = np.frombuffer(fill_value.tobytes(), np.uint8)
+    if chunk.flat[0].tobytes() != fill.tobytes():
+        return False
+    elements = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
+    return bool(np.all(elements.reshape(-1, len(fill)) == fill))

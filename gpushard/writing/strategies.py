@@ -1,0 +1,230 @@
+"""What becomes of a stored shard that is written to, strategy by strategy.
+
+docs/writing.md tells what each promises. Each plans a `Patch`, or gives None where the
+shard is to be laid out anew and replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import OptionError
+from gpushard.index import CORRUPT, PRESENT
+from gpushard.options import WriteOptions
+from gpushard.writing.encode import Change, Encoder
+from gpushard.writing.in_place import Patch, spoiled
+from gpushard.writing.shard import (
+    Bytes,
+    Region,
+    StoredShard,
+    blank_entries,
+    clear_entry,
+    set_entry,
+)
+
+_AT = {"append_only": "end", "random_write": "start"}
+
+
+@dataclass(frozen=True)
+class ShardUpdate:
+    """A shard in a file, and what is written to it.
+
+    Attributes
+    ----------
+    stored
+        The shard as it lies there; None where there is none.
+    """
+
+    encoder: Encoder
+    region: Region
+    stored: StoredShard | None
+    change: Change
+
+
+def refuse_unsuitable(encoder: Encoder) -> None:
+    """Refuse a strategy that the array's format does not allow.
+
+    Raises
+    ------
+    OptionError
+        The array is not sharded, its index lies at the wrong end or has no checksum,
+        or there are codecs around whole shards.
+    """
+    strategy = encoder.options.strategy
+    layout = encoder.source.layout
+    if strategy == "rewrite":
+        return
+    if not layout.levels:
+        raise _unsuitable(strategy, "a sharded array", "one without shards")
+    if layout.object_codecs:
+        names = ", ".join(spec.name for spec in layout.object_codecs)
+        raise _unsuitable(strategy, "no codecs around whole shards", names)
+    level = layout.levels[0]
+    wanted = _AT.get(strategy, level.index_location)
+    if level.index_location != wanted:
+        got = f"index_location {level.index_location!r}"
+        raise _unsuitable(strategy, f"index_location {wanted!r}", got)
+    after = level.index_chain.bytes_bytes
+    if not after or after[-1].name != "crc32c":
+        raise _unsuitable(strategy, "an index whose last codec is crc32c", "none")
+
+
+def patch_of(update: ShardUpdate) -> Patch | None:
+    """How the file is changed; None where the shard is to be replaced.
+
+    Raises
+    ------
+    CorruptShardError
+        Bytes that are still wanted are damaged.
+    UnsupportedError
+        The values cannot be encoded.
+    """
+    return _PLANS[update.encoder.options.strategy](update)
+
+
+def _no_patch(update: ShardUpdate) -> None:  # noqa: ARG001 - one of the plans
+    return None
+
+
+def _append_only(update: ShardUpdate) -> Patch | None:
+    """New inner chunks behind all that is there, and behind them a new index."""
+    stored = update.stored
+    if stored is None:
+        return None
+    entries = stored.entries()
+    nbytes = len(stored.data)
+    payloads, end = _appended(update, entries, nbytes)
+    index = update.encoder.index_bytes(update.region, entries)
+    return Patch(nbytes, end, index, payloads)
+
+
+def _random_write(update: ShardUpdate) -> Patch | None:
+    """New inner chunks behind all that is there; the index, at the start, last."""
+    region, stored = update.region, update.stored
+    n = region.n_entries
+    entries = blank_entries(n) if stored is None else stored.entries()
+    start = region.index_nbytes if stored is None else len(stored.data)
+    payloads, end = _appended(update, entries, start)
+    if stored is None and not payloads:
+        return None
+    if stored is not None and _is_wasteful(region, entries, end, update.encoder):
+        return None
+    index = update.encoder.index_bytes(region, entries)
+    if stored is not None:
+        return Patch(len(stored.data), 0, index, payloads)
+    reserved = spoiled(update.encoder.index_bytes(region, blank_entries(n)))
+    return Patch(None, 0, index, payloads, (0, reserved))
+
+
+def _appended(
+    update: ShardUpdate, entries: NDArray[np.uint64], end: int
+) -> tuple[list[tuple[int, Bytes]], int]:
+    """Inner chunks written to, laid down from `end` on, and where they end.
+
+    Puts their ranges into `entries`.
+    """
+    payloads: list[tuple[int, Bytes]] = []
+    changed = update.encoder.changed_payloads(
+        update.region, update.stored, update.change
+    )
+    for entry, payload in changed:
+        if payload is None:
+            clear_entry(entries, entry)
+            continue
+        payloads.append((end, payload))
+        set_entry(entries, entry, end, len(payload))
+        end += len(payload)
+    return payloads, end
+
+
+def _fixed_order(update: ShardUpdate) -> Patch | None:
+    """New inner chunks in the place of the old ones, where all of them fit."""
+    stored, region = update.stored, update.region
+    if stored is None:
+        return None
+    rooms = _rooms(region, stored)
+    if rooms is None:
+        return None
+    entries = stored.entries()
+    payloads: list[tuple[int, Bytes]] = []
+    for entry, payload in update.encoder.changed_payloads(
+        region, stored, update.change
+    ):
+        if payload is None:
+            clear_entry(entries, entry)
+            continue
+        offset, room = rooms.get(entry, (0, -1))
+        if len(payload) > room:
+            return None
+        payloads.append((offset, payload))
+        set_entry(entries, entry, offset, len(payload))
+    nbytes = len(stored.data)
+    if _is_wasteful(region, entries, nbytes, update.encoder):
+        return None
+    start, stop = region.index_range(nbytes)
+    index = update.encoder.index_bytes(region, entries)
+    return Patch(
+        nbytes, start, index, payloads, (start, spoiled(stored.data[start:stop]))
+    )
+
+
+def _rooms(region: Region, stored: StoredShard) -> dict[int, tuple[int, int]] | None:
+    """Offset of each stored inner chunk and the bytes up to what lies behind it.
+
+    None where inner chunks share bytes, with one another or with the index, or where
+    an entry is damaged.
+    """
+    if np.any(stored.index.state == CORRUPT):
+        return None
+    present = stored.present()
+    index_start, index_stop = region.index_range(len(stored.data))
+    first, last = 0, index_start
+    if region.has_index_at_start:
+        first, last = index_stop, len(stored.data)
+    starts = [int(stored.index.offset[entry]) for entry in present]
+    rooms: dict[int, tuple[int, int]] = {}
+    # All inner chunks may be missing, and the shard be there all the same.
+    ends = [*starts[1:], last] if starts else []
+    for entry, start, behind in zip(present, starts, ends, strict=True):
+        room = behind - start
+        if start < first or int(stored.index.nbytes[entry]) > room:
+            return None
+        rooms[entry] = start, room
+    return rooms
+
+
+def _is_wasteful(
+    region: Region, entries: NDArray[np.uint64], nbytes: int, encoder: Encoder
+) -> bool:
+    """Whether more of a file of `nbytes` would lie unused than the options allow."""
+    used = entries[entries[:, 1] != 2**64 - 1, 1]
+    unused = nbytes - int(used.sum()) - region.index_nbytes
+    return unused > encoder.options.max_unused_fraction * nbytes
+
+
+def unused_nbytes(region: Region, stored: StoredShard) -> int:
+    """Bytes of a stored shard that neither the index nor an inner chunk takes."""
+    present = stored.index.state == PRESENT
+    used = int(stored.index.nbytes[present].sum()) + region.index_nbytes
+    return max(0, len(stored.data) - used)
+
+
+_PLANS: dict[str, Callable[[ShardUpdate], Patch | None]] = {
+    "rewrite": _no_patch,
+    "append_only": _append_only,
+    "random_write": _random_write,
+    "fixed_order": _fixed_order,
+}
+
+
+def _unsuitable(strategy: str, expected: str, got: str) -> OptionError:
+    return OptionError(
+        f"the write strategy {strategy!r} does not suit the array",
+        expected=expected,
+        got=got,
+        hint=f"write with {WriteOptions().strategy!r}, or create the array so",
+    )

@@ -1,0 +1,151 @@
+"""Arrays of every chain that the compiled loops know, and who read them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import gpushard
+from array_strategies import codec
+from gpushard import Options, results
+from gpushard.fused import choice
+from gpushard.fused.sink import FusedSink
+from gpushard.place import HostSink
+from zarr_oracle import StoredArray, assert_same_bits, write
+
+if TYPE_CHECKING:
+    import pytest
+
+# One thread, so that of several damaged inner chunks the same one is met first.
+FUSED = Options(compile_nbytes=0, small_read_chunks=0, threads=1)
+PLAIN = FUSED.but(compile_nbytes=2**62)
+LITTLE, CRC = codec("bytes", endian="little"), {"name": "crc32c"}
+
+
+def blosc(cname: str, shuffle: str, blocksize: int = 0) -> dict[str, Any]:
+    kinds = {"typesize": 4, "blocksize": blocksize}
+    return codec("blosc", cname=cname, clevel=5, shuffle=shuffle, **kinds)
+
+
+ZSTD = codec("zstd", level=3, checksum=False)
+LZ4 = codec("numcodecs.lz4", acceleration=1)
+CHAINS = {
+    "raw": [],
+    "crc32c": [CRC],
+    "zstd": [ZSTD],
+    "zstd, crc32c": [ZSTD, CRC],
+    "gzip": [codec("gzip", level=5)],
+    "zlib": [codec("numcodecs.zlib", level=1)],
+    "lz4": [LZ4],
+    **{
+        f"blosc {name} {shuffle} {blocksize}": [blosc(name, shuffle, blocksize)]
+        for name, shuffle, blocksize in itertools.product(
+            ["lz4", "blosclz", "zlib", "zstd"],
+            ["noshuffle", "shuffle", "bitshuffle"],
+            [0, 512],
+        )
+    },
+}
+SHAPE, SHARD, CHUNK = (100, 90), (64, 64), (32, 16)
+VALUES = np.add.outer(np.arange(100) ** 2, np.arange(90) * 3).astype("i4") % 997
+
+
+def stored(
+    chain: list[Any],
+    dtype: str = "int32",
+    before: Any = (LITTLE,),
+    *,
+    negated: bool = False,
+) -> StoredArray:
+    """Array of `VALUES`, or of their opposites."""
+    sharding = codec(
+        "sharding_indexed",
+        chunk_shape=CHUNK,
+        codecs=[*before, *chain],
+        index_codecs=[LITTLE, CRC],
+        index_location="end",
+    )
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": SHAPE,
+        "data_type": dtype,
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": SHARD},
+        },
+        "chunk_key_encoding": {
+            "name": "default",
+            "configuration": {"separator": "/"},
+        },
+        "fill_value": {"bool": False, "complex64": [0, 0]}.get(dtype, 0),
+        "codecs": [sharding],
+        "attributes": {},
+    }
+    values = VALUES.astype(dtype)
+    return write(document, [(..., -values if negated else values)])
+
+
+class Seen:
+    """Which sinks were made, and how many inner chunks the loops left over."""
+
+    def __init__(self) -> None:
+        self.sinks: list[Any] = []
+        self.n_left = 0
+
+
+def watch_sinks(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """What is noted of the reads to come."""
+    seen = Seen()
+
+    def host_sink(*args):
+        seen.sinks.append(choice.host_sink(*args))
+        return seen.sinks[-1]
+
+    def place_some(self, job, ranged, answer, rows):
+        seen.n_left += len(rows)
+        return plain(self, job, ranged, answer, rows)
+
+    plain = HostSink.place_some
+    monkeypatch.setattr(results, "host_sink", host_sink)
+    monkeypatch.setattr(HostSink, "place_some", place_some)
+    return seen
+
+
+WAYS = ["direct", "requests"]
+"""The loops read files for a whole read at once, or for one block's requests."""
+
+
+def take_way(monkeypatch: pytest.MonkeyPatch, way: str) -> str:
+    """`way`, which reads of local files take from now on, where they can."""
+    if way != "direct":
+        monkeypatch.setattr(FusedSink, "direct", lambda *_: None)
+    return way
+
+
+def assert_all_fused(seen: Seen) -> None:
+    assert seen.sinks
+    assert all(isinstance(sink, FusedSink) for sink in seen.sinks)
+    assert seen.n_left == 0
+
+
+def outcome(store: Any, options: Options) -> Any:
+    """Elements, or type and text of the error."""
+    try:
+        return gpushard.open_array(store, options=options)[...]
+    except gpushard.GpushardError as error:
+        return type(error), str(error)
+
+
+def assert_same_outcome(store: Any) -> bool:
+    """Whether the array can be read at all."""
+    got, want = outcome(store, FUSED), outcome(store, PLAIN)
+    if isinstance(want, tuple):
+        assert isinstance(got, tuple)
+        assert got == want
+        return False
+    assert isinstance(got, np.ndarray)
+    assert_same_bits(got, want)
+    return True

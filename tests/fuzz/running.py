@@ -1,0 +1,135 @@
+"""Targets by name, and what holds for each input of any of them."""
+
+from __future__ import annotations
+
+import random
+import resource
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+from types import ModuleType
+from typing import Any
+
+from fuzz import mutations
+
+TARGETS = ("metadata", "index", "streams", "shards", "loops", "selections")
+
+LIMIT_S = 10
+"""Processor time of one input beyond which it is a finding."""
+
+_ROOM_NBYTES = 512 * 1024**2
+# Mutated inputs that are mutated further.
+_KEPT = 50
+_FUSED = Path(__file__).resolve().parents[2] / "gpushard" / "fused"
+
+
+def load(name: str) -> ModuleType:
+    """Module of a target."""
+    return import_module(f"fuzz.target_{name}")
+
+
+def load_instrumented(name: str) -> tuple[ModuleType, Any]:
+    """Module of a target, with gpushard's branches counted, and atheris itself."""
+    import atheris
+
+    with atheris.instrument_imports(include=["gpushard"], exclude=compiled_modules()):
+        package = import_module("gpushard")
+        for module in walk_packages(package.__path__, "gpushard."):
+            if module.name.endswith("__main__"):
+                continue
+            try:
+                import_module(module.name)
+            except ImportError:  # an extra that is not installed
+                continue
+    return load(name), atheris
+
+
+def compiled_modules() -> list[str]:
+    """Modules that numba compiles: it does not know what instrumentation adds."""
+    return [
+        f"gpushard.fused.{path.stem}"
+        for path in sorted(_FUSED.glob("*.py"))
+        if "from numba import" in path.read_text()
+    ]
+
+
+def checked(target: ModuleType, data: bytes) -> bool:
+    """Outcome of an input; raises on a finding, a slow input being one."""
+    start = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        accepted = target.check(data)
+    if time.process_time() - start > LIMIT_S:
+        raise TimeoutError(f"an input took more than {LIMIT_S} s")
+    return accepted
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Let allocations fail that go far beyond what the process has now."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + _ROOM_NBYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def short_run(name: str, n: int, seed: int) -> dict[bool, int]:
+    """How many of `n` inputs a target accepted and refused; no coverage is asked.
+
+    The same inputs in every run: some seeds, and what mutations make of them.
+    """
+    target, rng = load(name), random.Random(seed)
+    seeds = target.seeds()
+    n_seeds = min(len(seeds), n // 4)
+    pool = rng.sample(seeds, n_seeds)
+    counts = {True: 0, False: 0}
+    with bounded_memory():
+        for k in range(n):
+            data = pool[k] if k < n_seeds else mutated(target, rng.choice(pool), rng)
+            if k >= n_seeds and rng.random() < 0.1:  # later steps go on from there
+                pool = [*pool[: n_seeds + _KEPT], data]
+            try:
+                counts[checked(target, data)] += 1
+            except Exception as error:
+                error.add_note(f"target {name}, input {data.hex()}")
+                raise
+    return counts
+
+
+def mutated(target: ModuleType, data: bytes, rng: random.Random) -> bytes:
+    """One step away from `data`, in bytes or in the format of the target."""
+    if hasattr(target, "mutate") and rng.random() < 0.8:
+        return target.mutate(data, rng)
+    return mutations.damaged(data, rng)
+
+
+def mutator(target: ModuleType, atheris: Any) -> Callable[..., bytes] | None:
+    """atheris' mutations, and between them the target's own; None if it has none."""
+    if not hasattr(target, "mutate"):
+        return None
+
+    def mutate(data: bytes, max_size: int, seed: int) -> bytes:
+        rng = random.Random(seed)
+        if rng.random() < 0.8:
+            made = target.mutate(bytes(data), rng)
+            if 0 < len(made) <= max_size:
+                return made
+        return atheris.Mutate(data, max_size)
+
+    return mutate
+
+
+def dictionary(target: ModuleType) -> str:
+    """libFuzzer's dictionary of a target."""
+    words = (*mutations.WORDS, *getattr(target, "DICTIONARY", ()))
+    return "".join(
+        '"' + "".join(f"\\x{byte:02x}" for byte in word) + '"\n' for word in words
+    )

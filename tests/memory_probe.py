@@ -1,0 +1,56 @@
+"""How much a process grows while it reads hostile arrays: one JSON line a row.
+
+Run as ``python tests/memory_probe.py DIRECTORY WAY``; DIRECTORY has one array a row.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import damaged_arrays
+import gpushard
+
+KIB = 1 << 10
+
+
+def status_nbytes(name: str) -> int:
+    """A figure of this process, of those that Linux gives in KiB."""
+    text = Path("/proc/self/status").read_text()
+    return next(
+        int(line.split()[1]) * 1024
+        for line in text.splitlines()
+        if line.startswith(name)
+    )
+
+
+def read(place: Path, way: str) -> list[str]:
+    """Names of the errors that reads of an array meet."""
+    came: set[str] = set()
+    try:
+        # Indexes that are kept for later reads have a limit of their own.
+        a = damaged_arrays.opened(place, way, index_cache_nbytes=0)
+        for key in (slice(64 * KIB), slice(None, None, max(1, a.size // 4096))):
+            ignored: list[gpushard.CorruptShardError] = []
+            a.read(key, errors=ignored.append)
+            came.update(type(error).__name__ for error in ignored)
+    except gpushard.GpushardError as error:
+        came.add(type(error).__name__)
+    return sorted(came)
+
+
+def main() -> None:
+    directory, way = Path(sys.argv[1]), sys.argv[2]
+    read(directory / "warm up", way)
+    for place in sorted(directory.iterdir()):
+        before = status_nbytes("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # forget the highest so far
+        came = read(place, way)
+        grown = status_nbytes("VmHWM") - before
+        told = json.dumps({"row": place.name, "came": came, "grown": grown})
+        sys.stdout.write(f"{told}\n")
+
+
+if __name__ == "__main__":
+    main()

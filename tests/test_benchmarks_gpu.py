@@ -1,0 +1,189 @@
+"""What a GPU host will be asked runs here at tiny sizes, on the emulated device.
+
+No figure means anything; that every question is asked, and answered with a row, does.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import zarr
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import checks, exercise, ratios
+from benchmarks.gpu.record import MAX_ATTEMPTS, Record
+from benchmarks.gpu.run import Run, Skipped
+from benchmarks.gpu.sizes import CODECS, TINY
+from benchmarks.gpu.tasks import STAGES, tasks
+from cuda_host.machine import emulated
+from gpushard.devices.kernels import load_kernel_sources
+
+DEVICE = "cuda_host.machine:emulated"
+TESTS = str(Path(__file__).parent)
+# These are processes of their own, whatever the sizes.
+APART = ("tests", "sanitizer")
+
+pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Rows of all tasks that need no process of their own."""
+    found, root = {}, tmp_path_factory.mktemp("arrays")
+
+    def emit(row):
+        found[row.pop("id", "facts")] = row | {"task": task.name}
+
+    run = Run(DEVICE, "tiny", root, emit=emit)
+    # zarrs' contender changes the pipeline for its process.
+    name = "codec_pipeline.path"
+    with zarr.config.set({name: zarr.config.get(name)}):
+        for task in tasks(TINY):
+            if task.stage not in APART:
+                try:
+                    task.function(run)
+                except Skipped as reason:
+                    emit({"id": task.name, "skipped": str(reason)})
+    assert run.machine.device.standin.complaints == []
+    return found
+
+
+def test_every_task_answers_with_rows(rows):
+    for task in tasks(TINY):
+        if task.stage not in APART and task.stage != "tests":
+            assert any(row.get("task") == task.name for row in rows.values()), task
+    refused = {name for name, row in rows.items() if "refused" in row}
+    # Neither of them has numcodecs' LZ4.
+    codec = f"lz4/{TINY.usual}"
+    assert refused <= {f"peers/zarrs/{codec}", f"peers/tensorstore/{codec}"}
+
+
+def test_whole_reads_are_compared_with_what_is_stored(rows):
+    read = [name for name in rows if name.startswith(("whole/", "sweep/", "straight/"))]
+    assert len(read) == len(CODECS) * 3 + 1
+    assert all(rows[name]["is_right"] for name in read)
+
+
+def test_what_is_asked_of_the_vendors_decoder_comes_out_right_here(rows):
+    frames = {n: row for n, row in rows.items() if n.startswith("probes/zstd-frames/")}
+    refused = {
+        name.rpartition("/")[2] for name in frames if not frames[name]["is_right"]
+    }
+    # The stand-in refuses what the gate keeps away from the vendor's decoder.
+    assert refused == {"two-frames", "skippable-before", "skippable-behind"}
+    assert not any(row.get("crashed") for row in rows.values())
+    assert rows["probes/crc32c"]["is_right"]
+
+
+def test_each_launch_of_a_batch_has_a_figure(rows):
+    for codec in CODECS:
+        row = rows[f"kernels/{codec}/{TINY.inner_nbytes[0]}"]
+        assert row["n_batches"] == 1
+        kinds = [call["kind"] for call in row["calls"]]
+        assert kinds.count("upload") >= 2
+        assert ("decode" in kinds) == (codec != "none")
+        assert row["calls"][-1]["what"].startswith("gs_scatter")
+
+
+def test_all_that_is_aimed_for_has_a_ratio_or_the_reason_why_not(rows):
+    lacking = [r.what for r in ratios.ratios(rows) if r.found is None]
+    assert lacking
+    assert [what for what in lacking if "on the GPU" not in what] == []
+    text = ratios.render(rows, is_emulated=True)
+    assert text.startswith("EMULATED")
+
+
+def test_every_kernel_is_launched_where_the_sanitizer_looks():
+    launched, wrong = exercise.exercise(emulated().device)
+    assert set(load_kernel_sources()) - launched == exercise.NOT_READ
+    assert not wrong
+
+
+def arguments(tmp_path, *more, device=DEVICE):
+    """Arguments of a tiny run."""
+    out = tmp_path / "new" / "result.json"
+    given = ["--out", str(out), "--dir", str(tmp_path / "arrays"), "--sizes", "tiny"]
+    return out, [*given, "--device", device, *more]
+
+
+def test_rows_are_kept_and_not_found_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", TESTS)
+    names = ("facts", "probes/calls", "peers/zarr-gpu/none")
+    out, given = arguments(tmp_path, "--only", *names)
+    out.parent.mkdir()
+    # A budget that is spent before the second task.
+    assert command.main([*given, "--budget", "0.01"]) == 3
+    assert "left: 3" in capsys.readouterr().out
+    assert command.main(given) == 0
+    result = json.loads(out.read_text())
+    assert result["emulated"] is True
+    assert result["facts"]["device"] == "emulated:0"
+    assert result["facts"]["versions"]["zarr"] == zarr.__version__
+    assert {"probes/calls/1", "probes/calls/64"} <= set(result["rows"])
+    assert all(row["emulated"] for row in result["rows"].values())
+    assert "emulated" in result["rows"]["peers/zarr-gpu/none"]["skipped"]
+    before = result["rows"]
+    monkeypatch.setattr(command, "_run", None)  # nothing is left to run
+    assert command.main(given) == 0
+    assert json.loads(out.read_text())["rows"] == before
+    assert "probes/calls" in out.with_suffix(".log").read_text()
+
+
+def test_a_task_that_fails_is_told_and_tried_again_but_not_for_ever(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("PYTHONPATH", TESTS)
+    out, given = arguments(tmp_path, "--only", "facts", device="cuda_host.machine:none")
+    out.parent.mkdir()
+    for _ in range(MAX_ATTEMPTS):
+        status = command.main(given)
+    assert status == 1
+    assert "failed: facts" in capsys.readouterr().out
+    state = json.loads(out.read_text())["tasks"]["facts"]
+    assert state["n_failed"] == MAX_ATTEMPTS
+    assert "AttributeError" in state["error"]
+
+
+def test_emulated_rows_are_no_results(tmp_path, capsys):
+    results = Path(command.__file__).parents[1] / "results" / "x.json"
+    with pytest.raises(SystemExit):
+        command.main(["--out", str(results), "--device", DEVICE])
+    assert "does not belong" in capsys.readouterr().err
+    path = tmp_path / "r.json"
+    Record(path, tmp_path / "l", is_emulated=True).flush()
+    with pytest.raises(ValueError, match="another kind of device"):
+        Record(path, tmp_path / "l", is_emulated=False)
+
+
+def test_the_tests_that_are_run_are_all_that_need_a_gpu():
+    text = Path(TESTS, "test_gpu_reads.py").read_text()
+    defined = [line[9:].partition("(")[0] for line in text.splitlines()]
+    named = {f"{name}" for name in checks.TESTS}
+    assert named == {
+        d
+        for d, line in zip(defined, text.splitlines(), strict=True)
+        if line.startswith("def test_")
+    }
+    assert {task.stage for task in tasks(TINY)} == set(STAGES)
+
+
+def test_a_ratio_is_what_was_reached_of_what_bounds_it():
+    scatter = {"copy_seconds": 1.0, "scatter_seconds": 2.0}
+    rows = {
+        "kernels/scatter-64": scatter,
+        "ceilings/host-to-device/1": {"gb_s": 50.0},
+        "straight/1024": {"gb_s": 45.0},
+        "sweep/zstd/4096": {"gb_s": 10.0},
+        "sweep/zstd/4096/cost": {"gb_s": 12.0},
+        "peers/zarr-gpu/zstd/4096": {"gb_s": 0.1},
+        "peers/zarr/zstd/4096": {"gb_s": 2.0},
+        "peers/zarrs/zstd/4096": {"gb_s": 4.0},
+    }
+    found = {r.what: r.found for r in ratios.ratios(rows) if r.found}
+    assert found["scatter-64 / copy within the device"] == 0.5
+    assert found["zstd 4096 / zarr-python on the GPU"] == pytest.approx(100)
+    assert found["zstd 4096 / best of the host"] == 2.5
+    assert found["zstd 4096, placed / best of the host"] == 3.0
+    assert len(found) == 5

@@ -1,0 +1,94 @@
+"""`gpushard bench`: who takes part, what is compared, and what is printed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import zarr
+
+import gpushard
+from cli_runs import run, run_json, sentence
+from gpushard.cli import contenders, timing
+
+
+@pytest.fixture
+def path(tmp_path):
+    values = np.arange(300 * 8 * 8, dtype="i4").reshape(300, 8, 8)
+    made = zarr.create_array(
+        tmp_path / "a",
+        shape=values.shape,
+        dtype="i4",
+        chunks=(5, 8, 8),
+        shards=(100, 8, 8),
+    )
+    made[...] = values
+    return tmp_path / "a"
+
+
+def test_every_contender_is_timed_at_every_workload(path):
+    facts = run_json("bench", path, "--repetitions", "2")
+    assert [row["workload"] for row in facts["rows"]] == [
+        "full",
+        "rows",
+        "batch",
+        "line",
+    ]
+    assert list(facts["versions"])[:2] == ["gpushard", "zarr-python"]
+    for row in facts["rows"]:
+        assert row["contenders"].keys() == facts["versions"].keys()
+        for times in row["contenders"].values():
+            assert times["trouble"] == ""
+            assert len(times["wall_s"]) == len(times["cpu_s"]) == 2
+
+
+def test_the_table_has_a_row_for_each_workload_and_the_ratio(path):
+    lines = run("bench", path, "--repetitions", "1").stdout.splitlines()
+    assert len(lines) == 5
+    assert "zarr-python" in lines[0]
+    assert lines[1].startswith("full")
+    assert lines[1].endswith("everything")
+
+
+def test_a_contender_that_reads_other_elements_is_not_timed(path, monkeypatch):
+    def wrong(array):
+        return contenders.Contender("wrong", "1", lambda key: np.zeros(3))
+
+    monkeypatch.setattr(contenders, "_zarr", wrong)
+    facts = run_json("bench", path, "--repetitions", "1", code=1)
+    for row in facts["rows"]:
+        assert row["contenders"]["wrong"] == {
+            "contender": "wrong",
+            "wall_s": [],
+            "cpu_s": [],
+            "trouble": "other elements",
+        }
+        assert row["contenders"]["gpushard"]["wall_s"]
+
+
+def test_a_contender_that_fails_is_left_out_with_its_reason(path, monkeypatch):
+    def fails(_):
+        raise ValueError("no such codec\nin this library")
+
+    def failing(array):
+        return contenders.Contender("failing", "1", fails)
+
+    monkeypatch.setattr(contenders, "_zarr", failing)
+    facts = run_json("bench", path, "--repetitions", "1")
+    trouble = {row["contenders"]["failing"]["trouble"] for row in facts["rows"]}
+    assert trouble == {"no such codec"}
+
+
+def test_a_large_array_is_read_as_far_as_it_is_allowed(path):
+    a = gpushard.open_array(path)
+    (full, *_) = timing.workloads(a.shape, 4, most_nbytes=8 * 8 * 4 * 10)
+    assert full.keys(1) == [(slice(0, 10),)]
+    assert full.about == "the first 10 rows"
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (3, 0)])
+def test_an_array_without_elements_or_axes_has_no_workloads(shape):
+    assert timing.workloads(shape, 4, 1 << 20) == []
+
+
+def test_what_is_no_array_is_refused_in_a_sentence(tmp_path):
+    assert "there is no directory" in sentence(run("bench", tmp_path / "none", code=2))

@@ -1,0 +1,109 @@
+"""`gpushard convert` does what `gpushard.convert` does, and says what it did."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import gpushard
+from cli_runs import run, run_json, sentence, write_sample, write_shards
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    return write_sample(tmp_path_factory)
+
+
+def inner_codecs(place) -> list[dict]:
+    (sharding,) = json.loads((place / "zarr.json").read_text())["codecs"]
+    return sharding["configuration"]["codecs"]
+
+
+def test_an_array_is_converted_and_verified(sample, tmp_path):
+    dst = tmp_path / "u"
+    shapes = ["--shards", "1,1,120,240", "--chunks", "(1, 1, 60, 60)"]
+    result = run("convert", sample / "u", dst, *shapes, "--verify")
+    assert "verified bit for bit" in result.stdout
+    assert "36 of (1, 1, 120, 240)" in result.stdout
+    assert result.stderr == ""
+    a, want = (gpushard.open_array(p, device="cpu") for p in (dst, sample / "u"))
+    np.testing.assert_array_equal(a[...], want[...])
+    assert (a.shards, a.chunks) == ((1, 1, 120, 240), (1, 1, 60, 60))
+
+
+def test_a_group_is_converted_and_told_as_json(sample, tmp_path):
+    facts = run_json("convert", sample, tmp_path / "all")
+    assert facts["verified"] is False
+    assert facts["arrays"]["u"]["n_written"] == facts["arrays"]["u"]["n_shards"]
+    group = gpushard.open_group(tmp_path / "all", device="cpu")
+    assert set(facts["arrays"]) == set(group)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("none", ["bytes"]),
+        ("zstd:7", ["bytes", "zstd"]),
+        ("gzip", ["bytes", "gzip"]),
+        ("blosc-lz4:1", ["bytes", "blosc"]),
+        ('[{"name": "gzip", "configuration": {"level": 1}}]', ["bytes", "gzip"]),
+    ],
+)
+def test_codecs_are_named_shortly_or_in_json(text, expected, tmp_path):
+    src = write_shards(tmp_path / "src")
+    run("convert", src, tmp_path / "dst", "--compressors", text, "--chunks", "5")
+    assert [codec["name"] for codec in inner_codecs(tmp_path / "dst")] == expected
+    level = text.partition(":")[2]
+    if level.isdecimal():
+        assert (
+            int(level) in inner_codecs(tmp_path / "dst")[-1]["configuration"].values()
+        )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--shards", "a,b"],
+        ["--chunks", "0"],
+        ["--compressors", "zst"],
+        ["--compressors", "zstd:x"],
+        ["--compressors", "[{"],
+        ["--memory", "1", "--shards", "30000", "--chunks", "10000"],
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(arguments, tmp_path):
+    src = write_shards(tmp_path / "src")
+    sentence(run("convert", src, tmp_path / "dst", *arguments, code=2))
+
+
+def test_progress_goes_to_stderr(tmp_path):
+    src = write_shards(tmp_path / "src")
+    result = run("convert", src, tmp_path / "dst", "--progress", "--json")
+    json.loads(result.stdout)
+    assert "bytes" in result.stderr
+
+
+def test_what_is_there_is_overwritten_on_request_only(tmp_path):
+    src, dst = write_shards(tmp_path / "src"), tmp_path / "dst"
+    run("convert", src, dst)
+    assert "already" in sentence(run("convert", src, dst, code=2))
+    run("convert", src, dst, "--overwrite", "--verify")
+
+
+def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpushard.converting.convert.convert", interrupted)
+    monkeypatch.setattr(gpushard, "convert", interrupted, raising=False)
+    src = write_shards(tmp_path / "src")
+    assert "repeat" in sentence(run("convert", src, tmp_path / "dst", code=130))
+
+
+def test_a_source_that_is_damaged_fails_with_its_own_status(tmp_path):
+    src = write_shards(tmp_path / "src")
+    shard = src / "c/0/0"
+    shard.write_bytes(shard.read_bytes()[:-3])
+    sentence(run("convert", src, tmp_path / "dst", code=1))

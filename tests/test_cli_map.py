@@ -1,0 +1,197 @@
+"""`gpushard map`: figures, characters, and pictures of a shard."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+from time import perf_counter
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import zarr
+
+from cli_runs import run, run_json, sentence
+from gpushard.cli.map_svg import colour
+
+CRC = {"name": "crc32c"}
+
+
+def gapped(path, n=4, gap=6, *, crc=True) -> None:
+    """A shard of `n` one-byte inner chunks laid down backwards, with gaps between."""
+    zarr.create_array(
+        path, shape=(n,), shards=(n,), chunks=(1,), dtype="u1", compressors=None
+    )
+    starts = (gap + 1) * np.arange(n)[::-1] + gap
+    entries = np.stack([starts, np.ones(n, int)], axis=1).astype("<u8")
+    entries[1 if n > 1 else 0] = 2**64 - 1
+    payload = bytearray(n * (gap + 1))
+    index = entries.tobytes()
+    from crc32c import crc32c
+
+    (path / "c").mkdir(exist_ok=True)
+    (path / "c" / "0").write_bytes(
+        bytes(payload) + index + struct.pack("<I", crc32c(index))
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    gapped(tmp_path / "a")
+    return tmp_path / "a"
+
+
+def test_figures_are_those_of_the_shard(path):
+    facts = run_json("map", path)
+    assert (facts["shard"], facts["nbytes"]) == ("c/0", 4 * 7 + 68)
+    assert (facts["n_stored"], facts["n_missing"]) == (3, 1)
+    assert facts["payload_nbytes"] == 3
+    assert facts["unused_nbytes"] == 4 * 6 + 1
+    assert facts["n_gaps"] == 3
+    assert facts["gaps"][0] == {"offset": 0, "nbytes": 6}
+    assert facts["indexes"] == [{"offset": 28, "nbytes": 68}]
+    assert facts["inner_chunks"][0] == {
+        "coordinate": [0],
+        "state": "stored",
+        "offset": 27,
+        "nbytes": 1,
+        "place": 2,
+    }
+    assert facts["inner_chunks"][1]["state"] == "missing"
+    assert facts["inner_chunks"][1]["offset"] is None
+    assert facts["order"] == "other"
+
+
+def test_the_terminal_shows_each_kind_without_colour(path):
+    result = run("map", path)
+    rows = result.stdout.splitlines()
+    assert result.stderr == ""
+    assert "\x1b" not in result.stdout
+    strip = "".join(rows[rows.index("bytes") + 1 : rows.index("grid") - 1])
+    assert set(strip) >= {"·", "I"}
+    assert set(strip) & {"█", "▓"}
+    assert rows[rows.index("grid") + 1] == "██□□████"
+
+
+def test_terminals_without_such_characters_get_others(path):
+    root = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "gpushard", "map", path],
+        env=os.environ | {"PYTHONPATH": root, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    lines = done.stdout.decode("ascii").splitlines()
+    assert lines[lines.index("grid") + 1] == "##oo####"
+
+
+def test_a_store_that_tells_no_sizes_is_asked_for_all_of_the_shard(path, tmp_path):
+    packed = tmp_path / "a.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        for file in path.rglob("*"):
+            if file.is_file():
+                archive.write(file, file.relative_to(path))
+    want, got = run_json("map", path), run_json("map", packed)
+    assert {**got, "url": None} == {**want, "url": None}
+
+
+def test_orders_are_named(tmp_path):
+    for name, expected in (("z", "morton"), ("c", "c")):
+        z = zarr.create_array(
+            tmp_path / name, shape=(8, 8), dtype="u1",
+            shards=(8, 8) if name == "z" else (1, 8),
+            chunks=(2, 2) if name == "z" else (1, 2),
+        )  # fmt: skip
+        z[...] = 1
+        assert run_json("map", tmp_path / name)["order"] == expected
+
+
+def test_svg_is_well_formed_and_labels_every_piece(path, tmp_path):
+    out = tmp_path / "map.svg"
+    run("map", path, "--out", out)
+    root = ElementTree.parse(out).getroot()
+    labels = [e.text for e in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert any("inner chunk (0,), bytes 27 to 28 (1), 1.00 to 1" in t for t in labels)
+    assert any("missing: reads as the fill value" in t for t in labels)
+    assert any(t.startswith("unused, bytes 0 to 6") for t in labels)
+    assert any(t.startswith("index, bytes 28 to 96") for t in labels)
+
+
+def test_png_is_a_png(path, tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+    out = tmp_path / "map.png"
+    run("map", path, "--out", out)
+    data = out.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", data[16:24])
+    assert width > 900
+    assert height > 100
+    at = data.index(b"IDAT")
+    assert len(set(zlib.decompressobj().decompress(data[at + 4 :]))) > 3
+
+
+def test_large_shards_are_drawn_in_cells(tmp_path):
+    gapped(tmp_path / "a", 100_000, 3)
+    started = perf_counter()
+    for ending in ("svg", "html"):
+        out = tmp_path / f"map.{ending}"
+        text = run("map", tmp_path / "a", "--out", out).stdout
+        assert "99,999 stored" in text
+        assert out.stat().st_size < 3_000_000
+        assert out.read_text().count('class="mark') < 10_000
+    assert len(run("map", tmp_path / "a").stdout) < 20_000
+    assert perf_counter() - started < 20
+
+
+@pytest.mark.parametrize("name", ["c/0", "0"])
+def test_a_shard_is_named_by_key_or_coordinate(path, name):
+    assert run_json("map", path, "--shard", name)["shard"] == "c/0"
+
+
+@pytest.mark.parametrize("name", ["c/1", "x", "", "c/0/0", "-0"])
+def test_a_shard_that_the_grid_has_not_is_refused(path, name):
+    assert "no such shard" in sentence(run("map", path, "--shard", name, code=2))
+
+
+def test_missing_and_damaged_shards_are_told(tmp_path):
+    z = zarr.create_array(
+        tmp_path / "a", shape=(8,), shards=(4,), chunks=(1,), dtype="u1"
+    )
+    z[4:] = 1
+    assert run_json("map", tmp_path / "a")["shard"] == "c/1"
+    missing = run("map", tmp_path / "a", "--shard", "c/0", code=2)
+    assert "fill value" in sentence(missing)
+    file = tmp_path / "a/c/1"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    assert "checksum" in sentence(run("map", tmp_path / "a", code=1))
+    file.unlink()
+    assert "no shard" in sentence(run("map", tmp_path / "a", code=2))
+
+
+def test_a_damaged_entry_is_drawn_and_exits_with_1(path):
+    file = path / "c/0"
+    data = bytearray(file.read_bytes())
+    from crc32c import crc32c
+
+    data[-20:-12] = b"\xfe" * 8
+    data[-4:] = struct.pack("<I", crc32c(bytes(data[-68:-4])))
+    file.write_bytes(data)
+    result = run("map", path, code=1)
+    assert "██□□██XX" in result.stdout
+    assert "verify" in result.stderr
+
+
+def test_other_kinds_of_files_are_refused(path, tmp_path):
+    said = sentence(run("map", path, "--out", tmp_path / "map.pdf", code=2))
+    assert ".svg" in said
+
+
+def test_shades_run_from_dark_to_bright():
+    bright = [sum(colour(at / 10)) for at in range(11)]
+    assert bright == sorted(bright)
+    assert colour(0) != colour(1)

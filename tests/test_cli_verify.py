@@ -1,0 +1,177 @@
+"""`gpushard verify`: what is printed, what the exit status is, and what is repaired."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import zarr
+
+import gpushard
+from cli_runs import run, run_json, sentence, write_shards
+from cuda_host.device import EmulatedDevice
+from damaged_arrays import emulated
+from gpushard.cli import device_comparison, verification
+from gpushard.devices.find import Found
+from gpushard.options import Options, WriteOptions
+
+
+@pytest.fixture
+def shards(tmp_path):
+    return write_shards(tmp_path / "a")
+
+
+@pytest.fixture
+def damaged(shards):
+    file = shards / "c/1/0"
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 1
+    file.write_bytes(data)
+    return shards
+
+
+def test_a_whole_array_is_told_with_what_was_not_checked(shards):
+    result = run("verify", shards)
+    lines = result.stdout.splitlines()
+    assert lines[1].split(maxsplit=1) == ["status", "whole, as far as was checked"]
+    assert "4 stored of 6 in the grid" in lines[2]
+    assert "16 stored, 0 missing" in lines[3]
+    assert lines[-1].startswith("NOT checked")
+    assert "--decode" in lines[-1]
+    assert result.stderr == ""
+    assert "NOT checked" not in run("verify", shards, "--decode").stdout
+
+
+def test_damage_exits_with_1_and_is_told_in_every_form(damaged, tmp_path):
+    text = run("verify", damaged, code=1).stdout
+    assert "DAMAGED: 1 finding costs 4 inner chunks" in text
+    line = text.splitlines()[-1]
+    assert line.split()[:4] == ["damage", "index", "c/1/0", "-"]
+    page = tmp_path / "report.html"
+    facts = run_json("verify", damaged, "--decode", "--html", page, code=1)
+    (array,) = facts["arrays"]
+    assert (facts["status"], array["status"]) == ("damaged", "damaged")
+    (found,) = array["findings"]
+    assert (found["kind"], found["shard_key"]) == ("index", "c/1/0")
+    assert found["inner_chunk"] is None
+    assert found["expected"] != found["got"]
+    assert array["counts"]["n_checked_inner_chunks"] == 12
+    assert found["got"] in page.read_text()
+
+
+def test_progress_goes_to_stderr_and_data_to_stdout(damaged):
+    result = run("verify", damaged, "--progress", "--json", code=1)
+    assert result.stdout.startswith("{")
+    assert "6 of 6 shards" in result.stderr
+    assert run("verify", damaged, "--json", code=1).stderr == ""
+
+
+def test_all_arrays_of_a_group_are_verified_and_what_cannot_be_opened_told(tmp_path):
+    group = zarr.create_group(tmp_path / "g")
+    write_shards(tmp_path / "g" / "below" / "b")
+    zarr.create_group(tmp_path / "g", path="below")
+    group.create_array("a", shape=(4,), chunks=(2,), dtype="i4")[...] = 1
+    assert [a["array"] for a in run_json("verify", tmp_path / "g")["arrays"]] == [
+        "a",
+        "below/b",
+    ]
+    document = tmp_path / "g" / "a" / "zarr.json"
+    document.write_text(document.read_text().replace('"bytes"', '"no_such_codec"'))
+    result = run("verify", tmp_path / "g", code=2)
+    assert "no_such_codec" in result.stdout
+    assert "not everything could be verified" in result.stderr
+
+
+def test_wrong_places_and_devices_exit_with_2(shards, tmp_path):
+    assert "no directory" in sentence(run("verify", tmp_path / "none", code=2))
+    assert "device" in sentence(run("verify", shards, "--device", "tpu", code=2))
+    page = tmp_path / "no" / "page.html"
+    result = run("verify", shards, "--html", page, code=2)
+    assert "cannot write" in result.stderr
+    assert "whole, as far as was checked" in result.stdout  # not lost for that
+
+
+class _Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+# The write to the file that is cut short: one that leaves no index that verifies.
+IN_PLACE = [
+    ("append_only", "end", 1),
+    ("random_write", "start", 3),
+    ("fixed_order", "end", 2),
+]
+
+
+@pytest.mark.parametrize(("strategy", "location", "n_calls"), IN_PLACE)
+def test_repair_brings_the_last_published_shard_back(
+    strategy, location, n_calls, tmp_path, monkeypatch
+):
+    write = WriteOptions(strategy=strategy, max_unused_fraction=1)
+    a = gpushard.create_array(
+        tmp_path / "a", shape=(16,), dtype="u4", chunks=(4,), compressors=None,
+        shards={"shape": (8,), "index_location": location},
+        options=Options(write=write),
+    )  # fmt: skip
+    a[...] = want = np.arange(1, 17, dtype="u4")
+    file = tmp_path / "a/c/1"
+    published = file.read_bytes()
+    pwrite, left = os.pwrite, [n_calls]
+
+    def cut_off(fd, data, offset):
+        left[0] -= 1
+        if not left[0]:
+            pwrite(fd, bytes(data)[: len(data) // 2], offset)
+            raise _Killed
+        return pwrite(fd, data, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", cut_off)
+        with pytest.raises(_Killed):
+            a[9:15] = 7
+    torn = run_json("verify", tmp_path / "a", code=1)["arrays"][0]
+    assert [(f["kind"], f["shard_key"]) for f in torn["findings"]] == [("torn", "c/1")]
+    assert "--repair" in torn["findings"][0]["hint"]
+    repaired = run_json("verify", tmp_path / "a", "--repair", "--decode")["arrays"][0]
+    assert (repaired["status"], repaired["restored"]) == ("whole", ["c/1"])
+    assert file.read_bytes() == published
+    np.testing.assert_array_equal(gpushard.open_array(tmp_path / "a")[...], want)
+    again = run_json("verify", tmp_path / "a", "--repair")["arrays"][0]
+    assert again["restored"] == []
+
+
+def test_repair_leaves_damage_that_no_write_has_noted(damaged):
+    before = (damaged / "c/1/0").read_bytes()
+    facts = run_json("verify", damaged, "--repair", code=1)
+    assert facts["arrays"][0]["restored"] == []
+    assert (damaged / "c/1/0").read_bytes() == before
+
+
+def test_a_device_is_held_against_the_host(damaged, monkeypatch):
+    device = EmulatedDevice(*emulated(), seed=3)
+    monkeypatch.setattr(verification, "find_device", lambda name: Found(device))
+    (array,) = run_json("verify", damaged, "--device", "cuda", code=1)["arrays"]
+    assert [found["kind"] for found in array["findings"]] == ["index"]
+    assert array["checks"][-1]["what"] == "device"
+    on_host = device_comparison._on_host
+
+    def wrong(result):
+        values = on_host(result).copy()
+        values[7, 3] ^= 1
+        return values
+
+    monkeypatch.setattr(device_comparison, "_on_host", wrong)
+    (array,) = run_json("verify", damaged, "--device", "cuda", code=1)["arrays"]
+    found = array["findings"][-1]
+    assert (found["kind"], found["shard_key"]) == ("device", "c/0/0")
+    assert found["inner_chunk"] == [1, 0]
+    assert "1 elements" in found["message"]
+    assert "(7, 3)" in found["message"]
+
+
+def test_a_group_without_arrays_is_not_called_whole(tmp_path):
+    zarr.create_group(tmp_path / "g").create_group("below")
+    result = run("verify", tmp_path / "g", code=2)
+    assert result.stderr == "gpushard: nothing was verified: no array is there.\n"
+    assert run_json("verify", tmp_path / "g", code=2)["status"] == "unverified"

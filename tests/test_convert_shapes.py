@@ -1,0 +1,43 @@
+"""Shapes that are left open are the source's, or of a size that suits."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpushard.converting.shapes import chunk_shape, shard_shape
+
+
+@pytest.mark.parametrize(
+    ("shape", "itemsize", "known", "shards", "expected"),
+    [
+        ((365, 721, 1440), 4, (1, 721, 1440), None, (1, 721, 1440)),
+        ((365, 721, 1440), 4, (10, 721, 1440), None, (10, 91, 180)),
+        ((365, 721, 1440), 4, None, None, (46, 46, 90)),
+        ((100,), 8, None, None, (100,)),
+        ((100, 100), 8, (30, 40), (60, 60), (30, 30)),
+        ((), 8, (), None, ()),
+        ((0, 5), 8, None, None, (1, 5)),
+    ],
+)
+def test_inner_chunks_left_open_are_the_sources_or_a_fitting_size(
+    shape, itemsize, known, shards, expected
+):
+    got = chunk_shape(shape, itemsize, known, shards)
+    assert got == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "itemsize", "chunks", "known", "expected"),
+    [
+        ((365, 721, 1440), 4, (1, 721, 1440), None, (16, 721, 1440)),
+        ((100, 100), 8, (10, 10), None, (100, 100)),
+        ((10**5, 10**5), 8, (100, 100), None, (1600, 3200)),
+        ((100, 100), 8, (10, 10), (20, 50), (20, 50)),
+        ((100, 100), 8, (10, 10), (25, 50), (100, 100)),
+        ((), 8, (), None, ()),
+    ],
+)
+def test_shards_left_open_are_the_sources_or_near_64_mib(
+    shape, itemsize, chunks, known, expected
+):
+    assert shard_shape(shape, itemsize, chunks, known) == expected

@@ -1,0 +1,255 @@
+"""Servers that fail, lie or keep silent: right elements, or an error within a time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpushard
+from gpushard import Options
+from gpushard.stores import patience
+from range_server import RangeServer
+from small_array import VALUES, write_values
+from zarr_oracle import assert_same_bits
+
+pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+
+pytestmark = pytest.mark.network
+
+FEW = np.s_[1:3, 3:9]
+"""One inner chunk of four in a shard: its index and its bytes are requested apart."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RangeServer]:
+    with RangeServer(write_values(tmp_path / "a")) as running:
+        yield running
+
+
+def opened(server: RangeServer, **options: Any) -> gpushard.Array:
+    return gpushard.open_array(server.url, options=Options(**options))
+
+
+def assert_reads(a: gpushard.Array) -> None:
+    assert_same_bits(a[FEW], VALUES[FEW])
+    assert_same_bits(a[...], VALUES)
+
+
+SURVIVED: dict[str, dict[str, Any]] = {
+    **{f"status {s} twice": {"fail_first": 2, "failure": s} for s in (429, 500)},
+    **{f"status {s} twice": {"fail_first": 2, "failure": s} for s in (502, 503, 504)},
+    "connection reset twice": {"fail_first": 2, "failure": 0},
+    "body cut once": {"cut_first": 1},
+    "ranges ignored": {"answers_ranges": False},
+    "suffix refused with 416": {"answers_suffixes": False, "suffix_status": 416},
+    "suffix refused with 501": {"answers_suffixes": False, "suffix_status": 501},
+    "no HEAD": {"answers_head": False},
+    "no Content-Range": {"tells_ranges": "nothing"},
+    "no total in Content-Range": {"tells_ranges": "total"},
+    "chunked": {"transfer": "chunked"},
+    "redirect": {"redirects": True},
+    "no ETag": {"etags": None},
+    "weak ETag": {"etags": "weak"},
+    "If-Match ignored": {"checks_if_match": False},
+}
+
+
+@pytest.mark.parametrize("fault", SURVIVED)
+def test_a_fault_that_can_be_got_round_does_not_show(server, fault):
+    a = opened(server)
+    for name, value in SURVIVED[fault].items():
+        setattr(server, name, value)
+    assert_reads(a)
+    if "twice" in fault:  # also when the array is opened
+        server.fail_first = 2
+        assert_reads(opened(server))
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "206 shorter": {"stretch": -3},
+    "206 longer": {"stretch": 3},
+    "206 shifted": {"shift_ranges": 1},
+    "every body cut": {"cut_bodies": True, "etags": None},
+    "encoded body": {"transfer": "gzip"},
+    "always 500": {"fail_first": 10**6, "failure": 500},
+    "always 503": {"fail_first": 10**6, "failure": 503},
+    "connection always reset": {"fail_first": 10**6, "failure": 0},
+    "forbidden": {"statuses": {"c/0/0": 403}},
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_fault_that_cannot_be_got_round_is_an_error_in_time(server, fault):
+    a = opened(server, patience_s=1.5)
+    for name, value in REFUSED[fault].items():
+        setattr(server, name, value)
+    started = time.perf_counter()
+    with pytest.raises((gpushard.StoreError, gpushard.CorruptShardError)) as caught:
+        a[FEW]
+    assert time.perf_counter() - started < 5
+    assert str(caught.value).endswith(".")
+    for name in REFUSED[fault]:
+        setattr(server, name, getattr(RangeServer(server.directory), name))
+    assert_reads(a)  # nothing is remembered that the fault left behind
+
+
+def test_a_page_instead_of_a_404_is_an_error(server):
+    (server.directory / "c/0/1").unlink()
+    server.page = b"<html>nothing here</html>" * 40
+    a = opened(server)
+    assert_same_bits(a[0:8, 0:10], VALUES[0:8, 0:10])
+    with pytest.raises((gpushard.StoreError, gpushard.CorruptShardError)):
+        a[0:8, 20:30]
+    with pytest.raises(gpushard.GpushardError):
+        gpushard.open_array(f"{server.url}/nowhere")
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_forbidden_object_is_missing_only_where_that_is_asked_for(server, is_missing):
+    server.statuses["c/0/0"] = 403
+    settings = {"forbidden_is_missing": is_missing}
+    a = gpushard.open_array(server.url, storage_options=settings)
+    if is_missing:
+        assert (a[FEW] == -7).all()
+    else:
+        with pytest.raises(gpushard.StoreError, match="403"):
+            a[FEW]
+
+
+def test_a_server_is_left_alone_for_as_long_as_it_asks(server):
+    a = opened(server)
+    server.fail_first, server.failure, server.retry_after = 6, 503, "2"
+    started = time.perf_counter()
+    assert_same_bits(a[0:4, 0:10], VALUES[0:4, 0:10])
+    elapsed = time.perf_counter() - started
+    assert 2 <= elapsed < 5
+
+
+def test_a_server_that_asks_for_more_than_the_patience_is_given_up_at_once(server):
+    a = opened(server, patience_s=3)
+    server.fail_first, server.failure, server.retry_after = 10**6, 429, "3600"
+    started = time.perf_counter()
+    with pytest.raises(gpushard.StoreError, match="429"):
+        a[0:4, 0:10]
+    assert time.perf_counter() - started < 3
+
+
+def test_readers_that_fail_together_do_not_come_back_together(server, monkeypatch):
+    pauses: list[float] = []
+    clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
+    monkeypatch.setattr(patience, "time", clock)
+    for _ in range(4):
+        server.fail_first, server.failure = 7, 500
+        opened(server)
+    assert len(set(pauses)) == len(pauses) >= 4
+    assert all(0.5 <= p <= 2 for p in pauses)
+
+
+def test_a_server_that_never_answers_is_given_up_in_time(server):
+    a = opened(server, patience_s=1.5)
+    server.silence_s = 6
+    started = time.perf_counter()
+    with pytest.raises(gpushard.StoreError):
+        a[FEW]
+    assert time.perf_counter() - started < 3
+
+
+def test_a_shard_deleted_between_its_index_and_its_payload_is_never_filled(server):
+    for etags in ("strong", None):
+        server.etags = etags
+        a = opened(server, whole_object_fraction=1, index_cache_nbytes=0)
+        key = "c/0/0"
+        kept = (server.directory / key).read_bytes()
+
+        def delete(method: str, asked: str, key: str = key) -> None:
+            if asked == key and server.count(key) > 0:
+                (server.directory / key).unlink(missing_ok=True)
+
+        server.requests.clear()
+        server.before_answer = delete
+        with pytest.raises(gpushard.ObjectChangedError, match=r"deleted|replaced"):
+            a[0:4, 0:10]
+        server.before_answer = None
+        (server.directory / key).write_bytes(kept)
+        assert_same_bits(a[0:4, 0:10], VALUES[0:4, 0:10])
+
+
+INTERRUPTED = """
+import sys, threading, gpushard
+a = gpushard.open_array(sys.argv[1], options=gpushard.Options(patience_s=3))
+print("opened", flush=True)
+try:
+    a[...]
+except KeyboardInterrupt:
+    from gpushard.workers import _pools
+    busy = [p._work_queue.qsize() for p in _pools.values()]
+    idle = all(p._idle_semaphore._value == len(p._threads) for p in _pools.values())
+    print("interrupted", sum(busy), idle, flush=True)
+"""
+
+
+def test_an_interrupted_read_leaves_nothing_running(server):
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, server.url],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "opened\n"
+    server.silence_s = 1
+    time.sleep(0.4)
+    process.send_signal(signal.SIGINT)
+    started = time.perf_counter()
+    out, _ = process.communicate(timeout=20)
+    assert out == "interrupted 0 True\n"
+    assert time.perf_counter() - started < 8
+
+
+def test_two_thousand_reads_beside_a_writer_see_no_mixture(tmp_path):
+    """Behind a server: index and payload come in two requests each."""
+    places = [
+        write_values(tmp_path / f"v{k}", np.full_like(VALUES, 1000 + k))
+        for k in range(3)
+    ]
+    place = tmp_path / "a"
+    shutil.copytree(places[0], place)
+    done = threading.Event()
+
+    def write() -> None:
+        n = 0
+        while not done.is_set():
+            n += 1
+            for name in ("c/0/0", "c/1/0", "c/2/1"):
+                shutil.copyfile(places[n % 3] / name, tmp_path / "next")
+                os.replace(tmp_path / "next", place / name)
+
+    seen: set[int] = set()
+    with RangeServer(place) as server:
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            a = gpushard.open_array(server.url)
+            for _ in range(2000):
+                try:
+                    got = np.unique(a[1:6, 3:18])
+                except gpushard.ObjectChangedError:
+                    continue
+                assert len(got) == 1
+                seen.update(got.tolist())
+        finally:
+            done.set()
+            writer.join()
+    assert len(seen) == 3

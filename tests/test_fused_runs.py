@@ -1,0 +1,77 @@
+"""Elements chosen by an index that follow one another are taken as one box."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpushard
+from fused_cases import FUSED, VALUES, ZSTD, stored, watch_sinks
+from gpushard.fused.boxes import are_too_many, runs
+from zarr_oracle import assert_same_bits, held
+
+pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
+pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+
+
+@st.composite
+def indexes(draw):
+    """Index of axis 0 made of runs, in any order, which may overlap."""
+    pieces = draw(
+        st.lists(st.tuples(st.integers(0, 99), st.integers(1, 40)), max_size=6)
+    )
+    found = [np.arange(first, min(first + n, 100)) for first, n in pieces]
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
+@given(indexes(), st.data())
+def test_runs_are_what_they_are_made_of(inner, data):
+    n = len(inner)
+    gaps = data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))
+    outer = np.arange(n) + np.cumsum(gaps, dtype=np.int64)
+    cell = inner // 32
+    starts, length = runs(cell, inner, outer)
+    for columns, step in ((inner, 1), (outer, 1), (cell, 0)):
+        parts = [
+            columns[s] + step * np.arange(k)
+            for s, k in zip(starts, length, strict=True)
+        ]
+        assert np.array_equal(np.concatenate([columns[:0], *parts]), columns)
+    for s in starts[1:]:
+        before = cell[s - 1], inner[s - 1] + 1, outer[s - 1] + 1
+        assert before != (cell[s], inner[s], outer[s])
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory):
+    """The same array in memory and in files: read with requests, and directly."""
+    made = stored([ZSTD])
+    place = made.placed("local", tmp_path_factory.mktemp("runs"))
+    in_memory = gpushard.open_array(held(made.objects), options=FUSED)
+    return in_memory, gpushard.open_array(place, options=FUSED)
+
+
+@given(rows=indexes())
+def test_any_runs_read_as_numpy_reads_them(arrays, rows):
+    for a in arrays:
+        assert_same_bits(a.oindex[rows], VALUES[rows])
+        assert_same_bits(a.oindex[rows, 5:70], VALUES[rows, 5:70])
+        columns = rows[rows < 90]
+        assert_same_bits(a.oindex[:, columns], VALUES[:, columns])
+
+
+def test_long_runs_are_not_left_to_the_plain_way(arrays, monkeypatch):
+    seen = watch_sinks(monkeypatch)
+    rows = np.r_[64:96, 0:32, 40:60]
+    for a in arrays:
+        assert_same_bits(a.oindex[rows], VALUES[rows])
+    assert seen.n_left == 0
+
+
+def test_boxes_are_too_many_where_each_is_small():
+    assert are_too_many(17, 1, 8)
+    assert not are_too_many(16, 1, 8)
+    assert not are_too_many(1000, 1, -512)

@@ -1,0 +1,212 @@
+"""A short run of each fuzz target, and that each of them finds a planted bug."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fuzz import kernels, mutations, running
+from fuzz.guard import GuardedRoom
+from gpushard import index
+from gpushard.codecs import blosc_blocks, gzip
+from gpushard.devices.statuses import Status
+from gpushard.formats import v3
+from gpushard.fused import boxes
+from gpushard.source import Source
+
+ROOT = Path(__file__).parents[1]
+# Inputs of the short run, chosen to take about a second each.
+N_INPUTS = {
+    "metadata": 600,
+    "index": 5000,
+    "streams": 5000,
+    "shards": 500,
+    "loops": 300,
+    "selections": 5000,
+}
+HAS_LOOPS = all(map(find_spec, ("numba", "cffi", "blosc2")))
+NO_LOOPS = "the compiled loops need numba, cffi and blosc2 (extra `fast`)"
+pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
+
+
+def needs(name):
+    skips = pytest.mark.skipif(not HAS_LOOPS, reason=NO_LOOPS)
+    return pytest.param(name, marks=skips if name == "loops" else ())
+
+
+@pytest.mark.parametrize("name", [*map(needs, running.TARGETS)])
+def test_a_short_run_finds_nothing(name):
+    counts = running.short_run(name, N_INPUTS[name], seed=1)
+    assert counts[True] > N_INPUTS[name] // 100
+    assert counts[False] > N_INPUTS[name] // 4
+
+
+@pytest.mark.parametrize("name", [*map(needs, running.TARGETS)])
+def test_the_seeds_of_a_target_differ(name):
+    seeds = running.load(name).seeds()
+    assert len(set(seeds)) == len(seeds) > 10
+
+
+# ---- planted bugs
+
+
+def leaks_a_key_error(monkeypatch):
+    def attributes(document):
+        return dict(document)["attributes"]
+
+    monkeypatch.setattr(v3, "_attributes", attributes)
+
+
+def lets_a_sum_wrap(monkeypatch):
+    def parse_index(entries, *, base=0, nbytes):
+        good = index.parse_index(entries, base=base, nbytes=nbytes)
+        with np.errstate(over="ignore"):
+            end = entries[:, 0] + entries[:, 1]
+        fits = end <= np.uint64(2**63 - 1 - base if nbytes is None else nbytes)
+        good.state[fits & (good.state == index.CORRUPT)] = index.PRESENT
+        return good
+
+    monkeypatch.setattr(running.load("index"), "parse_index", parse_index)
+
+
+def forgets_the_size(monkeypatch):
+    def size_error(*_args, **_kinds):
+        return gzip.stream_error("gzip", "")
+
+    def decode(self, encoded, limit, *, exact):
+        decoded, _ = self._decode_member(encoded, limit, exact=False)
+        return decoded
+
+    monkeypatch.setattr(gzip, "size_error", size_error)
+    monkeypatch.setattr(gzip.DeflateCodec, "decode", decode)
+
+
+def turns_inner_chunks_around(monkeypatch):
+    good = Source.decode
+    monkeypatch.setattr(
+        Source, "decode", lambda self, data, *how: good(self, data, *how)[::-1]
+    )
+
+
+def places_beside(monkeypatch):
+    good = boxes.cut
+
+    def cut(landings, strides, block, rows):
+        made = good(landings, strides, block, rows)
+        made[0][:, boxes.OFFSET] ^= 4
+        return made
+
+    monkeypatch.setattr(boxes, "cut", cut)
+
+
+def reads_a_minus_as_a_plus(monkeypatch):
+    target = running.load("selections")
+    good = target.parse_selection
+    monkeypatch.setattr(
+        target, "parse_selection", lambda text: good(text.replace("-2", "2"))
+    )
+
+
+PLANTED = {
+    "metadata": leaks_a_key_error,
+    "index": lets_a_sum_wrap,
+    "streams": forgets_the_size,
+    "shards": turns_inner_chunks_around,
+    "loops": places_beside,
+    "selections": reads_a_minus_as_a_plus,
+}
+
+
+@pytest.mark.parametrize("name", [*map(needs, PLANTED)])
+def test_a_planted_bug_is_found_with_the_input_that_shows_it(name, monkeypatch):
+    PLANTED[name](monkeypatch)
+    finding = (AssertionError, KeyError)
+    with pytest.raises(finding) as caught:
+        running.short_run(name, N_INPUTS[name], seed=1)
+    (note,) = caught.value.__notes__
+    assert f"target {name}, input " in note
+    with pytest.raises(finding):
+        running.load(name).check(bytes.fromhex(note.rpartition(" ")[2]))
+
+
+def test_a_wrong_block_of_a_frame_is_found(monkeypatch):
+    good = blosc_blocks.decode_blocks
+
+    def decode_blocks(*args):
+        return bytes(good(*args))[::-1]
+
+    monkeypatch.setattr(blosc_blocks, "decode_blocks", decode_blocks)
+    with pytest.raises(AssertionError, match="block"):
+        running.short_run("streams", 5000, seed=1)
+
+
+# ---- the machinery
+
+
+def test_a_read_beyond_guarded_bytes_ends_the_process():
+    script = (
+        "import ctypes; from fuzz.guard import GuardedRoom;"
+        "a = GuardedRoom(100).hold(b'abc', at_end={});"
+        "print(ctypes.string_at(a.ctypes.data, 3));"
+        "print(ctypes.string_at(a.ctypes.data + {}, 1))"
+    )
+    for at_end, beyond in ((True, 3), (False, -1)):
+        done = subprocess.run(
+            [sys.executable, "-c", script.format(at_end, beyond)],
+            cwd=ROOT / "tests",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.strip() in ("b'abc'", "")
+        assert done.returncode == -11
+
+
+def test_guarded_bytes_are_those_given():
+    room = GuardedRoom(10)
+    for data in (b"", b"abc", bytes(range(200))):
+        for at_end in (True, False):
+            assert bytes(room.hold(data, at_end=at_end)) == data
+
+
+def test_mutations_are_the_same_for_the_same_seed():
+    text = b'{"a":[1,{"b":2}],"c":"d"}'
+    donors = mutations.donors_of([{"a": [3], "c": None}])
+    made = [
+        (
+            mutations.damaged(text, random.Random(k)),
+            mutations.damaged_document(text, random.Random(k), donors),
+        )
+        for k in (*range(50), *range(50))
+    ]
+    assert made[:50] == made[50:]
+    assert len(set(made)) > 40
+    assert mutations.damaged_document(b"{", random.Random(1), donors) is None
+
+
+@pytest.mark.skipif(not find_spec("atheris"), reason="needs atheris (extra `fuzz`)")
+def test_the_command_runs_a_target_under_atheris(tmp_path):
+    command = [sys.executable, "tests/fuzz", "index", "--runs", "3000"]
+    places = ["--corpus", str(tmp_path / "corpus"), "--findings", str(tmp_path)]
+    done = subprocess.run(
+        [*command, *places], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3000 inputs: " in done.stderr
+    assert "Instrumenting gpushard.index" in done.stderr
+    assert not list(tmp_path.glob("crash-*"))
+
+
+def test_the_kernels_parsers_hold_under_sanitizers():
+    found, n_kept = kernels.explored(50_000, seed=1)
+    assert sum(found.values()) == 50_000
+    for status in (Status.OK, Status.FORMAT, Status.SIZE, Status.HOST):
+        assert found[status] > 1000
+    # The seeds alone do not meet every branch: coverage is what keeps inputs.
+    assert n_kept > 100

@@ -1,0 +1,43 @@
+"""A loader on a CUDA device, `pytest -m gpu`; batches of the host are the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpushard import Loader, UnsupportedError
+from gpushard.devices.cuda import CudaDevice
+from loader_data import ORDERS, images, labels
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_a_gpu():
+    try:
+        CudaDevice(0)
+    except UnsupportedError as error:
+        pytest.skip(f"no CUDA device can be used here: {error}")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("scale", [None, 1 / 255])
+def test_batches_are_those_of_the_host(order, scale):
+    arrays = {"images": images(), "labels": labels()}
+    options = ORDERS[order] | {"batch_size": 8, "scale": {"images": scale}}
+    there = Loader(arrays, device="cuda", **options)
+    for got, wanted in zip(there, Loader(arrays, **options), strict=True):
+        for name, values in wanted.items():
+            assert got[name].dtype == values.dtype
+            assert np.array_equal(got[name].get(), values)
+
+
+def test_tensors_are_on_the_gpu_in_the_same_memory():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
+    options = {"batch_size": 8, "shuffle": True}
+    there = Loader(images(), device="cuda", to="torch", **options)
+    used = torch.cuda.Stream()
+    with torch.cuda.stream(used):
+        sums = [batch.to(torch.float64).sum() for batch in there]
+        got = [float(one) for one in sums]
+    assert got == [float(batch.sum()) for batch in Loader(images(), **options)]

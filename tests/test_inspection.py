@@ -1,0 +1,98 @@
+"""Columns of what a stored object holds: order, gaps, overlaps and coordinates."""
+
+from __future__ import annotations
+
+import numpy as np
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.codecs import BytesCodec, ShardingCodec
+
+import gpushard
+from gpushard.index import MISSING, PRESENT
+from gpushard.inspection.columns import StoredChunks, byte_use
+from gpushard.inspection.contents import contents_of
+
+
+def chunks_of(ranges, *, indexes=(), nbytes=None) -> StoredChunks:
+    """Columns of inner chunks in a row; None is a missing one."""
+    known = [r or (0, 0) for r in ranges]
+    start, stop = np.array(known, np.int64).reshape(-1, 2).T
+    index_start, index_stop = np.array(indexes, np.int64).reshape(-1, 2).T
+    state = np.array([PRESENT if r else MISSING for r in ranges], np.uint8)
+    coordinate = np.arange(len(known))[:, None]
+    return StoredChunks(coordinate, state, start, stop, index_start, index_stop, nbytes)
+
+
+def test_gaps_and_order_of_a_shard_are_those_of_its_ranges():
+    use = byte_use(
+        chunks_of([(50, 60), None, (10, 30)], indexes=[(80, 100)], nbytes=100)
+    )
+    assert use.order.tolist() == [2, 0]
+    assert list(zip(use.gap_start, use.gap_stop, strict=True)) == [
+        (0, 10),
+        (30, 50),
+        (60, 80),
+    ]
+    assert use.unused_nbytes == 50
+    assert (len(use.overlapping), use.n_shared) == (0, 0)
+
+
+def test_inner_chunks_in_bytes_of_others_and_of_the_index_are_told():
+    use = byte_use(
+        chunks_of([(0, 10), (5, 8), (0, 10), (90, 95)], indexes=[(88, 100)], nbytes=100)
+    )
+    pairs = set(zip(use.overlapping.tolist(), use.overlapped.tolist(), strict=True))
+    assert pairs in ({(1, 0), (3, -1)}, {(1, 2), (3, -1)})
+    assert use.n_shared == 1
+
+
+RANGES = st.lists(
+    st.none() | st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=8
+)
+
+
+@given(RANGES)
+def test_unused_bytes_and_overlaps_equal_those_counted_byte_by_byte(drawn):
+    ranges = [r and (r[0], r[0] + r[1]) for r in drawn]
+    use = byte_use(chunks_of(ranges, nbytes=64))
+    covered = np.zeros(64, int)
+    for start, stop in {r for r in ranges if r}:
+        covered[start:stop] += 1
+    assert use.unused_nbytes == np.count_nonzero(covered == 0)
+    assert (len(use.overlapping) > 0) == bool((covered > 1).any())
+    assert use.n_shared == sum(r is not None for r in ranges) - len(
+        {r for r in ranges if r}
+    )
+    for row, other in zip(use.overlapping, use.overlapped, strict=True):
+        assert ranges[row][0] < ranges[other][1]
+        assert ranges[other][0] < ranges[row][1]
+
+
+def test_inner_chunks_of_nested_shards_have_coordinates_of_the_whole_array(tmp_path):
+    inner = ShardingCodec(chunk_shape=(2, 1), codecs=[BytesCodec()])
+    z = zarr.create_array(
+        tmp_path / "a",
+        shape=(8, 12),
+        chunks=(4, 6),
+        dtype="u1",
+        fill_value=0,
+        serializer=ShardingCodec(chunk_shape=(4, 3), codecs=[inner]),
+        compressors=None,
+    )
+    want = np.zeros((8, 12), "u1")
+    want[5, 7] = want[1, 10] = 1
+    z[...] = want
+    source = gpushard.open_array(tmp_path / "a").source
+    everything = contents_of(source, [(0, 0), (0, 1), (1, 0), (1, 1)])
+    assert [c.exists for c in everything] == [False, True, False, True]
+    stored = {
+        tuple(c.chunks.coordinate[row].tolist()): c
+        for c in everything
+        if c.chunks is not None
+        for row in c.chunks.stored
+    }
+    assert stored.keys() == {(2, 7), (0, 10)}
+    # Two indexes, the inner one with as many entries as a nested shard has.
+    assert len(stored[2, 7].chunks.index_start) == 2
+    assert byte_use(stored[2, 7].chunks).unused_nbytes == 0

@@ -1,0 +1,199 @@
+"""dask arrays: aligned with shards, told apart, and computed by other processes."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zarr
+
+import gpushard
+from s3_server import make_bucket, s3_server
+from zarr_oracle import assert_same_bits
+
+da = pytest.importorskip("dask.array", reason="the extra `dask` is not installed")
+
+SHAPE = (33, 40)
+VALUES = np.random.default_rng(3).normal(size=SHAPE).astype("f4")
+
+
+def stored(place, values=VALUES, **how):
+    how = {"chunks": (8, 10), "shards": (16, 20)} | how
+    # Not with data=: zarr 3.1.0 then loses inner chunks.
+    z = zarr.create_array(
+        place, shape=values.shape, dtype=values.dtype, overwrite=True, **how
+    )
+    z[...] = values
+    return gpushard.open_array(place)
+
+
+@pytest.fixture
+def a(tmp_path):
+    return stored(tmp_path / "a")
+
+
+def test_blocks_are_shards_and_hold_what_the_array_holds(a):
+    lazy = a.to_dask()
+    assert lazy.chunks == ((16, 16, 1), (20, 20))
+    assert lazy.dtype == a.dtype
+    assert type(lazy._meta) is np.ndarray
+    assert_same_bits(lazy.compute(), VALUES)
+    assert_same_bits(lazy.blocks[1, 1].compute(), VALUES[16:32, 20:])
+
+
+def test_a_block_is_one_read_and_others_are_not_touched(a, monkeypatch):
+    read, keys = gpushard.Array.read, []
+    lazy = a.to_dask()
+    monkeypatch.setattr(
+        gpushard.Array, "read", lambda self, k: keys.append(k) or read(self, k)
+    )
+    assert_same_bits(lazy[17:30:2, 5].compute(), VALUES[17:30:2, 5])
+    assert keys in (
+        [(slice(16, 32, None), slice(0, 20, None))],
+        [(slice(17, 30, 2), 5)],  # releases of dask that push slices into the read
+    )
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        np.s_[::-1],
+        np.s_[[4, 1, 30], :],
+        np.s_[5, [1, 2]],
+        np.s_[None, 3],
+        np.s_[..., 0],
+    ],
+    ids=str,
+)
+def test_indexing_means_what_it_means_in_numpy(a, key):
+    assert_same_bits(a.to_dask()[key].compute(), VALUES[key])
+
+
+def test_blocks_can_be_chosen(a):
+    assert a.to_dask(chunks=(8, -1)).chunks == ((8, 8, 8, 8, 1), (40,))
+    assert_same_bits(a.to_dask(chunks=(7, 13)).compute(), VALUES)
+
+
+def test_chunks_of_arrays_without_shards_are_joined(tmp_path):
+    import dask
+
+    a = stored(tmp_path / "a", shards=None)
+    assert a.to_dask().chunks == ((33,), (40,))
+    with dask.config.set({"array.chunk-size": "1300B"}):
+        blocks = a.to_dask().chunks
+    assert {n % 8 for n in blocks[0][:-1]} | {n % 10 for n in blocks[1]} == {0}
+    assert len(blocks[0]) > 1
+    assert_same_bits(a.to_dask().compute(), VALUES)
+
+
+def test_arrays_of_no_dimension_become_dask_arrays(tmp_path):
+    zarr.create_array(tmp_path / "a", data=np.float32(2.5))
+    assert gpushard.open_array(tmp_path / "a").to_dask().compute() == 2.5
+
+
+def test_concatenated_arrays_keep_their_own_blocks(tmp_path):
+    parts = [stored(tmp_path / name, VALUES[:n]) for name, n in (("a", 33), ("b", 20))]
+    lazy = gpushard.concat(parts).to_dask()
+    assert lazy.chunks == ((16, 16, 1, 16, 4), (20, 20))
+    assert_same_bits(lazy.compute(), np.concatenate([VALUES, VALUES[:20]]))
+    assert_same_bits(pickle.loads(pickle.dumps(lazy)).compute(), lazy.compute())
+
+
+def name_in_another_process(place):
+    code = f"import gpushard; print(gpushard.open_array({str(place)!r}).to_dask().name)"
+    return subprocess.check_output([sys.executable, "-c", code], text=True).strip()
+
+
+def test_names_are_those_of_the_data(tmp_path):
+    place = tmp_path / "a"
+    name = stored(place).to_dask().name
+    again = gpushard.open_array(place)
+    assert again.to_dask().name == name == name_in_another_process(place)
+    assert again.to_dask(chunks=(33, 40)).name != name
+    assert stored(tmp_path / "b").to_dask().name != name
+    assert stored(place).to_dask().name != name  # written anew
+
+
+def test_graphs_hold_addresses_and_unpickle_where_the_store_is_not(a, tmp_path):
+    graph = pickle.dumps(a.to_dask().dask)
+    assert VALUES.tobytes()[:64] not in graph
+    assert len(graph) < 20_000
+    (tmp_path / "a").rename(tmp_path / "away")
+    lazy = pickle.loads(graph)  # as a scheduler does
+    again = pickle.loads(pickle.dumps(lazy))
+    (tmp_path / "away").rename(tmp_path / "a")
+    for dsk in (lazy, again):
+        block = da.Array(dsk, a.to_dask().name, a.to_dask().chunks, a.dtype)
+        assert_same_bits(block.compute(scheduler="sync"), VALUES)
+
+
+def test_results_of_a_device_give_metas_of_the_device(a):
+    from cuda_host.arrays import EmulatedArray
+    from cuda_host.device import EmulatedDevice
+    from cuda_host.launch import Kernels
+    from cuda_host.standin import load_standin
+    from gpushard.integrations.dask import Handle
+
+    device = EmulatedDevice(Kernels(), load_standin())
+    on_device = gpushard.open_array(a.source.store, device=device)
+    empty = on_device.read((slice(0, 0),) * 2)
+    assert isinstance(empty, EmulatedArray)
+    assert empty.shape == (0, 0)
+    assert_same_bits(Handle(on_device)[3:5, 7].get(), VALUES[3:5, 7])
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    reason = "dask.distributed is not installed"
+    distributed = pytest.importorskip("distributed", reason=reason)
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+def check_mean(client, a):
+    """The mean of an array, computed by two processes that are not this one."""
+    import os
+
+    def where(block):
+        return np.full((1, 1), os.getpid())
+
+    lazy = a.to_dask()
+    mean = lazy.mean(dtype="f8").compute(scheduler=client)
+    assert mean == pytest.approx(VALUES.mean(dtype="f8"), rel=1e-12)
+    # One block each, lest one worker be done before the other has begun.
+    pids = [
+        client.compute(
+            lazy.blocks[0, k].map_blocks(where, dtype="i8", chunks=(1, 1)),
+            workers=[worker],
+        ).result()[0, 0]
+        for k, worker in enumerate(client.scheduler_info(n_workers=-1)["workers"])
+    ]
+    assert len({*pids, os.getpid()}) == 3
+
+
+@pytest.mark.network
+def test_two_processes_compute_a_mean_from_disk(cluster, a):
+    check_mean(cluster, a)
+
+
+@pytest.mark.network
+def test_two_processes_compute_a_mean_from_s3(cluster, monkeypatch):
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    from zarr.storage import ObjectStore
+
+    from gpushard.stores.remote_url import open_url
+
+    with s3_server() as endpoint:
+        options = make_bucket(endpoint, monkeypatch)
+        writer = open_url("s3://bucket/a.zarr", options).object_store
+        stored(ObjectStore(writer))
+        a = gpushard.open_array("s3://bucket/a.zarr", storage_options=options)
+        check_mean(cluster, a)

@@ -1,0 +1,206 @@
+"""xarray's engine, on a copy of the sample with times, packed and missing values."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import gpushard
+from entry_points import add_to_xarray
+from zarr_oracle import assert_same_bits
+
+xr = pytest.importorskip("xarray", reason="the extra `xarray` is not installed")
+
+SAMPLE = Path(gpushard.__file__).parent / "data" / "eraint.zarr"
+FILL = -32767
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _engine():
+    add_to_xarray()
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """The sample; its months as times, and with values that are missing."""
+    place = tmp_path_factory.mktemp("xarray") / "era.zarr"
+    shutil.copytree(SAMPLE, place)
+    group = zarr.open_group(place, mode="r+")
+    group.create_group("wind", attributes={"title": "wind"})
+    packed = group["u"][...]
+    packed[0, 1, 100:140, 200:] = FILL
+    u = zarr.create_array(
+        group.store_path / "wind" / "u",
+        shape=packed.shape,
+        dtype="i2",
+        chunks=(1, 1, 61, 120),
+        shards=(1, 3, 122, 480),
+        fill_value=FILL,
+        dimension_names=["time", "level", "latitude", "longitude"],
+        attributes={**dict(group["u"].attrs), "_FillValue": FILL, "coordinates": "lag"},
+    )
+    u[...] = packed
+    for name, values, attributes in (
+        ("time", [0, 181], {"units": "days since 1979-01-01", "calendar": "standard"}),
+        ("lag", [3.5, 4.5], {"_FillValue": "AAAAAAAA+H8="}),  # NaN, as xarray has it
+    ):
+        made = zarr.create_array(
+            group.store_path / "wind" / name,
+            data=np.array(values),
+            dimension_names=["time"],
+            attributes=attributes,
+        )
+        assert made.shape == (2,)
+    return place
+
+
+def theirs(stored, **how):
+    """What xarray's engine for zarr gives."""
+    return xr.open_dataset(stored, engine="zarr", consolidated=False, **how)
+
+
+def ours(stored, **how):
+    return xr.open_dataset(stored, engine="gpushard", **how)
+
+
+@pytest.mark.parametrize("group", [None, "wind", "/wind/"])
+def test_datasets_are_those_of_xarrays_own_engine(stored, group):
+    got, want = ours(stored, group=group), theirs(stored, group=group)
+    assert all(not variable._in_memory for variable in got.data_vars.values())
+    xr.testing.assert_identical(got.load(), want.load())
+    for name, variable in want.variables.items():
+        assert got[name].dtype == variable.dtype
+        for key in ("_FillValue", "scale_factor", "add_offset", "units", "calendar"):
+            at = (got[name].encoding.get(key), variable.encoding.get(key))
+            assert at[0] == at[1] or np.isnan(at).all()
+
+
+def test_missing_packed_and_time_values_are_decoded(stored):
+    wind = ours(stored, group="wind")
+    assert str(wind.time.values[1])[:10] == "1979-07-01"
+    raw = zarr.open_array(stored / "u", mode="r")
+    want = raw[...] * raw.attrs["scale_factor"] + raw.attrs["add_offset"]
+    want[0, 1, 100:140, 200:] = np.nan
+    np.testing.assert_array_equal(wind.u.values, want)
+    assert set(wind.coords) == {"time", "lag"}
+
+
+@pytest.mark.parametrize("how", [{"mask_and_scale": False}, {"decode_times": False}])
+def test_decoding_can_be_switched_off(stored, how):
+    got, want = (open_(stored, group="wind", **how) for open_ in (ours, theirs))
+    xr.testing.assert_identical(got.load(), want.load())
+
+
+def test_variables_can_be_left_out(stored):
+    assert set(ours(stored, drop_variables="u").data_vars) == {"v", "z"}
+    assert set(ours(stored, drop_variables=["u", "z"]).data_vars) == {"v"}
+
+
+POINTS = {
+    "latitude": xr.DataArray([240, 3, 3, 77], dims="station"),
+    "longitude": xr.DataArray([1, 479, 0, 0], dims="station"),
+}
+ALONG_ALL = {
+    name: xr.DataArray([[1, 0], [0, 1]], dims=("x", "y"))
+    for name in ("month", "level", "latitude", "longitude")
+}
+
+
+@pytest.mark.parametrize(
+    "indexers",
+    [
+        {"month": 1, "latitude": slice(5, 200, 7)},
+        {"latitude": slice(None, None, -3), "longitude": [4, 1, 4]},
+        {"month": [1, 0], "level": [2], "latitude": [9], "longitude": [5, 6]},
+        POINTS,
+        {"month": 0, "level": 2, **POINTS},
+        ALONG_ALL,
+    ],
+    ids=lambda indexers: " ".join(indexers),
+)
+def test_every_kind_of_index_gives_what_xarrays_own_engine_gives(stored, indexers):
+    got, want = (open_(stored).u.isel(indexers) for open_ in (ours, theirs))
+    assert not got.variable._in_memory
+    xr.testing.assert_identical(got.load(), want.load())
+
+
+def test_only_what_is_selected_is_read(stored, monkeypatch):
+    read = gpushard.Array.read
+    sizes = []
+
+    def noted(self, selection):
+        sizes.append(read(self, selection).size)
+        return read(self, selection)
+
+    monkeypatch.setattr(gpushard.Array, "read", noted)
+    u = ours(stored).u
+    sizes.clear()  # the coordinates
+    u.isel(ALONG_ALL).load()
+    assert sizes == [4]
+    u.isel(month=1, level=slice(2), **POINTS).load()
+    assert sizes[1:] == [2 * 4]
+
+
+def test_dask_blocks_are_shards(stored):
+    pytest.importorskip("dask", reason="the extra `dask` is not installed")
+    u = ours(stored, group="wind", chunks={}).u
+    assert u.chunks == ((1, 1), (3,), (122, 119), (480,))
+    assert u.data.name == ours(stored, group="wind", chunks={}).u.data.name
+    assert_same_bits(u.values, ours(stored, group="wind").u.values)
+
+
+def test_preferred_chunks_are_shards_and_else_chunks(stored):
+    wind = ours(stored, group="wind")
+    encoding = wind.u.encoding
+    shard = {"time": 1, "level": 3, "latitude": 122, "longitude": 480}
+    assert encoding["preferred_chunks"] == shard
+    assert (encoding["chunks"], encoding["shards"]) == (
+        (1, 1, 61, 120),
+        (1, 3, 122, 480),
+    )
+    assert wind.lag.encoding["preferred_chunks"] == {"time": 2}
+
+
+def test_lazy_datasets_pickle_as_addresses(stored):
+    pickled = pickle.dumps(ours(stored))
+    assert len(pickled) < 20_000
+    xr.testing.assert_identical(pickle.loads(pickled).load(), theirs(stored).load())
+
+
+def test_groups_make_a_tree(stored):
+    tree = xr.open_datatree(stored, engine="gpushard")
+    assert set(tree.groups) == {"/", "/wind"}
+    xr.testing.assert_identical(
+        tree["wind"].to_dataset(inherit=False).load(),
+        theirs(stored, group="wind").load(),
+    )
+    assert set(xr.open_groups(stored, engine="gpushard")) == {"/", "/wind"}
+
+
+def test_dimensions_may_be_named_as_xarray_did_before_version_3(tmp_path):
+    attributes = {"_ARRAY_DIMENSIONS": ["y", "x"], "units": "K"}
+    data = np.arange(6.0).reshape(2, 3)
+    group = zarr.create_group(tmp_path)
+    group.create_array("t", data=data, attributes=attributes)
+    t = ours(tmp_path).t
+    assert t.dims == ("y", "x")
+    assert t.attrs == {"units": "K"}
+    assert_same_bits(t.values, data)
+
+
+def test_arrays_without_names_of_dimensions_are_refused_by_name(tmp_path):
+    zarr.create_group(tmp_path).create_array("bare", data=np.zeros((2, 3)))
+    with pytest.raises(gpushard.MetadataError, match=r"bare.*drop_variables"):
+        ours(tmp_path)
+    assert not ours(tmp_path, drop_variables="bare")
+
+
+def test_the_engine_has_to_be_asked_for(stored):
+    from xarray.backends.plugins import list_engines
+
+    assert not list_engines()["gpushard"].guess_can_open(str(stored))

@@ -1,0 +1,72 @@
+"""Arrays of JAX on the host: made of results, as indexes, and as no outputs."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import MemoryStore
+
+import gpushard
+from zarr_oracle import assert_same_bits, quiet_zarr
+
+jax = pytest.importorskip("jax", reason="JAX is installed in the newest lane only")
+
+VALUES = np.arange(12 * 10, dtype="f4").reshape(12, 10)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _devices():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of JAX, which looks for devices
+        jax.devices()
+
+
+def stored(values):
+    objects: dict = {}
+    with quiet_zarr():
+        z = zarr.create_array(
+            MemoryStore(objects),
+            shape=values.shape,
+            chunks=(3, 5),
+            shards=(6, 10),
+            dtype=values.dtype,
+        )
+        z[...] = values
+    return gpushard.open_array(MemoryStore(objects))
+
+
+@pytest.fixture
+def a():
+    return stored(VALUES)
+
+
+def test_results_become_arrays_of_jax_and_are_computed_with(a):
+    got = jax.numpy.from_dlpack(a[...])
+    assert_same_bits(np.asarray(got), VALUES)
+    assert float(jax.jit(lambda x: x.sum())(got)) == VALUES.sum(dtype="f8")
+
+
+def test_arrays_of_jax_index_an_array(a):
+    rows = jax.numpy.array([3, 0, 11])
+    assert_same_bits(a.oindex[rows], VALUES[[3, 0, 11]])
+    assert_same_bits(a[jax.numpy.array(4)], VALUES[4])
+
+
+def test_arrays_of_jax_are_written(a):
+    a[2] = jax.numpy.full(10, 7.0)
+    assert_same_bits(a[2], np.full(10, 7.0, "f4"))
+
+
+def test_arrays_of_jax_are_no_outputs_since_nobody_may_change_them(a):
+    with pytest.raises(gpushard.SelectionError, match=r"out=.*(read-only|memory)"):
+        a.read(out=jax.numpy.zeros((12, 10)))
+
+
+def test_the_loader_gives_arrays_of_jax(a):
+    with gpushard.Loader(a, batch_size=4, to="jax") as loader:
+        batches = list(loader)
+    assert all(isinstance(batch, jax.Array) for batch in batches)
+    assert_same_bits(np.concatenate(batches), VALUES)

@@ -1,0 +1,187 @@
+"""A mix draws loaders by weight, the same on all ranks, and resumes."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import gpushard
+from gpushard import Loader, Mix, OptionError
+from loader_data import stored
+
+FEW = np.arange(40, dtype="i4")
+MANY = np.arange(1000, 1400, dtype="i4")
+
+
+def few(**options):
+    return Loader(stored(FEW, (8,)), **{"batch_size": 4, "shuffle": True} | options)
+
+
+def many(**options):
+    return Loader(stored(MANY, (50,)), **{"batch_size": 4, "shuffle": True} | options)
+
+
+def mix(stop="first", **options):
+    loaders = {"few": few(), "many": many()}
+    return Mix(loaders, **{"stop": stop, "return_source": True} | options)
+
+
+def told(mixed):
+    return [(source, batch.tolist()) for batch, source in mixed]
+
+
+def test_batches_of_each_loader_come_in_its_own_order():
+    got = told(mix("all"))
+    assert [b for s, b in got if s == "few"] == [b.tolist() for b in few()]
+    assert [b for s, b in got if s == "many"] == [b.tolist() for b in many()]
+
+
+def test_loaders_are_drawn_by_their_weight():
+    loaders = [few(num_samples=40_000, replacement=True, shuffle=False) for _ in "abc"]
+    mixed = Mix(loaders, weights=[1, 2, 5], stop="first", return_source=True)
+    sources = [source for _, source in mixed]
+    shares = np.bincount(sources) / len(sources)
+    assert np.allclose(shares, [1 / 8, 2 / 8, 5 / 8], atol=0.02)
+
+
+def test_without_weights_loaders_are_drawn_by_their_length():
+    assert "few: 9%, many: 91%" in repr(mix())
+
+
+@pytest.mark.parametrize("stop", ["first", "all", "restart"])
+@pytest.mark.parametrize("weights", [None, {"few": 3, "many": 1}, [1, 30]])
+def test_an_epoch_has_as_many_batches_as_its_length(stop, weights):
+    mixed = mix(stop, weights=weights)
+    for epoch in range(3):
+        n = len(mixed)
+        assert mixed.epoch == epoch
+        assert len(told(mixed)) == n
+
+
+def test_an_epoch_ends_when_one_loader_does():
+    got = told(mix("first", weights=[3, 1]))
+    n_few = sum(source == "few" for source, _ in got)
+    n_many = sum(source == "many" for source, _ in got)
+    assert n_few == 10
+    assert n_many < 100
+
+
+def test_an_epoch_ends_when_all_loaders_have():
+    got = told(mix("all", weights=[3, 1]))
+    values = [value for _, batch in got for value in batch]
+    assert sorted(values) == [*FEW.tolist(), *MANY.tolist()]
+
+
+def test_a_loader_that_ends_first_begins_its_next_epoch():
+    got = told(mix("restart", weights=[1, 1]))
+    values = [value for source, batch in got for value in batch if source == "many"]
+    assert sorted(values) == MANY.tolist()
+    rounds = [b for s, b in got if s == "few"]
+    assert len(rounds) > 20
+    first, second = rounds[:10], rounds[10:20]
+    assert sorted(np.ravel(first)) == sorted(np.ravel(second)) == FEW.tolist()
+    assert first != second
+
+
+def test_epochs_and_seeds_draw_differently_and_can_be_repeated():
+    mixed = mix()
+    first, second = told(mixed), told(mixed)
+    assert first != second
+    mixed.set_epoch(0)
+    assert told(mixed) == first
+    sources = [source for source, _ in first]
+    assert [source for source, _ in told(mix(seed=1))] != sources
+    mixed.set_epoch(1)
+    next(iter(mixed))  # broken off: the next iteration begins the epoch again
+    assert told(mixed) == second
+
+
+@pytest.mark.parametrize("stop", ["first", "all", "restart"])
+@pytest.mark.parametrize("n_before", [0, 3, 11, 40])
+def test_a_mix_resumes_with_the_very_next_batch(stop, n_before):
+    whole = mix(stop, weights=[1, 1])
+    first, second = told(whole), told(whole)
+    stopped = mix(stop, weights=[1, 1])
+    n_before = min(n_before, len(first) - 1)
+    batches = iter(stopped)
+    for _ in range(n_before):
+        next(batches)
+    saved = json.dumps(stopped.state_dict())
+    assert len(saved) < 2000
+    stopped.close()
+    resumed = mix(stop, weights=[1, 1])
+    resumed.load_state_dict(json.loads(saved))
+    assert told(resumed) == first[n_before:]
+    assert told(resumed) == second
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"stop": "all"}, "stop"),
+        ({"weights": [1, 2]}, "weights"),
+    ],
+)
+def test_the_state_of_another_mix_is_refused(other, said):
+    with pytest.raises(OptionError, match=f"differs in {said}"):
+        mix(**other).load_state_dict(mix().state_dict())
+    with pytest.raises(OptionError, match="no state"):
+        mix().load_state_dict(mix().state_dict() | {"states": []})
+
+
+def test_all_ranks_draw_the_same_and_share_each_epoch():
+    def of_rank(rank):
+        ranks = {"rank": rank, "world_size": 2, "batch_size": 2}
+        mixed = Mix([few(**ranks), many(**ranks)], stop="all", return_source=True)
+        return told(mixed)
+
+    first, second = of_rank(0), of_rank(1)
+    assert [source for source, _ in first] == [source for source, _ in second]
+    values = [v for rank in (first, second) for _, batch in rank for v in batch]
+    assert sorted(values) == [*FEW.tolist(), *MANY.tolist()]
+    ranks = {"rank": 0, "world_size": 2, "uneven": "allow"}
+    with pytest.raises(OptionError, match="same steps"):
+        Mix([few(**ranks)])
+
+
+def test_a_closed_mix_has_no_threads_and_says_so():
+    mixed = mix()
+    batches = iter(mixed)
+    next(batches)
+    with mixed:
+        pass
+    assert not [t for t in threading.enumerate() if t.name == "gpushard-loader"]
+    with pytest.raises(OptionError, match="closed"):
+        next(batches)
+
+
+def test_figures_are_those_of_all_loaders_and_of_each():
+    with mix("all") as mixed:
+        n = len(told(mixed))
+        figures = mixed.stats()
+    assert figures["batches"] == n == 110
+    assert figures["samples"] == 440
+    assert figures["loaders"]["few"]["batches"] == 10
+
+
+@pytest.mark.parametrize(
+    ("loaders", "options", "said"),
+    [
+        ([], {}, "at least one"),
+        (["x"], {}, "of loaders"),
+        (None, {"weights": [1]}, "one positive number"),
+        (None, {"weights": [1, 0]}, "one positive number"),
+        (None, {"weights": ["a", "b"]}, "no numbers"),
+        (None, {"weights": {"other": 1}}, "other loaders"),
+        (None, {"stop": "never"}, "stop="),
+        (None, {"seed": -1}, "seed="),
+    ],
+)
+def test_what_is_no_mix_is_refused(loaders, options, said):
+    given = {"few": few(), "many": many()} if loaders is None else loaders
+    with pytest.raises(gpushard.OptionError, match=said):
+        Mix(given, **options)

@@ -1,0 +1,175 @@
+"""A loader that is stopped anywhere goes on with the very next batch."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushard import Loader, OptionError
+from loader_data import IMAGES, LABELS, N, handed_out, images, labels, stored
+
+A = images()
+ORDERS = [
+    {},
+    {"shuffle": True},
+    {"shuffle": True, "block": "shard", "buffer_blocks": 2},
+    {"shuffle": True, "block": 5, "num_samples": 60},
+    {"replacement": True, "weights": np.arange(N)},
+    {"sampler": lambda epoch: np.arange(N)[::-1] - 0 * epoch},
+]
+
+
+def made(**options):
+    return Loader(A, return_index=True, **{"batch_size": 8, "seed": 3} | options)
+
+
+def advanced(n_batches, epoch=0, **options):
+    """Loader that has handed out some batches of an epoch."""
+    loader = made(**options)
+    loader.set_epoch(epoch)
+    batches = iter(loader)
+    for _ in range(n_batches):
+        next(batches)
+    return loader, batches
+
+
+def stored_and_read(state):
+    text = json.dumps(state)
+    assert len(text) < 600
+    return json.loads(text)
+
+
+@given(
+    order=st.sampled_from(ORDERS),
+    n_batches=st.integers(0, 7),
+    epoch=st.integers(0, 3),
+    ahead=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+)
+def test_the_next_batch_comes_next(order, n_batches, epoch, ahead):
+    whole = made(**order)
+    whole.set_epoch(epoch)
+    expected = [*handed_out(whole)[n_batches:], *handed_out(whole)]
+    loader, batches = advanced(n_batches, epoch, prefetch_factor=ahead[0], **order)
+    state = stored_and_read(loader.state_dict())
+    loader.close()
+    del batches
+    resumed = made(prefetch_factor=ahead[1], **order)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert [*handed_out(resumed), *handed_out(resumed)] == expected
+
+
+@given(
+    worlds=st.tuples(st.sampled_from([1, 2, 3, 6]), st.sampled_from([1, 2, 3, 6])),
+    n_steps=st.integers(0, 5),
+    order=st.sampled_from(ORDERS[:3]),
+)
+def test_another_number_of_ranks_goes_on_with_the_same_global_batches(
+    worlds, n_steps, order
+):
+    before, after = worlds
+    global_batch = 18
+    seen, state = [], None
+    for rank in range(before):
+        options = {"rank": rank, "world_size": before, "uneven": "allow", **order}
+        loader, batches = advanced(0, batch_size=global_batch // before, **options)
+        seen += [i for _ in range(n_steps) for i in next(batches)[1].tolist()]
+        assert state in (None, loader.state_dict())
+        state = loader.state_dict()
+        loader.close()
+    for rank in range(after):
+        options = {"rank": rank, "world_size": after, "uneven": "allow", **order}
+        loader = made(batch_size=global_batch // after, **options)
+        loader.load_state_dict(state)
+        seen += [i for batch in handed_out(loader) for i in batch]
+    assert sorted(seen) == list(range(N))
+
+
+def test_batches_read_ahead_are_not_counted():
+    loader, batches = advanced(3, prefetch_factor=4)
+    assert loader.state_dict()["step"] == 3
+    next(batches)
+    assert loader.state_dict()["step"] == 4
+    loader.close()
+
+
+def test_breaking_off_begins_the_epoch_again_but_a_state_goes_on():
+    loader, batches = advanced(3)
+    state = loader.state_dict()
+    del batches
+    assert handed_out(loader)[0] == list(range(8))
+    loader.load_state_dict(state)
+    loader.set_epoch(0)
+    assert handed_out(loader)[0] == list(range(24, 32))
+    assert handed_out(loader)[0] != list(range(24, 32))
+    loader.load_state_dict(state)
+    next(iter(loader))
+    assert handed_out(loader)[0] == list(range(8))
+    loader.load_state_dict(state)
+    loader.set_epoch(5)
+    assert handed_out(loader)[0] == list(range(8))
+    assert loader.epoch == 6
+
+
+def test_a_state_of_the_end_goes_on_with_the_next_epoch():
+    loader = made(shuffle=True)
+    handed_out(loader)
+    resumed = made(shuffle=True)
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.epoch == 1
+    assert handed_out(resumed) == handed_out(loader)
+
+
+SHUFFLED = {"shuffle": True, "block": "chunk", "buffer_blocks": 2}
+CHANGES = [
+    ({"seed": 4}, "seed"),
+    ({"batch_size": 9}, "global_batch"),
+    ({"block": 5}, "block"),
+    ({"buffer_blocks": 3}, "buffer_blocks"),
+    ({"block": None}, "block"),
+    ({"shuffle": False, "block": None}, "shuffle"),
+    ({"num_samples": 50}, "num_samples"),
+    ({"window": 2, "stride": 1}, "windows"),
+]
+
+
+@pytest.mark.parametrize(("change", "named"), CHANGES)
+def test_a_state_of_another_order_is_refused_by_name(change, named):
+    loader, _ = advanced(2, **SHUFFLED)
+    with pytest.raises(OptionError, match=named) as caught:
+        made(**SHUFFLED | change).load_state_dict(loader.state_dict())
+    assert named in caught.value.got
+    if named in ("seed", "global_batch", "buffer_blocks", "num_samples"):
+        assert set(caught.value.got) == {named}
+
+
+def test_a_state_of_another_array_is_refused_by_name():
+    state = Loader({"x": A, "y": labels()}).state_dict()
+    other = Loader({"x": A, "y": stored(LABELS.astype("i8"), (10,))})
+    with pytest.raises(OptionError, match="arrays y"):
+        other.load_state_dict(state)
+    longer = Loader(stored(np.concatenate([IMAGES, IMAGES]), (4, 2, 3)))
+    with pytest.raises(OptionError, match="n_samples, arrays array"):
+        longer.load_state_dict(Loader(A).state_dict())
+
+
+def test_another_sampler_or_other_weights_are_refused():
+    for name, (first, second) in {
+        "sampler": ({"sampler": [1, 2]}, {"sampler": [2, 1]}),
+        "weights": (
+            {"weights": np.ones(N), "replacement": True},
+            {"weights": np.arange(N), "replacement": True},
+        ),
+    }.items():
+        with pytest.raises(OptionError, match=name):
+            made(**first).load_state_dict(made(**second).state_dict())
+
+
+@pytest.mark.parametrize("state", [None, [], {}, {"version": 99}, {"version": 1}])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(OptionError, match="state"):
+        made().load_state_dict(state)

@@ -1,0 +1,175 @@
+"""What each rank gets of an epoch: nothing twice, and as many steps as the others."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushard.errors import OptionError
+from gpushard.layout import GridAxis
+from gpushard.loader.order import Shuffling
+from gpushard.loader.ranks import find_ranks
+from gpushard.loader.reading import load_end
+from gpushard.loader.shares import Share
+
+sizes = {
+    "n": st.integers(0, 300),
+    "batch_size": st.integers(1, 20),
+    "world_size": st.integers(1, 7),
+}
+ways = st.sampled_from(["drop", "pad", "allow"])
+
+
+def shares(n, batch_size, world_size, uneven, drop_last=False):
+    return [
+        Share.cut(n, batch_size, (rank, world_size), uneven, drop_last=drop_last)
+        for rank in range(world_size)
+    ]
+
+
+def positions(share):
+    return share.positions(0, share.n_turns)
+
+
+@given(**sizes, uneven=ways, drop_last=st.booleans())
+def test_no_position_is_lost_or_doubled_beyond_what_uneven_says(
+    n, batch_size, world_size, uneven, drop_last
+):
+    ranks = shares(n, batch_size, world_size, uneven, drop_last)
+    counts = np.bincount(np.concatenate([positions(s) for s in ranks]), minlength=n)
+    n_lost, n_doubled = np.count_nonzero(counts == 0), counts[counts > 1].sum()
+    global_batch = batch_size * world_size
+    if uneven != "pad" or n % global_batch == 0:
+        assert n_doubled == 0
+    else:
+        assert counts.sum() - n < world_size
+    if drop_last:
+        assert n_lost < global_batch
+    elif uneven == "drop":
+        assert n_lost < world_size
+    else:
+        assert n_lost == 0
+
+
+@given(**sizes, uneven=ways, drop_last=st.booleans())
+def test_every_rank_has_as_many_steps(n, batch_size, world_size, uneven, drop_last):
+    ranks = shares(n, batch_size, world_size, uneven, drop_last)
+    steps = {s.n_steps for s in ranks}
+    assert len(steps) == 1 or (uneven == "allow" and max(steps) - min(steps) == 1)
+    if uneven != "allow":
+        assert len({s.n_turns for s in ranks}) == 1
+    if drop_last:
+        assert all(s.n_turns % batch_size == 0 for s in ranks)
+
+
+@given(**sizes, uneven=ways)
+def test_full_steps_of_all_ranks_are_the_global_batches(
+    n, batch_size, world_size, uneven
+):
+    ranks = shares(n, batch_size, world_size, uneven)
+    global_batch = batch_size * world_size
+    for step in range(n // global_batch):
+        together = np.concatenate([s.positions(*s.turns(step)) for s in ranks])
+        first = step * global_batch
+        assert together.tolist() == list(range(first, first + global_batch))
+
+
+@given(**sizes, uneven=ways, position=st.integers(0, 320))
+def test_turns_before_a_position_are_counted(
+    n, batch_size, world_size, uneven, position
+):
+    ranks = shares(n, batch_size, world_size, uneven)
+    counts, n_handed = [0] * world_size, 0
+    for step in range(max(share.n_steps for share in ranks)):
+        for rank, share in enumerate(ranks):
+            reached = share.positions(*share.turns(step))
+            # Step by step and rank by rank the epoch is in order; what is handed out
+            # after its end starts over, and comes before no position.
+            is_of_epoch = n_handed + np.arange(reached.size) < n
+            counts[rank] += np.count_nonzero((reached < position) & is_of_epoch)
+            n_handed += reached.size
+    for share, n_before in zip(ranks, counts, strict=True):
+        assert share.n_before(position) == (
+            share.n_turns if position >= n else n_before
+        )
+
+
+def test_one_process_gets_everything_whatever_uneven_says():
+    for uneven in ("drop", "pad", "allow"):
+        (share,) = shares(10, 4, 1, uneven)
+        assert positions(share).tolist() == list(range(10))
+        assert [share.turns(k) for k in range(3)] == [(0, 4), (4, 8), (8, 10)]
+
+
+@given(**sizes, uneven=ways, n_wanted=st.integers(1, 60), block=st.integers(1, 40))
+def test_loads_follow_one_another_and_end_between_groups(
+    n, batch_size, world_size, uneven, n_wanted, block
+):
+    shuffling = Shuffling(axis=GridAxis(n, block), shuffle=True, buffer_blocks=2)
+    order = shuffling.order(0)
+    for share in shares(n, batch_size, world_size, uneven):
+        start = 0
+        while start < share.n_turns:
+            stop = load_end(order, share, start, n_wanted)
+            assert start < stop <= share.n_turns
+            assert stop >= min(start + n_wanted, share.n_turns)
+            if stop < share.n_turns:
+                before, after = share.positions(stop - 1, stop + 1).tolist()
+                if after > before:
+                    assert order.cut(before + 1) <= after
+            start = stop
+
+
+def test_rank_is_taken_from_the_arguments_first(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert find_ranks(2, 5) == (2, 5)
+    assert find_ranks(None, None) == (1, 3)
+
+
+def test_a_single_process_is_all_there_is(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert find_ranks(None, None) == (0, 1)
+
+
+def test_a_process_group_is_asked_before_the_launcher_and_jax_after_it(monkeypatch):
+    def group(rank, size, *, is_there):
+        return SimpleNamespace(
+            is_available=lambda: True,
+            is_initialized=lambda: is_there,
+            get_rank=lambda: rank,
+            get_world_size=lambda: size,
+        )
+
+    jax = SimpleNamespace(
+        distributed=SimpleNamespace(is_initialized=lambda: True),
+        process_index=lambda: 4,
+        process_count=lambda: 8,
+    )
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    monkeypatch.setitem(sys.modules, "torch.distributed", group(5, 6, is_there=False))
+    monkeypatch.delenv("RANK", raising=False)
+    assert find_ranks(None, None) == (4, 8)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert find_ranks(None, None) == (1, 3)
+    monkeypatch.setitem(sys.modules, "torch.distributed", group(5, 6, is_there=True))
+    assert find_ranks(None, None) == (5, 6)
+
+
+@pytest.mark.parametrize("given", [(0, None), (None, 2), (2, 2), (-1, 2)])
+def test_ranks_that_make_no_sense_are_refused(given):
+    with pytest.raises(OptionError, match="rank"):
+        find_ranks(*given)
+
+
+def test_a_launcher_that_says_nonsense_is_named(monkeypatch):
+    monkeypatch.setenv("RANK", "first")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(OptionError, match="RANK"):
+        find_ranks(None, None)

@@ -1,0 +1,184 @@
+"""Samples that are patches of arrays, and windows of time with what lies ahead."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import gpushard
+from gpushard import Loader, OptionError
+from loader_data import stored
+
+T, Y, X = 23, 11, 14
+FIELD = np.arange(T * Y * X, dtype="f4").reshape(T, Y, X)
+FILL = 7
+A = stored(FIELD, (4, 5, 6), (8, 10, 6))
+
+
+def loaded(arrays=A, **options):
+    """Every sample of an epoch by its number."""
+    options = {"batch_size": 5, **options}
+    batches = list(Loader(arrays, return_index=True, **options))
+    index = np.concatenate([index for _, index in batches])
+    assert len(index) == len(np.unique(index))
+    return dict(
+        zip(index.tolist(), np.concatenate([b for b, _ in batches]), strict=True)
+    )
+
+
+def starts(extent, length, stride, padding):
+    """First elements of the windows along an axis, by trying them all."""
+    if padding == "fill":
+        return list(range(0, extent, stride))
+    fits = [s for s in range(0, extent, stride) if s + length <= extent]
+    if padding == "shift" and fits[-1] + length < extent:
+        fits.append(extent - length)
+    return fits
+
+
+def expected(window, stride, padding):
+    padded = np.pad(FIELD, [(0, n) for n in (*window, 0, 0)[:3]], constant_values=FILL)
+    axes = [
+        starts(n, w, s, padding)
+        for n, w, s in zip(FIELD.shape, window, stride, strict=False)
+    ]
+    return [
+        padded[
+            tuple(slice(o, o + w) for o, w in zip(origin, window, strict=True))
+            + (slice(0, Y), slice(0, X))[len(window) - 1 :]
+        ]
+        for origin in product(*axes)
+    ]
+
+
+lengths = st.integers(1, 9)
+
+
+@given(
+    window=st.lists(lengths, min_size=1, max_size=3).map(tuple),
+    stride=st.integers(1, 12),
+    padding=st.sampled_from(["drop", "shift", "fill"]),
+    batch_size=st.sampled_from([7, 61]),
+    order=st.sampled_from([{}, {"shuffle": True}, {"shuffle": True, "block": "chunk"}]),
+)
+def test_windows_are_patches_of_the_array(window, stride, padding, batch_size, order):
+    given = window if len(window) > 1 else window[0]
+    patches = expected(window, (stride,) * len(window), padding)
+    assume(len(patches) < 250)  # each takes its time
+    options = {"stride": stride, "padding": padding, "batch_size": batch_size}
+    got = loaded(window=given, **options, **order)
+    assert sorted(got) == list(range(len(patches)))
+    for i, patch in enumerate(patches):
+        assert np.array_equal(got[i], patch)
+
+
+def test_a_patch_that_begins_before_the_array_is_filled_there():
+    options = {"stride": (5, 5, 7), "padding": "fill", "batch_size": 1}
+    loader = Loader(A, window=(5, 5, 7), lead=-2, **options)
+    first = next(iter(loader))[0]
+    assert (first[:2] == FILL).all()
+    assert np.array_equal(first[2:], FIELD[:3, :5, :7])
+    loader.close()
+
+
+def test_windows_touch_by_default():
+    loader = Loader(A, batch_size=100, window=(5, 4, 7))
+    (batch,) = loader
+    assert batch.shape == (4 * 2 * 2, 5, 4, 7)
+    assert np.array_equal(batch[1], FIELD[:5, :4, 7:14])
+
+
+@pytest.mark.parametrize("lead", [6, -3, 0])
+@pytest.mark.parametrize("padding", ["drop", "fill"])
+def test_targets_lie_ahead_of_their_inputs(lead, padding):
+    loader = Loader(
+        {"past": A, "next": A},
+        window={"past": 4, "next": 2},
+        lead={"next": lead},
+        stride=1,
+        padding=padding,
+        batch_size=6,
+        shuffle=True,
+        return_index=True,
+    )
+    padded = np.pad(FIELD, [(10, 10), (0, 0), (0, 0)], constant_values=FILL)
+    first = 0 if padding == "fill" else max(0, -lead)
+    n_seen = 0
+    for batch in loader:
+        for i, past, ahead in zip(
+            batch["index"], batch["past"], batch["next"], strict=True
+        ):
+            at = 10 + first + i
+            assert np.array_equal(past, padded[at : at + 4])
+            assert np.array_equal(ahead, padded[at + lead : at + lead + 2])
+            n_seen += 1
+    last = min(T - 4, T - lead - 2)
+    assert n_seen == (T if padding == "fill" else last - first + 1)
+
+
+def test_a_row_beside_each_window_keeps_its_place():
+    hours = stored(np.arange(T, dtype="i8"), (6,))
+    loader = Loader({"x": A, "hour": hours}, window={"x": (3, 4, 4)}, batch_size=7)
+    for batch in loader:
+        assert np.array_equal(FIELD[batch["hour"], 0, 0] // (Y * X), batch["hour"])
+        assert np.array_equal(batch["x"][:, 0, 0, 0] // (Y * X), batch["hour"])
+
+
+def test_windows_are_converted_and_filled_with_the_converted_fill_value():
+    loader = Loader(
+        A, window=5, stride=20, padding="fill", scale=2, offset=1, batch_size=2
+    )
+    (batch,) = loader
+    assert np.array_equal(batch[1, :3], FIELD[20:] * 2 + 1)
+    assert (batch[1, 3:] == FILL * 2 + 1).all()
+
+
+def test_blocks_of_windows_are_those_that_begin_in_a_shard():
+    options = {"window": (2, 5, 5), "stride": (2, 5, 5), "batch_size": 4}
+    loader = Loader(
+        A, shuffle=True, block="shard", buffer_blocks=1, return_index=True, **options
+    )
+    # Windows begin in rows 0, 2, ..., 20, four a row pair: 16 a shard of 8 rows.
+    index = np.concatenate([index for _, index in loader])
+    assert len(index) == 11 * 4
+    shard = index // 16
+    assert np.count_nonzero(np.diff(shard)) == 2
+
+
+def test_a_patch_of_several_arrays_is_one_of_them():
+    parts = gpushard.concat(
+        [stored(FIELD[:9], (4, 5, 6)), stored(FIELD[9:], (3, 11, 14))]
+    )
+    got = loaded(parts, window=(4, 6, 6), stride=(1, 5, 4))
+    reference = loaded(window=(4, 6, 6), stride=(1, 5, 4))
+    assert got.keys() == reference.keys()
+    assert all(np.array_equal(got[i], reference[i]) for i in got)
+
+
+WRONG = [
+    ({"window": 30}, "nowhere"),
+    ({"window": (2, 2, 2, 2)}, "axes"),
+    ({"window": 0}, "window"),
+    ({"window": (2, 2), "stride": (1, 1, 1)}, "stride"),
+    ({"window": 2, "stride": 0}, "stride"),
+    ({"window": 2, "lead": 22}, "nowhere"),
+    ({"window": 2, "lead": 0.5}, "lead"),
+    ({"window": 2, "padding": "wrap"}, "padding"),
+]
+
+
+@pytest.mark.parametrize(("options", "named"), WRONG)
+def test_windows_that_make_no_sense_are_refused(options, named):
+    with pytest.raises(OptionError, match=named):
+        Loader(A, **options)
+
+
+def test_arrays_that_differ_along_an_axis_of_the_window_are_refused():
+    other = stored(FIELD[:, :10], (4, 5, 6))
+    with pytest.raises(OptionError, match="axis 1"):
+        Loader((A, other), window=(2, 2))
+    Loader((A, other), window=2)

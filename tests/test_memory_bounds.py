@@ -1,0 +1,127 @@
+"""A hostile file never grows the process by more than the output and the limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpushard.options import DEFAULT, KIB, MIB
+from hostile_shards import GZIP, ZSTD, Hostile, all_rows, bombs
+from spec_shards import LITTLE, document, sharding
+
+pytestmark = pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK),
+    reason="only Linux tells the highest memory of a process since a moment",
+)
+
+LARGE = 3 << 30
+"""Size of the sparse files: more than any limit, and no space on the disk."""
+
+
+def put(place: Path, meta: Any, **objects: Any) -> None:
+    """Array of `meta`; an object is bytes, or the size of a sparse file and its end."""
+    (place / "c").mkdir(parents=True)
+    (place / "zarr.json").write_text(json.dumps(meta))
+    for name, data in objects.items():
+        path = place / name.replace("_", "/")
+        if isinstance(data, bytes):
+            path.write_bytes(data)
+            continue
+        nbytes, end = data
+        with path.open("wb") as file:
+            file.truncate(nbytes)
+            file.seek(nbytes - len(end))
+            file.write(end)
+
+
+def put_large_objects(root: Path) -> None:
+    """Objects of 3 GiB where a few KiB belong."""
+    sparse = (LARGE, b"")
+    for name, codecs in (("raw", []), ("zstd", [ZSTD]), ("gzip", [GZIP])):
+        put(
+            root / f"large {name} chunk",
+            document((64,), (64,), LITTLE, *codecs),
+            c_0=sparse,
+        )
+    around = document((64,), (64,), sharding((8,)), ZSTD)
+    put(root / "large codec around a shard", around, c_0=sparse)
+    inner = document((64,), (64,), sharding((8,), index_codecs=[LITTLE]))
+    put(root / "large shard", inner, c_0=sparse)
+    put(root / "large document", inner)
+    with (root / "large document" / "zarr.json").open("r+b") as file:
+        file.truncate(LARGE)
+
+
+def put_large_indexes(root: Path) -> None:
+    """Indexes as large as they may be, of shards of zeros, and overlapping ranges."""
+    n = DEFAULT.max_index_nbytes // 16
+    index_only = {"index_codecs": [LITTLE]}
+    for k in (1, 3):
+        meta = document((k * n,), (n,), sharding((1,), **index_only))
+        shards = {f"c_{i}": (LARGE, b"") for i in range(k)}
+        put(root / f"{k} indexes of {16 * n // MIB} MiB", meta, **shards)
+    n = 1 << 12
+    entries = np.empty((n, 2), "<u8")
+    entries[:, 0] = np.arange(n)
+    entries[:, 1] = 128 * KIB
+    meta = document(
+        (n * KIB,), (n * KIB,), sharding((KIB,), codecs=[LITTLE, ZSTD], **index_only)
+    )
+    put(root / "overlapping ranges", meta, c_0=(1 << 20, entries.tobytes()))
+    nested = sharding((1,), **index_only)
+    meta = document(
+        (n * 64 * KIB,),
+        (n * 64 * KIB,),
+        sharding((64 * KIB,), codecs=[nested], **index_only),
+    )
+    entries[:, 1] = MIB + 64 * KIB
+    put(root / "overlapping nested shards", meta, c_0=(8 * MIB, entries.tobytes()))
+
+
+def put_rows(root: Path) -> None:
+    """The rows of the table, bombs included."""
+    rows: list[Hostile] = [*bombs(64), *all_rows()]
+    for k, hostile in enumerate(rows):
+        name = f"{k:03} {hostile.row.replace('/', ' ')}"
+        put(root / name, hostile.document(), c_0=hostile.shard)
+
+
+@pytest.fixture(params=["plain", "compiled", "device"])
+def way_and_arrays(request, tmp_path):
+    root = tmp_path
+    put_rows(root)
+    if request.param == "plain":  # what lies ahead of decoding is the same for all
+        put_large_objects(root)
+        put_large_indexes(root)
+    meta = document((64,), (64,), sharding((8,), codecs=[LITTLE, ZSTD]))
+    put(root / "warm up", meta)
+    return request.param, root
+
+
+@pytest.mark.slow
+def test_no_hostile_file_grows_the_process_beyond_the_limit(way_and_arrays):
+    way, root = way_and_arrays
+    probe = Path(__file__).with_name("memory_probe.py")
+    paths = os.pathsep.join([str(probe.parents[1]), str(probe.parent)])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    run = partial(
+        subprocess.run, capture_output=True, text=True, check=True, env=environment
+    )
+    told = run([sys.executable, str(probe), str(root), way]).stdout
+    rows = [json.loads(line) for line in told.splitlines()]
+    assert len(rows) > 130
+    came = {tuple(r["came"]) for r in rows if "bomb" in r["row"]}
+    assert came == {("CorruptShardError",)}
+    grown = {r["row"]: r["grown"] for r in rows}
+    too_large = {row: n for row, n in grown.items() if n > DEFAULT.memory_limit}
+    assert not too_large
+    bombs_grown = {row: n for row, n in grown.items() if "bomb" in row}
+    assert max(bombs_grown.values()) < 16 * MIB, bombs_grown

@@ -1,0 +1,81 @@
+"""Rolling arrays read by the compiled loops, which open files by themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gpushard
+from fused_cases import FUSED, WAYS, assert_all_fused, take_way, watch_sinks
+from gpushard.fused.direct import DirectRead
+from gpushard.rolling import RollingArray
+from gpushard.stores.local import LocalStore
+from rolling_arrays import filled, rolling, steps
+
+pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
+pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+
+
+@pytest.fixture(params=WAYS, autouse=True)
+def way(request, monkeypatch):
+    return take_way(monkeypatch, request.param)
+
+
+def test_the_loops_read_the_files_of_a_window(way, tmp_path, monkeypatch):
+    a = rolling(tmp_path / "a", -2, 6)
+    a.delete_shards(2, 4)
+    seen = watch_sinks(monkeypatch)
+    read = []
+    tasks = DirectRead.tasks
+    monkeypatch.setattr(
+        DirectRead, "tasks", lambda self, n: read.append(self) or tasks(self, n)
+    )
+    want = np.concatenate([steps(-2, 2), filled(2), steps(4, 6)])
+    reader = RollingArray.open(tmp_path / "a", options=FUSED)
+    assert np.array_equal(reader[...], want)
+    assert_all_fused(seen)
+    assert len(read) == (way == "direct")
+
+
+def test_the_loops_tell_what_is_gone_from_what_is_missing(tmp_path):
+    a = rolling(tmp_path / "a", 0, 6)
+    reader = RollingArray.open(tmp_path / "a", options=FUSED)
+    view = reader.view()
+    a.roll(steps(6, 8))
+    with pytest.raises(gpushard.WindowMovedError):
+        view[...]
+    assert np.array_equal(view[2:], steps(2, 6))
+    assert np.array_equal(reader[...], steps(2, 8))
+
+
+def test_a_roll_between_index_and_payload_is_followed(tmp_path, monkeypatch):
+    a = rolling(tmp_path / "a", 0, 6)
+    reader = RollingArray.open(tmp_path / "a", options=FUSED)
+    opening, rolls = LocalStore.open_file, [6, 8]
+
+    def open_file(self, key, version):
+        self._handles.clear()
+        if rolls:
+            start = rolls.pop(0)
+            a.roll(steps(start, start + 2))
+        return opening(self, key, version)
+
+    monkeypatch.setattr(LocalStore, "open_file", open_file)
+    assert np.array_equal(reader[...], steps(4, 10))
+    assert not rolls
+
+
+def test_a_file_that_vanishes_in_the_window_is_an_error(tmp_path, monkeypatch):
+    rolling(tmp_path / "a", 0, 6)
+    reader = RollingArray.open(tmp_path / "a", options=FUSED)
+    opening = LocalStore.open_file
+
+    def open_file(self, key, version):
+        self._handles.clear()
+        (tmp_path / "a" / key).unlink(missing_ok=True)
+        return opening(self, key, version)
+
+    monkeypatch.setattr(LocalStore, "open_file", open_file)
+    with pytest.raises(gpushard.ObjectChangedError, match="deleted"):
+        reader[...]

@@ -1,0 +1,157 @@
+"""`create_array` makes what zarr's would, or says why not, and then makes nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BloscCodec, GzipCodec, ShardingCodec, ZstdCodec
+from zarr.storage import LocalStore, MemoryStore
+
+import gpushard
+from gpushard.options import Options, WriteOptions
+
+PLAIN = {"shape": (8, 8), "dtype": "f4", "chunks": (2, 2), "shards": (4, 4)}
+
+
+def document(place) -> dict:
+    return json.loads((place / "zarr.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"shards": None},
+        {"compressors": None},
+        {"compressors": ZstdCodec(level=3)},
+        {"compressors": [BloscCodec(typesize=4), GzipCodec()]},
+        {"shards": {"shape": (4, 4), "index_location": "start"}},
+        {"fill_value": 1.5},
+        {"dimension_names": ["y", None], "attributes": {"units": "K"}},
+        {"chunk_key_encoding": {"name": "v2", "separator": "."}},
+        {"shape": 8, "chunks": 2, "shards": 4},
+        {"shape": [8, 8], "chunks": [2, 2], "shards": [4, 4]},
+    ],
+)
+def test_the_document_is_the_one_that_zarr_writes(arguments, tmp_path):
+    arguments = PLAIN | arguments
+    gpushard.create_array(tmp_path / "ours", **arguments)
+    shapes = {
+        name: (value,) if isinstance(value, int) else tuple(value)
+        for name, value in arguments.items()
+        if name in ("shape", "chunks", "shards") and isinstance(value, int | list)
+    }
+    zarr.create_array(tmp_path / "theirs", **arguments | shapes)
+    assert document(tmp_path / "ours") == document(tmp_path / "theirs")
+
+
+def test_the_index_is_little_endian_with_a_checksum_at_the_end(tmp_path):
+    gpushard.create_array(tmp_path / "a", **PLAIN)
+    (sharding,) = document(tmp_path / "a")["codecs"]
+    configuration = sharding["configuration"]
+    assert configuration["index_location"] == "end"
+    names = [codec["name"] for codec in configuration["index_codecs"]]
+    assert names == ["bytes", "crc32c"]
+    assert configuration["index_codecs"][0]["configuration"] == {"endian": "little"}
+
+
+def test_the_strategy_is_not_stored(tmp_path):
+    a = gpushard.create_array(tmp_path / "a", **PLAIN, write_strategy="append_only")
+    gpushard.create_array(tmp_path / "b", **PLAIN)
+    assert document(tmp_path / "a") == document(tmp_path / "b")
+    assert a.source.options.write.strategy == "append_only"
+    assert Options().write == WriteOptions()
+
+
+def test_nested_shards_are_made_through_the_serializer(tmp_path):
+    a = gpushard.create_array(
+        tmp_path / "a",
+        shape=(16, 16),
+        dtype="i4",
+        chunks=(8, 8),
+        shards=(16, 16),
+        serializer=ShardingCodec(chunk_shape=(4, 4), codecs=[zarr.codecs.BytesCodec()]),
+        compressors=None,
+    )
+    want = np.arange(256, dtype="i4").reshape(16, 16)
+    a[...] = want
+    a[3:5, 7] = want[3:5, 7] = -1
+    assert len(a.source.layout.levels) == 2
+    assert np.array_equal(zarr.open_array(tmp_path / "a")[...], want)
+
+
+def test_what_is_there_is_not_written_over(tmp_path):
+    a = gpushard.create_array(tmp_path / "a", **PLAIN)
+    a[...] = 1
+    for _ in range(2):
+        with pytest.raises(gpushard.OptionError, match="overwrite=True"):
+            gpushard.create_array(tmp_path / "a", **PLAIN)
+    zarr.create_group(tmp_path / "g")
+    zarr.create_array(tmp_path / "v2", shape=4, dtype="i4", zarr_format=2)
+    for name in ("g", "v2"):
+        with pytest.raises(gpushard.OptionError, match="already"):
+            gpushard.create_array(tmp_path / name, **PLAIN)
+    assert (a[...] == 1).all()
+
+
+@pytest.mark.parametrize("kind", ["path", "zarr files", "memory", "obstore"])
+def test_what_is_there_is_deleted_on_request(kind, tmp_path):
+    if kind == "obstore":
+        obstore = pytest.importorskip("obstore", reason="obstore is not installed")
+        store = obstore.store.MemoryStore()
+    else:
+        kinds = {"path": tmp_path, "zarr files": LocalStore(tmp_path)}
+        store = kinds.get(kind) or MemoryStore()
+    beside = gpushard.create_array(store, "beside", **PLAIN)
+    beside[...] = 2
+    a = gpushard.create_array(store, "a", **PLAIN)
+    a[...] = 1
+    a = gpushard.create_array(store, "a", **PLAIN, overwrite=True)
+    assert (a[...] == 0).all()
+    assert (beside[...] == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"shards": (3, 3)}, "zarr makes no such array"),
+        ({"dtype": "no type"}, "zarr makes no such array"),
+        ({"zarr_format": 2}, "no argument 'zarr_format'"),
+        ({"write_strategy": "fast"}, "strategy"),
+        ({"write_strategy": "random_write"}, "index_location"),
+        ({"attributes": {"a": object()}}, "zarr makes no such array"),
+    ],
+)
+def test_impossible_arguments_are_refused_and_nothing_is_made(
+    arguments, reason, tmp_path
+):
+    with pytest.raises(gpushard.OptionError, match=reason):
+        gpushard.create_array(tmp_path / "a", **PLAIN | arguments)
+    assert not (tmp_path / "a" / "zarr.json").exists()
+
+
+@pytest.mark.parametrize("name", ["shape", "dtype", "chunks"])
+def test_what_is_needed_is_asked_for(name, tmp_path):
+    arguments = {key: value for key, value in PLAIN.items() if key != name}
+    with pytest.raises(gpushard.OptionError, match=name):
+        gpushard.create_array(tmp_path / "a", **arguments)
+
+
+def test_a_path_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(gpushard.OptionError, match="directory cannot be made"):
+        gpushard.create_array(tmp_path / "file" / "a", **PLAIN)
+
+
+def test_reading_loads_nothing_of_the_writer(tmp_path):
+    gpushard.create_array(tmp_path / "a", **PLAIN)[...] = 1
+    code = (
+        f"import sys, gpushard; gpushard.open_array({str(tmp_path / 'a')!r})[...];"
+        "assert not [m for m in sys.modules if m.startswith('gpushard.writing')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,298 @@
+"""Writes that fail lose nothing: full disks, rights taken away, directories gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpushard
+from gpushard.options import Options, WriteOptions
+from zarr_oracle import assert_same_bits
+
+STRATEGIES = {
+    "rewrite": "end",
+    "fixed_order": "end",
+    "append_only": "end",
+    "random_write": "start",
+}
+each_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+N = 512
+
+
+def made(place, strategy) -> tuple[gpushard.Array, np.ndarray]:
+    """Two shards of four inner chunks, full of values."""
+    write = WriteOptions(strategy=strategy, max_unused_fraction=1)
+    a = gpushard.create_array(
+        place, shape=(8 * N,), dtype="u4", chunks=(N,), compressors=None,
+        shards={"shape": (4 * N,), "index_location": STRATEGIES[strategy]},
+        options=Options(write=write),
+    )  # fmt: skip
+    a[...] = want = np.arange(1, 8 * N + 1, dtype="u4")
+    return a, want
+
+
+def files_of(place) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(place)): file.read_bytes()
+        for file in sorted(Path(place).rglob("*"))
+        if file.is_file()
+    }
+
+
+class _FullDisk:
+    """The disk has room for so many calls that write, and for half of one more."""
+
+    def __init__(self, n_calls, monkeypatch):
+        self.left, self.is_hit = n_calls, False
+        for name in ("pwrite", "writev", "fsync"):
+            monkeypatch.setattr(os, name, self._limited(getattr(os, name)))
+
+    def _limited(self, call):
+        def limited(fd, *given):
+            self.left -= 1
+            if self.left == 0:
+                self.is_hit = True
+                if call.__name__ == "pwrite":
+                    call(fd, bytes(given[0])[: len(given[0]) // 2], given[1])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return call(fd, *given)
+
+        return limited
+
+
+@each_strategy
+@pytest.mark.parametrize("n_calls", range(1, 12))
+def test_a_full_disk_leaves_what_was_there(n_calls, strategy, tmp_path, monkeypatch):
+    a, want = made(tmp_path / "a", strategy)
+    before = files_of(tmp_path)
+    with monkeypatch.context() as patch:
+        disk = _FullDisk(n_calls, patch)
+        failed = None
+        try:
+            a[10 : 2 * N] = 7
+        except gpushard.StoreError as error:
+            failed = error
+    new = want.copy()
+    new[10 : 2 * N] = 7
+    fresh = gpushard.open_array(tmp_path / "a")
+    got = fresh[...]
+    # The last thing that may fail is to make what is there already durable.
+    assert_same_bits(got, new if failed is None or got[10] == 7 else want)
+    after = files_of(tmp_path)
+    assert after.keys() == before.keys()
+    if failed is not None:
+        assert "No space left" in str(failed)
+        assert failed.shard_key == "c/0"
+        assert disk.is_hit
+        assert got[10] == 7 or after == before
+    a[10 : 2 * N] = 9  # there is room again
+    assert (fresh[10 : 2 * N] == 9).all()
+
+
+CRAMPED = """
+import resource, signal, sys
+import numpy as np
+import gpushard
+from gpushard.options import Options, WriteOptions
+
+strategy, place, limit = sys.argv[1:]
+write = WriteOptions(strategy=strategy, max_unused_fraction=1)
+a = gpushard.open_array(place, options=Options(write=write))
+a[0] = 1  # all that is loaded lazily is loaded
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+try:
+    a[:] = np.arange(len(a), dtype="u4")[::-1] * 3
+except gpushard.StoreError as error:
+    print(error.shard_key, "File too large" in str(error))
+"""
+
+
+@each_strategy
+def test_a_limit_that_the_kernel_sets_leaves_what_was_there(strategy, tmp_path):
+    _, want = made(tmp_path / "a", strategy)
+    shard_nbytes = (tmp_path / "a/c/0").stat().st_size
+    limit = shard_nbytes - 900 if strategy in ("rewrite", "fixed_order") else (
+        shard_nbytes + 900
+    )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", CRAMPED, strategy, tmp_path / "a", str(limit)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "c/0 True\n"), done.stderr
+    assert_same_bits(gpushard.open_array(tmp_path / "a")[...], want)
+    assert not list(tmp_path.rglob(".*"))
+
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def open_directory():
+    """A directory that any user may use; pytest's own are closed to others."""
+    place = Path(tempfile.mkdtemp())
+    place.chmod(0o755)
+    yield place
+    shutil.rmtree(place)
+
+
+def as_nobody(work) -> str:
+    """What `work` says, run in a forked process without the rights of root."""
+    heard, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.getuid() == 0:
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+            os.write(told, work().encode())
+        except BaseException as error:  # noqa: BLE001 - told to the parent
+            os.write(told, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(told)
+    with os.fdopen(heard, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@each_strategy
+def test_rights_taken_away_leave_what_was_there(strategy, open_directory):
+    place = open_directory / "a"
+    a, want = made(place, strategy)
+    a[0] = want[0]  # all that is loaded lazily is loaded
+    before = files_of(place)
+    for directory in [place, *place.rglob("*")]:
+        directory.chmod(0o555 if directory.is_dir() else 0o444)
+
+    def write():
+        try:
+            a[: 2 * N] = 7
+        except gpushard.StoreError as error:
+            return str(error)
+        return "written"
+
+    said = as_nobody(write)
+    assert "Permission denied" in said
+    assert "rights" in said
+    assert files_of(place) == before
+    for directory in [place, *place.rglob("*")]:
+        directory.chmod(0o755 if directory.is_dir() else 0o644)
+
+
+@each_strategy
+def test_a_directory_that_is_gone_is_not_made_anew(strategy, tmp_path):
+    a, want = made(tmp_path / "a", strategy)
+    (tmp_path / "a").rename(tmp_path / "b")
+    with pytest.raises(gpushard.StoreError, match="is gone") as caught:
+        a[:N] = 7
+    assert caught.value.shard_key == "c/0"
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert_same_bits(gpushard.open_array(tmp_path / "b")[...], want)
+
+
+READ = """
+import sys
+import numpy as np
+import gpushard
+a = gpushard.open_array(sys.argv[1])
+n_torn, n_values = 0, set()
+while 0 not in n_values:
+    try:
+        found = np.unique(a[4:-4])
+    except (gpushard.CorruptShardError, gpushard.ObjectChangedError):
+        n_torn += 1
+        continue
+    assert len(found) == 1, found
+    n_values.add(int(found[0]))
+print(len(n_values), n_torn)
+"""
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "append_only", "random_write"])
+def test_a_reader_beside_a_writer_sees_old_or_new_or_an_error(strategy, tmp_path):
+    write = WriteOptions(strategy=strategy, max_unused_fraction=0.9)
+    one = gpushard.create_array(
+        tmp_path / "one", shape=(4 * N,), dtype="u4", chunks=(N,),
+        shards={"shape": (4 * N,), "index_location": STRATEGIES[strategy]},
+        compressors=None, options=Options(write=write),
+    )  # fmt: skip
+    one[...] = 1
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READ, tmp_path / "one"],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    value = 1
+    while reader.poll() is None and value < 20_000:
+        value += 1
+        one[4:-4] = 0 if value > 300 else value
+        if value % 50 == 0:
+            gpushard.compact(one)
+    out, errors = reader.communicate(timeout=60)
+    assert reader.returncode == 0, errors
+    n_values, n_torn = map(int, out.split())
+    assert n_values >= 2
+    assert strategy != "rewrite" or n_torn == 0
+
+
+@each_strategy
+@pytest.mark.parametrize("place", ["c/0", "c/.0.undo"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_nothing_but_files_of_the_store_is_read_to_be_merged(
+    kind, place, strategy, tmp_path
+):
+    a, _ = made(tmp_path / "a", strategy)
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    target = tmp_path / "a" / place
+    target.unlink(missing_ok=True)
+    if kind == "link":
+        target.symlink_to(secret)
+    else:
+        os.mkfifo(target)
+    words = "leads out" if kind == "link" else "no regular file"
+    with pytest.raises(gpushard.StoreError, match=words):
+        a[:2] = 7
+    assert secret.read_bytes() == b"secret"
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        b"",
+        b"\xff",
+        b"{}",
+        b"[]",
+        b'{"nbytes": 10, "bytes": [[0]]}',
+        b'{"nbytes": 1099511627776, "bytes": []}',
+        b'{"nbytes": -1, "bytes": []}',
+        b'{"nbytes": 4, "bytes": [[-1, "AAAA"]]}',
+    ],
+)
+def test_a_note_that_no_writer_left_is_told_and_changes_nothing(note, tmp_path):
+    a, _ = made(tmp_path / "a", "fixed_order")
+    shard = tmp_path / "a" / "c" / "0"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # as a torn one looks
+    (tmp_path / "a" / "c" / ".0.undo").write_bytes(note)
+    before = files_of(tmp_path)
+    for change in (lambda: gpushard.repair(a), lambda: a.__setitem__(slice(2), 7)):
+        with pytest.raises(gpushard.CorruptShardError, match=r"note.*\.0\.undo"):
+            change()
+        assert files_of(tmp_path) == before

@@ -1,0 +1,84 @@
+"""Writers that are killed, and writers beside one another, lose nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpushard
+from gpushard.options import Options, WriteOptions
+
+STRATEGIES = {
+    "rewrite": "end",
+    "fixed_order": "end",
+    "append_only": "end",
+    "random_write": "start",
+}
+# More by hand, as docs/writing.md says: python tests/kill_writers.py.
+N_KILLS = 4
+N_WRITERS, N_WRITES = 4, 12
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_killed_writer_leaves_old_or_new_or_is_told(strategy, tmp_path):
+    script = Path(__file__).with_name("kill_writers.py")
+    command = [sys.executable, script, strategy, str(N_KILLS), tmp_path / "a"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment(), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{N_KILLS} kills" in done.stdout
+
+
+WRITER = """
+import sys
+import gpushard
+from gpushard.options import Options, WriteOptions
+
+me = int(sys.argv[1])
+for argument in sys.argv[3:]:
+    strategy, place = argument.split("=")
+    options = Options(write=WriteOptions(strategy=strategy))
+    a = gpushard.open_array(place, options=options)
+    for k in range(int(sys.argv[2])):
+        a[me, k] = 100 * me + k + 1  # all in one shard, and in one inner chunk
+        a[me + 4 * k + 4] = me + 1  # rows of shards that others write to as well
+"""
+
+
+def test_writers_beside_one_another_lose_nothing(tmp_path):
+    places = {name: tmp_path / name for name in STRATEGIES}
+    for name, location in STRATEGIES.items():
+        gpushard.create_array(
+            places[name],
+            shape=(4 * N_WRITES + 4, N_WRITES),
+            dtype="i4",
+            chunks=(4, 4),
+            shards={"shape": (8, 12), "index_location": location},
+            options=Options(write=WriteOptions(strategy=name)),
+        )
+    arguments = [f"{name}={place}" for name, place in places.items()]
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(me), str(N_WRITES), *arguments],
+            env=environment(),
+        )
+        for me in range(N_WRITERS)
+    ]
+    assert [writer.wait(timeout=120) for writer in writers] == [0] * N_WRITERS
+    want = np.empty((4 * N_WRITES + 4, N_WRITES), "i4")
+    for me in range(N_WRITERS):
+        want[me] = 100 * me + np.arange(N_WRITES) + 1
+        want[me + 4 :: 4] = me + 1
+    for place in places.values():
+        assert np.array_equal(gpushard.open_array(place)[...], want)
+
+
+def environment() -> dict[str, str]:
+    root = str(Path(__file__).parents[1])
+    return os.environ | {"PYTHONPATH": root}

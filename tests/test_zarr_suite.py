@@ -1,0 +1,40 @@
+"""A part of zarr-python's own tests, run with our pipeline as the default.
+
+All of them: ``python tests/zarr_suite``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from importlib.util import find_spec
+
+import pytest
+
+from zarr_suite import __main__ as suite
+
+# Chosen to be over in seconds and to read in every way.
+PART = [
+    "tests/test_indexing.py",
+    "tests/test_codecs/test_sharding.py::test_sharding",
+    "tests/test_codecs/test_sharding.py::test_sharding_partial",
+    "tests/test_codecs/test_sharding.py::test_nested_sharding",
+    "tests/test_codecs/test_transpose.py",
+]
+
+
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_spec("pytest_asyncio") is None, reason="zarr's tests need pytest-asyncio"
+)
+def test_zarrs_own_tests_of_reading_pass_with_our_pipeline(tmp_path):
+    try:
+        sdist = suite.fetch_sdist(tmp_path)
+    except (subprocess.SubprocessError, StopIteration) as error:
+        pytest.skip(f"the package index does not give zarr's sdist: {error}")
+    root = suite.unpack(sdist, tmp_path / "unpacked")
+    suite.pretend_installed(root.parent)
+    ours = suite.run(root, "gpushard", PART)
+    assert suite.only_ours(ours, theirs={}) == []
+    decoded = sum("decoded" in test["counts"] for test in ours.values())
+    assert decoded >= 100
