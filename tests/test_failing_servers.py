@@ -187,7 +187,8 @@ def test_a_shard_deleted_between_its_index_and_its_payload_is_never_filled(serve
 
 
 INTERRUPTED = """
-import sys, threading, gpushard
+import signal, sys, threading, gpushard
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
 a = gpushard.open_array(sys.argv[1], options=gpushard.Options(patience_s=3))
 print("opened", flush=True)
 try:
