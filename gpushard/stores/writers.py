@@ -8,7 +8,7 @@ store promises nothing beyond this process.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
@@ -225,8 +225,10 @@ class ObjectWriter:
 
         if old is not None and not isinstance(old.version, str):
             raise self._unconditional(key, "it tells no strong ETags")
-        mode: Any = "create" if old is None else {"e_tag": old.version}
         try:
+            mode = "create" if old is None else self._version(key, old.version)
+            if mode is None:
+                return False
             body = _joined(pieces)
             where = self._store.object_store
             obstore.put(where, key, body, tags=self._tags, mode=mode)
@@ -237,6 +239,22 @@ class ObjectWriter:
         except _object_errors() as error:
             raise _failed(self._store.url, key, error) from error
         return True
+
+    def _version(self, key: str, e_tag: Hashable) -> Any:
+        """What a put replaces; None if that is no longer there."""
+        import obstore
+
+        store = self._store.object_store
+        if type(store).__name__ != "GCSStore":
+            return {"e_tag": e_tag}
+        # Google's condition is a number of its own, which changes with the ETag.
+        try:
+            about = obstore.head(store, key)
+        except FileNotFoundError:
+            return None
+        if about["e_tag"] != e_tag:
+            return None
+        return {"e_tag": e_tag, "version": about["version"]}
 
     def _refuse_unless_conditional(self, key: str) -> None:
         """Refuse servers that take a conditional put and forget the condition.
