@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gpushard
-from gpushard.options import Options, WriteOptions
+from gpushard.options import DEFAULT, Options, WriteOptions
+from gpushard.stores.files import FileWriter
+from gpushard.stores.local import LocalStore
 
 STRATEGIES = {
     "rewrite": "end",
@@ -77,6 +82,32 @@ def test_writers_beside_one_another_lose_nothing(tmp_path):
         want[me + 4 :: 4] = me + 1
     for place in places.values():
         assert np.array_equal(gpushard.open_array(place)[...], want)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_process_forked_during_a_write_does_not_keep_others_from_writing(tmp_path):
+    files = FileWriter(LocalStore(str(tmp_path), DEFAULT))
+    is_in, has_waited = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        is_in.set()
+        with files.locked("shard"):
+            has_waited.set()
+
+    waits = threading.Thread(target=wait)
+    with files.locked("shard"):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        waits.start()
+        is_in.wait()
+        time.sleep(0.05)  # until it waits for the lock
+    try:
+        assert has_waited.wait(timeout=20)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        waits.join()
 
 
 def environment() -> dict[str, str]:

@@ -293,15 +293,22 @@ def _flock(path: Path) -> Generator[None]:
             if _is_at(fd, path):
                 break
         except BaseException:
-            os.close(fd)
+            _let_go(fd)
             raise
-        os.close(fd)
+        _let_go(fd)
     try:
         yield
     finally:
         with suppress(FileNotFoundError):
             path.unlink()
-        os.close(fd)
+        _let_go(fd)
+
+
+def _let_go(fd: int) -> None:
+    # A process forked meanwhile has the file open too: closing it here would leave the
+    # lock to that one.
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
 
 
 def _is_at(fd: int, path: Path) -> bool:
