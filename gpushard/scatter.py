@@ -155,6 +155,19 @@ def make_target(part: Part, out: NDArray[Any]) -> Target:
     return PointTarget(part, out)
 
 
+def holds_kind_of(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Whether a cast from `source` to `target` leaves numbers of their kind."""
+    # To NumPy, ml_dtypes' types are of any kind, so that complex would pass for them.
+    drops_imaginary = source.kind == "c" and target.kind != "c"
+    # NumPy calls numbers to text of the same kind, however short the text.
+    is_text = target.kind in "SUT" and source.kind != target.kind
+    return (
+        not drops_imaginary
+        and not is_text
+        and np.can_cast(source, target, casting="same_kind")
+    )
+
+
 def check_cast(source: np.dtype[Any], target: np.dtype[Any]) -> None:
     """Refuse a cast on the way that would turn numbers into another kind.
 
@@ -163,15 +176,7 @@ def check_cast(source: np.dtype[Any], target: np.dtype[Any]) -> None:
     SelectionError
         The cast is not of the same kind (such as float to int).
     """
-    # To NumPy, ml_dtypes' types are of any kind, so that complex would pass for them.
-    drops_imaginary = source.kind == "c" and target.kind != "c"
-    # NumPy calls numbers to text of the same kind, however short the text.
-    is_text = target.kind in "SUT" and source.kind != target.kind
-    if (
-        drops_imaginary
-        or is_text
-        or not np.can_cast(source, target, casting="same_kind")
-    ):
+    if not holds_kind_of(source, target):
         raise SelectionError(
             "values cannot be cast to the output's data type on the way",
             expected=f"a data type that holds {source} values",

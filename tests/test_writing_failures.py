@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,85 @@ def test_a_full_disk_leaves_what_was_there(n_calls, strategy, tmp_path, monkeypa
         assert got[10] == 7 or after == before
     a[10 : 2 * N] = 9  # there is room again
     assert (fresh[10 : 2 * N] == 9).all()
+
+
+@each_strategy
+@pytest.mark.parametrize("n_calls", range(1, 9))
+def test_an_interrupt_leaves_old_or_new(n_calls, strategy, tmp_path, monkeypatch):
+    a, want = made(tmp_path / "a", strategy)
+    left = [n_calls]
+
+    def interrupted(call):
+        def limited(*given):
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            return call(*given)
+
+        return limited
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        for name in ("pwrite", "writev", "fsync"):
+            patch.setattr(os, name, interrupted(getattr(os, name)))
+        a[10 : 2 * N] = 7
+    got = gpushard.open_array(tmp_path / "a")[...]
+    if got[10] == 7:
+        want[10 : 2 * N] = 7
+    assert_same_bits(got, want)
+    assert not list(tmp_path.rglob(".*.undo"))
+
+
+@each_strategy
+@pytest.mark.parametrize("keeps", [1, -1], ids=["cut short", "other checksum"])
+def test_a_damaged_shard_can_be_written_whole(keeps, strategy, tmp_path):
+    a, want = made(tmp_path / "a", strategy)
+    file = tmp_path / "a" / "c" / "0"
+    data = bytearray(file.read_bytes())
+    place = 4 * 16 if STRATEGIES[strategy] == "start" else -1
+    data[place] ^= 1
+    file.write_bytes(data[:keeps] if keeps > 0 else data)
+    with pytest.raises(gpushard.CorruptShardError):
+        a[0] = 7
+    a[: 4 * N] = want[: 4 * N] = want[: 4 * N][::-1].copy()
+    assert_same_bits(gpushard.open_array(tmp_path / "a")[...], want)
+    a[0] = want[0] = 7
+    assert_same_bits(a[...], want)
+
+
+@pytest.mark.parametrize("strategy", ["fixed_order", "append_only", "random_write"])
+def test_what_undoes_a_write_is_durable_before_the_shard_changes(
+    strategy, tmp_path, monkeypatch
+):
+    a, _ = made(tmp_path / "a", strategy)
+    calls = []
+
+    def noted(name, call):
+        def called(fd, *given):
+            place = given[0] if name == "replace" else f"/proc/self/fd/{fd}"
+            calls.append((name, Path(place).resolve().name))
+            return call(fd, *given)
+
+        return called
+
+    for name in ("fsync", "replace", "pwrite"):
+        monkeypatch.setattr(os, name, noted(name, getattr(os, name)))
+    a[0] = 7
+    note, rest = calls[:3], calls[3:]
+    assert note == [("fsync", ".0.undo.new"), ("replace", ".0.undo"), ("fsync", "c")]
+    assert set(rest) == {("pwrite", "0"), ("fsync", "0")}
+    assert rest[-2:] == [("pwrite", "0"), ("fsync", "0")]
+
+
+@each_strategy
+def test_a_system_that_writes_little_at_a_time_loses_nothing(
+    strategy, tmp_path, monkeypatch
+):
+    writev, pwrite = os.writev, os.pwrite
+    monkeypatch.setattr(os, "writev", lambda fd, given: writev(fd, [given[0][:999]]))
+    monkeypatch.setattr(os, "pwrite", lambda fd, given, at: pwrite(fd, given[:999], at))
+    a, want = made(tmp_path / "a", strategy)
+    a[10 : 2 * N] = want[10 : 2 * N] = 7
+    assert_same_bits(gpushard.open_array(tmp_path / "a")[...], want)
 
 
 CRAMPED = """

@@ -15,6 +15,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 import gpushard
 from gpushard.index import MISSING, PRESENT
 from gpushard.options import Options, WriteOptions
+from gpushard.stores.files import LockedFile
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.shard import Region, StoredShard
 from zarr_oracle import assert_same_bits
@@ -84,6 +85,15 @@ def test_append_only_keeps_every_byte_and_adds_behind(tmp_path):
     assert int(shard.index.offset[0]) == len(before)
     index_nbytes = 16 * 16 + 4
     assert len(after) == len(before) + int(shard.index.nbytes[0]) + index_nbytes
+
+
+@each_pair
+def test_shards_written_whole_are_not_read(strategy, location, tmp_path, monkeypatch):
+    a = new(tmp_path / "a", strategy, location)
+    a[...] = noise()
+    monkeypatch.setattr(LockedFile, "read", None)
+    a[...] = want = noise(1)
+    assert_same_bits(zarr.open_array(tmp_path / "a")[...], want)
 
 
 def test_random_write_lays_inner_chunks_down_as_they_come(tmp_path):

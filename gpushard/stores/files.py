@@ -55,6 +55,13 @@ class LockedFile:
         except FileNotFoundError:
             return None
 
+    def nbytes(self) -> int | None:
+        """Its size; None if there is no file."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return None
+
     def replace(self, pieces: Pieces | None) -> None:
         """Replace the file in one step; None deletes it."""
         if pieces is None:

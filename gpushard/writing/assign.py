@@ -7,28 +7,31 @@ from functools import partial
 from math import prod
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.base import Device
 from gpushard.errors import (
     GpushardError,
     OptionError,
-    SelectionError,
-    UnsupportedError,
 )
-from gpushard.scatter import check_cast
 from gpushard.selection import Orthogonal, Selection
 from gpushard.source import Source
 from gpushard.stores.files import FileWriter, LockedFile
 from gpushard.stores.writers import Bytes, Pieces, Writer, writer_of
 from gpushard.workers import run_tasks
 from gpushard.writing.encode import Change, Encoder
-from gpushard.writing.in_place import apply_patch, give_up, recover, verifies
+from gpushard.writing.in_place import (
+    Patch,
+    apply_patch,
+    give_up,
+    recover,
+    verifies,
+)
 from gpushard.writing.on_device import values_on_device
 from gpushard.writing.regions import Box, Cell, Part, part_of
 from gpushard.writing.shard import Region, StoredShard
 from gpushard.writing.strategies import ShardUpdate, patch_of, refuse_unsuitable
+from gpushard.writing.values import fitting_values
 
 # A shard that is written to is held as it was, as it becomes, and encoded.
 _COPIES = 3
@@ -104,75 +107,6 @@ def change_of(
     return Change(*on_host())
 
 
-def fitting_values(
-    value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> NDArray[Any]:
-    """`value` as an array of `shape` and `dtype` on the host; maybe a view.
-
-    Raises
-    ------
-    SelectionError
-        It cannot be broadcast or cast so.
-    UnsupportedError
-        It lies on a device and has no `get`.
-    """
-    if hasattr(value, "__cuda_array_interface__"):
-        value = _fetched(value)
-    try:
-        array = _array_of(value, dtype)
-        if array.dtype != dtype:
-            _check_values(array, dtype)
-            array = array.astype(dtype)
-        return np.broadcast_to(array, shape)
-    except GpushardError:
-        raise
-    except (TypeError, ValueError, OverflowError) as error:
-        raise SelectionError(
-            f"the value does not fit what is written to: {error}",
-            expected=f"{dtype} values that can be broadcast to {shape}",
-            got=f"a {type(value).__name__}",
-        ) from error
-
-
-def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    # Python's own numbers have no width, so NumPy checks them against the array's.
-    if hasattr(value, "dtype") or dtype.kind not in "biufcSUTO":
-        return np.asarray(value)
-    array = np.asarray(value)
-    if array.dtype.kind in "biufc" and dtype.kind in "biufc":
-        check = np.result_type(array.dtype, dtype)
-        if (array.dtype.kind in "iu" and dtype.kind in "iu") or check == dtype:
-            return np.asarray(value, dtype) if array.size else array.astype(dtype)
-        return array
-    return np.asarray(value, dtype)
-
-
-def _check_values(array: NDArray[Any], dtype: np.dtype[Any]) -> None:
-    """Refuse values that the data type cannot hold; integers are looked at."""
-    if array.dtype.kind not in "iu" or dtype.kind not in "iu":
-        check_cast(array.dtype, dtype)
-        return
-    bounds = np.iinfo(dtype)
-    if array.size and not bounds.min <= int(array.min()) <= int(array.max()) <= (
-        bounds.max
-    ):
-        raise SelectionError(
-            "a value is out of the data type's range",
-            expected=f"{bounds.min} to {bounds.max}",
-            got=f"{array.min()} to {array.max()}",
-        )
-
-
-def _fetched(value: Any) -> Any:
-    if not hasattr(value, "get"):
-        raise UnsupportedError(
-            "the value lies on a device and cannot be fetched from there",
-            got=f"a {type(value).__name__}",
-            hint="pass a NumPy or CuPy array, a tensor after .cpu()",
-        )
-    return value.get()
-
-
 class WriteSession:
     """Write access to one array.
 
@@ -246,19 +180,24 @@ class WriteSession:
             stored = None if is_whole else file.read()
             file.replace(self._pieces(region, stored, change))
             return
-        stored = file.read()
+        stored = None if is_whole else file.read()
         shard = None if stored is None else StoredShard.parse(region, stored)
-        patch = patch_of(ShardUpdate(self.encoder, region, shard, change))
+        update = ShardUpdate(self.encoder, region, file.nbytes(), shard, change)
+        patch = patch_of(update)
         if patch is None:
             file.replace(self._pieces(region, stored, change))
         else:
-            try:
-                apply_patch(file, patch)
-            except OSError:
-                # Undoing takes no room. If it fails too, the note is left to `repair`.
-                with suppress(OSError):
-                    give_up(file, patch)
-                raise
+            self._patch_file(file, patch)
+
+    def _patch_file(self, file: LockedFile, patch: Patch) -> None:
+        """Change a file where it lies, or leave it as it was."""
+        try:
+            apply_patch(file, patch)
+        except (OSError, MemoryError, KeyboardInterrupt):
+            # Undoing takes no room. If it fails too, the note is left to `repair`.
+            with suppress(OSError):
+                give_up(file, patch)
+            raise
 
     def _update(
         self, region: Region, change: Change, stored: Bytes | None

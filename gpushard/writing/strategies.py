@@ -35,14 +35,24 @@ class ShardUpdate:
 
     Attributes
     ----------
+    old_nbytes
+        Size of the file; None where there is none.
     stored
-        The shard as it lies there; None where there is none.
+        The shard as it lies there; None where there is none, or where all of it is
+        written to.
     """
 
     encoder: Encoder
     region: Region
+    old_nbytes: int | None
     stored: StoredShard | None
     change: Change
+
+    def entries(self) -> NDArray[np.uint64]:
+        """Entries of the stored index; all missing where nothing of it is wanted."""
+        if self.stored is None:
+            return blank_entries(self.region.n_entries)
+        return self.stored.entries()
 
 
 def refuse_unsuitable(encoder: Encoder) -> None:
@@ -92,11 +102,10 @@ def _no_patch(update: ShardUpdate) -> None:  # noqa: ARG001 - one of the plans
 
 def _append_only(update: ShardUpdate) -> Patch | None:
     """New inner chunks behind all that is there, and behind them a new index."""
-    stored = update.stored
-    if stored is None:
+    nbytes = update.old_nbytes
+    if nbytes is None:
         return None
-    entries = stored.entries()
-    nbytes = len(stored.data)
+    entries = update.entries()
     payloads, end = _appended(update, entries, nbytes)
     index = update.encoder.index_bytes(update.region, entries)
     return Patch(nbytes, end, index, payloads)
@@ -104,20 +113,20 @@ def _append_only(update: ShardUpdate) -> Patch | None:
 
 def _random_write(update: ShardUpdate) -> Patch | None:
     """New inner chunks behind all that is there; the index, at the start, last."""
-    region, stored = update.region, update.stored
-    n = region.n_entries
-    entries = blank_entries(n) if stored is None else stored.entries()
-    start = region.index_nbytes if stored is None else len(stored.data)
+    region, old_nbytes = update.region, update.old_nbytes
+    entries = update.entries()
+    # A damaged shard may be shorter than its index.
+    start = max(old_nbytes or 0, region.index_nbytes)
     payloads, end = _appended(update, entries, start)
-    if stored is None and not payloads:
+    if old_nbytes is None and not payloads:
         return None
-    if stored is not None and _is_wasteful(region, entries, end, update.encoder):
+    if old_nbytes is not None and _is_wasteful(region, entries, end, update.encoder):
         return None
     index = update.encoder.index_bytes(region, entries)
-    if stored is not None:
-        return Patch(len(stored.data), 0, index, payloads)
-    reserved = spoiled(update.encoder.index_bytes(region, blank_entries(n)))
-    return Patch(None, 0, index, payloads, (0, reserved))
+    if old_nbytes is not None:
+        return Patch(old_nbytes, 0, index, payloads)
+    blank = update.encoder.index_bytes(region, blank_entries(region.n_entries))
+    return Patch(None, 0, index, payloads, (0, spoiled(blank)))
 
 
 def _appended(

@@ -1,0 +1,121 @@
+"""What a user assigns -> an array of the data type that is written to, or an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import GpushardError, SelectionError, UnsupportedError
+from gpushard.scatter import holds_kind_of
+
+
+def fitting_values(
+    value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """`value` as an array of `shape` and `dtype` on the host; maybe a view.
+
+    Floats are rounded to narrower ones; nothing else may change on the way.
+
+    Raises
+    ------
+    SelectionError
+        It cannot be broadcast to the shape, or the data type does not hold it.
+    UnsupportedError
+        It lies on a device and has no `get`.
+    """
+    if hasattr(value, "__cuda_array_interface__"):
+        value = _fetched(value)
+    try:
+        with np.errstate(over="raise"):
+            array = _array_of(value, dtype)
+            if array.dtype != dtype:
+                array = _cast(array, dtype)
+        return np.broadcast_to(array, shape)
+    except GpushardError:
+        raise
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise SelectionError(
+            f"the value does not fit what is written to: {error}",
+            expected=f"{dtype} values that can be broadcast to {shape}",
+            got=f"a {type(value).__name__}",
+        ) from error
+
+
+def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Array of the data type that the value has by itself, or of `dtype`."""
+    if hasattr(value, "dtype"):
+        return np.asarray(value)
+    if dtype.kind in "SU":
+        return np.asarray(value, dtype.kind)  # as long as it takes
+    if dtype.kind in "TO":
+        return np.asarray(value, dtype)
+    array = np.asarray(value)
+    if dtype.kind in "mM" and array.dtype.kind in "UO":
+        found = np.asarray(value, dtype)
+        # Python's own times have microseconds.
+        _refuse_other_times(np.asarray(value, f"{dtype.kind}8[us]"), found)
+        return found
+    # Python's own numbers have no width, so NumPy checks them against the array's.
+    if array.dtype.kind in "biufc" and dtype.kind in "biufc":
+        check = np.result_type(array.dtype, dtype)
+        if (array.dtype.kind in "iu" and dtype.kind in "iu") or check == dtype:
+            return np.asarray(value, dtype) if array.size else array.astype(dtype)
+    return array
+
+
+def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The array in another data type, which holds its values."""
+    both_whole = array.dtype.kind in "iu" and dtype.kind in "iu"
+    if both_whole:
+        bounds = np.iinfo(dtype)
+        if array.size and not (
+            bounds.min <= int(array.min()) <= int(array.max()) <= bounds.max
+        ):
+            got = f"{array.min()} to {array.max()}"
+            raise _out_of_range(f"{bounds.min} to {bounds.max}", got)
+    elif not holds_kind_of(array.dtype, dtype):
+        raise SelectionError(
+            "the array's data type is of another kind than the values",
+            expected=f"values that {dtype} holds",
+            got=str(array.dtype),
+            hint="convert them first, such as by np.asarray(values, dtype)",
+        )
+    cast = array.astype(dtype)
+    if dtype.kind in "SU":
+        _refuse_cut(array, dtype)
+    if dtype.kind in "mM":
+        _refuse_other_times(array, cast)
+    return cast
+
+
+def _refuse_cut(array: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Refuse text that is longer than the data type's."""
+    n_most = dtype.itemsize // (4 if dtype.kind == "U" else 1)
+    n_longest = int(np.strings.str_len(array).max(initial=0))
+    if n_longest > n_most:
+        raise _out_of_range(f"text of up to {n_most}", f"one of {n_longest}")
+
+
+def _refuse_other_times(array: NDArray[Any], cast: NDArray[Any]) -> None:
+    """Refuse times that are no whole units of the data type, or too many."""
+    # Compared in the units given: in finer ones both may wrap around alike.
+    if not np.array_equal(array, cast.astype(array.dtype), equal_nan=True):
+        raise _out_of_range(f"whole units of {cast.dtype}", str(array.dtype))
+
+
+def _out_of_range(expected: str, got: str) -> SelectionError:
+    return SelectionError(
+        "a value is out of the data type's range", expected=expected, got=got
+    )
+
+
+def _fetched(value: Any) -> Any:
+    if not hasattr(value, "get"):
+        raise UnsupportedError(
+            "the value lies on a device and cannot be fetched from there",
+            got=f"a {type(value).__name__}",
+            hint="pass a NumPy or CuPy array, a tensor after .cpu()",
+        )
+    return value.get()

@@ -1,0 +1,93 @@
+"""Which values an array takes, as which elements, and which it refuses."""
+
+from __future__ import annotations
+
+import datetime
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpushard
+from gpushard.writing.values import fitting_values
+from zarr_oracle import assert_same_bits
+
+MOMENT = datetime.datetime(2020, 1, 2, 3, 4, 5)
+
+NS = 1577926800 * 10**9 + 1
+
+HELD = [
+    (1, "f4", np.float32(1)),
+    (0.1, "f4", np.float32(0.1)),
+    (np.inf, "f2", np.float16(np.inf)),
+    (1e-300, "f4", np.float32(0)),
+    (np.float64(0.1), "f4", np.float32(0.1)),
+    (np.int64(255), "u1", np.uint8(255)),
+    (True, "u1", np.uint8(1)),
+    (2, "c8", np.complex64(2)),
+    ("2020-01-02", "M8[s]", np.datetime64("2020-01-02", "s")),
+    (MOMENT, "M8[ms]", np.datetime64(MOMENT, "ms")),
+    ("NaT", "M8[s]", np.datetime64("NaT", "s")),
+    (np.datetime64("NaT", "D"), "M8[s]", np.datetime64("NaT", "s")),
+    ("2020-01-02T01:00:00.000000001", "M8[ns]", np.datetime64(NS, "ns")),
+    (np.datetime64(5000, "ms"), "M8[s]", np.datetime64(5, "s")),
+    (datetime.timedelta(seconds=2), "m8[ms]", np.timedelta64(2000, "ms")),
+    (3, "m8[s]", np.timedelta64(3, "s")),
+    ("long", "U4", np.str_("long")),
+    (b"ab\0\0\0", "S2", np.bytes_(b"ab")),
+    (np.array("ab", "U9"), "U2", np.str_("ab")),
+    ("any length", np.dtypes.StringDType(), "any length"),
+]  # fmt: skip
+
+REFUSED = [
+    (1e39, "f4"),
+    ([0.5, -70000.0], "f2"),
+    (np.array([1e300]), "f4"),
+    (1e300j, "c8"),
+    (70000, "f2"),
+    (256, "u1"),
+    (np.int64(-1), "u1"),
+    (0.5, "i4"),
+    (1, "?"),
+    (1j, "f4"),
+    ("2020-01-02T00:00:00.5", "M8[s]"),
+    (np.datetime64("2020-01-02T00:00:00.5"), "M8[s]"),
+    (np.datetime64("2300-01-01", "s"), "M8[ns]"),
+    ("2300-01-01", "M8[ns]"),
+    (datetime.timedelta(milliseconds=3), "m8[s]"),
+    ("no date", "M8[s]"),
+    (5, "M8[s]"),
+    ("longer", "U4"),
+    (b"longer", "S4"),
+    (np.array(["ab", "abc"]), "U2"),
+    ("é", "S2"),
+    ((1, 2.5), [("x", "i4"), ("y", "f4")]),
+    (np.zeros(3), "f8"),
+]
+
+
+@pytest.mark.parametrize(("value", "dtype", "want"), HELD)
+def test_a_value_becomes_an_element(value, dtype, want):
+    found = fitting_values(value, (), np.dtype(dtype))
+    assert found.dtype == np.dtype(dtype)
+    assert_same_bits(found[()], np.asarray(want, dtype)[()])
+
+
+@pytest.mark.parametrize(("value", "dtype"), REFUSED)
+def test_a_value_that_the_data_type_does_not_hold_is_refused(value, dtype):
+    with pytest.raises(gpushard.SelectionError) as caught:
+        fitting_values(value, (2,), np.dtype(dtype))
+    assert "without dtype=" not in str(caught.value)
+
+
+def test_young_data_types_are_rounded_to():
+    found = fitting_values([1.01, 2.0], (2,), np.dtype(ml_dtypes.bfloat16))
+    assert found.tolist() == [1.0078125, 2]
+
+
+def test_what_is_refused_leaves_the_array_as_it_was(tmp_path):
+    a = gpushard.create_array(tmp_path, shape=4, dtype="U3", chunks=2, shards=4)
+    a[...] = "abc"
+    with pytest.raises(gpushard.SelectionError, match=r"up to 3.*one of 4"):
+        a[1] = "abcd"
+    assert a[...].tolist() == ["abc"] * 4
