@@ -120,11 +120,11 @@ def test_two_appends_to_one_place_are_told_apart(bucket, monkeypatch):
     first, second = RollingArray.open(**bucket), RollingArray.open(**bucket)
     writing = gpushard.rolling.steps.Steps.write
 
-    def overtaken(self, window, values):
+    def overtaken(self, window, values, **named):
         monkeypatch.undo()
         with pytest.raises(gpushard.StoreError, match="at="):
             second.append(steps(2, 4))
-        writing(self, window, values)
+        writing(self, window, values, **named)
 
     monkeypatch.setattr("gpushard.rolling.steps.Steps.write", overtaken)
     first.append(steps(0, 2))

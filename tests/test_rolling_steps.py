@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from zarr.storage import MemoryStore
 
 import gpushard
 from gpushard.rolling import RollingArray, watch
@@ -57,8 +58,8 @@ def test_a_roll_takes_the_steps_in_the_order_that_readers_need(tmp_path, monkeyp
     taken: list[str] = []
 
     def noting(name, step):
-        def noted(*arguments):
-            result = step(*arguments)
+        def noted(*arguments, **named):
+            result = step(*arguments, **named)
             taken.append(name)
             start = 0 if name == "write" else 2
             whole = RollingArray.open(tmp_path / "a")[...]
@@ -103,6 +104,16 @@ def test_damage_policies_do_not_take_a_shard_that_has_rolled_off_for_damage(tmp_
     a.drop(2)
     with pytest.raises(gpushard.WindowMovedError):
         view.read(errors="fill")
+
+
+def test_indexes_that_are_known_stay_known_when_the_window_moves(tmp_path):
+    a = rolling(tmp_path / "a", 0, 4 * SHARD)
+    reader = RollingArray.open(tmp_path / "a")
+    assert np.array_equal(reader[...], steps(0, 4 * SHARD))
+    a.roll(steps(4 * SHARD, 5 * SHARD))
+    report = reader.refresh().view().explain()
+    assert report.n_index_requests == 1
+    assert np.array_equal(reader[...], steps(SHARD, 5 * SHARD))
 
 
 def test_an_array_that_is_read_follows_to_the_next_window(tmp_path):
@@ -295,14 +306,35 @@ def test_a_prepend_beside_a_drop_is_refused_and_nothing_is_lost(tmp_path, monkey
     a = rolling(tmp_path / "a", 0, 4)
     write = Steps.write
 
-    def dropped_meanwhile(self, window, values):
-        write(self, window, values)
+    def dropped_meanwhile(self, window, values, **named):
+        write(self, window, values, **named)
         RollingArray.open(tmp_path / "a").drop(2)
 
     monkeypatch.setattr(Steps, "write", dropped_meanwhile)
     with pytest.raises(gpushard.WindowMovedError, match="prepend again"):
         a.prepend(steps(-2, 0))
     assert np.array_equal(a.refresh()[...], steps(2, 4))
+
+
+@pytest.mark.parametrize(("method", "first"), [("append", 4), ("prepend", -2)])
+def test_a_place_taken_for_fill_values_is_not_given_to_another(
+    method, first, monkeypatch
+):
+    store = MemoryStore()  # where a shard that is there is all that keeps others away
+    a, other = rolling(store, 0, 4), RollingArray.open(store)
+    move = Steps.move
+
+    def beside(self, change):
+        monkeypatch.undo()
+        with pytest.raises(gpushard.StoreError, match="another writer"):
+            getattr(other, method)(steps(first, first + 2))
+        return move(self, change)
+
+    monkeypatch.setattr(Steps, "move", beside)
+    getattr(a, method)(filled(2))
+    assert np.array_equal(a.at[first : first + 2], filled(2))
+    getattr(other, method)(steps(6, 8))
+    assert a.refresh().shape[0] == 8
 
 
 def test_a_window_that_need_not_move_is_not_written(tmp_path):

@@ -81,9 +81,8 @@ def _behind(
         place = _place(now, values, axis, first)
         _, stop = _sides(place, axis)
         change(stop, now)  # refused before anything is written
-        if at is None:
-            steps.claim(place)
-        steps.write(place, values)
+        claimed = steps.claim(place) if at is None else None
+        steps.write(place, values, claimed=claimed)
         return steps.move(partial(change, stop))
 
 
@@ -102,9 +101,8 @@ def prepend(steps: Steps, values: Any, axis: int, at: int | None) -> Moved:
                 got=stop,
                 hint="append them, or write by a.at[...]",
             )
-        if at is None:
-            steps.claim(place)
-        steps.write(place, values)
+        claimed = steps.claim(place) if at is None else None
+        steps.write(place, values, claimed=claimed)
 
         def grown(now: Window) -> Window:
             start, end = _sides(now, axis)

@@ -23,7 +23,7 @@ from gpushard.rolling.window import Coordinate, Window
 from gpushard.selection import Selection
 from gpushard.source import Source
 from gpushard.stores.files import FileWriter, written_key
-from gpushard.stores.writers import Bytes, Pieces, writer_of
+from gpushard.stores.writers import Bytes, Pieces, Writer, writer_of
 from gpushard.writing.assign import WriteSession, assign
 from gpushard.writing.shard import Region
 
@@ -70,12 +70,23 @@ class Steps:
         return self._changed(lambda now: now)[0]
 
     def write(
-        self, window: Window, values: Any, selection: Selection | None = None
+        self,
+        window: Window,
+        values: Any,
+        selection: Selection | None = None,
+        claimed: str | None = None,
     ) -> None:
-        """Write `values` to a window, or a selection of it, wherever the array is."""
+        """Write `values` to a window, or a selection of it, wherever the array is.
+
+        The shard `claimed` is left empty where the values are the fill value: without
+        it another writer could take the place before the window has moved.
+        """
         source = source_over(self.source, self.source.indexes, window)
         whole = basic(..., window.shape) if selection is None else selection
-        assign(source, whole, values, self._shards)
+        writer = self._shards
+        if claimed is not None:
+            writer = _ClaimingWriter(writer, claimed)
+        assign(source, whole, values, writer)
 
     def move(self, change: Change) -> tuple[Window, Window]:
         """Window before and after `change`, which no other move gets lost in.
@@ -152,8 +163,8 @@ class Steps:
         else:
             yield
 
-    def claim(self, window: Window) -> None:
-        """Take the place of new shards, unless another writer was faster.
+    def claim(self, window: Window) -> str | None:
+        """Key of the empty shard that takes the place of new ones, if one has to.
 
         Raises
         ------
@@ -162,7 +173,7 @@ class Steps:
         """
         first = next(window.objects(), None)
         if first is None or isinstance(self._shards, FileWriter):
-            return
+            return None
         source = source_over(self.source, self.source.indexes, window)
         region = Region.of_object(source, (0,) * source.layout.ndim)
         empty = WriteSession(source, self._shards).encoder.empty_object(region)
@@ -174,6 +185,7 @@ class Steps:
                 store_url=source.store.url,
                 hint="say where the values belong, by at=, which overwrites it",
             )
+        return self.key(first)
 
     @property
     def _key(self) -> str:
@@ -201,6 +213,32 @@ class Steps:
                 yield from self._listed(f"{prefix}{name}/", depth - 1)
             else:
                 yield prefix + name
+
+
+class _ClaimingWriter:
+    """Writer that does not delete one object.
+
+    Parameters
+    ----------
+    writer
+        What writes.
+    claimed
+        Key of the object.
+    """
+
+    def __init__(self, writer: Writer, claimed: str) -> None:
+        self._claimed = claimed
+        self.deletes_in_updates = writer.deletes_in_updates
+        self._put = writer.put
+        self.update = writer.update
+        self.create = writer.create
+        self.delete = writer.delete
+        self.clear = writer.clear
+
+    def put(self, key: str, pieces: Pieces | None) -> None:
+        """Replace an object; None deletes it, but for the one claimed."""
+        if pieces is not None or key != self._claimed:
+            self._put(key, pieces)
 
 
 class _UnchangedError(Exception):
