@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 
 import numpy as np
@@ -100,6 +102,21 @@ def test_ranges_that_cannot_be_are_refused_and_nothing_is_written(
     path.write_bytes(bytes(100))
     with pytest.raises(gpushard.OptionError, match=reason):
         gpushard.append_index(path, offsets, nbytes)
+    assert path.read_bytes() == bytes(100)
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    path, writev = tmp_path / "file", os.writev
+    path.write_bytes(bytes(100))
+
+    def full(fd, pieces):
+        if os.fstat(fd).st_size > 100:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return writev(fd, [pieces[0][:9]])
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(gpushard.StoreError, match="No space left"):
+        gpushard.append_index(path, [0], [10])
     assert path.read_bytes() == bytes(100)
 
 

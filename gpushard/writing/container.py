@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -54,8 +55,13 @@ def append_index(
             size = file.seek(0, os.SEEK_END)
             _refuse_outside(entries, size)
             index = _encoded(entries)
-            write_all(file.fileno(), [index])
-            os.fsync(file.fileno())
+            try:
+                write_all(file.fileno(), [index])
+                os.fsync(file.fileno())
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(size)
+                raise
     except FileNotFoundError as error:
         raise NotFoundError("there is no such file", got=str(path)) from error
     except OSError as error:
