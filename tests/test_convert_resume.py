@@ -14,10 +14,12 @@ import pytest
 import zarr
 
 import gpushard
-from gpushard.converting.mark import NAME
+from gpushard.converting.mark import NAME, Mark
 from gpushard.converting.tiles import budget_for
 from gpushard.formats.v3 import parse_array
 from gpushard.options import Options
+from gpushard.stores.files import FileWriter
+from gpushard.writing.blueprint import Blueprint
 
 MIB = 1 << 20
 SHAPE = (64, 48)
@@ -99,6 +101,44 @@ def test_shards_of_fill_value_are_not_done_twice_either(tmp_path, monkeypatch):
     # 20 of 32 tiles were told; the last of them had not been noted as told.
     assert report.n_resumed == 20
     assert report.n_written == 12
+    assert_complete(src, dst)
+
+
+def test_a_shard_is_not_noted_before_it_is_there(tmp_path, monkeypatch):
+    src, dst = make_source(tmp_path / "src"), tmp_path / "dst"
+    monkeypatch.setattr("gpushard.converting.mark._INTERVAL_S", 0.0)
+    put, left = FileWriter.put, [9]
+
+    def full(self, key, pieces):
+        left[0] -= "c/" in key
+        if left[0] < 0 and "c/" in key:
+            raise gpushard.StoreError("the disk is full")
+        put(self, key, pieces)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileWriter, "put", full)
+        with pytest.raises(gpushard.StoreError):
+            gpushard.convert(src, dst, num_threads=1, **TARGET)
+    report = gpushard.convert(src, dst, num_threads=1, verify=True, **TARGET)
+    assert report.arrays[""].n_written == 24 - 9
+    assert_complete(src, dst)
+
+
+@pytest.mark.parametrize("late", [Mark, Blueprint])
+def test_the_mark_is_there_before_the_array(late, tmp_path, monkeypatch):
+    src, dst = make_source(tmp_path / "src"), tmp_path / "dst"
+
+    def stop(*_):
+        raise InterruptedHereError
+
+    name = "write" if late is Mark else "put"
+    with monkeypatch.context() as patch:
+        patch.setattr(late, name, stop)
+        with pytest.raises(InterruptedHereError):
+            gpushard.convert(src, dst, **TARGET)
+    left = [] if late is Mark else [NAME]
+    assert [path.name for path in dst.iterdir()] == left
+    gpushard.convert(src, dst, **TARGET)
     assert_complete(src, dst)
 
 

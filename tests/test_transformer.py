@@ -139,6 +139,14 @@ def test_a_directory_of_shards_lists_all_chunks_that_may_be_there(store):
     assert (list(keys), list(prefixes)) == ([chunk(0, j) for j in range(3)], [])
 
 
+@pytest.mark.parametrize(("grid", "n_listed"), [(None, 4), ((3, 3), 3)])
+def test_no_directories_beyond_a_known_grid_are_listed(grid, n_listed, below):
+    below.set("data/root/a/c1/0", shard([b"f", None, None, None]))
+    store = ShardedStore(below, (2, 2), "a", grid_shape=grid)
+    _, prefixes = store.list_dir("data/root/a/")
+    assert list(prefixes) == [chunk(i, "") for i in range(n_listed)]
+
+
 def test_a_mapping_raises_key_errors(store):
     for operation in (store.__getitem__, store.__delitem__):
         with pytest.raises(KeyError):

@@ -177,16 +177,16 @@ def set_index(a, place, entries) -> None:
     ("strategy", "location"), [("random_write", "start"), ("fixed_order", "end")]
 )
 def test_unused_space_is_bounded(strategy, location, tmp_path):
-    write = WriteOptions(strategy=strategy, max_unused_fraction=0.5)
+    write = WriteOptions(strategy=strategy, max_unused_fraction=0.3)
     a = new(tmp_path / "a", strategy, location, options=Options(write=write))
     a[...] = noise()
     path = shard_path(tmp_path / "a")
     for seed in range(12):
-        a[4:8] = noise(seed)[4:8] if seed % 2 else 3
+        a[4:] = noise(seed)[4:] if seed % 2 else 3
         shard = stored_shard(a, tmp_path / "a")
         present = shard.index.state == PRESENT
         used = int(shard.index.nbytes[present].sum()) + 16 * 16 + 4
-        assert used >= 0.5 * path.stat().st_size
+        assert used >= 0.7 * path.stat().st_size
 
 
 def test_compaction_drops_unused_space_and_copies_the_rest(tmp_path):
