@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import MemoryStore
 
 import gpushard
 from gpushard.converting.mark import NAME, Mark
@@ -140,6 +141,14 @@ def test_the_mark_is_there_before_the_array(late, tmp_path, monkeypatch):
     assert [path.name for path in dst.iterdir()] == left
     gpushard.convert(src, dst, **TARGET)
     assert_complete(src, dst)
+
+
+def test_a_store_that_keeps_everything_is_refused_and_left_alone(tmp_path):
+    src, dst = make_source(tmp_path / "src"), MemoryStore()
+    dst.supports_deletes = False  # as of a zip file
+    with pytest.raises(gpushard.UnsupportedError, match="pack that"):
+        gpushard.convert(src, dst, **TARGET)
+    assert dst._store_dict == {}
 
 
 def test_what_a_killed_writer_left_beside_shards_is_gone_afterwards(tmp_path):

@@ -18,6 +18,7 @@ from gpushard.converting.mark import (
     Mark,
     document_fingerprint,
     find_mark,
+    refuse_lasting,
     source_fingerprint,
 )
 from gpushard.converting.nodes import Nodes, nodes_at, put_group, refuse_overlap
@@ -198,6 +199,7 @@ class _Conversion:
 
     def _planned(self, nodes: Nodes, target: TargetArguments) -> dict[str, _Job]:
         """Work on each array, refused here if it cannot be done."""
+        refuse_lasting(self.to)
         jobs: dict[str, _Job] = {}
         for path, layout in nodes.arrays.items():
             with naming(self.store, layout.path):

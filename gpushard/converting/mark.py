@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import OptionError
+from gpushard.errors import OptionError, UnsupportedError
 from gpushard.hierarchies.documents import join
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import DOCUMENTS
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.files import FileWriter
 from gpushard.stores.writers import writer_of
+from gpushard.stores.zarr_store import ZarrStore
 
 NAME = ".gpushard-convert.json"
 """Name of the mark, below the destination's path."""
@@ -139,6 +140,22 @@ class Mark:
     def remove(self) -> None:
         """Delete the mark: the conversion is complete."""
         writer_of(self.store).put(self.key, None)
+
+
+def refuse_lasting(store: Store) -> None:
+    """Refuse a store from which the mark could not be removed at the end.
+
+    Raises
+    ------
+    UnsupportedError
+        Nothing can be deleted from it.
+    """
+    if isinstance(store, ZarrStore) and not store.zarr_store.supports_deletes:
+        raise UnsupportedError(
+            "nothing can be deleted from this store, as a conversion has to",
+            got=store.url,
+            hint="convert to a directory, and pack that",
+        )
 
 
 def find_mark(store: Store, place: str) -> dict[str, Any] | None:
