@@ -129,7 +129,7 @@ def test_printable_keeps_what_people_write():
 
 def test_info_of_nothing_exits_with_2(tmp_path):
     assert "zarr.json" in sentence(run("info", tmp_path, code=2))
-    sentence(run("info", tmp_path / "absent", "--json", code=2))
+    sentence(run("info", tmp_path / "absent", code=2))
 
 
 def test_info_of_a_broken_document_exits_with_2(tmp_path):

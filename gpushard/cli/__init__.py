@@ -1,11 +1,13 @@
 """The command line: `gpushard sample`, `info`, `map`, `verify`, `read`, and others.
 
 Data go to stdout, progress and messages to stderr. Exit status 0: done; 1: stored bytes
-are damaged, or differ from what zarr-python reads; 2: everything else.
+are damaged, or differ from what zarr-python reads; 2: everything else that goes wrong;
+130: interrupted; 141: nobody read on.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -14,6 +16,7 @@ import gpushard
 from gpushard.cli.bench import bench
 from gpushard.cli.convert import convert
 from gpushard.cli.doctor import doctor
+from gpushard.cli.failures import exit_status
 from gpushard.cli.info import info
 from gpushard.cli.map import map_
 from gpushard.cli.read import read
@@ -54,4 +57,4 @@ def _gpushard(
 
 def main() -> None:
     """Run the command that the process's arguments name, and exit."""
-    app(prog_name="gpushard")
+    sys.exit(exit_status(lambda: app(prog_name="gpushard")))

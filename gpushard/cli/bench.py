@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpushard.cli.failures import EXIT_DAMAGED, failures_in_a_sentence
 from gpushard.cli.output import (
-    EXIT_DAMAGED,
     AsJson,
     Debug,
-    failures_in_a_sentence,
     print_json,
     print_table,
 )
@@ -33,7 +32,7 @@ def bench(
     debug: Debug = False,
 ) -> None:
     """Time reads of an array beside zarr-python, zarrs and tensorstore."""
-    with failures_in_a_sentence(debug=debug):
+    with failures_in_a_sentence(debug=debug, as_json=as_json):
         # NumPy and the readers, which `--help` need not wait for.
         import gpushard
         from gpushard.cli.timing import measure

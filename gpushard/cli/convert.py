@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpushard.cli.failures import EXIT_INTERRUPTED, failures_in_a_sentence
 from gpushard.cli.output import (
     AsJson,
     Debug,
-    failures_in_a_sentence,
     print_json,
     print_table,
     say,
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gpushard.converting.convert import ConversionReport
 
 _MIB = 1 << 20
-_EXIT_INTERRUPTED = 130
 _CODEC_HELP = (
     'keep, none, NAME[:LEVEL] (zstd:5, gzip, blosc-lz4:5), or JSON as in "codecs".'
 )
@@ -91,7 +90,7 @@ def convert(
     debug: Debug = False,
 ) -> None:
     """Convert an array, or all arrays of a group, to sharded Zarr v3."""
-    with failures_in_a_sentence(debug=debug):
+    with failures_in_a_sentence(debug=debug, as_json=as_json):
         target: dict[str, Any] = {
             "shards": _shape(shards, "--shards"),
             "chunks": _shape(chunks, "--chunks"),
@@ -116,7 +115,7 @@ def convert(
             )
         except KeyboardInterrupt:
             say("interrupted; repeat the command to go on where it was.")
-            raise typer.Exit(_EXIT_INTERRUPTED) from None
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         if as_json:
             print_json(_facts(src, dst, report))
         else:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpushard.cli.failures import failures_in_a_sentence
 from gpushard.cli.output import (
     AsJson,
     Debug,
-    failures_in_a_sentence,
     print_json,
     print_table,
 )
@@ -15,7 +15,7 @@ from gpushard.cli.output import (
 
 def doctor(as_json: AsJson = False, debug: Debug = False) -> None:
     """Tell what is installed here, and which device reads would take, and why."""
-    with failures_in_a_sentence(debug=debug):
+    with failures_in_a_sentence(debug=debug, as_json=as_json):
         from gpushard.cli.diagnosis import diagnose
 
         facts = diagnose()

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from gpushard.cli.failures import failures_in_a_sentence
 from gpushard.cli.output import (
     AsJson,
     Debug,
-    failures_in_a_sentence,
     print_json,
     print_table,
 )
@@ -27,7 +27,7 @@ def info(
     debug: Debug = False,
 ) -> None:
     """Tell what an array or a group is, and what decodes it on this machine."""
-    with failures_in_a_sentence(debug=debug):
+    with failures_in_a_sentence(debug=debug, as_json=as_json):
         # NumPy and the reader, which `--help` need not wait for.
         from gpushard.cli.description import describe
 

@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from gpushard.cli.failures import EXIT_DAMAGED, failures_in_a_sentence
 from gpushard.cli.output import (
-    EXIT_DAMAGED,
     AsJson,
     Debug,
-    failures_in_a_sentence,
     print_json,
     print_table,
     say,
@@ -36,7 +35,7 @@ def map_(
     debug: Debug = False,
 ) -> None:
     """Show a shard's inner chunks: where they lie, how large, in which order."""
-    with failures_in_a_sentence(debug=debug):
+    with failures_in_a_sentence(debug=debug, as_json=as_json):
         # NumPy and the reader, which `--help` need not wait for.
         from gpushard.cli.mapping import open_map, write_map
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpushard.cli.files import write_file
 from gpushard.cli.map_marks import KINDS, WIDTH, Mark, Panel
 from gpushard.cli.map_svg import colour
-from gpushard.cli.page import unwritable
 from gpushard.errors import UnsupportedError
 
 _COLOURS = {
@@ -50,10 +50,7 @@ def write_png(path: Path, title: str, panels: Sequence[Panel]) -> None:
     for panel, place in zip(panels, axes[:, 0], strict=True):
         _draw(place, panel)
     figure.legend(handles=_legend(), loc="outside lower center", ncols=3, fontsize=8)
-    try:
-        canvas.print_png(path)
-    except OSError as error:
-        raise unwritable(path, error) from error
+    write_file(path, canvas.print_png)
 
 
 def _draw(axes: object, panel: Panel) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from gpushard.cli.map_svg import colour
+from gpushard.cli.output import stdout_as_a_store
 from gpushard.inspection.shard_map import ShardMap, byte_bins, grid_bins
 from gpushard.layout import ArrayLayout
 
@@ -40,15 +41,16 @@ def print_map(shard: ShardMap, layout: ArrayLayout) -> None:
     spell = _spelling(console.encoding)
     columns = max(20, min(console.width, 120))
     pictures = (_strip(shard, columns), _grid(shard, layout, columns))
-    for title, rows in zip(("bytes", "grid"), pictures, strict=True):
-        console.print(f"\n{title}", markup=False)
-        for row in rows:
-            line = Text()
-            for character, paint in row:
-                hue = None if paint is None else "#{:02x}{:02x}{:02x}".format(*paint)
-                line.append(character.translate(spell), Style(color=hue))
-            console.print(line, soft_wrap=True)
-    console.print(LEGEND.translate(spell), markup=False, soft_wrap=True)
+    with stdout_as_a_store():
+        for title, rows in zip(("bytes", "grid"), pictures, strict=True):
+            console.print(f"\n{title}", markup=False)
+            for row in rows:
+                line = Text()
+                for character, paint in row:
+                    hue = paint and "#{:02x}{:02x}{:02x}".format(*paint)
+                    line.append(character.translate(spell), Style(color=hue))
+                console.print(line, soft_wrap=True)
+        console.print(LEGEND.translate(spell), markup=False, soft_wrap=True)
 
 
 def _spelling(encoding: str) -> dict[int, int]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from gpushard.cli.files import write_text
 from gpushard.cli.map_marks import panels
-from gpushard.cli.page import write_text
 from gpushard.errors import CorruptShardError, NotFoundError, OptionError, naming
 from gpushard.inspection.contents import Contents
 from gpushard.inspection.shard_map import ShardMap, first_stored, map_shard

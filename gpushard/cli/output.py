@@ -1,18 +1,17 @@
-"""What all commands say in the same way: JSON, text, and errors in a sentence."""
+"""What all commands print in the same way: JSON, text, tables, messages."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
 
-from gpushard.errors import CorruptShardError, GpushardError
+from gpushard.errors import StoreError
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of text.")
@@ -22,50 +21,49 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 # Lines for another program are never folded.
 _PIPE_WIDTH = 1_000_000
 
-EXIT_DAMAGED = 1
-EXIT_FAILED = 2
+
+def say(message: str) -> None:
+    """Message of the program to the user: on stderr, as data are on stdout.
+
+    Where that takes none, the exit status has to tell.
+    """
+    with suppress(OSError):
+        typer.echo(f"gpushard: {printable(message)}", err=True)
 
 
 @contextmanager
-def failures_in_a_sentence(*, debug: bool) -> Iterator[None]:
-    """Turn errors of the block into a sentence on stderr and an exit status.
+def stdout_as_a_store() -> Iterator[None]:
+    """Let a stdout that takes no more fail as any other place that is written to.
 
     Raises
     ------
-    typer.Exit
-        With `EXIT_DAMAGED` for a `CorruptShardError`, else with `EXIT_FAILED`.
+    StoreError
+        It cannot be written.
+    BrokenPipeError
+        Nobody reads on.
     """
     try:
         yield
-    except GpushardError as error:
-        code = EXIT_DAMAGED if isinstance(error, CorruptShardError) else EXIT_FAILED
-        _tell(str(error), code, debug=debug)
-    except MemoryError as error:
-        reason = f": {error}" if str(error) else ""
-        _tell(f"there is not enough memory{reason}.", EXIT_FAILED, debug=debug)
-
-
-def _tell(sentence: str, code: int, *, debug: bool) -> None:
-    if debug:
-        traceback.print_exc(file=sys.stderr)
-    say(sentence)
-    raise typer.Exit(code)
-
-
-def say(message: str) -> None:
-    """Message of the program to the user: on stderr, as data are on stdout."""
-    typer.echo(f"gpushard: {printable(message)}", err=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"standard output cannot be written: {error.strerror or error}",
+            hint="send it to a place with room for it",
+        ) from error
 
 
 def print_json(facts: Mapping[str, Any]) -> None:
     """One JSON object on stdout, valid whatever the numbers in it."""
-    typer.echo(json.dumps(_strict(facts), indent=2, allow_nan=False))
+    with stdout_as_a_store():
+        typer.echo(json.dumps(_strict(facts), indent=2, allow_nan=False))
 
 
 def print_text(*lines: str) -> None:
     """Lines on stdout."""
-    for line in lines:
-        typer.echo(printable(line))
+    with stdout_as_a_store():
+        for line in lines:
+            typer.echo(printable(line))
 
 
 def print_table(rows: Iterable[Sequence[str]]) -> None:
@@ -77,11 +75,12 @@ def print_table(rows: Iterable[Sequence[str]]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*(Text(printable(cell), overflow="fold") for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-    with console.capture() as lines:
-        console.print(table)
-    for line in lines.get().splitlines():
-        typer.echo(line.rstrip())
+    with stdout_as_a_store():
+        console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+        with console.capture() as lines:
+            console.print(table)
+        for line in lines.get().splitlines():
+            typer.echo(line.rstrip())
 
 
 def printable(text: str) -> str:
@@ -93,7 +92,7 @@ def _strict(value: Any) -> Any:
     """JSON value with NaN and infinities as Zarr spells them: strings."""
     if isinstance(value, Mapping):
         return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_strict(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         if math.isnan(value):

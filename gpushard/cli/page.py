@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from pathlib import Path
-
-from gpushard.errors import StoreError
 
 _STYLE = """
 :root { --ink: #1b1b1b; --paper: #ffffff; --soft: #f2f3f5; --line: #8a8a8a;
@@ -84,22 +81,3 @@ def columns_table(
         f'<div class="wide"><table id="{name}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file.
-
-    Raises
-    ------
-    StoreError
-        It cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise unwritable(path, error) from error
-
-
-def unwritable(path: Path, error: OSError) -> StoreError:
-    """Error of an output file that cannot be written."""
-    return StoreError(f"cannot write {str(path)!r}: {error.strerror or error}")

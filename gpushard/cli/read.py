@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpushard.cli.failures import EXIT_DAMAGED, failures_in_a_sentence
 from gpushard.cli.output import (
-    EXIT_DAMAGED,
     AsJson,
     Debug,
-    failures_in_a_sentence,
     print_json,
     print_text,
     say,
@@ -49,7 +48,7 @@ def read(
     debug: Debug = False,
 ) -> None:
     """Read a part of an array: to an .npy file, or just for its figures."""
-    with failures_in_a_sentence(debug=debug):
+    with failures_in_a_sentence(debug=debug, as_json=as_json):
         # NumPy and the reader, which `--help` need not wait for.
         from gpushard.cli.reading import run
 

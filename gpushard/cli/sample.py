@@ -7,14 +7,15 @@ import shlex
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from shutil import rmtree
 from typing import Annotated, Any
 
 import typer
 
+from gpushard.cli.failures import failures_in_a_sentence
 from gpushard.cli.output import (
     AsJson,
     Debug,
-    failures_in_a_sentence,
     print_json,
     print_text,
 )
@@ -31,7 +32,7 @@ def sample(
     debug: Debug = False,
 ) -> None:
     """Write a small real data set: a Zarr group of sharded arrays."""
-    with failures_in_a_sentence(debug=debug):
+    with failures_in_a_sentence(debug=debug, as_json=as_json):
         facts = _write_sample(dest)
         if as_json:
             print_json(facts)
@@ -51,8 +52,13 @@ def _write_sample(dest: str) -> dict[str, Any]:
     source = files("gpushard") / "data" / "eraint.zarr"
     try:
         nbytes = _copy(source, target)
-    except OSError as error:
-        raise _unwritable(dest, error) from error
+    except BaseException as error:
+        # It was empty: what is in it is ours, and would be in the way of a second try.
+        for child in target.iterdir():
+            rmtree(child) if child.is_dir() else child.unlink()
+        if isinstance(error, OSError):
+            raise _unwritable(dest, error) from error
+        raise
     about = json.loads((source / "zarr.json").read_text(encoding="utf-8"))
     arrays = sorted(child.name for child in source.iterdir() if child.is_dir())
     whole, part = shlex.quote(dest), shlex.quote(f"{dest}/{_READ_SELECTION}")

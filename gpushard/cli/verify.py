@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpushard.cli.failures import EXIT_DAMAGED, EXIT_FAILED, failures_in_a_sentence
 from gpushard.cli.output import (
-    EXIT_DAMAGED,
-    EXIT_FAILED,
     AsJson,
     Debug,
-    failures_in_a_sentence,
     print_json,
     print_table,
     print_text,
@@ -69,21 +67,25 @@ def verify(
     debug: Debug = False,
 ) -> None:
     """Verify every shard index and checksum; tell what is broken, and where."""
-    with failures_in_a_sentence(debug=debug):
+    with failures_in_a_sentence(debug=debug, as_json=as_json):
         # NumPy and the reader, which `--help` need not wait for.
         from gpushard.cli.verification import Wanted, run
 
         wanted = Wanted(decode or device is not None, device, repair)
         outcome = run(url, wanted, progress=progress)
-        if as_json:
-            print_json(outcome.as_dict())
-        else:
-            _print(outcome)
-        # After what may be the verdict of hours: the place may not be writable.
-        if html is not None:
-            from gpushard.cli.verify_page import write_report
+    # It may be the verdict of hours by now: a page that cannot be written must not cost
+    # it, and a stdout that takes no more not the page.
+    with failures_in_a_sentence(debug=debug):
+        try:
+            if as_json:
+                print_json(outcome.as_dict())
+            else:
+                _print(outcome)
+        finally:
+            if html is not None:
+                from gpushard.cli.verify_page import write_report
 
-            write_report(html, outcome)
+                write_report(html, outcome)
         if outcome.status == "damaged":
             raise typer.Exit(EXIT_DAMAGED)
         if outcome.status == "unverified":

@@ -7,7 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpushard.cli.page import columns_table, facts_table, page, write_text
+from gpushard.cli.files import write_text
+from gpushard.cli.page import columns_table, facts_table, page
 from gpushard.cli.verify_text import (
     bytes_text,
     chunks_text,

@@ -1,0 +1,113 @@
+"""How a command ends: in a sentence where it fails, and with which exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import typer
+
+from gpushard.cli.output import print_json, say, stdout_as_a_store
+from gpushard.errors import CorruptShardError, GpushardError, StoreError
+
+EXIT_DAMAGED = 1
+EXIT_FAILED = 2
+EXIT_INTERRUPTED = 130
+# What a shell shows for a program that SIGPIPE has ended: nobody read on.
+EXIT_CUT = 141
+
+
+def exit_status(program: Callable[[], Any]) -> int:
+    """Exit status of a program that ends by `SystemExit`, all of its output written."""
+    _open_closed_streams()
+    status: Any = EXIT_FAILED
+    is_cut = False
+    try:
+        with stdout_as_a_store():
+            program()
+    except SystemExit as ended:
+        # Who stopped reading is no damage, which is what typer's 1 would mean.
+        is_cut = isinstance(ended.__context__, BrokenPipeError)
+        status = EXIT_CUT if is_cut else ended.code
+    except StoreError as error:  # help and the version are typer's to print
+        say(str(error))
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            is_cut, status = True, status or EXIT_FAILED
+        if is_cut:
+            # Python would try the rest once more, and end with a status of its own.
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return status or 0
+
+
+def _open_closed_streams() -> None:
+    """Have streams that the caller has closed take everything, and keep nothing."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end
+
+
+@contextmanager
+def failures_in_a_sentence(*, debug: bool, as_json: bool = False) -> Iterator[None]:
+    """Turn errors of the block into a sentence on stderr and an exit status.
+
+    With `as_json` they are an object on stdout as well: nothing else may have been
+    printed there by then.
+
+    Raises
+    ------
+    typer.Exit
+        With `EXIT_DAMAGED` for a `CorruptShardError`, with `EXIT_INTERRUPTED` for
+        Ctrl-C, else with `EXIT_FAILED`.
+    """
+    try:
+        yield
+    except (typer.Exit, BrokenPipeError):
+        raise
+    except KeyboardInterrupt:
+        say("interrupted.")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except Exception as error:  # noqa: BLE001 - a bug must not look like damage
+        if debug:
+            traceback.print_exc(file=sys.stderr)
+        code = EXIT_DAMAGED if isinstance(error, CorruptShardError) else EXIT_FAILED
+        sentence = _sentence(error)
+        if as_json:
+            with suppress(GpushardError, OSError):
+                print_json({"error": _error_facts(error, sentence)})
+        say(sentence)
+        raise typer.Exit(code) from None
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, GpushardError):
+        return str(error)
+    reason = f": {error}" if str(error) else ""
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory{reason}."
+    return (
+        f"an unexpected {type(error).__name__}{reason.rstrip('.')}; this is a defect of"
+        " gpushard, please report it with what --debug shows."
+    )
+
+
+_FIELDS = (
+    *("what", "store_url", "array_path", "shard_key", "inner_chunk", "codec"),
+    *("json_path", "expected", "got", "hint"),
+)
+
+
+def _error_facts(error: Exception, sentence: str) -> dict[str, Any]:
+    """Type, sentence, and the fields of an error that have something in them."""
+    fields = {name: getattr(error, name, None) for name in _FIELDS}
+    known = {name: value for name, value in fields.items() if value is not None}
+    plain = (str, int, float, tuple, list)
+    told = {n: v if isinstance(v, plain) else str(v) for n, v in known.items()}
+    return {"type": type(error).__name__, "message": sentence, **told}

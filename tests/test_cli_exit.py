@@ -1,0 +1,333 @@
+"""Exit statuses, and what is printed, where a command does not end well."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zarr
+
+from cli_runs import run, write_sample, write_shards
+from gpushard.cli import files
+
+COMMANDS = {
+    "info": ("info", "{array}"),
+    "map": ("map", "{array}"),
+    "verify": ("verify", "{array}"),
+    "read": ("read", "{array}"),
+    "bench": ("bench", "{array}", "--repetitions", "1"),
+    "doctor": ("doctor",),
+    "convert": ("convert", "{array}", "{new}"),
+    "sample": ("sample", "{new}"),
+}
+OF_AN_ARRAY = [name for name, words in COMMANDS.items() if "{array}" in words]
+every_command = pytest.mark.parametrize("name", COMMANDS)
+every_reader = pytest.mark.parametrize("name", OF_AN_ARRAY)
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory) -> Path:
+    return write_sample(tmp_path_factory)
+
+
+def words(name, array, tmp_path):
+    places = {"array": str(array), "new": str(tmp_path / "new.zarr")}
+    return [word.format(**places) for word in COMMANDS[name]]
+
+
+def shell(*arguments, **options):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "gpushard", *map(str, arguments)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    return subprocess.Popen(command, env=environment, text=True, **options)
+
+
+def ended(*arguments, **options):
+    process = shell(*arguments, **options)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+# stdout that takes nothing
+
+
+@every_command
+def test_a_full_disk_behind_stdout_exits_with_2(name, sample, tmp_path):
+    with open("/dev/full", "w") as full:
+        code, _, told = ended(*words(name, sample / "u", tmp_path), stdout=full)
+    (line,) = told.splitlines()
+    assert code == 2
+    assert line.startswith("gpushard: standard output cannot be written: No space left")
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_a_full_disk_behind_help_exits_with_2(option):
+    with open("/dev/full", "w") as full:
+        code, _, told = ended(option, stdout=full)
+    assert code == 2
+    assert "standard output cannot be written" in told
+
+
+@contextmanager
+def pipe_that_nobody_reads():
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        yield writing
+    finally:
+        os.close(writing)
+
+
+@every_command
+def test_a_pipe_that_nobody_reads_ends_a_command_in_silence(name, sample, tmp_path):
+    with pipe_that_nobody_reads() as pipe:
+        done = ended(*words(name, sample / "u", tmp_path), stdout=pipe)
+    assert done == (141, None, "")
+
+
+def test_a_pipe_that_nobody_reads_ends_help_in_silence():
+    with pipe_that_nobody_reads() as pipe:
+        assert ended("--help", stdout=pipe) == (141, None, "")
+
+
+def test_damage_is_told_where_stderr_takes_nothing(sample, tmp_path):
+    array = damaged(tmp_path)
+    with open("/dev/full", "w") as full:
+        assert ended("read", array, stderr=full)[0] == 1
+    with pipe_that_nobody_reads() as pipe:
+        assert ended("read", array, stderr=pipe)[0] == 1
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_closed_stream_is_one_that_keeps_nothing(closed, sample):
+    def close():
+        os.close(closed)
+
+    assert ended("info", sample / "u", preexec_fn=close)[0] == 0
+
+
+def test_characters_that_stdout_lacks_are_replaced(tmp_path, monkeypatch):
+    path = tmp_path / "温度.zarr"
+    zarr.create_array(path, shape=(4,), dtype="i1", chunks=(2,), shards=(4,))[...] = 1
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    for command in ("map", "verify", "info"):
+        assert ended(command, path)[0] == 0
+
+
+# interrupts
+
+
+SLOW = """
+import sys, time
+import gpushard.stores.local as local
+def wait(*_, **__):
+    print("reading", file=sys.stderr, flush=True)
+    time.sleep(60)
+local.LocalStore.read = wait
+from gpushard.cli import main
+main()
+"""
+
+
+@every_reader
+def test_an_interrupt_exits_with_130_at_once(name, sample, tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *words(name, sample / "u", tmp_path)],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    line = process.stderr.readline()
+    assert line == "reading\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert out == ""
+    assert "interrupted" in err
+    assert "Traceback" not in err
+
+
+# errors for programs
+
+
+def damaged(tmp_path) -> Path:
+    path = write_shards(tmp_path / "damaged.zarr")
+    shard = path / "c/0/0"
+    data = bytearray(shard.read_bytes())
+    data[-20] ^= 1  # in the index
+    shard.write_bytes(data)
+    return path
+
+
+def unreadable(tmp_path) -> Path:
+    path = write_shards(tmp_path / "unreadable.zarr")
+    (path / "c/0/0").unlink()
+    (path / "c/0/0").mkdir()
+    return path
+
+
+def error_of(code, *arguments):
+    """What `--json` tells of an error, which stands on stderr as well."""
+    done = run(*arguments, "--json", code=code)
+    error = json.loads(done.stdout, parse_constant=pytest.fail)["error"]
+    assert done.stderr == f"gpushard: {error['message']}\n"
+    return error
+
+
+@every_reader
+def test_a_missing_array_is_an_error_in_json_and_exits_with_2(name, tmp_path):
+    error = error_of(2, *words(name, tmp_path / "none", tmp_path))
+    assert error["type"] == "NotFoundError"
+    assert "none" in error["what"]
+
+
+@pytest.mark.parametrize("name", ["map", "read", "bench", "convert"])
+def test_damage_is_an_error_in_json_and_exits_with_1(name, tmp_path):
+    error = error_of(1, *words(name, damaged(tmp_path), tmp_path))
+    assert error["type"] == ("CorruptShardError" if name == "map" else "ChecksumError")
+    assert error["shard_key"] == "c/0/0"
+    assert error["codec"] == "crc32c"
+    assert error["expected"] != error["got"]
+
+
+@pytest.mark.parametrize("name", ["map", "read", "bench", "convert"])
+def test_an_unreadable_file_is_an_error_in_json_and_exits_with_2(name, tmp_path):
+    error = error_of(2, *words(name, unreadable(tmp_path), tmp_path))
+    assert error["type"] == "StoreError"
+
+
+def test_what_is_no_json_by_itself_is_told_as_text(sample, tmp_path):
+    error = error_of(2, "map", sample / "u", "--shard", "9,9,9,9")
+    assert error["expected"] == "a key from c/0/0/0/0 to c/1/0/0/0"
+
+
+@every_command
+def test_an_unexpected_error_is_no_damage(name, sample, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise ZeroDivisionError("what nobody expected")
+
+    for module in ("description", "mapping", "verification", "reading", "diagnosis"):
+        monkeypatch.setitem(sys.modules, f"gpushard.cli.{module}", None)
+    monkeypatch.setattr("gpushard.cli.timing.measure", fail)
+    monkeypatch.setattr("gpushard.convert", fail, raising=False)
+    monkeypatch.setattr(sys.modules["gpushard.cli.sample"], "_copy", fail)
+    error = error_of(2, *words(name, sample / "u", tmp_path))
+    assert error["type"] in ("ZeroDivisionError", "ModuleNotFoundError")
+    assert "this is a defect of gpushard" in error["message"]
+    done = run(*words(name, sample / "u", tmp_path), "--debug", code=2)
+    assert "Traceback" in done.stderr
+
+
+# files
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "file"),
+    [
+        ("read", "--out", "x.npy"),
+        ("map", "--out", "x.svg"),
+        ("map", "--out", "x.html"),
+        ("map", "--out", "x.png"),
+        ("verify", "--html", "x.html"),
+    ],
+)
+def test_a_full_disk_leaves_the_old_file(
+    name, option, file, sample, tmp_path, monkeypatch
+):
+    if file.endswith(".png"):
+        pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = tmp_path / file
+    out.write_text("old")
+    monkeypatch.setattr(Path, "replace", refuse)  # when all of it is written
+    done = run(*words(name, sample / "u", tmp_path), option, out, code=2)
+    assert "No space left on device" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+    assert out.read_text() == "old"
+
+
+def test_a_file_is_replaced_where_a_link_leads(sample, tmp_path):
+    (tmp_path / "there.svg").write_text("old")
+    (tmp_path / "link.svg").symlink_to("there.svg")
+    run("map", sample / "u", "--out", tmp_path / "link.svg")
+    assert (tmp_path / "link.svg").is_symlink()
+    assert "<svg" in (tmp_path / "there.svg").read_text()
+
+
+def test_what_is_no_regular_file_takes_what_it_is_given(tmp_path):
+    fifo = tmp_path / "pipe"
+    os.mkfifo(fifo)
+    reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    files.write_text(fifo, "text")
+    assert os.read(reading, 9) == b"text"
+    os.close(reading)
+
+
+def test_a_page_that_cannot_be_written_costs_no_verdict(sample, tmp_path):
+    done = run("verify", sample / "u", "--html", tmp_path, "--json", code=2)
+    assert json.loads(done.stdout)["status"] == "whole"
+    assert "Is a directory" in done.stderr
+
+
+def test_a_verdict_that_cannot_be_printed_costs_no_page(sample, tmp_path):
+    page = tmp_path / "report.html"
+    with open("/dev/full", "w") as full:
+        assert ended("verify", sample / "u", "--html", page, stdout=full)[0] == 2
+    assert "whole" in page.read_text()
+
+
+def test_a_sample_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
+    written = []
+
+    def refuse(self, data):
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(self)
+        self.touch()
+        return len(data)
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    assert "No space left" in run("sample", tmp_path / "s", code=2).stderr
+    assert list((tmp_path / "s").iterdir()) == []
+
+
+def test_colours_reach_terminals_only(sample, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b" not in ended("map", sample / "u")[1]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b" in ended("map", sample / "u")[1]
+    monkeypatch.delenv("FORCE_COLOR")
+    assert "\x1b" in on_a_terminal("map", sample / "u")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[3" not in on_a_terminal("map", sample / "u")
+
+
+def on_a_terminal(*arguments) -> str:
+    """What a command prints on a terminal, of 80 columns."""
+    import pty
+
+    master, slave = pty.openpty()
+    process = shell(*arguments, stdout=slave, stderr=slave, stdin=slave)
+    os.close(slave)
+    text = b""
+    try:
+        while some := os.read(master, 4096):
+            text += some
+    except OSError:  # so Linux tells of a closed terminal
+        pass
+    os.close(master)
+    assert process.wait() == 0
+    return text.decode()
