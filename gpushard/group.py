@@ -99,6 +99,11 @@ class Group(Mapping[str, Array]):
         return self._document.attributes
 
     @property
+    def is_consolidated(self) -> bool:
+        """Whether what the group holds was read from its consolidated metadata."""
+        return self._document.is_consolidated
+
+    @property
     def groups(self) -> tuple[str, ...]:
         """Names of the groups directly below."""
         return self._names("group")

@@ -62,6 +62,10 @@ def test_help_loads_neither_numpy_nor_rich():
     assert output == "set()\n"
 
 
+def test_help_has_no_sentence_cut_off():
+    assert "..." not in run("--help").stdout.replace("[ARGS]...", "")
+
+
 def test_version_is_the_package_version():
     assert run("--version").stdout == f"gpushard {gpushard.__version__}\n"
 
@@ -105,6 +109,8 @@ def test_sample_tells_what_to_try_next(tmp_path, monkeypatch):
     assert facts["nbytes"] == sum(file.stat().st_size for file in files)
     assert facts["next"] == [
         "gpushard info 'my demo.zarr'",
+        "gpushard map 'my demo.zarr/u'",
+        "gpushard verify 'my demo.zarr'",
         "gpushard read 'my demo.zarr/u[0, :, 60:120, ::2]' --out u.npy --verify",
     ]
     for command in facts["next"]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
+
 import numpy as np
 import pytest
 import zarr
@@ -9,6 +12,7 @@ import zarr
 import gpushard
 from cli_runs import run, run_json, sentence
 from gpushard.cli import contenders, timing
+from gpushard.cli.comparison import is_same
 
 
 @pytest.fixture
@@ -76,6 +80,64 @@ def test_a_contender_that_fails_is_left_out_with_its_reason(path, monkeypatch):
     facts = run_json("bench", path, "--repetitions", "1")
     trouble = {row["contenders"]["failing"]["trouble"] for row in facts["rows"]}
     assert trouble == {"no such codec"}
+
+
+@pytest.mark.parametrize("dtype", [str, "U5", "S5", "variable_length_bytes"])
+def test_strings_that_are_the_same_are_no_other_elements(dtype, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zarr's, of data types that are young
+        made = zarr.create_array(
+            tmp_path / "s", shape=(30,), chunks=(5,), shards=(10,), dtype=dtype
+        )
+        texts = [f"r{i}" for i in range(30)]
+        as_bytes = dtype in ("S5", "variable_length_bytes")
+        made[:] = np.array([t.encode() for t in texts] if as_bytes else texts, object)
+        facts = run_json("bench", tmp_path / "s", "--repetitions", "1")
+    for row in facts["rows"]:
+        assert row["contenders"]["zarr-python"]["trouble"] == ""
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (np.array("row"), np.array("row", "T"), True),
+        (np.array("row"), np.array("raw", "T"), False),
+        (np.array(["a", "b"], object), np.array(["a", "b"], "T"), True),
+        (np.array(["a", "b"]), np.array(["a", "c"], "T"), False),
+        (np.array(["a", "a"]), np.array("a"), False),
+        (np.array([np.nan]), np.array([np.nan]), True),
+        (np.array([0.0]), np.array([-0.0]), False),
+        (np.array([1], ">i4"), np.array([1], "<i4"), True),
+        (np.array([1], "i8"), np.array([1], "i4"), False),
+        (np.array([1, 1]), np.array([1]), False),
+    ],
+)
+def test_results_are_the_same_by_their_elements(one, other, same):
+    assert is_same(one, other) is same
+
+
+def test_zarrs_reads_through_its_own_pipeline(path):
+    pytest.importorskip("zarrs", reason="zarrs is not installed")
+    names = {}
+    for contender in contenders.contenders(gpushard.open_array(path, device="cpu")):
+        found = inspect.getclosurevars(contender.read).nonlocals.get("array")
+        pipeline = getattr(getattr(found, "async_array", found), "codec_pipeline", None)
+        names[contender.name] = type(pipeline).__name__
+    assert names["zarrs"] == "ZarrsCodecPipeline"
+    assert names["zarr-python"] == "BatchedCodecPipeline"
+
+
+def test_what_zarr_cannot_open_is_timed_without_it(path, monkeypatch):
+    def refuse(*_, **__):
+        raise ValueError("not today")
+
+    monkeypatch.setattr(zarr, "open_array", refuse)
+    facts = run_json("bench", path, "--repetitions", "1")
+    for row in facts["rows"]:
+        assert row["contenders"]["gpushard"]["wall_s"]
+        trouble = row["contenders"]["zarr-python"]["trouble"]
+        assert "zarr-python cannot read this" in trouble
+        assert "--verify" not in trouble
 
 
 def test_a_large_array_is_read_as_far_as_it_is_allowed(path):

@@ -92,6 +92,37 @@ def test_what_is_there_is_overwritten_on_request_only(tmp_path):
     run("convert", src, dst, "--overwrite", "--verify")
 
 
+def test_what_is_asked_for_in_vain_is_told_of_the_destination(tmp_path):
+    src, dst = write_shards(tmp_path / "src"), tmp_path / "dst"
+    line = sentence(
+        run("convert", src, dst, "--chunks", "3,5", "--shards", "10,10", code=2)
+    )
+    assert "dst" in line
+    assert "src" not in line
+    assert "expected along each axis a multiple of (3, 5), got shards (10, 10)" in line
+    odd = '{"name": "no_such_codec"}'
+    line = sentence(run("convert", src, dst, "--compressors", odd, code=2))
+    assert "dst" in line
+    assert "zarr.create_array" not in line
+    assert "gpushard convert --help" in line
+
+
+def test_hints_are_in_the_words_of_the_command_line(tmp_path):
+    src, dst = write_shards(tmp_path / "src"), tmp_path / "dst"
+    run("convert", src, dst)
+    occupied = sentence(run("convert", src, dst, code=2))
+    assert "give --overwrite to delete" in occupied
+    (dst / "zarr.json").unlink()
+    (dst / ".gpushard-convert.json").write_text("[]")
+    marked = sentence(run("convert", src, dst, code=2))
+    assert "give --overwrite and --no-resume" in marked
+    small = ("--memory", "1", "--shards", "30000", "--chunks", "10000")
+    limited = sentence(run("convert", src, tmp_path / "d2", *small, code=2))
+    assert "raise --memory" in limited
+    for line in (occupied, marked, limited):
+        assert "=" not in line
+
+
 def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

@@ -17,7 +17,9 @@ import pytest
 import zarr
 
 from cli_runs import run, run_json, sentence
+from gpushard.cli import mapping
 from gpushard.cli.map_svg import colour
+from gpushard.stores.local import LocalStore
 
 CRC = {"name": "crc32c"}
 
@@ -44,6 +46,54 @@ def gapped(path, n=4, gap=6, *, crc=True) -> None:
 def path(tmp_path):
     gapped(tmp_path / "a")
     return tmp_path / "a"
+
+
+class Counted:
+    """How many objects a store was asked for."""
+
+    def __init__(self, monkeypatch):
+        self.n = 0
+        read = LocalStore.read
+
+        def counted(store, requests):
+            self.n += len(requests)
+            return read(store, requests)
+
+        monkeypatch.setattr(LocalStore, "read", counted)
+
+
+def long_array(path, stored):
+    made = zarr.create_array(
+        path, shape=(5000,), shards=(2,), chunks=(1,), dtype="u1", fill_value=9
+    )
+    for at in stored:
+        made[at] = 1
+    return path
+
+
+def test_a_shard_that_is_named_is_the_only_one_asked_for(tmp_path, monkeypatch):
+    path = long_array(tmp_path / "a", [4000])
+    counted = Counted(monkeypatch)
+    assert run_json("map", path, "--shard", "2000")["shard"] == "c/2000"
+    assert counted.n <= 2
+
+
+def test_the_first_shard_is_found_at_little_cost(tmp_path, monkeypatch):
+    path = long_array(tmp_path / "a", [0, 4000])
+    counted = Counted(monkeypatch)
+    assert run_json("map", path)["shard"] == "c/0"
+    assert counted.n <= 3
+
+
+def test_a_stored_shard_is_looked_for_among_so_many_only(tmp_path, monkeypatch):
+    path = long_array(tmp_path / "a", [4000])
+    assert run_json("map", path)["shard"] == "c/2000"
+    monkeypatch.setattr(mapping, "_MOST_FILES", 2000)
+    line = sentence(run("map", path, code=2))
+    assert "none of the first 2,000 shards" in line
+    assert "--shard" in line
+    monkeypatch.setattr(mapping, "_MOST_FILES", 2001)
+    assert run_json("map", path)["shard"] == "c/2000"
 
 
 def test_figures_are_those_of_the_shard(path):

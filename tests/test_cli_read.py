@@ -19,6 +19,8 @@ from gpushard.cli.comparison import Reference
 from gpushard.cli.summary import Summary
 from range_server import RangeServer
 
+NOTHING = {"min": None, "max": None, "mean": None, "n_nan": 0}
+
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory) -> Path:
@@ -37,6 +39,16 @@ def corrupt(path: Path) -> None:
             data = bytearray(file.read_bytes())
             data[len(data) // 3] ^= 0x10
             file.write_bytes(data)
+
+
+def test_figures_are_told_of_what_goes_to_a_file_too(array, tmp_path):
+    without = run_json("read", array)
+    facts = run_json("read", array, "--out", tmp_path / "x.npy")
+    names = ("min", "max", "mean", "n_nan")
+    assert [facts[name] for name in names] == [without[name] for name in names]
+    assert facts["max"] > facts["min"]
+    text = run("read", array, "--out", tmp_path / "x.npy").stdout
+    assert f"min {facts['min']}, max {facts['max']}" in text
 
 
 @pytest.mark.parametrize(
@@ -105,15 +117,15 @@ def test_read_without_a_file_sums_up(array):
     ("dtype", "values", "expected"),
     [
         ("f4", [1, np.nan, 3], {"min": 1.0, "max": 3.0, "mean": 2.0, "n_nan": 1}),
-        ("f8", [np.nan], {"n_nan": 1}),
+        ("f8", [np.nan], NOTHING | {"n_nan": 1}),
         ("i8", [2**62, 1], {"min": 1, "max": 2**62, "mean": 2.0**61, "n_nan": 0}),
         ("?", [True, False], {"min": False, "max": True, "mean": 0.5, "n_nan": 0}),
         ("f2", [60000, 60000], {"min": 60000, "max": 60000, "mean": 6e4, "n_nan": 0}),
         (ml_dtypes.bfloat16, [1, 2], {"min": 1, "max": 2, "mean": 1.5, "n_nan": 0}),
-        ("c8", [1j], {}),
-        ("U3", ["abc"], {}),
-        ("M8[s]", [1], {}),
-        ("i4", [], {}),
+        ("c8", [1j], NOTHING),
+        ("U3", ["abc"], NOTHING),
+        ("M8[s]", [1], NOTHING),
+        ("i4", [], NOTHING),
     ],
 )
 def test_summary_of_numbers_and_of_nothing_else(dtype, values, expected):

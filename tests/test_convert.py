@@ -342,7 +342,7 @@ def test_minus_zero_is_not_plus_zero_when_verifying(tmp_path):
     [
         ({"shards": (8, 12, 1)}, "shards does not fit"),
         ({"chunks": 0}, "chunks does not fit"),
-        ({"shards": (8, 13)}, "zarr makes no such array"),
+        ({"shards": (8, 13)}, "shards are not whole inner chunks"),
         ({"compressors": {"name": "none such"}}, "zarr makes no such array"),
         ({"index_location": "middle"}, "zarr makes no such array"),
         ({"memory_limit": 64}, "memory limit"),

@@ -12,6 +12,7 @@ import zarr
 
 import gpushard
 from entry_points import add_to_xarray
+from gpushard.errors import OptionError
 from zarr_oracle import assert_same_bits
 
 xr = pytest.importorskip("xarray", reason="the extra `xarray` is not installed")
@@ -204,3 +205,35 @@ def test_the_engine_has_to_be_asked_for(stored):
     from xarray.backends.plugins import list_engines
 
     assert not list_engines()["gpushard"].guess_can_open(str(stored))
+
+
+def test_consolidated_metadata_are_demanded_or_declined(stored, tmp_path):
+    zarr.create_array(
+        tmp_path / "a", shape=(2,), dtype="i1", dimension_names=["x"], chunks=(1,)
+    )
+    zarr.open_group(tmp_path, mode="a")
+    for wanted in (None, False):
+        assert "a" in ours(tmp_path, consolidated=wanted)
+    with pytest.raises(OptionError, match="got consolidated=True"):
+        ours(tmp_path, consolidated=True)
+    with pytest.warns(match="Consolidated metadata"):
+        zarr.consolidate_metadata(tmp_path)
+    for wanted in (None, True):
+        assert "a" in ours(tmp_path, consolidated=wanted)
+    with pytest.raises(OptionError, match="wherever a group has some"):
+        ours(tmp_path, consolidated=False)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"zarr_format": 3}, "no parameter 'zarr_format': expected one of mask_and"),
+        ({"group": 3}, "group is the path of a group: got 3"),
+        ({"drop_variables": 3}, "drop_variables are names of arrays: got 3"),
+        ({"drop_variables": ["a", 3]}, "drop_variables are names of arrays"),
+        ({"drop_variables": [["a"]]}, "drop_variables are names of arrays"),
+    ],
+)
+def test_parameters_that_cannot_be_are_refused_by_name(stored, how, told):
+    with pytest.raises(OptionError, match=told):
+        ours(stored, **how)

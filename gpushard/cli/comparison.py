@@ -13,6 +13,11 @@ from gpushard.errors import UnsupportedError
 from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
 
+# The user may have chosen gpushard's, which would be compared with itself.
+_ITS_OWN = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+_HINT = "read it without --verify"
+_TEXT = {*"OTUS"}
+
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
@@ -35,8 +40,8 @@ class Mismatch:
     got: str
 
 
-def zarr_array(store: Store, path: str) -> Any:
-    """The array that zarr-python opens at a place, to be read by its own pipeline.
+def zarr_array(store: Store, path: str, pipeline: str = _ITS_OWN) -> Any:
+    """The array that zarr-python opens at a place, to be read by a codec pipeline.
 
     Raises
     ------
@@ -45,10 +50,8 @@ def zarr_array(store: Store, path: str) -> Any:
     """
     import zarr
 
-    # The user may have chosen gpushard's, which would be compared with itself.
-    own = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
     try:
-        with zarr.config.set(own):
+        with zarr.config.set({"codec_pipeline.path": pipeline}):
             return zarr.open_array(_zarr_store(store), path=path, mode="r")
     except Exception as error:
         raise _unreadable(error) from error
@@ -69,7 +72,11 @@ class Reference:
     """
 
     def __init__(self, store: Store, path: str) -> None:
-        self._array = zarr_array(store, path)
+        try:
+            self._array = zarr_array(store, path)
+        except UnsupportedError as error:
+            error.hint = _HINT
+            raise
 
     def mismatch(self, piece: Piece, block: NDArray[Any]) -> Mismatch | None:
         """What differs between `block` and zarr-python's reading of `piece`.
@@ -82,7 +89,7 @@ class Reference:
         try:
             expected = self._read(piece)
         except Exception as error:
-            raise _unreadable(error) from error
+            raise _unreadable(error, _HINT) from error
         if not _is_alike(expected, block):
             return Mismatch(block.size, None, _outline(expected), _outline(block))
         positions = differing(expected.astype(block.dtype, copy=False), block)
@@ -129,12 +136,25 @@ def _zarr_store(store: Store) -> Any:
     raise UnsupportedError(f"zarr-python has no store for {store.url}")
 
 
-def _unreadable(error: Exception) -> UnsupportedError:
+def _unreadable(error: Exception, hint: str | None = None) -> UnsupportedError:
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     return UnsupportedError(
-        f"zarr-python cannot read this, so nothing was compared ({reason})",
-        hint="read it without --verify",
+        f"zarr-python cannot read this, so nothing was compared ({reason})", hint=hint
     )
+
+
+def is_same(expected: NDArray[Any], got: NDArray[Any]) -> bool:
+    """Whether two results have the same elements, bit for bit where these have bits.
+
+    Strings of any data type are the same where their characters are: libraries differ
+    in what they make of a single one.
+    """
+    if {expected.dtype.kind, got.dtype.kind} <= _TEXT:
+        is_equal = expected.astype(object) == got.astype(object)
+        return expected.shape == got.shape and bool(np.all(is_equal))
+    if not _is_alike(expected, got):
+        return False
+    return not len(differing(expected.astype(got.dtype, copy=False), got))
 
 
 def _is_alike(expected: NDArray[Any], got: NDArray[Any]) -> bool:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from gpushard.array import Array
 from gpushard.cli.comparison import zarr_array
+from gpushard.errors import UnsupportedError
 from gpushard.stores.local import LocalStore
 
 Key = tuple[Any, ...]
@@ -58,8 +59,22 @@ def _indexing(array: Any) -> Callable[[Key], NDArray[Any]]:
 
 
 def _zarr(array: Array) -> Contender:
-    handle = zarr_array(array.source.store, array.source.layout.path)
-    return Contender("zarr-python", _version("zarr"), _indexing(handle))
+    return Contender("zarr-python", _version("zarr"), _opened_by_zarr(array))
+
+
+def _opened_by_zarr(array: Array, **pipeline: str) -> Callable[[Key], NDArray[Any]]:
+    """What reads through zarr-python, or raises its reason not to."""
+    source = array.source
+    try:
+        handle = zarr_array(source.store, source.layout.path, **pipeline)
+    except UnsupportedError as error:
+        refusal = error
+
+        def refuse(_: Key) -> NDArray[Any]:
+            raise refusal
+
+        return refuse
+    return _indexing(handle)
 
 
 def _zarrs(array: Array) -> Contender | None:
@@ -67,11 +82,8 @@ def _zarrs(array: Array) -> Contender | None:
         import zarrs  # noqa: F401 - registers its pipeline with zarr
     except ImportError:
         return None
-    import zarr
-
-    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
-        handle = zarr_array(array.source.store, array.source.layout.path)
-    return Contender("zarrs", _version("zarrs"), _indexing(handle))
+    read = _opened_by_zarr(array, pipeline="zarrs.ZarrsCodecPipeline")
+    return Contender("zarrs", _version("zarrs"), read)
 
 
 def _tensorstore(array: Array) -> Contender | None:

@@ -16,7 +16,7 @@ from gpushard.cli.output import (
     print_table,
     say,
 )
-from gpushard.errors import OptionError
+from gpushard.errors import GpushardError, OptionError
 
 if TYPE_CHECKING:
     from gpushard.converting.convert import ConversionReport
@@ -25,6 +25,14 @@ _MIB = 1 << 20
 _CODEC_HELP = (
     'keep, none, NAME[:LEVEL] (zstd:5, gzip, blosc-lz4:5), or JSON as in "codecs".'
 )
+# Of the hints of `gpushard.convert`, longer ones first.
+_SPELLINGS = {
+    "see zarr.create_array for what each argument takes": "see gpushard convert --help",
+    "pass overwrite=True": "give --overwrite",
+    "overwrite=True": "--overwrite",
+    "resume=False": "--no-resume",
+    "memory_limit": "--memory",
+}
 _SHAPE_HELP = "Lengths such as 8,721,1440, or one for all axes."
 
 
@@ -113,6 +121,9 @@ def convert(
                 progress=sys.stderr.isatty() if progress is None else progress,
                 **target,
             )
+        except GpushardError as error:
+            error.hint = _in_options(error.hint)
+            raise
         except KeyboardInterrupt:
             say("interrupted; repeat the command to go on where it was.")
             raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -120,6 +131,13 @@ def convert(
             print_json(_facts(src, dst, report))
         else:
             print_table(_rows(dst, report))
+
+
+def _in_options(hint: str | None) -> str | None:
+    """What to do, in the words of the command line."""
+    for argument, option in _SPELLINGS.items():
+        hint = hint and hint.replace(argument, option)
+    return hint
 
 
 def _facts(src: str, dst: str, report: ConversionReport) -> dict[str, Any]:

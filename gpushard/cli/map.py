@@ -34,7 +34,7 @@ def map_(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show a shard's inner chunks: where they lie, how large, in which order."""
+    """Show where a shard's inner chunks lie, how large, in which order."""
     with failures_in_a_sentence(debug=debug, as_json=as_json):
         # NumPy and the reader, which `--help` need not wait for.
         from gpushard.cli.mapping import open_map, write_map

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
 from gpushard.options import DEFAULT
 from gpushard.source import Source
+from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import resolve
 
 _ENDINGS = (".svg", ".html", ".png")
 _MOST_GAPS = 10_000
+# Looked for to find a shard that is stored; more would keep a user waiting.
+_MOST_FILES, _MOST_OBJECTS = 100_000, 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +137,27 @@ def open_map(url: str, wanted: str | None) -> Mapped:
     with naming(store, path):
         layout = load_array(store, path)
         source = Source.prepare(layout, store, DEFAULT)
-        coordinate = first_stored(source)
-        if wanted is not None:
-            coordinate = parsed_shard(layout, wanted)
-        if coordinate is None:
-            raise NotFoundError("no shard of the array is stored")
+        coordinate = (
+            _first_stored(source) if wanted is None else parsed_shard(layout, wanted)
+        )
         mapped = map_shard(source, coordinate)
         if isinstance(mapped, Contents):
             raise _unmapped(mapped)
         return Mapped(url, layout, mapped)
+
+
+def _first_stored(source: Source) -> tuple[int, ...]:
+    is_near = isinstance(source.store, LocalStore)
+    most = _MOST_FILES if is_near else _MOST_OBJECTS
+    found = first_stored(source, most)
+    if found is not None:
+        return found
+    if prod(axis.n_cells for axis in source.layout.axes) <= most:
+        raise NotFoundError("no shard of the array is stored")
+    raise NotFoundError(
+        f"none of the first {most:,} shards of the array is stored",
+        hint="name one that is with --shard",
+    )
 
 
 def _unmapped(contents: Contents) -> Exception:

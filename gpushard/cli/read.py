@@ -47,7 +47,7 @@ def read(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Read a part of an array: to an .npy file, or just for its figures."""
+    """Read a part of an array, to an .npy file or for its figures."""
     with failures_in_a_sentence(debug=debug, as_json=as_json):
         # NumPy and the reader, which `--help` need not wait for.
         from gpushard.cli.reading import run

@@ -46,7 +46,7 @@ class Result:
     seconds
         Time it took, the comparison included.
     summary
-        Figures of the elements; empty where they went to a file.
+        Figures of the elements.
     file_dtype
         Data type of the elements in the file, where there is one.
     is_compared
@@ -119,7 +119,7 @@ def run(
             mismatch = reader.sum_up(summary)
         else:
             with NpyFile(out, shape, layout.dtype) as file:
-                mismatch = reader.read_into(file.array)
+                mismatch = reader.read_into(file.array, summary)
                 if mismatch is None:
                     file.keep()
     return Result(
@@ -152,9 +152,9 @@ class _Reader:
     reference: Reference | None
     shows_progress: bool
 
-    def read_into(self, whole: NDArray[Any]) -> Mismatch | None:
-        """Read all pieces to their places in `whole`; what differs, if compared."""
-        return self._read(lambda piece: whole[(*piece.place, ...)], lambda _: None)
+    def read_into(self, whole: NDArray[Any], summary: Summary) -> Mismatch | None:
+        """Read all pieces to their places in `whole`, too; as `sum_up`."""
+        return self._read(lambda piece: whole[(*piece.place, ...)], summary.add)
 
     def sum_up(self, summary: Summary) -> Mismatch | None:
         """Read all pieces and add them to `summary`; what differs, if compared."""

@@ -61,7 +61,8 @@ def _write_sample(dest: str) -> dict[str, Any]:
         raise
     about = json.loads((source / "zarr.json").read_text(encoding="utf-8"))
     arrays = sorted(child.name for child in source.iterdir() if child.is_dir())
-    whole, part = shlex.quote(dest), shlex.quote(f"{dest}/{_READ_SELECTION}")
+    whole, array = shlex.quote(dest), shlex.quote(f"{dest}/u")
+    part = shlex.quote(f"{dest}/{_READ_SELECTION}")
     return {
         "dest": dest,
         "arrays": arrays,
@@ -70,6 +71,8 @@ def _write_sample(dest: str) -> dict[str, Any]:
         "attribution": about["attributes"]["attribution"],
         "next": [
             f"gpushard info {whole}",
+            f"gpushard map {array}",
+            f"gpushard verify {whole}",
             f"gpushard read {part} --out u.npy --verify",
         ],
     }

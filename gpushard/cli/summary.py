@@ -48,18 +48,13 @@ class Summary:
             self._extremes = [min(self._extremes), max(self._extremes)]
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures by name; empty where there are no numbers."""
-        if not self._n_numbers:
-            return {"n_nan": self._n_nan} if self._n_nan else {}
-        return {
-            "min": self._extremes[0],
-            "max": self._extremes[1],
-            "mean": self._sum / self._n_numbers,
-            "n_nan": self._n_nan,
-        }
+        """The figures by name, None where there are no numbers."""
+        least, greatest = self._extremes or (None, None)
+        mean = self._sum / self._n_numbers if self._n_numbers else None
+        return {"min": least, "max": greatest, "mean": mean, "n_nan": self._n_nan}
 
     def __str__(self) -> str:
-        facts = self.as_dict()
+        facts = {k: v for k, v in self.as_dict().items() if v is not None}
         if not self._n_nan:
-            facts.pop("n_nan", None)
+            del facts["n_nan"]
         return ", ".join(f"{name} {value}" for name, value in facts.items())

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.array import Array
+from gpushard.cli.comparison import is_same
 from gpushard.cli.contenders import Contender, Key, contenders
 
 _N_SINGLE, _N_BATCH = 32, 256
@@ -128,11 +129,8 @@ def _checked(
     except Exception as error:  # noqa: BLE001 - a contender may raise anything
         text = str(error).strip().splitlines()
         return Timing(contender.name, [], [], text[0] if text else repr(error))
-    is_same = all(
-        g.shape == w.shape and g.dtype == w.dtype and g.tobytes() == w.tobytes()
-        for g, w in zip(got, want, strict=True)
-    )
-    return Timing(contender.name, [], [], "" if is_same else "other elements")
+    are_same = all(map(is_same, want, got))
+    return Timing(contender.name, [], [], "" if are_same else "other elements")
 
 
 def _time(contender: Contender, keys: Sequence[Key], timing: Timing) -> None:

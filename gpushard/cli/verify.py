@@ -66,7 +66,7 @@ def verify(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Verify every shard index and checksum; tell what is broken, and where."""
+    """Verify every shard index and checksum; tell what is broken where."""
     with failures_in_a_sentence(debug=debug, as_json=as_json):
         # NumPy and the reader, which `--help` need not wait for.
         from gpushard.cli.verification import Wanted, run
@@ -96,7 +96,7 @@ def verify(
 
 def _print(outcome: Outcome) -> None:
     for verified in outcome.arrays:
-        print_table(_rows(verified))
+        print_table(_rows(verified, outcome.url))
         if verified.findings:
             print_table(
                 [_finding_row(found) for found in verified.findings[:_MOST_LINES]]
@@ -106,8 +106,8 @@ def _print(outcome: Outcome) -> None:
             print_text(f"... and {n_more:,} more: see --json or --html")
 
 
-def _rows(verified: Verification) -> list[tuple[str, str]]:
-    rows = [("array", verified.array or "/"), ("status", verdict(verified))]
+def _rows(verified: Verification, url: str) -> list[tuple[str, str]]:
+    rows = [("array", verified.array or url), ("status", verdict(verified))]
     counts = verified.counts
     if counts:
         rows += [

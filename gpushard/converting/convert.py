@@ -212,7 +212,12 @@ class _Conversion:
 
     def _job(self, path: str, layout: ArrayLayout, target: TargetArguments) -> _Job:
         place = join(self.place, path)
-        plan = target_blueprint(layout, target, place, self.options)
+        try:
+            plan = target_blueprint(layout, target, place, self.options)
+        except OptionError as error:
+            # What is asked for is wrong, and not the source.
+            error.add_context(store_url=self.to.url, array_path=place)
+            raise
         grid = [axis.n_cells for axis in plan.layout.axes]
         mark = Mark(
             store=self.to,

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, cast
 import numpy as np
 
 from gpushard.converting.shapes import Shape, along_axes, chunk_shape, shard_shape
-from gpushard.errors import UnsupportedError
+from gpushard.errors import OptionError, UnsupportedError
 from gpushard.formats.new_document import ArrayArguments, data_type_of, new_document
 from gpushard.formats.numcodecs_names import v3_codec
 from gpushard.formats.origins import without_origin
@@ -64,7 +64,7 @@ class Shapes:
         Raises
         ------
         OptionError
-            What is asked for does not fit the array's axes.
+            What is asked for does not fit the array's axes, or one another.
         """
         shape, itemsize = layout.shape, layout.dtype.itemsize
         shards = along_axes(asked.get("shards"), "shards", layout.ndim)
@@ -73,6 +73,13 @@ class Shapes:
             chunks = chunk_shape(shape, itemsize, layout.chunks, shards)
         if shards is None:
             shards = shard_shape(shape, itemsize, chunks, layout.shards)
+        if any(map(int.__mod__, shards, chunks)):
+            raise OptionError(
+                "shards are not whole inner chunks",
+                expected=f"along each axis a multiple of {chunks}",
+                got=f"shards {shards}",
+                hint="choose others, or leave chunks or shards out to have them chosen",
+            )
         return cls(shards, chunks)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard import blocks
 from gpushard.index import MISSING, PRESENT
 from gpushard.inspection.columns import ByteUse, StoredChunks, byte_use, is_inside
 from gpushard.inspection.contents import Contents, contents_of, whole_contents
@@ -19,6 +18,9 @@ from gpushard.layout import ArrayLayout
 from gpushard.selection import Ints
 from gpushard.source import Source
 from gpushard.writing.order import payload_order
+
+# Objects looked for side by side, to find one that is stored.
+_AT_ONCE = 256
 
 Floats = NDArray[np.float64]
 
@@ -125,13 +127,22 @@ def map_shard(source: Source, coordinate: tuple[int, ...]) -> ShardMap | Content
     )
 
 
-def first_stored(source: Source) -> tuple[int, ...] | None:
-    """Coordinate of the first object of the grid that is stored, if any is."""
-    coordinates = product(*(range(axis.n_cells) for axis in source.layout.axes))
-    while some := list(islice(coordinates, blocks.BLOCK_SHARDS)):
+def first_stored(source: Source, most: int) -> tuple[int, ...] | None:
+    """Coordinate of the first object that is stored, of the grid's first `most`.
+
+    Raises
+    ------
+    StoreError
+        The store failed.
+    """
+    grid = product(*(range(axis.n_cells) for axis in source.layout.axes))
+    coordinates = islice(grid, most)
+    n_at_once = 1  # as a rule the first is there
+    while some := list(islice(coordinates, n_at_once)):
         for contents in contents_of(source, some):
             if contents.exists:
                 return contents.coordinate
+        n_at_once = min(4 * n_at_once, _AT_ONCE)
     return None
 
 

@@ -12,7 +12,7 @@ from xarray.backends.zarr import FillValueCoder
 from xarray.core.indexing import LazilyIndexedArray
 
 from gpushard.array import Array
-from gpushard.errors import MetadataError
+from gpushard.errors import MetadataError, OptionError
 from gpushard.group import Group, open_group
 from gpushard.integrations.xarray_arrays import CfDecoding, DecodedArray, LazyArray
 from gpushard.options import DEFAULT, Options
@@ -23,6 +23,21 @@ if TYPE_CHECKING:
 _DIMENSIONS = "_ARRAY_DIMENSIONS"
 # CF attributes that name other variables of the dataset: those are no data.
 _REFERRING = ("coordinates", "bounds", "grid_mapping", "climatology", "formula_terms")
+_PARAMETERS = (
+    "filename_or_obj",
+    "mask_and_scale",
+    "decode_times",
+    "concat_characters",
+    "decode_coords",
+    "drop_variables",
+    "use_cftime",
+    "decode_timedelta",
+    "group",
+    "device",
+    "storage_options",
+    "options",
+    "consolidated",
+)
 # What a device can hold and compute with.
 _NUMBERS = "biufc"
 
@@ -45,20 +60,7 @@ class GpushardBackend(BackendEntrypoint):
     description = "Open sharded Zarr v3 data through gpushard"
     url = "https://pypi.org/project/gpushard"
     supports_groups = True
-    open_dataset_parameters = (
-        "filename_or_obj",
-        "mask_and_scale",
-        "decode_times",
-        "concat_characters",
-        "decode_coords",
-        "drop_variables",
-        "use_cftime",
-        "decode_timedelta",
-        "group",
-        "device",
-        "storage_options",
-        "options",
-    )
+    open_dataset_parameters = _PARAMETERS
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
         """Never: ``engine="gpushard"`` has to be asked for."""
@@ -76,11 +78,14 @@ class GpushardBackend(BackendEntrypoint):
             `group`: path of the group, None is the root. `device`: where data variables
             come out, "cpu" unless said otherwise, also where there is a GPU;
             docs/xarray.md tells why. `storage_options`, `options`: as for `open_group`.
-            `drop_variables`: names of arrays that are not opened. `mask_and_scale`,
-            `decode_times`, `decode_coords`, ...: as xarray has them.
+            `drop_variables`: names of arrays that are not opened. `consolidated`: True
+            refuses a group without consolidated metadata, False one with it.
+            `mask_and_scale`, `decode_times`, `decode_coords`, ...: as xarray has them.
 
         Raises
         ------
+        OptionError
+            A parameter is unknown, or has no possible value.
         NotFoundError, MetadataError, UnsupportedError, StoreError
             As for `open_group`; also if an array does not name its dimensions.
         """
@@ -108,7 +113,7 @@ class GpushardBackend(BackendEntrypoint):
         return DataTree.from_dict(found)
 
 
-def _opened(
+def _opened(  # noqa: PLR0913  what a caller may wish is a keyword each
     filename_or_obj: Any,
     *,
     group: str | None = None,
@@ -116,9 +121,17 @@ def _opened(
     storage_options: Mapping[str, Any] | None = None,
     options: Options = DEFAULT,
     drop_variables: str | Iterable[str] | None = None,
+    consolidated: bool | None = None,
     **decoding: Any,
 ) -> tuple[Group, frozenset[str], dict[str, Any]]:
     """Group that parameters name, what to leave out of it, and how it is decoded."""
+    for name in decoding.keys() - set(_PARAMETERS):
+        raise OptionError(
+            f"engine='gpushard' has no parameter {name!r}",
+            expected=f"one of {', '.join(_PARAMETERS[1:])}",
+        )
+    if not isinstance(group, str | None):
+        raise OptionError("group is the path of a group", got=repr(group))
     opened = open_group(
         filename_or_obj,
         group or "",
@@ -126,8 +139,23 @@ def _opened(
         storage_options=storage_options,
         options=options,
     )
-    dropped = {drop_variables} if isinstance(drop_variables, str) else drop_variables
-    return opened, frozenset(dropped or ()), decoding
+    if consolidated not in (None, opened.is_consolidated):
+        raise OptionError(
+            "gpushard reads consolidated metadata wherever a group has some",
+            array_path=opened.path,
+            expected=f"consolidated={opened.is_consolidated} or None",
+            got=f"consolidated={consolidated!r}",
+            hint="leave it away, or write them anew with zarr.consolidate_metadata",
+        )
+    return opened, _names(drop_variables), decoding
+
+
+def _names(dropped: str | Iterable[str] | None) -> frozenset[str]:
+    given: Any = (dropped,) if isinstance(dropped, str) else dropped or ()
+    names = list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(name, str) for name in names):
+        raise OptionError("drop_variables are names of arrays", got=repr(dropped))
+    return frozenset(names)
 
 
 def _groups(path: str, group: Group) -> Iterator[tuple[str, Group]]:
