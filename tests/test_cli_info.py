@@ -8,9 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
+import gpushard
 from cli_runs import run, run_json, sentence, write_sample, write_shards
+from cuda_host.device import EmulatedDevice
+from damaged_arrays import emulated
+from gpushard.cli import description
 from gpushard.cli.output import printable
+from gpushard.devices import find
+from range_server import RangeServer
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +132,92 @@ def test_info_lets_no_control_character_through(tmp_path):
 
 def test_printable_keeps_what_people_write():
     assert printable("Größe 温度 [a] 'b'") == "Größe 温度 [a] 'b'"
+
+
+# where codecs are decoded
+
+
+def chain(path, **codecs):
+    zarr.create_array(
+        path, shape=(64,), dtype="i4", chunks=(16,), shards=(32,), **codecs
+    )[...] = 1
+    return path
+
+
+def test_without_a_gpu_the_host_decodes_and_the_reason_is_told(sample, monkeypatch):
+    monkeypatch.setattr(
+        find, "_usable_gpu", lambda process: find.Found(None, "no GPU is used: a test")
+    )
+    facts = run_json("info", sample / "u")
+    assert (facts["device"], facts["device_why"]) == ("cpu", "no GPU is used: a test")
+    assert {codec["where"] for codec in facts["codecs"]} == {"host"}
+    text = run("info", sample / "u").stdout
+    assert "device        cpu: no GPU is used: a test" in text
+
+
+@pytest.fixture
+def device(monkeypatch):
+    found = EmulatedDevice(*emulated(), seed=3)
+    monkeypatch.setattr(find, "_usable_gpu", lambda process: find.Found(found))
+    return found
+
+
+def test_on_a_device_each_codec_is_told_where_a_read_decodes_it(tmp_path, device):
+    path = chain(tmp_path / "a", compressors=[ZstdCodec(), Crc32cCodec()])
+    facts = run_json("info", path)
+    assert (facts["device"], facts["device_why"]) == ("emulated:0", "")
+    told = [(c["codec"], c["where"], c["library"]) for c in facts["codecs"]]
+    assert [where for _, where, _ in told] == ["device", "device", "scatter"]
+    a = gpushard.open_array(path, options=gpushard.Options(placement="device"))
+    read = [(c.codec, c.where, c.library) for c in a.explain().codecs]
+    assert told == read
+    text = run("info", path).stdout
+    assert "device        emulated:0\n" in text
+    assert f"zstd: on emulated:0, {device.decoder.label}\n" in text
+    assert "bytes: on emulated:0, as the elements are put in place, gpushard\n" in text
+
+
+def test_what_a_device_does_not_decode_is_told_with_its_reason(tmp_path, device):
+    blosclz = chain(tmp_path / "a", compressors=BloscCodec(cname="blosclz"))
+    lz4 = chain(tmp_path / "b", compressors=BloscCodec(cname="lz4hc"))
+    assert run_json("info", lz4)["codecs"][0]["where"] == "device"
+    told = run_json("info", blosclz)["codecs"][0]
+    assert (told["where"], told["why"]) == ("host", "no device decodes blosclz")
+    assert "(no device decodes blosclz)" in run("info", blosclz).stdout
+
+
+# what is not counted
+
+
+def test_a_damaged_index_is_told(array):
+    facts = run_json("info", array)
+    assert (facts["n_damaged_indexes"], facts["why_not_counted"]) == (0, None)
+    assert "DAMAGED" not in run("info", array).stdout
+    shard = array / "c/0/0"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert run_json("info", array)["n_damaged_indexes"] == 1
+    text = run("info", array).stdout
+    assert "DAMAGED       1 shard index is not readable: see gpushard verify" in text
+
+
+def test_why_nothing_was_counted_is_told(array, sample, monkeypatch):
+    monkeypatch.setattr(description, "_MAX_INDEXES", 5)
+    assert run_json("info", array)["why_not_counted"] == "there are more than 5 shards"
+    assert run_json("info", sample / "level")["n_damaged_indexes"] is None
+    monkeypatch.setattr(description, "_MAX_INDEXES", 6)
+    (array / "c/0/0").unlink()
+    (array / "c/0/0").mkdir()
+    assert "expected a regular file" in run_json("info", array)["why_not_counted"]
+
+
+def test_nothing_but_metadata_is_asked_of_a_server(array):
+    with RangeServer(array) as server:
+        facts = run_json("info", server.url)
+        text = run("info", server.url).stdout
+    assert facts["why_not_counted"] == "the store is not local"
+    assert "(5, 5), not counted: the store is not local" in text
+    assert "6 in the grid, stored ones not counted" in text
+    assert not any(request.key.startswith("c/") for request in server.requests)
 
 
 def test_info_of_nothing_exits_with_2(tmp_path):

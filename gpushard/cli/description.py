@@ -10,8 +10,10 @@ from itertools import islice
 from math import prod
 from typing import Any
 
+from gpushard.cli.codec_table import placed_codecs
 from gpushard.converting.advice import READ_NBYTES, Plan
 from gpushard.converting.advice import advise as advise_on
+from gpushard.devices.find import find_device
 from gpushard.errors import GpushardError, MetadataError, OptionError, naming
 from gpushard.group import Group
 from gpushard.inspection.census import Census, census
@@ -102,18 +104,24 @@ def _array_facts(layout: ArrayLayout, store: Store) -> dict[str, Any]:
     source = Source.prepare(layout, store, DEFAULT)
     n_stored, stored_nbytes = _stored(layout, store)
     counted = _counted(source)
+    has_counts = isinstance(counted, Census)
+    found = find_device("auto")
     return {
         **_outline(layout),
         "n_shards": prod(axis.n_cells for axis in layout.axes),
         "n_stored": n_stored,
-        "n_stored_inner_chunks": None if counted is None else counted.n_stored,
-        "n_empty_inner_chunks": None if counted is None else counted.n_empty,
+        "n_stored_inner_chunks": counted.n_stored if has_counts else None,
+        "n_empty_inner_chunks": counted.n_empty if has_counts else None,
+        "n_damaged_indexes": counted.n_unreadable if has_counts else None,
+        "why_not_counted": None if has_counts else counted,
         "nbytes": layout.size * layout.dtype.itemsize,
         "stored_nbytes": stored_nbytes,
         "fill_value": layout.fill_value_json,
         "sharding": [_level_facts(level) for level in layout.levels],
         "object_codecs": [spec.name for spec in layout.object_codecs],
-        "codecs": [asdict(placement) for placement in source.pipeline.placements()],
+        "device": "cpu" if found.device is None else found.device.label,
+        "device_why": found.why,
+        "codecs": [asdict(placed) for placed in placed_codecs(source, found.device)],
         "attributes": layout.attributes,
     }
 
@@ -156,17 +164,21 @@ def _stored(layout: ArrayLayout, store: Store) -> tuple[int | None, int | None]:
     return len(sizes), sum(sizes)
 
 
-def _counted(source: Source) -> Census | None:
-    """Inner chunks stored and empty; None where finding out takes too long."""
+def _counted(source: Source) -> Census | str:
+    """Inner chunks stored and empty; or why nobody has counted them."""
     layout = source.layout
-    if not layout.levels or layout.object_codecs:
-        return None
+    if not layout.levels:
+        return "each chunk is an object of its own"
+    if layout.object_codecs:
+        return "codecs around whole shards hide their indexes"
     if not isinstance(source.store, LocalStore):
-        return None
+        return "the store is not local"
+    if prod(axis.n_cells for axis in layout.axes) > _MAX_INDEXES:
+        return f"there are more than {_MAX_INDEXES:,} shards"
     try:
-        return census(source, _MAX_INDEXES)
-    except GpushardError:  # what is damaged is for `verify` to tell
-        return None
+        return census(source)
+    except GpushardError as error:
+        return str(error).rstrip(".")
 
 
 def _sizes(directory: str) -> Iterator[int]:

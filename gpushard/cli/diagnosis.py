@@ -1,76 +1,113 @@
-"""What is installed here, and what a read would use of it, as plain facts."""
+"""What is installed here, what a read would use of it, and what is to be done."""
 
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gpushard
-from gpushard.devices.cuda import cuda_facts
+from gpushard.cli.codec_table import codec_table
+from gpushard.cli.gpu_software import conflicts, gpu_software, installed
 from gpushard.devices.find import find_device
-from gpushard.devices.kvikio_file import find_kvikio
-from gpushard.devices.nvcomp import load_nvcomp
-from gpushard.errors import UnsupportedError
 from gpushard.options import DEFAULT
 
-_READERS = ("numpy", "zarr", "numcodecs", "zstandard", "cramjam", "crc32c", "obstore")
+_READERS = ("numpy", "zarr", "numcodecs", "zstandard", "cramjam", "crc32c")
 _FAST = ("numba", "blosc2", "cffi")
-# Distributions of the same module, one for each CUDA major.
-_CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-_KVIKIO = ("kvikio-cu13", "kvikio-cu12", "kvikio")
+# Extra -> what it installs, and what for.
+_OPTIONAL = {
+    "remote": ("obstore", "http(s)://, s3:// and other object stores"),
+    "xarray": ("xarray", "xarray's engine"),
+    "dask": ("dask", "dask arrays"),
+    "plots": ("matplotlib", "maps as .png"),
+    "torch": ("torch", "torch tensors and its DataLoader"),
+}
 
 
-def diagnose() -> dict[str, Any]:
-    """Facts about this machine, ready for JSON; nothing here fails for lack of any."""
+def diagnose(place: Path) -> dict[str, Any]:
+    """Facts about this machine, ready for JSON; nothing here fails for lack of any.
+
+    Parameters
+    ----------
+    place
+        Where data lie: what can be read how goes by the file system.
+    """
     found = find_device("auto")
-    return {
+    gpu = gpu_software(place)
+    facts: dict[str, Any] = {
         "gpushard": gpushard.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": "cpu" if found.device is None else found.device.label,
         "why": found.why or "it can be used",
         "threads": DEFAULT.threads,
-        "library": {name: _version(name) for name in _READERS},
-        "compiled loops": {name: _version(name) for name in _FAST},
-        "gpu": _gpu_facts(),
+        "library": {name: installed(name) for name in _READERS},
+        "compiled loops": {name: installed(name) for name in _FAST},
+        "optional": {name: installed(name) for name, _ in _OPTIONAL.values()},
+        "gpu": gpu,
+        "codecs": codec_table(gpu["nvcomp"]["version"]),
     }
+    return facts | {"advice": list(_advice(facts)), "extras": list(_extras(facts))}
 
 
-def _gpu_facts() -> dict[str, Any]:
-    return {
-        "cupy": _first_version(_CUPY),
-        "nvcomp": _nvcomp(),
-        "kvikio": _first_version(_KVIKIO),
-        "gds": _gds(),
-        **cuda_facts(),
-    }
+def _advice(facts: dict[str, Any]) -> Iterator[str]:
+    """What is in the way or slow, a sentence each, with the command."""
+    gpu = facts["gpu"]
+    for names in conflicts(gpu["flavours"]):
+        yield (
+            f"{' and '.join(names)} are installed at once and overwrite each other's"
+            f" files: pip uninstall -y {' '.join(names)}, then"
+            f" {_install(_cuda_extra(gpu))}"
+        )
+    yield from _gpu_advice(gpu)
+    if None in facts["compiled loops"].values():
+        missing = [name for name, has in facts["compiled loops"].items() if not has]
+        told = f"large reads on the CPU run in Python without {', '.join(missing)}"
+        yield f"{told}: {_install('fast')}"
 
 
-def _gds() -> str:
-    """Whether files are read straight into a GPU's memory, or why not."""
-    try:
-        find_kvikio()
-    except UnsupportedError as error:
-        return error.what
-    return "active"
+def _extras(facts: dict[str, Any]) -> Iterator[str]:
+    """What is not installed and nobody has to have, with the command."""
+    for extra, (name, purpose) in _OPTIONAL.items():
+        if facts["optional"][name] is None:
+            yield f"{purpose}: {_install(extra)}"
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+def _gpu_advice(gpu: dict[str, Any]) -> Iterator[str]:
+    has_driver = not gpu["driver"].startswith("none")
+    extra = _cuda_extra(gpu)
+    if not has_driver:
+        if gpu["cupy"]:
+            yield (
+                f"{gpu['cupy']} is installed, but there is no NVIDIA driver"
+                " (libcuda.so.1): install the driver, or leave it as it is to read on"
+                " the CPU"
+            )
+        return
+    if not gpu["cupy"]:
+        told = f"the driver runs CUDA {gpu['driver']}, but CuPy is missing"
+        yield f"{told}: {_install(extra)}"
+    elif not gpu["nvcomp"]["version"]:
+        yield f"{gpu['nvcomp']['why'].rstrip('.')}: {_install(extra)}"
+    elif not extra.endswith(str(gpu["nvcomp"]["cuda"])):
+        cuda = gpu["nvcomp"]["cuda"]
+        yield f"nvCOMP is for CUDA {cuda}, CuPy is not: {_install(extra)}"
+    if not gpu["kvikio"]:
+        told = "files could be read into the GPU's memory by kvikio"
+        yield f"{told}: {_install(extra.replace('cuda', 'gds'))}"
+    elif not gpu["gds"]["is_active"]:
+        yield f"GPUDirect Storage is not active: {gpu['gds']['why']}"
 
 
-def _first_version(distributions: tuple[str, ...]) -> str | None:
-    return next(filter(None, map(_version, distributions)), None)
+def _cuda_extra(gpu: dict[str, Any]) -> str:
+    """Extra of the CUDA major that CuPy has been installed for, or the driver runs."""
+    majors = [name[9:11] for name in gpu["flavours"]["cupy"] if name != "cupy"]
+    if len(majors) == 1 and majors[0] in ("12", "13"):
+        return f"cuda{majors[0]}"
+    is_old = gpu["driver"].startswith(("12.", "11."))
+    return "cuda12" if is_old else "cuda13"
 
 
-def _nvcomp() -> str | None:
-    """Version and place of nvCOMP, or why it cannot be used."""
-    try:
-        library = load_nvcomp()
-    except UnsupportedError as error:
-        return None if "not installed" in error.what else str(error)
-    return f"{library.label}, CUDA {library.cuda_major}, {library.path}"
+def _install(extra: str) -> str:
+    return f"pip install 'gpushard[{extra}]'"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from gpushard.cli.failures import failures_in_a_sentence
 from gpushard.cli.output import (
@@ -10,32 +13,93 @@ from gpushard.cli.output import (
     Debug,
     print_json,
     print_table,
+    print_text,
 )
 
 
-def doctor(as_json: AsJson = False, debug: Debug = False) -> None:
-    """Tell what is installed here, and which device reads would take, and why."""
+def doctor(
+    place: Annotated[
+        Path,
+        typer.Argument(
+            metavar="[PATH]",
+            help="Where data lie: tells whether its file system suits a GPU.",
+            show_default=False,
+        ),
+    ] = Path(),
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Tell what is installed, which device reads take, and what to do."""
     with failures_in_a_sentence(debug=debug, as_json=as_json):
         from gpushard.cli.diagnosis import diagnose
 
-        facts = diagnose()
+        facts = diagnose(place)
         if as_json:
             print_json(facts)
-        else:
-            print_table(_rows(facts))
+            return
+        print_table(_machine_rows(facts))
+        for title, rows in (
+            ("on the CPU", _library_rows(facts)),
+            ("on a GPU", _gpu_rows(facts["gpu"])),
+            ("codecs", _codec_rows(facts)),
+            ("to do", [("-", text) for text in facts["advice"]]),
+            ("there is also", [("-", text) for text in facts["extras"]]),
+        ):
+            if rows:
+                print_text("", title)
+                print_table([("", *row) for row in rows])
 
 
-def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for name, value in facts.items():
-        if isinstance(value, dict):
-            rows += [(f"{name} {key}", _text(value[key])) for key in value]
-        else:
-            rows.append((name, _text(value)))
-    return rows
+def _machine_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("gpushard", facts["gpushard"]),
+        ("python", facts["python"]),
+        ("platform", facts["platform"]),
+        ("device", f"{facts['device']}: {facts['why']}"),
+        ("threads", str(facts["threads"])),
+    ]
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return "not installed"
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+def _library_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    groups = {
+        "decoding": facts["library"],
+        "compiled loops": facts["compiled loops"],
+        "optional": facts["optional"],
+    }
+    return [
+        (label, ", ".join(f"{name} {v or '(missing)'}" for name, v in found.items()))
+        for label, found in groups.items()
+    ]
+
+
+def _gpu_rows(gpu: dict[str, Any]) -> list[tuple[str, str]]:
+    nvcomp, gds = gpu["nvcomp"], gpu["gds"]
+    told = f"{nvcomp['version']}, CUDA {nvcomp['cuda']}, {nvcomp['path']}"
+    state = "active" if gds["is_active"] else f"not active: {gds['why']}"
+    known = ("cupy", "nvcomp", "kvikio", "gds", "driver", "flavours")
+    return [
+        ("driver", gpu["driver"]),
+        *((name, text) for name, text in gpu.items() if name not in known),
+        ("cupy", gpu["cupy"] or "not installed"),
+        ("nvcomp", told if nvcomp["version"] else nvcomp["why"].rstrip(".")),
+        ("kvikio", gpu["kvikio"] or "not installed"),
+        ("gds", state),
+        ("files at", f"{gds['mount']}, {gds['file_system']}"),
+    ]
+
+
+def _codec_rows(facts: dict[str, Any]) -> list[tuple[str, ...]]:
+    head = ("", "GPU" if facts["device"] != "cpu" else "GPU, if there were one", "CPU")
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for row in facts["codecs"]:
+        gpu = row["gpu"] or ("by the CPU" if row["cpu"] else "-")
+        short = row["codec"].removeprefix("numcodecs.")
+        cells = (short, gpu, row["cpu"] or f"no: {row['why']}")
+        rows.setdefault(cells, []).append(row["codec"])
+    told = [(_spelled(names), *cells) for (_, *cells), names in rows.items()]
+    return [head, *told, ("any other of zarr's", "by the CPU", "zarr")]
+
+
+def _spelled(names: list[str]) -> str:
+    """One name, or both spellings of a codec that zarr and numcodecs have."""
+    return names[0] if len(names) == 1 else f"[numcodecs.]{names[0]}"

@@ -26,7 +26,7 @@ def info(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Tell what an array or a group is, and what decodes it on this machine."""
+    """Tell what an array or a group is, and what decodes it here."""
     with failures_in_a_sentence(debug=debug, as_json=as_json):
         # NumPy and the reader, which `--help` need not wait for.
         from gpushard.cli.description import describe
@@ -67,24 +67,28 @@ def _array_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows += _grid_rows(facts)
     rows.append(("fill value", json.dumps(facts["fill_value"])))
     rows.append(("size", f"{facts['nbytes']:,} bytes{_stored(facts)}"))
-    return rows + _codec_rows(facts)
+    why = f": {facts['device_why']}" if facts["device_why"] else ""
+    return [*rows, ("device", f"{facts['device']}{why}"), *_codec_rows(facts)]
 
 
 def _grid_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     n_shards, n_stored = facts["n_shards"], facts["n_stored"]
-    count = f"{n_shards:,} in the grid"
-    if n_stored is not None:
-        count += f", {n_stored:,} stored"
+    count = f"{n_shards:,} in the grid, "
+    count += "stored ones not counted" if n_stored is None else f"{n_stored:,} stored"
     if not facts["sharding"]:
         return [("chunks", f"{_text(facts['chunks'])}, {count}")]
     chunks = _text(facts["chunks"])
-    if facts["n_empty_inner_chunks"] is not None:
+    if facts["why_not_counted"] is not None:
+        chunks += f", not counted: {facts['why_not_counted']}"
+    else:
         chunks += f", {facts['n_stored_inner_chunks']:,} stored"
         chunks += f", {facts['n_empty_inner_chunks']:,} empty in stored shards"
-    return [
-        ("inner chunks", chunks),
-        ("shards", f"{_text(facts['shards'])}, {count}"),
-    ]
+    rows = [("inner chunks", chunks), ("shards", f"{_text(facts['shards'])}, {count}")]
+    n_damaged = facts["n_damaged_indexes"]
+    if n_damaged:
+        told = "1 shard index is" if n_damaged == 1 else f"{n_damaged:,} indexes are"
+        rows.append(("DAMAGED", f"{told} not readable: see gpushard verify"))
+    return rows
 
 
 def _stored(facts: Mapping[str, Any]) -> str:
@@ -104,11 +108,19 @@ def _codec_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         f" {level['index_location']} ({', '.join(level['index_codecs'])})"
         for level in facts["sharding"]
     ]
-    texts += [
-        f"{codec['codec']}: on the {codec['where']}, {codec['library']}"
-        for codec in facts["codecs"]
-    ]
+    texts += [_codec_text(codec, facts["device"]) for codec in facts["codecs"]]
     return _labelled("codecs", texts)
+
+
+def _codec_text(codec: Mapping[str, Any], device: str) -> str:
+    where = {
+        "host": "on the host",
+        "device": f"on {device}",
+        "scatter": f"on {device}, as the elements are put in place",
+    }[codec["where"]]
+    # Without a device there is nothing to explain.
+    why = codec["where"] == "host" and device != "cpu" and codec["why"]
+    return f"{codec['codec']}: {where}, {codec['library']}{f' ({why})' if why else ''}"
 
 
 def _attribute_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -157,6 +157,30 @@ def find_kvikio() -> KvikioFiles:
     return _files_of(kvikio)
 
 
+def kvikio_facts() -> dict[str, Any]:
+    """What kvikio says about itself, for a diagnosis; empty where it is not there."""
+    try:
+        kvikio = _imported()
+    except UnsupportedError:
+        return {}
+    questions: dict[str, Callable[[], Any]] = {
+        "compat_mode": lambda: str(kvikio.defaults.get("compat_mode")),
+        "is_compat_mode_preferred": kvikio.defaults.is_compat_mode_preferred,
+        "is_gds_available": lambda: kvikio.cufile_driver.get("is_gds_available"),
+        "libcufile_version": lambda: kvikio.cufile_driver.libcufile_version(),
+        "num_threads": lambda: kvikio.defaults.get("num_threads"),
+        "is_remote_file_available": kvikio.is_remote_file_available,
+    }
+    return {name: _answered(question) for name, question in questions.items()}
+
+
+def _answered(question: Callable[[], Any]) -> Any:
+    try:
+        return question()
+    except Exception as error:  # noqa: BLE001 - a diagnosis tells of any failure
+        return f"unknown ({error})"
+
+
 def find_kvikio_remote() -> KvikioFiles:
     """What reads HTTP and S3 objects into device memory.
 

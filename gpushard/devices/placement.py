@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.chain import Step, StepKind
+from gpushard.layout import CodecSpec
 from gpushard.options import KIB
 
 _BLOSC_HEADER_NBYTES = 16
@@ -60,6 +61,18 @@ RATES: Mapping[str, Rates] = MappingProxyType(
     }
 )
 """What is decoded -> how fast; a device may bring its own."""
+
+_FRAMES = {"lz4hc": "lz4"}
+
+
+def has_decoder(spec: CodecSpec) -> bool:
+    """Whether a device decodes what a compressor, as it is configured, writes.
+
+    Blosc's frames name their compressor themselves: this is what is to be expected.
+    """
+    compressor = spec.configuration.get("cname")
+    return compressor is None or f"blosc-{_FRAMES.get(compressor, compressor)}" in RATES
+
 
 # Pinned memory over PCIe 5 [p].
 UPLOAD_NBYTES_PER_SECOND = 55e9

@@ -50,6 +50,9 @@ _KINDS = {
     "numcodecs.zstd": Kind.BYTES_BYTES,
 }
 
+KNOWN = tuple(_KINDS)
+"""Codecs whose kind is known without asking zarr."""
+
 VARIABLE_SIZE = frozenset(
     [
         SHARDING,

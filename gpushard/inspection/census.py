@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice, product
-from math import prod
 
 from gpushard.inspection.contents import contents_of
 from gpushard.selection import Ints
@@ -33,8 +32,8 @@ class Census:
     n_unreadable: int
 
 
-def census(source: Source, most_shards: int) -> Census | None:
-    """Counts from all shard indexes; None where there are more than `most_shards`.
+def census(source: Source) -> Census:
+    """Counts from all shard indexes.
 
     Raises
     ------
@@ -42,8 +41,6 @@ def census(source: Source, most_shards: int) -> Census | None:
         The store failed.
     """
     layout = source.layout
-    if prod(axis.n_cells for axis in layout.axes) > most_shards:
-        return None
     coordinates = product(*(range(axis.n_cells) for axis in layout.axes))
     n_stored = n_empty = n_unreadable = 0
     while some := list(islice(coordinates, _AT_ONCE)):

@@ -52,14 +52,15 @@ class Standin:
         self.before_bytes: Callable[[], None] = lambda: None
         self.under_way: list[IOFuture] = []
         self.n_preads = self.n_opened = 0
-        self.settings = {"num_threads": 1}
+        self.settings = {"num_threads": 1, "compat_mode": "AUTO"}
         self.defaults = SimpleNamespace(
             get=self.settings.__getitem__,
             set=self.settings.__setitem__,
             is_compat_mode_preferred=lambda: self.is_compat,
         )
         self.cufile_driver = SimpleNamespace(
-            get=lambda name: {"is_gds_available": self.is_gds}[name]
+            get=lambda name: {"is_gds_available": self.is_gds}[name],
+            libcufile_version=lambda: (1, 16),
         )
         self.CuFile = self._bound(CuFile)
         self.RemoteFile = self._bound(RemoteFile)

@@ -1,0 +1,139 @@
+"""Which codec is decoded by what, on a GPU and on the host of this machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+from gpushard.devices.base import Device
+from gpushard.devices.placement import has_decoder
+from gpushard.devices.reading import placements
+from gpushard.errors import GpushardError
+from gpushard.formats.codec_names import KNOWN, SHARDING, Kind, kind_of
+from gpushard.metadata import parse_array
+from gpushard.options import DEFAULT
+from gpushard.report import CodecPlacement, Tally
+from gpushard.source import Source
+from gpushard.stores.local import LocalStore
+
+_BLOSC = ("blosc", "numcodecs.blosc")
+_COMPRESSORS = ("lz4", "lz4hc", "zstd", "zlib", "snappy", "blosclz")
+_BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+_CHUNK_LENGTH = 64
+# What codecs must be told, and elements that they take; else nothing, and int32.
+_CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "transpose": {"order": [0]},
+    "numcodecs.astype": {"encode_dtype": "<i2", "decode_dtype": "<i4"},
+    "numcodecs.bitround": {"keepbits": 3},
+    "numcodecs.delta": {"dtype": "<i4"},
+    "numcodecs.fixedscaleoffset": {
+        "offset": 0,
+        "scale": 10,
+        "dtype": "<f8",
+        "astype": "<i2",
+    },
+    "numcodecs.quantize": {"digits": 2, "dtype": "<f8"},
+}
+# What numcodecs leaves to others, and asks for when it decodes.
+_MODULES = {"numcodecs.pcodec": "pcodec", "numcodecs.zfpy": "zfpy"}
+_DATA_TYPES = {
+    "numcodecs.bitround": ("float32", 0.0),
+    "numcodecs.fixedscaleoffset": ("float64", 0.0),
+    "numcodecs.packbits": ("bool", False),
+    "numcodecs.quantize": ("float64", 0.0),
+    "numcodecs.zfpy": ("float64", 0.0),
+    "vlen-utf8": ("string", ""),
+    "vlen-bytes": ("variable_length_bytes", ""),
+}
+
+
+def placed_codecs(source: Source, device: Device | None) -> tuple[CodecPlacement, ...]:
+    """Where the codecs of an array are decoded, in decoding order.
+
+    Parameters
+    ----------
+    device
+        None is the host. On a device, a read is meant that is worth its while.
+    """
+    on_host = source.pipeline.placements()
+    if device is None:
+        return on_host
+    for spec in source.layout.chain.bytes_bytes:
+        if not has_decoder(spec):
+            why = f"no device decodes {spec.configuration['cname']}"
+            return tuple(replace(placed, why=why) for placed in on_host)
+    return placements(source, device, Tally(is_wanted=False))
+
+
+def codec_table(nvcomp: str | None) -> list[dict[str, Any]]:
+    """Codecs by name: what decodes them on a GPU and on the CPU; None: nothing.
+
+    Parameters
+    ----------
+    nvcomp
+        Name and version of the installed one.
+    """
+    label = nvcomp or "nvCOMP, not installed"
+    gpu: Any = SimpleNamespace(
+        label="the GPU", decoder=SimpleNamespace(label=label)
+    )  # all that placements look at
+    rows: list[dict[str, Any]] = []
+    for name in KNOWN:
+        if name in _BLOSC:
+            rows += [
+                _row(name, {"cname": compressor}, f"{name} ({compressor})", gpu)
+                for compressor in _COMPRESSORS
+            ]
+        elif name != SHARDING:  # told level by level, by `info`
+            rows.append(_row(name, _CONFIGURATIONS.get(name, {}), name, gpu))
+    return rows
+
+
+def _row(
+    name: str, configuration: dict[str, Any], label: str, gpu: Any
+) -> dict[str, Any]:
+    try:
+        layout = parse_array(_document(name, configuration), "")
+        source = Source.prepare(layout, LocalStore(os.curdir), DEFAULT)
+        (on_gpu,) = (p for p in placed_codecs(source, gpu) if p.codec == name)
+        (on_cpu,) = (p for p in source.pipeline.placements() if p.codec == name)
+    except (GpushardError, ImportError) as error:
+        why = error.what if isinstance(error, GpushardError) else str(error)
+        return {"codec": label, "gpu": None, "cpu": None, "why": why}
+    needed = _MODULES.get(name)
+    if needed is not None and find_spec(needed) is None:
+        why = f"{needed} is not installed"
+        return {"codec": label, "gpu": None, "cpu": None, "why": why}
+    is_on_gpu = on_gpu.where != "host"
+    return {
+        "codec": label,
+        "gpu": on_gpu.library if is_on_gpu else None,
+        "cpu": on_cpu.library,
+        "why": "" if is_on_gpu else on_gpu.why,
+    }
+
+
+def _document(name: str, configuration: dict[str, Any]) -> dict[str, Any]:
+    """Document of an array whose chain has the codec in it."""
+    codec = {"name": name, "configuration": configuration}
+    kind = kind_of(name, "")
+    codecs = {
+        Kind.ARRAY_ARRAY: [codec, _BYTES],
+        Kind.ARRAY_BYTES: [_BYTES if name == "bytes" else codec],
+        Kind.BYTES_BYTES: [_BYTES, codec],
+    }[kind]
+    data_type, fill_value = _DATA_TYPES.get(name, ("int32", 0))
+    shape = {"chunk_shape": [_CHUNK_LENGTH]}
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [_CHUNK_LENGTH],
+        "data_type": data_type,
+        "chunk_grid": {"name": "regular", "configuration": shape},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": fill_value,
+        "codecs": codecs,
+    }
