@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gpushard import codecs
+from gpushard.codecs import libdeflate
 from gpushard.codecs.base import BytesCodec
 from gpushard.errors import ChecksumError, CorruptShardError
 from gpushard.layout import CodecSpec
@@ -19,6 +20,16 @@ from gpushard.layout import CodecSpec
 BYTE = np.dtype(np.uint8)
 RAW = np.arange(3000, dtype="<i4").tobytes()
 HALF = len(RAW) // 2
+
+
+@pytest.fixture(autouse=True, params=["libdeflate", "zlib"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What decodes single streams of a known size."""
+    if request.param == "zlib":
+        monkeypatch.setattr(libdeflate, "find", lambda: None)
+    elif libdeflate.find() is None:
+        pytest.skip("libdeflate is not installed on this system")
+    return request.param
 
 
 def codec(name: str) -> BytesCodec:
@@ -70,6 +81,25 @@ def member_with(data: bytes, **kwargs: int) -> bytes:
 def test_odd_but_legal_members_are_read(name: str, stream: bytes) -> None:
     assert bytes(codec(name).decode(stream, len(RAW), exact=True)) == RAW
     assert bytes(codec(name).decode(stream, 2 * len(RAW), exact=False)) == RAW
+
+
+@pytest.mark.parametrize(
+    ("name", "stream"),
+    [("gzip", stdlib_gzip.compress(RAW)), ("numcodecs.zlib", zlib.compress(RAW))],
+)
+def test_a_single_large_stream_goes_through_libdeflate_where_it_is(
+    name: str, stream: bytes, library: str
+) -> None:
+    decoded = codec(name).decode(stream, len(RAW), exact=True)
+    assert isinstance(decoded, np.ndarray) == (library == "libdeflate")
+    assert codec(name).library.startswith(library)
+
+
+def test_a_wrong_checksum_of_the_header_is_an_error() -> None:
+    damaged = bytearray(member_with_every_field())
+    damaged[4] ^= 1  # of the time of writing, which nobody looks at
+    with pytest.raises(CorruptShardError, match="valid stream"):
+        codec("gzip").decode(damaged, len(RAW), exact=True)
 
 
 @pytest.mark.parametrize("level", [0, 1, 9])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
+from gpushard.codecs import libdeflate
 from gpushard.codecs.base import (
     DAMAGED_HINT,
     Compressor,
@@ -14,7 +15,10 @@ from gpushard.codecs.base import (
 )
 from gpushard.errors import ChecksumError, CorruptShardError
 from gpushard.layout import CodecSpec
+from gpushard.options import KIB
 
+# Below, the call of libdeflate through ctypes takes what it saves.
+_LARGE_NBYTES = 8 * KIB
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
 
 
@@ -28,6 +32,11 @@ class DeflateCodec(Compressor):
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of all members (see `BytesCodec.decode`)."""
+        if exact and limit >= _LARGE_NBYTES:
+            wrapper = "gzip" if self.wbits == _GZIP_WBITS else "zlib"
+            whole = libdeflate.decode_stream(encoded, limit, wrapper)
+            if whole is not None:
+                return whole
         decoded, rest = self._decode_member(encoded, limit, exact=exact)
         if rest:
             decoded = self._decode_rest(decoded, rest, limit, exact=exact)
@@ -87,4 +96,5 @@ def zlib_from_spec(spec: CodecSpec) -> DeflateCodec:
 
 
 def _library() -> str:
-    return f"zlib {zlib.ZLIB_RUNTIME_VERSION}"
+    label = f"zlib {zlib.ZLIB_RUNTIME_VERSION}"
+    return label if libdeflate.find() is None else f"libdeflate, {label}"

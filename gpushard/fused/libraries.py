@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpushard.codecs import libdeflate
 from gpushard.fused.columns import (
     BLOSC,
     GZIP,
@@ -27,7 +28,7 @@ from gpushard.fused.columns import (
 
 # Of each library only the binary interface that was read of will do: the names are the
 # files' SONAMEs. `blosc2_dparams` is passed by value, `z_stream` filled in by address.
-_BLOSC2, _LIBDEFLATE, _LIBZ = "libblosc2.so.9", "libdeflate.so.0", "libz.so.1"
+_BLOSC2, _LIBZ = "libblosc2.so.9", "libz.so.1"
 # zlib.h: the largest window, and 16 more for a gzip wrapper instead of zlib's.
 _WBITS = {ZLIB: 15, GZIP: 31}
 # zlib.h's `z_stream` where pointers and long have 64 bits.
@@ -136,20 +137,16 @@ def _blosc() -> Library | None:
 
 
 def _libdeflate(kind: int) -> Library | None:
-    try:
-        lib = ctypes.CDLL(_LIBDEFLATE)
-        wrapper = "gzip" if kind == GZIP else "zlib"
-        function = getattr(lib, f"libdeflate_{wrapper}_decompress_ex")
-    except (OSError, AttributeError):
+    lib = libdeflate.find()
+    if lib is None:
         return None
-    lib.libdeflate_alloc_decompressor.restype = ctypes.c_void_p
-    lib.libdeflate_free_decompressor.restype = None
-    lib.libdeflate_free_decompressor.argtypes = [ctypes.c_void_p]
 
     def make_context() -> tuple[int, Any]:
         context = lib.libdeflate_alloc_decompressor()
         return _owned(context, lib.libdeflate_free_decompressor)
 
+    wrapper = "gzip" if kind == GZIP else "zlib"
+    function = getattr(lib, f"libdeflate_{wrapper}_decompress_ex")
     return Library(
         "libdeflate", LIBDEFLATE, _address(function), make_context=make_context
     )

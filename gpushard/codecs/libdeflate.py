@@ -1,0 +1,115 @@
+"""Whole deflate streams through libdeflate, where the system has it.
+
+It decodes up to three times as fast as zlib, and takes one stream whose decoded size is
+known; for all others, and to say what is wrong with one, there is zlib.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.codecs.base import HostBytes
+
+# The binary interface that was read of; the name is the file's SONAME.
+_SONAME = "libdeflate.so.0"
+# RFC 1952, 2.3: magic number, method, and the flag of a checksum of the header itself,
+# which libdeflate does not look at.
+_GZIP_MAGIC, _FHCRC = b"\x1f\x8b\x08", 2
+
+
+@cache
+def find() -> Any | None:
+    """The library, as ctypes has it; None where it is not installed."""
+    try:
+        lib = ctypes.CDLL(_SONAME)
+        for wrapper in ("gzip", "zlib"):
+            function = getattr(lib, f"libdeflate_{wrapper}_decompress_ex")
+            function.argtypes = (
+                *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+                *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p),
+            )
+    except (OSError, AttributeError):
+        return None
+    lib.libdeflate_alloc_decompressor.restype = ctypes.c_void_p
+    lib.libdeflate_free_decompressor.restype = None
+    lib.libdeflate_free_decompressor.argtypes = [ctypes.c_void_p]
+    return lib
+
+
+class Context:
+    """A decompressor, for one thread at a time; it is freed with this object.
+
+    Attributes
+    ----------
+    address
+        Where it lies; 0 if there was no memory for it.
+    """
+
+    def __init__(self, lib: Any) -> None:
+        self.address: int = lib.libdeflate_alloc_decompressor() or 0
+        if self.address:
+            free = lib.libdeflate_free_decompressor
+            weakref.finalize(self, free, self.address).atexit = False
+
+
+class _Contexts(threading.local):
+    """One context a thread."""
+
+    one: Context | None = None
+
+
+_contexts = _Contexts()
+
+
+def decode_stream(
+    encoded: HostBytes, nbytes: int, wrapper: str
+) -> NDArray[np.uint8] | None:
+    """Decoded bytes of one stream, its checksum compared: uint8, shape (nbytes,), host.
+
+    Parameters
+    ----------
+    encoded
+        One stream, and nothing else.
+    nbytes
+        Its decoded size.
+    wrapper
+        "gzip" or "zlib".
+
+    Returns
+    -------
+    None if the stream is another, or damaged, or libdeflate is not there.
+    """
+    lib = find()
+    source = np.frombuffer(encoded, np.uint8)
+    if lib is None or (wrapper == "gzip" and _has_header_checksum(source)):
+        return None
+    context = _contexts.one
+    if context is None:
+        context = _contexts.one = Context(lib)
+    if not context.address:
+        return None
+    target = np.empty(nbytes, np.uint8)
+    used = ctypes.c_size_t()
+    # Without a place for the decoded size, libdeflate wants it to be exact.
+    status = getattr(lib, f"libdeflate_{wrapper}_decompress_ex")(
+        context.address,
+        source.ctypes.data,
+        len(source),
+        target.ctypes.data,
+        nbytes,
+        ctypes.byref(used),
+        None,
+    )
+    return target if status == 0 and used.value == len(source) else None
+
+
+def _has_header_checksum(source: NDArray[np.uint8]) -> bool:
+    head = source[:4].tobytes()
+    return head[:3] == _GZIP_MAGIC and bool(head[3:] and head[3] & _FHCRC)
