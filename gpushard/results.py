@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gpushard.damage import ENDS_READ, Damage
 from gpushard.errors import CorruptShardError, SelectionError
 from gpushard.fused.choice import host_sink
+from gpushard.fused.short import short_reader
 from gpushard.job import Job
 from gpushard.outputs import usable_output
 from gpushard.plan import plan_read
@@ -80,10 +81,17 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
 def _read_small(
     source: Source, request: ReadRequest, arrays: Sequence[NDArray[Any]]
 ) -> bool:
-    if len(arrays) != 1:
+    if len(arrays) != 1 or not source.options.small_read_chunks:
         return False
+    selection, out = request.selections[0], arrays[0]
+    reader = short_reader(source)
     try:
-        return read_small(source, request.selections[0], arrays[0])
+        if reader is not None:
+            # From two inner chunks on it is faster than Python is for each.
+            is_read = read_small(source, selection, out, 1)
+            if is_read or reader.read(source, selection, out):
+                return True
+        return read_small(source, selection, out)
     except CorruptShardError:
         if not request.damage.replaces:
             raise

@@ -61,13 +61,20 @@ class _Wanted(NamedTuple):
     whole: _Range
 
 
-def read_small(source: Source, selection: Selection, out: NDArray[Any]) -> bool:
+def read_small(
+    source: Source,
+    selection: Selection,
+    out: NDArray[Any],
+    limit: int | None = None,
+) -> bool:
     """Read a selection of few inner chunks into `out`; False if it is declined.
 
     Parameters
     ----------
     out
         Host, of the selection's shape.
+    limit
+        How many inner chunks are few; None: as the options say.
 
     Raises
     ------
@@ -83,7 +90,8 @@ def read_small(source: Source, selection: Selection, out: NDArray[Any]) -> bool:
         return False
     if isinstance(selection, Points) and not out.flags.c_contiguous:
         return False
-    limit = source.options.small_read_chunks
+    if limit is None:
+        limit = source.options.small_read_chunks
     chunks = touched_chunks(selection, layout, limit) if limit else None
     if chunks is None or _is_large(source, len(chunks)):
         return False

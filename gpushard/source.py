@@ -31,13 +31,22 @@ IndexKey = tuple[int, ...]
 
 
 class KnownIndex:
-    """A validated index and the version of the object that it was read from."""
+    """A validated index and the version of the object that it was read from.
 
-    __slots__ = ("index", "version")
+    Attributes
+    ----------
+    addresses
+        Where the index' columns (offset, nbytes, state) lie in memory: compiled loops
+        ask at every read.
+    """
+
+    __slots__ = ("addresses", "index", "version")
 
     def __init__(self, index: ShardIndex, version: Hashable) -> None:
         self.index = index
         self.version = version
+        columns: tuple[NDArray[Any], ...] = (index.offset, index.nbytes, index.state)
+        self.addresses = tuple(c.__array_interface__["data"][0] for c in columns)
 
 
 class IndexCache:

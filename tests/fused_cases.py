@@ -11,6 +11,7 @@ import gpushard
 from array_strategies import codec
 from gpushard import Options, results
 from gpushard.fused import choice
+from gpushard.fused.short import ShortReader, short_reader
 from gpushard.fused.sink import FusedSink
 from gpushard.place import HostSink
 from zarr_oracle import StoredArray, assert_same_bits, write
@@ -94,6 +95,7 @@ class Seen:
     def __init__(self) -> None:
         self.sinks: list[Any] = []
         self.n_left = 0
+        self.n_short = 0
 
 
 def watch_sinks(monkeypatch: pytest.MonkeyPatch) -> Seen:
@@ -108,25 +110,43 @@ def watch_sinks(monkeypatch: pytest.MonkeyPatch) -> Seen:
         seen.n_left += len(rows)
         return plain(self, job, ranged, answer, rows)
 
-    plain = HostSink.place_some
+    def read(*args):
+        is_read = read_short(*args)
+        seen.n_short += is_read
+        return is_read
+
+    plain, read_short = HostSink.place_some, ShortReader.read
     monkeypatch.setattr(results, "host_sink", host_sink)
+    monkeypatch.setattr(ShortReader, "read", read)
     monkeypatch.setattr(HostSink, "place_some", place_some)
     return seen
 
 
-WAYS = ["direct", "requests"]
-"""The loops read files for a whole read at once, or for one block's requests."""
+WAYS = ["direct", "requests", "short"]
+"""The loops read files for a whole read at once, for one block's requests, or for a box
+of a few inner chunks."""
 
 
 def take_way(monkeypatch: pytest.MonkeyPatch, way: str) -> str:
     """`way`, which reads of local files take from now on, where they can."""
-    if way != "direct":
+    if way == "requests":
         monkeypatch.setattr(FusedSink, "direct", lambda *_: None)
+    if way == "short":
+        # Loaded by earlier reads; and without the plain short way ahead of it.
+        choice._load()
+        monkeypatch.setattr(results, "_read_small", short_only)
     return way
 
 
+def short_only(source: Any, request: Any, arrays: Any) -> bool:
+    reader = short_reader(source)
+    if reader is None or len(arrays) != 1:
+        return False
+    return reader.read(source, request.selections[0], arrays[0])
+
+
 def assert_all_fused(seen: Seen) -> None:
-    assert seen.sinks
+    assert seen.sinks or seen.n_short
     assert all(isinstance(sink, FusedSink) for sink in seen.sinks)
     assert seen.n_left == 0
 

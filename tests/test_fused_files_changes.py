@@ -32,7 +32,7 @@ from fused_cases import (
     watch_sinks,
 )
 from gpushard.fused import choice
-from gpushard.fused.runner import BoxRunner
+from gpushard.fused.runner import BoxPlacer
 from gpushard.stores.local import LocalStore
 from spec_shards import document, sharding
 from stored_object import replace_file
@@ -140,7 +140,7 @@ def test_a_file_replaced_again_and_again_is_an_error(
 @pytest.mark.parametrize("again", [False, True])
 def test_a_file_overwritten_in_place_is_noticed(name, again, monkeypatch, tmp_path):
     place, _, other = shards_of(name, tmp_path)
-    plain, n_runs = BoxRunner.run, [0]
+    plain, n_runs = BoxPlacer.run, [0]
 
     def run(self, columns, window_nbytes=0):
         placed = plain(self, columns, window_nbytes)
@@ -150,7 +150,7 @@ def test_a_file_overwritten_in_place_is_noticed(name, again, monkeypatch, tmp_pa
             (place / "c/0/1").write_bytes(other["c/0/1"])
         return placed
 
-    monkeypatch.setattr(BoxRunner, "run", run)
+    monkeypatch.setattr(BoxPlacer, "run", run)
     a = gpushard.open_array(place, options=FUSED)
     if again:
         with pytest.raises(gpushard.ObjectChangedError, match="overwritten") as caught:
@@ -206,7 +206,7 @@ def test_a_file_cut_short_after_its_index_was_read_is_an_error(
 def test_a_file_system_that_fails_is_an_error_of_ours(monkeypatch, tmp_path):
     place, _, _ = shards_of("zstd", tmp_path)
     a = gpushard.open_array(place, options=FUSED)
-    plain, run = os.fstat, BoxRunner.run
+    plain, run = os.fstat, BoxPlacer.run
     fails = [False]
 
     def run_and_fail(*args):
@@ -220,7 +220,7 @@ def test_a_file_system_that_fails_is_an_error_of_ours(monkeypatch, tmp_path):
             raise OSError(errno.ESTALE, "Stale file handle")
         return plain(fd)
 
-    monkeypatch.setattr(BoxRunner, "run", run_and_fail)
+    monkeypatch.setattr(BoxPlacer, "run", run_and_fail)
     monkeypatch.setattr(os, "fstat", fstat)
     with pytest.raises(gpushard.StoreError, match="Stale"):
         a[...]

@@ -36,12 +36,12 @@ def axis_cells(
 ) -> list[AxisCells]:
     """Cells of each axis, in an array with one sharding level and a regular grid."""
     return [
-        _cells_of(landing, axis, chunk_strides[axis], _index_stride(layout, axis))
+        _cells_of(landing, axis, chunk_strides[axis], index_stride(layout, axis))
         for axis in range(layout.ndim)
     ]
 
 
-def _index_stride(layout: ArrayLayout, axis: int) -> int:
+def index_stride(layout: ArrayLayout, axis: int) -> int:
     """Entries of the index between neighbours along an axis."""
     (level,) = layout.levels
     order = level.axis_order

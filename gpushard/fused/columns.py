@@ -23,6 +23,13 @@ WORK_AXES = 64
 # Of a cell along an axis (`gpushard.fused.cells`).
 ORDINAL, INNER, OUTER, LENGTH = range(4)
 
+# Of an axis that is taken by a slice: bytes between wanted neighbours in the inner
+# chunk and in the output; the first element, the step and how many there are; where the
+# first lands, in bytes; how long a cell is, how many make a shard, how far apart they
+# stand in the index, bytes between their elements; cells and shards that are touched.
+INNER_STEP, OUTER_STEP, FIRST, STEP, N_ELEMENTS, OUT_OFFSET = range(6)
+CELL, PER_SHARD, INDEX_STRIDE, CHUNK_STRIDE, N_CELLS, N_SHARDS = range(6, 12)
+
 # Of a shard: addresses of its index' columns, 0 where there is no object; its file; and
 # how many boxes there are up to its last.
 OFFSETS, SIZES, STATES, HANDLE, END = range(5)

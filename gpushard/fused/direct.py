@@ -81,13 +81,8 @@ class DirectRead:
         source = job.source
         self._cells = axis_cells(landing, runner.chain.strides, source.layout)
         self._columns = np.concatenate([c.columns for c in self._cells], axis=1)
-        self._fill = _stored_fill(source, runner.chain.chunk_nbytes)
-        self._plan = runner.planner(
-            landing.address,
-            address_of(self._fill),
-            _limit_nbytes(source),
-            is_plain=source.raw_strides is not None,
-        )
+        self._fill = stored_fill(source, runner.chain.chunk_nbytes)
+        self._plan = runner.planner(landing.address, address_of(self._fill), source)
         self._left: set[int] = set()
         # Keys of shards that were there when their index was read.
         self.seen: set[str] = set()
@@ -137,7 +132,7 @@ class DirectRead:
         count *= is_read[:, None]
         ranges = np.stack([_columns_at(_first_cells(self._cells), at), count])
         table = np.array(
-            [_row(k, h) for k, h in zip(known, handles, strict=True)], np.int64
+            [shard_row(k, h) for k, h in zip(known, handles, strict=True)], np.int64
         )
         n_boxes = int(count.prod(axis=1).sum())
         boxes = np.empty((n_boxes, FIRST_LENGTH + len(self._cells)), np.int64)
@@ -162,7 +157,7 @@ class DirectRead:
         if self._job.tally.is_summed:
             nbytes = int((boxes[:, HIGH] - boxes[:, LOW]).sum())
             self._job.tally.add(payload_nbytes=nbytes)
-        _announce(boxes)
+        announce(boxes)
         widest = int((boxes[:, HIGH] - boxes[:, LOW]).max(initial=0))
         window = window_nbytes(self._job.source.options, widest)
         is_placed = self._runner.run(boxes, window)
@@ -233,39 +228,29 @@ def _first_cells(cells: Sequence[AxisCells]) -> list[Ints]:
     return found
 
 
-def _row(known: KnownIndex | None, handle: Handle | None) -> tuple[int, ...]:
+def shard_row(known: KnownIndex | None, handle: Handle | None) -> tuple[int, ...]:
     """Row of a shard for the loops (`columns.OFFSETS` and on)."""
     if known is None or handle is None:
         return 0, 0, 0, 0, 0
-    index = known.index
-    return (
-        address_of(index.offset),
-        address_of(index.nbytes),
-        address_of(index.state),
-        handle.fd,
-        0,
-    )
+    return *known.addresses, handle.fd, 0
 
 
-def _stored_fill(source: Source, chunk_nbytes: int) -> np.ndarray[tuple[int], Any]:
+def stored_fill(source: Source, chunk_nbytes: int) -> np.ndarray[tuple[int], Any]:
     """An inner chunk of fill values, as it would be stored: shape (n_elements,)."""
     value = source.layout.fill_value
     stored = value.astype(source.pipeline.stored_dtype)
     return np.full(chunk_nbytes // stored.itemsize, stored)
 
 
-def _limit_nbytes(source: Source) -> int:
-    """Most bytes that an inner chunk may be stored in."""
-    shape = source.chunk_shape
-    return 0 if shape is None else min(source.pipeline.encoded_limit(shape), 1 << 62)
-
-
-def _announce(boxes: Ints) -> None:
+def announce(boxes: Ints) -> None:
     """Let a disk begin with all boxes, where the first is not in memory yet.
 
     The loops wait for one after the other.
     """
-    in_file = boxes[boxes[:, FILE] >= 0]
-    if len(in_file) and not is_in_memory(*in_file[0, [FILE, LOW]].tolist()):
-        for fd, low, high in in_file[:, [FILE, LOW, HIGH]].tolist():
+    if len(boxes) and boxes.item(0, FILE) < 0:
+        boxes = boxes[boxes[:, FILE] >= 0]
+    if not len(boxes) or is_in_memory(boxes.item(0, FILE), boxes.item(0, LOW)):
+        return
+    for fd, low, high in boxes[:, [FILE, LOW, HIGH]].tolist():
+        if fd >= 0:
             read_ahead(fd, low, high - low)

@@ -20,13 +20,14 @@ class Compiled(NamedTuple):
     ----------
     place_boxes, decoder
         As in `gpushard.fused.loops`.
-    plan_boxes, planned
+    plan_boxes, plan_slices, planned
         As in `gpushard.fused.planning`.
     """
 
     place_boxes: Callable[..., Any]
     decoder: type[loops.Decoder]
     plan_boxes: Callable[..., Any]
+    plan_slices: Callable[..., Any]
     planned: type[planning.Planned]
 
 
@@ -49,7 +50,7 @@ def _sources_stamp() -> int:
 def _warm(stamp: int, *, keeps: bool) -> Compiled:
     """The loops, once called with nothing to do: so they are compiled."""
     place_boxes = loops.compiled(stamp, keeps=keeps)
-    plan_boxes = planning.compiled(stamp, keeps=keeps)
+    plan_boxes, plan_slices = planning.compiled(stamp, keeps=keeps)
     decoder = loops.Decoder(*[0] * len(loops.Decoder._fields))
     boxes = np.empty((0, FIRST_LENGTH + 1), np.int64)
     strides = np.empty((2, 1, 1), np.int64)
@@ -57,5 +58,9 @@ def _warm(stamp: int, *, keeps: bool) -> Compiled:
     place_boxes(decoder, boxes, strides, work, np.empty(0, np.bool_))
     planned = planning.Planned(*[0] * len(planning.Planned._fields))
     cells, ranges = np.empty((4, 0), np.int64), np.empty((2, 0, 1), np.int64)
-    plan_boxes(planned, strides, cells, ranges, np.empty((0, 5), np.int64), boxes)
-    return Compiled(place_boxes, loops.Decoder, plan_boxes, planning.Planned)
+    shards = np.empty((0, 5), np.int64)
+    plan_boxes(planned, strides, cells, ranges, shards, boxes)
+    plan_slices(planned, strides, np.zeros((12, 1), np.int64), shards, boxes)
+    return Compiled(
+        place_boxes, loops.Decoder, plan_boxes, plan_slices, planning.Planned
+    )

@@ -13,26 +13,37 @@ from numba import njit
 
 from gpushard.fused import calls
 from gpushard.fused.columns import (
+    CELL,
+    CHUNK_STRIDE,
     END,
     FILE,
     FILLED,
+    FIRST,
     FIRST_LENGTH,
     GAP_NBYTES,
     HANDLE,
     HIGH,
+    INDEX_STRIDE,
     INNER,
     LENGTH,
     LOW,
+    N_CELLS,
+    N_ELEMENTS,
+    N_SHARDS,
     NBYTES,
     OFFSET,
     OFFSETS,
     ORDINAL,
+    OUT_OFFSET,
     OUTER,
+    OUTER_STEP,
     PART,
+    PER_SHARD,
     REACH,
     SIZES,
     SOURCE,
     STATES,
+    STEP,
     TARGET,
 )
 from gpushard.index import CORRUPT, MISSING
@@ -153,31 +164,91 @@ def _put_reach(boxes: Any) -> None:
         boxes[k, REACH] = reach
 
 
-def compiled(stamp: int, *, keeps: bool) -> Any:
-    """The loop over shards; `keeps` it for other processes, which compare `stamp`.
+@njit(nogil=True)
+def _plan_shards(
+    p: Planned, strides: Any, cells: Any, ranges: Any, shards: Any, boxes: Any
+) -> None:
+    """Write the boxes of shards, and where those of each end."""
+    done = 0
+    for s in range(len(shards)):
+        n = 1
+        for axis in range(ranges.shape[2]):
+            n *= ranges[1, s, axis]
+        some = boxes[done : done + n]
+        if _plan_shard(p, strides, cells, ranges[:, s], shards[s], some):
+            _sort(some)
+            _put_reach(some)
+            done += n
+        shards[s, END] = done
 
-    It takes the strides of the read (see `loops.compiled`); the cells of all axes,
-    int64, shape (4, n_cells); where each shard's cells begin and how many there are,
-    int64, shape (2, n_shards, n_axes); the shards, int64, shape (n_shards, 5), of which
-    it sets where their boxes end; and room for all boxes, which it fills. A shard whose
-    index is no help has none.
+
+@njit(nogil=True)
+def _lay_slice(axis: Any, done: int, cells: Any, spans: Any) -> int:
+    """Write the cells that a slice touches, and which of them lie in each shard."""
+    s, before, k = -1, -1, 0
+    while k < axis[N_ELEMENTS]:
+        element = axis[FIRST] + k * axis[STEP]
+        cell = element // axis[CELL]
+        within = element - cell * axis[CELL]
+        n = min(axis[N_ELEMENTS] - k, (axis[CELL] - 1 - within) // axis[STEP] + 1)
+        shard, nth = cell // axis[PER_SHARD], cell % axis[PER_SHARD]
+        if shard != before:
+            before = shard
+            s += 1
+            spans[0, s] = done
+        spans[1, s] += 1
+        cells[ORDINAL, done] = nth * axis[INDEX_STRIDE]
+        cells[INNER, done] = within * axis[CHUNK_STRIDE]
+        cells[OUTER, done] = axis[OUT_OFFSET] + k * axis[OUTER_STEP]
+        cells[LENGTH, done] = n
+        k += n
+        done += 1
+    return done
+
+
+@njit(nogil=True)
+def _cross(axes: Any, spans: Any, ranges: Any) -> None:
+    """Write each shard's cells along all axes, from those along each."""
+    for s in range(ranges.shape[1]):
+        rest = s
+        for axis in range(axes.shape[1] - 1, -1, -1):
+            at = rest % axes[N_SHARDS, axis]
+            rest //= axes[N_SHARDS, axis]
+            ranges[0, s, axis] = spans[axis, 0, at]
+            ranges[1, s, axis] = spans[axis, 1, at]
+
+
+def compiled(stamp: int, *, keeps: bool) -> tuple[Any, Any]:
+    """Loops over shards; `keeps` them for other processes, which compare `stamp`.
+
+    Both take the strides of the read (see `loops.compiled`); the shards, int64, shape
+    (n_shards, 5), of which they set where their boxes end; and room for all boxes,
+    which they fill. A shard whose index is no help has none. The first also takes the
+    cells of all axes, int64, shape (4, n_cells), and where each shard's cells begin and
+    how many there are, int64, shape (2, n_shards, n_axes). The second lays out the axes
+    by itself, all of them slices: int64, shape (12, n_axes).
     """
 
     @njit(nogil=True, cache=keeps)
     def plan_boxes(
         p: Planned, strides: Any, cells: Any, ranges: Any, shards: Any, boxes: Any
     ) -> int:
-        done = 0
-        for s in range(len(shards)):
-            n = 1
-            for axis in range(ranges.shape[2]):
-                n *= ranges[1, s, axis]
-            some = boxes[done : done + n]
-            if _plan_shard(p, strides, cells, ranges[:, s], shards[s], some):
-                _sort(some)
-                _put_reach(some)
-                done += n
-            shards[s, END] = done
+        _plan_shards(p, strides, cells, ranges, shards, boxes)
         return stamp
 
-    return plan_boxes
+    @njit(nogil=True, cache=keeps)
+    def plan_slices(
+        p: Planned, strides: Any, axes: Any, shards: Any, boxes: Any
+    ) -> int:
+        n_axes = axes.shape[1]
+        cells = np.empty((4, axes[N_CELLS].sum()), np.int64)
+        spans = np.zeros((n_axes, 2, axes[N_SHARDS].max()), np.int64)
+        ranges = np.empty((2, len(shards), n_axes), np.int64)
+        done = 0
+        for axis in range(n_axes):
+            done = _lay_slice(axes[:, axis], done, cells, spans[axis])
+        _cross(axes, spans, ranges)
+        _plan_shards(p, strides, cells, ranges, shards, boxes)
+        return stamp
+
+    return plan_boxes, plan_slices

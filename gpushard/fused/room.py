@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,24 @@ _KEPT_NBYTES = 4 * MIB
 _CACHE_LINE = 64
 
 
+class Buffer(NamedTuple):
+    """Room in memory that its holder keeps there, and where it lies."""
+
+    address: int
+    memory: NDArray[np.uint8]
+
+    @property
+    def nbytes(self) -> int:
+        """How large it is."""
+        return len(self.memory)
+
+
 class Room(threading.local):
     """What a thread keeps between batches."""
 
     def __init__(self) -> None:
         self._contexts: dict[int, tuple[int, Any]] = {}
-        self._kept: dict[str, NDArray[np.uint8]] = {}
+        self._kept: dict[str, Buffer] = {}
         self.work = np.empty((4, WORK_AXES), np.int64)
 
     def context(self, kind: int) -> int:
@@ -36,17 +48,18 @@ class Room(threading.local):
             self._contexts[kind] = made
         return made[0]
 
-    def buffer(self, use: str, nbytes: int) -> NDArray[np.uint8]:
-        """Room of at least `nbytes` on a cache line: uint8, shape (n,), host.
+    def buffer(self, use: str, nbytes: int) -> Buffer:
+        """Room of at least `nbytes` on a cache line.
 
         The 16 bytes ahead of it are room too. It is the caller's until this thread asks
         for the same use again.
         """
         kept = self._kept.get(use)
-        if kept is not None and len(kept) >= nbytes:
+        if kept is not None and kept.nbytes >= nbytes:
             return kept
-        room = np.empty(nbytes + 2 * _CACHE_LINE, np.uint8)
-        room = room[_CACHE_LINE - address_of(room) % _CACHE_LINE :]
+        memory = np.empty(nbytes + 2 * _CACHE_LINE, np.uint8)
+        memory = memory[_CACHE_LINE - address_of(memory) % _CACHE_LINE :]
+        room = Buffer(address_of(memory), memory)
         if nbytes <= _KEPT_NBYTES:
             self._kept[use] = room
         return room

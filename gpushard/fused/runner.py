@@ -15,8 +15,9 @@ from gpushard.fused import boxes
 from gpushard.fused.chain import FusedChain
 from gpushard.fused.columns import BLOSC, COPY, NBYTES, RAW
 from gpushard.fused.libraries import Library
-from gpushard.fused.room import Room, address_of
+from gpushard.fused.room import Room
 from gpushard.selection import Ints
+from gpushard.source import Source
 
 if TYPE_CHECKING:
     from gpushard.fused.loading import Compiled
@@ -44,18 +45,33 @@ class Loops:
     library: Library
     read: int
 
+    def planned(self, source: Source, chain: FusedChain, fill: int, target: int) -> Any:
+        """What planning has to know of an array, and of an output at `target`.
 
-class BoxRunner:
-    """Cuts a plan's inner chunks into boxes, decodes and copies them, without the GIL.
+        `fill` is the address of an inner chunk of fill values, as it would be stored.
+        """
+        shape = source.chunk_shape or ()
+        return self.compiled.planned(
+            chain.chunk_nbytes,
+            chain.dtype.itemsize,
+            min(source.pipeline.encoded_limit(shape), 1 << 62),
+            int(source.raw_strides is not None),
+            fill,
+            target,
+        )
+
+
+class BoxPlacer:
+    """Decodes and copies the boxes of one read, without the GIL.
 
     Parameters
     ----------
-    landings
-        The parts of the plan, and where each goes.
     chain
         How inner chunks are encoded.
     loops
         The compiled loops.
+    strides
+        Bytes between wanted neighbours (see `boxes.stride_columns`).
 
     Attributes
     ----------
@@ -63,34 +79,12 @@ class BoxRunner:
         What they decode with.
     """
 
-    def __init__(
-        self, landings: Sequence[boxes.Landing], chain: FusedChain, loops: Loops
-    ) -> None:
+    def __init__(self, chain: FusedChain, loops: Loops, strides: Ints) -> None:
         self.chain = chain
         self.reads_files = bool(loops.read)
-        self._landings = landings
         self._loops = loops
         self.library_name = loops.library.name
-        self._strides = boxes.stride_columns(landings, chain.strides)
-
-    def cut(self, block: ShardBlock, rows: Ints) -> tuple[Ints, Ints] | None:
-        """Boxes of the inner chunks `rows` of a block (see `boxes.cut`)."""
-        return boxes.cut(self._landings, self.chain.strides, block, rows)
-
-    def planner(
-        self, target: int, fill: int, limit_nbytes: int, *, is_plain: bool
-    ) -> Callable[..., Any]:
-        """`plan_boxes` for this read, as `Planned` and the strides are given to it."""
-        chain = self.chain
-        planned = self._loops.compiled.planned(
-            chain.chunk_nbytes,
-            chain.dtype.itemsize,
-            limit_nbytes,
-            int(is_plain),
-            fill,
-            target,
-        )
-        return partial(self._loops.compiled.plan_boxes, planned, self._strides)
+        self._strides = strides
 
     def run(self, columns: Ints, window_nbytes: int = 0) -> Bools:
         """Decode and copy boxes: bool, shape (n_boxes,), whether each was placed.
@@ -114,11 +108,11 @@ class BoxRunner:
             library.reset,
             self._loops.read,
             chain.chunk_nbytes,
-            address_of(scratch),
-            address_of(staging),
-            len(staging),
-            address_of(window),
-            len(window),
+            scratch.address,
+            staging.address,
+            staging.nbytes,
+            window.address,
+            window.nbytes,
             chain.dtype.itemsize,
             chain.change,
         )
@@ -138,3 +132,30 @@ class BoxRunner:
             decoder, columns, self._strides, _room.work, is_placed
         )
         return is_placed
+
+
+class BoxRunner(BoxPlacer):
+    """Cuts a plan's inner chunks into boxes, and places them as `BoxPlacer` does.
+
+    Parameters
+    ----------
+    landings
+        The parts of the plan, and where each goes.
+    chain, loops
+        As `BoxPlacer` takes them.
+    """
+
+    def __init__(
+        self, landings: Sequence[boxes.Landing], chain: FusedChain, loops: Loops
+    ) -> None:
+        super().__init__(chain, loops, boxes.stride_columns(landings, chain.strides))
+        self._landings = landings
+
+    def cut(self, block: ShardBlock, rows: Ints) -> tuple[Ints, Ints] | None:
+        """Boxes of the inner chunks `rows` of a block (see `boxes.cut`)."""
+        return boxes.cut(self._landings, self.chain.strides, block, rows)
+
+    def planner(self, target: int, fill: int, source: Source) -> Callable[..., Any]:
+        """`plan_boxes` for this read, as `Planned` and the strides are given to it."""
+        planned = self._loops.planned(source, self.chain, fill, target)
+        return partial(self._loops.compiled.plan_boxes, planned, self._strides)

@@ -1,0 +1,215 @@
+"""Boxes of some inner chunks in compiled loops: which, and that they are right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpushard
+from array_strategies import codec
+from fused_cases import (
+    CHAINS,
+    CRC,
+    FUSED,
+    LITTLE,
+    PLAIN,
+    VALUES,
+    ZSTD,
+    stored,
+    watch_sinks,
+)
+from gpushard import results
+from gpushard.fused import choice, short
+from selection_strategies import basic_keys
+from spec_shards import document, sharding
+from zarr_oracle import assert_same_bits, write
+
+pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
+pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+
+# zarr 3.1 says so wherever one of numcodecs' codecs is made.
+pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
+
+SHORT = FUSED.but(small_read_chunks=1)
+BOX = np.s_[20:50, 10:70]
+
+
+@pytest.fixture(autouse=True)
+def loaded():
+    """The loops are there, as after the first large read of a process."""
+    choice._load()
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    return watch_sinks(monkeypatch)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    return gpushard.open_array(stored([ZSTD]).placed("local", tmp_path), options=SHORT)
+
+
+VOLUME = np.arange(20 * 18 * 9, dtype="i4").reshape(20, 18, 9)
+
+
+def volume(root: Any, chain: list[Any], *, index_order: list[int] | None = None) -> Any:
+    """Array of `VOLUME` in shards of 8 x 12 x 6, inner chunks of 4 x 3 x 6."""
+    inner = sharding((4, 3, 6), codecs=[LITTLE, *chain])
+    here = document((20, 18, 9), (8, 12, 6), inner, dtype="int32", fill_value=5)
+    if index_order is not None:
+        inner["configuration"]["chunk_shape"] = [
+            inner["configuration"]["chunk_shape"][axis] for axis in index_order
+        ]
+        here["codecs"] = [codec("transpose", order=index_order), inner]
+    return write(here, [(np.s_[:16], VOLUME[:16])]).placed("local", root)
+
+
+WANTED = VOLUME.copy()
+WANTED[16:] = 5
+
+
+@pytest.fixture(scope="module", params=["raw", "zstd", "gzip", "blosc lz4 shuffle 0"])
+def stored_volume(request, tmp_path_factory):
+    return volume(tmp_path_factory.mktemp("v"), CHAINS[request.param])
+
+
+@given(st.data())
+def test_any_box_is_read_as_numpy_reads_it(stored_volume, data):
+    key = data.draw(basic_keys(VOLUME.shape))
+    for options in (SHORT, SHORT.but(threads=3)):
+        a = gpushard.open_array(stored_volume, options=options)
+        assert_same_bits(a[key], WANTED[key])
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(np.s_[...], id="all"),
+        pytest.param(np.s_[:, 3, 7], id="column"),
+        pytest.param(np.s_[3, 2:17, ::-1], id="reversed"),
+        pytest.param(np.s_[::5, ::-4, 1::2], id="steps beyond an inner chunk"),
+        pytest.param(np.s_[None, 2:9, None, 1, :], id="new axes"),
+        pytest.param(np.s_[17:, :, 8], id="missing shards"),
+        pytest.param(np.s_[15:18], id="some shards missing"),
+    ],
+)
+def test_slices_integers_and_new_axes_are_boxes(key, stored_volume, seen):
+    a = gpushard.open_array(stored_volume, options=SHORT)
+    assert_same_bits(a[key], WANTED[key])
+    assert seen.n_short == 1
+    assert not seen.sinks
+
+
+def test_an_index_in_another_order_of_axes_is_followed(seen, tmp_path):
+    place = volume(tmp_path, [ZSTD], index_order=[0, 2, 1])
+    a = gpushard.open_array(place, options=SHORT)
+    for key in (np.s_[:, 3:11, 7], np.s_[2:18:3, ::2, ::-1]):
+        assert_same_bits(a[key], WANTED[key])
+    assert seen.n_short == 2
+
+
+def test_arrays_of_the_callers_are_written_where_they_are(opened, seen):
+    for out in (
+        np.full((60, 30), -1, "i4").T,
+        np.full((30, 120), -1, "i4")[:, ::2],
+        np.full((30, 60), -1, "i4")[::-1, ::-1],
+    ):
+        assert opened.read(BOX, out=out) is out
+        assert_same_bits(np.ascontiguousarray(out), VALUES[BOX])
+    assert seen.n_short == 3
+
+
+def test_what_is_no_box_goes_another_way(opened, seen, monkeypatch):
+    assert_same_bits(opened.oindex[[1, 99, 40]], VALUES[[1, 99, 40]])
+    assert_same_bits(opened.vindex[[1, 99], [3, 80]], VALUES[[1, 99], [3, 80]])
+    assert_same_bits(opened[::65, 3:80], VALUES[::65, 3:80])  # beyond a shard
+    assert_same_bits(opened[5:5], VALUES[5:5])
+    assert_same_bits(opened.read(BOX, dtype="f8"), VALUES[BOX].astype("f8"))
+    for most in ("_MOST_CHUNKS", "_MOST_SHARDS"):
+        monkeypatch.setattr(short, most, 2)
+        assert_same_bits(opened[...], VALUES)
+        monkeypatch.undo()
+    assert seen.n_short == 0
+
+
+def test_a_single_inner_chunk_is_left_to_the_plain_short_way(opened, seen):
+    assert_same_bits(opened[3, 5:9], VALUES[3, 5:9])
+    assert (seen.n_short, len(seen.sinks)) == (0, 0)
+
+
+@pytest.mark.parametrize("options", [PLAIN.but(small_read_chunks=8), FUSED])
+def test_who_switched_the_loops_or_short_ways_off_is_heard(options, seen, tmp_path):
+    place = stored([ZSTD]).placed("local", tmp_path)
+    a = gpushard.open_array(place, options=options)
+    assert_same_bits(a[...], VALUES)
+    assert_same_bits(a[BOX], VALUES[BOX])
+    assert seen.n_short == 0
+
+
+def test_nothing_is_loaded_for_it(seen, monkeypatch, tmp_path):
+    monkeypatch.setattr(choice, "_loaded", [])
+    a = gpushard.open_array(stored([ZSTD]).placed("local", tmp_path), options=SHORT)
+    assert_same_bits(a.read(BOX, dtype="f8"), VALUES[BOX].astype("f8"))
+    assert seen.n_short == 0
+    assert not choice._loaded
+
+
+def test_a_damaged_inner_chunk_is_named_or_filled(tmp_path):
+    place = stored([ZSTD, CRC]).placed("local", tmp_path)
+    data = bytearray((place / "c/0/1").read_bytes())
+    data[10] ^= 1
+    (place / "c/0/1").write_bytes(data)
+    a = gpushard.open_array(place, options=SHORT)
+    with pytest.raises(gpushard.ChecksumError) as caught:
+        a[:, 60:70]
+    assert caught.value.shard_key == "c/0/1"
+    assert caught.value.inner_chunk == (0, 4)
+    damage: list[Any] = []
+    filled = a.read(np.s_[:, 60:70], errors=damage.append)
+    assert [error.inner_chunk for error in damage] == [(0, 4)]
+    want = VALUES[:, 60:70].copy()
+    want[:32, 4:] = 0
+    assert_same_bits(filled, want)
+
+
+def test_a_damaged_index_is_refused_as_ever(tmp_path):
+    place = stored([ZSTD]).placed("local", tmp_path)
+    data = bytearray((place / "c/1/0").read_bytes())
+    data[-1] ^= 1
+    (place / "c/1/0").write_bytes(data)
+    with pytest.raises(gpushard.ChecksumError) as caught:
+        gpushard.open_array(place, options=SHORT)[:, 3]
+    assert caught.value.shard_key == "c/1/0"
+
+
+def test_indexes_that_take_much_of_the_memory_go_another_way(opened, seen):
+    assert_same_bits(opened.read(BOX, memory_limit=500), VALUES[BOX])
+    assert seen.n_short == 0
+    assert_same_bits(opened[BOX], VALUES[BOX])
+    assert seen.n_short == 1
+
+
+def test_several_threads_share_the_inner_chunks(seen, monkeypatch, tmp_path):
+    shared: list[int] = []
+    plain = short.run_tasks
+
+    def run_tasks(tasks, n_workers):
+        shared.append(len(tasks))
+        plain(tasks, n_workers)
+
+    monkeypatch.setattr(short, "run_tasks", run_tasks)
+    monkeypatch.setattr(short, "SMALLEST_SHARE_NBYTES", 4096)
+    options = replace(SHORT, threads=3)
+    place = stored([ZSTD]).placed("local", tmp_path)
+    a = gpushard.open_array(place, options=options)
+    for key in (np.s_[...], BOX, np.s_[:, 3]):
+        assert_same_bits(a[key], VALUES[key])
+    assert shared == [3, 3, 2]
+    assert results.short_reader(a.source) is not None
