@@ -53,6 +53,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "max_index_nbytes": (16, _LARGEST),
     "max_sharding_depth": (0, 64),
     "patience_s": (0.1, 86_400),
+    "min_nbytes_per_s": (1, _LARGEST),
 }
 """Smallest and largest value of each knob."""
 PLACEMENTS = ("cost", "device", "host")
@@ -168,6 +169,10 @@ class Options:
     patience_s
         Seconds after which a server that is busy, or accepts and never answers, is
         given up. Two silent attempts fit, or a busy server's usual Retry-After.
+    min_nbytes_per_s
+        Bytes a second below which an answer is too slow: one of n bytes is given up
+        ``patience_s + n / min_nbytes_per_s`` seconds after it was asked for. The
+        answers to 32 requests at a time come that slowly over a line of 16 Mbit/s.
     write
         How shards are written.
 
@@ -195,6 +200,7 @@ class Options:
     max_index_nbytes: int = 32 * MIB
     max_sharding_depth: int = 8
     patience_s: float = 15.0
+    min_nbytes_per_s: int = 64 * KIB
     write: WriteOptions = field(default_factory=WriteOptions)
 
     def __post_init__(self) -> None:

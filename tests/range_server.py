@@ -72,6 +72,8 @@ class RangeServer:
         Whether a request is first sent elsewhere.
     page
         What missing keys are answered with the status 200 instead of 404.
+    trickles
+        Which part of each answer comes a byte at a time, a "head" without an end.
     before_answer
         Called with each request's method and key before the file is looked at.
     requests
@@ -98,6 +100,7 @@ class RangeServer:
     answers_head: bool = True
     redirects: bool = False
     page: bytes | None = None
+    trickles: Literal["head", "body"] | None = None
     before_answer: Callable[[str, str], None] | None = None
     requests: list[Request] = field(default_factory=list[Request])
 
@@ -132,6 +135,11 @@ class RangeServer:
             and (method is None or request.method == method)
             for request in list(self.requests)
         )
+
+
+# A byte comes well before a silent server is given up, and no test waits for them all.
+_BYTE_S = 0.05
+_ENDLESS = 10_000
 
 
 class _Server(ThreadingHTTPServer):
@@ -202,13 +210,26 @@ class _Handler(BaseHTTPRequestHandler):
             body = b"%x\r\n%b\r\n%b" % (len(body), body, ends) if body else ends
         else:
             self.send_header("Content-Length", str(len(body)))
+        if settings.trickles == "head":
+            self.flush_headers()
+            self._trickle(b"X-Slow: " + bytes(b"a" * _ENDLESS))
         self.end_headers()
+        if settings.trickles == "body" and with_body:
+            self._trickle(body)
+            return
         if with_body and is_cut and body:
             settings.cut_first -= 1
             self.wfile.write(body[: len(body) // 2])
             self.close_connection = True
         elif with_body:
             self.wfile.write(body)
+
+    def _trickle(self, data: bytes) -> None:
+        """Send a byte at a time, until the client has enough of it."""
+        for byte in data:
+            self.wfile.write(bytes([byte]))
+            self.wfile.flush()
+            time.sleep(_BYTE_S)
 
     def _prepare(self, key: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of the answer."""

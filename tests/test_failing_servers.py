@@ -1,4 +1,7 @@
-"""Servers that fail, lie or keep silent: right elements, or an error within a time."""
+"""Servers that fail, lie or keep silent: right elements, or an error within a time.
+
+On every way that a read takes: plain, small, compiled, and to an emulated device.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ import numpy as np
 import pytest
 
 import gpushard
-from gpushard import Options
+from damaged_arrays import WAYS, on_host
+from damaged_arrays import opened as opened_by
 from gpushard.stores import patience
 from range_server import RangeServer
 from small_array import VALUES, write_values
@@ -38,13 +42,23 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
         yield running
 
 
-def opened(server: RangeServer, **options: Any) -> gpushard.Array:
-    return gpushard.open_array(server.url, options=Options(**options))
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_loops(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have the loops loaded: compiling them takes longer than any server may."""
+    place = write_values(tmp_path_factory.mktemp("loops") / "a")
+    assert_same_bits(opened_by(place, "compiled")[...], VALUES)
 
 
-def assert_reads(a: gpushard.Array) -> None:
-    assert_same_bits(a[FEW], VALUES[FEW])
-    assert_same_bits(a[...], VALUES)
+def opened(server: RangeServer, way: str = "small", **options: Any) -> gpushard.Array:
+    return opened_by(server.url, way, **options)
+
+
+def assert_reads(a: gpushard.Array, *keys: Any) -> None:
+    for key in keys or (FEW, ...):
+        assert_same_bits(on_host(a[key]), VALUES[key])
+
+
+by_every_way = pytest.mark.parametrize("way", WAYS)
 
 
 SURVIVED: dict[str, dict[str, Any]] = {
@@ -66,15 +80,16 @@ SURVIVED: dict[str, dict[str, Any]] = {
 }
 
 
+@by_every_way
 @pytest.mark.parametrize("fault", SURVIVED)
-def test_a_fault_that_can_be_got_round_does_not_show(server, fault):
-    a = opened(server)
+def test_a_fault_that_can_be_got_round_does_not_show(server, fault, way):
+    a = opened(server, way)
     for name, value in SURVIVED[fault].items():
         setattr(server, name, value)
     assert_reads(a)
     if "twice" in fault:  # also when the array is opened
         server.fail_first = 2
-        assert_reads(opened(server))
+        assert_reads(opened(server, way))
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -87,12 +102,19 @@ REFUSED: dict[str, dict[str, Any]] = {
     "always 503": {"fail_first": 10**6, "failure": 503},
     "connection always reset": {"fail_first": 10**6, "failure": 0},
     "forbidden": {"statuses": {"c/0/0": 403}},
+    "a byte now and then": {"trickles": "body"},
+    "a byte now and then, in a body of no told size": {
+        "trickles": "body",
+        "transfer": "chunked",
+    },
+    "a head that never ends": {"trickles": "head"},
 }
 
 
+@by_every_way
 @pytest.mark.parametrize("fault", REFUSED)
-def test_a_fault_that_cannot_be_got_round_is_an_error_in_time(server, fault):
-    a = opened(server, patience_s=1.5)
+def test_a_fault_that_cannot_be_got_round_is_an_error_in_time(server, fault, way):
+    a = opened(server, way, patience_s=1.5)
     for name, value in REFUSED[fault].items():
         setattr(server, name, value)
     started = time.perf_counter()
@@ -105,11 +127,12 @@ def test_a_fault_that_cannot_be_got_round_is_an_error_in_time(server, fault):
     assert_reads(a)  # nothing is remembered that the fault left behind
 
 
-def test_a_page_instead_of_a_404_is_an_error(server):
+@by_every_way
+def test_a_page_instead_of_a_404_is_an_error(server, way):
     (server.directory / "c/0/1").unlink()
     server.page = b"<html>nothing here</html>" * 40
-    a = opened(server)
-    assert_same_bits(a[0:8, 0:10], VALUES[0:8, 0:10])
+    a = opened(server, way)
+    assert_reads(a, np.s_[0:8, 0:10])
     with pytest.raises((gpushard.StoreError, gpushard.CorruptShardError)):
         a[0:8, 20:30]
     with pytest.raises(gpushard.GpushardError):
@@ -157,8 +180,9 @@ def test_readers_that_fail_together_do_not_come_back_together(server, monkeypatc
     assert all(0.5 <= p <= 2 for p in pauses)
 
 
-def test_a_server_that_never_answers_is_given_up_in_time(server):
-    a = opened(server, patience_s=1.5)
+@by_every_way
+def test_a_server_that_never_answers_is_given_up_in_time(server, way):
+    a = opened(server, way, patience_s=1.5)
     server.silence_s = 6
     started = time.perf_counter()
     with pytest.raises(gpushard.StoreError):
@@ -166,10 +190,11 @@ def test_a_server_that_never_answers_is_given_up_in_time(server):
     assert time.perf_counter() - started < 3
 
 
-def test_a_shard_deleted_between_its_index_and_its_payload_is_never_filled(server):
+@by_every_way
+def test_a_shard_deleted_between_its_index_and_its_payload_is_never_filled(server, way):
     for etags in ("strong", None):
         server.etags = etags
-        a = opened(server, whole_object_fraction=1, index_cache_nbytes=0)
+        a = opened(server, way, whole_object_fraction=1, index_cache_nbytes=0)
         key = "c/0/0"
         kept = (server.directory / key).read_bytes()
 
@@ -183,7 +208,7 @@ def test_a_shard_deleted_between_its_index_and_its_payload_is_never_filled(serve
             a[0:4, 0:10]
         server.before_answer = None
         (server.directory / key).write_bytes(kept)
-        assert_same_bits(a[0:4, 0:10], VALUES[0:4, 0:10])
+        assert_reads(a, np.s_[0:4, 0:10])
 
 
 INTERRUPTED = """
@@ -219,7 +244,10 @@ def test_an_interrupted_read_leaves_nothing_running(server):
     assert time.perf_counter() - started < 8
 
 
-def test_two_thousand_reads_beside_a_writer_see_no_mixture(tmp_path):
+@pytest.mark.parametrize(
+    ("way", "n_reads"), [("small", 2000), ("plain", 500), ("device", 500)]
+)
+def test_thousands_of_reads_beside_a_writer_see_no_mixture(tmp_path, way, n_reads):
     """Behind a server: index and payload come in two requests each."""
     places = [
         write_values(tmp_path / f"v{k}", np.full_like(VALUES, 1000 + k))
@@ -242,10 +270,10 @@ def test_two_thousand_reads_beside_a_writer_see_no_mixture(tmp_path):
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            a = gpushard.open_array(server.url)
-            for _ in range(2000):
+            a = opened(server, way)
+            for _ in range(n_reads):
                 try:
-                    got = np.unique(a[1:6, 3:18])
+                    got = np.unique(on_host(a[1:6, 3:18]))
                 except gpushard.ObjectChangedError:
                     continue
                 assert len(got) == 1

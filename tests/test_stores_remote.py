@@ -228,7 +228,7 @@ def test_other_bytes_than_asked_are_an_error(
     # Planted: obstore of today notices most of it by itself.
     honest = obstore.get(store.object_store, "c/0", options={"range": span})
     answer = SimpleNamespace(
-        meta=honest.meta, range=span, bytes=honest.bytes, attributes={}
+        meta=honest.meta, range=span, bytes_async=honest.bytes_async, attributes={}
     )
     monkeypatch.setattr(obstore, "get", lambda *args, **kwargs: answer)
     with pytest.raises(StoreError, match="expected bytes 5-9"):
@@ -258,7 +258,7 @@ def test_default_limits_give_a_dead_server_up_within_15_s() -> None:
     assert retry["retry_timeout"].total_seconds() + read_timeout <= 15
     assert float(client["connect_timeout"].rstrip("s")) <= read_timeout
     # The largest request over a slow line of 1 Mbit/s must still come through.
-    slow_s = remote._NETWORK_COSTS.max_request_nbytes * 8 / 1e6
+    slow_s = open_url("http://127.0.0.1:1", {}).costs.max_request_nbytes * 8 / 1e6
     assert float(client["timeout"].rstrip("s")) > slow_s
 
 

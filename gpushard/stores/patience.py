@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from gpushard.errors import StoreError
 from gpushard.stores.base import ByteRequest
+from gpushard.stores.bodies import Pace
 from gpushard.stores.plain_http import retry_after
 
 _FIRST_PAUSE_S = 1.0
@@ -31,15 +32,15 @@ class Patience:
 
     Parameters
     ----------
-    seconds
-        How long at most, pauses and attempts together.
+    pace
+        Its `patience_s` is how long at most, pauses and attempts together.
     url
         Root of a plain HTTP server, which is asked how long it wants to be left alone;
         None for others: they are given twice the time with each attempt.
     """
 
-    def __init__(self, seconds: float, url: str | None) -> None:
-        self.seconds = seconds
+    def __init__(self, pace: Pace, url: str | None) -> None:
+        self._pace = pace
         self._url = url
 
     def ask(self, work: Callable[[Requested], Answer], request: Requested) -> Answer:
@@ -62,10 +63,10 @@ class Patience:
                 told = None
                 if self._url is not None and passing[1] in _TELLING:
                     # obstore keeps the headers of a refusal to itself.
-                    told = retry_after(self._url, request.key, self.seconds / 3)
+                    told = retry_after(self._url, request.key, self._pace)
                 # Many readers that fail together must not come back together.
                 wanted = pause * random.uniform(0.5, 1) if told is None else told  # noqa: S311 - no secret
-                if time.monotonic() - started + wanted > self.seconds:
+                if time.monotonic() - started + wanted > self._pace.patience_s:
                     raise
             time.sleep(wanted)
             pause *= 2

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from http.client import HTTPException
+import io
+import time
+from collections.abc import Callable
+from functools import partial
+from http.client import (
+    HTTPConnection,
+    HTTPException,
+    HTTPResponse,
+    HTTPSConnection,
+)
+from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.parse import quote
-from urllib.request import Request, urlopen
+from urllib.request import (
+    HTTPHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    Request,
+    build_opener,
+)
 
 from gpushard.errors import StoreError
+from gpushard.stores.bodies import Pace
+
+if TYPE_CHECKING:
+    import socket
 
 _IDENTITY = {"Accept-Encoding": "identity"}
 
 
-def retry_after(url: str, key: str, timeout_s: float) -> float | None:
+def retry_after(url: str, key: str, pace: Pace) -> float | None:
     """Seconds for which a server wants to be left alone; None if it does not tell.
 
     Retry-After as seconds (RFC 9110, 10.2.3); 0 if it answers again.
     """
     try:
-        with _open(url, key, {"Range": "bytes=0-0"}, timeout_s):
+        with _open(url, key, {"Range": "bytes=0-0"}, pace):
             return 0.0
     except HTTPError as refusal:
         with refusal:
@@ -29,7 +49,7 @@ def retry_after(url: str, key: str, timeout_s: float) -> float | None:
 
 
 def get_unsized(
-    url: str, key: str, limit_nbytes: int, timeout_s: float
+    url: str, key: str, limit_nbytes: int, pace: Pace
 ) -> tuple[bytes, str | None]:
     """Body and ETag of an object that comes without a Content-Length, in chunks.
 
@@ -43,10 +63,10 @@ def get_unsized(
     FileNotFoundError
         There is no such object.
     StoreError
-        The server refused, or the body was cut.
+        The server refused, the body was cut, or came too slowly.
     """
     try:
-        with _open(url, key, {}, timeout_s) as answer:
+        with _open(url, key, {}, pace) as answer:
             return answer.read(limit_nbytes + 1), answer.headers.get("ETag")
     except HTTPError as refusal:
         with refusal:
@@ -61,7 +81,92 @@ def get_unsized(
         ) from error
 
 
-def _open(url: str, key: str, headers: dict[str, str], timeout_s: float):  # noqa: ANN202 - urllib has no type for it
+def _open(url: str, key: str, headers: dict[str, str], pace: Pace):  # noqa: ANN202 - urllib has no type for it
     """Answer to a GET; `url` is that of a store, which is http or https."""
     request = Request(f"{url}/{quote(key)}", headers={**_IDENTITY, **headers})  # noqa: S310
-    return urlopen(request, timeout=timeout_s)  # noqa: S310
+    opener = build_opener(_Http(pace), _Https(pace), _Redirects)
+    return opener.open(request, timeout=pace.pause_s)
+
+
+class _Redirects(HTTPRedirectHandler):
+    """Follows redirects without their bodies, which have no bounded length."""
+
+    def redirect_request(
+        self, req: Request, fp: Any, *args: Any, **kinds: Any
+    ) -> Request | None:
+        fp.close()
+        return super().redirect_request(req, fp, *args, **kinds)
+
+
+class _Http(HTTPHandler):
+    """Opens ``http://`` with answers at a pace."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
+
+    def http_open(self, req: Request) -> HTTPResponse:
+        return self.do_open(_paced(HTTPConnection, self._pace), req)
+
+
+class _Https(HTTPSHandler):
+    """Opens ``https://`` with answers at a pace."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
+
+    def https_open(self, req: Request) -> HTTPResponse:
+        return self.do_open(_paced(HTTPSConnection, self._pace), req)
+
+
+def _paced(make: Callable[..., HTTPConnection], pace: Pace) -> Any:
+    """Connections as `make` makes them, but for the time that answers may take."""
+
+    def connect(*args: Any, **kinds: Any) -> HTTPConnection:
+        connection = make(*args, **kinds)
+        connection.response_class = partial(_PacedResponse, pace)  # pyright: ignore[reportAttributeAccessIssue] - called like the class
+        return connection
+
+    return connect
+
+
+class _PacedResponse(HTTPResponse):
+    """Answer whose head and body are read within the time that `pace` gives."""
+
+    def __init__(
+        self, pace: Pace, sock: socket.socket, *args: Any, **kinds: Any
+    ) -> None:
+        super().__init__(sock, *args, **kinds)
+        self.fp = io.BufferedReader(_PacedReader(pace, sock, self.fp.detach()))
+
+
+class _PacedReader(io.RawIOBase):
+    """Bytes of a socket, each within the time for all that came so far."""
+
+    def __init__(self, pace: Pace, sock: socket.socket, raw: io.RawIOBase) -> None:
+        self._pace = pace
+        self._socket = sock
+        self._raw = raw
+        self._started = time.monotonic()
+        self._n_read = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int | None:
+        left = self._started + self._pace.limit_s(self._n_read) - time.monotonic()
+        try:
+            if left <= 0:
+                raise TimeoutError
+            self._socket.settimeout(min(left, self._pace.pause_s))
+            n = self._raw.readinto(into)
+        except TimeoutError as error:
+            told = f"no more than {self._n_read} bytes came in time"
+            raise TimeoutError(told) from error
+        self._n_read += n or 0
+        return n
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()

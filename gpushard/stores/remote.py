@@ -7,6 +7,7 @@ no event loop, and so work the same in scripts, notebooks and worker threads.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import StoreError
-from gpushard.options import DEFAULT, KIB, MIB
+from gpushard.options import DEFAULT, MIB, Options
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
+from gpushard.stores.bodies import Pace, body_of
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key
 from gpushard.stores.obstores import (
+    costs_of,
     is_http,
     refuse_after_fork,
     request_errors,
@@ -34,6 +37,7 @@ from gpushard.stores.remote_failures import (
     encoded_body,
     refuse_large,
     request_failure,
+    too_slow,
     without_credentials,
 )
 from gpushard.workers import run_side_by_side
@@ -41,22 +45,6 @@ from gpushard.workers import run_side_by_side
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta
     from obstore.store import ObjectStore
-
-# 1 MiB and 16 MiB are zarr-python's own figures for object stores (3.3, its ArrayConfig
-# `sharding_coalesce_*`): at 20-100 ms latency and 50-100 MB/s a connection, 1 MiB more
-# never costs what another request does. 32 such connections fill 25 Gbit/s.
-_NETWORK_COSTS = FetchCosts(
-    gap_nbytes=MIB,
-    max_request_nbytes=16 * MIB,
-    concurrency=32,
-    prefers_whole_objects=True,
-)
-_PROCESS_COSTS = FetchCosts(
-    gap_nbytes=64 * KIB,
-    max_request_nbytes=8 * MIB,
-    concurrency=8,
-    prefers_whole_objects=False,
-)
 
 # Where ranges are ignored, larger objects are an error, not a surprise download.
 _RANGELESS_MAX_NBYTES = 64 * MIB
@@ -80,8 +68,8 @@ class RemoteStore:
         Any store of `obstore.store`.
     url
         Address for messages; by default what the store tells about itself.
-    patience_s
-        Seconds after which a busy server is given up.
+    options
+        `patience_s` and `min_nbytes_per_s` are when a server is given up.
     forbidden_is_missing
         Whether the status 403 means that there is no such object.
 
@@ -95,8 +83,8 @@ class RemoteStore:
         self,
         store: ObjectStore,
         url: str | None = None,
+        options: Options = DEFAULT,
         *,
-        patience_s: float = DEFAULT.patience_s,
         forbidden_is_missing: bool = False,
     ) -> None:
         self.object_store = store
@@ -104,20 +92,18 @@ class RemoteStore:
         self.puts_conditionally: bool | None = None  # set by who found out
         self._forbidden_is_missing = forbidden_is_missing
         self._url = without_credentials(url or url_of(store))
-        self._costs = _costs_of(store)
+        self._costs = costs_of(store)
+        self._options = options
+        self._pace = Pace(options.patience_s, options.min_nbytes_per_s)
         self._http_url = self._url if is_http(store) else None
-        self._patience = Patience(patience_s, self._http_url)
+        self._patience = Patience(self._pace, self._http_url)
         self._refuses_suffixes = False
         self._ignores_ranges = False
 
     def __reduce__(self) -> tuple[Callable[..., RemoteStore], Any, Any]:
-        make = partial(
-            RemoteStore,
-            patience_s=self._patience.seconds,
-            forbidden_is_missing=self._forbidden_is_missing,
-        )
+        make = partial(RemoteStore, forbidden_is_missing=self._forbidden_is_missing)
         state = {"is_read_only": self.is_read_only}
-        return make, (self.object_store, self._url), state
+        return make, (self.object_store, self._url, self._options), state
 
     def __repr__(self) -> str:
         return f"RemoteStore({self._url!r})"
@@ -287,6 +273,7 @@ class RemoteStore:
 
         if isinstance(request.version, str):
             options["if_match"] = request.version
+        started = time.monotonic()
         try:
             result = obstore.get(self.object_store, request.key, options=options)
         except PreconditionError as error:
@@ -298,7 +285,7 @@ class RemoteStore:
             # The body is not read: only its head is wanted, and asked for anew.
             head = replace(request, stop=limit, max_nbytes=None)
             return self._read_range(head)
-        data = self._body(request, result)
+        data = self._body(request, result, started)
         expected = request.within(about["size"])
         if result.range != expected or len(data) != expected[1] - expected[0]:
             raise failure(
@@ -312,12 +299,21 @@ class RemoteStore:
             )
         return Fetched(data, about["size"], version_of(about))
 
-    def _body(self, request: ByteRequest, result: GetResult) -> NDArray[np.uint8]:
+    def _body(
+        self, request: ByteRequest, result: GetResult, started: float
+    ) -> NDArray[np.uint8]:
         """Body of an answer, which has to be the stored bytes themselves."""
         encoding = result.attributes.get("Content-Encoding", "identity")
         if self._http_url is not None and encoding != "identity":
             raise encoded_body(self._url, request.key, encoding)
-        return np.frombuffer(result.bytes(), np.uint8)
+        if not self._costs.prefers_whole_objects:  # in this process, or its disks
+            return np.frombuffer(result.bytes(), np.uint8)
+        nbytes = result.range[1] - result.range[0]
+        try:
+            return body_of(result, self._pace.left_s(nbytes, started))
+        except TimeoutError as error:
+            limit_s = self._pace.limit_s(nbytes)
+            raise too_slow(self._url, request.key, nbytes, limit_s) from error
 
     def _head(self, request: ByteRequest) -> ObjectMeta:
         """What the server tells about the object."""
@@ -344,12 +340,13 @@ class RemoteStore:
         import obstore
 
         request = ByteRequest(wanted[0], version=wanted[1])
+        started = time.monotonic()
         try:
             result = obstore.get(self.object_store, request.key)
             about = result.meta
             self._check_version(request, about)
             refuse_large(self._url, request.key, about["size"], _RANGELESS_MAX_NBYTES)
-            data = self._body(request, result)
+            data = self._body(request, result, started)
         except FileNotFoundError as error:
             if request.version is not None:
                 raise changed(self._url, request, "no object") from error
@@ -364,10 +361,9 @@ class RemoteStore:
 
     def _get_unsized(self, request: ByteRequest) -> Fetched | None:
         """Whole object from a server that does not tell sizes."""
-        timeout_s = self._patience.seconds / 3
         limit = _RANGELESS_MAX_NBYTES
         try:
-            body, e_tag = get_unsized(self._url, request.key, limit, timeout_s)
+            body, e_tag = get_unsized(self._url, request.key, limit, self._pace)
         except FileNotFoundError as error:
             if request.version is not None:
                 raise changed(self._url, request, "no object") from error
@@ -390,10 +386,3 @@ def _cut(whole: Fetched | None, request: ByteRequest) -> Fetched | None:
         return None
     start, stop = request.within(len(whole.data))
     return Fetched(whole.data[start:stop], whole.object_nbytes, whole.version)
-
-
-def _costs_of(store: ObjectStore) -> FetchCosts:
-    from obstore.store import LocalStore, MemoryStore
-
-    near = isinstance(store, (LocalStore, MemoryStore))
-    return _PROCESS_COSTS if near else _NETWORK_COSTS

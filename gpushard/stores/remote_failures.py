@@ -42,6 +42,19 @@ def encoded_body(url: str, key: str, encoding: str) -> StoreError:
     )
 
 
+def too_slow(url: str, key: str, nbytes: int, limit_s: float) -> StoreError:
+    """Error of a body that did not come in its time."""
+    return failure(
+        StoreError,
+        url,
+        key,
+        "the server sends too slowly",
+        expected=f"{nbytes} bytes within {limit_s:.1f} s",
+        hint="check the network, or raise the options patience_s and lower "
+        "min_nbytes_per_s",
+    )
+
+
 def refuse_large(url: str, key: str, nbytes: int, limit_nbytes: int) -> None:
     """Refuse to download a large object for the sake of a part of it.
 

@@ -12,9 +12,9 @@ from gpushard.errors import StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.remote import RemoteStore
 
-# The limit of a whole request is generous: 16 MiB take 5 minutes at 0.5 Mbit/s, and a
-# stalled one runs into the limit of a single read. Byte ranges of an encoded body are
-# none of the object.
+# What nothing else limits ends after this time: listings, and writes. The body of an
+# answer has a limit of its own, which is shorter up to 17 MiB. Byte ranges of an
+# encoded body are none of the object.
 _CLIENT_OPTIONS = {
     "timeout": "300s",
     "default_headers": {"accept-encoding": "identity"},
@@ -46,7 +46,7 @@ def open_url(
         `token` and `endpoint_url` as fsspec spells them. `forbidden_is_missing`: take
         the status 403 for a missing object, as S3 answers who may not list.
     options
-        `patience_s` is when a server is given up.
+        `patience_s` and `min_nbytes_per_s` are when a server is given up.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def open_url(
     return RemoteStore(
         store,
         url.rstrip("/"),
-        patience_s=options.patience_s,
+        options=options,
         forbidden_is_missing=forbidden_is_missing,
     )
 

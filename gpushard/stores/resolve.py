@@ -107,7 +107,7 @@ def _resolve_object(target: Any, options: Options) -> tuple[Store, str]:
     if type(target).__module__.startswith("obstore"):
         from gpushard.stores.remote import RemoteStore
 
-        return RemoteStore(target), ""
+        return RemoteStore(target, options=options), ""
     raise UnsupportedError(
         "cannot tell which store this is",
         got=f"a {type(target).__module__}.{type(target).__qualname__}",
@@ -130,7 +130,7 @@ def adapt(store: ZarrAbstractStore, options: Options) -> Store:
     if type(store) is storage.ObjectStore:
         from gpushard.stores.remote import RemoteStore
 
-        remote = RemoteStore(store.store)
+        remote = RemoteStore(store.store, options=options)
         remote.is_read_only = store.read_only
         return remote
     from gpushard.stores.zarr_store import ZarrStore

@@ -1,0 +1,93 @@
+"""Bodies of answers, each within a time that grows with its size.
+
+obstore limits the wait for an answer and the pause between two pieces of its body: a
+server that sends a byte now and then keeps to both. Only obstore's asynchronous call
+can be given up halfway, so bodies are awaited in an event loop of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from obstore import Bytes, GetResult
+
+_lock = threading.Lock()
+# Process -> its loop: a fork has none of its parent's threads.
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a server may take; the knobs of `Options` with these names.
+
+    Attributes
+    ----------
+    patience_s
+        Seconds for an answer without a body.
+    min_nbytes_per_s
+        Rate at which a body is given more time.
+    """
+
+    patience_s: float
+    min_nbytes_per_s: int
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds without a byte after which a server counts as silent."""
+        return self.patience_s / 3
+
+    def limit_s(self, nbytes: int) -> float:
+        """Seconds for an answer with a body of `nbytes`, from the request on."""
+        return self.patience_s + nbytes / self.min_nbytes_per_s
+
+    def left_s(self, nbytes: int, started: float) -> float:
+        """Seconds for a body of `nbytes` when its head is there.
+
+        At least a pause: a store that was handed in may wait longer for a head, and is
+        not refused the body then.
+        """
+        return max(started + self.limit_s(nbytes) - time.monotonic(), self.pause_s)
+
+
+def body_of(result: GetResult, limit_s: float) -> NDArray[np.uint8]:
+    """Body of an answer, uint8, on the host.
+
+    Raises
+    ------
+    TimeoutError
+        It was not there after `limit_s`; nothing goes on waiting for it.
+    """
+    waiting = asyncio.run_coroutine_threadsafe(_collect(result, limit_s), _loop())
+    try:
+        return np.frombuffer(waiting.result(), np.uint8)
+    finally:
+        waiting.cancel()  # for one whose wait was interrupted
+
+
+async def _collect(result: GetResult, limit_s: float) -> Bytes:
+    async with asyncio.timeout(limit_s):
+        return await result.bytes_async()
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """Event loop of this process, which runs as long as that."""
+    pid = os.getpid()
+    loop = _loops.get(pid)
+    if loop is not None:
+        return loop
+    with _lock:
+        if pid not in _loops:
+            loop = asyncio.new_event_loop()
+            name = "gpushard-bodies"
+            threading.Thread(target=loop.run_forever, name=name, daemon=True).start()
+            _loops[pid] = loop
+        return _loops[pid]
