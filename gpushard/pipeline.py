@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from gpushard import codecs
 from gpushard.codecs.base import BytesCodec, HostBytes, size_error
 from gpushard.codecs.elements import ElementsPart, compile_elements
+from gpushard.codecs.trial import try_out
 from gpushard.layout import CodecChain, CodecSpec
 from gpushard.options import GIB, KIB
 from gpushard.report import CodecPlacement
@@ -118,6 +119,7 @@ class HostPipeline:
         data_type_json: Any,
         fill_value_json: Any,
         fill_value: NDArray[Any],
+        chunk_shape: tuple[int, ...] | None = None,
     ) -> HostPipeline:
         """Pipeline that decodes what `chain` encodes.
 
@@ -129,21 +131,27 @@ class HostPipeline:
             Data type of the elements in memory, native byte order.
         data_type_json, fill_value_json, fill_value
             As in `ArrayLayout`; for codecs that only zarr knows.
+        chunk_shape
+            Shape of an inner chunk in the axes that the chain encodes, where codecs are
+            to be tried out on the data type (see `codecs/trial.py`).
 
         Raises
         ------
         MetadataError
-            A codec's configuration is wrong.
+            A codec's configuration is wrong, or it does not fit the data type.
         UnsupportedError
-            Neither gpushard nor zarr knows a codec.
+            Neither gpushard nor zarr knows a codec, or a package lacks.
         """
         part: _ArrayPart | None = compile_elements(chain, dtype)
         if part is None:
-            from gpushard.codecs.zarr_codec import ZarrElements, array_part
+            from gpushard.codecs.zarr_codec import array_part
+            from gpushard.codecs.zarr_objects import ZarrElements
 
             elements = ZarrElements(dtype, data_type_json, fill_value_json, fill_value)
             specs = (*chain.array_array, chain.array_bytes)
             part = array_part(specs, elements)
+        if chunk_shape is not None:
+            try_out(part, chain, dtype, chunk_shape)
         bytes_codecs = tuple(
             codecs.bytes_codec(spec, dtype) for spec in chain.bytes_bytes
         )

@@ -132,8 +132,9 @@ class Source:
         Raises
         ------
         UnsupportedError, MetadataError
-            A codec of the array cannot be decoded, or its configuration is wrong, or
-            inner chunks have more bytes than can be counted.
+            A codec of the array cannot be decoded, its configuration is wrong, or it
+            does not fit the data type; or inner chunks have more bytes than can be
+            counted.
         """
         _refuse_uncountable(layout)
         pipeline = HostPipeline.compile(
@@ -142,6 +143,7 @@ class Source:
             data_type_json=layout.data_type_json,
             fill_value_json=layout.fill_value_json,
             fill_value=layout.fill_value,
+            chunk_shape=_stored_chunk_shape(layout),
         )
         index_pipelines = tuple(
             HostPipeline.compile(
@@ -316,6 +318,15 @@ class Source:
                 got=nbytes,
                 hint="the shard is damaged: restore it from a copy or write it again",
             )
+
+
+def _stored_chunk_shape(layout: ArrayLayout) -> tuple[int, ...]:
+    """Shape of one inner chunk, in the axes that the innermost chain encodes."""
+    lengths = [
+        axis.cell if axis.boundaries is None else int(np.diff(axis.boundaries)[0])
+        for axis in layout.inner_axes
+    ]
+    return tuple(lengths[axis] for axis in layout.outer_order)
 
 
 def _refuse_uncountable(layout: ArrayLayout) -> None:

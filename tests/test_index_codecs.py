@@ -116,14 +116,17 @@ def test_codecs_that_change_the_size_of_an_entry_are_undone(
     [
         ([TO_FLOAT, LITTLE], "another data type"),
         ([codec("numcodecs.quantize", digits=1, dtype="<u8"), LITTLE], "only floating"),
-        ([codec("numcodecs.delta", dtype="<u4"), LITTLE], "2 elements decode to 4"),
+        (
+            [codec("numcodecs.delta", dtype="<u4"), LITTLE],
+            "another data type",
+        ),
     ],
 )
 def test_codecs_that_cannot_encode_an_index_are_refused_at_open(index_codecs, got):
     skip_astype_of_zarr_310(index_codecs)
     with pytest.raises(gpushard.MetadataError, match=got) as caught:
         read_with(index_codecs, ENTRIES.tobytes())
-    assert caught.value.json_path == "codecs[0].configuration.index_codecs"
+    assert caught.value.json_path.startswith("codecs[0].configuration.index_codecs")
 
 
 class Doubling(BytesBytesCodec):

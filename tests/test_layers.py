@@ -103,8 +103,8 @@ PURE_BUT = {("options", "os"), ("options", "pathlib")}
 # Third-party packages and the rooms that may import them, even lazily.
 DOORS = {
     "numpy": set(RANK),
-    "zarr": {"metadata", "formats", "stores", "codecs.zarr_codec", "cli"}
-    | {"codecs.zarr_encoder", "integrations.zarr"},
+    "zarr": {"metadata", "formats", "stores", "cli", "integrations.zarr"}
+    | {"codecs.zarr_codec", "codecs.zarr_encoder", "codecs.zarr_objects"},
     "dask": {"integrations.dask"},
     "xarray": {"integrations.xarray", "integrations.xarray_arrays"},
     "numcodecs": {"codecs"},

@@ -13,6 +13,7 @@ from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.layout import CodecSpec
 
 _UNSIZED_KINDS = "OT"  # Python objects and NumPy's StringDType
+_COUNTING_KINDS = "iubmM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,18 @@ def has_byte_order(dtype: np.dtype[Any]) -> bool:
     if _is_extension(dtype):
         return dtype.itemsize > 1
     return dtype.kind in "iufcmMU" and dtype.itemsize > 1
+
+
+def can_stand_for(decoded: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether elements that a codec calls `decoded` become those of `dtype` by a cast.
+
+    The same type in any byte order, or integers, times and booleans of the same size.
+    """
+    if dtype.kind in _UNSIZED_KINDS:
+        return decoded.kind in _UNSIZED_KINDS
+    if decoded.kind in _COUNTING_KINDS and dtype.kind in _COUNTING_KINDS:
+        return decoded.itemsize == dtype.itemsize
+    return decoded.newbyteorder("=") == dtype.newbyteorder("=")
 
 
 def _is_extension(dtype: np.dtype[Any]) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs.base import library_label, stream_error
+from gpushard.codecs.bytes import can_stand_for
 from gpushard.errors import MetadataError
 from gpushard.layout import CodecSpec
 
@@ -24,19 +25,21 @@ class ElementFilter:
     Attributes
     ----------
     encoded_dtype
-        Data type of the encoded elements; None: that of the decoded ones.
+        Data type of the encoded elements.
     """
 
     name: str
     library: str
     decoder: Any
-    encoded_dtype: np.dtype[Any] | None
+    encoded_dtype: np.dtype[Any]
 
     def encoded_spec(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any]
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],  # noqa: ARG002 - the signature of `ArrayCodec`
     ) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Same shape, the configured data type."""
-        return shape, dtype if self.encoded_dtype is None else self.encoded_dtype
+        return shape, self.encoded_dtype
 
     def decode(
         self, encoded: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -114,7 +117,7 @@ def _run(codec: str, decoder: Any, encoded: NDArray[Any]) -> NDArray[Any]:
     try:
         with np.errstate(all="ignore"):
             return decoder.decode(np.ascontiguousarray(encoded))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise stream_error(codec, error) from error
 
 
@@ -124,9 +127,9 @@ def delta_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> ElementFilter:
     Raises
     ------
     MetadataError
-        The configuration names no data types of numbers.
+        The configuration names no data types of numbers, or another one than `dtype`.
     """
-    return _element_filter(spec, {"dtype": dtype.str, **spec.configuration})
+    return _element_filter(spec, {"dtype": dtype.str, **spec.configuration}, dtype)
 
 
 def scale_offset_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> ElementFilter:
@@ -135,7 +138,8 @@ def scale_offset_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> ElementFilt
     Raises
     ------
     MetadataError
-        The configuration lacks numbers or names no data types of numbers.
+        The configuration lacks numbers or names no data types of numbers, or another
+        one than `dtype`.
     """
     configuration = dict(spec.configuration)
     if configuration.get("dtype") is None:
@@ -144,7 +148,7 @@ def scale_offset_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> ElementFilt
         value = configuration.get(key)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise _configuration_error(spec, f"{key} is {value!r} and no number")
-    return _element_filter(spec, configuration)
+    return _element_filter(spec, configuration, dtype)
 
 
 def bitround_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> BitRoundFilter:
@@ -173,17 +177,29 @@ def packbits_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> PackBitsFilter:
     return PackBitsFilter(spec.name, library_label("numpy"))
 
 
-def _element_filter(spec: CodecSpec, configuration: dict[str, Any]) -> ElementFilter:
+def _element_filter(
+    spec: CodecSpec, configuration: dict[str, Any], dtype: np.dtype[Any]
+) -> ElementFilter:
     identifier = spec.name.removeprefix("numcodecs.")
     try:
         decoder: Any = numcodecs.get_codec({**configuration, "id": identifier})
-        encoded = configuration.get("astype")
-        encoded_dtype = None if encoded is None else np.dtype(encoded)
+        astype = configuration.get("astype")
+        # Not the decoded type itself: booleans are differences of bytes, for example.
+        native = decoder.astype.newbyteorder("=")
+        encoded_dtype = native if astype is None else np.dtype(astype)
     except (TypeError, ValueError) as error:
         raise _configuration_error(spec, str(error)) from error
-    for dtype in (decoder.dtype, decoder.astype):
-        if dtype.kind not in "iufcbmM":
-            raise _configuration_error(spec, f"{dtype} is no type of numbers")
+    for named in (decoder.dtype, decoder.astype):
+        if named.kind not in "iufcbmM":
+            raise _configuration_error(spec, f"{named} is no type of numbers")
+    if not can_stand_for(decoder.dtype, dtype):
+        raise MetadataError(
+            "the codec is meant for another data type",
+            codec=spec.name,
+            json_path=f"{spec.json_path}.configuration.dtype",
+            expected=dtype,
+            got=decoder.dtype,
+        )
     return ElementFilter(spec.name, library_label("numcodecs"), decoder, encoded_dtype)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,12 +12,10 @@ import numpy as np
 from numcodecs.errors import UnknownCodecError
 from numpy.typing import NDArray
 from zarr.abc.codec import BytesBytesCodec
-from zarr.core.array_spec import ArrayConfig, ArraySpec
+from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import cpu
-from zarr.core.dtype import get_data_type_from_json
 from zarr.core.sync import sync
 from zarr.dtype import UInt8
-from zarr.registry import get_codec_class
 
 from gpushard.codecs.base import (
     DAMAGED_HINT,
@@ -27,14 +24,21 @@ from gpushard.codecs.base import (
     size_error,
     stream_error,
 )
-from gpushard.errors import (
-    CorruptShardError,
-    GpushardError,
-    MetadataError,
-    UnsupportedError,
+from gpushard.codecs.zarr_objects import (
+    UNORDERED_KINDS,
+    ZarrElements,
+    array_spec,
+    codec_object,
+    elements_spec,
+    encoded_spec,
+    fit,
+    try_checksum,
+    validate,
 )
+from gpushard.errors import CorruptShardError, UnsupportedError
 from gpushard.layout import CodecSpec
 
+_SHARDING = "sharding_indexed"
 # Their head claims a number of items, for which numcodecs allocates pointers.
 _COUNTED = frozenset({"vlen-utf8", "vlen-bytes"})
 # zarr does not call them of fixed size, though one element makes one.
@@ -71,26 +75,6 @@ class ZarrBytesCodec:
         return decoded
 
 
-@dataclass(frozen=True, slots=True)
-class ZarrElements:
-    """What zarr's codecs must know of an array.
-
-    Attributes
-    ----------
-    dtype
-        Data type of the elements in memory.
-    data_type_json, fill_value_json
-        As the metadata spells them.
-    fill_value
-        0-d array of `dtype`.
-    """
-
-    dtype: np.dtype[Any]
-    data_type_json: Any
-    fill_value_json: Any
-    fill_value: NDArray[Any]
-
-
 _Step = tuple[str, Any, ArraySpec]
 
 
@@ -113,6 +97,18 @@ class ZarrArrayPart:
     codecs: tuple[Any, ...]
     array: ArraySpec
     dtype: np.dtype[Any]
+
+    def validate(self, shape: tuple[int, ...]) -> None:
+        """Let zarr say whether the codecs fit inner chunks of `shape`.
+
+        Raises
+        ------
+        MetadataError
+            They do not.
+        """
+        for spec, (_, codec, array) in zip(self.specs, self._steps(shape), strict=True):
+            if spec.name != _SHARDING:  # whose shapes its own parser has checked
+                validate(spec, codec, array)
 
     def encoded_nbytes(self, shape: tuple[int, ...]) -> int | None:
         """Encoded size of an inner chunk, where zarr knows it beforehand."""
@@ -141,7 +137,9 @@ class ZarrArrayPart:
             _check_count(serializer, encoded, prod(shape))
         data: Any = _as_buffer(encoded)
         for k, (name, codec, array) in enumerate(steps):
-            data = _decode(name, codec, data if k != 1 else _native(data), array)
+            if k == 1:
+                data = _in_byte_order(data, steps[0][2])
+            data = _decode(name, codec, data, array)
         decoded: NDArray[Any] = data.as_numpy_array()
         if decoded.shape != shape:
             raise CorruptShardError(
@@ -174,8 +172,9 @@ def bytes_codec(spec: CodecSpec) -> ZarrBytesCodec:
     MetadataError
         zarr refuses its configuration.
     """
-    array = _array_spec((1,), UInt8(), 0)
+    array = array_spec((1,), UInt8(), 0)
     codec = fit(spec, codec_object(spec), array)
+    try_checksum(spec, codec)
     return ZarrBytesCodec(spec.name, library_label("zarr"), codec, array)
 
 
@@ -195,102 +194,17 @@ def array_part(specs: Sequence[CodecSpec], elements: ZarrElements) -> ZarrArrayP
     return ZarrArrayPart(label, tuple(specs), codecs, array, elements.dtype)
 
 
-def elements_spec(spec: CodecSpec, elements: ZarrElements) -> ArraySpec:
-    """What zarr must know of an array, with a shape that does not count."""
-    try:
-        data_type = get_data_type_from_json(elements.data_type_json, zarr_format=3)
-        if elements.dtype.kind in "OT":  # zarr has its own scalars for these
-            fill_value: Any = data_type.from_json_scalar(
-                elements.fill_value_json, zarr_format=3
-            )
-        else:
-            fill_value = elements.fill_value[()]  # keeps the bits of a NaN
-    except Exception as error:
-        raise UnsupportedError(
-            f"zarr does not know the data type {elements.data_type_json!r}",
-            codec=spec.name,
-            json_path=spec.json_path,
-        ) from error
-    return _array_spec((), data_type, fill_value)
-
-
-def _array_spec(shape: tuple[int, ...], data_type: Any, fill_value: Any) -> ArraySpec:
-    return ArraySpec(
-        shape=shape,
-        dtype=data_type,
-        fill_value=fill_value,
-        config=ArrayConfig.from_dict({}),
-        prototype=cpu.buffer_prototype,
-    )
-
-
-def codec_object(spec: CodecSpec) -> Any:
-    """Zarr's object for the codec that `spec` names, not yet fitted to an array.
-
-    Raises
-    ------
-    UnsupportedError
-        zarr does not know the codec, or lacks a package for it.
-    MetadataError
-        zarr refuses its configuration.
-    """
-    try:
-        codec_class = get_codec_class(spec.name)
-    except Exception as error:
-        raise UnsupportedError(
-            f"zarr knows no codec {spec.name!r}",
-            json_path=spec.json_path,
-            hint="install the package that provides it",
-        ) from error
-    document: Any = {"name": spec.name, "configuration": dict(spec.configuration)}
-    try:
-        with warnings.catch_warnings():
-            # Some zarr releases warn that numcodecs' codecs are not in the
-            # specification, which a reader of what is stored can do nothing about.
-            warnings.simplefilter("ignore")
-            return codec_class.from_dict(document)
-    except Exception as error:
-        raise _configuration_error(spec, error) from error
-
-
-def fit(spec: CodecSpec, codec: Any, array: ArraySpec) -> Any:
-    """The codec as it is for what it sees of an array."""
-    try:
-        return codec.evolve_from_array_spec(array)
-    except Exception as error:
-        raise _configuration_error(spec, error) from error
-
-
-def encoded_spec(spec: CodecSpec, codec: Any, array: ArraySpec) -> ArraySpec:
-    """What the codec makes of such an array."""
-    try:
-        return codec.resolve_metadata(array)
-    except Exception as error:
-        raise _configuration_error(spec, error) from error
-
-
-def _configuration_error(spec: CodecSpec, error: Exception) -> GpushardError:
-    if isinstance(error, ImportError):
-        return UnsupportedError(
-            f"the codec needs a package that is not installed, {error}",
-            codec=spec.name,
-            json_path=spec.json_path,
-            hint="install that package",
-        )
-    return MetadataError(
-        f"zarr refuses the configuration of the codec, {error}",
-        codec=spec.name,
-        json_path=f"{spec.json_path}.configuration",
-    )
-
-
 def _plain_nbytes(array: ArraySpec) -> int | None:
     """Size of an array's elements; None if they have no fixed size."""
+    dtype = _numpy_dtype(array)
+    is_sized = dtype.kind not in UNORDERED_KINDS
+    return prod(array.shape) * dtype.itemsize if is_sized else None
+
+
+def _numpy_dtype(array: ArraySpec) -> np.dtype[Any]:
     # zarr 3.1.0's codecs for numcodecs' give NumPy's data type.
     dtype: Any = array.dtype
-    if hasattr(dtype, "to_native_dtype"):
-        dtype = dtype.to_native_dtype()
-    return None if dtype.kind in "OT" else prod(array.shape) * dtype.itemsize
+    return dtype.to_native_dtype() if hasattr(dtype, "to_native_dtype") else dtype
 
 
 def _encoded_nbytes(codec: Any, nbytes: int, spec: ArraySpec) -> int | None:
@@ -309,12 +223,15 @@ def _as_buffer(encoded: HostBytes) -> cpu.Buffer:
     return cpu.Buffer.from_array_like(array)
 
 
-def _native(elements: Any) -> Any:
-    """Elements in this machine's byte order, which numcodecs takes for granted."""
+def _in_byte_order(elements: Any, spec: ArraySpec) -> Any:
+    """Elements in the byte order of `spec`, which numcodecs takes for granted."""
     array = elements.as_numpy_array()
-    if array.dtype.isnative:
+    if array.dtype.kind in UNORDERED_KINDS:
         return elements
-    return cpu.NDBuffer.from_numpy_array(array.astype(array.dtype.newbyteorder("=")))
+    wanted = array.dtype.newbyteorder(_numpy_dtype(spec).byteorder)
+    if array.dtype == wanted:
+        return elements
+    return cpu.NDBuffer.from_numpy_array(array.astype(wanted))
 
 
 def _decode(name: str, codec: Any, data: Any, spec: ArraySpec) -> Any:

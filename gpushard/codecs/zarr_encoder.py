@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
-from gpushard.codecs.zarr_codec import (
+from gpushard.codecs.zarr_objects import (
     ZarrElements,
     codec_object,
     elements_spec,

@@ -10,17 +10,19 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
-from gpushard.errors import UnsupportedError
+from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.formats.codec_names import (
+    CODECS_OF_NUMBERS,
     KEEP_SHAPE,
     SHARDING,
+    VARIABLE_LENGTH_TYPES,
     VARIABLE_SIZE,
     Kind,
     kind_of,
 )
 from gpushard.formats.codec_specs import as_json, parse_specs
 from gpushard.formats.data_types import DataType, parse_data_type
-from gpushard.formats.document import Named, as_lengths, wrong
+from gpushard.formats.document import Named, as_lengths, shown, wrong
 from gpushard.formats.index_size import (
     IndexSize,
     check_index_nbytes,
@@ -110,6 +112,8 @@ def _split(specs: list[CodecSpec], json_path: str) -> CodecChain:
 def _encoded(spec: CodecSpec, decoded: Decoded) -> Decoded:
     """What an array-to-array codec makes of an array like `decoded`."""
     if spec.name != "transpose":
+        if decoded.data_type is not None and decoded.data_type.is_variable_length:
+            _refuse_unless_unknown(spec, decoded.data_type)
         lengths = decoded.lengths if spec.name in KEEP_SHAPE else None
         return Decoded(lengths, None)
     order: list[int] = spec.configuration["order"]
@@ -125,13 +129,11 @@ def _encoded(spec: CodecSpec, decoded: Decoded) -> Decoded:
 def _with_byte_order(chain: CodecChain, decoded: Decoded) -> CodecChain:
     """Chain whose `bytes` codec names a byte order wherever one is needed."""
     spec, data_type = chain.array_bytes, decoded.data_type
-    if spec.name != "bytes" or data_type is None:
+    if data_type is None:
         return chain
-    if data_type.is_variable_length:
-        expected = "an array-to-bytes codec for elements of variable size"
-        raise wrong(
-            "the codec does not fit the data type", spec.json_path, expected, spec.name
-        )
+    _check_serializer(spec, data_type)
+    if spec.name != "bytes":
+        return chain
     if not data_type.has_byte_order or spec.configuration.get("endian") is not None:
         return chain
     if not data_type.is_struct:
@@ -142,6 +144,33 @@ def _with_byte_order(chain: CodecChain, decoded: Decoded) -> CodecChain:
     # zarr-python once wrote structs without a byte order, always little-endian.
     little = CodecSpec(spec.name, {"endian": "little"}, spec.json_path)
     return replace(chain, array_bytes=little)
+
+
+def _refuse_unless_unknown(spec: CodecSpec, data_type: DataType) -> None:
+    """Refuse codecs of numbers; others may encode elements of variable size."""
+    if spec.name in CODECS_OF_NUMBERS:
+        raise _unfit(spec, "elements of fixed size", shown(data_type.json))
+
+
+def _check_serializer(spec: CodecSpec, data_type: DataType) -> None:
+    """Refuse elements of fixed size where the codec wants others, or the reverse."""
+    wanted = VARIABLE_LENGTH_TYPES.get(spec.name)
+    if wanted is not None and data_type.json not in wanted:
+        expected = f"elements of the data type {' or '.join(wanted)}"
+        raise _unfit(spec, expected, shown(data_type.json))
+    if spec.name == "bytes" and data_type.is_variable_length:
+        expected = "an array-to-bytes codec for elements of variable size"
+        raise _unfit(spec, expected, spec.name)
+
+
+def _unfit(spec: CodecSpec, expected: str, got: str) -> MetadataError:
+    return MetadataError(
+        "the codec does not fit the data type",
+        codec=spec.name,
+        json_path=spec.json_path,
+        expected=expected,
+        got=got,
+    )
 
 
 def _parse_sharding(

@@ -87,6 +87,15 @@ KEEP_SHAPE = frozenset(
 )
 """Array-to-array codecs that may change the data type but not the shape."""
 
+CODECS_OF_NUMBERS = KEEP_SHAPE | {"numcodecs.packbits"}
+"""Array-to-array codecs that take no elements of variable size."""
+
+VARIABLE_LENGTH_TYPES = {
+    "vlen-utf8": ("string",),
+    "vlen-bytes": ("variable_length_bytes", "bytes"),
+}
+"""Array-to-bytes codecs that take nothing else than these data types."""
+
 _EXECUTES_DATA = frozenset(["pickle", "json2", "msgpack2", "dill", "cloudpickle"])
 
 

@@ -70,8 +70,8 @@ def _try_out(
 
     Without this, every shard would be blamed for codecs meant for other data types.
     """
-    from gpushard.codecs.zarr_codec import ZarrElements
     from gpushard.codecs.zarr_encoder import ZarrEncoder
+    from gpushard.codecs.zarr_objects import ZarrElements
 
     got = "another data type"
     try:

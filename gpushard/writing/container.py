@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpushard.codecs.zarr_codec import ZarrElements
 from gpushard.codecs.zarr_encoder import ZarrEncoder
+from gpushard.codecs.zarr_objects import ZarrElements
 from gpushard.errors import GpushardError, NotFoundError, OptionError, StoreError
 from gpushard.index import CORRUPT, parse_index
 from gpushard.layout import CodecChain, CodecSpec

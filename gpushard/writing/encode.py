@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.codecs.zarr_codec import ZarrElements
 from gpushard.codecs.zarr_encoder import ZarrEncoder, encode_bytes
+from gpushard.codecs.zarr_objects import ZarrElements
 from gpushard.pipeline import decode_object_bytes
 from gpushard.source import Source
 from gpushard.writing.on_device import DeviceValues

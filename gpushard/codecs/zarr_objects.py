@@ -1,0 +1,185 @@
+"""zarr's own codec objects: made as the metadata names them, fitted to an array."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numcodecs
+import numpy as np
+from numcodecs.errors import UnknownCodecError
+from numpy.typing import NDArray
+from zarr.core.array_spec import ArrayConfig, ArraySpec
+from zarr.core.buffer import cpu
+from zarr.core.dtype import get_data_type_from_json
+from zarr.registry import get_codec_class
+
+from gpushard.errors import GpushardError, MetadataError, UnsupportedError
+from gpushard.layout import CodecSpec
+
+UNORDERED_KINDS = "OT"
+"""Kinds of elements without size or byte order: Python's objects, NumPy's strings."""
+
+_OF_NUMCODECS = "numcodecs."
+_TRIED_NBYTES = 8
+# The class of regular chunk grids: in newer releases of zarr, and before.
+_CHUNK_GRIDS = (
+    ("zarr.core.metadata.v3", "RegularChunkGridMetadata"),
+    ("zarr.core.chunk_grids", "RegularChunkGrid"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ZarrElements:
+    """What zarr's codecs must know of an array.
+
+    Attributes
+    ----------
+    dtype
+        Data type of the elements in memory.
+    data_type_json, fill_value_json
+        As the metadata spells them.
+    fill_value
+        0-d array of `dtype`.
+    """
+
+    dtype: np.dtype[Any]
+    data_type_json: Any
+    fill_value_json: Any
+    fill_value: NDArray[Any]
+
+
+def elements_spec(spec: CodecSpec, elements: ZarrElements) -> ArraySpec:
+    """What zarr must know of an array, with a shape that does not count."""
+    try:
+        data_type = get_data_type_from_json(elements.data_type_json, zarr_format=3)
+        if elements.dtype.kind in UNORDERED_KINDS:  # zarr has its own scalars for these
+            fill_value: Any = data_type.from_json_scalar(
+                elements.fill_value_json, zarr_format=3
+            )
+        else:
+            fill_value = elements.fill_value[()]  # keeps the bits of a NaN
+    except Exception as error:
+        raise UnsupportedError(
+            f"zarr does not know the data type {elements.data_type_json!r}",
+            codec=spec.name,
+            json_path=spec.json_path,
+        ) from error
+    return array_spec((), data_type, fill_value)
+
+
+def array_spec(shape: tuple[int, ...], data_type: Any, fill_value: Any) -> ArraySpec:
+    """What zarr must know of an array of `shape`."""
+    return ArraySpec(
+        shape=shape,
+        dtype=data_type,
+        fill_value=fill_value,
+        config=ArrayConfig.from_dict({}),
+        prototype=cpu.buffer_prototype,
+    )
+
+
+def codec_object(spec: CodecSpec) -> Any:
+    """Zarr's object for the codec that `spec` names, not yet fitted to an array.
+
+    Raises
+    ------
+    UnsupportedError
+        zarr does not know the codec, or lacks a package for it.
+    MetadataError
+        zarr refuses its configuration.
+    """
+    try:
+        codec_class = get_codec_class(spec.name)
+    except Exception as error:
+        raise UnsupportedError(
+            f"zarr knows no codec {spec.name!r}",
+            json_path=spec.json_path,
+            hint="install the package that provides it",
+        ) from error
+    document: Any = {"name": spec.name, "configuration": dict(spec.configuration)}
+    try:
+        with warnings.catch_warnings():
+            # Some zarr releases warn that numcodecs' codecs are not in the
+            # specification, which a reader of what is stored can do nothing about.
+            warnings.simplefilter("ignore")
+            return codec_class.from_dict(document)
+    except Exception as error:
+        raise _configuration_error(spec, error) from error
+
+
+def fit(spec: CodecSpec, codec: Any, array: ArraySpec) -> Any:
+    """The codec as it is for what it sees of an array."""
+    try:
+        fitted = codec.evolve_from_array_spec(array)
+        if spec.name.startswith(_OF_NUMCODECS):
+            # zarr makes numcodecs' object when it decodes for the first time.
+            numcodecs.get_codec(dict(fitted.codec_config))
+        return fitted
+    except Exception as error:
+        raise _configuration_error(spec, error) from error
+
+
+def encoded_spec(spec: CodecSpec, codec: Any, array: ArraySpec) -> ArraySpec:
+    """What the codec makes of such an array."""
+    try:
+        return codec.resolve_metadata(array)
+    except Exception as error:
+        raise _configuration_error(spec, error) from error
+
+
+def validate(spec: CodecSpec, codec: Any, array: ArraySpec) -> None:
+    """Let zarr say whether a codec fits what it sees of an array.
+
+    Raises
+    ------
+    MetadataError
+        It does not.
+    """
+    grid = _chunk_grid()(chunk_shape=array.shape)
+    try:
+        codec.validate(shape=array.shape, dtype=array.dtype, chunk_grid=grid)
+    except Exception as error:
+        raise _configuration_error(spec, error) from error
+
+
+def _chunk_grid() -> Any:
+    for module, name in _CHUNK_GRIDS:
+        found = getattr(import_module(module), name, None)
+        if found is not None:
+            return found
+    raise ImportError("this zarr has no regular chunk grids")
+
+
+def try_checksum(spec: CodecSpec, codec: Any) -> None:
+    """Refuse settings that only the first bytes would: numcodecs takes any.
+
+    Raises
+    ------
+    MetadataError
+        A checksum of numcodecs cannot be made with them.
+    """
+    if not spec.name.startswith(_OF_NUMCODECS):
+        return
+    checksum: Any = numcodecs.get_codec(dict(codec.codec_config))
+    try:
+        checksum.decode(checksum.encode(bytes(_TRIED_NBYTES)))
+    except Exception as error:
+        raise _configuration_error(spec, error) from error
+
+
+def _configuration_error(spec: CodecSpec, error: Exception) -> GpushardError:
+    if isinstance(error, (ImportError, UnknownCodecError)):
+        return UnsupportedError(
+            f"the codec needs a package that is not installed, {error}",
+            codec=spec.name,
+            json_path=spec.json_path,
+            hint="install that package",
+        )
+    return MetadataError(
+        f"zarr refuses the configuration of the codec, {error}",
+        codec=spec.name,
+        json_path=f"{spec.json_path}.configuration",
+    )
