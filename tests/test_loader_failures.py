@@ -139,12 +139,40 @@ def test_a_store_that_fails_for_a_while_is_asked_again(flaky):
     loader = Loader(flaky(3), batch_size=8, shuffle=True)
     assert sum(map(len, loader)) == N
     assert loader.stats()["reads_retried"] == 3
+    with pytest.raises(gpushard.StoreError, match="busy"):
+        list(Loader(flaky(4), batch_size=8, shuffle=True))
 
 
 def test_a_store_that_fails_for_good_is_an_error(flaky):
     loader = Loader(flaky(10**6), batch_size=8)
     with pytest.raises(gpushard.StoreError, match="busy"):
         list(loader)
+
+
+@pytest.mark.parametrize("order", [{}, {"shuffle": True}])
+def test_a_shard_that_fails_for_good_is_left_out_after_the_pauses_of_one_read(
+    place, order, monkeypatch
+):
+    monkeypatch.setattr(reading, "_PAUSES", (0.01, 0.2))
+    shard = place / "c/2/0/0"
+    shard.unlink()
+    shard.mkdir()  # to be read, it is none of the store's answers
+    options = {"batch_size": 8, "on_error": "skip", "return_index": True}
+    loader, waited = Loader(gpushard.open_array(place), **order, **options), []
+    wait = threading.Event.wait
+    monkeypatch.setattr(
+        threading.Event, "wait", lambda *given: waited.append(given[1:]) or wait(*given)
+    )
+    seen = [i for _, index in loader for i in index.tolist()]
+    assert sorted(seen) == [i for i in range(N) if i not in range(24, 36)]
+    assert loader.stats()["samples_skipped"] == 12
+    assert waited.count((0.2,)) == 1
+
+
+def test_samples_of_a_store_that_recovers_are_not_left_out(flaky):
+    # A read and its three repetitions, then a few of the pieces.
+    loader = Loader(flaky(11), batch_size=8, shuffle=True, on_error="skip")
+    assert sum(map(len, loader)) == N
 
 
 def test_an_error_of_a_transform_is_raised_as_it_is():
@@ -156,6 +184,20 @@ def test_an_error_of_a_transform_is_raised_as_it_is():
     with pytest.raises(KeyError, match="mine"):
         list(Loader(images(), transform=transform))
     wait_for_no_threads()
+
+
+@pytest.mark.parametrize("prefetch_factor", [0, 2])
+def test_a_transform_that_is_out_of_items_does_not_end_the_epoch(
+    place, prefetch_factor
+):
+    def transform(batch):
+        return next(iter(())) if batch[0, 0, 0] >= 60 else batch
+
+    options = {"batch_size": 5, "prefetch_factor": prefetch_factor}
+    loader = Loader(gpushard.open_array(place), transform=transform, **options)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(loader)
+    assert loader.state_dict() == loader.state_dict() | {"epoch": 0, "step": 2}
 
 
 @pytest.mark.parametrize("transform", [None, np.copy])

@@ -133,6 +133,19 @@ def test_the_state_of_another_mix_is_refused(other, said):
         mix().load_state_dict(mix().state_dict() | {"states": []})
 
 
+def test_moving_a_mix_ends_the_iteration_that_runs():
+    moved, batches = mix(), None
+    state = moved.state_dict()
+    for move in (lambda: moved.set_epoch(3), lambda: moved.load_state_dict(state)):
+        batches = iter(moved)
+        next(batches)
+        move()
+        with pytest.raises(OptionError, match="moved"):
+            next(batches)
+    assert moved.epoch == 0
+    assert told(moved) == told(mix())
+
+
 def test_all_ranks_draw_the_same_and_share_each_epoch():
     def of_rank(rank):
         ranks = {"rank": rank, "world_size": 2, "batch_size": 2}

@@ -6,9 +6,11 @@ import json
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gpushard
 from gpushard import Loader, OptionError
 from loader_data import IMAGES, LABELS, N, handed_out, images, labels, stored
 
@@ -113,6 +115,47 @@ def test_breaking_off_begins_the_epoch_again_but_a_state_goes_on():
     loader.set_epoch(5)
     assert handed_out(loader)[0] == list(range(8))
     assert loader.epoch == 6
+
+
+@pytest.mark.parametrize("transform", [None, lambda batch: batch])
+def test_moving_a_loader_ends_the_iteration_that_runs(transform):
+    loader, batches = advanced(3, shuffle=True, transform=transform)
+    loader.set_epoch(0)
+    next(batches)
+    state = loader.state_dict()
+    loader.set_epoch(7)
+    with pytest.raises(OptionError, match="moved"):
+        next(batches)
+    assert loader.epoch == 7
+    assert handed_out(loader) == handed_out(advanced(0, 7, shuffle=True)[0])
+    batches = iter(loader)
+    next(batches)
+    loader.load_state_dict(state)
+    with pytest.raises(OptionError, match="moved"):
+        next(batches)
+    assert loader.state_dict() == state
+    assert handed_out(loader) == handed_out(made(shuffle=True))[4:]
+
+
+def test_a_batch_that_is_left_out_is_counted(tmp_path):
+    z = zarr.create_array(
+        tmp_path / "a",
+        shape=(40,),
+        chunks=(4,),
+        dtype="i4",
+        compressors=zarr.codecs.ZstdCodec(checksum=True),
+    )
+    z[...] = np.arange(40)
+    (tmp_path / "a/c/1").write_bytes(b"no frame")
+    options = {"batch_size": 4, "on_error": "skip", "return_index": True}
+    loader = Loader(gpushard.open_array(tmp_path / "a"), **options)
+    batches = iter(loader)
+    assert [int(next(batches)[1][0]) for _ in range(3)] == [0, 8, 12]
+    assert loader.state_dict()["step"] == 4
+    resumed = Loader(gpushard.open_array(tmp_path / "a"), **options)
+    resumed.load_state_dict(loader.state_dict())
+    assert handed_out(resumed)[0] == list(range(16, 20))
+    loader.close()
 
 
 def test_a_state_of_the_end_goes_on_with_the_next_epoch():

@@ -164,16 +164,30 @@ class Loader:
         return settings.uneven != "allow" or settings.ranks[1] == 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch; where it is the current one, a resumed step stays.
+        """Go to an epoch, which ends an iteration that runs through another one.
+
+        Where it is the current one, a resumed step stays.
 
         Parameters
         ----------
         epoch
             From 0 on.
         """
-        if whole_number(epoch, "epoch", 0) != self._standing.epoch:
-            self._standing = Standing(epoch, 0)
-            self._is_resumed = False
+        wanted = whole_number(epoch, "epoch", 0)
+        if wanted != self._standing.epoch:
+            self._stand(Standing(wanted, 0), is_resumed=False)
+
+    def _stand(self, standing: Standing, *, is_resumed: bool) -> None:
+        # An iteration that went on would move the loader to its own next step.
+        self._leave()
+        self._standing, self._is_resumed = standing, is_resumed
+
+    def _leave(self, *, joins: bool = False) -> None:
+        """End the iteration that runs, if one does."""
+        # First, so that the iteration that it ends does not take this for its end.
+        ended, self._pass = self._pass, None
+        if ended is not None:
+            ended.close(joins=joins)
 
     def __len__(self) -> int:
         """Batches of this rank in the current epoch."""
@@ -181,9 +195,7 @@ class Loader:
         return self._settings.share(order.n).n_steps
 
     def __iter__(self) -> Iterator[Any]:
-        ended, self._pass = self._pass, None
-        if ended is not None:
-            ended.close()
+        self._leave()
         return self._iterate()
 
     def _iterate(self) -> Iterator[Any]:
@@ -229,18 +241,18 @@ class Loader:
 
     def _begin(self) -> Pass:
         """A new pass, the only one; from the epoch's start if nothing was resumed."""
-        ended, self._pass = self._pass, Pass()
-        if ended is not None:
-            ended.close()
+        self._leave()
+        self._pass = begun = Pass()
         if not self._is_resumed:
             self._standing = Standing(self._standing.epoch, 0)
         self._is_resumed = False
-        return self._pass
+        return begun
 
     def _check_current(self, begun: Pass) -> None:
         if self._pass is not begun:
             raise OptionError(
-                "this iteration has ended: the loader was closed or iterated anew",
+                "this iteration has ended: the loader was closed, moved to another"
+                " place or iterated anew",
                 hint="make a second loader to iterate twice at a time",
             )
 
@@ -250,7 +262,13 @@ class Loader:
         arrays = [settings.exported(array) for array in batch.arrays]
         index = batch.samples if settings.return_index else None
         value = settings.form.joined(arrays, index)
-        return batch, settings.transform(value) if settings.transform else value
+        if settings.transform is None:
+            return batch, value
+        try:
+            return batch, settings.transform(value)
+        except StopIteration as error:
+            # To the iterators on the way it would be the end of the epoch.
+            raise RuntimeError("transform= raised StopIteration") from error
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands, as small JSON; the same on all ranks.
@@ -278,7 +296,7 @@ class Loader:
         """
         standing = parsed_standing(state)
         refuse_other(state, self._settings.facts(standing.epoch))
-        self._standing, self._is_resumed = standing, True
+        self._stand(standing, is_resumed=True)
 
     def stats(self) -> dict[str, Any]:
         """Figures since the loader was made.
@@ -295,10 +313,7 @@ class Loader:
 
     def close(self) -> None:
         """End the iteration and its threads."""
-        # First, so that the iteration that it ends does not take this for its end.
-        ended, self._pass = self._pass, None
-        if ended is not None:
-            ended.close(joins=True)
+        self._leave(joins=True)
 
     def __enter__(self) -> Self:
         return self

@@ -102,12 +102,17 @@ class Mix:
         return self._standing.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch; where it is the current one, a resumed step stays."""
-        if whole_number(epoch, "epoch", 0) != self._standing.epoch:
-            self._stand(Standing(epoch, 0))
+        """Go to an epoch, which ends an iteration that runs through another one.
+
+        Where it is the current one, a resumed step stays.
+        """
+        wanted = whole_number(epoch, "epoch", 0)
+        if wanted != self._standing.epoch:
+            self._stand(Standing(wanted, 0))
 
     def _stand(self, standing: Standing) -> None:
         self._standing, self._is_resumed = standing, False
+        self._pass = None
         self._rounds = [0] * len(self._loaders)
 
     def __len__(self) -> int:
@@ -170,7 +175,8 @@ class Mix:
             del batch
             if self._pass is not begun:
                 raise OptionError(
-                    "this iteration has ended: the mix was closed or iterated anew"
+                    "this iteration has ended: the mix was closed, moved to another"
+                    " place or iterated anew"
                 )
         self._stand(Standing(epoch + 1, 0))
         for loader in self._loaders:

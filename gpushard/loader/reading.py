@@ -161,18 +161,19 @@ class Reader:
         start, samples = begun.start, begun.samples
         kept = np.ones(len(samples), np.bool_)
         try:
-            return Load(start, kept, samples, self._read(begun))
+            return Load(start, kept, samples, self._read(begun, _PAUSES))
         except (CorruptShardError, StoreError):
             if self.on_error == "raise":
                 raise
         kept = self._readable(samples)
         self.incidents.n_skipped += int(len(kept) - kept.sum())
         samples = samples[kept]
-        return Load(start, kept, samples, self._read(self._begin(start, samples)))
+        arrays = self._read(self._begin(start, samples), _PAUSES)
+        return Load(start, kept, samples, arrays)
 
-    def _read(self, begun: _Begun) -> list[Rows]:
-        """One array a field; tried again where the store failed."""
-        for pause in _PAUSES:
+    def _read(self, begun: _Begun, pauses: Sequence[float]) -> list[Rows]:
+        """One array a field; tried again, after each pause, where the store failed."""
+        for pause in pauses:
             try:
                 return self._finish(begun)
             except StoreError:
@@ -219,7 +220,9 @@ class Reader:
     def _readable(self, samples: Ints) -> NDArray[np.bool_]:
         """Which samples can be read: bool, shape (n_samples,).
 
-        Halves of what fails are tried, down to the samples of one inner chunk.
+        Halves of what fails are tried, down to the samples of one inner chunk. The
+        pauses were made before: with one for each piece a shard that is gone for good
+        would take minutes.
         """
         kept = np.zeros(len(samples), np.bool_)
         first_row = self.origins.of(samples)[:, 0]
@@ -228,10 +231,12 @@ class Reader:
         pieces = [order]
         while pieces:
             piece = pieces.pop()
+            is_one = self._is_one(piece, cell)
+            pauses = (0.0,) * len(_PAUSES) if is_one else ()
             try:
-                self._read(self._begin(0, samples[piece]))
+                self._read(self._begin(0, samples[piece]), pauses)
             except (CorruptShardError, StoreError):
-                if self._is_one(piece, cell):
+                if is_one:
                     continue
                 middle = len(piece) // 2
                 pieces += [piece[:middle], piece[middle:]]
