@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SMALLEST_SHARE_NBYTES = 256 * KIB
 # Requests over a network keep a worker waiting, not computing.
 _REMOTE_WORKERS = 8
+# Requests that `memory_limit` has room for; half of it is for what is fetched.
+_LEAST_REQUESTS = 8
 
 
 Answer = tuple[int, Any]
@@ -67,7 +69,11 @@ class Sink(Protocol):
 
     @property
     def batch_nbytes(self) -> int | None:
-        """Bytes it wants fetched as one task; None: as suits the threads."""
+        """Bytes it wants fetched as one task; None: as suits store and threads.
+
+        If None, answers stay valid when the context of `fetch` has ended, and are
+        uint8, shape (n_bytes,), host: several tasks may place what they hold.
+        """
         ...
 
     def fetch(
@@ -139,6 +145,18 @@ class Job:
             return min(options.batch_nbytes, bound)
         share = max(wanted_nbytes // (4 * n_workers), SMALLEST_SHARE_NBYTES)
         return min(share, options.batch_nbytes, bound)
+
+    @property
+    def most_fetched_nbytes(self) -> int:
+        """Fetched bytes that may wait to be decoded; the rest is for decoded ones."""
+        return self.source.options.memory_limit // 2
+
+    @property
+    def max_request_nbytes(self) -> int:
+        """Size at which a request to the store is cut."""
+        source = self.source
+        room = source.options.memory_limit // _LEAST_REQUESTS
+        return max(1, min(source.store.costs.max_request_nbytes, room))
 
     def byte_request(self, ranged: RangedBlock, r: int) -> ByteRequest:
         """What to ask the store for request `r` of a block."""

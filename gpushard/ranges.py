@@ -1,8 +1,13 @@
-"""Byte ranges of a block -> requests -> tasks that fetch, decode and place them."""
+"""Byte ranges of a block -> requests -> work that fetches, decodes and places them.
+
+What a request is for a store, and what a share of the work is for a thread, are two
+things: neighbouring ranges are fetched in requests as large as the store likes them,
+and decoded in shares, by as many threads as there are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -12,23 +17,22 @@ import numpy as np
 from gpushard.blocks import ShardBlock
 from gpushard.coalesce import Requests, coalesce, cut_batches
 from gpushard.errors import CorruptShardError
-from gpushard.job import SMALLEST_SHARE_NBYTES, Job, RequestReader
+from gpushard.job import SMALLEST_SHARE_NBYTES, Answer, Job, RequestReader
 from gpushard.locate import find_indexes, locate, refuse_oversized
 from gpushard.pieces import cut_rows
 from gpushard.ranged import Located, RangedBlock
 from gpushard.selection import Ints
-from gpushard.source import Source
 from gpushard.spans import byte_spans
-from gpushard.workers import Task
+from gpushard.workers import Opener, Task, Work
 
 # What a request costs beside its bytes: a batch of tiny ones is a batch of objects.
 _REQUEST_NBYTES = 64
 
 
-def range_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Task]:
-    """Tasks that read a block: one for all that is missing, one a batch of ranges.
+def range_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Work]:
+    """Work that reads a block: one for all that is missing, one a batch of requests.
 
-    The shards' indexes are read before the first task is given.
+    The shards' indexes are read before the first work is given.
     """
     found = find_indexes(job, block)
     for piece in cut_rows(job, block):
@@ -37,7 +41,7 @@ def range_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Task]:
 
 def _piece_tasks(
     job: Job, block: ShardBlock, located: Located, n_workers: int
-) -> Iterator[Task]:
+) -> Iterator[Work]:
     refuse_oversized(job, block, located)
     missing = np.flatnonzero(located.missing)
     if len(missing):
@@ -47,20 +51,34 @@ def _piece_tasks(
     if not len(rows):
         return
     start, stop = _wanted_ranges(job, block, located, rows)
-    budget = job.batch_nbytes(int((stop - start).sum()), n_workers)
-    requests = _requests(job.source, block.shard[rows], start, stop, budget)
+    share = job.batch_nbytes(int((stop - start).sum()), n_workers)
+    requests = coalesce(
+        block.shard[rows],
+        start,
+        stop,
+        gap_nbytes=job.source.store.costs.gap_nbytes,
+        max_request_nbytes=_max_request_nbytes(job, share),
+    )
     spans = np.zeros((2, len(block.shard)), np.int64)
     spans[:, rows] = start, stop
     ranged = RangedBlock(
         block, located, spans, requests._replace(order=rows[requests.order])
     )
     reader = job.sink.reader(job, ranged)
-    if reader is None:
-        batches = cut_batches(requests.nbytes + _REQUEST_NBYTES, budget)
-    else:
-        batches = cut_batches(*_shares_of_work(job, ranged, n_workers))
-    for first, last in batches:
-        yield partial(_read_requests, job, ranged, range(first, last), reader)
+    if reader is not None:
+        for first, last in cut_batches(*_shares_of_work(job, ranged, n_workers)):
+            yield partial(_let_read, job, ranged, range(first, last), reader)
+        return
+    for first, last in cut_batches(requests.nbytes + _REQUEST_NBYTES, share):
+        nbytes = int(requests.nbytes[first:last].sum())
+        yield Opener(partial(_fetch, job, ranged, range(first, last), share), nbytes)
+
+
+def _max_request_nbytes(job: Job, share_nbytes: int) -> int:
+    """Size at which a request is cut, of which a task takes so many bytes."""
+    if job.source.store.costs.reads_in_shares or job.sink.batch_nbytes is not None:
+        return min(job.max_request_nbytes, share_nbytes)
+    return job.max_request_nbytes
 
 
 def _shares_of_work(job: Job, ranged: RangedBlock, n_workers: int) -> tuple[Ints, int]:
@@ -73,19 +91,6 @@ def _shares_of_work(job: Job, ranged: RangedBlock, n_workers: int) -> tuple[Ints
     if source.raw_strides is None:
         work = np.diff(requests.bounds) * source.chunk_nbytes
     return work, max(int(work.sum()) // (4 * n_workers), 2 * SMALLEST_SHARE_NBYTES)
-
-
-def _requests(
-    source: Source, shard: Ints, start: Ints, stop: Ints, budget: int
-) -> Requests:
-    costs = source.store.costs
-    return coalesce(
-        shard,
-        start,
-        stop,
-        gap_nbytes=costs.gap_nbytes,
-        max_request_nbytes=min(costs.max_request_nbytes, budget),
-    )
 
 
 def _wanted_ranges(
@@ -107,39 +112,97 @@ def _wanted_ranges(
     return start, stop
 
 
-def _read_requests(
-    job: Job, ranged: RangedBlock, requests: range, reader: RequestReader | None
+def _let_read(
+    job: Job, ranged: RangedBlock, requests: range, reader: RequestReader
 ) -> None:
-    """Fetch some requests and put the inner chunks that they hold in place."""
+    """Have some requests read by the sink, and the inner chunks that they hold."""
     try:
-        if reader is None:
-            _fetch_and_place(job, ranged, requests)
-        else:
-            with job.tally.stage("fetch, decode and scatter"):
-                reader(requests)
+        with job.tally.stage("fetch, decode and scatter"):
+            reader(requests)
     except CorruptShardError as error:
-        # Of one inner chunk it is known already; else an object ended too early.
-        if not job.damage.replaces or error.inner_chunk is not None:
-            raise
-        _read_what_is_left(job, ranged, requests, error)
-        return
-    if job.tally.is_wanted or job.tally.is_summed:
+        _go_on(job, ranged, requests, error)
+    else:
         _count(job, ranged, requests)
 
 
-def _fetch_and_place(job: Job, ranged: RangedBlock, requests: range) -> None:
+def _fetch(
+    job: Job, ranged: RangedBlock, requests: range, share_nbytes: int
+) -> Sequence[Task]:
+    """Fetch some requests, and place what they hold or give the tasks that do."""
+    try:
+        placing = _fetch_and_place(job, ranged, requests, share_nbytes)
+    except CorruptShardError as error:
+        _go_on(job, ranged, requests, error)
+        return ()
+    _count(job, ranged, requests)
+    return placing
+
+
+def _fetch_and_place(
+    job: Job, ranged: RangedBlock, requests: range, share_nbytes: int
+) -> Sequence[Task]:
     byte_requests = [job.byte_request(ranged, r) for r in requests]
     with job.sink.fetch(job, byte_requests) as answers:
-        begin = perf_counter()
         numbered = list(zip(requests, answers, strict=True))
         found = [(r, answer) for r, answer in numbered if answer is not None]
+        if job.sink.batch_nbytes is None and len(found) == 1 == len(requests):
+            return _shared_out(job, ranged, found[0], share_nbytes)
         if found:
-            job.sink.place(job, ranged, found)
+            _place(job, ranged, found)
     for r in (r for r, answer in numbered if answer is None):
         rows = ranged.rows_of(r)
         job.tally.add(n_missing_shards=1, n_missing_inner_chunks=len(rows))
         job.sink.fill(job, ranged.block, rows)
+    return ()
+
+
+def _shared_out(
+    job: Job, ranged: RangedBlock, answer: Answer, share_nbytes: int
+) -> Sequence[Task]:
+    """Tasks that place what one request holds, each a share of it."""
+    r, data = answer
+    rows = ranged.rows_of(r)
+    if len(rows) == 1 or ranged.requests.nbytes[r] <= share_nbytes:
+        return [partial(_place, job, ranged, [answer])]
+    base = int(ranged.requests.start[r])
+    start, stop = ranged.spans[:, rows]
+    shares = coalesce(
+        np.full(len(rows), ranged.requests.source[r]),
+        start,
+        stop,
+        gap_nbytes=len(data),
+        max_request_nbytes=share_nbytes,
+    )
+    shared = replace(ranged, requests=shares._replace(order=rows[shares.order]))
+    return [
+        partial(_place, job, shared, [(s, data[first - base : last - base])])
+        for s, (first, last) in enumerate(
+            zip(shares.start.tolist(), shares.stop.tolist(), strict=True)
+        )
+    ]
+
+
+def _place(job: Job, ranged: RangedBlock, found: Sequence[Answer]) -> None:
+    begin = perf_counter()
+    job.sink.place(job, ranged, found)
     job.tally.add_seconds("decode and scatter", perf_counter() - begin)
+
+
+def _go_on(
+    job: Job, ranged: RangedBlock, requests: range, error: CorruptShardError
+) -> None:
+    """Read what can be read of requests that failed, if the read goes on at all."""
+    # Of one inner chunk it is known already; else an object ended too early.
+    if not job.damage.replaces or error.inner_chunk is not None:
+        raise error
+    _read_what_is_left(job, ranged, requests, error)
+
+
+def _read_now(job: Job, ranged: RangedBlock, r: int) -> None:
+    """Fetch one request and put the inner chunks that it holds in place."""
+    nbytes = int(ranged.requests.nbytes[r])
+    for task in _fetch(job, ranged, range(r, r + 1), share_nbytes=nbytes):
+        task()
 
 
 def _read_what_is_left(
@@ -148,7 +211,7 @@ def _read_what_is_left(
     """Read requests one by one, and of a request that failed the inner chunks."""
     if len(requests) > 1:
         for r in requests:
-            _read_requests(job, ranged, range(r, r + 1), None)
+            _read_now(job, ranged, r)
         return
     rows = ranged.rows_of(requests[0])
     if len(rows) == 1:
@@ -158,10 +221,14 @@ def _read_what_is_left(
     source = np.full(len(rows), ranged.requests.source[requests[0]])
     start, stop = ranged.spans[:, rows]
     alone = Requests(source, start, stop, np.arange(len(rows) + 1), rows)
-    _read_requests(job, replace(ranged, requests=alone), range(len(rows)), None)
+    singly = replace(ranged, requests=alone)
+    for r in range(len(rows)):
+        _read_now(job, singly, r)
 
 
 def _count(job: Job, ranged: RangedBlock, requests: range) -> None:
+    if not (job.tally.is_wanted or job.tally.is_summed):
+        return
     fetched = int(ranged.requests.nbytes[requests.start : requests.stop].sum())
     bounds = ranged.requests.bounds
     rows = ranged.requests.order[bounds[requests.start] : bounds[requests.stop]]

@@ -7,6 +7,7 @@ side by side) payload -> decode -> scatter.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from gpushard.job import Job, SelfReader, rows_of
 from gpushard.pieces import cut_shards
 from gpushard.ranges import range_tasks
 from gpushard.whole import fetched_whole, whole_tasks
-from gpushard.workers import Task, run_tasks
+from gpushard.workers import Opener, Task, Work, run_tasks
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -54,13 +55,14 @@ def begin(jobs: Sequence[Job]) -> None:
     ]
     done = {id(job) for job, _ in directs}
     blocks += [(job, job.plan.blocks()) for job in jobs if id(job) not in done]
-    run_tasks(_all_tasks(blocks, n_workers, changed), n_workers)
+    most = max((job.most_fetched_nbytes for job in jobs), default=0)
+    run_tasks(_all_tasks(blocks, n_workers, changed), n_workers, most)
     for job, block, keys in changed:
         for coordinate in block.shard_coords.tolist():
             job.source.indexes.drop_shard(tuple(coordinate))
         again = replace(job, seen=frozenset(keys))
         with _named(job):
-            run_tasks(_block_tasks(again, block, n_workers), n_workers)
+            run_tasks(_block_tasks(again, block, n_workers), n_workers, most)
 
 
 def finish(jobs: Sequence[Job]) -> None:
@@ -94,30 +96,47 @@ def _all_tasks(
     blocks: Sequence[tuple[Job, Iterator[ShardBlock]]],
     n_workers: int,
     changed: Changed,
-) -> Iterator[Task]:
-    """Tasks that read some blocks of each job."""
+) -> Iterator[Work]:
+    """Work that reads some blocks of each job."""
     for job, some in blocks:
         for planned in some:
             for block in cut_shards(job, planned):
-                for task in _tasks(job, block, n_workers, changed):
-                    yield partial(_run, task, job, block, changed)
+                for work in _tasks(job, block, n_workers, changed):
+                    if isinstance(work, Opener):
+                        begin = partial(_begin, work, job, block, changed)
+                        yield replace(work, begin=begin)
+                    else:
+                        yield partial(_run, work, job, block, changed)
 
 
 def _tasks(
     job: Job, block: ShardBlock, n_workers: int, changed: Changed
-) -> Iterator[Task]:
+) -> Iterator[Work]:
     job.tally.add(n_shards=len(block.shard_coords), n_inner_chunks=len(block.shard))
-    try:
-        with _named(job):
-            yield from _block_tasks(job, block, n_workers)
-    except ObjectChangedError as error:
-        _note(job, block, changed, error)
+    with _noting(job, block, changed):
+        yield from _block_tasks(job, block, n_workers)
+
+
+def _begin(
+    opener: Opener, job: Job, block: ShardBlock, changed: Changed
+) -> Sequence[Task]:
+    given: Sequence[Task] = ()
+    with _noting(job, block, changed):
+        given = opener.begin()
+    return [partial(_run, task, job, block, changed) for task in given]
 
 
 def _run(task: Task, job: Job, block: ShardBlock, changed: Changed) -> None:
+    with _noting(job, block, changed):
+        task()
+
+
+@contextmanager
+def _noting(job: Job, block: ShardBlock, changed: Changed) -> Iterator[None]:
+    """Note objects that were replaced, and let other errors tell the array."""
     try:
         with _named(job):
-            task()
+            yield
     except ObjectChangedError as error:
         _note(job, block, changed, error)
 
@@ -133,8 +152,8 @@ def _note(
     changed.append((job, block, {key}))
 
 
-def _block_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Task]:
-    """Tasks that read a block: of shards fetched whole, and of ranges of the others."""
+def _block_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Work]:
+    """Work that reads a block: of shards fetched whole, and of ranges of the others."""
     whole = fetched_whole(job, block)
     if whole.any():
         yield from whole_tasks(job, rows_of(block, whole), n_workers)

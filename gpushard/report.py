@@ -205,5 +205,6 @@ class Tally:
             loops=self.notes.get("loops", ""),
             fetch=self.notes.get("fetch", "host memory"),
             milliseconds={k: v * 1e3 for k, v in self.seconds.items()},
-            **{name: self.counts.get(name, 0) for name in names},
+            # Shared and overlapping ranges are wanted more often than fetched.
+            **{name: max(0, self.counts.get(name, 0)) for name in names},
         )

@@ -8,7 +8,7 @@ array with compression, and shards with codecs around them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 
@@ -26,7 +26,7 @@ from gpushard.report import Tally
 from gpushard.source import IndexCache, Source
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.held import HeldObjects
-from gpushard.workers import Task
+from gpushard.workers import Opener, Task, Work, run_tasks
 
 Coordinate = tuple[int, ...]
 
@@ -64,8 +64,8 @@ def _chunks_in_shard(source: Source, coordinate: list[int]) -> int:
     return n_chunks
 
 
-def whole_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Task]:
-    """Tasks that read the shards of a block: each takes as many as make a batch."""
+def whole_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Work]:
+    """Work that reads the shards of a block: each takes as many as make a batch."""
     n_shards = len(block.shard_coords)
     first_shard = (0,) * job.source.layout.ndim
     shard_nbytes = _shard_nbytes(job.source, first_shard)
@@ -77,7 +77,9 @@ def whole_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Task]:
     for first in range(0, n_shards, per_task):
         marked = np.zeros(n_shards, bool)
         marked[first : first + per_task] = True
-        yield partial(_read_whole, job, rows_of(block, marked))
+        some = rows_of(block, marked)
+        # How large they are is not known; no worker has more than one batch in hand.
+        yield Opener(partial(_read_whole, job, some, n_workers), nbytes=0)
 
 
 def _shard_nbytes(source: Source, coordinate: Coordinate) -> int:
@@ -108,17 +110,16 @@ def largest_object(source: Source, coordinate: Coordinate) -> int:
     return encoded_object_limit(layout.object_codecs, limit)
 
 
-def _read_whole(job: Job, block: ShardBlock) -> None:
+def _read_whole(job: Job, block: ShardBlock, n_workers: int) -> Sequence[Task]:
+    """Fetch the shards of a block; gives the tasks that read it from them."""
     answers, is_large = _fetch(job, block)
     layout = job.source.layout
     if is_large.any() and layout.levels and not layout.object_codecs:
         # Much of such shards is gaps: only what is wanted of them is read.
-        for task in range_tasks(job, rows_of(block, is_large), n_workers=1):
-            task()
+        run_tasks(range_tasks(job, rows_of(block, is_large), n_workers=1), 1)
         answers = [a for a, large in zip(answers, is_large, strict=True) if not large]
         block = rows_of(block, ~is_large)
-    if answers:
-        _read_fetched(job, block, answers)
+    return _reading(job, block, answers, n_workers) if answers else ()
 
 
 def _fetch(
@@ -140,10 +141,28 @@ def _fetch(
     return answers, np.array(is_large, np.bool_)
 
 
-def _read_fetched(
-    job: Job, block: ShardBlock, answers: Sequence[Fetched | None]
-) -> None:
-    """Read a block from its objects: what they are asked is no request of the store."""
+@dataclass
+class _HeldTally(Tally):
+    """Counts a read of fetched objects: what they are asked is no request of the store.
+
+    What is read of them leaves so much less of what was fetched to be gaps.
+    """
+
+    of_store: Tally = field(default_factory=Tally)
+
+    def add(self, **counts: int) -> None:
+        nbytes = counts.pop("payload_nbytes", 0) - counts.pop("gap_nbytes", 0)
+        passed = {k: n for k, n in counts.items() if k.startswith("n_missing")}
+        self.of_store.add(gap_nbytes=-nbytes, **passed)
+
+    def add_seconds(self, stage: str, seconds: float) -> None:
+        self.of_store.add_seconds(stage, seconds)
+
+
+def _reading(
+    job: Job, block: ShardBlock, answers: Sequence[Fetched | None], n_workers: int
+) -> Sequence[Task]:
+    """Tasks that read a block from its objects."""
     source = job.source
     objects: dict[str, Fetched | None] = {}
     for s, (row, answer) in enumerate(
@@ -156,21 +175,19 @@ def _read_fetched(
             # Nothing of the object can be read: filled, if the read goes on.
             job.give_up(error, block, np.flatnonzero(block.shard == s))
             objects[key] = None
-    inner = replace(job, source=held(source, objects), tally=Tally())
-    for task in range_tasks(inner, block, n_workers=1):
-        task()
     fetched_nbytes = sum(len(a.data) for a in answers if a is not None)
-    counts = inner.tally.counts
-    wanted_nbytes = counts.get("payload_nbytes", 0) - counts.get("gap_nbytes", 0)
     job.tally.add(
         n_payload_requests=len(answers),
         payload_nbytes=fetched_nbytes,
-        gap_nbytes=max(fetched_nbytes - wanted_nbytes, 0),
-        n_missing_shards=counts.get("n_missing_shards", 0),
-        n_missing_inner_chunks=counts.get("n_missing_inner_chunks", 0),
+        gap_nbytes=fetched_nbytes,
     )
-    for stage, seconds in inner.tally.seconds.items():
-        job.tally.add_seconds(stage, seconds)
+    inner = replace(
+        job,
+        source=held(source, objects),
+        tally=_HeldTally(is_wanted=job.tally.is_wanted, of_store=job.tally),
+    )
+    works = range_tasks(inner, block, n_workers)
+    return [partial(run_tasks, [work], 1) for work in works]
 
 
 def held(source: Source, objects: dict[str, Fetched | None]) -> Source:

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal, TypeVar
 
@@ -23,23 +23,53 @@ Purpose = Literal["read", "store"]
 _pools: dict[tuple[int, Purpose, int], ThreadPoolExecutor] = {}
 
 
-def run_tasks(tasks: Iterable[Task], n_workers: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """Work in two steps: what is fetched at once is used by several tasks.
+
+    Attributes
+    ----------
+    begin
+        The first step; gives the tasks of the second.
+    nbytes
+        Memory that is held from then on until all of these have run.
+    """
+
+    begin: Callable[[], Sequence[Task]]
+    nbytes: int
+
+
+Work = Task | Opener
+
+
+def run_tasks(
+    tasks: Iterable[Work], n_workers: int, most_nbytes: int | None = None
+) -> None:
     """Run all tasks; on an error start no more, wait for the rest, raise the earliest.
 
     The calling thread works too, and a single task needs no other. When it returns or
     raises, no task is running: nothing writes to the output any more. Tasks are drawn
-    from the iterable only as workers become free.
+    from the iterable only as workers become free; those that an `Opener` gives are run
+    before.
+
+    Parameters
+    ----------
+    most_nbytes
+        What openers may hold together; one alone may hold more.
     """
     if n_workers <= 1:
-        for task in tasks:
-            task()
+        for work in tasks:
+            for task in work.begin() if isinstance(work, Opener) else (work,):
+                task()
         return
-    line = _Line(tasks)
     helpers: list[Future[None]] = []
+
+    def hire() -> None:
+        pool = _pool("read", n_workers - 1)
+        helpers.extend(pool.submit(line.work_off) for _ in range(n_workers - 1))
+
+    line = _Line(tasks, most_nbytes, hire)
     try:
-        if line.look():
-            pool = _pool("read", n_workers - 1)
-            helpers += [pool.submit(line.work_off) for _ in range(n_workers - 1)]
         line.work_off()
     finally:
         line.close()
@@ -51,58 +81,162 @@ def run_tasks(tasks: Iterable[Task], n_workers: int) -> None:
             helper.result()
 
 
-class _Line:
-    """Tasks in a line, drawn by several workers."""
+@dataclass(slots=True)
+class _Open:
+    """Work that was drawn and is not done: its number, memory, and tasks to run."""
 
-    def __init__(self, tasks: Iterable[Task]) -> None:
-        self._tasks = iter(tasks)
-        self._ahead: deque[Task] = deque()
-        self._n_drawn = 0
-        self._lock = threading.Lock()
+    number: int
+    nbytes: int
+    n_left: int = 1
+
+
+class _Line:
+    """Work in a line, drawn by several workers.
+
+    Parameters
+    ----------
+    works
+        The work; one worker at a time draws of it.
+    most_nbytes
+        As of `run_tasks`.
+    hire
+        Called, once, when there is more to do than one worker can.
+    """
+
+    def __init__(
+        self,
+        works: Iterable[Work],
+        most_nbytes: int | None,
+        hire: Callable[[], None],
+    ) -> None:
+        self._works = iter(works)
+        self._most_nbytes = most_nbytes
+        self._hire = hire
+        self._is_hired = False
+        self._changed = threading.Condition()
+        self._ready: deque[tuple[Task, _Open]] = deque()
+        self._ahead: deque[Work] = deque()
+        self._is_drawing = False
+        self._is_drawn = False
+        self._n_taken = 0
+        self._n_open = 0
+        self._held_nbytes = 0
         self._is_closed = False
         self._errors: list[tuple[int, BaseException]] = []
 
-    def look(self) -> bool:
-        """Whether there are two tasks or more."""
-        self._ahead.extend(islice(self._tasks, 2))
-        return len(self._ahead) > 1
-
     def work_off(self) -> None:
         """Run one task after the other until there are none, or one has failed."""
-        while True:
-            with self._lock:
-                number = self._n_drawn
-                self._n_drawn += 1
-                try:
-                    task = self._draw()
-                except Exception as error:  # noqa: BLE001 - raised by `raise_earliest`
-                    self._fail(number, error)
-                    return
-            if task is None:
-                return
-            try:
-                task()
-            except Exception as error:  # noqa: BLE001 - as above
-                self._fail(number, error)
+        try:
+            while (taken := self._take()) is not None:
+                self._run(*taken)
+        finally:
+            # Nothing is left to draw; or an exit, and nobody must wait for its work.
+            self.close()
 
     def close(self) -> None:
         """Let no more tasks be drawn."""
-        # Not under the lock: an interrupt must not wait for a worker that is drawing.
-        self._is_closed = True
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
 
     def raise_earliest(self) -> None:
         """Raise the error of the earliest task that failed, if any did."""
         if self._errors:
             raise min(self._errors, key=itemgetter(0))[1]
 
-    def _draw(self) -> Task | None:
-        if self._is_closed:
-            return None
-        return self._ahead.popleft() if self._ahead else next(self._tasks, None)
+    def _run(self, work: Work, opened: _Open) -> None:
+        try:
+            if not isinstance(work, Opener):
+                work()
+                self._close(opened)
+            elif given := work.begin():
+                self._add(given, opened)
+            else:
+                self._close(opened)
+        except Exception as error:  # noqa: BLE001 - raised by `raise_earliest`
+            self._fail(opened.number, error)
+
+    def _take(self) -> tuple[Work, _Open] | None:
+        """What to do next; None if nothing is left, and nothing will be."""
+        while True:
+            with self._changed:
+                if self._is_closed:
+                    return None
+                if self._ready:
+                    return self._ready.popleft()
+                if self._ahead and self._fits(self._ahead[0]):
+                    return self._open(self._ahead.popleft())
+                if not self._n_open and not self._ahead and self._is_drawn:
+                    return None
+                if self._ahead or self._is_drawn or self._is_drawing:
+                    self._changed.wait()
+                    continue
+                self._is_drawing = True
+            self._draw()
+
+    def _draw(self) -> None:
+        """Draw one work, at first two, which tell whether there are several.
+
+        Not under the lock: the line may read indexes, while others go on.
+        """
+        drawn: list[Work] = []
+        try:
+            for work in self._works:
+                drawn.append(work)
+                if self._n_taken or len(drawn) == 2:
+                    break
+            else:
+                self._is_drawn = True
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(self._n_taken + len(drawn), error)
+        with self._changed:
+            self._ahead.extend(drawn)
+            self._is_drawing = False
+            self._grown(len(drawn))
+
+    def _fits(self, work: Work) -> bool:
+        """Whether what a work holds is not too much beside what others hold."""
+        if not isinstance(work, Opener) or self._most_nbytes is None:
+            return True
+        return not self._held_nbytes or (
+            self._held_nbytes + work.nbytes <= self._most_nbytes
+        )
+
+    def _open(self, work: Work) -> tuple[Work, _Open]:
+        nbytes = work.nbytes if isinstance(work, Opener) else 0
+        opened = _Open(self._n_taken, nbytes)
+        self._n_taken += 1
+        self._n_open += 1
+        self._held_nbytes += nbytes
+        return work, opened
+
+    def _add(self, tasks: Sequence[Task], opened: _Open) -> None:
+        """Put tasks first that use what an opener holds."""
+        with self._changed:
+            opened.n_left = len(tasks)
+            self._ready.extend((task, opened) for task in tasks)
+            self._grown(len(tasks))
+
+    def _grown(self, n: int) -> None:
+        """Let others know that there is more to do."""
+        if n > 1 and not self._is_hired:
+            self._is_hired = True
+            self._hire()
+        self._changed.notify_all()
+
+    def _close(self, opened: _Open) -> None:
+        with self._changed:
+            opened.n_left -= 1
+            if not opened.n_left:
+                self._n_open -= 1
+                self._held_nbytes -= opened.nbytes
+                self._changed.notify_all()
 
     def _fail(self, number: int, error: BaseException) -> None:
-        self._errors.append((number, error))
-        self._is_closed = True
+        with self._changed:
+            self._errors.append((number, error))
+            self._is_closed = True
+            self._changed.notify_all()
 
 
 def _finish(futures: Iterable[Future[Any]]) -> None:

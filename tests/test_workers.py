@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from gpushard.workers import run_side_by_side, run_tasks
+from gpushard.workers import Opener, run_side_by_side, run_tasks
 
 WORKERS = [1, 2, 4]
 
@@ -232,3 +232,84 @@ def test_a_forked_child_gets_workers_of_its_own():
     # Python 3.12 warns of any fork with threads around; that it works is the point.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK]
     subprocess.run(command, check=True, timeout=60)
+
+
+# Work in two steps
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_what_an_opener_gives_is_run_once_and_after_it(n_workers):
+    running = Running()
+
+    def begin(name):
+        running.task((name, "begin"))
+        return [partial(running.task, (name, i)) for i in range(name)]
+
+    works = (Opener(partial(begin, name), 1) for name in range(6))
+    run_tasks((w for work in works for w in (work, lambda: None)), n_workers, 3)
+    assert len(running.done) == len(set(running.done)) == 6 + 15
+    for name in range(6):
+        first, *rest = [i for at, i in running.done if at == name]
+        assert first == "begin"
+        assert sorted(rest) == list(range(name))
+
+
+def test_what_a_single_opener_gives_is_run_side_by_side():
+    meet = threading.Barrier(3, timeout=10)
+    run_tasks([Opener(lambda: [meet.wait] * 3, 0)], 3)
+
+
+@pytest.mark.parametrize("most", [1, 10, 25, None])
+def test_openers_hold_no_more_together_than_they_may(most):
+    held = []
+    lock = threading.Lock()
+    now = 0
+
+    def add(n):
+        nonlocal now
+        with lock:
+            now += n
+            held.append(now)
+
+    def begin():
+        add(10)
+        left = iter(range(3))
+
+        def use():
+            time.sleep(0.001)
+            if next(left) == 2:
+                add(-10)
+
+        return [use] * 3
+
+    run_tasks((Opener(begin, 10) for _ in range(12)), 4, most)
+    assert max(held) <= {1: 10, 10: 10, 25: 20, None: 40}[most]
+    assert now == 0
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+@pytest.mark.parametrize("fails", ["begin", "task"])
+def test_an_error_of_an_opener_or_of_what_it_gives_is_raised(n_workers, fails):
+    running = Running()
+    error = ValueError("the third")
+
+    def begin(i):
+        if (i, fails) == (3, "begin"):
+            raise error
+        late = error if (i, fails) == (3, "task") else None
+        return [partial(running.task, i, 0.001, late)] * 2
+
+    with pytest.raises(ValueError, match="the third"):
+        run_tasks((Opener(partial(begin, i), 1) for i in range(50)), n_workers, 2)
+    assert running.now == 0
+    assert len(running.done) <= 2 * (4 + n_workers)
+
+
+def test_an_exit_while_others_wait_for_an_opener_ends_their_wait():
+    def begin():
+        time.sleep(0.02)  # the others have nothing to do by then
+        raise SystemExit("leaving")
+
+    for works in ([Opener(begin, 1)] * 2, [lambda: None, Opener(begin, 1)]):
+        with pytest.raises(SystemExit, match="leaving"):
+            run_tasks(works, 3)

@@ -84,18 +84,24 @@ class FetchCosts:
     gap_nbytes
         Unwanted bytes between two ranges up to which one request is cheaper than two.
     max_request_nbytes
-        Size at which a request is cut, so that several run side by side.
+        Size at which a request is cut, so that several run side by side. Neighbouring
+        ranges are asked for in one request up to it; a range is never cut.
     concurrency
         Requests that may be in flight at once.
     prefers_whole_objects
         Whether a request costs so much that fetching a whole shard, index included,
         beats reading the index first (true where there is a network between).
+    reads_in_shares
+        Whether requests cost next to nothing (true of files): then every thread asks
+        for the share of neighbouring ranges that it decodes. Otherwise they are one
+        request, and decoding what it brings is shared.
     """
 
     gap_nbytes: int
     max_request_nbytes: int
     concurrency: int
     prefers_whole_objects: bool
+    reads_in_shares: bool = False
 
 
 @runtime_checkable

@@ -6,12 +6,13 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 
-# Nothing is copied, so every range is its own request and none is cut.
+# Nothing is copied, so every range is its own request, and cut only to share the work.
 _COSTS = FetchCosts(
     gap_nbytes=0,
     max_request_nbytes=2**62,
     concurrency=1,
     prefers_whole_objects=False,
+    reads_in_shares=True,
 )
 
 

@@ -26,7 +26,7 @@ _NETWORK_COSTS = FetchCosts(
 )
 _PROCESS_COSTS = FetchCosts(
     gap_nbytes=64 * KIB,
-    max_request_nbytes=8 * MIB,
+    max_request_nbytes=16 * MIB,
     concurrency=8,
     prefers_whole_objects=False,
 )

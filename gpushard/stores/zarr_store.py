@@ -31,7 +31,7 @@ _UNKNOWN_COSTS = FetchCosts(
 # A request to a store in this process costs about 100 us in zarr's event loop.
 _PROCESS_COSTS = FetchCosts(
     gap_nbytes=64 * KIB,
-    max_request_nbytes=8 * MIB,
+    max_request_nbytes=16 * MIB,
     concurrency=10,
     prefers_whole_objects=False,
 )

@@ -1,0 +1,179 @@
+"""How many requests a contiguous read of one shard makes, by size, store and way.
+
+docs/remote.md says what is promised: one for the index unless it is known, and one for
+each `max_request_nbytes` of payload begun.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import MemoryStore
+
+import gpushard
+from cuda_host.reads import read_on_device
+from device_fetch_cases import emulated
+from gpushard.options import DEFAULT, KIB, MIB, Options
+from gpushard.selection import whole
+from gpushard.stores import remote
+from gpushard.stores.base import FetchCosts
+from gpushard.stores.local import LocalStore
+from gpushard.stores.resolve import adapt
+from range_server import RangeServer
+from spec_shards import document, index_of, sharding
+from test_requests import CountingStore, CountingZarrStore
+
+MOST = 16 * MIB
+PAYLOADS = [1, 8, 16, 17, 40, 64]
+CHUNK_NBYTES = 256 * KIB
+PER_MIB = MIB // CHUNK_NBYTES
+PLAIN, COMPILED = {"compile_nbytes": 2**40}, {"compile_nbytes": 0}
+
+
+def put_shard(place, payload_mib, location="end"):
+    """One shard of plain inner chunks, of which `payload_mib` are less than 3/4.
+
+    Sparse: an inner chunk is zeros but for its own number in front.
+    """
+    n_chunks = (payload_mib + -(-payload_mib // 2)) * PER_MIB
+    shape = (n_chunks, CHUNK_NBYTES)
+    inner = sharding((1, CHUNK_NBYTES), index_location=location)
+    (place / "c/0").mkdir(parents=True)
+    (place / "zarr.json").write_text(json.dumps(document(shape, shape, inner)))
+    base = 16 * n_chunks + 4 if location == "start" else 0
+    entries = [(base + i * CHUNK_NBYTES, CHUNK_NBYTES) for i in range(n_chunks)]
+    index = index_of(entries)
+    with (place / "c/0/0").open("wb") as file:
+        file.truncate(base + n_chunks * CHUNK_NBYTES)
+        for i, (offset, _) in enumerate(entries):
+            file.seek(offset)
+            file.write(bytes([i % 251 + 1]))
+        file.seek(0 if location == "start" else n_chunks * CHUNK_NBYTES)
+        file.write(index)
+    return place
+
+
+def check(read, first, last):
+    """Refuse other elements than inner chunks `first:last` have."""
+    assert read.shape == (last - first, CHUNK_NBYTES)
+    assert read[:, 0].tolist() == [i % 251 + 1 for i in range(first, last)]
+    assert not read[:, 1:].any()
+
+
+def n_payload(payload_mib, most=MOST):
+    return -(-payload_mib * MIB // most)
+
+
+def n_asked(a, take, payload_mib):
+    """Requests of a first read, and of one that knows the index."""
+    n_rows = payload_mib * PER_MIB
+    counts = []
+    # The second one begins elsewhere, aligned to nothing.
+    for first in (0, 3):
+        take()
+        check(a[first : first + n_rows], first, first + n_rows)
+        counts.append(len(take()))
+    return counts
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize("payload_mib", PAYLOADS)
+def test_over_http_every_16_mib_of_payload_are_one_request(
+    tmp_path, payload_mib, location
+):
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    with RangeServer(put_shard(tmp_path / "a", payload_mib, location)) as server:
+
+        def take():
+            taken, server.requests[:] = list(server.requests), []
+            return taken
+
+        a = gpushard.open_array(server.url, options=Options(**PLAIN))
+        n = n_payload(payload_mib)
+        assert n_asked(a, take, payload_mib) == [1 + n, n]
+
+
+def held(place):
+    """zarr's memory store of what lies in a directory."""
+    buffer = default_buffer_prototype().buffer
+    objects = {
+        path.relative_to(place).as_posix(): buffer.from_bytes(path.read_bytes())
+        for path in place.rglob("*")
+        if path.is_file()
+    }
+    return MemoryStore(objects)
+
+
+@pytest.mark.parametrize("way", [PLAIN, COMPILED], ids=["plain", "compiled"])
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize("payload_mib", [1, 8, 40])
+def test_of_a_zarr_store_every_16_mib_of_payload_are_one_request(
+    tmp_path, payload_mib, location, way
+):
+    store = CountingZarrStore(held(put_shard(tmp_path, payload_mib, location)))
+    a = gpushard.open_array(store, options=Options(**way))
+    # zarr stores tell no versions: an index is read each time.
+    n = 1 + n_payload(payload_mib)
+    assert n_asked(a, store.take, payload_mib) == [n, n]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 64])
+def test_of_a_store_in_memory_too_however_many_threads_there_are(tmp_path, threads):
+    store = CountingStore(adapt(held(put_shard(tmp_path, 40)), DEFAULT))
+    a = gpushard.open_array(store, options=Options(threads=threads, **PLAIN))
+    assert n_asked(a, store.take, 40) == [4, 4]
+
+
+def test_the_first_read_of_a_whole_shard_is_one_request_and_the_next_by_size(tmp_path):
+    place = put_shard(tmp_path, 20)
+    store = CountingStore(LocalStore(place), remote._NETWORK_COSTS)
+    a = gpushard.open_array(store)
+    for n_expected in (1, n_payload(30)):
+        store.take()
+        check(a[...], 0, 30 * PER_MIB)
+        assert len(store.take()) == n_expected
+
+
+def test_requests_are_as_large_as_memory_allows(tmp_path):
+    store = CountingStore(LocalStore(put_shard(tmp_path, 8)), remote._NETWORK_COSTS)
+    a = gpushard.open_array(store, options=Options(memory_limit=16 * MIB, **PLAIN))
+    assert n_asked(a, store.take, 8) == [5, 4]
+
+
+@pytest.mark.parametrize("most", [MIB, 3 * MIB, 2**62])
+def test_the_largest_request_is_what_a_store_wants(tmp_path, most):
+    costs = FetchCosts(64 * KIB, most, 4, prefers_whole_objects=False)
+    store = CountingStore(LocalStore(put_shard(tmp_path, 8)), costs)
+    a = gpushard.open_array(store, options=Options(threads=4, **PLAIN))
+    n = n_payload(8, most)
+    assert n_asked(a, store.take, 8) == [1 + n, n]
+    assert n_payload(8, most) in (1, 3, 8)
+
+
+def test_threads_read_their_own_shares_of_local_files(tmp_path):
+    store = CountingStore(LocalStore(put_shard(tmp_path, 8)))
+    a = gpushard.open_array(store, options=Options(threads=2, **PLAIN))
+    a[0]
+    store.take()
+    check(a[: 8 * PER_MIB], 0, 8 * PER_MIB)
+    spans = sorted((start, stop) for _, start, stop in store.take())
+    assert len(spans) == 8  # four a thread
+    assert all(b == c for (_, b), (c, _) in pairwise(spans))
+    assert a.explain(np.s_[: 8 * PER_MIB]).n_payload_requests == 8
+
+
+def test_a_read_to_a_device_makes_the_same_requests(tmp_path):
+    store = CountingStore(LocalStore(put_shard(tmp_path, 20)), remote._NETWORK_COSTS)
+    a = gpushard.open_array(store)
+    store.take()
+    n_rows = 20 * PER_MIB
+    selection = whole((n_rows, CHUNK_NBYTES))
+    results, job = read_on_device(a, [selection], emulated(seed=0))
+    check(results[0], 0, n_rows)
+    assert len(store.take()) == 3
+    assert job.tally.counts["n_payload_requests"] == 2
