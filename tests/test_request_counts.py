@@ -19,7 +19,6 @@ from cuda_host.reads import read_on_device
 from device_fetch_cases import emulated
 from gpushard.options import DEFAULT, KIB, MIB, Options
 from gpushard.selection import whole
-from gpushard.stores import remote
 from gpushard.stores.base import FetchCosts
 from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import adapt
@@ -28,6 +27,7 @@ from spec_shards import document, index_of, sharding
 from test_requests import CountingStore, CountingZarrStore
 
 MOST = 16 * MIB
+NETWORK_COSTS = FetchCosts(MIB, MOST, 32, prefers_whole_objects=True)
 PAYLOADS = [1, 8, 16, 17, 40, 64]
 CHUNK_NBYTES = 256 * KIB
 PER_MIB = MIB // CHUNK_NBYTES
@@ -131,7 +131,7 @@ def test_of_a_store_in_memory_too_however_many_threads_there_are(tmp_path, threa
 
 def test_the_first_read_of_a_whole_shard_is_one_request_and_the_next_by_size(tmp_path):
     place = put_shard(tmp_path, 20)
-    store = CountingStore(LocalStore(place), remote._NETWORK_COSTS)
+    store = CountingStore(LocalStore(place), NETWORK_COSTS)
     a = gpushard.open_array(store)
     for n_expected in (1, n_payload(30)):
         store.take()
@@ -140,7 +140,7 @@ def test_the_first_read_of_a_whole_shard_is_one_request_and_the_next_by_size(tmp
 
 
 def test_requests_are_as_large_as_memory_allows(tmp_path):
-    store = CountingStore(LocalStore(put_shard(tmp_path, 8)), remote._NETWORK_COSTS)
+    store = CountingStore(LocalStore(put_shard(tmp_path, 8)), NETWORK_COSTS)
     a = gpushard.open_array(store, options=Options(memory_limit=16 * MIB, **PLAIN))
     assert n_asked(a, store.take, 8) == [5, 4]
 
@@ -168,7 +168,7 @@ def test_threads_read_their_own_shares_of_local_files(tmp_path):
 
 
 def test_a_read_to_a_device_makes_the_same_requests(tmp_path):
-    store = CountingStore(LocalStore(put_shard(tmp_path, 20)), remote._NETWORK_COSTS)
+    store = CountingStore(LocalStore(put_shard(tmp_path, 20)), NETWORK_COSTS)
     a = gpushard.open_array(store)
     store.take()
     n_rows = 20 * PER_MIB
