@@ -357,7 +357,7 @@ class Array(NumpyLike):
         """Results, over damage as the caller asked for."""
         with self._named():
             policy = DamagePolicy(errors)
-        results = self._read(replace(request, damage=policy.damage), memory_limit)
+        results = self._read(request.over(policy.damage), memory_limit)
         policy.warn(stacklevel=3)
         return results
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,10 @@ class ReadRequest:
     stream: Any = None
     tally: Tally | None = None
     damage: Damage = ENDS_READ
+
+    def over(self, damage: Damage) -> ReadRequest:
+        """The same request, with `damage` to say what becomes of damaged ones."""
+        return self if damage is self.damage else replace(self, damage=damage)
 
 
 def read_on_host(source: Source, request: ReadRequest) -> list[Any]:

@@ -84,9 +84,10 @@ class Orthogonal(NamedTuple):
         if not self.new_axes and out.ndim == len(self.axes):
             return out
         # The ellipsis keeps a 0-d result an array that can be written through.
-        kept = out[
-            (*(0 if i in self.new_axes else slice(None) for i in range(out.ndim)), ...)
-        ]
+        kept = out
+        if self.new_axes:
+            at = [0 if i in self.new_axes else slice(None) for i in range(out.ndim)]
+            kept = out[(*at, ...)]
         return kept[
             (
                 *(

@@ -7,7 +7,7 @@ else is declined and goes the general way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,9 +166,10 @@ def _read(
     seen: str | None = None,
 ) -> None:
     """Read; `seen` is the key of a shard that was there a moment ago."""
-    known = _indexes(source, chunks)
+    keys = {chunk.shard: source.key(chunk.shard) for chunk in chunks}
+    known = _indexes(source, keys)
     if seen is not None and any(
-        found is None and source.key(shard) == seen for shard, found in known.items()
+        found is None and keys[shard] == seen for shard, found in known.items()
     ):
         raise deleted(source, seen)
     wanted: list[_Wanted] = []
@@ -183,9 +184,10 @@ def _read(
     for group in groups:
         shard = group[0].chunk.shard
         index = known[shard]
-        stop = max([w.stop for w in group])
+        start = group[0].start
+        stop = group[0].stop if len(group) == 1 else max([w.stop for w in group])
         version = index and index.version
-        requests.append(ByteRequest(source.key(shard), group[0].start, stop, version))
+        requests.append(ByteRequest(keys[shard], start, stop, version))
     answers = fetch_payload(source, requests) if requests else []
     for group, request, answer in zip(groups, requests, answers, strict=True):
         for w in group:
@@ -218,17 +220,12 @@ def _joined(wanted: Sequence[_Wanted], gap_nbytes: int) -> Iterator[list[_Wanted
         yield group
 
 
-def _indexes(source: Source, chunks: Sequence[TouchedChunk]) -> _Known:
-    """Outermost index of each shard touched; None where there is no such object."""
-    known: _Known = {}
-    unknown: dict[Coordinate, str] = {}
-    for chunk in chunks:
-        shard = chunk.shard
-        if shard not in known:
-            key = source.key(shard)
-            known[shard] = found = known_index(source, shard, key)
-            if found is None:
-                unknown[shard] = key
+def _indexes(source: Source, keys: Mapping[Coordinate, str]) -> _Known:
+    """Outermost index of each shard by its key; None where there is no such object."""
+    known: _Known = {
+        shard: known_index(source, shard, key) for shard, key in keys.items()
+    }
+    unknown = {shard: keys[shard] for shard, found in known.items() if found is None}
     if unknown:
         answers = source.store.read(
             [index_request(source, shard, key) for shard, key in unknown.items()]
@@ -308,6 +305,8 @@ def _entry(
 
 
 def _check_size(source: Source, chunk: TouchedChunk, whole: _Range) -> None:
+    if whole.nbytes <= source.largest_chunk_nbytes:
+        return
     try:
         source.refuse_oversized(whole.nbytes, source.chunk_shape or ())
     except CorruptShardError as error:
