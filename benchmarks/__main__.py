@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import chart, scaling, table
+from benchmarks import chart, scaling, small, table
 from benchmarks.configs import CODECS, DATASETS, INNER_NBYTES, KIB, MIB, configs
 from benchmarks.contenders import ALL
 from benchmarks.machine import commit, load, machine
@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _table(given[1:])
     if given[:1] == ["scaling"]:
         return _scaling(given[1:])
+    if given[:1] == ["small"]:
+        return _small(given[1:])
     return _measure(given)
 
 
@@ -85,21 +87,35 @@ def _scaling(arguments: list[str]) -> int:
     parser.add_argument("--repetitions", type=int, default=scaling.REPETITIONS)
     parser.add_argument("--out", type=Path, help="result file")
     given = parser.parse_args(arguments)
-    result = {
-        "date": datetime.now(UTC).isoformat(timespec="minutes"),
-        **scaling.measure(given.nbytes, given.repetitions),
-    }
-    if given.out is not None:
-        given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = scaling.measure(given.nbytes, given.repetitions)
+    _keep(result, given.out)
     _say(scaling.render(result))
     return 0
+
+
+def _small(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks small")
+    parser.add_argument("--reads", type=int, default=small.READS)
+    parser.add_argument("--out", type=Path, help="result file")
+    given = parser.parse_args(arguments)
+    result = small.measure(given.reads)
+    _keep(result, given.out)
+    _say(small.render(result))
+    return 0
+
+
+def _keep(result: dict[str, Any], out: Path | None) -> None:
+    """Write a result to a file, with the date, if one is asked for."""
+    if out is not None:
+        dated = {"date": datetime.now(UTC).isoformat(timespec="minutes"), **result}
+        out.write_text(json.dumps(dated, indent=1) + "\n", encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure gpushard beside its CPU peers.",
-        epilog="See also: chart, table, scaling.",
+        epilog="See also: chart, table, scaling, small.",
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="part of the table, under two minutes")

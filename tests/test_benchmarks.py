@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import contenders, data, runner, table, worker
+from benchmarks import contenders, data, runner, small, table, worker
 from benchmarks.configs import CODECS, INNER_NBYTES, KIB, MIB, Config, configs
 from benchmarks.worker import Worker
 from benchmarks.workloads import MOVING, WORKLOADS, reads_of
@@ -301,3 +301,34 @@ def test_a_reason_does_not_tell_where_the_arrays_were(tmp_path):
     worker = Worker(SimpleNamespace(open_array=refuse))
     answer = worker.answer({"do": "open", "path": str(tmp_path / "a"), "shape": [1]})
     assert answer == {"refused": "ValueError: no codec for a/zarr.json"}
+
+
+def test_small_tells_what_is_promised_and_whether_it_holds(tmp_path, capsys):
+    out = tmp_path / "small.json"
+    assert command.main(["small", "--reads", "20", "--out", str(out)]) == 0
+    rows = {row["what"]: row for row in json.loads(out.read_text())["rows"]}
+    assert rows[small.PLAN]["limit_us"] == 15
+    assert rows[small.READ]["limit_us"] == 50
+    for row in rows.values():
+        assert 0 < row["fastest_tenth_us"] <= row["median_us"]
+        if "limit_us" in row:
+            assert row["holds"] == (row["median_us"] <= row["limit_us"])
+    text = capsys.readouterr().out
+    assert text.count("promised") == 1
+    assert all(name in text for name in rows)
+
+
+def test_small_says_so_where_a_promise_does_not_hold():
+    result = {"rows": [small._row(small.READ, np.full(9, 60e-6))], "load": [0.1, 0.2]}
+    assert "does NOT hold" in small.render(result)
+    result["rows"] = [small._row(small.READ, np.full(9, 40e-6))]
+    assert "50.0 us, holds" in small.render(result)
+
+
+def test_small_refuses_reads_of_other_elements(tmp_path):
+    config = Config("tiles", 4 * KIB, "zstd", MIB)
+    values = data.generate(config.dataset, config.shape)
+    path = data.write(config, tmp_path, values)
+    values[7, 0, 0] += 1
+    with pytest.raises(RuntimeError, match="other elements"):
+        small._kinds(path, values)

@@ -1,0 +1,125 @@
+"""What a small read costs, beside what is promised of it.
+
+``python -m benchmarks small`` reads single inner chunks of 4 KiB (zstd) from the page
+cache, one after the other at random, in turns with tensorstore: ``a[i]`` with its look
+whether the shard was replaced, and by itself the plan of such a read. The medians are
+for a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gpushard
+from benchmarks import data
+from benchmarks.configs import KIB, MIB, Config
+from benchmarks.machine import commit, load, machine
+from gpushard import expressions
+from gpushard.touched import touched_chunks
+
+PLAN, READ, PEER = "plan of a[i]", "a[i]", "a[i], tensorstore with a cache"
+LIMITS_US = {PLAN: 15.0, READ: 50.0}
+"""What is promised of a median."""
+NBYTES = 16 * MIB
+READS = 6000
+_PER_TURN = 200
+
+Row = dict[str, Any]
+
+
+def measure(n_reads: int = READS) -> dict[str, Any]:
+    """A row for each figure, with the machine they were measured on.
+
+    Parameters
+    ----------
+    n_reads
+        Of each kind, in turns of a few hundred.
+
+    Raises
+    ------
+    RuntimeError
+        A read gave other elements than were stored.
+    """
+    before = load()
+    config = Config("tiles", 4 * KIB, "zstd", NBYTES)
+    values = data.generate(config.dataset, config.shape)
+    with tempfile.TemporaryDirectory() as directory:
+        path = data.write(config, Path(directory), values)
+        kinds = _kinds(path, values)
+        taken = {name: np.empty(n_reads) for name in kinds}
+        at = np.random.default_rng(data.SEED).integers(len(values), size=n_reads)
+        for first in range(0, n_reads, _PER_TURN):
+            some = at[first : first + _PER_TURN].tolist()
+            for name, read in kinds.items():
+                taken[name][first : first + len(some)] = _seconds(read, some)
+    return {
+        "commit": commit(),
+        "machine": machine(),
+        "load": [before, load()],
+        "rows": [_row(name, seconds) for name, seconds in taken.items()],
+    }
+
+
+def _kinds(path: Path, values: Any) -> dict[str, Callable[[int], Any]]:
+    """What is timed, called with the number of an inner chunk; all caches are warm."""
+    a = gpushard.open_array(path, device="cpu")
+    layout, limit = a.source.layout, a.source.options.small_read_chunks
+
+    def plan(i: int) -> Any:
+        return touched_chunks(expressions.basic(i, layout.shape), layout, limit)
+
+    kinds: dict[str, Callable[[int], Any]] = {PLAN: plan, READ: lambda i: a[i]}
+    try:
+        peer = importlib.import_module("benchmarks.contenders.tensorstore_cached")
+    except ImportError:
+        peer = None
+    if peer is not None:
+        handle = peer.open_array(path)
+        kinds[PEER] = lambda i: peer.read_box(handle, (i,))
+    for name in set(kinds) - {PLAN}:
+        if not all(np.array_equal(kinds[name](i), v) for i, v in enumerate(values)):
+            message = f"{name}: other elements than were stored"
+            raise RuntimeError(message)
+    return kinds
+
+
+def _seconds(read: Callable[[int], Any], numbers: list[int]) -> list[float]:
+    seconds = []
+    for i in numbers:
+        start = time.perf_counter()
+        read(i)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def _row(name: str, seconds: Any) -> Row:
+    tenth, median = np.quantile(seconds, (0.1, 0.5)) * 1e6
+    row = {"what": name, "median_us": float(median), "fastest_tenth_us": float(tenth)}
+    limit = LIMITS_US.get(name)
+    if limit is None:
+        return row
+    return row | {"limit_us": limit, "holds": bool(median <= limit)}
+
+
+def render(result: dict[str, Any]) -> str:
+    """The rows as text."""
+    head = f"{'median':>45}   fastest tenth   promised"
+    lines = [head, *map(_line, result["rows"])]
+    loads = " and ".join(f"{n:.2f}" for n in result["load"])
+    return "\n".join([*lines, f"load of the machine before and after: {loads}"])
+
+
+def _line(row: Row) -> str:
+    promised = ""
+    if "limit_us" in row:
+        holds = "holds" if row["holds"] else "does NOT hold"
+        promised = f"   {row['limit_us']:5.1f} us, {holds}"
+    times = f"{row['median_us']:10.1f} us   {row['fastest_tenth_us']:10.1f} us"
+    return f"{row['what']:32}{times}{promised}"
