@@ -147,6 +147,15 @@ def test_no_directories_beyond_a_known_grid_are_listed(grid, n_listed, below):
     assert list(prefixes) == [chunk(i, "") for i in range(n_listed)]
 
 
+@pytest.mark.parametrize("key", ["data/root/a/c0/0", "zarr.json"])
+@pytest.mark.parametrize("value", [3, "text", [1, 2]])
+def test_values_that_are_no_bytes_are_refused(value, key, store, below):
+    asked = len(below.asked)
+    with pytest.raises(TypeError):
+        store[key] = value
+    assert not [call for call in below.asked[asked:] if call[0] == "set"]
+
+
 def test_a_mapping_raises_key_errors(store):
     for operation in (store.__getitem__, store.__delitem__):
         with pytest.raises(KeyError):

@@ -84,6 +84,24 @@ def test_writers_beside_one_another_lose_nothing(tmp_path):
         assert np.array_equal(gpushard.open_array(place)[...], want)
 
 
+def test_a_directory_that_is_removed_when_it_was_just_made_is_made_again(
+    tmp_path, monkeypatch
+):
+    files = FileWriter(LocalStore(str(tmp_path), DEFAULT))
+    make, left = os.mkdir, [9]
+
+    def made_and_removed(path, mode=0o777):
+        make(path, mode)
+        left[0] -= 1
+        if left[0] >= 0:
+            files.tidy(["c/0/5"], "")
+
+    monkeypatch.setattr(os, "mkdir", made_and_removed)
+    files.put("c/0/5", [np.ones(3, np.uint8)])
+    assert (tmp_path / "c/0/5").read_bytes() == b"\1\1\1"
+    assert left[0] < 0
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_process_forked_during_a_write_does_not_keep_others_from_writing(tmp_path):
     files = FileWriter(LocalStore(str(tmp_path), DEFAULT))

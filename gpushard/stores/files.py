@@ -31,6 +31,8 @@ Update = Callable[[Bytes | None], Pieces | None]
 
 # Buffers of one writev; Linux takes at most 1024.
 _MOST_BUFFERS = 512
+# A directory is removed by others just when it was made: not often in a row.
+_MOST_ATTEMPTS = 64
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _LOCK, _UNDO, _NEW, _NEW_UNDO = "lock", "undo", "new", "undo.new"
 _UNFINISHED = (_NEW, _NEW_UNDO)
@@ -181,7 +183,6 @@ class FileWriter:
         with self._worded(key):
             self._refuse_gone()
             self._refuse_outside(path, key)
-            make_directories(path.parent)
             with _flock(_beside(path, _LOCK)):
                 yield LockedFile(path)
 
@@ -293,7 +294,7 @@ def _beside(path: Path, ending: str) -> Path:
 def _flock(path: Path) -> Generator[None]:
     """Hold the lock of that name, alone among all processes and threads."""
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o666)
+        fd = _opened_lock(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             # Its last holder unlinked it: another file may have the name by now.
@@ -309,6 +310,17 @@ def _flock(path: Path) -> Generator[None]:
         with suppress(FileNotFoundError):
             path.unlink()
         _let_go(fd)
+
+
+def _opened_lock(path: Path) -> int:
+    """File of a lock, in a directory that is made if need be."""
+    for _ in range(_MOST_ATTEMPTS):
+        # Whoever deletes objects removes directories that it finds empty.
+        with suppress(FileNotFoundError):
+            make_directories(path.parent)
+            return os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o666)
+    make_directories(path.parent)
+    return os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o666)
 
 
 def _let_go(fd: int) -> None:

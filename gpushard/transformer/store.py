@@ -177,9 +177,9 @@ class ShardedStore(MutableMapping[str, bytes]):
         for key, value in values.items():
             place = self._keys.place(key)
             if place is None:
-                self._below.set(key, bytes(value))
+                self._below.set(key, _bytes_of(value))
             else:
-                changes.setdefault(place.shard_key, {})[place.entry] = bytes(value)
+                changes.setdefault(place.shard_key, {})[place.entry] = _bytes_of(value)
         self._shards.change(changes)
 
     def set_partial_values(
@@ -346,3 +346,8 @@ class ShardedStore(MutableMapping[str, bytes]):
                 if state == PRESENT
             )
         return sorted(found)
+
+
+def _bytes_of(value: bytes) -> bytes:
+    # Of a number, `bytes` makes so many zeros.
+    return bytes(memoryview(value))
