@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+import warnings
 from itertools import count
 
 import numpy as np
@@ -74,6 +75,8 @@ def one_value(a: gpushard.Array) -> int:
 
 
 def main(strategy: str, n_kills: int, place: str) -> None:
+    # Writers are forked beside threads that only wait for work.
+    warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
     a = create(place, strategy)
     last, n_torn = 1, 0
     for _ in range(n_kills):
