@@ -47,10 +47,14 @@ def test_every_contender_is_timed_at_every_workload(path):
 
 def test_the_table_has_a_row_for_each_workload_and_the_ratio(path):
     lines = run("bench", path, "--repetitions", "1").stdout.splitlines()
-    assert len(lines) == 5
-    assert "zarr-python" in lines[0]
-    assert lines[1].startswith("full")
-    assert lines[1].endswith("everything")
+    assert len(lines) == 6 + 1 + 4
+    names, versions, full = (line.split() for line in lines[:3])
+    assert names[2:4] == ["gpushard", "zarr-python"]
+    assert versions[1] == zarr.__version__
+    assert full[0] == "full"
+    assert all(float(cell) > 0 for cell in full[1:])
+    assert lines[7].split() == ["full", "everything"]
+    assert all(len(line) <= 80 for line in lines)
 
 
 def test_a_contender_that_reads_other_elements_is_not_timed(path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -65,6 +66,19 @@ def test_progress_goes_to_stderr_and_data_to_stdout(damaged):
     assert result.stdout.startswith("{")
     assert "6 of 6 shards" in result.stderr
     assert run("verify", damaged, "--json", code=1).stderr == ""
+
+
+def test_a_terminal_shows_the_bar_of_one_array_and_clears_it(tmp_path, monkeypatch):
+    group = zarr.create_group(tmp_path / "g")
+    for name in ("a", "b", "c"):
+        group.create_array(name, shape=(4,), chunks=(2,), dtype="i4")
+    log = run("verify", tmp_path / "g", "--progress").stderr
+    assert [line.split()[0] for line in log.splitlines()] == ["a", "b", "c"]
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    live = run("verify", tmp_path / "g", "--progress").stderr
+    # No bar is drawn above another: the cursor goes up by the one line at the end.
+    assert live.count("\x1b[1A") <= 1
+    assert live.rstrip().endswith("\x1b[2K")
 
 
 def test_all_arrays_of_a_group_are_verified_and_what_cannot_be_opened_told(tmp_path):
@@ -175,3 +189,19 @@ def test_a_group_without_arrays_is_not_called_whole(tmp_path):
     result = run("verify", tmp_path / "g", code=2)
     assert result.stderr == "gpushard: nothing was verified: no array is there.\n"
     assert run_json("verify", tmp_path / "g", code=2)["status"] == "unverified"
+
+
+def test_a_group_is_told_array_by_array_and_in_all(damaged, tmp_path):
+    lines = run("verify", damaged, code=1).stdout.splitlines()
+    assert lines[0] == f"array         {damaged}"
+    shutil.copytree(damaged, tmp_path / "g/a")
+    zarr.open_group(tmp_path / "g", mode="a").create_array(
+        "b", shape=(2,), dtype="i1", chunks=(1,)
+    )
+    lines = run("verify", tmp_path / "g", code=1).stdout.splitlines()
+    assert lines[0] == "array         a"
+    assert lines.index("array         b") == lines.index("") + 1
+    assert lines[-2] == ""
+    assert lines[-1].startswith(f"{tmp_path / 'g'}: Damaged: 1 of 2 arrays, in ")
+    run("verify", tmp_path / "g", "--html", tmp_path / "v.html", code=1)
+    assert "Damaged: 1 of 2 arrays, in " in (tmp_path / "v.html").read_text()

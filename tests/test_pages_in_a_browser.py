@@ -155,5 +155,5 @@ def test_the_report_of_a_verification_can_be_searched(tmp_path, dark):
     holds(out)
     assert (out["paper"] < 0.1) == dark
     assert (out["before"], out["after"], out["told"]) == (2, 1, "1 shown")
-    assert out["status"].startswith("Damaged: 2 arrays")
+    assert out["status"].startswith("Damaged: 2 of 2 arrays")
     assert "<i>below/b/c/0/1" in out["text"]

@@ -13,6 +13,7 @@ from gpushard.cli.output import (
     Debug,
     print_json,
     print_table,
+    print_text,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def bench(
             print_json(_facts(url, team, rows))
         else:
             print_table(_table(team, rows))
+            print_text("")
+            print_table([(workload.name, workload.about) for workload, _ in rows])
     if any(t.trouble == "other elements" for _, timings in rows for t in timings):
         raise typer.Exit(EXIT_DAMAGED)
 
@@ -71,13 +74,15 @@ def _table(
 ) -> list[tuple[str, ...]]:
     from gpushard.cli.timing import ratio
 
-    names = [f"{contender.name} {contender.version}" for contender in team]
-    table = [("median ms", *names, "best other / gpushard", "")]
+    table: list[tuple[str, ...]] = [
+        ("median ms", *(contender.name for contender in team), "best other"),
+        ("", *(contender.version for contender in team), "/ gpushard"),
+    ]
     for workload, timings in rows:
         times = [
             f"{median(t.wall_s) * 1e3:.2f}" if t.wall_s else t.trouble for t in timings
         ]
         best = ratio(timings)
         told = "" if best is None else f"{best:.2f}"
-        table.append((workload.name, *times, told, workload.about))
+        table.append((workload.name, *times, told))
     return table

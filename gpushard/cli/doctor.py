@@ -89,7 +89,7 @@ def _gpu_rows(gpu: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _codec_rows(facts: dict[str, Any]) -> list[tuple[str, ...]]:
-    head = ("", "GPU" if facts["device"] != "cpu" else "GPU, if there were one", "CPU")
+    head = ("", "a GPU", "the CPU")
     rows: dict[tuple[str, ...], list[str]] = {}
     for row in facts["codecs"]:
         gpu = row["gpu"] or ("by the CPU" if row["cpu"] else "-")

@@ -13,9 +13,9 @@ from gpushard.errors import UnsupportedError
 _COLOURS = {
     "index": "#d55e00",
     "unused": "#b8bcc4",
-    "missing": "#ffffff",
+    "missing": "#e2e2e2",
     "damaged": "#cc79a7",
-    "beyond": "#f4f4f4",
+    "beyond": "#ffffff",
 }
 _DOTS_PER_UNIT = 100
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 
 from gpushard.cli.map_svg import colour
 from gpushard.cli.output import stdout_as_a_store
@@ -46,9 +48,10 @@ def print_map(shard: ShardMap, layout: ArrayLayout) -> None:
             console.print(f"\n{title}", markup=False)
             for row in rows:
                 line = Text()
-                for character, paint in row:
+                for paint, cells in groupby(row, key=itemgetter(1)):
                     hue = paint and "#{:02x}{:02x}{:02x}".format(*paint)
-                    line.append(character.translate(spell), Style(color=hue))
+                    text = "".join(character for character, _ in cells)
+                    line.append(text.translate(spell), Style(color=hue))
                 console.print(line, soft_wrap=True)
         console.print(LEGEND.translate(spell), markup=False, soft_wrap=True)
 

@@ -169,9 +169,14 @@ def _progress(*, shown: bool) -> Iterator[Callable[[str, int], Progress]]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    console = Console(stderr=True)
+    # A terminal shows the array under way, and a log in the end all of them.
+    is_live = console.is_terminal
+    with Progress(*columns, console=console, transient=is_live) as bars:
 
         def begin(label: str, total: int) -> Any:
+            for finished in bars.task_ids if is_live else ():
+                bars.remove_task(finished)
             task = bars.add_task(label, total=total, rate="")
             started, read = perf_counter(), [0]
 

@@ -22,6 +22,7 @@ from gpushard.cli.verify_text import (
     place,
     shards_text,
     story,
+    total,
     verdict,
 )
 
@@ -95,7 +96,9 @@ def verify(
 
 
 def _print(outcome: Outcome) -> None:
-    for verified in outcome.arrays:
+    for number, verified in enumerate(outcome.arrays):
+        if number:
+            print_text("")
         print_table(_rows(verified, outcome.url))
         if verified.findings:
             print_table(
@@ -104,6 +107,8 @@ def _print(outcome: Outcome) -> None:
         if verified.n_findings > _MOST_LINES:
             n_more = verified.n_findings - _MOST_LINES
             print_text(f"... and {n_more:,} more: see --json or --html")
+    if len(outcome.arrays) > 1:
+        print_text("", f"{outcome.url}: {total(outcome)}")
 
 
 def _rows(verified: Verification, url: str) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from gpushard.cli.verify_text import (
     place,
     shards_text,
     story,
+    total,
     verdict,
 )
 
@@ -58,22 +59,11 @@ def report_html(outcome: Outcome) -> str:
     body = (
         f"<h1>{escape(heading)}</h1>"
         f'<p class="badge {_css(outcome.status)}" id="status">'
-        f"{escape(_status_text(outcome))}</p>"
+        f"{escape(total(outcome))}</p>"
         f"<h2>Findings ({n_findings:,})</h2>{_findings_html(outcome)}"
         + "".join(map(_array_html, outcome.arrays))
     )
     return page(heading, body, script=_SCRIPT)
-
-
-def _status_text(outcome: Outcome) -> str:
-    n_arrays = len(outcome.arrays)
-    arrays = f"{n_arrays:,} array{'' if n_arrays == 1 else 's'}"
-    words = {
-        "whole": "Whole, as far as was checked",
-        "damaged": "Damaged",
-        "unverified": "Not everything could be verified",
-    }
-    return f"{words[outcome.status]}: {arrays} in {outcome.seconds:.2f} s"
 
 
 def _css(status: str) -> str:
@@ -94,7 +84,7 @@ def _array_html(verified: Verification) -> str:
         for check in verified.checks
     ]
     rows += [("restored", key) for key in verified.restored]
-    return f"<h2>{escape(verified.array or '/')}</h2>{facts_table(rows)}"
+    return f"<h2>{escape(verified.array or 'the array')}</h2>{facts_table(rows)}"
 
 
 def _findings_html(outcome: Outcome) -> str:

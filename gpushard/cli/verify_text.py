@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpushard.cli.verification import Outcome
     from gpushard.inspection.findings import Finding, Verification
 
 
@@ -18,6 +19,19 @@ def verdict(verified: Verification) -> str:
     cost = "finding costs" if n_findings == 1 else "findings cost"
     chunks = "inner chunk" if n_chunks == 1 else "inner chunks"
     return f"DAMAGED: {n_findings:,} {cost} {n_chunks:,} {chunks}"
+
+
+def total(outcome: Outcome) -> str:
+    """What came out of all arrays, in a few words."""
+    statuses = [verified.status for verified in outcome.arrays]
+    n_arrays, n_worst = len(statuses), statuses.count(outcome.status)
+    arrays = f"{n_arrays:,} array{'' if n_arrays == 1 else 's'}"
+    words = {
+        "whole": f"Whole, as far as was checked: {arrays}",
+        "damaged": f"Damaged: {n_worst:,} of {arrays}",
+        "unverified": f"Not everything could be verified: {n_worst:,} of {arrays}",
+    }
+    return f"{words[outcome.status]}, in {outcome.seconds:.2f} s"
 
 
 def shards_text(counts: dict[str, int]) -> str:
