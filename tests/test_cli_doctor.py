@@ -129,7 +129,7 @@ def test_every_codec_that_is_decoded_here_has_a_row():
     ("codec", "gpu", "cpu"),
     [
         ("zstd", "nvCOMP 6.1.2", "zstandard "),
-        ("gzip", "nvCOMP 6.1.2", "zlib "),
+        ("numcodecs.lz4", "nvCOMP 6.1.2", "numcodecs "),
         ("blosc (zstd)", "nvCOMP 6.1.2", "numcodecs "),
         ("blosc (blosclz)", None, "numcodecs "),
         ("numcodecs.delta", "gpushard", "numcodecs "),
@@ -155,11 +155,19 @@ def test_the_table_goes_by_what_devices_decode(monkeypatch):
     assert rows(None)["gzip"]["gpu"] == "nvCOMP, not installed"
 
 
-def test_a_codec_whose_library_is_missing_is_decoded_nowhere(monkeypatch):
-    monkeypatch.setattr(codec_table, "find_spec", lambda name: None)
-    row = rows()["numcodecs.pcodec"]
+def test_a_codec_that_the_reader_refuses_is_decoded_nowhere(monkeypatch):
+    def refuse(document, path):
+        if "numcodecs.zstd" in str(document):
+            raise UnsupportedError("the codec needs a package that is not installed")
+        return parse_array(document, path)
+
+    parse_array = codec_table.parse_array
+    monkeypatch.setattr(codec_table, "parse_array", refuse)
+    row = rows()["numcodecs.zstd"]
     assert (row["gpu"], row["cpu"]) == (None, None)
-    assert row["why"] == "pcodec is not installed"
+    assert row["why"] == "the codec needs a package that is not installed"
+    assert "no: the codec needs a package" in run("doctor").stdout
+    assert rows()["zstd"]["cpu"] is not None
 
 
 # advice

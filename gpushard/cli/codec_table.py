@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,8 +36,6 @@ _CONFIGURATIONS: dict[str, dict[str, Any]] = {
     },
     "numcodecs.quantize": {"digits": 2, "dtype": "<f8"},
 }
-# What numcodecs leaves to others, and asks for when it decodes.
-_MODULES = {"numcodecs.pcodec": "pcodec", "numcodecs.zfpy": "zfpy"}
 _DATA_TYPES = {
     "numcodecs.bitround": ("float32", 0.0),
     "numcodecs.fixedscaleoffset": ("float64", 0.0),
@@ -102,10 +99,6 @@ def _row(
         (on_cpu,) = (p for p in source.pipeline.placements() if p.codec == name)
     except (GpushardError, ImportError) as error:
         why = error.what if isinstance(error, GpushardError) else str(error)
-        return {"codec": label, "gpu": None, "cpu": None, "why": why}
-    needed = _MODULES.get(name)
-    if needed is not None and find_spec(needed) is None:
-        why = f"{needed} is not installed"
         return {"codec": label, "gpu": None, "cpu": None, "why": why}
     is_on_gpu = on_gpu.where != "host"
     return {
