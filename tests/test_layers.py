@@ -144,6 +144,7 @@ LAZY = {
 # Modules that consist of compiled code, and are themselves imported only when used.
 COMPILED = {
     "fused.calls",
+    "fused.copies",
     "fused.frames",
     "fused.loading",
     "fused.loops",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 # Columns of a box: where the encoded bytes start and how many they are; which of them
 # are to be had, from where to where, and up to where it pays to read on; the file they
 # lie in; offset of the box's first element in the decoded bytes, where that goes, which
@@ -37,3 +39,48 @@ OFFSETS, SIZES, STATES, HANDLE, END = range(5)
 # Reading on costs what another call does (0.4 us from the page cache) for so many bytes
 # that nobody wants.
 GAP_NBYTES = 4096
+
+
+class Decoder(NamedTuple):
+    """What the loop needs to know of a chain and of this thread.
+
+    Attributes
+    ----------
+    kind
+        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `INFLATE` or `LIBDEFLATE`.
+    has_crc
+        Whether four bytes of CRC-32C stand after the payload.
+    function, context
+        Addresses of the decompressor and of its context; 0 where there is none.
+    reset
+        Address of what makes the context ready for another stream; 0 but for `INFLATE`.
+    read
+        Address of the system's `pread`.
+    chunk_nbytes
+        Decoded size of an inner chunk.
+    scratch
+        Address of room for an inner chunk, hot in the cache, with 16 bytes ahead of it.
+    staging, staging_nbytes
+        Address and size of room for a part of a frame; 0 but for `BLOSC`.
+    window, window_nbytes
+        Address and size of room for bytes read from a file.
+    itemsize
+        Bytes of an element.
+    change
+        What is done to elements: `COPY`, `BOOL`, or the bytes to reverse (2, 4, 8).
+    """
+
+    kind: int
+    has_crc: int
+    function: int
+    context: int
+    reset: int
+    read: int
+    chunk_nbytes: int
+    scratch: int
+    staging: int
+    staging_nbytes: int
+    window: int
+    window_nbytes: int
+    itemsize: int
+    change: int

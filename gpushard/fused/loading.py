@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 
 from gpushard.fused import loops, planning
-from gpushard.fused.columns import FIRST_LENGTH, WORK_AXES
+from gpushard.fused.columns import FIRST_LENGTH, WORK_AXES, Decoder
 
 
 class Compiled(NamedTuple):
@@ -19,13 +19,13 @@ class Compiled(NamedTuple):
     Attributes
     ----------
     place_boxes, decoder
-        As in `gpushard.fused.loops`.
+        As in `gpushard.fused.loops` and `gpushard.fused.columns`.
     plan_boxes, plan_slices, planned
         As in `gpushard.fused.planning`.
     """
 
     place_boxes: Callable[..., Any]
-    decoder: type[loops.Decoder]
+    decoder: type[Decoder]
     plan_boxes: Callable[..., Any]
     plan_slices: Callable[..., Any]
     planned: type[planning.Planned]
@@ -43,7 +43,7 @@ def load() -> Compiled:
 def _sources_stamp() -> int:
     """Number of all that is compiled; numba looks at the age of one file alone."""
     folder = Path(__file__).parent
-    names = ("calls", "columns", "frames", "loops", "lz4", "planning")
+    names = ("calls", "columns", "copies", "frames", "loops", "lz4", "planning")
     return crc32(b"".join((folder / f"{name}.py").read_bytes() for name in names))
 
 
@@ -51,7 +51,7 @@ def _warm(stamp: int, *, keeps: bool) -> Compiled:
     """The loops, once called with nothing to do: so they are compiled."""
     place_boxes = loops.compiled(stamp, keeps=keeps)
     plan_boxes, plan_slices = planning.compiled(stamp, keeps=keeps)
-    decoder = loops.Decoder(*[0] * len(loops.Decoder._fields))
+    decoder = Decoder(*[0] * len(Decoder._fields))
     boxes = np.empty((0, FIRST_LENGTH + 1), np.int64)
     strides = np.empty((2, 1, 1), np.int64)
     work = np.empty((4, WORK_AXES), np.int64)
@@ -61,6 +61,4 @@ def _warm(stamp: int, *, keeps: bool) -> Compiled:
     shards = np.empty((0, 5), np.int64)
     plan_boxes(planned, strides, cells, ranges, shards, boxes)
     plan_slices(planned, strides, np.zeros((12, 1), np.int64), shards, boxes)
-    return Compiled(
-        place_boxes, loops.Decoder, plan_boxes, plan_slices, planning.Planned
-    )
+    return Compiled(place_boxes, Decoder, plan_boxes, plan_slices, planning.Planned)

@@ -6,7 +6,7 @@ chunk gives to one output; its columns stand in one row of an int64 matrix.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -14,11 +14,11 @@ from numba import njit
 from gpushard.fused import calls
 from gpushard.fused.columns import (
     BLOSC,
-    BOOL,
     COPY,
     FILE,
     FILLED,
     FIRST_LENGTH,
+    GAP_NBYTES,
     HIGH,
     INFLATE,
     LOW,
@@ -32,7 +32,9 @@ from gpushard.fused.columns import (
     SOURCE,
     TARGET,
     ZSTD,
+    Decoder,
 )
+from gpushard.fused.copies import copy_box, merge_axes, next_line
 from gpushard.fused.frames import decode_frame
 from gpushard.fused.lz4 import decode_lz4
 
@@ -41,53 +43,10 @@ _LARGEST_DEFLATED = (1 << 32) - 1
 _Z_FINISH, _Z_STREAM_END = 4, 1
 # Magic number and the flag FHCRC, as the first four bytes have them.
 _GZIP_WITH_FHCRC = 0x02008B1F
+# Twice what another call costs: so far apart, runs are read one by one.
+_APART_NBYTES = 2 * GAP_NBYTES
 # Where `z_stream` of zlib.h has next_in, avail_in, next_out and avail_out.
 _NEXT_IN, _AVAIL_IN, _NEXT_OUT, _AVAIL_OUT = 0, 8, 24, 32
-
-
-class Decoder(NamedTuple):
-    """What the loop needs to know of a chain and of this thread.
-
-    Attributes
-    ----------
-    kind
-        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `INFLATE` or `LIBDEFLATE`.
-    has_crc
-        Whether four bytes of CRC-32C stand after the payload.
-    function, context
-        Addresses of the decompressor and of its context; 0 where there is none.
-    reset
-        Address of what makes the context ready for another stream; 0 but for `INFLATE`.
-    read
-        Address of the system's `pread`.
-    chunk_nbytes
-        Decoded size of an inner chunk.
-    scratch
-        Address of room for an inner chunk, hot in the cache, with 16 bytes ahead of it.
-    staging, staging_nbytes
-        Address and size of room for a part of a frame; 0 but for `BLOSC`.
-    window, window_nbytes
-        Address and size of room for bytes read from a file.
-    itemsize
-        Bytes of an element.
-    change
-        What is done to elements: `COPY`, `BOOL`, or the bytes to reverse (2, 4, 8).
-    """
-
-    kind: int
-    has_crc: int
-    function: int
-    context: int
-    reset: int
-    read: int
-    chunk_nbytes: int
-    scratch: int
-    staging: int
-    staging_nbytes: int
-    window: int
-    window_nbytes: int
-    itemsize: int
-    change: int
 
 
 @njit(nogil=True)
@@ -185,96 +144,17 @@ def _read_ahead(d: Decoder, box: Any, held: Any) -> bool:
 
 
 @njit(nogil=True)
-def _merge_axes(d: Decoder, box: Any, strides: Any, work: Any) -> tuple[int, int]:
-    """Contiguous run of a box in bytes, and how many axes are left around it.
-
-    Those stand in `work`, the innermost first: length, stride in the inner chunk,
-    stride in the output.
-    """
-    part = box[PART]
-    run, n = d.itemsize, 0
-    for axis in range(strides.shape[2] - 1, -1, -1):
-        length = box[FIRST_LENGTH + axis]
-        if length == 1:
-            continue
-        inner, outer = strides[0, part, axis], strides[1, part, axis]
-        if n == 0 and inner == run and outer == run:
-            run *= length
-        elif (
-            n > 0
-            and inner == work[1, n - 1] * work[0, n - 1]
-            and outer == work[2, n - 1] * work[0, n - 1]
-        ):
-            work[0, n - 1] *= length
-        else:
-            work[0, n], work[1, n], work[2, n], work[3, n] = length, inner, outer, 0
-            n += 1
-    return run, n
-
-
-@njit(nogil=True)
-def _copy_run(d: Decoder, target: int, source: int, nbytes: int) -> None:
-    """Contiguous elements from one address to another."""
-    if d.change == COPY:
-        calls.copy_bytes(target, source, nbytes)
-    elif d.change == BOOL:
-        for k in range(nbytes):
-            calls.store_bool(target + k, calls.load_8(source + k))
-    elif d.change == 2:
-        for k in range(0, nbytes, 2):
-            calls.swap_16(target + k, source + k)
-    elif d.change == 4:
-        for k in range(0, nbytes, 4):
-            calls.swap_32(target + k, source + k)
-    else:
-        for k in range(0, nbytes, 8):
-            calls.swap_64(target + k, source + k)
-
-
-@njit(nogil=True)
-def _copy_line(d: Decoder, target: int, source: int, run: int, line: Any) -> None:
-    """Runs along the innermost of the axes that are left."""
-    n, inner, outer = line[0, 0], line[1, 0], line[2, 0]
-    if d.change or run > 8 or run & (run - 1):
-        for k in range(n):
-            _copy_run(d, target + k * outer, source + k * inner, run)
-    elif run == 4:
-        for k in range(n):
-            calls.copy_32(target + k * outer, source + k * inner)
-    elif run == 8:
-        for k in range(n):
-            calls.copy_64(target + k * outer, source + k * inner)
-    elif run == 2:
-        for k in range(n):
-            calls.copy_16(target + k * outer, source + k * inner)
-    else:
-        for k in range(n):
-            calls.copy_8(target + k * outer, source + k * inner)
-
-
-@njit(nogil=True)
-def _copy_box(
-    d: Decoder, target: int, source: int, run: int, n_axes: int, work: Any
-) -> None:
-    """Elements of a box, as `_merge_axes` left it in `work`."""
-    if n_axes == 0:
-        _copy_run(d, target, source, run)
-        return
-    while True:
-        _copy_line(d, target, source, run, work)
-        axis = 1
-        while axis < n_axes:
-            source += work[1, axis]
-            target += work[2, axis]
-            work[3, axis] += 1
-            if work[3, axis] < work[0, axis]:
-                break
-            source -= work[1, axis] * work[0, axis]
-            target -= work[2, axis] * work[0, axis]
-            work[3, axis] = 0
-            axis += 1
-        if axis == n_axes:
-            return
+def _read_runs(d: Decoder, box: Any, run: int, n_axes: int, work: Any) -> bool:
+    """Read plain elements that lie far apart, each run to where it belongs."""
+    target, source = box[TARGET], box[SOURCE] + box[OFFSET]
+    is_done = False
+    while not is_done:
+        for k in range(work[0, 0]):
+            place, at = target + k * work[2, 0], source + k * work[1, 0]
+            if _read_at(d, box[FILE], place, run, at) != run:
+                return False
+        target, source, is_done = next_line(target, source, n_axes, work)
+    return True
 
 
 @njit(nogil=True)
@@ -310,13 +190,26 @@ def _read_into(
             or box[NBYTES] != d.chunk_nbytes
         ):
             break
-        run, n_axes = _merge_axes(d, box, strides, work)
+        run, n_axes = merge_axes(d, box, strides, work)
         if n_axes:
             break
         nbytes += run
         n += 1
     is_read = _read_at(d, file, target, nbytes, first) == nbytes
     return (n if is_read else 0), n
+
+
+@njit(nogil=True)
+def _read_plain(
+    d: Decoder, boxes: Any, i: int, left: tuple[int, int], strides: Any, work: Any
+) -> tuple[int, int]:
+    """As `_read_into`, where runs are whole boxes or far apart; else no boxes done."""
+    run, n_axes = left
+    if n_axes == 0:
+        return _read_into(d, boxes, i, run, strides, work)
+    if work[1, 0] - run > _APART_NBYTES:
+        return (1 if _read_runs(d, boxes[i], run, n_axes, work) else 0), 1
+    return 0, 0
 
 
 def compiled(stamp: int, *, keeps: bool) -> Any:
@@ -343,12 +236,13 @@ def compiled(stamp: int, *, keeps: bool) -> Any:
             box = boxes[i]
             source, nbytes, target = box[SOURCE], box[NBYTES], box[TARGET]
             file = box[FILE]
-            run, n_axes = _merge_axes(d, box, strides, work)
-            if is_plain and n_axes == 0 and file >= 0 and nbytes == d.chunk_nbytes:
-                n_read, n = _read_into(d, boxes, i, run, strides, work)
+            run, n_axes = merge_axes(d, box, strides, work)
+            if is_plain and file >= 0 and nbytes == d.chunk_nbytes:
+                n_read, n = _read_plain(d, boxes, i, (run, n_axes), strides, work)
                 is_placed[i : i + n] = n_read > 0
                 i += n
-                continue
+                if n:
+                    continue
             # Of plain elements another box may want bytes that were not read before.
             is_new = source != before or nbytes != before_nbytes or file != before_file
             if is_new or is_raw:
@@ -369,7 +263,7 @@ def compiled(stamp: int, *, keeps: bool) -> Any:
                 before, before_nbytes, before_file = source, nbytes, file
             is_placed[i] = decoded != 0
             if decoded not in (0, target):
-                _copy_box(d, target, decoded + box[OFFSET], run, n_axes, work)
+                copy_box(d, target, decoded + box[OFFSET], run, n_axes, work)
             i += 1
         return stamp
 

@@ -1,0 +1,111 @@
+"""Elements of a box, from a decoded inner chunk to an output, in compiled loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from gpushard.fused import calls
+from gpushard.fused.columns import BOOL, COPY, FIRST_LENGTH, PART, Decoder
+
+
+@njit(nogil=True)
+def merge_axes(d: Decoder, box: Any, strides: Any, work: Any) -> tuple[int, int]:
+    """Contiguous run of a box in bytes, and how many axes are left around it.
+
+    Those stand in `work`, the innermost first: length, stride in the inner chunk,
+    stride in the output.
+    """
+    part = box[PART]
+    run, n = d.itemsize, 0
+    for axis in range(strides.shape[2] - 1, -1, -1):
+        length = box[FIRST_LENGTH + axis]
+        if length == 1:
+            continue
+        inner, outer = strides[0, part, axis], strides[1, part, axis]
+        if n == 0 and inner == run and outer == run:
+            run *= length
+        elif (
+            n > 0
+            and inner == work[1, n - 1] * work[0, n - 1]
+            and outer == work[2, n - 1] * work[0, n - 1]
+        ):
+            work[0, n - 1] *= length
+        else:
+            work[0, n], work[1, n], work[2, n], work[3, n] = length, inner, outer, 0
+            n += 1
+    return run, n
+
+
+@njit(nogil=True)
+def _copy_run(d: Decoder, target: int, source: int, nbytes: int) -> None:
+    """Contiguous elements from one address to another."""
+    if d.change == COPY:
+        calls.copy_bytes(target, source, nbytes)
+    elif d.change == BOOL:
+        for k in range(nbytes):
+            calls.store_bool(target + k, calls.load_8(source + k))
+    elif d.change == 2:
+        for k in range(0, nbytes, 2):
+            calls.swap_16(target + k, source + k)
+    elif d.change == 4:
+        for k in range(0, nbytes, 4):
+            calls.swap_32(target + k, source + k)
+    else:
+        for k in range(0, nbytes, 8):
+            calls.swap_64(target + k, source + k)
+
+
+@njit(nogil=True)
+def _copy_line(d: Decoder, target: int, source: int, run: int, line: Any) -> None:
+    """Runs along the innermost of the axes that are left."""
+    n, inner, outer = line[0, 0], line[1, 0], line[2, 0]
+    if d.change or run > 8 or run & (run - 1):
+        for k in range(n):
+            _copy_run(d, target + k * outer, source + k * inner, run)
+    elif run == 4:
+        for k in range(n):
+            calls.copy_32(target + k * outer, source + k * inner)
+    elif run == 8:
+        for k in range(n):
+            calls.copy_64(target + k * outer, source + k * inner)
+    elif run == 2:
+        for k in range(n):
+            calls.copy_16(target + k * outer, source + k * inner)
+    else:
+        for k in range(n):
+            calls.copy_8(target + k * outer, source + k * inner)
+
+
+@njit(nogil=True)
+def copy_box(
+    d: Decoder, target: int, source: int, run: int, n_axes: int, work: Any
+) -> None:
+    """Elements of a box, as `_merge_axes` left it in `work`."""
+    if n_axes == 0:
+        _copy_run(d, target, source, run)
+        return
+    is_done = False
+    while not is_done:
+        _copy_line(d, target, source, run, work)
+        target, source, is_done = next_line(target, source, n_axes, work)
+
+
+@njit(nogil=True)
+def next_line(
+    target: int, source: int, n_axes: int, work: Any
+) -> tuple[int, int, bool]:
+    """Where the next line of a box begins, in both; and whether there is none."""
+    axis = 1
+    while axis < n_axes:
+        source += work[1, axis]
+        target += work[2, axis]
+        work[3, axis] += 1
+        if work[3, axis] < work[0, axis]:
+            return target, source, False
+        source -= work[1, axis] * work[0, axis]
+        target -= work[2, axis] * work[0, axis]
+        work[3, axis] = 0
+        axis += 1
+    return target, source, True
