@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,19 +16,24 @@ from fuzz import kernels, mutations, running
 from fuzz.guard import GuardedRoom
 from gpushard import index
 from gpushard.codecs import blosc_blocks, gzip
+from gpushard.devices import target as devices_target
 from gpushard.devices.statuses import Status
-from gpushard.formats import v3
+from gpushard.formats import numcodecs_chain, v3
 from gpushard.fused import boxes
 from gpushard.source import Source
+from gpushard.writing import in_place
 
 ROOT = Path(__file__).parents[1]
 # Inputs of the short run, chosen to take about a second each.
 N_INPUTS = {
     "metadata": 600,
+    "historic": 500,
     "index": 5000,
     "streams": 5000,
     "shards": 500,
     "loops": 300,
+    "device": 120,
+    "writing": 400,
     "selections": 5000,
 }
 HAS_LOOPS = all(map(find_spec, ("numba", "cffi", "blosc2")))
@@ -54,6 +60,13 @@ def test_the_seeds_of_a_target_differ(name):
 
 
 # ---- planted bugs
+
+
+def looks_at_a_filter_too_early(monkeypatch):
+    def native(spec):
+        return replace(spec, configuration={"astype": spec.configuration["astype"]})
+
+    monkeypatch.setattr(numcodecs_chain, "_native", native)
 
 
 def leaks_a_key_error(monkeypatch):
@@ -105,6 +118,22 @@ def places_beside(monkeypatch):
     monkeypatch.setattr(boxes, "cut", cut)
 
 
+def scatters_an_axis_onto_one_place(monkeypatch):
+    good = devices_target.grid_strides
+    monkeypatch.setattr(
+        devices_target, "grid_strides", lambda *args: (*good(*args)[:-1], 0)
+    )
+
+
+def undoes_all_but_the_first(monkeypatch):
+    good = in_place._undo
+
+    def undo(file, note):
+        good(file, note._replace(pieces=note.pieces[1:]))
+
+    monkeypatch.setattr(in_place, "_undo", undo)
+
+
 def reads_a_minus_as_a_plus(monkeypatch):
     target = running.load("selections")
     good = target.parse_selection
@@ -115,10 +144,13 @@ def reads_a_minus_as_a_plus(monkeypatch):
 
 PLANTED = {
     "metadata": leaks_a_key_error,
+    "historic": looks_at_a_filter_too_early,
     "index": lets_a_sum_wrap,
     "streams": forgets_the_size,
     "shards": turns_inner_chunks_around,
     "loops": places_beside,
+    "device": scatters_an_axis_onto_one_place,
+    "writing": undoes_all_but_the_first,
     "selections": reads_a_minus_as_a_plus,
 }
 
@@ -126,7 +158,7 @@ PLANTED = {
 @pytest.mark.parametrize("name", [*map(needs, PLANTED)])
 def test_a_planted_bug_is_found_with_the_input_that_shows_it(name, monkeypatch):
     PLANTED[name](monkeypatch)
-    finding = (AssertionError, KeyError)
+    finding = (AssertionError, KeyError, TypeError)
     with pytest.raises(finding) as caught:
         running.short_run(name, N_INPUTS[name], seed=1)
     (note,) = caught.value.__notes__

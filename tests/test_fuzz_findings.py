@@ -6,6 +6,7 @@ import json
 import lzma
 import struct
 
+import crc32c
 import numpy as np
 import pytest
 import zstandard
@@ -20,6 +21,7 @@ from gpushard.errors import (
     UnsupportedError,
 )
 from gpushard.layout import CodecSpec
+from gpushard.options import Options, WriteOptions
 from zarr_oracle import held
 
 LITTLE = codec("bytes", endian="little")
@@ -89,6 +91,13 @@ def test_an_lzma_format_beyond_an_int_is_refused_as_metadata(number):
         opened([codec("numcodecs.lzma", format=number)])
 
 
+def test_an_lzma_dictionary_beyond_all_presets_is_refused_at_open():
+    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 2**31}]
+    raw = codec("numcodecs.lzma", format=lzma.FORMAT_RAW, filters=filters)
+    with pytest.raises(UnsupportedError, match="too much memory"):
+        opened([raw])
+
+
 @pytest.mark.parametrize(
     "codecs",
     [
@@ -137,3 +146,77 @@ def test_a_cut_uncompressed_chunk_never_reads_as_what_was_in_memory(n_elements):
             a[key]
     for key in range(n_elements):
         assert a[key] == key
+
+
+# ---- Zarr v2: a type in a filter reached NumPy before it was checked
+
+
+@pytest.mark.parametrize("member", ["dtype", "astype"])
+@pytest.mark.parametrize("name", [".", "<f3", "", "O"])
+def test_a_filter_of_an_unknown_type_is_refused_by_its_name(member, name):
+    delta = {"id": "delta", "dtype": "<i4", "astype": "<i4", member: name}
+    document = {
+        "zarr_format": 2,
+        "shape": [8],
+        "chunks": [8],
+        "dtype": "<i4",
+        "compressor": None,
+        "fill_value": 0,
+        "order": "C",
+        "filters": [delta],
+    }
+    with pytest.raises(UnsupportedError) as caught:
+        gpushard.open_array(held({".zarray": json.dumps(document).encode()}))
+    assert caught.value.json_path == f"filters[0].{member}"
+
+
+# ---- writes in place to a damaged shard, which made other damage look sound
+
+
+def written_in_place(place, strategy):
+    """Array of one uncompressed shard of four inner chunks, and the shard's path."""
+    at_start = strategy == "random_write"
+    a = gpushard.create_array(
+        place,
+        shape=(8,),
+        dtype="i4",
+        chunks=(2,),
+        shards={"shape": (8,), "index_location": "start" if at_start else "end"},
+        compressors=None,
+        options=Options(write=WriteOptions(strategy=strategy, max_unused_fraction=1)),
+    )
+    a[...] = np.arange(1, 9)
+    return a, place / "c" / "0"
+
+
+def with_entry(shard, at_start, entry, offset, nbytes):
+    """Give an inner chunk another byte range, under a good checksum."""
+    data = bytearray(shard.read_bytes())
+    start = 0 if at_start else len(data) - 68
+    struct.pack_into("<QQ", data, start + 16 * entry, offset, nbytes)
+    checksum = crc32c.crc32c(bytes(data[start : start + 64]))
+    struct.pack_into("<I", data, start + 64, checksum)
+    shard.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("strategy", ["append_only", "random_write"])
+def test_a_range_beyond_the_file_does_not_come_into_it_by_a_write(strategy, tmp_path):
+    a, shard = written_in_place(tmp_path / "a", strategy)
+    with_entry(shard, strategy == "random_write", 3, shard.stat().st_size, 8)
+    before = shard.read_bytes()
+    with pytest.raises(CorruptShardError) as caught:
+        a[0] = 50
+    assert caught.value.shard_key == "c/0"
+    assert shard.read_bytes() == before
+    a[6:] = [70, 80]  # what is damaged may be written anew
+    a[0] = 50
+    assert a[...].tolist() == [50, 2, 3, 4, 5, 6, 70, 80]
+
+
+def test_an_inner_chunk_in_the_index_stays_what_it_was(tmp_path):
+    a, shard = written_in_place(tmp_path / "a", "random_write")
+    with_entry(shard, True, 3, 48, 8)  # its own entry
+    want = a[6:]
+    a[0] = 50
+    assert np.array_equal(a[6:], want)
+    assert a[:6].tolist() == [50, 2, 3, 4, 5, 6]

@@ -363,6 +363,12 @@ def test_nothing_but_files_of_the_store_is_read_to_be_merged(
         b'{"nbytes": 1099511627776, "bytes": []}',
         b'{"nbytes": -1, "bytes": []}',
         b'{"nbytes": 4, "bytes": [[-1, "AAAA"]]}',
+        b'{"nbytes": Infinity, "bytes": []}',
+        b'{"nbytes": 4, "bytes": [[1.5, "AAAA"]]}',
+        b'{"nbytes": 4, "bytes": [[1099511627776, "AAAA"]]}',
+        b'{"nbytes": 1099511627777, "bytes": [[1099511627776, "AAAA"]]}',
+        b'{"nbytes": 4, "bytes": [[73786976294838206464, "AAAA"]]}',
+        b"[" * 100_000,
     ],
 )
 def test_a_note_that_no_writer_left_is_told_and_changes_nothing(note, tmp_path):

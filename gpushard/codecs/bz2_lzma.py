@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import bz2
 import lzma
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from platform import python_version
 from typing import Any
 
 from gpushard.codecs.base import Compressor, HostBytes, size_error, stream_error
-from gpushard.errors import MetadataError
+from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.layout import CodecSpec
 from gpushard.options import MIB
 
@@ -71,10 +71,14 @@ def lzma_from_spec(spec: CodecSpec) -> StreamCodec:
     ------
     MetadataError
         ``format`` and ``filters`` are none that LZMA knows.
+    UnsupportedError
+        A filter needs more memory than any preset does.
     """
     stream_format = spec.configuration.get("format", lzma.FORMAT_XZ)
     filters = spec.configuration.get("filters")
-    # A raw stream's memory follows from the filters in the metadata.
+    # A raw stream's memory follows from the filters in the metadata, and no limit of
+    # the library holds for it.
+    _refuse_large_dictionaries(spec, filters)
     memory_nbytes = None if stream_format == lzma.FORMAT_RAW else _LZMA_MEMORY_NBYTES
     open_stream = partial(lzma.LZMADecompressor, stream_format, memory_nbytes, filters)
     try:
@@ -86,6 +90,19 @@ def lzma_from_spec(spec: CodecSpec) -> StreamCodec:
             json_path=f"{spec.json_path}.configuration",
         ) from error
     return StreamCodec(spec.name, _library(), open_stream)
+
+
+def _refuse_large_dictionaries(spec: CodecSpec, filters: Any) -> None:
+    for item in filters if isinstance(filters, Sequence) else ():
+        dict_size = item.get("dict_size") if isinstance(item, Mapping) else None
+        if isinstance(dict_size, int) and dict_size > _LZMA_MEMORY_NBYTES:
+            raise UnsupportedError(
+                "the codec needs too much memory to decode",
+                codec=spec.name,
+                json_path=f"{spec.json_path}.configuration",
+                expected=f"a dict_size of at most {_LZMA_MEMORY_NBYTES} bytes",
+                got=dict_size,
+            )
 
 
 def _library() -> str:

@@ -6,7 +6,7 @@ order "F" is that of the transposed chunk (Zarr storage specification 2, "Filter
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,10 +180,10 @@ def _named_type(spec: CodecSpec, names: Sequence[str]) -> np.dtype[Any] | None:
 
 def _native(spec: CodecSpec) -> CodecSpec:
     """Filter on elements in this machine's byte order; that of the bytes is theirs."""
-    configuration: Mapping[str, Any] = {
-        name: np.dtype(value).newbyteorder("=").str
-        if name in _DECODED_MEMBERS + _ENCODED_MEMBERS and isinstance(value, str)
-        else value
-        for name, value in spec.configuration.items()
-    }
+    configuration: dict[str, Any] = dict(spec.configuration)
+    for name in _DECODED_MEMBERS + _ENCODED_MEMBERS:
+        value = configuration.get(name)
+        if isinstance(value, str):
+            dtype = parse_numpy_type(value, member(spec.json_path, name)).stored
+            configuration[name] = dtype.newbyteorder("=").str
     return CodecSpec(spec.name, configuration, spec.json_path)

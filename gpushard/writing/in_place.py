@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import index
 from typing import NamedTuple
 
 import numpy as np
@@ -161,19 +162,22 @@ def _parsed_note(file: LockedFile, stored: Bytes) -> _Note:
     """Note of a write to a file that now holds `stored`."""
     try:
         found = json.loads(file.undo_path.read_bytes())
-        nbytes = None if found["nbytes"] is None else int(found["nbytes"])
+        nbytes = None if found["nbytes"] is None else index(found["nbytes"])
         pieces = [
-            (int(offset), base64.b64decode(data, validate=True))
+            (index(offset), base64.b64decode(data, validate=True))
             for offset, data in found["bytes"]
         ]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise _wrong_note(file, str(error) or type(error).__name__) from error
-    if nbytes is not None:
-        # All that a file is brought back to lies in it, or in its note.
-        ends = [offset + len(data) for offset, data in pieces]
-        reach = max([len(stored), *ends])
-        if not 0 <= nbytes <= reach or any(offset < 0 for offset, _ in pieces):
-            raise _wrong_note(file, f"{nbytes} bytes of at most {reach}")
+    # All that a file is brought back to lies in it, or in its note.
+    reach = len(stored)
+    for offset, data in sorted(pieces):
+        if 0 <= offset <= reach:
+            reach = max(reach, offset + len(data))
+        elif nbytes is not None:
+            raise _wrong_note(file, f"bytes at {offset}, of {reach} in reach")
+    if nbytes is not None and not 0 <= nbytes <= reach:
+        raise _wrong_note(file, f"{nbytes} bytes of at most {reach}")
     return _Note(nbytes, pieces)
 
 

@@ -114,6 +114,8 @@ def _append_only(update: ShardUpdate) -> Patch | None:
 def _random_write(update: ShardUpdate) -> Patch | None:
     """New inner chunks behind all that is there; the index, at the start, last."""
     region, old_nbytes = update.region, update.old_nbytes
+    if update.stored is not None and _shares_the_index(region, update.stored):
+        return None
     entries = update.entries()
     # A damaged shard may be shorter than its index.
     start = max(old_nbytes or 0, region.index_nbytes)
@@ -135,18 +137,30 @@ def _appended(
     """Inner chunks written to, laid down from `end` on, and where they end.
 
     Puts their ranges into `entries`.
+
+    Raises
+    ------
+    CorruptShardError
+        The entry of one that is not written to leads out of the file: in a longer
+        file it would not, and read as another's bytes.
     """
     payloads: list[tuple[int, Bytes]] = []
+    damaged: set[int] = set()
+    if update.stored is not None:
+        damaged.update(np.flatnonzero(update.stored.index.state == CORRUPT).tolist())
     changed = update.encoder.changed_payloads(
         update.region, update.stored, update.change
     )
     for entry, payload in changed:
+        damaged.discard(entry)
         if payload is None:
             clear_entry(entries, entry)
             continue
         payloads.append((end, payload))
         set_entry(entries, entry, end, len(payload))
         end += len(payload)
+    if damaged and update.stored is not None:
+        update.stored.index.refuse_corrupt(min(damaged))
     return payloads, end
 
 
@@ -204,6 +218,13 @@ def _rooms(region: Region, stored: StoredShard) -> dict[int, tuple[int, int]] | 
             return None
         rooms[entry] = start, room
     return rooms
+
+
+def _shares_the_index(region: Region, stored: StoredShard) -> bool:
+    """Whether an inner chunk takes bytes of the index, at the start of its shard."""
+    index = stored.index
+    is_there = (index.state == PRESENT) & (index.nbytes > 0)
+    return bool(np.any(is_there & (index.offset < region.index_nbytes)))
 
 
 def _is_wasteful(

@@ -73,7 +73,7 @@ def fuzz(arguments: argparse.Namespace) -> None:
     mutator = running.mutator(target, atheris)
     options = {} if mutator is None else {"custom_mutator": mutator}
     atheris.Setup([sys.argv[0], *flags, str(corpus)], one_input, **options)
-    with running.bounded_memory():
+    with running.bounded_memory(target):
         atheris.Fuzz()
 
 

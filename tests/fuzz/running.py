@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import resource
 import time
@@ -16,12 +17,16 @@ from typing import Any
 
 from fuzz import mutations
 
-TARGETS = ("metadata", "index", "streams", "shards", "loops", "selections")
+TARGETS = (
+    *("metadata", "historic", "index", "streams", "shards", "loops", "device"),
+    *("writing", "selections"),
+)
 
 LIMIT_S = 10
 """Processor time of one input beyond which it is a finding."""
 
 _ROOM_NBYTES = 512 * 1024**2
+_ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h
 # Mutated inputs that are mutated further.
 _KEPT = 50
 _FUSED = Path(__file__).resolve().parents[2] / "gpushard" / "fused"
@@ -69,11 +74,14 @@ def checked(target: ModuleType, data: bytes) -> bool:
 
 
 @contextmanager
-def bounded_memory() -> Iterator[None]:
+def bounded_memory(target: ModuleType) -> Iterator[None]:
     """Let allocations fail that go far beyond what the process has now."""
+    # Each thread that starts later would reserve 64 MiB for an arena of its own.
+    ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + _ROOM_NBYTES
+    room_nbytes = getattr(target, "ROOM_NBYTES", _ROOM_NBYTES)
+    limit = pages * resource.getpagesize() + room_nbytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
     try:
         yield
@@ -91,7 +99,7 @@ def short_run(name: str, n: int, seed: int) -> dict[bool, int]:
     n_seeds = min(len(seeds), n // 4)
     pool = rng.sample(seeds, n_seeds)
     counts = {True: 0, False: 0}
-    with bounded_memory():
+    with bounded_memory(target):
         for k in range(n):
             data = pool[k] if k < n_seeds else mutated(target, rng.choice(pool), rng)
             if k >= n_seeds and rng.random() < 0.1:  # later steps go on from there

@@ -11,16 +11,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-import gpushard
 from array_strategies import codec
 from fuzz.mutations import Donors, damaged, damaged_document, donors_of
-from fuzz.refusals import assert_is_told
+from fuzz.opening import opens_array, opens_group
 from fuzz.shard_cases import CHAINS, SAMPLES, OneObject, document, sharding
-from gpushard import GpushardError
-from gpushard.cli.description import _array_facts
-from gpushard.errors import NotFoundError
 
 if TYPE_CHECKING:
     import random
@@ -125,49 +119,7 @@ class _Objects(Mapping[str, bytes]):
 
 def check(data: bytes) -> bool:
     store = OneObject(_Objects(data, _OTHER if len(data) % 2 else None))
-    return _opens_array(store) | _opens_group(store)
-
-
-def _opens_array(store: OneObject) -> bool:
-    try:
-        a = gpushard.open_array(store)
-    except GpushardError as error:
-        assert_is_told(error)
-        return False
-    assert a.ndim == len(a.shape)
-    assert repr(a)
-    assert a.fill_value is not None or a.dtype.kind == "O"
-    assert _array_facts(a.source.layout, store)["n_shards"] >= 0
-    if a.size:
-        _reads(a)
-    return True
-
-
-def _reads(a: gpushard.Array) -> None:
-    for key in ((0,) * a.ndim, tuple(slice(n - 1, n) for n in a.shape)):
-        try:
-            got = a[key]
-        except GpushardError as error:
-            assert_is_told(error)
-        else:
-            assert np.size(got) == 1
-
-
-def _opens_group(store: OneObject) -> bool:
-    try:
-        group = gpushard.open_group(store)
-        for name in group:
-            try:
-                assert repr(group[name])
-            except GpushardError as error:
-                assert_is_told(error)
-    except NotFoundError as error:
-        assert_is_told(error)
-        return False
-    except GpushardError as error:
-        assert_is_told(error)
-        return False
-    return True
+    return opens_array(store) | opens_group(store)
 
 
 DICTIONARY = tuple(

@@ -31,7 +31,9 @@ NAME = "shards"
 # Bits of the second byte.
 _AS_IT_IS, _COLUMNS, _FAR, _AT_START, _IN_PART, _UNTOLD = 1, 2, 4, 8, 16, 32
 
-_SMALL = Options(threads=1)
+# Not the compiled loops, which have a target of their own: what compiles them, once
+# enough was read, takes longer than an input may.
+_SMALL = Options(threads=1, compile_nbytes=2**62)
 _LARGE = _SMALL.but(small_read_chunks=0)
 
 
