@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from gpushard.array import Array
 from gpushard.devices.find import find_device
-from gpushard.errors import NoSuchArrayError, NotFoundError, naming
+from gpushard.errors import NoSuchArrayError, NotFoundError, OptionError, naming
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import GroupDocument, load_array, load_group, parse_array
 from gpushard.options import DEFAULT, Options
@@ -65,8 +66,9 @@ def open_group(
 class Group(Mapping[str, Array]):
     """Arrays of a group by name; ``group["a/b"]`` reaches into groups below.
 
-    Iteration gives the names of the arrays directly below; `groups` those of the
-    groups. An array is opened when it is asked for.
+    Iteration gives the names of the arrays directly below, and of what is broken there;
+    `groups` those of the groups. An array is opened when it is asked for, and what is
+    broken is an error then.
 
     Parameters
     ----------
@@ -118,6 +120,7 @@ class Group(Mapping[str, Array]):
         """
         place = self._join(name)
         with naming(self._store, place):
+            self._refuse_broken(name)
             document = load_group(self._store, place)
         return Group(
             self._store, document, self._device, self._options, self._device_why
@@ -131,6 +134,9 @@ class Group(Mapping[str, Array]):
         return Array(source, self._device, self._device_why)
 
     def _layout(self, name: str) -> ArrayLayout:
+        if not isinstance(name, str):
+            raise OptionError("a name is none", expected="a str", got=repr(name))
+        self._refuse_broken(name)
         known = self._document.documents.get(name)
         place = self._join(name)
         try:
@@ -144,6 +150,10 @@ class Group(Mapping[str, Array]):
                 expected=f"one of {', '.join(self) or 'none'}",
                 got=repr(name),
             ) from error
+
+    def _refuse_broken(self, name: str) -> None:
+        if name in self._document.broken:
+            raise copy(self._document.broken[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names("array"))

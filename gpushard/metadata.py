@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpushard.errors import (
@@ -17,8 +17,10 @@ from gpushard.formats.document import as_object, member, refuse_unknown_members,
 from gpushard.hierarchies import draft as draft_hierarchy
 from gpushard.hierarchies import v2 as v2_hierarchy
 from gpushard.hierarchies.documents import (
+    Broken,
     GroupDocument,
     NodeType,
+    children_of,
     decode_document,
     group_instead,
     join,
@@ -36,6 +38,8 @@ _DOCUMENT = "zarr.json"
 DOCUMENTS = (_DOCUMENT, ".zarray")
 """Names of an array's metadata document, in Zarr v3 and v2."""
 _NODE_TYPES = ("array", "group")
+_Children = tuple[Mapping[str, Mapping[str, Any]], Broken]
+"""Documents below a group, and what is wrong with others, by relative path."""
 _GROUP_MEMBERS = ("zarr_format", "node_type", "attributes", "consolidated_metadata")
 
 
@@ -110,7 +114,7 @@ def load_group(store: Store, path: str) -> GroupDocument:
     NotFoundError
         There is no metadata document at `path`.
     MetadataError
-        A document is malformed, or the one at `path` describes an array.
+        The document at `path` is malformed, or describes an array.
     UnsupportedError
         The document has a member that a reader has to understand.
     StoreError
@@ -126,17 +130,16 @@ def load_group(store: Store, path: str) -> GroupDocument:
         attributes = as_object(
             document.get("attributes") or {}, "attributes", "attributes"
         )
-        documents = _consolidated(document)
+        consolidated = _consolidated(document)
     except GpushardError as error:
         error.add_context(array_path=path)
         raise
-    is_consolidated = documents is not None
-    if documents is None:
-        documents = _listed(store, path)
-    children: dict[str, NodeType] = {
-        name: child["node_type"] for name, child in documents.items() if "/" not in name
-    }
-    return GroupDocument(path, attributes, children, documents, is_consolidated)
+    is_consolidated = consolidated is not None
+    documents, broken = consolidated or _listed(store, path)
+    children = children_of(documents, broken)
+    if not is_consolidated:
+        broken = {}  # who asks for such a child reads its document anew
+    return GroupDocument(path, attributes, children, documents, is_consolidated, broken)
 
 
 def _load_older_group(store: Store, path: str, may_be_v2: bool) -> GroupDocument:
@@ -182,16 +185,19 @@ def _check_node(document: Mapping[str, Any], path: str, wanted: NodeType) -> Non
 def _names(store: Store, path: str, document: Mapping[str, Any]) -> list[str]:
     """What lies below a group, as far as it can be told."""
     try:
+        consolidated = _consolidated(document)
         names: Iterable[str] = (
-            _consolidated(document) or store.list_children(path) or ()
+            {**consolidated[0], **consolidated[1]}
+            if consolidated
+            else store.list_children(path) or ()
         )
     except (MetadataError, StoreError):
         return []
     return [name for name in names if name != _DOCUMENT]
 
 
-def _consolidated(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]] | None:
-    """Documents below a group by relative path; None without consolidated metadata."""
+def _consolidated(document: Mapping[str, Any]) -> _Children | None:
+    """What lies below a group; None without consolidated metadata."""
     where = "consolidated_metadata"
     consolidated = document.get(where)
     if consolidated is None:
@@ -199,10 +205,22 @@ def _consolidated(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]] |
     fields = as_object(consolidated, "consolidated metadata", where)
     path = member(where, "metadata")
     documents = as_object(fields.get("metadata"), "consolidated metadata", path)
-    return {
-        name.strip("/"): _child(value, f"{path}[{name!r}]")
-        for name, value in documents.items()
-    }
+    return _nodes(
+        {name.strip("/"): value for name, value in documents.items()},
+        lambda name: f"{path}[{name!r}]",
+    )
+
+
+def _nodes(documents: Mapping[str, Any], where: Callable[[str], str]) -> _Children:
+    """Documents of nodes, and what is wrong with others; `where` gives a JSON path."""
+    found: dict[str, Mapping[str, Any]] = {}
+    broken: dict[str, GpushardError] = {}
+    for name, value in documents.items():
+        try:
+            found[name] = _child(value, where(name))
+        except MetadataError as error:
+            broken[name] = error
+    return found, broken
 
 
 def _child(value: Any, json_path: str) -> Mapping[str, Any]:
@@ -215,9 +233,10 @@ def _child(value: Any, json_path: str) -> Mapping[str, Any]:
     return document
 
 
-def _listed(store: Store, path: str) -> dict[str, Mapping[str, Any]]:
-    """Documents directly below a group, found by listing the store."""
+def _listed(store: Store, path: str) -> _Children:
+    """What lies directly below a group, found by listing the store."""
     names = [name for name in listed(store, path, path) if name != _DOCUMENT]
-    keys = {name: join(path, name, _DOCUMENT) for name in names}
-    found = read_documents(store, keys.values())
-    return {name: _child(found[key], "") for name, key in keys.items() if key in found}
+    keys = {join(path, name, _DOCUMENT): name for name in names}
+    found, unread = read_documents(store, keys)
+    nodes, broken = _nodes({keys[key]: found[key] for key in found}, lambda _: "")
+    return nodes, {**broken, **{keys[key]: error for key, error in unread.items()}}

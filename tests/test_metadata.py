@@ -257,16 +257,6 @@ def test_a_group_in_a_store_that_cannot_list_asks_for_consolidated_metadata():
             MetadataError,
             "consolidated_metadata.metadata",
         ),
-        (
-            {"consolidated_metadata": {"metadata": {"x": 1}}},
-            MetadataError,
-            "consolidated_metadata.metadata['x']",
-        ),
-        (
-            {"consolidated_metadata": {"metadata": {"x": {"node_type": "?"}}}},
-            MetadataError,
-            "consolidated_metadata.metadata['x'].node_type",
-        ),
         ({"future": {}}, UnsupportedError, "future"),
         ({"node_type": "array"}, MetadataError, "node_type"),
     ],
@@ -283,8 +273,24 @@ def test_a_group_member_that_need_not_be_understood_is_ignored():
     assert load_group(DocumentStore({"zarr.json": document}), "").children == {}
 
 
-def test_a_broken_child_document_names_the_child():
+def test_a_broken_child_document_is_kept_apart_and_named():
     store = DocumentStore({"zarr.json": GROUP, "x/zarr.json": b"{"})
+    group = load_group(store, "")
+    assert (group.children, group.documents) == ({"x": "array"}, {})
     with pytest.raises(MetadataError, match="no valid JSON") as caught:
-        load_group(store, "")
+        load_array(store, "x")
     assert caught.value.array_path == "x"
+
+
+@pytest.mark.parametrize(
+    ("child", "json_path"),
+    [
+        ([], "consolidated_metadata.metadata['x']"),
+        ({"node_type": "?"}, "consolidated_metadata.metadata['x'].node_type"),
+    ],
+)
+def test_a_malformed_child_in_consolidated_metadata_is_kept_apart(child, json_path):
+    document = {**GROUP, "consolidated_metadata": {"metadata": {"x": child}}}
+    group = load_group(DocumentStore({"zarr.json": document}), "")
+    assert group.children == {"x": "array"}
+    assert group.broken["x"].json_path == json_path

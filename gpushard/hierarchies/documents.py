@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from gpushard.errors import MetadataError, StoreError
+from gpushard.errors import GpushardError, MetadataError, StoreError
 from gpushard.formats.document import shown
 from gpushard.stores.base import ByteRequest, Store
 
 NodeType = Literal["array", "group"]
 Document = dict[str, Any]
+Broken = Mapping[str, GpushardError]
+"""What is wrong, by the key or path of what it is wrong with."""
+
 _NAMES_SHOWN = 8
 
 
@@ -27,12 +30,16 @@ class GroupDocument:
     attributes
         The group's own attributes.
     children
-        Name and node type of each array and group directly below.
+        Name and node type of each array and group directly below. What cannot be told
+        is called an array, so that nobody misses it.
     documents
         Metadata documents that are known already, by path relative to the group.
         Consolidated metadata gives those of deeper nodes too.
     is_consolidated
         Whether they come from consolidated metadata.
+    broken
+        What is wrong with nodes whose consolidated metadata is malformed, by path
+        relative to the group.
     """
 
     path: str
@@ -40,6 +47,7 @@ class GroupDocument:
     children: Mapping[str, NodeType]
     documents: Mapping[str, Mapping[str, Any]]
     is_consolidated: bool
+    broken: Broken = field(default_factory=dict[str, GpushardError])
 
 
 def join(*parts: str) -> str:
@@ -59,20 +67,34 @@ def read_document(store: Store, key: str, path: str) -> Document | None:
     return None if data is None else decode_document(data, key, path)
 
 
-def read_documents(store: Store, keys: Collection[str]) -> dict[str, Document]:
-    """JSON objects at those of `keys` that are there, in one batch.
+def read_documents(
+    store: Store, keys: Collection[str]
+) -> tuple[dict[str, Document], Broken]:
+    """JSON objects at those of `keys` that are there, and what is wrong with others.
 
-    Raises
-    ------
-    MetadataError
-        One is no valid JSON, or no object.
+    They are read in one batch. One that is no JSON object does not hide the others.
     """
     answers = store.read([ByteRequest(key) for key in keys])
-    return {
-        key: decode_document(answer.data.tobytes(), key, key.rpartition("/")[0])
-        for key, answer in zip(keys, answers, strict=True)
-        if answer is not None
-    }
+    found: dict[str, Document] = {}
+    broken: dict[str, GpushardError] = {}
+    for key, answer in zip(keys, answers, strict=True):
+        if answer is None:
+            continue
+        path = key.rpartition("/")[0]
+        try:
+            found[key] = decode_document(answer.data.tobytes(), key, path)
+        except MetadataError as error:
+            broken[key] = error
+    return found, broken
+
+
+def children_of(
+    documents: Mapping[str, Mapping[str, Any]], broken: Collection[str]
+) -> dict[str, NodeType]:
+    """Name and node type of what lies directly below a group, by relative path."""
+    children: dict[str, NodeType] = dict.fromkeys(broken, "array")
+    children.update({name: node["node_type"] for name, node in documents.items()})
+    return {name: kind for name, kind in children.items() if "/" not in name}
 
 
 def decode_document(data: bytes, key: str, path: str) -> Document:

@@ -8,10 +8,12 @@ from typing import Any
 from gpushard.errors import GpushardError, MetadataError, StoreError
 from gpushard.formats.document import as_object, wrong
 from gpushard.hierarchies.documents import (
+    Broken,
     Document,
     GroupDocument,
     NodeType,
     array_instead,
+    children_of,
     group_instead,
     join,
     listed,
@@ -66,7 +68,10 @@ def find_group(store: Store, path: str) -> GroupDocument | None:
             raise array_instead(path)
         return None
     attributes = read_document(store, join(path, _ATTRIBUTES), path)
-    return _group(path, attributes or {}, _listed(store, path), is_consolidated=False)
+    # Who asks for a broken child reads its documents anew.
+    nodes, broken = _listed(store, path)
+    children = children_of(nodes, broken)
+    return GroupDocument(path, attributes or {}, children, nodes, is_consolidated=False)
 
 
 def _node(
@@ -74,19 +79,6 @@ def _node(
 ) -> Document:
     """One document of the two, as Zarr v3 has it."""
     return {**document, "node_type": node_type, "attributes": attributes or {}}
-
-
-def _group(
-    path: str,
-    attributes: Mapping[str, Any],
-    documents: Mapping[str, Mapping[str, Any]],
-    *,
-    is_consolidated: bool,
-) -> GroupDocument:
-    children: dict[str, NodeType] = {
-        name: node["node_type"] for name, node in documents.items() if "/" not in name
-    }
-    return GroupDocument(path, attributes, children, documents, is_consolidated)
 
 
 def _names(store: Store, path: str) -> Iterable[str]:
@@ -98,16 +90,22 @@ def _names(store: Store, path: str) -> Iterable[str]:
     return group.children if group is not None else ()
 
 
-def _listed(store: Store, path: str) -> dict[str, Document]:
+def _listed(store: Store, path: str) -> tuple[dict[str, Document], Broken]:
     names = [name for name in listed(store, path, path) if not name.startswith(".z")]
     keys = [
         join(path, name, document)
         for name in names
         for document in (_ARRAY, _GROUP, _ATTRIBUTES)
     ]
-    found = read_documents(store, keys)
     below = f"{path}/" if path else ""
-    return _nodes({key.removeprefix(below): found[key] for key in found}, "")
+    found, unread = (
+        {key.removeprefix(below): value for key, value in part.items()}
+        for part in read_documents(store, keys)
+    )
+    nodes, broken = _nodes(found, "")
+    broken |= {key.rpartition("/")[0]: error for key, error in unread.items()}
+    whole = {name: node for name, node in nodes.items() if name not in broken}
+    return whole, broken
 
 
 def _consolidated(document: Mapping[str, Any], path: str) -> GroupDocument:
@@ -117,26 +115,41 @@ def _consolidated(document: Mapping[str, Any], path: str) -> GroupDocument:
         raise wrong(what, "zarr_consolidated_format", 1, kind)
     where = "metadata"
     found = as_object(document.get(where), "consolidated metadata", where)
-    nodes = _nodes(found, where)
+    nodes, broken = _nodes(found, where)
+    if "" in broken:
+        raise broken[""]
     own = nodes.pop("", None)
     if own is None:
         raise wrong("the group is not in it", where, f"a member {_GROUP}", list(found))
     if own["node_type"] == "array":
         raise array_instead(path)
-    return _group(path, own["attributes"], nodes, is_consolidated=True)
+    children = children_of(nodes, broken)
+    return GroupDocument(
+        path, own["attributes"], children, nodes, is_consolidated=True, broken=broken
+    )
 
 
-def _nodes(found: Mapping[str, Any], json_path: str) -> dict[str, Document]:
-    """Nodes by path, of documents by key."""
+def _nodes(
+    found: Mapping[str, Any], json_path: str
+) -> tuple[dict[str, Document], dict[str, GpushardError]]:
+    """Nodes by path, of documents by key, and what is wrong with others."""
     nodes: dict[str, Document] = {}
-    for key, value in found.items():
+    broken: dict[str, GpushardError] = {}
+    for key in found:
         path, _, name = key.rpartition("/")
         if name not in _NODE_TYPES:
             continue
-        where = f"{json_path}[{key!r}]"
-        attributes = found.get(join(path, _ATTRIBUTES))
-        if attributes is not None:
-            attributes = as_object(attributes, "attributes", where)
-        document = as_object(value, "the metadata of a child", where)
-        nodes[path] = _node(_NODE_TYPES[name], document, attributes)
-    return nodes
+        try:
+            nodes[path] = _parsed(found, key, f"{json_path}[{key!r}]")
+        except MetadataError as error:
+            broken[path] = error
+    return nodes, broken
+
+
+def _parsed(found: Mapping[str, Any], key: str, where: str) -> Document:
+    path, _, name = key.rpartition("/")
+    attributes = found.get(join(path, _ATTRIBUTES))
+    if attributes is not None:
+        attributes = as_object(attributes, "attributes", where)
+    document = as_object(found[key], "the metadata of a child", where)
+    return _node(_NODE_TYPES[name], document, attributes)

@@ -1,0 +1,136 @@
+"""Groups with a child of broken metadata: the others are there, and it is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+
+import gpushard
+from cli_runs import run
+
+BROKEN = ("{", "[1]", '{"zarr_format": 3}', "null")
+
+
+def grouped(place: Path, zarr_format: Any = 3) -> Path:
+    """Group with two arrays and a group with an array."""
+    root = zarr.create_group(place, zarr_format=zarr_format)
+    for name in ("first", "last", "below/deep"):
+        root.create_array(name, shape=(4,), chunks=(2,), dtype="i4")[...] = 1
+    return place
+
+
+def break_listed(place: Path) -> None:
+    (place / "first" / "zarr.json").write_text("{")
+
+
+def break_listed_v2(place: Path) -> None:
+    (place / "first" / ".zarray").write_text("{")
+
+
+def break_attributes_v2(place: Path) -> None:
+    (place / "first" / ".zattrs").write_text("[]")
+
+
+def consolidated(place: Path) -> Any:
+    with pytest.warns(UserWarning, match="onsolidated"):
+        zarr.consolidate_metadata(place)
+    return json.loads((place / "zarr.json").read_text())
+
+
+def break_consolidated(place: Path) -> None:
+    document = consolidated(place)
+    document["consolidated_metadata"]["metadata"]["first"] = 5
+    (place / "zarr.json").write_text(json.dumps(document))
+
+
+def break_consolidated_v2(place: Path) -> None:
+    zarr.consolidate_metadata(place, zarr_format=2)
+    document = json.loads((place / ".zmetadata").read_text())
+    document["metadata"]["first/.zarray"] = 5
+    (place / ".zmetadata").write_text(json.dumps(document))
+
+
+BREAKS = {
+    "listed": (3, break_listed),
+    "consolidated": (3, break_consolidated),
+    "listed, v2": (2, break_listed_v2),
+    "attributes, v2": (2, break_attributes_v2),
+    "consolidated, v2": (2, break_consolidated_v2),
+}
+
+
+@pytest.fixture(params=BREAKS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    zarr_format, damage = BREAKS[request.param]
+    place = grouped(tmp_path / "g.zarr", zarr_format)
+    damage(place)
+    return place
+
+
+def test_a_broken_child_hides_no_other(place: Path) -> None:
+    group = gpushard.open_group(place, device="cpu")
+    assert list(group) == ["first", "last"]
+    assert group.groups == ("below",)
+    assert group["last"][...].tolist() == [1, 1, 1, 1]
+    assert group["below/deep"][...].tolist() == [1, 1, 1, 1]
+    assert list(group.group("below")) == ["deep"]
+
+
+def test_a_broken_child_is_named_when_it_is_asked_for(place: Path) -> None:
+    group = gpushard.open_group(place, device="cpu")
+    for _ in range(2):
+        with pytest.raises(gpushard.MetadataError) as caught:
+            group["first"]
+        assert caught.value.array_path == "first"
+        assert f"array '{place.as_uri()}/first'" in str(caught.value)
+
+
+def test_info_tells_of_a_broken_child_beside_the_others(place: Path) -> None:
+    told = json.loads(run("info", str(place), "--json").stdout)
+    assert list(told["arrays"]) == ["first", "last"]
+    assert "error" in told["arrays"]["first"]
+    assert told["arrays"]["last"]["shape"] == [4]
+
+
+@pytest.mark.parametrize("document", BROKEN)
+def test_whatever_a_childs_document_holds_the_others_open(
+    tmp_path: Path, document: str
+) -> None:
+    place = grouped(tmp_path / "g")
+    (place / "first" / "zarr.json").write_text(document)
+    group = gpushard.open_group(place, device="cpu")
+    assert group["last"].shape == (4,)
+    with pytest.raises(gpushard.GpushardError) as caught:
+        group["first"]
+    assert caught.value.array_path == "first"
+
+
+def test_a_child_that_was_repaired_opens(tmp_path: Path) -> None:
+    place = grouped(tmp_path / "g")
+    good = (place / "first" / "zarr.json").read_text()
+    break_listed(place)
+    group = gpushard.open_group(place, device="cpu")
+    (place / "first" / "zarr.json").write_text(good)
+    assert group["first"].shape == (4,)
+
+
+def test_a_broken_group_below_is_named(tmp_path: Path) -> None:
+    place = grouped(tmp_path / "g")
+    (place / "below" / "zarr.json").write_text("{")
+    group = gpushard.open_group(place, device="cpu")
+    assert list(group) == ["below", "first", "last"]
+    with pytest.raises(gpushard.MetadataError) as caught:
+        group.group("below")
+    assert caught.value.array_path == "below"
+
+
+def test_a_group_that_is_converted_misses_no_broken_child(tmp_path: Path) -> None:
+    place = grouped(tmp_path / "g")
+    break_listed(place)
+    with pytest.raises(gpushard.MetadataError) as caught:
+        gpushard.convert(place, tmp_path / "c")
+    assert caught.value.array_path == "first"
