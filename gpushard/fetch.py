@@ -24,6 +24,7 @@ from gpushard.stores.base import ByteRequest, Fetched
 
 Coordinate = tuple[int, ...]
 
+_MEASURED_NBYTES = 1 << 24  # fetched at most, for an error to tell an object's size
 _RESTORE = "restore it from a copy or write it again"
 
 
@@ -335,15 +336,17 @@ def _checked_raw(
     """Bytes of a range of an uncompressed chunk, which is as long as its elements."""
     wanted = (request.stop or 0) - request.start
     expected, got = source.chunk_nbytes, answer.object_nbytes
-    if got is None and len(answer.data) != wanted:
-        got = request.start + len(answer.data)
-    if got not in (None, expected):
+    if len(answer.data) != wanted if got is None else got != expected:
+        if got is None:  # the range does not tell: look at the object, within bounds
+            again = ByteRequest(request.key, max_nbytes=_MEASURED_NBYTES)
+            whole = source.store.read([again])[0]
+            got = whole and (whole.object_nbytes or len(whole.data))
         raise CorruptShardError(
             "an uncompressed chunk has another size than its elements",
             array_path=source.layout.path,
             shard_key=request.key,
             expected=f"{expected} bytes",
-            got=f"{got} bytes",
+            got="more bytes" if got is None else f"{got} bytes",
             hint=f"the object is damaged: {_RESTORE}",
         )
     return answer.data[:wanted]

@@ -233,6 +233,27 @@ def test_an_uncompressed_chunk_of_another_size_is_refused(change, tmp_path):
     assert np.array_equal(a[16:], VALUES[16:])
 
 
+@pytest.mark.parametrize("n", [0, 8])
+@pytest.mark.parametrize("size", [1, 17, 30, 5000])
+@pytest.mark.parametrize("where", ["local", "memory"])
+def test_the_size_told_of_an_uncompressed_chunk_is_the_objects(
+    where, size, n, tmp_path
+):
+    good = stored(LITTLE)
+    objects = {**good.objects, "c/0/0": bytes(size)}
+    place = held(objects)
+    if where == "local":
+        place = good.placed("local", tmp_path)
+        (place / "c/0/0").write_bytes(bytes(size))
+    a = gpushard.open_array(place, options=Options(small_read_chunks=n))
+    # Zarr stores tell no sizes: a part of a chunk cannot be told from that of another.
+    parts = () if where == "memory" else (np.s_[0, 0], np.s_[3:5], np.s_[7:8, 3:])
+    for key in (..., *parts):
+        with pytest.raises(gpushard.CorruptShardError) as caught:
+            a[key]
+        assert caught.value.got == f"{size} bytes"
+
+
 def test_flipped_bits_in_metadata_never_end_in_another_error():
     good = stored(shard_codec([LITTLE, ZSTD], index_crc=True))
     text = good.objects["zarr.json"]

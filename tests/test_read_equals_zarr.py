@@ -1,8 +1,7 @@
 """Random arrays, random selections: every result is zarr-python's, bit for bit.
 
-The `ci` profile draws 500 arrays for each of the five properties over arrays of our own
-and 250 for each of the three over zarr-python's: 3,250 arrays, most with two to four
-selections each (2,750 with zarr 3.1, which has only one of its three strategies).
+How many arrays a profile draws for each property, `tests/conftest.py` and the settings
+below say; with most, two to four selections are read.
 """
 
 from __future__ import annotations
