@@ -14,12 +14,12 @@ from numpy.typing import DTypeLike
 from gpushard import expressions
 from gpushard.damage import DamagePolicy, OnDamage
 from gpushard.devices.find import find_device
-from gpushard.errors import SelectionError, UnsupportedError, naming
+from gpushard.errors import UnsupportedError, naming
 from gpushard.indexer import Indexer
 from gpushard.metadata import DOCUMENTS, load_array
 from gpushard.numpy_like import NumpyLike
 from gpushard.options import DEFAULT, Options
-from gpushard.outputs import parsed_dtype
+from gpushard.outputs import many, parsed_dtype
 from gpushard.report import CodecPlacement, ReadReport, Tally
 from gpushard.results import ReadRequest, read_on_host
 from gpushard.rolling.watch import watched
@@ -278,12 +278,9 @@ class Array(NumpyLike):
         dtype, stream, errors, memory_limit
             See `read`.
         """
-        chosen = [self._selection(selection) for selection in selections]
-        outs: Sequence[Any] = [None] * len(chosen) if out is None else out
-        if len(outs) != len(chosen):
-            with self._named():
-                wrong = "out= needs one array a selection"
-                raise SelectionError(wrong, expected=len(chosen), got=len(outs))
+        with self._named():
+            keys, outs = many(selections, out)
+        chosen = [self._selection(key) for key in keys]
         request = ReadRequest(chosen, outs, self._dtype(dtype), stream)
         return self._read_over(request, errors, memory_limit) if chosen else []
 

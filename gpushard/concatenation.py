@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpushard import expressions
+from gpushard.arguments import integer, items
 from gpushard.array import Array
 from gpushard.damage import ENDS_READ, Damage, DamagePolicy, OnDamage
 from gpushard.errors import GpushardError, SelectionError, UnsupportedError
 from gpushard.indexer import Indexer
 from gpushard.job import Job
 from gpushard.numpy_like import NumpyLike
-from gpushard.outputs import parsed_dtype, usable_output
+from gpushard.outputs import many, parsed_dtype, usable_output
 from gpushard.read import execute
 from gpushard.report import ReadReport, Tally
 from gpushard.results import host_job
@@ -51,6 +52,7 @@ def concat(arrays: Iterable[Array], axis: int = 0) -> ConcatArray:
         An array is on a device.
     """
     arrays = _checked(arrays)
+    axis = integer(axis, "axis")
     first = arrays[0]
     if not -first.ndim <= axis < first.ndim:
         raise SelectionError(
@@ -93,7 +95,7 @@ def _checked(arrays: Iterable[Any]) -> list[Array]:
             "concat takes a list of arrays", hint="write concat([first, second])"
         )
     checked: list[Array] = []
-    for array in arrays:
+    for array in items(arrays, "arrays", "a list of arrays"):
         if isinstance(array, ConcatArray):
             raise UnsupportedError(
                 "concat joins arrays, not what it has joined",
@@ -227,14 +229,8 @@ class ConcatArray(NumpyLike):
         """Results, over damage as the caller asked for."""
         with self._named():
             policy = DamagePolicy(errors)
-            chosen = [self._selection(s, expressions.basic) for s in selections]
-            outs: Sequence[Any] = [None] * len(chosen) if out is None else out
-            if len(outs) != len(chosen):
-                raise SelectionError(
-                    "out= needs one array a selection",
-                    expected=len(chosen),
-                    got=len(outs),
-                )
+            keys, outs = many(selections, out)
+            chosen = [self._selection(key, expressions.basic) for key in keys]
             wanted = self.dtype if dtype is None else parsed_dtype(dtype)
             arrays = [
                 usable_output(o, selection.shape, wanted)

@@ -132,7 +132,8 @@ class GpushardError(Exception):
     @property
     def _address(self) -> str | None:
         """Store and path of the array, or what is known of them."""
-        url, path = (self.store_url or "").rstrip("/"), self.array_path or ""
+        # An argument of any kind may stand here, when that it is none is the error.
+        url, path = (self.store_url or "").rstrip("/"), str(self.array_path or "")
         return "/".join(part for part in (url, path.strip("/")) if part) or None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -192,13 +192,13 @@ def hyperslab(
     tuple of slice
         One a dimension; what lies beyond the array is clipped, as slices are. The
         stop is ``start + (count - 1) * stride + 1``, just behind the last element
-        taken, so a stride never reaches into an inner chunk that
-        holds no wanted element.
+        taken, so a stride never reaches into an inner chunk without wanted elements.
 
     Raises
     ------
     SelectionError
-        The sequences differ in length, or a value is negative or a stride is 0.
+        The sequences hold no integers or differ in length, or a value is negative or a
+        stride is 0.
 
     Examples
     --------
@@ -206,26 +206,28 @@ def hyperslab(
     (slice(10, 15, 2), slice(0, 4, 1))
     """
     try:
-        strides = [1] * len(start) if stride is None else list(stride)
-        lengths = len(start), len(count), len(strides)
+        given = start, count, [1] * len(start) if stride is None else stride
+        starts, counts, strides = ([operator.index(n) for n in each] for each in given)
     except TypeError:
         raise SelectionError(
-            "start, count and stride are sequences, with a number per dimension"
+            "start, count and stride are sequences, with an integer per dimension",
+            got=f"{start!r}, {count!r} and {stride!r}",
         ) from None
+    lengths = len(starts), len(counts), len(strides)
     if len(set(lengths)) != 1:
         raise SelectionError(
             "start, count and stride differ in length",
             got=f"{lengths[0]}, {lengths[1]} and {lengths[2]}",
         )
     if any(
-        s < 0 or n < 0 or t < 1 for s, n, t in zip(start, count, strides, strict=True)
+        s < 0 or n < 0 or t < 1 for s, n, t in zip(starts, counts, strides, strict=True)
     ):
         raise SelectionError(
             "start and count of a hyperslab are at least 0 and its stride at least 1"
         )
     return tuple(
         slice(s, s + (n - 1) * t + 1 if n else s, t)
-        for s, n, t in zip(start, count, strides, strict=True)
+        for s, n, t in zip(starts, counts, strides, strict=True)
     )
 
 

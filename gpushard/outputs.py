@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from gpushard.arguments import items
 from gpushard.errors import SelectionError
 
 
@@ -22,6 +23,27 @@ def parsed_dtype(dtype: DTypeLike) -> np.dtype[Any]:
         return np.dtype(dtype)
     except TypeError as error:
         raise SelectionError("dtype= is no data type", got=repr(dtype)) from error
+
+
+def many(selections: Any, out: Any) -> tuple[list[Any], list[Any]]:
+    """Keys of several selections, and the array to write each into, or None.
+
+    Raises
+    ------
+    OptionError
+        Either cannot be iterated over.
+    SelectionError
+        There is not one array a selection.
+    """
+    keys = items(selections, "selections", "a list of keys as in a[key]")
+    if out is None:
+        return keys, [None] * len(keys)
+    outs = items(out, "out=", "a list with an array a selection")
+    if len(outs) != len(keys):
+        raise SelectionError(
+            "out= needs one array a selection", expected=len(keys), got=len(outs)
+        )
+    return keys, outs
 
 
 def usable_output(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -274,11 +274,12 @@ def _with_points(
 
 def _open_mesh(index: tuple[Any, ...]) -> tuple[Any, ...]:
     """Cross product of slices and lists (NumPy would pair the lists)."""
-    return np.ix_(
-        *[
-            np.arange(i.start, -1 if i.stop is None else i.stop, i.step or 1)
-            if isinstance(i, slice)
-            else i
-            for i in index
-        ]
-    )
+    mesh: Any = np.ix_  # its stubs know no mixed arguments
+    return mesh(*[_listed(i) for i in index])
+
+
+def _listed(index: slice | list[int]) -> Any:
+    if isinstance(index, list):
+        return index
+    part = cast("slice[int, int | None, int | None]", index)
+    return np.arange(part.start, -1 if part.stop is None else part.stop, part.step or 1)

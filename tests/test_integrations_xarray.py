@@ -201,6 +201,38 @@ def test_arrays_without_names_of_dimensions_are_refused_by_name(tmp_path):
     assert not ours(tmp_path, drop_variables="bare")
 
 
+def test_consolidated_is_accepted_where_it_is_true(tmp_path):
+    group = zarr.create_group(tmp_path / "g")
+    group.create_array("x", shape=(4,), dtype="i4", dimension_names=["x"])[...] = 1
+    plain = xr.open_dataset(tmp_path / "g", engine="gpushard", consolidated=False)
+    with pytest.raises(gpushard.OptionError, match="consolidated=False or None"):
+        xr.open_dataset(tmp_path / "g", engine="gpushard", consolidated=True)
+    with pytest.warns(UserWarning, match="onsolidated"):
+        zarr.consolidate_metadata(tmp_path / "g")
+    held = xr.open_dataset(tmp_path / "g", engine="gpushard", consolidated=True)
+    assert held.equals(plain)
+    with pytest.raises(gpushard.OptionError, match="consolidated=True or None"):
+        xr.open_dataset(tmp_path / "g", engine="gpushard", consolidated=False)
+
+
+def test_a_broken_variable_is_named_and_can_be_left_out(tmp_path):
+    group = zarr.create_group(tmp_path / "g")
+    for name in ("x", "y", "below/z"):
+        group.create_array(name, shape=(4,), dtype="i4", dimension_names=["n"])[...] = 1
+    (tmp_path / "g" / "x" / "zarr.json").write_text("{")
+    with pytest.raises(gpushard.MetadataError) as caught:
+        xr.open_dataset(tmp_path / "g", engine="gpushard")
+    assert caught.value.array_path == "x"
+    found = xr.open_datatree(tmp_path / "g", engine="gpushard", drop_variables="x")
+    assert list(found.data_vars) == ["y"]
+    assert found["below/z"].shape == (4,)
+
+
+def test_parameters_of_other_engines_are_refused_in_words(stored):
+    with pytest.raises(gpushard.OptionError, match="no parameter 'chunk_store'"):
+        xr.open_dataset(stored, engine="gpushard", chunk_store=None)
+
+
 def test_the_engine_has_to_be_asked_for(stored):
     from xarray.backends.plugins import list_engines
 

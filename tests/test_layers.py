@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -22,7 +23,7 @@ PACKAGE = ROOT / "gpushard"
 # same rank do not import one another; the modules of one package may.
 WALK = (
     ("errors",),
-    ("options", "report", "workers", "damage"),
+    ("options", "report", "workers", "damage", "arguments"),
     ("layout",),
     ("selection", "stores.base", "codecs.base", "rolling.window"),
     ("expressions", "blocks", "index", "coalesce", "indexer"),
@@ -63,6 +64,7 @@ RANK = {room: rank for rank, rooms in enumerate(WALK) for room in rooms}
 
 PURE = {
     "errors",
+    "arguments",
     "options",
     "layout",
     "selection",
@@ -268,6 +270,15 @@ def test_heavy_packages_are_imported_only_when_used(name):
         assert not packages(nodes) & LAZY
         costly = {f"gpushard.{module}" for module in COMPILED | ENTERED}
         assert not costly & imported(nodes)
+
+
+def test_pyright_is_strict_on_the_pure_rooms_and_the_contracts() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]
+    rooms = {
+        path.removeprefix("gpushard/").removesuffix(".py").replace("/", ".")
+        for path in settings["strict"]
+    }
+    assert rooms == PURE | {"stores.base", "codecs.base"}
 
 
 @pytest.mark.parametrize("name", sorted(PURE))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
+from gpushard.arguments import instance
 from gpushard.array import Array
 from gpushard.converting.copying import Advance, Copy
 from gpushard.converting.kept import TargetArguments, target_blueprint
@@ -152,9 +153,9 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
     CorruptShardError
         The source is damaged, or `verify` found a difference.
     """
-    options = _limited(options, target)
+    options = _limited(instance(options, "options", Options), target)
     if isinstance(src, Array):
-        source = src.source.store, join(src.path, src_path)
+        source = src.source.store, join(src.path, instance(src_path, "path", str))
     else:
         source = resolve(src, src_path, options, storage_options)
     nodes = nodes_at(*source, options)

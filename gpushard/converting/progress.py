@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from gpushard.errors import OptionError
+
 Progress = bool | Callable[[int, int], None] | None
 """True shows a bar on stderr; a callable is given bytes done and bytes in all."""
 
@@ -20,6 +22,12 @@ def counted(total_nbytes: int, progress: Progress) -> Iterator[Advance]:
     elif progress is True:
         with _bar(total_nbytes) as advance:
             yield advance
+    elif not callable(progress):
+        raise OptionError(
+            "progress= is nothing that can be called",
+            expected="True, or what takes the bytes done and bytes in all",
+            got=repr(progress),
+        )
     else:
         yield _Counter(total_nbytes, progress).add
 

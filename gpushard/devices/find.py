@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from gpushard.devices.base import Device
-from gpushard.errors import DeviceError, UnsupportedError
+from gpushard.errors import DeviceError, OptionError, UnsupportedError
 
 
 class Found(NamedTuple):
@@ -35,8 +35,16 @@ def find_device(device: str | Device) -> Found:
     ------
     UnsupportedError
         It is not there, or what drives it is not installed.
+    OptionError
+        `device` is neither text nor a device.
     """
     if not isinstance(device, str):
+        if not hasattr(device, "label"):
+            raise OptionError(
+                "device= is no device",
+                expected="'auto', 'cpu', 'cuda', 'cuda:N' or one of gpushard.devices",
+                got=repr(device),
+            )
         return Found(device)
     if device == "cpu":
         return Found(None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.arguments import whole_number
 from gpushard.array import Array
 from gpushard.devices.find import find_device
 from gpushard.errors import OptionError, UnsupportedError
@@ -24,18 +25,6 @@ from gpushard.selection import Ints
 
 if TYPE_CHECKING:
     from gpushard.devices.base import Device
-
-
-def whole_number(value: Any, name: str, least: int) -> int:
-    """`value`, a whole number of at least `least`."""
-    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_number or value < least:
-        raise OptionError(
-            f"{name}= is no number that it can be",
-            expected=f"a whole number of at least {least}",
-            got=repr(value),
-        )
-    return int(value)
 
 
 def one_of(value: Any, name: str, choices: Sequence[str]) -> Any:

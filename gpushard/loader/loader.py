@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from gpushard.arguments import whole_number
 from gpushard.errors import OptionError
-from gpushard.loader.arguments import whole_number
 from gpushard.loader.batches import Batch, Kind
 from gpushard.loader.iteration import Pass
 from gpushard.loader.reading import OnError, Reader

@@ -9,8 +9,9 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.arguments import items, whole_number
 from gpushard.errors import OptionError
-from gpushard.loader.arguments import one_of, whole_number
+from gpushard.loader.arguments import one_of
 from gpushard.loader.loader import Loader
 from gpushard.loader.permutation import uniform
 from gpushard.loader.state import Standing, parsed_standing, refuse_other, state_of
@@ -73,7 +74,8 @@ class Mix:
         return_source: bool = False,
     ) -> None:
         is_named = isinstance(loaders, Mapping)
-        self._loaders = list(loaders.values()) if is_named else list(loaders)
+        given_loaders = loaders.values() if is_named else loaders
+        self._loaders = items(given_loaders, "loaders", "a list or dict of loaders")
         self._names = list(loaders) if is_named else list(range(len(self._loaders)))
         if not self._loaders:
             raise OptionError("a mix needs at least one loader")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpushard.arguments import whole_number
 from gpushard.errors import OptionError
 from gpushard.loader import arguments
-from gpushard.loader.arguments import one_of, whole_number
+from gpushard.loader.arguments import one_of
 from gpushard.loader.batches import Form, Kind, consumer_stream, exporter
 from gpushard.loader.fields import Field
 from gpushard.loader.memory import Memory

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from gpushard.arguments import integer
 from gpushard.devices.find import find_device
 from gpushard.errors import (
     OptionError,
@@ -102,10 +103,10 @@ class RollingArray(RollingReader):
             raise OptionError(f"the attribute {min(taken)!r} of a rolling array is set")
         if tags:
             _refuse_untaggable(store, tags, storage_options)
-        if isinstance(origin, int):
+        if not isinstance(origin, Iterable):
             shape = array.get("shape")
             ndim = len(shape) if isinstance(shape, Sequence) else 1
-            origin = (origin, *(0,) * (ndim - 1))
+            origin = (integer(origin, "origin"), *(0,) * (ndim - 1))
         array["attributes"] = new_attributes(attributes, origin, tags or {})
         create_array(
             store,
@@ -298,6 +299,7 @@ class RollingArray(RollingReader):
             steps = self._steps()
             window = steps.window()
             axis = window.axis(axis)
+            start, stop = integer(start, "start"), integer(stop, "stop")
             return steps.delete(window.whole(axis, start, stop))
 
     def sweep(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from gpushard.errors import SelectionError
 
@@ -20,7 +20,9 @@ def relative_key(key: Any, domain: Sequence[range]) -> tuple[Any, ...]:
     SelectionError
         A coordinate is out of the domain, or the key is of another kind.
     """
-    items = list(key) if isinstance(key, tuple) else [key]
+    items: list[Any] = (
+        list(cast("tuple[Any, ...]", key)) if isinstance(key, tuple) else [key]
+    )
     n_ellipses = sum(item is Ellipsis for item in items)
     n_given = len(items) - n_ellipses
     if n_ellipses > 1 or n_given > len(domain):
@@ -38,30 +40,36 @@ def relative_key(key: Any, domain: Sequence[range]) -> tuple[Any, ...]:
 
 def _relative(item: Any, lives: range, axis: int) -> Any:
     if isinstance(item, slice):
-        if item.step is not None and operator.index(item.step) < 1:
+        part = cast("slice[Any, Any, Any]", item)
+        step = 1 if part.step is None else _index(part.step)
+        if step < 1:
             raise SelectionError(
-                "logical coordinates are read in ascending order", got=item.step
+                "logical coordinates are read in ascending order", got=step
             )
-        start = _bound(item.start, lives.start, lives, axis)
-        stop = _bound(item.stop, lives.stop, lives, axis)
-        return slice(start, max(start, stop), item.step)
-    try:
-        at = operator.index(item)
-    except TypeError:
-        raise SelectionError(
-            "at[...] takes integers, slices and an ellipsis",
-            got=f"a {type(item).__name__}",
-        ) from None
+        start = _bound(part.start, lives.start, lives, axis)
+        stop = _bound(part.stop, lives.stop, lives, axis)
+        return slice(start, max(start, stop), step)
+    at = _index(item)
     if at not in lives:
         raise _outside(at, lives, axis)
     return at - lives.start
 
 
 def _bound(value: Any, default: int, lives: range, axis: int) -> int:
-    at = default if value is None else operator.index(value)
+    at = default if value is None else _index(value)
     if not lives.start <= at <= lives.stop:
         raise _outside(at, lives, axis)
     return at - lives.start
+
+
+def _index(value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise SelectionError(
+            "at[...] takes integers, slices and an ellipsis",
+            got=f"a {type(value).__name__}",
+        ) from None
 
 
 def _outside(at: int, lives: range, axis: int) -> SelectionError:

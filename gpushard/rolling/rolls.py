@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpushard.arguments import integer
 from gpushard.errors import SelectionError, WindowMovedError
 from gpushard.rolling.steps import Steps
 from gpushard.rolling.window import Window
@@ -51,7 +52,7 @@ def roll(steps: Steps, values: Any, axis: int, how: Roll) -> Moved:
     def rolled(stop: int, now: Window) -> Window:
         start, end = _sides(now, axis)
         end = max(end, stop)
-        length = now.shape[axis] if how.keep is None else how.keep
+        length = now.shape[axis] if how.keep is None else integer(how.keep, "keep")
         return now.over(axis, max(start, end - length), end)
 
     moved = _behind(steps, values, axis, how.at, rolled)
@@ -70,7 +71,7 @@ def _behind(
     with steps.alone() if at is None else nullcontext():
         now = steps.window()
         start, end = _sides(now, axis)
-        first = end if at is None else at
+        first = end if at is None else integer(at, "at")
         if first < start:
             raise SelectionError(
                 "the window has rolled past where the values belong",
@@ -91,7 +92,7 @@ def prepend(steps: Steps, values: Any, axis: int, at: int | None) -> Moved:
     with steps.alone() if at is None else nullcontext():
         now = steps.window()
         begin, _ = _sides(now, axis)
-        first = begin - _length(now, values, axis) if at is None else at
+        first = begin - _length(now, values, axis) if at is None else integer(at, "at")
         place = _place(now, values, axis, first)
         _, stop = _sides(place, axis)
         if stop > begin:
@@ -120,6 +121,7 @@ def prepend(steps: Steps, values: Any, axis: int, at: int | None) -> Moved:
 
 def drop(steps: Steps, n: int, axis: int, *, delete: bool) -> Moved:
     """Windows before and after: it begins `n` later, and shards before it go."""
+    n = integer(n, "n")
 
     def shrunk(now: Window) -> Window:
         start, end = _sides(now, axis)
@@ -139,11 +141,13 @@ def drop(steps: Steps, n: int, axis: int, *, delete: bool) -> Moved:
 
 def write(steps: Steps, values: Any, axis: int, at: int) -> None:
     """Write shards from `at` on, in the window or not."""
+    at = integer(at, "at")
     steps.write(_place(steps.window(), values, axis, at), values)
 
 
 def move(steps: Steps, start: int, stop: int, axis: int) -> Moved:
     """Windows before and after: it is ``start:stop`` then."""
+    start, stop = integer(start, "start"), integer(stop, "stop")
     return steps.move(lambda now: now.over(axis, start, stop))
 
 

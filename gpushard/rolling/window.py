@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+from gpushard.arguments import integer
 from gpushard.errors import OptionError, SelectionError
 from gpushard.layout import ArrayLayout
 
@@ -56,6 +57,7 @@ class Window:
             There is no such axis.
         """
         ndim = len(self.shape)
+        axis = integer(axis, "axis")
         if not -ndim <= axis < ndim:
             raise OptionError("there is no such axis", expected=f"0 to {ndim - 1}")
         return axis % ndim

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
+from gpushard.arguments import instance
 from gpushard.errors import OptionError, UnsupportedError
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.zarr_store import ZarrStore
@@ -111,7 +112,7 @@ def directory(prefix: str) -> str:
     OptionError
         It is neither empty nor ends in a slash.
     """
-    if prefix and not prefix.endswith("/"):
+    if instance(prefix, "prefix", str) and not prefix.endswith("/"):
         raise OptionError(
             "a directory's prefix must end in a slash",
             expected='"" or ".../"',

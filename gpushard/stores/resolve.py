@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from gpushard.arguments import instance
 from gpushard.errors import NotFoundError, StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import Store
@@ -58,8 +59,11 @@ def resolve(
         The target is of an unknown kind, or needs a package that is not installed.
     StoreError
         The store refuses its settings.
+    OptionError
+        `path` is no text, or `options` no `Options`.
     """
-    path = path.strip("/")
+    path = instance(path, "path", str).strip("/")
+    instance(options, "options", Options)
     is_text = isinstance(target, (str, os.PathLike))
     scheme = _scheme_of(str(target)) if is_text else ""
     if storage_options and scheme in ("", "file"):

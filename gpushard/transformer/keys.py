@@ -13,6 +13,8 @@ from functools import cached_property
 from math import prod
 from typing import Literal, NamedTuple
 
+from gpushard.arguments import instance
+
 Coordinate = tuple[int, ...]
 _NUMBER = re.compile(r"0|[1-9][0-9]*")
 
@@ -145,6 +147,7 @@ class ShardKeys:
         )
 
     def _parts(self, key: str) -> list[str] | None:
+        instance(key, "a key", str)
         start = f"{self.base}c"
         if not key.startswith(start):
             return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, overload
 
+from gpushard.arguments import instance, integer, items
 from gpushard.errors import OptionError
 from gpushard.index import PRESENT
 from gpushard.stores.key_value import (
@@ -73,18 +74,21 @@ class ShardedStore(MutableMapping[str, bytes]):
         separator: Literal["/", "."] = "/",
         grid_shape: Sequence[int] | None = None,
     ) -> None:
-        per_shard = tuple(chunks_per_shard)
+        expected = "a list with a number an axis"
+        per_shard = tuple(items(chunks_per_shard, "chunks_per_shard", expected))
         if any(type(n) is not int or n < 1 for n in per_shard):
             what = "the numbers of chunks a shard must be positive"
             raise OptionError(what, got=per_shard)
         if separator not in ("/", "."):
             what = "the separator of the chunk keys is not valid"
             raise OptionError(what, expected='"/" or "."', got=separator)
-        grid = None if grid_shape is None else tuple(grid_shape)
+        grid = None
+        if grid_shape is not None:
+            grid = tuple(items(grid_shape, "grid_shape", expected))
         if grid is not None and len(grid) != len(per_shard):
             what = "the grid of chunks has another rank than the shards"
             raise OptionError(what, expected=len(per_shard), got=len(grid))
-        path = path.strip("/")
+        path = instance(path, "path", str).strip("/")
         base = f"{DATA}/{path}/" if path else f"{DATA}/"
         self._keys = ShardKeys(base, per_shard, separator, grid)
         self._below: KeyValueStore = key_value_store(store)
@@ -123,6 +127,7 @@ class ShardedStore(MutableMapping[str, bytes]):
         CorruptShardError
             A shard's index is no index, or its chunks do not lie in it.
         """
+        key_ranges = _parsed(key_ranges)
         values: list[bytes | None] = [None] * len(key_ranges)
         places = {
             k: place
@@ -161,7 +166,7 @@ class ShardedStore(MutableMapping[str, bytes]):
         CorruptShardError
             The shard that it belongs to has no valid index.
         """
-        self.set_values({key: value})
+        self.set_values({instance(key, "a key", str): value})
 
     def set_values(self, values: Mapping[str, bytes]) -> None:
         """Store values; every shard is written once.
@@ -174,12 +179,12 @@ class ShardedStore(MutableMapping[str, bytes]):
             A shard that they belong to has no valid index.
         """
         changes: dict[str, dict[int, bytes | None]] = {}
-        for key, value in values.items():
-            place = self._keys.place(key)
+        for key, value in instance(values, "values", Mapping).items():
+            place, data = self._keys.place(key), _as_bytes(value)
             if place is None:
-                self._below.set(key, _bytes_of(value))
+                self._below.set(key, data)
             else:
-                changes.setdefault(place.shard_key, {})[place.entry] = _bytes_of(value)
+                changes.setdefault(place.shard_key, {})[place.entry] = data
         self._shards.change(changes)
 
     def set_partial_values(
@@ -197,13 +202,13 @@ class ShardedStore(MutableMapping[str, bytes]):
         CorruptShardError
             A shard that they belong to has no valid index.
         """
-        items = list(key_start_values)
-        keys = list(dict.fromkeys(key for key, _, _ in items))
+        changes = _parsed_changes(key_start_values)
+        keys = list(dict.fromkeys(key for key, _, _ in changes))
         found = self.get_partial_values([(key, (0, None)) for key in keys])
         values = {
             key: bytearray(value or b"") for key, value in zip(keys, found, strict=True)
         }
-        for key, start, data in items:
+        for key, start, data in changes:
             value = values[key]
             if not -len(value) <= start <= len(value):
                 raise OptionError(
@@ -235,7 +240,7 @@ class ShardedStore(MutableMapping[str, bytes]):
         """
         changes: dict[str, dict[int, bytes | None]] = {}
         passed: list[str] = []
-        for key in keys:
+        for key in items(keys, "keys", "a list of keys"):
             place = self._keys.place(key)
             if place is None:
                 passed.append(key)
@@ -348,6 +353,38 @@ class ShardedStore(MutableMapping[str, bytes]):
         return sorted(found)
 
 
-def _bytes_of(value: bytes) -> bytes:
-    # Of a number, `bytes` makes so many zeros.
-    return bytes(memoryview(value))
+def _parsed(key_ranges: Any) -> list[KeyRange]:
+    expected = "a list of (key, (start, length))"
+    try:
+        return [
+            (key, (integer(start, "start"), length))
+            for key, (start, length) in items(key_ranges, "key_ranges", expected)
+        ]
+    except (TypeError, ValueError) as error:
+        raise _malformed("key_ranges", expected, error) from error
+
+
+def _parsed_changes(key_start_values: Any) -> list[tuple[str, int, bytes]]:
+    name, expected = "key_start_values", "a list of (key, start, bytes)"
+    try:
+        return [
+            (instance(key, "a key", str), integer(start, "start"), _as_bytes(value))
+            for key, start, value in items(key_start_values, name, expected)
+        ]
+    except (TypeError, ValueError) as error:
+        raise _malformed(name, expected, error) from error
+
+
+def _malformed(name: str, expected: str, error: Exception) -> OptionError:
+    if isinstance(error, OptionError):
+        return error
+    return OptionError(f"{name} is malformed", expected=expected, got=str(error))
+
+
+def _as_bytes(value: Any) -> bytes:
+    try:
+        return bytes(memoryview(value))  # bytes(5) would be five zeros
+    except TypeError:
+        raise OptionError(
+            "a value is no bytes", expected="bytes", got=type(value).__name__
+        ) from None

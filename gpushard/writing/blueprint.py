@@ -120,7 +120,7 @@ def blueprint(
     UnsupportedError
         gpushard cannot read or write such an array.
     """
-    if array_format not in _MAKERS:
+    if not isinstance(array_format, str) or array_format not in _MAKERS:
         raise OptionError(
             "the format is unknown",
             expected=" or ".join(map(repr, get_args(ArrayFormat))),

@@ -49,6 +49,8 @@ def append_index(
     StoreError
         The file cannot be written to.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise OptionError("path is none", expected="a str or Path", got=repr(path))
     entries = _entries(offsets, nbytes)
     try:
         with open(path, "r+b", buffering=0) as file:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
+from gpushard.arguments import instance
 from gpushard.array import Array, open_array
 from gpushard.errors import (
     OptionError,
@@ -72,11 +73,10 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
     ... )
     >>> a[:50] = 1.5
     """
-    if write_strategy is not None:
-        options = options.but(write=replace(options.write, strategy=write_strategy))
+    options = _with_strategy(instance(options, "options", Options), write_strategy)
     with naming(str(store), path):
         # What cannot be written to is refused before anything is made.
-        plan = blueprint(format, array, path.strip("/"), options)
+        plan = blueprint(format, array, instance(path, "path", str).strip("/"), options)
         opened, place = open_or_make(store, path, options, storage_options)
         if place != plan.layout.path:
             plan = blueprint(format, array, place, options)
@@ -87,6 +87,12 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
     return open_array(
         store, path, device=device, storage_options=storage_options, options=options
     )
+
+
+def _with_strategy(options: Options, strategy: WriteStrategy | None) -> Options:
+    if strategy is None:
+        return options
+    return options.but(write=replace(options.write, strategy=strategy))
 
 
 def compact(array: Array) -> int:
@@ -101,6 +107,7 @@ def compact(array: Array) -> int:
     CorruptShardError
         A shard is damaged; those before it are compacted.
     """
+    array = instance(array, "array", Array)
     with naming(array.source.store, array.path):
         return compact_shards(array.source)
 
@@ -115,6 +122,7 @@ def repair(array: Array) -> list[str]:
     UnsupportedError
         The array does not lie in a local directory, or has no shards.
     """
+    array = instance(array, "array", Array)
     with naming(array.source.store, array.path):
         return repair_shards(array.source)
 

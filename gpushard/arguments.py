@@ -1,0 +1,83 @@
+"""What callers pass, checked where it comes in: of the right kind, or an `OptionError`.
+
+Each function gives its argument back, for what follows to trust.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any, TypeVar, cast
+
+from gpushard.errors import OptionError
+
+Kind = TypeVar("Kind")
+
+
+def instance(value: Any, name: str, kind: type[Kind]) -> Kind:
+    """`value`, of the class `kind`.
+
+    Raises
+    ------
+    OptionError
+        It is something else.
+    """
+    if not isinstance(value, kind):
+        expected = f"a {kind.__module__.partition('.')[0]}.{kind.__name__}"
+        raise _wrong(name, "a str" if kind is str else expected, value)
+    return value
+
+
+def items(values: Any, name: str, expected: str) -> list[Any]:
+    """What `values` gives when it is iterated over; `expected` says what it should.
+
+    Raises
+    ------
+    OptionError
+        It cannot be iterated over, or is text.
+    """
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise _wrong(name, expected, values)
+    return list(cast("Iterable[Any]", values))
+
+
+def integer(value: Any, name: str) -> int:
+    """`value`, Python's or NumPy's integer.
+
+    Raises
+    ------
+    OptionError
+        It is none, or a boolean.
+    """
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise _wrong(name, "an integer", value)
+
+
+def whole_number(value: Any, name: str, least: int) -> int:
+    """`value`, an integer of at least `least`.
+
+    Raises
+    ------
+    OptionError
+        It is none.
+    """
+    try:
+        number = integer(value, name)
+    except OptionError:
+        number = least - 1
+    if number < least:
+        raise OptionError(
+            f"{name}= is no number that it can be",
+            expected=f"a whole number of at least {least}",
+            got=repr(value),
+        )
+    return number
+
+
+def _wrong(name: str, expected: str, value: Any) -> OptionError:
+    shown = "None" if value is None else f"{value!r} ({type(value).__name__})"
+    return OptionError(f"{name} is of the wrong kind", expected=expected, got=shown)
