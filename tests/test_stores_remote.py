@@ -304,6 +304,11 @@ def test_directory_with_odd_characters_in_its_url_is_read(tmp_path: Path) -> Non
         assert store.get("k +%") == b"odd"
 
 
+def test_malformed_url_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="malformed"):
+        open_url("http://[::1", {})
+
+
 def test_url_with_a_query_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="query"):
         open_url("https://host/data.zarr?sig=1", {})

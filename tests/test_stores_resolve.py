@@ -280,6 +280,11 @@ def test_path_that_leaves_the_store_is_refused_when_it_is_read(
     assert os.path.isfile(group_path / "g" / path / "zarr.json")
 
 
+def test_malformed_file_url_is_refused():
+    with pytest.raises(NotFoundError, match="malformed"):
+        resolve("file://[::1")
+
+
 def test_an_array_inside_a_zip_file_is_named_by_one_path(tmp_path):
     path = tmp_path / "data.zip"
     with zarr.storage.ZipStore(path, mode="w") as writable:

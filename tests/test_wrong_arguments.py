@@ -153,6 +153,8 @@ CASES: dict[str, tuple[Callable[[Place, Any], Any], tuple[Any, ...]]] = {
     "drop": (lambda p, v: p.rolling.drop(v), (None, *NO_INTEGER)),
     "move_window": (lambda p, v: p.rolling.move_window(v, 8), (None, *NO_INTEGER)),
     "delete_shards": (lambda p, v: p.rolling.delete_shards(0, v), (None, *NO_INTEGER)),
+    "at[slice]": (lambda p, v: p.rolling.at[v:v], ("x", 3.5, [1], THING)),
+    "at[step]": (lambda p, v: p.rolling.at[::v], ("x", 3.5, [1], THING)),
     "ShardedStore(store)": (lambda p, v: ShardedStore(v, (2,)), (5, None, "x", THING)),
     "ShardedStore(chunks)": (lambda p, v: ShardedStore({}, v), (*NO_LIST, [0], ["a"])),
     "ShardedStore(path)": (lambda p, v: ShardedStore({}, (2,), v), NO_TEXT),

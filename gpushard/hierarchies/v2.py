@@ -98,12 +98,10 @@ def _listed(store: Store, path: str) -> tuple[dict[str, Document], Broken]:
         for document in (_ARRAY, _GROUP, _ATTRIBUTES)
     ]
     below = f"{path}/" if path else ""
-    found, unread = (
-        {key.removeprefix(below): value for key, value in part.items()}
-        for part in read_documents(store, keys)
-    )
-    nodes, broken = _nodes(found, "")
-    broken |= {key.rpartition("/")[0]: error for key, error in unread.items()}
+    found, unread = read_documents(store, keys)
+    nodes, broken = _nodes({key.removeprefix(below): found[key] for key in found}, "")
+    for key, error in unread.items():
+        broken[key.removeprefix(below).rpartition("/")[0]] = error
     whole = {name: node for name, node in nodes.items() if name not in broken}
     return whole, broken
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
@@ -51,7 +51,7 @@ def open_url(
     Raises
     ------
     UnsupportedError
-        obstore is not installed, or the URL has a query.
+        obstore is not installed, or the URL is malformed or has a query.
     StoreError
         obstore refuses the URL or a setting.
     """
@@ -62,13 +62,7 @@ def open_url(
             f"reading {urlsplit(url).scheme}:// URLs needs obstore",
             hint="run: pip install 'gpushard[remote]'",
         ) from error
-    parts = urlsplit(url)
-    if parts.query or parts.fragment:
-        raise UnsupportedError(
-            "a URL with a query or a fragment cannot be a store's root",
-            got=parts.query or parts.fragment,
-            hint="pass the URL of the directory; credentials go in storage_options",
-        )
+    parts = _parts(url)
     settings = dict(storage_options)
     forbidden_is_missing = bool(settings.pop("forbidden_is_missing", False))
     limits = _limits(options.patience_s, settings, parts.scheme)
@@ -87,6 +81,23 @@ def open_url(
         options=options,
         forbidden_is_missing=forbidden_is_missing,
     )
+
+
+def _parts(url: str) -> SplitResult:
+    """Parts of a URL that can be a store's root."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UnsupportedError(
+            f"the URL is malformed: {error}", got=repr(url), hint="check its spelling"
+        ) from error
+    if parts.query or parts.fragment:
+        raise UnsupportedError(
+            "a URL with a query or a fragment cannot be a store's root",
+            got=parts.query or parts.fragment,
+            hint="pass the URL of the directory; credentials go in storage_options",
+        )
+    return parts
 
 
 def _maker(scheme: str) -> Any:

@@ -164,7 +164,12 @@ def _scheme_of(text: str) -> str:
 
 
 def _local_path(url: str) -> str:
-    return url2pathname(urlsplit(url).path)
+    try:
+        return url2pathname(urlsplit(url).path)
+    except ValueError as error:
+        raise NotFoundError(
+            f"the URL is malformed: {error}", got=repr(url), hint="check its spelling"
+        ) from error
 
 
 def _resolve_local(path: str, options: Options) -> tuple[Store, str]:
