@@ -59,6 +59,10 @@ class Context:
             weakref.finalize(self, free, self.address).atexit = False
 
 
+# RFC 1951, 3.2.5: 258 bytes for a length and a distance of one bit each.
+_MAX_EXPANSION = 1032
+
+
 class _Contexts(threading.local):
     """One context a thread."""
 
@@ -89,6 +93,9 @@ def decode_stream(
     lib = find()
     source = np.frombuffer(encoded, np.uint8)
     if lib is None or (wrapper == "gzip" and _has_header_checksum(source)):
+        return None
+    # Room is made before anything is known of the stream but what it can hold.
+    if nbytes > _MAX_EXPANSION * len(source):
         return None
     context = _contexts.one
     if context is None:
