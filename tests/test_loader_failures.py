@@ -277,6 +277,51 @@ def test_ctrl_c_ends_at_once(place):
     assert time.perf_counter() - began < 30
 
 
+@pytest.mark.parametrize("transform", [None, np.copy])
+def test_an_interrupt_at_any_line_leaves_no_thread(place, transform):
+    array = gpushard.open_array(place)
+    room = os.path.dirname(reading.__file__)
+
+    def epoch(n_lines):
+        """Read all batches; interrupted at that line of the loader's own."""
+        seen = 0
+
+        def trace(frame, event, arg):
+            nonlocal seen
+            code = frame.f_code
+            if not code.co_filename.startswith(room) or code.co_name == "__del__":
+                return None
+            seen += event == "line"
+            if seen == n_lines:
+                seen += 1
+                raise KeyboardInterrupt
+            return trace
+
+        traced = sys.gettrace()
+        try:
+            loader = Loader(
+                array, batch_size=32, prefetch_factor=1, transform=transform
+            )
+            sys.settrace(trace)
+            with loader:
+                for _ in loader:
+                    pass
+        except KeyboardInterrupt:
+            pass
+        else:
+            assert n_lines < 0 or seen < n_lines, "the interrupt was lost"
+        finally:
+            sys.settrace(traced)
+        return seen
+
+    n_lines = epoch(-1)
+    assert n_lines > 100
+    for n in range(1, n_lines, 3):
+        epoch(n)
+    gc.collect()
+    wait_for_no_threads()
+
+
 def test_no_thread_is_left_of_an_epoch_that_ended(place):
     ended = []
     for _ in range(20):

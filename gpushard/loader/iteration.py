@@ -63,11 +63,14 @@ class Pass:
 
     def _ahead(self, items: Iterator[Any], depth: int, waits: Waits) -> Iterator[Any]:
         stage: Prefetched[Any] = Prefetched(items, depth, self.stop, waits)
+        # Known before its thread runs: an interrupt may come at any moment.
         self._stages.append(stage)
+        stage.start()
         return stage
 
     def close(self, *, joins: bool = False) -> None:
         """Let its threads end; with `joins`, return when they have."""
+        self.stop.set()
         for stage in self._stages:
             stage.close()
         if joins:

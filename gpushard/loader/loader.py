@@ -234,6 +234,9 @@ class Loader:
                 del value
                 self._check_current(begun)
             self._check_current(begun)
+            # Its threads only have to return: none is left for the interpreter's end,
+            # which a thread in another library's code may not survive.
+            begun.close(joins=True)
             self._standing = Standing(standing.epoch + 1, 0)
         finally:
             begun.close()

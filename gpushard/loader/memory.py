@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from math import prod
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,41 +25,53 @@ class Memory:
     """
 
     def __init__(self, n_kept: int) -> None:
-        self._free: deque[NDArray[np.uint8]] = deque(maxlen=n_kept)
+        self._n_kept = n_kept
+        self._lent: dict[int, _Loan] = {}
+        self._back: deque[_Loan] = deque()
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Array of any content."""
         nbytes = prod(shape) * dtype.itemsize
         if dtype.hasobject or dtype.kind == "T" or not nbytes:
             return np.empty(shape, dtype)
-        lease = _Lease(self._block(nbytes), self._free)
-        return np.asarray(lease)[:nbytes].view(dtype).reshape(shape)
+        owner = _Owner(self._block(nbytes))
+        # What is called when the owner is gone runs no line of Python: an interrupt
+        # that came there would be lost.
+        loan = _Loan(owner, self._back.append)
+        loan.block = owner.block
+        self._lent[id(loan)] = loan
+        return np.asarray(owner)[:nbytes].view(dtype).reshape(shape)
 
     def _block(self, nbytes: int) -> NDArray[np.uint8]:
         """Free memory of at least `nbytes`, and not of much more."""
-        for _ in range(len(self._free)):
+        for n_left in range(len(self._back), 0, -1):
             try:
-                block = self._free.popleft()
-            except IndexError:
+                loan = self._back.popleft()
+            except IndexError:  # two threads take: one that reads, one that joins
                 break
-            if nbytes <= len(block) <= 2 * nbytes:
-                return block
-            self._free.append(block)
+            fits = nbytes <= len(loan.block) <= 2 * nbytes
+            if not fits and n_left <= self._n_kept:
+                self._back.append(loan)
+                continue
+            del self._lent[id(loan)]
+            if fits:
+                return loan.block
         return np.empty(nbytes, np.uint8)
 
 
-class _Lease:
-    """Owner of an array's memory, which goes back when the last view of it is gone."""
+class _Owner:
+    """Owner of an array's memory: gone when the last view of it is."""
 
-    __slots__ = ("__array_interface__", "_block", "_free")
+    __slots__ = ("__array_interface__", "__weakref__", "block")
 
-    def __init__(
-        self, block: NDArray[np.uint8], free: deque[NDArray[np.uint8]]
-    ) -> None:
+    def __init__(self, block: NDArray[np.uint8]) -> None:
         self.__array_interface__ = block.__array_interface__
-        self._block = block
-        self._free = free
+        self.block = block
 
-    def __del__(self) -> None:
-        # Without a lock: the collector may run this anywhere, also within `take`.
-        self._free.append(self._block)
+
+class _Loan(ref[_Owner]):
+    """A block while it has an owner, and then until it has the next one."""
+
+    __slots__ = ("block",)
+
+    block: NDArray[np.uint8]

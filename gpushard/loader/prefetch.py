@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
 
 from gpushard.errors import UnsupportedError
 
@@ -36,16 +36,47 @@ class Waits:
     n_found: int = 0
 
 
-@dataclass
-class _Line(Generic[Item]):
-    """What the thread and the consumer share; holds no reference to the consumer."""
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What comes after the last item."""
 
-    depth: int
-    stop: threading.Event
-    items: deque[Item] = field(default_factory=deque)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    is_ended: bool = False
     error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Line(Generic[Item]):
+    """What the thread and the consumer share; holds no reference to the consumer.
+
+    These queues take no lock that an interrupt of the consumer could leave taken.
+
+    Attributes
+    ----------
+    stop
+        Set when the thread is to end.
+    items
+        What was made, and at last an `_End`.
+    room
+        One entry for each item that may be made.
+    """
+
+    stop: threading.Event
+    items: SimpleQueue[Item | _End] = field(default_factory=lambda: SimpleQueue())
+    room: SimpleQueue[None] = field(default_factory=lambda: SimpleQueue())
+
+    def end(self) -> None:
+        """Let nobody wait: neither the thread for room nor the consumer for items."""
+        self.stop.set()
+        self.room.put(None)
+        self.clear()
+        self.items.put(_End())
+
+    def clear(self) -> None:
+        """Let go of the items."""
+        try:
+            while True:
+                self.items.get_nowait()
+        except Empty:
+            return
 
 
 class Prefetched(Generic[Item]):
@@ -66,15 +97,24 @@ class Prefetched(Generic[Item]):
         Where to count waiting.
     """
 
+    # Of one that an interrupt kept from being made.
+    _pid, _is_closed = -1, False
+
     def __init__(
         self, items: Iterator[Item], depth: int, stop: threading.Event, waits: Waits
     ) -> None:
-        self._line: _Line[Item] = _Line(depth, stop)
+        self._line: _Line[Item] = _Line(stop)
+        for _ in range(depth):
+            self._line.room.put(None)
         self._waits = waits
-        self._pid = os.getpid()
+        self._is_ended = self._is_closed = False
         self._thread = threading.Thread(
             target=_run, args=(items, self._line), name="gpushard-loader", daemon=True
         )
+        self._pid = os.getpid()
+
+    def start(self) -> None:
+        """Begin to make items."""
         self._thread.start()
 
     def __iter__(self) -> Iterator[Item]:
@@ -86,75 +126,61 @@ class Prefetched(Generic[Item]):
                 "an iteration of a loader does not go on in a forked process",
                 hint="call iter(loader) in the process that takes the batches",
             )
+        if self._is_ended:
+            raise StopIteration
         line, begin = self._line, time.perf_counter()
-        with line.changed:
-            self._waits.n_looks += 1
-            self._waits.n_found += len(line.items)
-            while not (line.items or line.is_ended):
-                line.changed.wait()
-            self._waits.seconds += time.perf_counter() - begin
-            if line.items:
-                item = line.items.popleft()
-                line.changed.notify_all()
-                return item
-        if not line.stop.is_set():
-            # It ended by itself and only has to return: none is left for the end of the
-            # interpreter, which a thread in another library's code may not survive.
-            self._thread.join()
-        if line.error is not None:
-            error, line.error = line.error, None
-            raise error
+        self._waits.n_looks += 1
+        self._waits.n_found += line.items.qsize()
+        item = line.items.get()
+        self._waits.seconds += time.perf_counter() - begin
+        if not (isinstance(item, _End) or line.stop.is_set()):
+            line.room.put(None)
+            return item
+        self._is_ended = True
+        if isinstance(item, _End) and item.error is not None:
+            raise item.error
         raise StopIteration
 
     def close(self) -> None:
         """Let the thread end; it is over when what it is at is."""
-        # In a forked process there is no thread, and who knows who holds the locks.
-        if os.getpid() != self._pid:
-            return
-        line = self._line
-        line.stop.set()
-        with line.changed:
-            line.is_ended = True
-            line.items.clear()
-            line.changed.notify_all()
+        # In a forked process there is no thread, and who knows what it was at.
+        if os.getpid() == self._pid:
+            self._line.end()
+            self._is_closed = True
 
     def join(self, timeout: float) -> None:
         """Wait for the thread to end."""
-        if os.getpid() == self._pid:
+        if os.getpid() == self._pid and self._thread.is_alive():
             self._thread.join(timeout)
 
     def __del__(self) -> None:
-        # Not `close`: the collector may run this while the lock is held.
-        if os.getpid() == self._pid:
-            self._line.stop.set()
+        # An interrupt that comes here is lost: as little as can be is done.
+        if not self._is_closed and os.getpid() == self._pid:
+            self._line.end()
 
 
-def _run(items: Iterator[Item], line: _Line[Item]) -> None:
-    error: BaseException | None = None
+def _run(items: Iterator[Any], line: _Line[Any]) -> None:
+    end = _End()
     try:
         while _has_room(line):
             item = next(items, line)
             if item is line:
                 break
-            with line.changed:
-                if not line.is_ended:
-                    line.items.append(item)  # type: ignore[arg-type]
-                line.changed.notify_all()
+            line.items.put(item)
             del item
         close = getattr(items, "close", None)
         if close is not None:
             close()
+    except Stopped:
+        pass
     except BaseException as raised:  # noqa: BLE001 - raised again by the consumer
-        error = None if isinstance(raised, Stopped) else raised
-    with line.changed:
-        line.error, line.is_ended = error, True
-        line.changed.notify_all()
+        end = _End(raised)
+    if line.stop.is_set():
+        line.clear()
+    line.items.put(end)
 
 
-def _has_room(line: _Line[Item]) -> bool:
+def _has_room(line: _Line[Any]) -> bool:
     """Wait until there is room for an item; whether one is still wanted."""
-    with line.changed:
-        while len(line.items) >= line.depth and not line.stop.is_set():
-            # A forgotten consumer cannot notify: it sets the event and is gone.
-            line.changed.wait(1.0)
+    line.room.get()
     return not line.stop.is_set()
