@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,6 +108,10 @@ def test_slices_integers_and_new_axes_are_boxes(key, stored_volume, seen):
     assert not seen.sinks
 
 
+@pytest.mark.skipif(
+    zarr.__version__ == "3.1.0",
+    reason="zarr 3.1.0 cannot write an empty inner chunk behind a transpose",
+)
 def test_an_index_in_another_order_of_axes_is_followed(seen, tmp_path):
     place = volume(tmp_path, [ZSTD], index_order=[0, 2, 1])
     a = gpushard.open_array(place, options=SHORT)
