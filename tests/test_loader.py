@@ -14,6 +14,7 @@ import zarr
 import gpushard
 from gpushard import Loader, OptionError
 from gpushard.loader.memory import Memory
+from gpushard.loader.prefetch import Prefetched, Waits
 from loader_data import IMAGES, LABELS, ORDERS, N, handed_out, images, labels, stored
 
 
@@ -150,6 +151,11 @@ def test_memory_comes_back_when_the_last_view_is_gone():
     assert other.ctypes.data != place
     held = [memory.take((4, 1024), dtype) for _ in range(2)]
     assert place in {array.ctypes.data for array in held}
+    del held
+    # Of memory far larger than what is wanted most would lie idle.
+    small = memory.take((8,), dtype)
+    assert small.ctypes.data != place
+    assert small.base is not None
 
 
 def test_each_inner_chunk_is_decoded_once_where_blocks_are_mixed():
@@ -246,6 +252,13 @@ WRONG = [
     ({"dtype": {"x": "f4"}}, "dtype"),
     ({"dtype": "no type"}, "dtype"),
     ({"dtype": "S3"}, "numbers"),
+    ({"transform": 3}, "transform"),
+    ({"rank": 0.5, "world_size": 2}, "rank"),
+    ({"rank": "0", "world_size": 2}, "rank"),
+    ({"lead": 200}, "fits nowhere"),
+    ({"weights": [1e308] * N, "replacement": True}, "sum of weights"),
+    ({"sampler": iter([1, 2])}, "every epoch"),
+    ({"sampler": 5}, "every epoch"),
 ]
 
 
@@ -256,7 +269,7 @@ def test_arguments_that_make_no_sense_are_refused(options, named):
 
 
 def test_a_sampler_that_names_no_sample_is_refused():
-    for sampler in ([0, N], [-1], [0.5], [[1]]):
+    for sampler in ([0, N], [-1], [0.5], [[1]], [[1], [2, 3]]):
         with pytest.raises(OptionError, match="sampler"):
             list(Loader(A, sampler=sampler))
 
@@ -270,6 +283,63 @@ def test_arrays_that_do_not_belong_together_are_refused():
         Loader(IMAGES)
     with pytest.raises(OptionError, match="axis"):
         Loader(stored(np.array(1.0), ()))
+
+
+def test_no_array_of_a_dict_is_lost():
+    with pytest.raises(OptionError, match="'index'"):
+        Loader({"index": A}, return_index=True)
+    assert list(next(iter(Loader({"index": A})))) == ["index"]
+    with pytest.raises(OptionError, match="named by text"):
+        Loader({1: A, "1": A})
+
+
+def test_a_group_is_loaded_by_the_names_of_its_arrays(tmp_path):
+    group = zarr.create_group(tmp_path)
+    for name in ("x", "y"):
+        group.create_array(name, shape=(3,), dtype="i4")[...] = np.arange(3)
+    (batch,) = Loader(gpushard.open_group(tmp_path), batch_size=3)
+    assert {name: array.tolist() for name, array in batch.items()} == {
+        "x": [0, 1, 2],
+        "y": [0, 1, 2],
+    }
+
+
+def test_numbers_that_numpy_has_no_kind_for_are_cast_and_scaled():
+    bfloat16 = pytest.importorskip("ml_dtypes", reason="it is optional").bfloat16
+    (batch,) = Loader(labels(), batch_size=N, dtype=bfloat16, scale=0.5)
+    assert batch.dtype == bfloat16
+    assert np.array_equal(batch, (LABELS * np.float32(0.5)).astype(bfloat16))
+
+
+def test_imaginary_parts_are_not_dropped():
+    numbers = stored(np.arange(4) * 1j, (2,))
+    with pytest.raises(OptionError, match="imaginary"):
+        Loader(numbers, dtype="f4")
+
+
+def test_scaled_integers_are_rounded():
+    values = stored(np.array([1, 2, 3, 5], "i4"), (2,))
+    (batch,) = Loader(values, batch_size=4, dtype="i2", scale=0.9)
+    assert batch.tolist() == [1, 2, 3, 4]
+    assert batch.dtype == "i2"
+
+
+def test_what_lay_ready_and_how_long_was_waited_is_counted():
+    waits = Waits()
+    stage = Prefetched(iter("abc"), 4, threading.Event(), waits)
+    stage.start()
+    stage.join(10)
+    assert next(stage) == "a"
+    assert (waits.n_looks, waits.n_found) == (1, 4)  # the end lies there, too
+    gate = threading.Event()
+    waits = Waits()
+    stage = Prefetched(iter(gate.wait, None), 4, threading.Event(), waits)
+    stage.start()
+    threading.Timer(0.2, gate.set).start()
+    assert next(stage)
+    assert waits.n_found == 0
+    assert waits.seconds > 0.1
+    stage.close()
 
 
 def test_only_one_iteration_runs_at_a_time():

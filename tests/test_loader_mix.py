@@ -133,6 +133,12 @@ def test_the_state_of_another_mix_is_refused(other, said):
         mix().load_state_dict(mix().state_dict() | {"states": []})
 
 
+def test_epochs_draw_loaders_differently():
+    mixed = mix("all", weights=[1, 1])
+    first, second = ([source for source, _ in told(mixed)] for _ in range(2))
+    assert first != second
+
+
 def test_moving_a_mix_ends_the_iteration_that_runs():
     moved, batches = mix(), None
     state = moved.state_dict()

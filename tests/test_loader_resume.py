@@ -177,6 +177,7 @@ CHANGES = [
     ({"shuffle": False, "block": None}, "shuffle"),
     ({"num_samples": 50}, "num_samples"),
     ({"window": 2, "stride": 1}, "windows"),
+    ({"lead": 1}, "arrays array"),
 ]
 
 
@@ -198,6 +199,41 @@ def test_a_state_of_another_array_is_refused_by_name():
     longer = Loader(stored(np.concatenate([IMAGES, IMAGES]), (4, 2, 3)))
     with pytest.raises(OptionError, match="n_samples, arrays array"):
         longer.load_state_dict(Loader(A).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"window": 3, "stride": 3}, {"window": 2, "stride": 3}),
+        ({"window": 3, "stride": 2, "num_samples": 9}, {"window": 3, "stride": 2}),
+        ({"window": 3, "stride": 100}, {"window": 3, "stride": 99}),
+        ({"lead": {"x": 1}}, {"lead": {"y": 1}}),
+        ({"window": 3, "lead": {"x": 1}}, {"window": 3, "lead": {"y": 1}}),
+        ({"window": 3, "padding": "shift"}, {"window": 3, "padding": "fill"}),
+    ],
+)
+def test_a_state_of_samples_that_lie_elsewhere_is_refused(one, other):
+    arrays = {"x": A, "y": A}
+    state = Loader(arrays, **one).state_dict()
+    Loader(arrays, **one).load_state_dict(state)
+    with pytest.raises(OptionError, match="differs"):
+        Loader(arrays, **other).load_state_dict(state)
+
+
+def test_a_state_is_json_whatever_numbers_were_given():
+    counts = {name: np.int64(2) for name in ("batch_size", "num_samples", "seed")}
+    ranks = {"rank": np.int32(1), "world_size": np.int32(2)}
+    loader = made(**counts, **ranks, shuffle=True, block=np.int16(3))
+    loader.load_state_dict(stored_and_read(loader.state_dict()))
+
+
+def test_a_state_of_another_version_or_beyond_the_epoch_is_refused():
+    state = made().state_dict()
+    with pytest.raises(OptionError, match="version"):
+        made().load_state_dict({**state, "version": 2})
+    made().load_state_dict({**state, "step": 13})
+    with pytest.raises(OptionError, match="more batches"):
+        made().load_state_dict({**state, "step": 14})
 
 
 def test_another_sampler_or_other_weights_are_refused():

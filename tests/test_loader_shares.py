@@ -99,6 +99,12 @@ def test_turns_before_a_position_are_counted(
         )
 
 
+def test_what_pads_an_epoch_is_its_beginning():
+    shares = [Share.cut(10, 4, (rank, 3), "pad") for rank in range(3)]
+    positions = [share.positions(*share.turns(0)).tolist() for share in shares]
+    assert positions == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+
+
 def test_one_process_gets_everything_whatever_uneven_says():
     for uneven in ("drop", "pad", "allow"):
         (share,) = shares(10, 4, 1, uneven)

@@ -14,7 +14,7 @@ import pytest
 
 import gpushard
 from gpushard import Loader, Mix
-from loader_data import IMAGES, LABELS, N, images, labels
+from loader_data import IMAGES, LABELS, N, images, labels, stored
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed in this lane")
 from torch.utils.data import DataLoader  # noqa: E402 - only where torch is
@@ -44,6 +44,35 @@ def test_tensors_keep_their_memory():
     ]
     for tensor, index in kept:
         assert np.array_equal(tensor.numpy(), IMAGES[index])
+
+
+@pytest.mark.filterwarnings("ignore:.*Zarr V3 specification")
+def test_elements_that_torch_has_not_are_refused_when_the_loader_is_made():
+    words = stored(np.array(["a", "b"], "U1"), (2,))
+    with pytest.raises(gpushard.UnsupportedError, match="<U1"):
+        Loader(words, to="torch")
+    with pytest.raises(gpushard.UnsupportedError, match=">f4"):
+        Loader(images(), to="torch", dtype=">f4")
+
+
+def test_half_precision_of_the_other_kind_becomes_tensors():
+    bfloat16 = pytest.importorskip("ml_dtypes", reason="it is optional").bfloat16
+    options = {"dtype": bfloat16, "scale": 0.5, "batch_size": N}
+    (batch,) = Loader(labels(), to="torch", **options)
+    assert batch.dtype == torch.bfloat16
+    expected = torch.from_numpy(LABELS * np.float32(0.5)).to(torch.bfloat16)
+    assert torch.equal(batch, expected)
+
+
+def test_epochs_of_a_worker_are_those_that_set_epoch_says():
+    whole = loader()
+    expected = [all_of(whole), all_of(whole)]
+    given = DataLoader(loader(), batch_size=None, num_workers=1)
+    epochs = []
+    for epoch in range(2):
+        given.dataset.set_epoch(epoch)
+        epochs.append(all_of(given))
+    assert epochs == expected
 
 
 def all_of(batches):

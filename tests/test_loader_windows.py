@@ -120,6 +120,12 @@ def test_targets_lie_ahead_of_their_inputs(lead, padding):
     assert n_seen == (T if padding == "fill" else last - first + 1)
 
 
+def test_lengths_may_be_lists():
+    loader = Loader(A, window=[5, 4], stride=[5, 4])
+    assert len(loader) == len(Loader(A, window=(5, 4)))
+    assert next(iter(loader)).shape == (1, 5, 4, X)
+
+
 def test_a_row_beside_each_window_keeps_its_place():
     hours = stored(np.arange(T, dtype="i8"), (6,))
     loader = Loader({"x": A, "hour": hours}, window={"x": (3, 4, 4)}, batch_size=7)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def one_of(value: Any, name: str, choices: Sequence[str]) -> Any:
     """`value`, one of `choices`."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise OptionError(
             f"{name}= is none of its choices",
             expected=" or ".join(map(repr, choices)),
@@ -169,13 +169,22 @@ def _conversion(stored: np.dtype[Any], options: dict[str, Any]) -> Conversion:
         raise OptionError(
             "scale= and offset= are no numbers", got=f"{scale!r}, {offset!r}"
         ) from error
-    is_number = stored.kind in "biufc" and made.dtype.kind in "biufc"
+    is_number = _is_number(stored) and _is_number(made.dtype)
     if not (is_number or made.is_none):
         raise OptionError(
             "dtype=, scale= and offset= are for numbers",
             got=f"{stored} to {made.dtype}",
         )
+    if stored.kind == "c" and made.dtype.kind != "c":
+        raise OptionError(
+            "dtype= would drop the imaginary parts", got=f"{stored} to {made.dtype}"
+        )
     return made
+
+
+def _is_number(dtype: np.dtype[Any]) -> bool:
+    # To NumPy, bfloat16 and its like are of no kind of numbers.
+    return dtype.kind in "biufc" or dtype.type.__module__ == "ml_dtypes"
 
 
 def _cut(shape: tuple[int, ...], window: Any, lead: Any, name: str) -> Cut:
@@ -184,7 +193,7 @@ def _cut(shape: tuple[int, ...], window: Any, lead: Any, name: str) -> Cut:
         raise OptionError(f"lead= of {name} is no whole number", got=repr(lead))
     if window is None:
         return Cut(shape, lead=int(shift))
-    given = window if isinstance(window, tuple) else (window,)
+    given = tuple(window) if isinstance(window, tuple | list) else (window,)
     if not 1 <= len(given) <= len(shape):
         raise OptionError(
             f"window= of {name} has not one length for each of its first axes",
@@ -203,7 +212,7 @@ def laid_origins(fields: Sequence[Field], stride: Any, padding: Padding) -> Orig
         longest = max(cuts, key=lambda cut: len(cut.window)).window
         steps = (*cuts[0].window, *longest[len(cuts[0].window) :])
     else:
-        given = stride if isinstance(stride, tuple) else (stride,) * n_axes
+        given = stride if isinstance(stride, tuple | list) else (stride,) * n_axes
         steps = tuple(whole_number(n, "stride", 1) for n in given)
     if len(steps) != n_axes:
         raise OptionError(
@@ -260,7 +269,11 @@ def cumulated_weights(weights: Any, n_samples: int) -> NDArray[np.float64]:
             "weights= are finite, not negative, and not all zero",
             hint="leave weights= away to draw all samples alike",
         )
-    return np.cumsum(values)
+    with np.errstate(over="ignore"):
+        sums = np.cumsum(values)
+    if not np.isfinite(sums[-1]):
+        raise OptionError("the sum of weights= is no finite number")
+    return sums
 
 
 def usable_sampler(sampler: Any, n_samples: int) -> Callable[[int], Ints]:
@@ -270,7 +283,19 @@ def usable_sampler(sampler: Any, n_samples: int) -> Callable[[int], Ints]:
     ----------
     sampler
         Called with the epoch, or iterated over, after its `set_epoch` if it has one.
+
+    Raises
+    ------
+    OptionError
+        It is neither, or gives its samples only once.
     """
+    is_usable = callable(sampler) or hasattr(sampler, "__iter__")
+    if not is_usable or hasattr(sampler, "__next__"):
+        raise OptionError(
+            "sampler= gives no order of every epoch",
+            expected="a list of samples, or a function of the epoch",
+            got=type(sampler).__name__,
+        )
 
     @lru_cache(maxsize=1)
     def order(epoch: int) -> Ints:
@@ -279,7 +304,7 @@ def usable_sampler(sampler: Any, n_samples: int) -> Callable[[int], Ints]:
             given = sampler(epoch)
         elif hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
-        samples = np.asarray(given if isinstance(given, np.ndarray) else list(given))
+        samples = _listed(given)
         if samples.size and (samples.ndim != 1 or samples.dtype.kind not in "iu"):
             raise OptionError(
                 "sampler= gives no list of samples",
@@ -297,3 +322,10 @@ def usable_sampler(sampler: Any, n_samples: int) -> Callable[[int], Ints]:
         return samples
 
     return order
+
+
+def _listed(given: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(given if isinstance(given, np.ndarray) else list(given))
+    except (TypeError, ValueError) as error:
+        raise OptionError("sampler= gives no list of samples") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -90,8 +90,13 @@ class Form:
     @classmethod
     def of(cls, arrays: Any) -> tuple[Form, list[Any]]:
         """Form of what the caller gave, and the arrays in it."""
-        if isinstance(arrays, dict):
-            names = tuple(map(str, arrays))
+        if isinstance(arrays, Mapping):
+            names = tuple(arrays)
+            if not all(isinstance(name, str) for name in names):
+                raise OptionError(
+                    "arrays of a loader are named by text",
+                    got=", ".join(map(repr, names)),
+                )
             form, given = cls(names, "dict"), list(arrays.values())
         elif isinstance(arrays, tuple | list):
             names = tuple(f"arrays[{i}]" for i in range(len(arrays)))
@@ -156,12 +161,35 @@ def exporter(kind: Kind) -> Callable[[Any], Any]:
         ) from error
 
 
+def check_exports(
+    export: Callable[[Any], Any], dtype: np.dtype[Any], name: str
+) -> None:
+    """Refuse elements that the kind of arrays asked for has not.
+
+    Raises
+    ------
+    UnsupportedError
+        It has none of this data type.
+    """
+    try:
+        export(np.zeros(1, dtype))
+    except (TypeError, ValueError, BufferError, AttributeError) as error:
+        raise UnsupportedError(
+            f"{name} of a loader has elements that to= has no arrays of",
+            got=str(dtype),
+            hint="leave to= away, or pass dtype= for numbers",
+        ) from error
+
+
 def _itself(array: Any) -> Any:
     return array
 
 
 def _tensor(array: Any, torch: Any) -> Any:
     if isinstance(array, np.ndarray):
+        if array.dtype.kind == "V":  # of ml_dtypes: NumPy has no such types
+            words = torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))
+            return words.view(getattr(torch, array.dtype.name))
         return torch.from_numpy(array)
     return torch.from_dlpack(array)
 

@@ -47,7 +47,8 @@ class Conversion:
         """Conversion to `dtype`; None: float32 where numbers change, else as stored."""
         if dtype is None:
             is_changed = scale is not None or offset is not None
-            keeps = not is_changed or stored.kind in "fc"
+            # To NumPy, bfloat16 and its like are of no kind: "V".
+            keeps = not is_changed or stored.kind in "fcV"
             dtype = stored if keeps else np.dtype(np.float32)
         # Python's numbers take the arrays' precision, NumPy's would widen it.
         scale = None if scale is None else float(scale)

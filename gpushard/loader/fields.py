@@ -109,7 +109,9 @@ class Field:
         """What decides where its samples lie, as JSON."""
         cut = self.cut
         facts: list[Any] = [list(cut.shape), str(self.array.dtype)]
-        return facts if cut.drop else [*facts, list(cut.window), cut.lead]
+        if cut.drop:
+            return [*facts, cut.lead] if cut.lead else facts
+        return [*facts, list(cut.window), cut.lead]
 
     @property
     def members(self) -> tuple[Array, ...]:

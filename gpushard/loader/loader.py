@@ -31,8 +31,8 @@ class Loader:
     Parameters
     ----------
     arrays
-        An `Array`, a tuple or a dict of them, aligned on axis 0; a batch has the same
-        form. `concat` makes one of several.
+        An `Array`, a tuple or a dict of them (or a group), aligned on axis 0; a batch
+        has the same form. `concat` makes one of several.
     batch_size
         Samples a step and rank.
     shuffle
@@ -42,7 +42,8 @@ class Loader:
     drop_last
         Whether a last batch that is not full is left out.
     sampler
-        Your own order: whole numbers, or what is called with the epoch and gives some.
+        Your own order: whole numbers, or what is called with the epoch and gives some;
+        no iterator, which gives one epoch only.
     block
         Shuffles blocks of samples, "shard", "chunk" (an inner chunk) of the first array
         or a number of samples, instead of single ones.
@@ -298,7 +299,13 @@ class Loader:
             them is told.
         """
         standing = parsed_standing(state)
-        refuse_other(state, self._settings.facts(standing.epoch))
+        settings = self._settings
+        refuse_other(state, settings.facts(standing.epoch))
+        n_samples = settings.shuffling.order(standing.epoch).n
+        if standing.step > -(-n_samples // settings.global_batch):
+            raise OptionError(
+                "the state counts more batches than an epoch has", got=standing.step
+            )
         self._stand(standing, is_resumed=True)
 
     def stats(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,13 @@ from gpushard.arguments import whole_number
 from gpushard.errors import OptionError
 from gpushard.loader import arguments
 from gpushard.loader.arguments import one_of
-from gpushard.loader.batches import Form, Kind, consumer_stream, exporter
+from gpushard.loader.batches import (
+    Form,
+    Kind,
+    check_exports,
+    consumer_stream,
+    exporter,
+)
 from gpushard.loader.fields import Field
 from gpushard.loader.memory import Memory
 from gpushard.loader.order import Shuffling
@@ -85,6 +91,17 @@ class Settings:
         )
         if device is not None:
             arguments.check_types(fields, device)
+        export, transform = exporter(kind), given["transform"]
+        if device is None:
+            for one in fields:
+                check_exports(export, one.conversion.dtype, one.name)
+        if not (transform is None or callable(transform)):
+            raise OptionError("transform= cannot be called", got=repr(transform))
+        if given["return_index"] and "index" in form.names:
+            raise OptionError(
+                "with return_index=True a batch has a key 'index' of its own",
+                hint="give the array another name",
+            )
         origins = arguments.laid_origins(fields, given["stride"], padding)
         return cls(
             form=form,
@@ -92,17 +109,22 @@ class Settings:
             origins=origins,
             shuffling=_shuffling(given, fields[0], origins),
             batch_size=whole_number(given["batch_size"], "batch_size", 1),
-            ranks=find_ranks(given["rank"], given["world_size"]),
+            ranks=find_ranks(*_told_ranks(given)),
             uneven=one_of(given["uneven"], "uneven", ("drop", "pad", "allow")),
             drop_last=bool(given["drop_last"]),
             n_ahead=whole_number(given["prefetch_factor"], "prefetch_factor", 0),
             device=device,
             kind=kind,
-            export=exporter(kind),
-            transform=given["transform"],
+            export=export,
+            transform=transform,
             on_error=one_of(given["on_error"], "on_error", ("raise", "skip")),
             return_index=bool(given["return_index"]),
         )
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step of all ranks."""
+        return self.batch_size * self.ranks[1]
 
     def place(self) -> Place:
         """Where samples are read to, with its memory."""
@@ -129,11 +151,18 @@ class Settings:
     def facts(self, epoch: int) -> dict[str, Any]:
         """What decides which samples come at which step of an epoch, as JSON."""
         return {
-            "global_batch": self.batch_size * self.ranks[1],
+            "global_batch": self.global_batch,
             "order": self.shuffling.fingerprint(epoch),
             "arrays": {f.name: f.facts() for f in self.fields},
             "windows": self.origins.facts(),
         }
+
+
+def _told_ranks(given: dict[str, Any]) -> Iterator[int | None]:
+    """Rank and world size as the caller told them, or None."""
+    for name in ("rank", "world_size"):
+        value = given[name]
+        yield value if value is None else whole_number(value, name, 0)
 
 
 def _shuffling(given: dict[str, Any], first: Field, origins: Origins) -> Shuffling:
@@ -147,7 +176,7 @@ def _shuffling(given: dict[str, Any], first: Field, origins: Origins) -> Shuffli
         seed=whole_number(given["seed"], "seed", 0),
         shuffle=bool(given["shuffle"]),
         buffer_blocks=0 if block is None else n_mixed,
-        num_samples=n,
+        num_samples=n if n is None else int(n),
         replacement=bool(given["replacement"]),
         cumulated=(
             None if weights is None else arguments.cumulated_weights(weights, n_samples)

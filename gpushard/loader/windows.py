@@ -110,6 +110,8 @@ class Origins:
         return {
             "stride": list(self.stride),
             "windows": list(self.counts),
+            "first": list(self.start),
+            "last": list(self.last),
         }
 
     def of(self, samples: Ints) -> Ints:
@@ -155,7 +157,7 @@ def _along(
     first = max(0, -min(leads))
     last = min(extent - r for r in reach)
     if last < first:
-        if extent == 0 or all(cut.drop for cut in mine):
+        if extent == 0:
             return 0, 0, 0
         raise OptionError(
             f"the window fits nowhere along axis {d}",
