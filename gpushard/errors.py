@@ -3,6 +3,7 @@
     GpushardError
     |-- MetadataError(ValueError)            the array's metadata is wrong
     |-- UnsupportedError(NotImplementedError) valid, but gpushard cannot read it
+    |   `-- LimitError                       larger than the options allow
     |-- SelectionError(IndexError)           the index expression does not fit the array
     |-- OptionError(ValueError)              a knob has no possible value
     |-- StoreError(OSError)                  the store failed to answer
@@ -12,6 +13,7 @@
     |   `-- NoSuchArrayError(KeyError)       no array of that name in the group
     |-- CorruptShardError(ValueError)        stored bytes contradict the metadata
     |   `-- ChecksumError                    stored bytes contradict their checksum
+    |-- HostMemoryError(MemoryError)         the host has not enough memory
     `-- DeviceError(RuntimeError)            a device failed
         `-- DeviceMemoryError(MemoryError)   it has not enough memory
 
@@ -148,6 +150,8 @@ class _Addressed(Protocol):
 class naming:  # noqa: N801 - reads like the function that it is to its callers
     """Let errors of the block name the array at `array_path` of a store or address.
 
+    A `MemoryError`, whoever raised it, becomes a `HostMemoryError`.
+
     A class: three of these stand around every read, and one out of a generator takes
     three times as long.
     """
@@ -168,10 +172,20 @@ class naming:  # noqa: N801 - reads like the function that it is to its callers
         traceback: TracebackType | None,
     ) -> Literal[False]:
         if isinstance(error, GpushardError):
-            store = self._store
-            url = store if isinstance(store, str) else store.url
-            error.add_context(store_url=url, array_path=self._array_path)
+            error.add_context(store_url=self._url, array_path=self._array_path)
+        elif isinstance(error, MemoryError):
+            reason = f": {error}" if str(error) else ""
+            raise HostMemoryError(
+                f"the host has not enough memory{reason}",
+                store_url=self._url,
+                array_path=self._array_path,
+                hint="select less at a time; inner chunks are decoded one a thread",
+            ) from error
         return False
+
+    @property
+    def _url(self) -> str:
+        return self._store if isinstance(self._store, str) else self._store.url
 
 
 def _shortened(value: Any) -> str:
@@ -195,6 +209,13 @@ class UnsupportedError(GpushardError, NotImplementedError):
     """The array is valid but uses something that gpushard does not read.
 
     The only error on which another path is taken.
+    """
+
+
+class LimitError(UnsupportedError):
+    """The array is valid but asks for more than the options allow.
+
+    The message names the option to raise.
     """
 
 
@@ -232,6 +253,10 @@ class CorruptShardError(GpushardError, ValueError):
 
 class ChecksumError(CorruptShardError):
     """Stored bytes contradict their checksum."""
+
+
+class HostMemoryError(GpushardError, MemoryError):
+    """The host has not enough memory."""
 
 
 class DeviceError(GpushardError, RuntimeError):

@@ -13,9 +13,12 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
-# Metadata documents above this size are refused unread: consolidated metadata of 50,000
+# Metadata documents above this size are refused unread: consolidated metadata of 35,000
 # arrays take as much.
 MAX_DOCUMENT_NBYTES = 64 * MIB
+# Memory that a metadata document may take once it is parsed. Those of real hierarchies
+# take 4 to 7 bytes a byte, 10,000 arrays some 70 MiB; empty lists take 27.
+MAX_PARSED_NBYTES = 256 * MIB
 
 
 def usable_cpu_count() -> int:
@@ -50,6 +53,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "index_cache_nbytes": (0, _LARGEST),
     "compile_nbytes": (0, _LARGEST),
     "pinned_slots": (1, 1024),
+    "max_chunk_nbytes": (1, _LARGEST),
     "max_index_nbytes": (16, _LARGEST),
     "max_sharding_depth": (0, 64),
     "patience_s": (0.1, 86_400),
@@ -161,6 +165,11 @@ class Options:
         Storage is active.
     kvikio_remote
         Whether kvikio reads ranges of HTTP and S3 objects; off until it was measured.
+    max_chunk_nbytes
+        Largest inner chunk decoded; an object with codecs around its shard, the text of
+        an inner chunk of strings, and the part of a plain inner chunk that has to be
+        fetched at once are held to it, too. 2 GiB are the most that Blosc and the
+        codecs of Zarr v2 take. Lower it to `memory_limit` where arrays are not trusted.
     max_index_nbytes
         Largest shard index accepted. 32 MiB are two million inner chunks a shard, and
         to read all of them takes seven times as much: what `memory_limit` allows.
@@ -197,6 +206,7 @@ class Options:
     pinned_slots: int = 4
     gds: bool = True
     kvikio_remote: bool = False
+    max_chunk_nbytes: int = 2 * GIB
     max_index_nbytes: int = 32 * MIB
     max_sharding_depth: int = 8
     patience_s: float = 15.0

@@ -61,7 +61,7 @@ def usable_output(
     ------
     SelectionError
         `out` has another shape, is read-only, or cannot be viewed without a copy; or
-        the result has more bytes than can be counted.
+        there is not enough memory for the result.
     """
     if out is None:
         return _new(shape, dtype)
@@ -78,9 +78,9 @@ def usable_output(
 def _new(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     try:
         return np.empty(shape, dtype)
-    except ValueError as error:
+    except (ValueError, MemoryError) as error:
         raise SelectionError(
-            "the result is larger than any memory",
+            "there is not enough memory for the result",
             got=f"shape {shape} of {dtype}",
             hint="select less at a time",
         ) from error

@@ -19,11 +19,9 @@ from gpushard.codecs.base import BytesCodec, HostBytes, size_error
 from gpushard.codecs.elements import ElementsPart, compile_elements
 from gpushard.codecs.trial import try_out
 from gpushard.layout import CodecChain, CodecSpec
-from gpushard.options import GIB, KIB
+from gpushard.options import DEFAULT, KIB
 from gpushard.report import CodecPlacement
 
-# Decoded bytes accepted where neither the metadata nor a codec bounds them (strings).
-_UNBOUNDED_NBYTES = GIB
 # The largest encoded size that an honest codec makes of n bytes: twice of it and a
 # header or table. Compressors store what they cannot compress.
 _GROWTH, _GROWTH_NBYTES = 2, 64 * KIB
@@ -90,8 +88,10 @@ class HostPipeline:
         dtype: np.dtype[Any],
         array_part: _ArrayPart,
         bytes_codecs: tuple[BytesCodec, ...],
+        largest_nbytes: int = DEFAULT.max_chunk_nbytes,
     ) -> None:
         self.dtype = dtype
+        self._largest_nbytes = largest_nbytes
         self._array_part = array_part
         self._bytes_codecs = bytes_codecs
         self._plans: dict[tuple[int, ...], _Plan] = {}
@@ -120,6 +120,7 @@ class HostPipeline:
         fill_value_json: Any,
         fill_value: NDArray[Any],
         chunk_shape: tuple[int, ...] | None = None,
+        largest_nbytes: int = DEFAULT.max_chunk_nbytes,
     ) -> HostPipeline:
         """Pipeline that decodes what `chain` encodes.
 
@@ -134,6 +135,9 @@ class HostPipeline:
         chunk_shape
             Shape of an inner chunk in the axes that the chain encodes, where codecs are
             to be tried out on the data type (see `codecs/trial.py`).
+        largest_nbytes
+            Decoded bytes accepted where neither the metadata nor a codec bounds them
+            (strings).
 
         Raises
         ------
@@ -155,7 +159,7 @@ class HostPipeline:
         bytes_codecs = tuple(
             codecs.bytes_codec(spec, dtype) for spec in chain.bytes_bytes
         )
-        return cls(dtype, part, bytes_codecs)
+        return cls(dtype, part, bytes_codecs, largest_nbytes)
 
     @property
     def bytes_codecs(self) -> tuple[BytesCodec, ...]:
@@ -255,7 +259,7 @@ class HostPipeline:
         """Bytes ahead of each bytes-to-bytes codec, and after the last; if exact."""
         nbytes = self._array_part.encoded_nbytes(chunk_shape)
         if nbytes is None:
-            return _grown_sizes(self._bytes_codecs, _UNBOUNDED_NBYTES, exact=False)
+            return _grown_sizes(self._bytes_codecs, self._largest_nbytes, exact=False)
         return _grown_sizes(self._bytes_codecs, nbytes, exact=True)
 
     def _check_size(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:

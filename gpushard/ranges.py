@@ -109,7 +109,18 @@ def _wanted_ranges(
         low, high = byte_spans(part, block.position[:, rows[mine]], strides)
         stop[mine] = start[mine] + high
         start[mine] += low
+    _refuse_large(job, block, rows, stop - start)
     return start, stop
+
+
+def _refuse_large(job: Job, block: ShardBlock, rows: Ints, nbytes: Ints) -> None:
+    """Refuse parts of plain elements that no reader should have to hold."""
+    most = job.source.options.max_chunk_nbytes
+    for i in np.flatnonzero(nbytes > most).tolist():
+        what = "the wanted part of an inner chunk"
+        error = job.source.too_large(what, int(nbytes[i]))
+        job.name_place(error, block, int(rows[i]))
+        raise error
 
 
 def _let_read(

@@ -34,6 +34,10 @@ def execute(jobs: Sequence[Job]) -> None:
 
     Raises
     ------
+    LimitError
+        What has to be decoded, or fetched, as one is larger than the options allow.
+    HostMemoryError
+        The host has not enough memory.
     CorruptShardError
         Stored bytes are damaged.
     StoreError
@@ -46,7 +50,11 @@ def execute(jobs: Sequence[Job]) -> None:
 def begin(jobs: Sequence[Job]) -> None:
     """Run all jobs up to what a device still has under way; see `execute`."""
     changed: Changed = []
-    n_workers = max((job.n_workers for job in jobs), default=1)
+    for job in jobs:
+        if job.plan.n_chunks:
+            with _named(job):
+                job.source.refuse_large()
+    n_workers = _n_workers(jobs)
     directs = [(job, direct) for job in jobs if (direct := job.sink.direct(job))]
     run_tasks(_direct_tasks(directs, n_workers), n_workers)
     blocks = [
@@ -63,6 +71,12 @@ def begin(jobs: Sequence[Job]) -> None:
         again = replace(job, seen=frozenset(keys))
         with _named(job):
             run_tasks(_block_tasks(again, block, n_workers), n_workers, most)
+
+
+def _n_workers(jobs: Sequence[Job]) -> int:
+    """Threads that the work of all jobs is worth, and no more than fit for any."""
+    worth = max((job.n_workers for job in jobs), default=1)
+    return min([worth, *(job.most_workers for job in jobs)])
 
 
 def finish(jobs: Sequence[Job]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import CorruptShardError, ObjectChangedError
+from gpushard.errors import CorruptShardError, GpushardError, ObjectChangedError
 from gpushard.fetch import (
     NestedShard,
     deleted,
@@ -78,7 +78,7 @@ def read_small(
 
     Raises
     ------
-    CorruptShardError, StoreError
+    CorruptShardError, LimitError, StoreError
         As for any read.
     """
     layout = source.layout
@@ -95,6 +95,8 @@ def read_small(
     chunks = touched_chunks(selection, layout, limit) if limit else None
     if chunks is None or _is_large(source, len(chunks)):
         return False
+    if chunks:
+        source.refuse_large()
     view = output_view(selection, out)
     if out.dtype == layout.dtype:
         _read_twice_at_most(source, chunks, view)
@@ -320,6 +322,10 @@ def _narrowed(source: Source, chunk: TouchedChunk, whole: _Range) -> _Wanted:
     strides = source.raw_strides
     if strides is not None and high == source.chunk_nbytes:
         low, high = _extent(chunk, strides)
+        if high - low > source.options.max_chunk_nbytes:
+            error = source.too_large("the wanted part of an inner chunk", high - low)
+            _name_place(error, source, chunk)
+            raise error
     return _Wanted(chunk, whole.start + low, whole.start + high, whole)
 
 
@@ -348,7 +354,7 @@ def _place(
     view[chunk.out] = decoded[chunk.inside]
 
 
-def _name_place(error: CorruptShardError, source: Source, chunk: TouchedChunk) -> None:
+def _name_place(error: GpushardError, source: Source, chunk: TouchedChunk) -> None:
     error.add_context(
         array_path=source.layout.path,
         shard_key=source.key(chunk.shard),

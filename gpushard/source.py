@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import CorruptShardError, UnsupportedError
+from gpushard.errors import CorruptShardError, LimitError, UnsupportedError
 from gpushard.index import ShardIndex
-from gpushard.layout import ArrayLayout
+from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.options import KIB, Options
 from gpushard.pipeline import HostPipeline
 from gpushard.stores.base import Store
@@ -25,6 +25,8 @@ from gpushard.stores.held import HeldObjects
 _MOST_CHUNK_NBYTES = 2**62
 # Inner chunks from this decoded size on are decoded in part, where the chain can.
 _DIVISIBLE_NBYTES = 256 * KIB
+# What a string takes beside its text: an object, and the pointer to it.
+_STRING_NBYTES = 64
 
 IndexKey = tuple[int, ...]
 """Coordinate of a stored object; for a shard nested in it also level, start, stop."""
@@ -144,6 +146,7 @@ class Source:
             fill_value_json=layout.fill_value_json,
             fill_value=layout.fill_value,
             chunk_shape=_stored_chunk_shape(layout),
+            largest_nbytes=options.max_chunk_nbytes,
         )
         index_pipelines = tuple(
             HostPipeline.compile(
@@ -260,6 +263,44 @@ class Source:
         return self.pipeline.encoded_limit(shape)
 
     @cached_property
+    def unit_nbytes(self) -> int:
+        """Largest decoded size of what can only be decoded as one: 0 for none.
+
+        An inner chunk, or the shard with codecs around it; of plain elements any range
+        can be had.
+        """
+        if self.raw_strides is not None:
+            return 0
+        layout = self.layout
+        is_text = layout.dtype.kind in "OT"
+        nbytes = _STRING_NBYTES if is_text else layout.dtype.itemsize
+        axes = layout.axes if layout.object_codecs else layout.inner_axes
+        return nbytes * prod(map(_longest, axes))
+
+    def refuse_large(self) -> None:
+        """Refuse an array that cannot be read within the limit of an inner chunk.
+
+        Raises
+        ------
+        LimitError
+            What has to be decoded as one is larger.
+        """
+        if self.unit_nbytes > self.options.max_chunk_nbytes:
+            is_wrapped = bool(self.layout.object_codecs)
+            what = "a shard with codecs around it" if is_wrapped else "an inner chunk"
+            raise self.too_large(what, self.unit_nbytes)
+
+    def too_large(self, what: str, nbytes: int) -> LimitError:
+        """Error for what would have to be held at once."""
+        return LimitError(
+            f"{what} is larger than may be held at once",
+            array_path=self.layout.path,
+            expected=f"at most {self.options.max_chunk_nbytes} bytes",
+            got=f"{nbytes} bytes",
+            hint="raise options.max_chunk_nbytes",
+        )
+
+    @cached_property
     def has_large_indexes(self) -> bool:
         """Whether a few shard indexes at once would not fit the memory limit."""
         first = (0,) * self.layout.ndim
@@ -331,10 +372,7 @@ def _stored_chunk_shape(layout: ArrayLayout) -> tuple[int, ...]:
 
 def _refuse_uncountable(layout: ArrayLayout) -> None:
     """Refuse inner chunks in which the offset of a byte may not fit an int64."""
-    nbytes = layout.dtype.itemsize
-    for axis in layout.inner_axes:
-        lengths = axis.boundaries
-        nbytes *= axis.cell if lengths is None else int(np.diff(lengths).max(initial=0))
+    nbytes = layout.dtype.itemsize * prod(map(_longest, layout.inner_axes))
     if nbytes > _MOST_CHUNK_NBYTES:
         raise UnsupportedError(
             "an inner chunk has more bytes than can be counted",
@@ -343,3 +381,9 @@ def _refuse_uncountable(layout: ArrayLayout) -> None:
             expected=f"at most {_MOST_CHUNK_NBYTES}",
             got=nbytes,
         )
+
+
+def _longest(axis: GridAxis) -> int:
+    """Length of the longest cell along an axis."""
+    lengths = axis.boundaries
+    return axis.cell if lengths is None else int(np.diff(lengths).max(initial=0))

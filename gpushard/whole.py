@@ -19,7 +19,6 @@ from gpushard.blocks import ShardBlock
 from gpushard.errors import CorruptShardError
 from gpushard.fetch import known_index
 from gpushard.job import Job, rows_of
-from gpushard.options import GIB
 from gpushard.pipeline import decode_object_bytes, encoded_object_limit
 from gpushard.ranges import range_tasks
 from gpushard.report import Tally
@@ -91,10 +90,12 @@ def _shard_nbytes(source: Source, coordinate: Coordinate) -> int:
 
 def _shard_limit(source: Source, coordinate: Coordinate) -> int:
     """Size of a shard above which its bytes lie, or hold mostly gaps."""
+    most = source.options.max_chunk_nbytes
     if source.layout.dtype.kind in "OT":
-        return GIB  # strings have no size that the metadata tells
+        return most  # strings have no size that the metadata tells
     # Gaps make a shard larger than its inner chunks, but not without end.
     limit = 2 * _shard_nbytes(source, coordinate) + source.options.batch_nbytes
+    limit = min(limit, most)
     for level in source.layout.levels[:1]:
         n_entries = prod(source.chunks_per_shard(coordinate, 0))
         limit += level.index_nbytes(n_entries)

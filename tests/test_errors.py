@@ -14,6 +14,8 @@ from gpushard.errors import (
     DeviceError,
     DeviceMemoryError,
     GpushardError,
+    HostMemoryError,
+    LimitError,
     MetadataError,
     NoSuchArrayError,
     NotFoundError,
@@ -28,6 +30,7 @@ from gpushard.errors import (
 BASES = {
     MetadataError: ValueError,
     UnsupportedError: NotImplementedError,
+    LimitError: UnsupportedError,
     SelectionError: IndexError,
     OptionError: ValueError,
     StoreError: OSError,
@@ -37,6 +40,7 @@ BASES = {
     NoSuchArrayError: NotFoundError,
     CorruptShardError: ValueError,
     ChecksumError: CorruptShardError,
+    HostMemoryError: MemoryError,
     DeviceError: RuntimeError,
     DeviceMemoryError: MemoryError,
 }

@@ -79,7 +79,7 @@ def test_missing_shards_and_chunks_hold_the_fill_value():
         ({"shards": None}, "MetadataError", "shards"),
         ({"shards": [2]}, "MetadataError", "shards"),
         ({"shards": [2, 0]}, "MetadataError", "shards[1]"),
-        ({"shards": [2**40, 2**40]}, "UnsupportedError", "shards"),
+        ({"shards": [2**40, 2**40]}, "LimitError", "shards"),
         ({"chunks": [2**62, 1]}, "MetadataError", "shards[0]"),
     ],
 )
@@ -249,7 +249,7 @@ AT = "storage_transformers[0]"
         ),
         (
             {"storage_transformers": transformers()["storage_transformers"] * 9},
-            "UnsupportedError",
+            "LimitError",
             f"{AT}.configuration.chunks_per_shard",
         ),
         ({"storage_transformers": [3]}, "MetadataError", AT),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpushard.errors import MetadataError, UnsupportedError
+from gpushard.errors import LimitError, MetadataError, UnsupportedError
 from gpushard.options import DEFAULT
 from v3_documents import (
     CRC,
@@ -125,10 +125,10 @@ def test_an_index_beyond_the_limit_is_unsupported():
     options = DEFAULT.but(max_index_nbytes=16 * 24 + 4)
     assert parse(options, codecs=codecs).levels
     options = DEFAULT.but(max_index_nbytes=16 * 24 + 3)
-    with pytest.raises(UnsupportedError, match="388 bytes for 24 inner chunks"):
+    with pytest.raises(LimitError, match="388 bytes for 24 inner chunks"):
         parse(options, codecs=codecs)
     # The largest shard of a rectilinear grid decides.
-    with pytest.raises(UnsupportedError, match="388 bytes for 24 inner chunks"):
+    with pytest.raises(LimitError, match="388 bytes for 24 inner chunks"):
         parse(options, codecs=codecs, chunk_grid=rectilinear([2, 4, 4], 6))
 
 
@@ -143,8 +143,8 @@ def test_nesting_stops_at_the_limit():
     depth = DEFAULT.max_sharding_depth
     assert len(parse(codecs=[nested(depth)]).levels) == depth
     path = "codecs[0]" + ".configuration.codecs[0]" * depth
-    refused(UnsupportedError, path, codecs=[nested(depth + 1)])
-    refused(UnsupportedError, path, codecs=[nested(60)])
+    refused(LimitError, path, codecs=[nested(depth + 1)])
+    refused(LimitError, path, codecs=[nested(60)])
 
 
 def test_nested_levels_keep_their_own_index():

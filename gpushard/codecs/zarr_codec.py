@@ -244,6 +244,8 @@ def _decode(name: str, codec: Any, data: Any, spec: ArraySpec) -> Any:
             codec=name,
             hint="install that package",
         ) from error
+    except MemoryError:
+        raise  # which says nothing about the bytes
     except Exception as error:
         raise stream_error(name, f"zarr's codec says: {error}") from error
     if decoded is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
-from gpushard.errors import MetadataError, UnsupportedError
+from gpushard.errors import LimitError, MetadataError
 from gpushard.formats.codec_names import (
     CODECS_OF_NUMBERS,
     KEEP_SHAPE,
@@ -177,7 +177,7 @@ def _parse_sharding(
     spec: CodecSpec, decoded: Decoded, options: Options, depth: int
 ) -> Sharding:
     if depth >= options.max_sharding_depth:
-        raise UnsupportedError(
+        raise LimitError(
             "sharding codecs are nested too deep",
             json_path=spec.json_path,
             expected=f"at most {options.max_sharding_depth} levels",

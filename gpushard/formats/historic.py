@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from gpushard.errors import UnsupportedError
+from gpushard.errors import LimitError, UnsupportedError
 from gpushard.formats.document import as_length
 from gpushard.formats.grids import MAX_NDIM
 from gpushard.formats.index_size import IndexSize, check_index_nbytes
@@ -117,7 +117,7 @@ class HistoricArray:
     ) -> tuple[tuple[int, ...], tuple[ShardLevel, ...]]:
         """Shape of a stored object, and the sharding levels from the outside in."""
         if len(self.sharding) > options.max_sharding_depth:
-            raise UnsupportedError(
+            raise LimitError(
                 "shards are nested too deep",
                 json_path=self.sharding[0].json_path,
                 expected=f"at most {options.max_sharding_depth} levels",

@@ -6,7 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
+from gpushard.errors import (
+    CorruptShardError,
+    LimitError,
+    MetadataError,
+    UnsupportedError,
+)
 from gpushard.layout import CodecChain, CodecSpec
 from gpushard.options import Options
 from gpushard.pipeline import HostPipeline
@@ -100,13 +105,13 @@ def check_index_nbytes(
 
     Raises
     ------
-    UnsupportedError
+    LimitError
         An index of `n_entries` has more bytes than the options allow.
     """
     # Entries that a codec makes smaller are decoded to 16 bytes each all the same.
     index_nbytes = max(size.nbytes(n_entries), 16 * n_entries)
     if index_nbytes > options.max_index_nbytes:
-        raise UnsupportedError(
+        raise LimitError(
             "the shard index is too large",
             json_path=json_path,
             expected=f"at most {options.max_index_nbytes} bytes",

@@ -192,6 +192,7 @@ def direct_read(runner: BoxRunner, landing: Landing, job: Job) -> DirectRead | N
         or len(layout.levels) != 1
         or layout.object_codecs
         or source.has_large_indexes
+        or runner.chain.chunk_nbytes > source.options.max_chunk_nbytes
         or not layout.ndim
         or any(axis.boundaries is not None for axis in layout.axes)
     ):

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from gpushard.errors import GpushardError, MetadataError, StoreError
+from gpushard.errors import GpushardError, LimitError, MetadataError, StoreError
 from gpushard.formats.document import shown
+from gpushard.options import MAX_PARSED_NBYTES
 from gpushard.stores.base import ByteRequest, Store
 
 NodeType = Literal["array", "group"]
@@ -104,8 +105,11 @@ def decode_document(data: bytes, key: str, path: str) -> Document:
     ------
     MetadataError
         It is no valid JSON, or no object.
+    LimitError
+        It would take too much memory.
     """
     name = key.rpartition("/")[2]
+    _refuse_costly(data, name, path)
     try:
         document = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
@@ -121,6 +125,22 @@ def decode_document(data: bytes, key: str, path: str) -> Document:
             got=type(document).__name__,
         )
     return cast("Document", document)
+
+
+def _refuse_costly(data: bytes, name: str, path: str) -> None:
+    """Refuse a document that is small and takes far more memory once it is parsed."""
+    # CPython 3.12, rounded up: a text is held three times; a list takes 56 bytes
+    # and 8 a value, an object with one member 200, a short string or a number 32 to 56.
+    nbytes = 3 * len(data) + 56 * data.count(b",")
+    nbytes += 64 * data.count(b"[") + 144 * data.count(b"{")
+    if nbytes > MAX_PARSED_NBYTES:
+        raise LimitError(
+            f"{name} would take too much memory once it is parsed",
+            array_path=path,
+            expected=f"at most {MAX_PARSED_NBYTES} bytes",
+            got=f"about {nbytes} bytes from {len(data)} bytes of JSON",
+            hint="open arrays below by their own paths, or consolidate fewer at once",
+        )
 
 
 def listed(store: Store, prefix: str, path: str) -> list[str]:
