@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from gpushard.layout import GridAxis, ShardLevel
 from gpushard.selection import Ints
 
-# Inner chunks a block holds at most (unless one shard has more): their columns take
-# about 100 bytes each, and a block is planned while the one before it is read.
+# Inner chunks a block holds at most: their columns take about 100 bytes each, and a
+# block is planned while the one before it is read.
 BLOCK_CHUNKS = 1 << 14
 BLOCK_SHARDS = 1 << 10
 
@@ -41,6 +42,80 @@ class ShardBlock(NamedTuple):
     entry: tuple[Ints, ...]
     part: Ints
     position: Ints
+
+    @property
+    def n_chunks(self) -> int:
+        """Inner chunks wanted."""
+        return len(self.shard)
+
+    def n_chunks_of_shards(self) -> Ints:
+        """Inner chunks wanted of each shard: int64, shape (n_shards,)."""
+        return np.bincount(self.shard, minlength=len(self.shard_coords))
+
+    def at(self, rows: slice | Ints) -> ShardBlock:
+        """Some inner chunks, of the same shards, in their order."""
+        return ShardBlock(
+            self.shard_coords,
+            self.shard[rows],
+            tuple(entry[rows] for entry in self.entry),
+            self.part[rows],
+            self.position[:, rows],
+        )
+
+    def pieces(self) -> Iterator[ShardBlock]:
+        """Blocks of the same shards, with a bounded number of inner chunks."""
+        if self.n_chunks <= BLOCK_CHUNKS:
+            yield self
+            return
+        for first in range(0, self.n_chunks, BLOCK_CHUNKS):
+            yield self.at(slice(first, first + BLOCK_CHUNKS))
+
+    def of_part(self, part: int) -> ShardBlock:
+        """The same, wanted by another of the plan's parts."""
+        return self._replace(part=np.full_like(self.part, part))
+
+
+@dataclass(frozen=True, slots=True)
+class LargeShard:
+    """A shard of which more inner chunks are wanted than a block holds.
+
+    Its columns are made piece by piece: in nested shards, small indexes may have more
+    entries together than fit in memory.
+
+    Attributes
+    ----------
+    shard_coords
+        int64, shape (1, ndim). Coordinates of the stored object.
+    n_chunks
+        Inner chunks wanted.
+    cut
+        Gives the columns of inner chunks ``first:last``.
+    """
+
+    shard_coords: Ints
+    n_chunks: int
+    cut: Callable[[int, int], ShardBlock]
+
+    def n_chunks_of_shards(self) -> Ints:
+        """Inner chunks wanted of each shard: int64, shape (1,)."""
+        return np.array([self.n_chunks])
+
+    def pieces(self) -> Iterator[ShardBlock]:
+        """Blocks of the shard, with a bounded number of inner chunks."""
+        for first in range(0, self.n_chunks, BLOCK_CHUNKS):
+            yield self.cut(first, min(first + BLOCK_CHUNKS, self.n_chunks))
+
+    def of_part(self, part: int) -> LargeShard:
+        """The same, wanted by another of the plan's parts."""
+
+        def cut(first: int, last: int) -> ShardBlock:
+            return self.cut(first, last).of_part(part)
+
+        return replace(self, cut=cut)
+
+
+Planned = ShardBlock | LargeShard
+"""What a plan gives for some shards, each of which is in one of them."""
 
 
 def index_coordinates(

@@ -11,7 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from gpushard import blocks
-from gpushard.blocks import ShardBlock, index_coordinates, ordinal_in_index
+from gpushard.blocks import (
+    LargeShard,
+    Planned,
+    ShardBlock,
+    index_coordinates,
+    ordinal_in_index,
+)
 from gpushard.layout import ArrayLayout, GridAxis, ShardLevel
 from gpushard.selection import (
     AxisSelection,
@@ -158,12 +164,36 @@ class GridPart:
             for k, level in enumerate(self.levels)
         )
 
-    def blocks(self) -> Iterator[ShardBlock]:
-        """All columns, a bounded number of inner chunks at a time."""
+    def shard(self, number: int) -> Planned:
+        """Shard `number`, in C order over `shard_grid`."""
+        grid = self.shard_grid
+        at = np.unravel_index(number, grid) if grid else ()
+        bounds = [a.bounds[i : i + 2] for a, i in zip(self.sharded, at, strict=True)]
+        counts = tuple(int(stop - start) for start, stop in bounds)
+        if prod(counts) <= blocks.BLOCK_CHUNKS:
+            return self.block(number, number + 1)
+        starts = np.array([start for start, _ in bounds])[:, np.newaxis]
+        cells = [a.shard_cell[i] for a, i in zip(self.sharded, at, strict=True)]
+        coords = np.array([cells], np.int64)
+
+        def cut(first: int, last: int) -> ShardBlock:
+            position = np.array(np.unravel_index(np.arange(first, last), counts))
+            position += starts
+            nothing = np.zeros(last - first, np.int64)
+            entries = self._entries(position)
+            return ShardBlock(coords, nothing, entries, nothing, position)
+
+        return LargeShard(coords, prod(counts), cut)
+
+    def blocks(self) -> Iterator[Planned]:
+        """All shards, a bounded number of inner chunks at a time."""
         grid = self.shard_grid
         largest = prod(int(np.diff(a.bounds).max(initial=0)) for a in self.sharded)
         step = min(max(1, blocks.BLOCK_CHUNKS // max(largest, 1)), blocks.BLOCK_SHARDS)
         n_shards = prod(grid)
+        if largest > blocks.BLOCK_CHUNKS:
+            yield from map(self.shard, range(n_shards))
+            return
         for first in range(0, n_shards, step):
             yield self.block(first, min(first + step, n_shards))
 

@@ -17,6 +17,8 @@ from gpushard.selection import Ints
 # Both fields of a missing inner chunk's entry.
 _EMPTY = np.uint64(2**64 - 1)
 _LARGEST = 2**63 - 1
+# Entries looked at together: what is computed of them stays in a cache.
+_RUN_ENTRIES = 1 << 15
 
 PRESENT, MISSING, CORRUPT = 0, 1, 2
 
@@ -85,16 +87,26 @@ def parse_index(
     nbytes
         Size of the shard, or None if unknown.
     """
-    raw = np.ascontiguousarray(entries.T)
-    offset, size = raw[0], raw[1]
+    offset, size = np.array(entries.T, order="C")
+    state = np.empty(len(offset), np.uint8)
     limit = np.uint64(_LARGEST - base if nbytes is None else nbytes)
+    start: Ints = offset.view(np.int64)
+    for first in range(0, len(offset), _RUN_ENTRIES):
+        run = slice(first, first + _RUN_ENTRIES)
+        state[run] = _states(offset[run], size[run], limit)
+        if base:
+            start[run] += np.where(state[run] == PRESENT, base, 0)
+    return ShardIndex(start, size.view(np.int64), state, nbytes)
+
+
+def _states(
+    offset: NDArray[np.uint64], size: NDArray[np.uint64], limit: np.uint64
+) -> NDArray[np.uint8]:
+    """State of each entry, in a shard that ends at `limit`."""
     # Subtraction instead of a sum, which could wrap around.
     room = np.minimum(offset, limit)
     np.subtract(limit, room, out=room)
     state = np.full(len(offset), CORRUPT, np.uint8)
     state[(offset <= limit) & (size <= room)] = PRESENT
     state[(offset == _EMPTY) & (size == _EMPTY)] = MISSING
-    start: Ints = offset.view(np.int64)
-    if base:
-        start = start + np.where(state == PRESENT, base, 0)
-    return ShardIndex(start, size.view(np.int64), state, nbytes)
+    return state

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.blocks import ShardBlock
+from gpushard.blocks import LargeShard, Planned, ShardBlock
 from gpushard.damage import ENDS_READ, Damage, at_inner_chunk
 from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.options import KIB
@@ -53,7 +53,7 @@ class SelfReader(Protocol):
         """Keys of left over shards that were there when their index was read."""
         ...
 
-    def left_over(self) -> Iterator[ShardBlock]:
+    def left_over(self) -> Iterator[Planned]:
         """Blocks of what is left over, once all tasks have run."""
         ...
 
@@ -210,9 +210,12 @@ class Job:
             self.damage.note(said)
 
 
-def rows_of(block: ShardBlock, shards: NDArray[np.bool_]) -> ShardBlock:
-    """The part of a block that lies in the marked shards: bool, shape (n_shards,)."""
-    if shards.all():
+def rows_of(block: Planned, shards: NDArray[np.bool_]) -> Planned:
+    """The part of a block that lies in the marked shards, one at least.
+
+    `shards`: bool, shape (n_shards,).
+    """
+    if shards.all() or isinstance(block, LargeShard):
         return block
     rows = shards[block.shard]
     renumbered = np.cumsum(shards) - 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpushard.blocks import ShardBlock
+from gpushard.blocks import Planned, ShardBlock
 from gpushard.errors import CorruptShardError
 from gpushard.fetch import NestedShard, deleted, fetch_indexes, fetch_nested_indexes
 from gpushard.index import CORRUPT, MISSING, ShardIndex
@@ -20,7 +20,7 @@ Found = Sequence[KnownIndex | CorruptShardError | None]
 """Outermost index of each shard of a block, or what is wrong with it."""
 
 
-def find_indexes(job: Job, block: ShardBlock) -> Found:
+def find_indexes(job: Job, block: Planned) -> Found:
     """Indexes of the shards of a block; those that are not known are read.
 
     Raises

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpushard import blocks
-from gpushard.blocks import ShardBlock
+from gpushard.blocks import Planned, ShardBlock
 from gpushard.job import Job, rows_of
 from gpushard.selection import Ints
 
@@ -17,10 +16,10 @@ from gpushard.selection import Ints
 _COPIES = 4
 
 
-def cut_shards(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
+def cut_shards(job: Job, block: Planned) -> Iterator[Planned]:
     """Blocks of as many shards as have indexes that fit, of one at least."""
     n_shards = len(block.shard_coords)
-    if not job.source.layout.levels or not n_shards:
+    if not job.source.layout.levels or n_shards <= 1:
         yield block
         return
     n_fitting = _n_fitting(job, block, 0)
@@ -30,17 +29,14 @@ def cut_shards(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
         yield rows_of(block, marked)
 
 
-def cut_rows(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
+def cut_rows(job: Job, block: Planned) -> Iterator[ShardBlock]:
     """Pieces of a block, of the same shards, with a bounded number of inner chunks.
 
-    A block has more than `BLOCK_CHUNKS` where a single shard has. What the indexes of
-    the nested shards of a piece take fits, too, or there is one such shard in it.
+    What the indexes of the nested shards of a piece take fits, too, or there is one
+    such shard in it.
     """
-    n_rows = len(block.shard)
-    for first in range(0, n_rows, blocks.BLOCK_CHUNKS):
-        few = n_rows <= blocks.BLOCK_CHUNKS
-        rows = slice(first, first + blocks.BLOCK_CHUNKS)
-        yield from _cut_nested(job, block if few else _rows_at(block, rows))
+    for piece in block.pieces():
+        yield from _cut_nested(job, piece)
 
 
 def _cut_nested(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
@@ -50,7 +46,7 @@ def _cut_nested(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
         n_fitting = _n_fitting(job, block, level)
         if len(block.shard) > n_fitting:
             pieces = [
-                _rows_at(piece, np.flatnonzero(group == k))
+                piece.at(np.flatnonzero(group == k))
                 for piece in pieces
                 for group in [_nested(piece, level) // n_fitting]
                 for k in np.unique(group).tolist()
@@ -58,7 +54,7 @@ def _cut_nested(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
     return iter(pieces)
 
 
-def _n_fitting(job: Job, block: ShardBlock, level: int) -> int:
+def _n_fitting(job: Job, block: Planned, level: int) -> int:
     """How many shards of a level have indexes that fit, one at least."""
     source = job.source
     first = tuple(block.shard_coords[0].tolist())
@@ -72,14 +68,3 @@ def _nested(block: ShardBlock, level: int) -> Ints:
     columns = np.stack([block.shard, *block.entry[:level]])
     nested: Any = np.unique(columns, axis=1, return_inverse=True)[1]
     return nested.reshape(-1)
-
-
-def _rows_at(block: ShardBlock, rows: slice | Ints) -> ShardBlock:
-    """Some inner chunks of a block, in their order."""
-    return ShardBlock(
-        block.shard_coords,
-        block.shard[rows],
-        tuple(entry[rows] for entry in block.entry),
-        block.part[rows],
-        block.position[:, rows],
-    )

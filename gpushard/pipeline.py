@@ -111,7 +111,7 @@ class HostPipeline:
         self.decodes_ranges = self._decode_range is not None
 
     @classmethod
-    def compile(
+    def compile(  # noqa: PLR0913 - what is known of an array, by keyword
         cls,
         chain: CodecChain,
         dtype: np.dtype[Any],

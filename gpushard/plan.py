@@ -12,13 +12,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpushard.blocks import ShardBlock, cut_blocks, order_by, run_starts, shards_of
+from gpushard.blocks import (
+    Planned,
+    ShardBlock,
+    cut_blocks,
+    order_by,
+    run_starts,
+    shards_of,
+)
 from gpushard.grid import GridPart
 from gpushard.layout import ArrayLayout
 from gpushard.points import PointPart
 from gpushard.selection import Ints, Orthogonal, Selection
 
 Part = GridPart | PointPart
+
+# Inner chunks of several parts that are sorted together: columns of 300 bytes each.
+_MERGED_CHUNKS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +42,34 @@ class ReadPlan:
         """Inner chunks wanted, counted once for each part that wants them."""
         return sum(part.n_chunks for part in self.parts)
 
-    def blocks(self) -> Iterator[ShardBlock]:
-        """Columns over all inner chunks, each shard in exactly one block."""
+    def blocks(self) -> Iterator[Planned]:
+        """All inner chunks, each shard in one block for all parts that go together.
+
+        Parts go together up to a number of inner chunks.
+        """
         if len(self.parts) == 1:
-            return self.parts[0].blocks()
-        return _merged_blocks(self.parts)
+            yield from self.parts[0].blocks()
+            return
+        for parts in self._groups():
+            if len(parts) > 1:
+                yield from _merged_blocks(parts)
+                continue
+            for k, part in parts:
+                for block in part.blocks():
+                    yield block.of_part(k)
+
+    def _groups(self) -> Iterator[list[tuple[int, Part]]]:
+        """Parts with their numbers, as many together as have not too many chunks."""
+        group: list[tuple[int, Part]] = []
+        n_chunks = 0
+        for k, part in enumerate(self.parts):
+            n_chunks += part.n_chunks
+            if group and n_chunks > _MERGED_CHUNKS:
+                yield group
+                group, n_chunks = [], part.n_chunks
+            group.append((k, part))
+        if group:
+            yield group
 
 
 def plan_read(layout: ArrayLayout, selections: Sequence[Selection]) -> ReadPlan:
@@ -51,10 +84,10 @@ def plan_read(layout: ArrayLayout, selections: Sequence[Selection]) -> ReadPlan:
     )
 
 
-def _merged_blocks(parts: Sequence[Part]) -> Iterator[ShardBlock]:
+def _merged_blocks(parts: Sequence[tuple[int, Part]]) -> Iterator[ShardBlock]:
     """Blocks of several parts, with the rows of one shard side by side."""
-    blocks = [(k, block) for k, part in enumerate(parts) for block in part.blocks()]
-    blocks = [(k, block) for k, block in blocks if len(block.shard)]
+    planned = [(k, block) for k, part in parts for block in part.blocks()]
+    blocks = [(k, p) for k, block in planned for p in block.pieces() if p.n_chunks]
     if not blocks:
         return
     n_rows = max(block.position.shape[0] for _, block in blocks)

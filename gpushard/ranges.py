@@ -14,7 +14,7 @@ from time import perf_counter
 
 import numpy as np
 
-from gpushard.blocks import ShardBlock
+from gpushard.blocks import Planned, ShardBlock
 from gpushard.coalesce import Requests, coalesce, cut_batches
 from gpushard.errors import CorruptShardError
 from gpushard.job import SMALLEST_SHARE_NBYTES, Answer, Job, RequestReader
@@ -29,7 +29,7 @@ from gpushard.workers import Opener, Task, Work
 _REQUEST_NBYTES = 64
 
 
-def range_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Work]:
+def range_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
     """Work that reads a block: one for all that is missing, one a batch of requests.
 
     The shards' indexes are read before the first work is given.

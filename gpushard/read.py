@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpushard.blocks import ShardBlock
+from gpushard.blocks import Planned
 from gpushard.errors import ObjectChangedError, naming
 from gpushard.job import Job, SelfReader, rows_of
 from gpushard.pieces import cut_shards
@@ -23,7 +23,7 @@ from gpushard.workers import Opener, Task, Work, run_tasks
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-Changed = list[tuple[Job, ShardBlock, set[str]]]
+Changed = list[tuple[Job, Planned, set[str]]]
 """Blocks whose objects were replaced while they were read, and the keys of these."""
 
 
@@ -107,7 +107,7 @@ def _run_named(task: Task, job: Job) -> None:
 
 
 def _all_tasks(
-    blocks: Sequence[tuple[Job, Iterator[ShardBlock]]],
+    blocks: Sequence[tuple[Job, Iterator[Planned]]],
     n_workers: int,
     changed: Changed,
 ) -> Iterator[Work]:
@@ -124,15 +124,15 @@ def _all_tasks(
 
 
 def _tasks(
-    job: Job, block: ShardBlock, n_workers: int, changed: Changed
+    job: Job, block: Planned, n_workers: int, changed: Changed
 ) -> Iterator[Work]:
-    job.tally.add(n_shards=len(block.shard_coords), n_inner_chunks=len(block.shard))
+    job.tally.add(n_shards=len(block.shard_coords), n_inner_chunks=block.n_chunks)
     with _noting(job, block, changed):
         yield from _block_tasks(job, block, n_workers)
 
 
 def _begin(
-    opener: Opener, job: Job, block: ShardBlock, changed: Changed
+    opener: Opener, job: Job, block: Planned, changed: Changed
 ) -> Sequence[Task]:
     given: Sequence[Task] = ()
     with _noting(job, block, changed):
@@ -140,13 +140,13 @@ def _begin(
     return [partial(_run, task, job, block, changed) for task in given]
 
 
-def _run(task: Task, job: Job, block: ShardBlock, changed: Changed) -> None:
+def _run(task: Task, job: Job, block: Planned, changed: Changed) -> None:
     with _noting(job, block, changed):
         task()
 
 
 @contextmanager
-def _noting(job: Job, block: ShardBlock, changed: Changed) -> Iterator[None]:
+def _noting(job: Job, block: Planned, changed: Changed) -> Iterator[None]:
     """Note objects that were replaced, and let other errors tell the array."""
     try:
         with _named(job):
@@ -156,7 +156,7 @@ def _noting(job: Job, block: ShardBlock, changed: Changed) -> Iterator[None]:
 
 
 def _note(
-    job: Job, block: ShardBlock, changed: Changed, error: ObjectChangedError
+    job: Job, block: Planned, changed: Changed, error: ObjectChangedError
 ) -> None:
     key = error.shard_key or ""
     for _, noted, keys in changed:
@@ -166,7 +166,7 @@ def _note(
     changed.append((job, block, {key}))
 
 
-def _block_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Work]:
+def _block_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
     """Work that reads a block: of shards fetched whole, and of ranges of the others."""
     whole = fetched_whole(job, block)
     if whole.any():

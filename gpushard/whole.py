@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.blocks import ShardBlock
+from gpushard.blocks import Planned
 from gpushard.errors import CorruptShardError
 from gpushard.fetch import known_index
 from gpushard.job import Job, rows_of
@@ -30,7 +30,7 @@ from gpushard.workers import Opener, Task, Work, run_tasks
 Coordinate = tuple[int, ...]
 
 
-def fetched_whole(job: Job, block: ShardBlock) -> NDArray[np.bool_]:
+def fetched_whole(job: Job, block: Planned) -> NDArray[np.bool_]:
     """Which shards of a block are fetched whole: bool, shape (n_shards,)."""
     source = job.source
     n_shards = len(block.shard_coords)
@@ -40,7 +40,7 @@ def fetched_whole(job: Job, block: ShardBlock) -> NDArray[np.bool_]:
     whole = np.zeros(n_shards, bool)
     if not (layout.levels and costs.prefers_whole_objects):
         return whole
-    wanted = np.bincount(block.shard, minlength=n_shards)
+    wanted = block.n_chunks_of_shards()
     for s, coordinate in enumerate(block.shard_coords.tolist()):
         n_chunks = _chunks_in_shard(source, coordinate)
         if (
@@ -63,7 +63,7 @@ def _chunks_in_shard(source: Source, coordinate: list[int]) -> int:
     return n_chunks
 
 
-def whole_tasks(job: Job, block: ShardBlock, n_workers: int) -> Iterator[Work]:
+def whole_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
     """Work that reads the shards of a block: each takes as many as make a batch."""
     n_shards = len(block.shard_coords)
     first_shard = (0,) * job.source.layout.ndim
@@ -111,21 +111,21 @@ def largest_object(source: Source, coordinate: Coordinate) -> int:
     return encoded_object_limit(layout.object_codecs, limit)
 
 
-def _read_whole(job: Job, block: ShardBlock, n_workers: int) -> Sequence[Task]:
+def _read_whole(job: Job, block: Planned, n_workers: int) -> Sequence[Task]:
     """Fetch the shards of a block; gives the tasks that read it from them."""
     answers, is_large = _fetch(job, block)
     layout = job.source.layout
     if is_large.any() and layout.levels and not layout.object_codecs:
         # Much of such shards is gaps: only what is wanted of them is read.
         run_tasks(range_tasks(job, rows_of(block, is_large), n_workers=1), 1)
+        if is_large.all():
+            return ()
         answers = [a for a, large in zip(answers, is_large, strict=True) if not large]
         block = rows_of(block, ~is_large)
-    return _reading(job, block, answers, n_workers) if answers else ()
+    return _reading(job, block, answers, n_workers)
 
 
-def _fetch(
-    job: Job, block: ShardBlock
-) -> tuple[list[Fetched | None], NDArray[np.bool_]]:
+def _fetch(job: Job, block: Planned) -> tuple[list[Fetched | None], NDArray[np.bool_]]:
     """Objects of a block, cut behind the largest sane size, and which are larger."""
     source = job.source
     requests: list[ByteRequest] = []
@@ -161,7 +161,7 @@ class _HeldTally(Tally):
 
 
 def _reading(
-    job: Job, block: ShardBlock, answers: Sequence[Fetched | None], n_workers: int
+    job: Job, block: Planned, answers: Sequence[Fetched | None], n_workers: int
 ) -> Sequence[Task]:
     """Tasks that read a block from its objects."""
     source = job.source
@@ -174,7 +174,8 @@ def _reading(
             objects[key] = unwrapped(source, tuple(row), answer)
         except CorruptShardError as error:
             # Nothing of the object can be read: filled, if the read goes on.
-            job.give_up(error, block, np.flatnonzero(block.shard == s))
+            for piece in block.pieces():
+                job.give_up(error, piece, np.flatnonzero(piece.shard == s))
             objects[key] = None
     fetched_nbytes = sum(len(a.data) for a in answers if a is not None)
     job.tally.add(

@@ -13,6 +13,8 @@ import damaged_arrays
 import gpushard
 
 KIB = 1 << 10
+# Results of this size are read whole: they are part of what the process grows by.
+_MOST_READ_NBYTES = 4 << 20
 
 
 def status_nbytes(name: str) -> int:
@@ -35,6 +37,8 @@ def read(place: Path, way: str) -> list[str]:
             ignored: list[gpushard.CorruptShardError] = []
             a.read(key, errors=ignored.append)
             came.update(type(error).__name__ for error in ignored)
+        if a.nbytes <= _MOST_READ_NBYTES:
+            a.read()
     except gpushard.GpushardError as error:
         came.add(type(error).__name__)
     return sorted(came)

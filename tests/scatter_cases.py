@@ -137,7 +137,7 @@ def rows_of(plan, layout, store, array, is_missing):
     part = plan.parts[0]
     found: dict[Any, tuple[list, list, list, list, Any]] = {}
     n = 0
-    for block in plan.blocks():
+    for block in sts.pieces_of(plan):
         for column in block.position.T:
             coordinate = part.chunk_coordinate(column)
             chunk = sts.whole_chunk(
@@ -223,7 +223,7 @@ def scatter_by_numpy(case, out):
     target = make_target(plan.parts[0], out)
     n = 0
     with np.errstate(all="ignore"):
-        for block in plan.blocks():
+        for block in sts.pieces_of(plan):
             indexes = target.indexes(block.position)
             for index, column in zip(indexes, block.position.T, strict=True):
                 coordinate = target.part.chunk_coordinate(column)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from gpushard.blocks import ShardBlock
 from gpushard.expressions import basic, orthogonal, points
 from gpushard.layout import (
     ArrayLayout,
@@ -21,6 +22,11 @@ from gpushard.layout import (
 from gpushard.selection import Orthogonal, Projection, Selection, SliceAxis
 
 _PLAIN = CodecChain((), CodecSpec("bytes", {"endian": "little"}), ())
+
+
+def pieces_of(planned) -> list[ShardBlock]:
+    """Columns over all inner chunks of a plan, or of one of its parts."""
+    return [piece for block in planned.blocks() for piece in block.pieces()]
 
 
 def shapes(max_ndim=3, max_side=8):

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
+from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 
 import gpushard
 from damaged_arrays import WAYS, on_host, opened
@@ -163,3 +165,70 @@ def test_no_more_threads_work_than_have_room_for_an_inner_chunk(
     selection = basic(slice(None), a.shape)
     job = host_job(a.source, [selection], [np.empty(8 * n, np.uint8)], Tally())
     assert job.n_workers == n_workers
+
+
+@pytest.mark.parametrize("way", ["plain", "compiled", "device"])
+@pytest.mark.parametrize("n_compressors", [0, 1])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_shard_larger_than_a_block_reads_piece_by_piece(
+    tmp_path, monkeypatch, way, n_compressors, is_nested
+):
+    monkeypatch.setattr("gpushard.blocks.BLOCK_CHUNKS", 5)
+    values = np.arange(24 * 10 * 6, dtype=np.uint16).reshape(24, 10, 6)
+    serializer: Any = "auto"
+    compressors = [ZstdCodec()] * n_compressors
+    if is_nested:
+        serializer = ShardingCodec(
+            chunk_shape=(2, 2, 1), codecs=[BytesCodec(), *compressors]
+        )
+        compressors = []
+    stored = zarr.create_array(
+        tmp_path / "a",
+        shape=values.shape,
+        dtype=values.dtype,
+        shards=(12, 10, 6),
+        chunks=(4, 2, 2),
+        serializer=serializer,
+        compressors=compressors or None,
+        fill_value=0,
+    )
+    values[:6] = 0  # missing inner chunks
+    stored[6:] = values[6:]
+    a = opened(tmp_path / "a", way)
+    for key in (..., (slice(3, 22, 2), slice(None), 4), (slice(None), 7, slice(2, 5))):
+        assert np.array_equal(on_host(a[key]), values[key])
+    keys = [slice(1, 9), slice(5, 24), slice(20, 20)]
+    for key, got in zip(keys, a.read_many(keys), strict=True):
+        assert np.array_equal(on_host(got), values[key])
+
+
+@pytest.mark.parametrize("way", ["plain", "compiled", "device"])
+def test_damage_in_a_shard_larger_than_a_block_costs_what_it_costs(
+    tmp_path, monkeypatch, way
+):
+    monkeypatch.setattr("gpushard.blocks.BLOCK_CHUNKS", 5)
+    n = 64
+    entries = np.stack([np.arange(n), np.ones(n)], axis=1).astype("<u8")
+    entries[[7, 40]] = 2**40, 5
+    values = np.arange(1, n + 1, dtype=np.uint8)
+    meta = document((n,), (n,), sharding((1,), index_codecs=[LITTLE]))
+    put(tmp_path / "a", meta, values.tobytes() + entries.tobytes())
+    values[[7, 40]] = 0
+    found: list[gpushard.CorruptShardError] = []
+    got = opened(tmp_path / "a", way).read(errors=found.append)
+    assert np.array_equal(on_host(got), values)
+    assert {error.inner_chunk for error in found} == {(7,), (40,)}
+
+
+def test_a_damaged_object_around_a_shard_larger_than_a_block_costs_all_of_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("gpushard.blocks.BLOCK_CHUNKS", 5)
+    inner = sharding((1,), index_codecs=[LITTLE])
+    put(tmp_path / "a", document((64,), (64,), inner, GZIP), b"no stream")
+    found: list[gpushard.CorruptShardError] = []
+    got = gpushard.open_array(tmp_path / "a").read(errors=found.append)
+    assert not got.any()
+    assert sorted(error.inner_chunk or () for error in found) == [
+        (i,) for i in range(64)
+    ]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strategies as sts
-from gpushard import blocks
+from gpushard import blocks, plan
 from gpushard.expressions import basic, orthogonal, points
 from gpushard.grid import GridPart
 from gpushard.layout import GridAxis
@@ -91,7 +91,7 @@ def rows_of(plan, block, with_part=False):
 def test_a_plan_wants_exactly_the_inner_chunks_that_hold_wanted_elements(planned):
     layout, (selection,) = planned
     plan = plan_read(layout, [selection])
-    found = [row for block in plan.blocks() for row in rows_of(plan, block)]
+    found = [row for block in sts.pieces_of(plan) for row in rows_of(plan, block)]
     assert sorted(found) == enumerated(layout, selection)
     assert plan.n_chunks == len(found)
 
@@ -106,15 +106,18 @@ def test_blocks_are_bounded_ordered_and_hold_each_shard_once(
         mock.patch.object(blocks, "BLOCK_CHUNKS", block_chunks),
         mock.patch.object(blocks, "BLOCK_SHARDS", block_shards),
     ):
-        made = list(plan.blocks())
-    met = []
+        planned_blocks = list(plan.blocks())
+        made = [piece for block in planned_blocks for piece in block.pieces()]
+    met = [tuple(c) for b in planned_blocks for c in b.shard_coords.tolist()]
+    n_chunks = [b.n_chunks_of_shards().sum() for b in planned_blocks]
+    assert n_chunks == [b.n_chunks for b in planned_blocks]
+    assert sum(n_chunks) == plan.n_chunks
     for block in made:
         n_shards = len(block.shard_coords)
         assert np.all(np.diff(block.shard) >= 0)
         assert np.unique(block.shard).tolist() == list(range(n_shards))
         assert n_shards <= block_shards
-        assert n_shards == 1 or len(block.shard) <= block_chunks
-        met += map(tuple, block.shard_coords.tolist())
+        assert len(block.shard) <= block_chunks
     assert met == sorted(set(met))
     wanted = [
         (k, row) for k, s in enumerate(selections) for row in enumerated(layout, s)
@@ -123,10 +126,31 @@ def test_blocks_are_bounded_ordered_and_hold_each_shard_once(
     assert sorted(found) == wanted
 
 
+@given(planned(max_selections=3), st.integers(1, 6), st.integers(1, 20))
+def test_parts_are_planned_one_after_the_other_where_they_are_large_together(
+    planned, block_chunks, merged_chunks
+):
+    layout, selections = planned
+    read_plan = plan_read(layout, selections)
+    with (
+        mock.patch.object(blocks, "BLOCK_CHUNKS", block_chunks),
+        mock.patch.object(plan, "_MERGED_CHUNKS", merged_chunks),
+    ):
+        made = sts.pieces_of(read_plan)
+    found = [row for b in made for row in rows_of(read_plan, b, with_part=True)]
+    assert sorted(found) == [
+        (k, row) for k, s in enumerate(selections) for row in enumerated(layout, s)
+    ]
+    for block in made:
+        parts = set(block.part.tolist())
+        n_chunks = sum(read_plan.parts[k].n_chunks for k in parts)
+        assert len(parts) == 1 or n_chunks <= merged_chunks
+
+
 @given(planned())
 def test_columns_of_a_block_are_int64_and_of_one_length(planned):
     layout, selections = planned
-    for block in plan_read(layout, selections).blocks():
+    for block in sts.pieces_of(plan_read(layout, selections)):
         n = len(block.shard)
         assert block.shard_coords.shape[1] == layout.ndim
         assert len(block.entry) == len(layout.levels)
@@ -144,14 +168,14 @@ def test_an_empty_selection_wants_no_inner_chunk(layout):
     for selections in ([nothing], [nowhere], [nothing, nowhere], []):
         plan = plan_read(layout, selections)
         assert plan.n_chunks == 0
-        assert sum(len(block.shard) for block in plan.blocks()) == 0
+        assert sum(len(block.shard) for block in sts.pieces_of(plan)) == 0
 
 
 def test_parts_that_want_the_same_inner_chunk_stand_side_by_side():
     axes = (GridAxis(12, 6),)
     layout = sts.make_layout((12,), axes, (sts.make_level((2,)),))
     selections = [basic(slice(0, 8), (12,)), points(([7, 1],), (12,))]
-    (block,) = plan_read(layout, selections).blocks()
+    (block,) = sts.pieces_of(plan_read(layout, selections))
     assert block.shard_coords.tolist() == [[0], [1]]
     assert block.shard.tolist() == [0, 0, 0, 0, 1, 1]
     assert sorted(zip(block.part.tolist(), block.entry[0].tolist(), strict=True)) == [
@@ -168,7 +192,7 @@ def test_the_index_of_a_transposed_shard_counts_along_its_stored_axes():
     axes = (GridAxis(4, 4), GridAxis(6, 6))
     layout = sts.make_layout((4, 6), axes, (sts.make_level((2, 2), (1, 0)),))
     part = GridPart.lay(whole((4, 6)), layout)
-    (block,) = part.blocks()
+    (block,) = sts.pieces_of(part)
     coordinates = [part.chunk_coordinate(column) for column in block.position.T]
     assert coordinates == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     assert block.entry[0].tolist() == [0, 2, 4, 1, 3, 5]
@@ -179,7 +203,7 @@ def test_shards_of_a_rectilinear_grid_count_by_their_own_shape():
     layout = sts.make_layout((6, 10), axes, (sts.make_level((2, 2)),))
     rows = enumerated(layout, whole((6, 10)))
     plan = plan_read(layout, [whole((6, 10))])
-    found = [row for block in plan.blocks() for row in rows_of(plan, block)]
+    found = [row for block in sts.pieces_of(plan) for row in rows_of(plan, block)]
     assert sorted(found) == rows
     assert max(row[1] for row in rows if row[0] == (0, 0)) == (2,)
     assert max(row[1] for row in rows if row[0] == (0, 1)) == (8,)
@@ -199,7 +223,7 @@ def test_points_are_grouped_by_shard_before_inner_chunk():
     axes = (GridAxis(4, 4), GridAxis(8, 4))
     layout = sts.make_layout((4, 8), axes, (sts.make_level((2, 2)),))
     selection = points(([0, 0, 3, 3], [0, 7, 7, 0]), (4, 8))
-    (block,) = plan_read(layout, [selection]).blocks()
+    (block,) = sts.pieces_of(plan_read(layout, [selection]))
     assert block.shard_coords.tolist() == [[0, 0], [0, 1]]
     assert block.shard.tolist() == [0, 0, 1, 1]
     assert block.entry[0].tolist() == [0, 2, 1, 3]
@@ -240,11 +264,13 @@ def test_a_million_points_are_planned_in_bounded_memory():
 def walked(layout, selections):
     """Inner chunks met on the way through a plan, and the peak of memory."""
     start = perf_counter()
-    n_timed = sum(len(b.shard) for b in plan_read(layout, selections).blocks())
+    n_timed = sum(len(b.shard) for b in sts.pieces_of(plan_read(layout, selections)))
     seconds = perf_counter() - start
     tracemalloc.start()
     try:
-        n_chunks = sum(len(b.shard) for b in plan_read(layout, selections).blocks())
+        n_chunks = sum(
+            len(b.shard) for b in sts.pieces_of(plan_read(layout, selections))
+        )
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

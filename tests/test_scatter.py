@@ -44,7 +44,7 @@ def scatter(layout, selections, outs, array):
     """Write every inner chunk of a plan; no values instead of `array` for missing."""
     plan = plan_read(layout, selections)
     targets = [make_target(p, o) for p, o in zip(plan.parts, outs, strict=True)]
-    for block in plan.blocks():
+    for block in sts.pieces_of(plan):
         for p, target in enumerate(targets):
             position = block.position[:, block.part == p]
             indexes = list(target.indexes(position))

@@ -51,7 +51,7 @@ def plain_arrays(draw):
 def test_a_span_is_the_hull_of_the_wanted_elements(plain):
     layout, selection, strides = plain
     part = plan_read(layout, [selection]).parts[0]
-    for block in part.blocks():
+    for block in sts.pieces_of(part):
         start, stop = byte_spans(part, block.position, strides)
         for i in range(len(block.shard)):
             offsets = [
@@ -65,7 +65,7 @@ def test_a_span_is_the_hull_of_the_wanted_elements(plain):
 def test_spans_of_some_columns_are_those_of_all_columns(plain):
     layout, selection, strides = plain
     part = plan_read(layout, [selection]).parts[0]
-    for block in part.blocks():
+    for block in sts.pieces_of(part):
         every = np.stack(byte_spans(part, block.position, strides))
         some = np.arange(len(block.shard))[::-2]
         found = np.stack(byte_spans(part, block.position[:, some], strides))
@@ -78,7 +78,7 @@ def test_spans_of_some_columns_are_those_of_all_columns(plain):
 def test_a_row_is_one_run_of_bytes_unless_the_inner_chunk_is_transposed(order, span):
     layout = sts.make_layout((8, 10), (GridAxis(8, 8), GridAxis(10, 10)))
     part = plan_read(layout, [basic(2, (8, 10))]).parts[0]
-    (block,) = part.blocks()
+    (block,) = sts.pieces_of(part)
     spans = byte_spans(part, block.position, strides_of((8, 10), order, 4))
     assert tuple(int(column[0]) for column in spans) == span
 
@@ -86,7 +86,7 @@ def test_a_row_is_one_run_of_bytes_unless_the_inner_chunk_is_transposed(order, s
 def test_a_stride_spans_from_its_first_to_its_last_element_in_the_inner_chunk():
     layout = sts.make_layout((20,), (GridAxis(20, 10),))
     part = plan_read(layout, [basic(slice(1, None, 3), (20,))]).parts[0]
-    (block,) = part.blocks()
+    (block,) = sts.pieces_of(part)
     start, stop = byte_spans(part, block.position, (2, 2))
     assert (start.tolist(), stop.tolist()) == ([2, 0], [16, 20])
 
@@ -94,7 +94,7 @@ def test_a_stride_spans_from_its_first_to_its_last_element_in_the_inner_chunk():
 def test_points_span_from_the_first_to_the_last_of_them():
     layout = sts.make_layout((8,), (GridAxis(8, 4),))
     part = plan_read(layout, [points(([6, 1, 3, 2],), (8,))]).parts[0]
-    (block,) = part.blocks()
+    (block,) = sts.pieces_of(part)
     start, stop = byte_spans(part, block.position, (2, 2))
     assert (start.tolist(), stop.tolist()) == ([2, 4], [8, 6])
 
@@ -103,7 +103,7 @@ def test_the_padding_rows_of_a_shared_plan_do_not_count():
     layout = sts.make_layout((8, 8), (GridAxis(8, 4), GridAxis(8, 4)))
     selections = [basic((1, 1), (8, 8)), points(([5], [7]), (8, 8))]
     plan = plan_read(layout, selections)
-    (block,) = plan.blocks()
+    (block,) = sts.pieces_of(plan)
     assert block.position.shape == (2, 2)
     for p, span in enumerate([(5, 6), (7, 8)]):
         spans = byte_spans(plan.parts[p], block.position[:, block.part == p], (4, 1, 1))

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpushard import blocks
-from gpushard.blocks import ShardBlock
+from gpushard.blocks import Planned
 from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetch import fetch_indexes
 from gpushard.fused.boxes import Landing, are_too_many, runs
@@ -34,6 +34,8 @@ from gpushard.workers import Task
 
 # Shards read side by side: each is an open file, of which a process has few.
 _MOST_SHARDS = 64
+# What the columns over the cells of an axis take while they are made.
+_CELL_NBYTES = 100
 
 
 class _Shards(NamedTuple):
@@ -99,22 +101,21 @@ class DirectRead:
         largest = prod(int(np.diff(c.bounds).max(initial=0)) for c in self._cells)
         step = min(max(1, blocks.BLOCK_CHUNKS // max(largest, 1)), _MOST_SHARDS)
         for first in range(0, n_shards, step):
-            shards = self._shards(first, min(first + step, n_shards))
-            n_boxes = len(shards.boxes)
-            work = n_boxes * self._runner.chain.chunk_nbytes
-            n_tasks = min(work // (2 * SMALLEST_SHARE_NBYTES), 4 * n_workers)
-            n_tasks = max(1, n_tasks)
-            cuts = [n_boxes * k // n_tasks for k in range(n_tasks + 1)]
-            for low, high in pairwise(cuts):
-                yield partial(self._place, shards, low, high)
+            for shards in self._shards(first, min(first + step, n_shards)):
+                n_boxes = len(shards.boxes)
+                work = n_boxes * self._runner.chain.chunk_nbytes
+                n_tasks = min(work // (2 * SMALLEST_SHARE_NBYTES), 4 * n_workers)
+                n_tasks = max(1, n_tasks)
+                cuts = [n_boxes * k // n_tasks for k in range(n_tasks + 1)]
+                for low, high in pairwise(cuts):
+                    yield partial(self._place, shards, low, high)
 
-    def left_over(self) -> Iterator[ShardBlock]:
+    def left_over(self) -> Iterator[Planned]:
         """Blocks of what is to be read the general way, once all tasks have run."""
-        for number in sorted(self._left):
-            yield self._part.block(number, number + 1)
+        return map(self._part.shard, sorted(self._left))
 
-    def _shards(self, first: int, last: int) -> _Shards:
-        """Plan of the shards ``first:last``."""
+    def _shards(self, first: int, last: int) -> Iterator[_Shards]:
+        """Plans of the shards ``first:last``; of a large one, slab by slab."""
         part = self._part
         at = np.unravel_index(np.arange(first, last), part.shard_grid)
         coordinates = _columns_at([a.shard_cell for a in part.sharded], at)
@@ -130,17 +131,26 @@ class DirectRead:
         )
         count = _columns_at([np.diff(c.bounds) for c in self._cells], at)
         count *= is_read[:, None]
-        ranges = np.stack([_columns_at(_first_cells(self._cells), at), count])
-        table = np.array(
-            [shard_row(k, h) for k, h in zip(known, handles, strict=True)], np.int64
-        )
-        n_boxes = int(count.prod(axis=1).sum())
-        boxes = np.empty((n_boxes, FIRST_LENGTH + len(self._cells)), np.int64)
+        self._left.update((first + np.flatnonzero(~is_read)).tolist())
+        rows = [shard_row(k, h) for k, h in zip(known, handles, strict=True)]
+        cell = _columns_at(_first_cells(self._cells), at)
+        for ranges in _slabs(cell, count):
+            boxes, bounds = self._boxes(first, rows, ranges)
+            yield _Shards(first, handles, known, boxes, bounds)
+
+    def _boxes(
+        self, first: int, rows: Sequence[tuple[int, ...]], ranges: Ints
+    ) -> tuple[Ints, Ints]:
+        """Boxes of some cells of each shard from `first` on, and their bounds."""
+        table = np.array(rows, np.int64)
+        n_wanted = ranges[1].prod(axis=1)
+        n_axes = len(self._cells)
+        boxes = np.empty((int(n_wanted.sum()), FIRST_LENGTH + n_axes), np.int64)
         self._plan(self._columns, ranges, table, boxes)
         bounds = np.append(0, table[:, END])
-        is_left = ~is_read | ((np.diff(bounds) == 0) & (count.prod(axis=1) > 0))
+        is_left = (np.diff(bounds) == 0) & (n_wanted > 0)
         self._left.update((first + np.flatnonzero(is_left)).tolist())
-        return _Shards(first, handles, known, boxes[: bounds[-1]], bounds)
+        return boxes[: bounds[-1]], bounds
 
     def _open(self, coordinate: tuple[int, ...], known: KnownIndex) -> Handle | None:
         """File of a shard; None if it changed since its index was read."""
@@ -181,6 +191,30 @@ class DirectRead:
         return True
 
 
+def _slabs(cell: Ints, count: Ints) -> Iterator[Ints]:
+    """Ranges of cells that a block holds: int64, shape (2, n_shards, n_axes).
+
+    `cell` is where those of each shard begin along each axis, `count` how many there
+    are.
+    Of several shards, all of them; of a shard with more, slabs in C order.
+    """
+    lengths: list[int] = count[0].tolist()
+    if len(count) > 1 or prod(lengths) <= blocks.BLOCK_CHUNKS:
+        yield np.stack([cell, count])
+        return
+    cut = next(
+        d for d in range(len(lengths)) if prod(lengths[d + 1 :]) <= blocks.BLOCK_CHUNKS
+    )
+    step = blocks.BLOCK_CHUNKS // prod(lengths[cut + 1 :])
+    for ahead in product(*map(range, lengths[:cut])):
+        for at in range(0, lengths[cut], step):
+            offset, length = np.zeros_like(count), count.copy()
+            offset[0, : cut + 1] = *ahead, at
+            length[0, :cut] = 1
+            length[0, cut] = min(step, lengths[cut] - at)
+            yield np.stack([cell + offset, length])
+
+
 def direct_read(runner: BoxRunner, landing: Landing, job: Job) -> DirectRead | None:
     """The read of one selection in compiled loops; None where they cannot do it all."""
     source = job.source
@@ -192,6 +226,7 @@ def direct_read(runner: BoxRunner, landing: Landing, job: Job) -> DirectRead | N
         or len(layout.levels) != 1
         or layout.object_codecs
         or source.has_large_indexes
+        or _has_long_axes(landing, source)
         or runner.chain.chunk_nbytes > source.options.max_chunk_nbytes
         or not layout.ndim
         or any(axis.boundaries is not None for axis in layout.axes)
@@ -204,6 +239,12 @@ def direct_read(runner: BoxRunner, landing: Landing, job: Job) -> DirectRead | N
         if members is not None and _are_pieces(members, stride):
             return None
     return DirectRead(runner, landing, job, store)
+
+
+def _has_long_axes(landing: Landing, source: Source) -> bool:
+    """Whether the columns over the cells of all axes take much of the memory limit."""
+    n_cells = sum(len(p.cell) for p in landing.part.projections)
+    return _CELL_NBYTES * n_cells > source.options.memory_limit // 4
 
 
 def _are_pieces(members: Members, stride: int) -> bool:

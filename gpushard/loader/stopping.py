@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpushard.blocks import ShardBlock
+from gpushard.blocks import Planned, ShardBlock
 from gpushard.job import Answer, Job, RequestReader, SelfReader, Sink
 from gpushard.loader.prefetch import Stopped
 from gpushard.ranged import RangedBlock
@@ -46,7 +46,7 @@ class _StoppableReader:
         """See `SelfReader`."""
         return self.reader.seen
 
-    def left_over(self) -> Iterator[ShardBlock]:
+    def left_over(self) -> Iterator[Planned]:
         """See `SelfReader`."""
         return self.reader.left_over()
 
