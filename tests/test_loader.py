@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
+import time
 from itertools import chain
 
 import numpy as np
@@ -137,6 +138,43 @@ def test_memory_is_used_again_when_batches_are_let_go(monkeypatch):
                 del batch
     # 26 batches of an epoch, in no more pieces of memory than are held at a time.
     assert len(addresses) <= 2 * (2 + 3)
+
+
+def block_of(array):
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array.block
+
+
+def test_the_very_memory_is_given_again():
+    memory, dtype = Memory(2), np.dtype("u1")
+    array = memory.take((4096,), dtype)
+    block = block_of(array)
+    assert block_of(memory.take((4096,), dtype)) is not block
+    del array
+    assert any(block_of(memory.take((4096,), dtype)) is block for _ in range(2))
+
+
+def test_no_more_is_made_ahead_than_the_depth():
+    n_made, ahead = 0, []
+
+    def items():
+        nonlocal n_made
+        while True:
+            n_made += 1
+            ahead.append(n_made - n_taken)
+            yield n_made
+
+    n_taken = 0
+    stage = Prefetched(items(), 2, threading.Event(), Waits())
+    stage.start()
+    # Counted before, or the item that it makes room for would seem one too many.
+    for n_taken in range(1, 21):  # noqa: B007 - what is made looks at it
+        next(stage)
+        time.sleep(0.002)
+    stage.close()
+    stage.join(10)
+    assert max(ahead) <= 2
 
 
 def test_memory_comes_back_when_the_last_view_is_gone():

@@ -131,7 +131,7 @@ def flaky(place, monkeypatch):
         monkeypatch.setattr(type(array.source.store), "read", lambda _, r: flaky(r))
         return array
 
-    monkeypatch.setattr(reading, "_PAUSES", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(reading, "_PAUSES", (0.01,) * len(reading._PAUSES))
     return make
 
 
