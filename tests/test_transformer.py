@@ -151,7 +151,7 @@ def test_no_directories_beyond_a_known_grid_are_listed(grid, n_listed, below):
 @pytest.mark.parametrize("value", [3, "text", [1, 2]])
 def test_values_that_are_no_bytes_are_refused(value, key, store, below):
     asked = len(below.asked)
-    with pytest.raises(OptionError, match="no bytes"):
+    with pytest.raises(gpushard.OptionError, match="no bytes"):
         store[key] = value
     assert not [call for call in below.asked[asked:] if call[0] == "set"]
 
