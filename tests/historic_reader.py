@@ -44,7 +44,7 @@ def prototype(root: Path, path: str = "") -> Stored:
         document["shape"],
         document["chunks"],
         document["shards"],
-        np.dtype(document["dtype"]),
+        data_type(document["dtype"]),
         document["order"],
         [*(document["filters"] or []), *filter(None, [document["compressor"]])],
         document["compressor"],
@@ -53,6 +53,14 @@ def prototype(root: Path, path: str = "") -> Stored:
         "",
         document["dimension_separator"],
     )
+
+
+def data_type(spelled: Any) -> np.dtype[Any]:
+    """NumPy's string, or a list of fields: name, type and perhaps a shape."""
+    if isinstance(spelled, str):
+        return np.dtype(spelled)
+    fields = [(name, data_type(of), *map(tuple, rest)) for name, of, *rest in spelled]
+    return np.dtype(fields)
 
 
 def draft(root: Path, path: str = "") -> Stored:
@@ -136,7 +144,7 @@ def decoded(stored: Stored, payload: bytes) -> np.ndarray:
 
 def fill(stored: Stored) -> Any:
     value, kind = stored.fill_value, stored.dtype.kind
-    if kind in "S":
+    if kind in "SV":
         return np.frombuffer(base64.b64decode(value), stored.dtype)[0]
     if kind == "c":
         return complex(*map(float, value))

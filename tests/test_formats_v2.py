@@ -311,7 +311,6 @@ DELTA_OF_OTHERS = {"id": "delta", "dtype": "<i8"}
         ({"dtype": []}, "MetadataError", "dtype"),
         ({"dtype": [["a"]]}, "MetadataError", "dtype[0]"),
         ({"dtype": [["a", "<i4"], ["a", "<i4"]]}, "MetadataError", "dtype"),
-        ({"dtype": [["a", "<i4"], ["b", ">i4"]]}, "UnsupportedError", "dtype"),
         ({"dtype": [["a", "<i4", [-1]]]}, "MetadataError", "dtype[0][2][0]"),
         ({"compressor": {"id": "secret"}}, "UnsupportedError", "compressor"),
         ({"compressor": {"id": "pickle"}}, "MetadataError", "compressor"),

@@ -254,30 +254,45 @@ def test_shards_that_vanish_after_their_index_are_errors_and_not_fill_values():
         a[0, 0]
 
 
-def of_both_byte_orders():
+def of_a_filter_on_other_types():
     """An array that zarr reads and gpushard refuses."""
-    dtype = np.dtype([("x", "<i4"), ("y", ">i4")])
-    values = np.array([(1, 2), (3, 4), (5, 6)], dtype)
+    values = np.array([1, 2, 3], "<u4")
     with quiet_zarr():
-        z = zarr.create_array({}, shape=3, chunks=2, dtype=dtype, zarr_format=2)
+        z = zarr.create_array(
+            {},
+            shape=3,
+            chunks=2,
+            dtype="<u4",
+            zarr_format=2,
+            filters=Delta("<i4"),
+        )
         z[...] = values
     return z, values
 
 
 def test_unsupported_arrays_raise_when_strict():
-    z, _ = of_both_byte_orders()
-    with pytest.raises(UnsupportedError, match="both byte orders"):
+    z, _ = of_a_filter_on_other_types()
+    with pytest.raises(UnsupportedError, match="another data type"):
         z[...]
 
 
 def test_unsupported_arrays_fall_back_with_one_warning_that_says_why():
-    z, values = of_both_byte_orders()
+    z, values = of_a_filter_on_other_types()
     with zarr.config.set({"gpushard.strict": False}):
-        with pytest.warns(FallbackWarning, match=r"zarr's own.*both byte orders"):
+        with pytest.warns(FallbackWarning, match=r"zarr's own.*another data type"):
             assert z[...].tolist() == values.tolist()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert z[1:].tolist() == values[1:].tolist()
+
+
+def test_fields_of_both_byte_orders_are_read_as_zarr_reads_them():
+    dtype = np.dtype([("x", "<i4"), ("y", ">i4")])
+    values = np.array([(1, 2), (3, 4), (5, 6)], dtype)
+    with quiet_zarr():
+        z = zarr.create_array({}, shape=3, chunks=2, dtype=dtype, zarr_format=2)
+        z[...] = values
+    assert z[...].tolist() == values.tolist()
 
 
 def test_what_gpushard_takes_for_malformed_and_zarr_opens_is_left_to_zarr(monkeypatch):

@@ -66,6 +66,9 @@ def stored_elements(spec: CodecSpec, dtype: np.dtype[Any]) -> StoredElements:
             f"the bytes codec cannot hold elements of variable size ({dtype})",
             json_path=spec.json_path,
         )
+    fields = spec.configuration.get("fields")
+    if fields is not None:  # of older formats: each field has a byte order of its own
+        return StoredElements(dtype, np.dtype(fields), is_castable=True)
     endian = spec.configuration.get("endian")
     if endian not in ("little", "big", None):
         raise MetadataError(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
+from gpushard.codecs.bytes import stored_elements
 from gpushard.codecs.zarr_objects import (
     ZarrElements,
     codec_object,
@@ -28,7 +29,8 @@ class ZarrEncoder:
     """A codec chain, ready to encode arrays.
 
     zarr runs the codecs of a batch side by side in its own threads. May be called from
-    several threads at once.
+    several threads at once. Structs become bytes here: zarr does not know all that
+    Zarr v2 has, nor gives each field its byte order.
 
     Parameters
     ----------
@@ -47,7 +49,17 @@ class ZarrEncoder:
 
     def __init__(self, chain: CodecChain, elements: ZarrElements) -> None:
         self._specs = (*chain.array_array, chain.array_bytes, *chain.bytes_bytes)
-        self._codecs = tuple(codec_object(spec) for spec in self._specs)
+        self._struct: np.dtype[Any] | None = None
+        if elements.dtype.names is not None and chain.array_bytes.name == "bytes":
+            stored = stored_elements(chain.array_bytes, elements.dtype)
+            self._struct = stored.view_dtype
+            elements = replace(elements, data_type_json=_opaque(elements.dtype))
+        self._codecs = tuple(
+            None
+            if self._struct is not None and spec is chain.array_bytes
+            else codec_object(spec)
+            for spec in self._specs
+        )
         self._array = elements_spec(chain.array_bytes, elements)
 
     def encode(self, arrays: Sequence[NDArray[Any]]) -> list[Bytes | None]:
@@ -67,6 +79,9 @@ class ZarrEncoder:
         spec = replace(self._array, shape=arrays[0].shape)
         data: list[Any] = [cpu.NDBuffer.from_numpy_array(array) for array in arrays]
         for codec_spec, unfitted in zip(self._specs, self._codecs, strict=True):
+            if unfitted is None:
+                data = [_plain_bytes(item, self._struct) for item in data]
+                continue
             codec = fit(codec_spec, unfitted, spec)
             if codec_spec.name.startswith("numcodecs."):
                 data = [_in_c_order(item) for item in data]
@@ -97,6 +112,19 @@ def as_bytes(buffer: Any) -> Bytes:
     """Bytes of a zarr buffer."""
     array = np.ascontiguousarray(buffer.as_numpy_array())
     return array.reshape(-1).view(np.uint8)
+
+
+def _opaque(dtype: np.dtype[Any]) -> Any:
+    """Data type of as many bytes, for codecs that must know no more of a struct."""
+    configuration = {"length_bytes": dtype.itemsize}
+    return {"name": "raw_bytes", "configuration": configuration}
+
+
+def _plain_bytes(item: Any, stored: np.dtype[Any] | None) -> Any:
+    """Buffer of elements as they are stored, one after the other in C order."""
+    elements = np.ascontiguousarray(item.as_numpy_array(), stored)
+    data: Any = elements.reshape(-1).view(np.uint8)  # zarr's ArrayLike is narrower
+    return cpu.Buffer.from_array_like(data)
 
 
 def _in_c_order(item: Any) -> Any:

@@ -247,6 +247,8 @@ def _strides(
 
 def _stored_dtype(spec: CodecSpec, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], bool]:
     """Data type in the stored byte order, and whether it cannot be told by one."""
+    if "fields" in spec.configuration:
+        raise UnsupportedError("structs whose fields have both byte orders")
     if spec.configuration.get("endian") != "big" or dtype.itemsize == 1:
         return dtype, False
     if dtype.fields is not None:

@@ -20,6 +20,7 @@ from gpushard.errors import OptionError, UnsupportedError
 from gpushard.formats import v2_prototype, v3_draft
 from gpushard.formats.new_document import ArrayArguments, check_names, lengths
 from gpushard.formats.numcodecs_names import numcodecs_configuration
+from gpushard.formats.numpy_types import parse_numpy_type, spelled
 
 HistoricFormat = Literal["v3-draft-transformer", "v2-prototype-ii"]
 
@@ -73,7 +74,7 @@ class HistoricArguments:
         if given.get("serializer") not in (None, "auto"):
             raise _refused("serializer", "none: numcodecs' filters and compressor")
         shape = lengths(given["shape"], "shape")
-        dtype = _dtype(given["dtype"])
+        dtype = _dtype(given["dtype"], format_name)
         chunks = _along_axes(given["chunks"], "chunks", len(shape))
         return cls(
             shape=shape,
@@ -101,7 +102,7 @@ def prototype_documents(
         "zarr_format": 2,
         "shape": list(arguments.shape),
         "chunks": list(arguments.chunks),
-        "dtype": arguments.dtype.str,
+        "dtype": spelled(arguments.dtype),
         "compressor": arguments.compressor,
         "fill_value": _fill_json(arguments.fill_value),
         "order": arguments.order,
@@ -165,7 +166,7 @@ def document_bytes(document: Mapping[str, Any]) -> bytes:
     return text.encode()
 
 
-def _dtype(value: Any) -> np.dtype[Any]:
+def _dtype(value: Any, format_name: HistoricFormat) -> np.dtype[Any]:
     try:
         dtype = np.dtype(value)
     except TypeError as error:
@@ -173,9 +174,12 @@ def _dtype(value: Any) -> np.dtype[Any]:
         raise _refused("dtype", expected, value) from error
     if dtype.kind in "biufcSUmM":
         return dtype
+    if dtype.names is not None and format_name == "v2-prototype-ii":
+        return parse_numpy_type(spelled(dtype), "dtype").stored
     raise UnsupportedError(
-        "the historic formats are written with plain elements of fixed size only",
-        expected="booleans, numbers, times or strings of a fixed length",
+        f"arrays of {format_name} are not written with elements of this kind",
+        expected="booleans, numbers, times, strings of a fixed length, or in Zarr v2"
+        " structs of these",
         got=str(dtype),
     )
 
@@ -226,12 +230,34 @@ def _compressor(value: Any) -> dict[str, Any] | None:
 def _fill_value(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     if value is None:
         return np.zeros((), dtype)
+    if dtype.names is not None and not hasattr(value, "dtype"):
+        return _fill_struct(value, dtype)
     try:
         if isinstance(value, int):  # has no width, so NumPy checks its size
             return np.asarray(value, dtype)
-        return np.asarray(value).astype(dtype, casting="same_kind").reshape(())
+        given = np.asarray(value)
+        found = given.astype(dtype, casting="same_kind").reshape(())
+        if dtype.kind in "SU" and found != given:
+            raise ValueError("the text is longer")
+        return found
     except (TypeError, ValueError, OverflowError) as error:
         raise _refused("fill_value", f"one element of {dtype}", value) from error
+
+
+def _fill_struct(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Struct of a tuple, one value a field, each of which fits it; 0 is all zeros."""
+    element, names = np.zeros((), dtype), dtype.names or ()
+    if type(value) is int and value == 0:
+        return element
+    items = cast("tuple[Any, ...]", value if isinstance(value, tuple) else ())
+    if len(items) != len(names):
+        raise _refused("fill_value", f"a tuple of {len(names)}, as of {dtype}", value)
+    for name, item in zip(names, items, strict=True):
+        field: NDArray[Any] = element[name]
+        each = np.broadcast_to(np.asarray(item, object), field.shape)
+        for at in np.ndindex(field.shape):
+            field[at] = _fill_value(each[at], field.dtype)
+    return element
 
 
 def _order(value: Any) -> Literal["C", "F"]:

@@ -80,7 +80,9 @@ def parse_elements(
     split = _n_element_filters(filters)
     elements = [_native(spec) for spec in filters[:split]]
     endian = _check_types(filters[:split], stored)
-    configuration = {} if endian is None else {"endian": endian}
+    configuration: dict[str, Any] = {} if endian is None else {"endian": endian}
+    if stored.has_both_orders:
+        configuration = {"fields": stored.stored.descr}
     serializer = CodecSpec("bytes", configuration, json_path)
     rest = [_refuse_unless_bytes(spec) for spec in filters[split:]]
     return stored, CodecChain((*before, *elements), serializer, (*rest, *after))
@@ -152,6 +154,13 @@ def _refuse_unless_bytes(spec: CodecSpec) -> CodecSpec:
 def _check_types(filters: Sequence[CodecSpec], stored: StoredType) -> Any:
     """Byte order of what the last filter makes, each fitting the one ahead of it."""
     current, endian = stored.stored, stored.endian
+    if filters and stored.has_both_orders:
+        raise UnsupportedError(
+            "a filter changes elements whose fields have both byte orders",
+            codec=filters[0].name,
+            json_path=filters[0].json_path,
+            expected="filters that change bytes, such as shuffle",
+        )
     for spec in filters:
         given = _named_type(spec, _DECODED_MEMBERS) or current
         if given != current:

@@ -36,12 +36,15 @@ class StoredType:
     stored
         As they are stored, byte order included.
     endian
-        Byte order of all of them; None where there is none.
+        Byte order of all of them; None where there is none, or both.
+    has_both_orders
+        Whether fields of a struct have the one, and others the other byte order.
     """
 
     data_type: DataType
     stored: np.dtype[Any]
     endian: Literal["little", "big"] | None
+    has_both_orders: bool = False
 
 
 def parse_numpy_type(value: Any, json_path: str) -> StoredType:
@@ -52,21 +55,31 @@ def parse_numpy_type(value: Any, json_path: str) -> StoredType:
     MetadataError
         The spelling is malformed.
     UnsupportedError
-        It names a type without a fixed size, or fields of both byte orders.
+        It names a type without a fixed size.
     """
     stored = _dtype(value, json_path)
     native = stored.newbyteorder("=")
     orders = set(_byte_orders(stored))
-    if len(orders) > 1:
-        raise UnsupportedError(
-            "a struct has fields of both byte orders",
-            json_path=json_path,
-            expected="one byte order",
-            got=shown(value),
-        )
-    endian = next(iter(orders), None)
-    data_type = DataType(native, _json(value, native), endian is not None)
-    return StoredType(data_type, stored, endian)
+    endian = next(iter(orders)) if len(orders) == 1 else None
+    data_type = DataType(native, _json(value, native), bool(orders))
+    return StoredType(data_type, stored, endian, len(orders) > 1)
+
+
+def spelled(dtype: np.dtype[Any]) -> Any:
+    """A data type's spelling, which `parse_numpy_type` takes.
+
+    Bytes between fields are left out: zarr-python knows packed structs only.
+    """
+    if dtype.fields is None:
+        return dtype.str
+    return [[name, *_spelled_field(dtype[name])] for name in dtype.names or ()]
+
+
+def _spelled_field(dtype: np.dtype[Any]) -> list[Any]:
+    if dtype.subdtype is None:
+        return [spelled(dtype)]
+    element, shape = dtype.subdtype
+    return [spelled(element), list(shape)]
 
 
 def order_of(dtype: np.dtype[Any]) -> Literal["little", "big"] | None:
