@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from zarr.storage import MemoryStore
+from zarr.storage import FsspecStore, MemoryStore
 
 import gpushard
 from gpushard.converting.mark import NAME, Mark
@@ -289,6 +289,30 @@ def test_an_object_store_is_resumed_as_well(tmp_path):
     assert report.n_written == 24 - len(shards)
     assert all(before[key] == after[key] for key in shards)
     assert NAME not in after
+
+
+def test_the_first_part_of_a_shard_is_not_taken_for_it_in_a_store_of_fsspec(
+    tmp_path, monkeypatch
+):
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    src, dst = make_source(tmp_path / "src"), tmp_path / "dst"
+    store = FsspecStore.from_url(f"local://{dst}", storage_options={"auto_mkdir": True})
+    monkeypatch.setattr("gpushard.converting.mark._INTERVAL_S", 0.0)
+    interrupt(src, store, 0.4, num_threads=1)
+    noted = identities(dst)
+    assert 0 < len(noted) < 24
+    # Shards to come: one cut off, one of nothing, and one whose end alone is damaged.
+    whole = (dst / "c/0/0").read_bytes()
+    torn = {"c/6/0": whole[: len(whole) // 2], "c/6/1": b"", "c/7/3": whole[:-1] + b"x"}
+    for name, data in torn.items():
+        (dst / name).parent.mkdir(exist_ok=True)
+        (dst / name).write_bytes(data)
+    monkeypatch.setattr("gpushard.converting.mark._INTERVAL_S", 60.0)
+    report = gpushard.convert(src, store, num_threads=1, **TARGET).arrays[""]
+    assert_complete(src, dst)
+    # The last tile was written before it could be told, and noted after.
+    kept = noted.items() & identities(dst).items()
+    assert len(noted) - 1 <= len(kept) == 24 - report.n_written
 
 
 def document(shards, chunks, shape=(4096, 4096)) -> dict:

@@ -2,8 +2,9 @@
 
 It is written before the array is made and deleted when all is done. It says of which
 source, and to what, so that another conversion is never taken for the rest of this one,
-and which shards are finished. A shard that lies there counts as finished as well, for
-shards appear whole or not at all.
+and which shards are finished. A shard that lies there counts as finished as well, where
+shards appear whole or not at all; in other stores it may be the first part of one, and
+only the mark is believed.
 """
 
 from __future__ import annotations
@@ -126,8 +127,10 @@ class Mark:
         self.is_resumed = True
 
     def look_for(self, key_of: Callable[[int], str]) -> None:
-        """Note shards that lie there, by their numbers' keys."""
+        """Note shards that lie there, by their numbers' keys, if they must be whole."""
         writer = writer_of(self.store)
+        if not writer.puts_whole:
+            return
         unknown = np.flatnonzero(~self.done).tolist()
         for first in range(0, len(unknown), _BATCH):
             batch = unknown[first : first + _BATCH]

@@ -229,6 +229,7 @@ class _ClaimingWriter:
     def __init__(self, writer: Writer, claimed: str) -> None:
         self._claimed = claimed
         self.deletes_in_updates = writer.deletes_in_updates
+        self.puts_whole = writer.puts_whole
         self._put = writer.put
         self.update = writer.update
         self.create = writer.create

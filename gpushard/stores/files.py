@@ -99,6 +99,7 @@ class FileWriter:
     """Write access to the files of a local store."""
 
     deletes_in_updates = True
+    puts_whole = True
 
     def __init__(self, store: LocalStore) -> None:
         self._store = store

@@ -41,6 +41,11 @@ class Writer(Protocol):
         """Whether `update` may delete: object stores have no conditional delete."""
         ...
 
+    @property
+    def puts_whole(self) -> bool:
+        """Whether a put that is cut off never leaves a part of an object."""
+        ...
+
     def put(self, key: str, pieces: Pieces | None) -> None:
         """Replace an object whatever it was; None deletes it.
 
@@ -144,6 +149,7 @@ class ObjectWriter:
     """
 
     deletes_in_updates = False
+    puts_whole = True
 
     def __init__(
         self, store: RemoteStore, tags: Mapping[str, str] | None = None
@@ -298,6 +304,11 @@ class ZarrWriter:
     def __init__(self, store: ZarrStore) -> None:
         self._store = store
 
+    @property
+    def puts_whole(self) -> bool:
+        """Only in memory: fsspec's file systems write where the object lies."""
+        return self._is_in_memory
+
     def put(self, key: str, pieces: Pieces | None) -> None:
         """Replace an object whatever it was; None deletes it."""
         refuse_unsafe_key(key, self._store.url)
@@ -310,9 +321,7 @@ class ZarrWriter:
         What lies elsewhere other processes may write to, which no lock of this one
         keeps away.
         """
-        from zarr.storage import MemoryStore
-
-        if not isinstance(self._store.zarr_store, MemoryStore):
+        if not self._is_in_memory:
             raise UnsupportedError(
                 "nothing keeps other processes from writing to a part of the same shard"
                 " of this store, so that one write could undo another",
@@ -340,6 +349,12 @@ class ZarrWriter:
     def clear(self, prefix: str) -> None:
         """Delete all objects below `prefix`, or all of the store's for ""."""
         self._run(self._store.zarr_store.delete_dir(prefix), prefix)
+
+    @property
+    def _is_in_memory(self) -> bool:
+        from zarr.storage import MemoryStore
+
+        return isinstance(self._store.zarr_store, MemoryStore)
 
     def _put(self, key: str, pieces: Pieces | None) -> None:
         store = self._store.zarr_store
