@@ -8,6 +8,7 @@ process that holds it, whatever becomes of the file.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -40,6 +41,28 @@ _BESIDE = re.compile(rf"(.*/)?\.([^/]+?)\.(?:{_NEW_UNDO}|{_LOCK}|{_UNDO}|{_NEW})
 
 
 @dataclass(frozen=True, slots=True)
+class FileBytes:
+    """Bytes of an open file, of which only slices are read."""
+
+    fd: int
+    nbytes: int
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __getitem__(self, span: slice) -> Bytes:
+        start, stop, _ = span.indices(self.nbytes)
+        data = np.empty(max(0, stop - start), np.uint8)
+        left = memoryview(data)
+        while left:
+            n_read = os.preadv(self.fd, [left], stop - len(left))
+            if not n_read:
+                raise OSError(errno.EIO, "the file became shorter while it was read")
+            left = left[n_read:]
+        return data
+
+
+@dataclass(frozen=True, slots=True)
 class LockedFile:
     """A file that no other writer touches meanwhile."""
 
@@ -56,6 +79,19 @@ class LockedFile:
             return np.fromfile(self.path, np.uint8)
         except FileNotFoundError:
             return None
+
+    @contextmanager
+    def opened(self) -> Generator[FileBytes | None]:
+        """Its bytes, to be read in slices; None if there is no file."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            yield FileBytes(fd, os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
 
     def nbytes(self) -> int | None:
         """Its size; None if there is no file."""

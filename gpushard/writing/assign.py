@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from math import prod
 from typing import Any
@@ -180,11 +180,13 @@ class WriteSession:
             stored = None if is_whole else file.read()
             file.replace(self._pieces(region, stored, change))
             return
-        stored = None if is_whole else file.read()
-        shard = None if stored is None else StoredShard.parse(region, stored)
-        update = ShardUpdate(self.encoder, region, file.nbytes(), shard, change)
-        patch = patch_of(update)
+        # Only the index and the inner chunks that are changed are read.
+        with nullcontext() if is_whole else file.opened() as data:
+            shard = None if data is None else StoredShard.parse(region, data)
+            update = ShardUpdate(self.encoder, region, file.nbytes(), shard, change)
+            patch = patch_of(update)
         if patch is None:
+            stored = None if is_whole else file.read()
             file.replace(self._pieces(region, stored, change))
         else:
             self._patch_file(file, patch)

@@ -15,6 +15,7 @@ from gpushard.errors import CorruptShardError
 from gpushard.index import CORRUPT, MISSING, PRESENT, ShardIndex, parse_index
 from gpushard.layout import GridAxis, ShardLevel
 from gpushard.source import Source
+from gpushard.stores.files import FileBytes
 from gpushard.writing.regions import Cell
 
 Bytes = NDArray[np.uint8]
@@ -133,13 +134,13 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """A shard's bytes and its validated index."""
+    """A shard's bytes, in memory or in a file, and its validated index."""
 
-    data: Bytes
+    data: Bytes | FileBytes
     index: ShardIndex
 
     @classmethod
-    def parse(cls, region: Region, data: Bytes) -> StoredShard:
+    def parse(cls, region: Region, data: Bytes | FileBytes) -> StoredShard:
         """Shard whose bytes are `data`.
 
         Raises

@@ -1,0 +1,115 @@
+"""A write in place reads no more of a shard than it has to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gpushard
+from gpushard.options import Options, WriteOptions
+from gpushard.stores.files import FileBytes, LockedFile
+from gpushard.writing.shard import Region, StoredShard
+from zarr_oracle import assert_same_bits
+
+PAIRS = [
+    ("append_only", "end"),
+    ("random_write", "start"),
+    ("fixed_order", "start"),
+    ("fixed_order", "end"),
+]
+each_pair = pytest.mark.parametrize(("strategy", "location"), PAIRS)
+INDEX_NBYTES = 16 * 16 + 4
+
+
+def new(place, strategy, location, **changed) -> gpushard.Array:
+    """One shard of 4 x 4 inner chunks of noise."""
+    write = WriteOptions(strategy=strategy, max_unused_fraction=1)
+    given = {
+        "shape": (16, 16),
+        "dtype": "u4",
+        "chunks": (4, 4),
+        "shards": {"shape": (16, 16), "index_location": location},
+        "options": Options(write=write),
+    }
+    a = gpushard.create_array(place, **given | changed)
+    a[...] = noise()
+    return a
+
+
+def noise() -> np.ndarray:
+    return np.random.default_rng(0).integers(1, 2**32, (16, 16), "u4")
+
+
+@pytest.fixture
+def spans(monkeypatch):
+    """Byte ranges that are read of files; none may be read whole."""
+    found: list[tuple[int, int]] = []
+    read = FileBytes.__getitem__
+
+    def told(self, span):
+        data = read(self, span)
+        found.append((span.start, span.start + len(data)))
+        return data
+
+    monkeypatch.setattr(FileBytes, "__getitem__", told)
+    monkeypatch.setattr(LockedFile, "read", None)
+    return found
+
+
+def ranges(a, place, entries) -> list[tuple[int, int]]:
+    """Byte ranges of the index and of some inner chunks of the only shard."""
+    region = Region.of_object(a.source, (0, 0))
+    data = np.fromfile(place / "c/0/0", np.uint8)
+    index = StoredShard.parse(region, data).index
+    starts = [int(index.offset[entry]) for entry in entries]
+    sizes = [int(index.nbytes[entry]) for entry in entries]
+    found = [(start, start + n) for start, n in zip(starts, sizes, strict=True)]
+    return sorted([region.index_range(len(data)), *found])
+
+
+@each_pair
+def test_the_index_and_the_inner_chunks_that_change_are_read(
+    strategy, location, tmp_path, spans
+):
+    a, want = new(tmp_path, strategy, location), noise()
+    expected = ranges(a, tmp_path, [5, 6])
+    a[5, 5:10] = want[5, 5:10] = 1  # parts of two inner chunks
+    # Once more where what is overwritten is kept to be undone with.
+    assert sorted(set(spans)) == expected
+    spans.clear()
+    expected = ranges(a, tmp_path, [])
+    a[4:8, 4:8] = want[4:8, 4:8] = 2  # one inner chunk, all of it
+    assert sorted(set(spans)) == expected
+    assert_same_bits(gpushard.open_array(tmp_path, device="cpu")[...], want)
+
+
+@each_pair
+def test_an_inner_chunk_that_is_damaged_keeps_no_write_from_others(
+    strategy, location, tmp_path
+):
+    a, want = new(tmp_path, strategy, location), noise()
+    (_, (start, stop)) = sorted(ranges(a, tmp_path, [9]), reverse=location == "end")
+    with (tmp_path / "c/0/0").open("r+b") as file:
+        file.seek(start)
+        file.write(bytes(stop - start))
+    a[0, 0] = want[0, 0] = 1
+    np.testing.assert_array_equal(a[:8], want[:8])
+    with pytest.raises(gpushard.CorruptShardError):
+        a[8, 4] = 1
+
+
+def test_a_file_that_became_shorter_is_an_error_of_the_store(tmp_path, monkeypatch):
+    a = new(tmp_path, "append_only", "end")
+    before = (tmp_path / "c/0/0").read_bytes()
+    monkeypatch.setattr("os.preadv", lambda *_: 0)
+    with pytest.raises(gpushard.StoreError, match="shorter"):
+        a[0, 0] = 1
+    assert (tmp_path / "c/0/0").read_bytes() == before
+
+
+def test_what_does_not_fit_in_place_is_laid_out_from_all_of_the_shard(tmp_path):
+    a, want = new(tmp_path, "fixed_order", "end"), noise()
+    a[:4, :4] = 1
+    a[:4, :3] = want[:4, :3]  # larger than what lay there
+    want[:4, 3] = 1
+    assert_same_bits(gpushard.open_array(tmp_path, device="cpu")[...], want)
