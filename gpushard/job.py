@@ -29,8 +29,6 @@ SMALLEST_SHARE_NBYTES = 256 * KIB
 _REMOTE_WORKERS = 8
 # Requests that `memory_limit` has room for; half of it is for what is fetched.
 _LEAST_REQUESTS = 8
-# An inner chunk is held encoded and decoded.
-_COPIES = 2
 
 
 Answer = tuple[int, Any]
@@ -136,14 +134,7 @@ class Job:
         n_workers = source.options.threads
         if source.store.costs.prefers_whole_objects:
             n_workers = max(n_workers, _REMOTE_WORKERS)
-        return min(n_workers, self.most_workers)
-
-    @property
-    def most_workers(self) -> int:
-        """Threads whose work at a time fits the memory limit, one at least."""
-        source = self.source
-        held_nbytes = _COPIES * source.unit_nbytes
-        return max(1, source.options.memory_limit // max(1, held_nbytes))
+        return min(n_workers, source.most_workers)
 
     def batch_nbytes(self, wanted_nbytes: int, n_workers: int) -> int:
         """Bytes to fetch as one task, of `wanted_nbytes` that `n_workers` share."""

@@ -18,6 +18,7 @@ from gpushard import codecs
 from gpushard.codecs.base import BytesCodec, HostBytes, size_error
 from gpushard.codecs.elements import ElementsPart, compile_elements
 from gpushard.codecs.trial import try_out
+from gpushard.errors import CorruptShardError
 from gpushard.layout import CodecChain, CodecSpec
 from gpushard.options import DEFAULT, KIB
 from gpushard.report import CodecPlacement
@@ -56,10 +57,14 @@ _BytesStep = tuple[Callable[..., HostBytes], int, bool]
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A chain for one shape of inner chunks; steps in decoding order."""
+    """A chain for one shape of inner chunks; steps in decoding order.
+
+    `is_capped`: neither the metadata nor a codec says how large they are.
+    """
 
     steps: tuple[_BytesStep, ...]
     finish: Callable[[HostBytes], NDArray[Any]]
+    is_capped: bool
 
 
 class HostPipeline:
@@ -223,8 +228,21 @@ class HostPipeline:
             plan = self._plan(chunk_shape)
         if wanted is not None and self._decode_range is not None:
             return plan.finish(_decode_part(plan, self._decode_range, encoded, wanted))
+        if plan.is_capped:
+            return self._decode_capped(plan, encoded)
         for decode, limit, exact in plan.steps:
             encoded = decode(encoded, limit, exact=exact)
+        return plan.finish(encoded)
+
+    def _decode_capped(self, plan: _Plan, encoded: HostBytes) -> NDArray[Any]:
+        """Inner chunk of which only an option says how large it may be."""
+        try:
+            for decode, limit, exact in plan.steps:
+                encoded = decode(encoded, limit, exact=exact)
+        except CorruptShardError as error:
+            if error.expected == f"at most {self._largest_nbytes} bytes":
+                error.hint = f"{error.hint}, or raise options.max_chunk_nbytes"
+            raise
         return plan.finish(encoded)
 
     def placements(self) -> tuple[CodecPlacement, ...]:
@@ -249,7 +267,9 @@ class HostPipeline:
         steps.reverse()
         if not steps:
             steps = [(self._check_size, *sizes[0])]
-        plan = _Plan(tuple(steps), self._array_part.decoder(chunk_shape))
+        is_capped = self._array_part.encoded_nbytes(chunk_shape) is None
+        decoder = self._array_part.decoder(chunk_shape)
+        plan = _Plan(tuple(steps), decoder, is_capped)
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
         self._plans[chunk_shape] = plan

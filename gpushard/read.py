@@ -76,7 +76,7 @@ def begin(jobs: Sequence[Job]) -> None:
 def _n_workers(jobs: Sequence[Job]) -> int:
     """Threads that the work of all jobs is worth, and no more than fit for any."""
     worth = max((job.n_workers for job in jobs), default=1)
-    return min([worth, *(job.most_workers for job in jobs)])
+    return min([worth, *(job.source.most_workers for job in jobs)])
 
 
 def finish(jobs: Sequence[Job]) -> None:

@@ -25,6 +25,8 @@ from gpushard.stores.held import HeldObjects
 _MOST_CHUNK_NBYTES = 2**62
 # Inner chunks from this decoded size on are decoded in part, where the chain can.
 _DIVISIBLE_NBYTES = 256 * KIB
+# An inner chunk is held encoded and decoded.
+_COPIES = 2
 # What a string takes beside its text: an object, and the pointer to it.
 _STRING_NBYTES = 64
 
@@ -269,26 +271,35 @@ class Source:
         An inner chunk, or the shard with codecs around it; of plain elements any range
         can be had.
         """
-        if self.raw_strides is not None:
-            return 0
+        return 0 if self.raw_strides is not None else self.whole_nbytes
+
+    @cached_property
+    def whole_nbytes(self) -> int:
+        """Largest decoded size of an inner chunk, or of a shard with codecs around."""
         layout = self.layout
         is_text = layout.dtype.kind in "OT"
         nbytes = _STRING_NBYTES if is_text else layout.dtype.itemsize
         axes = layout.axes if layout.object_codecs else layout.inner_axes
         return nbytes * prod(map(_longest, axes))
 
-    def refuse_large(self) -> None:
-        """Refuse an array that cannot be read within the limit of an inner chunk.
+    @property
+    def most_workers(self) -> int:
+        """Threads whose work at a time fits the memory limit, one at least."""
+        return max(1, self.options.memory_limit // max(1, _COPIES * self.unit_nbytes))
+
+    def refuse_large(self, *, in_part: bool = True) -> None:
+        """Refuse inner chunks above the limit; plain ones too, unless read `in_part`.
 
         Raises
         ------
         LimitError
             What has to be decoded as one is larger.
         """
-        if self.unit_nbytes > self.options.max_chunk_nbytes:
+        nbytes = self.unit_nbytes if in_part else self.whole_nbytes
+        if nbytes > self.options.max_chunk_nbytes:
             is_wrapped = bool(self.layout.object_codecs)
             what = "a shard with codecs around it" if is_wrapped else "an inner chunk"
-            raise self.too_large(what, self.unit_nbytes)
+            raise self.too_large(what, nbytes)
 
     def too_large(self, what: str, nbytes: int) -> LimitError:
         """Error for what would have to be held at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from typing import Any
 
@@ -12,14 +13,19 @@ import zarr
 from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 
 import gpushard
+from cli_runs import run_json
 from damaged_arrays import WAYS, on_host, opened
 from gpushard import HostMemoryError, LimitError, SelectionError
 from gpushard.expressions import basic
+from gpushard.fused import choice, short
 from gpushard.hierarchies import documents
+from gpushard.inspection.verify import verify_array
+from gpushard.integrations.zarr import FallbackWarning
 from gpushard.options import KIB, MIB
 from gpushard.pipeline import HostPipeline
 from gpushard.report import Tally
 from gpushard.results import host_job
+from gpushard.workers import run_tasks
 from hostile_shards import GZIP, ZSTD
 from spec_shards import LITTLE, document, sharding
 
@@ -85,8 +91,9 @@ def test_strings_are_held_to_the_cap_with_what_each_takes(tmp_path, way):
     place = put(tmp_path / "a", meta, gzip(text))
     a = opened(place, way, max_chunk_nbytes=len(text))
     assert a[3] == "x" * 300
-    with pytest.raises(gpushard.CorruptShardError, match="at most 319 bytes"):
+    with pytest.raises(gpushard.CorruptShardError, match="at most 319 bytes") as told:
         opened(place, way, max_chunk_nbytes=len(text) - 1)[3]
+    assert "or raise options.max_chunk_nbytes" in str(told.value)
     with pytest.raises(LimitError, match="256 bytes"):
         opened(place, way, max_chunk_nbytes=255)[3]
 
@@ -232,3 +239,127 @@ def test_a_damaged_object_around_a_shard_larger_than_a_block_costs_all_of_it(
     assert sorted(error.inner_chunk or () for error in found) == [
         (i,) for i in range(64)
     ]
+
+
+def sharded(place: Any, *compressors: Any) -> Any:
+    """Array of 16 KiB in four inner chunks of 4 KiB, two a shard."""
+    made = zarr.create_array(
+        place, shape=(16384,), dtype="u1", shards=(8192,), chunks=(4096,),
+        compressors=compressors or None, fill_value=0,
+    )  # fmt: skip
+    made[:] = np.resize(np.arange(1, 252), 16384)
+    return place
+
+
+@pytest.mark.parametrize("compressors", [(), (ZstdCodec(),)])
+def test_the_short_compiled_way_is_held_to_the_cap(tmp_path, compressors):
+    pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+    choice._load()
+    place = sharded(tmp_path / "a", *compressors)
+    for most in (4096, 4095):
+        options = gpushard.Options(compile_nbytes=0, max_chunk_nbytes=most)
+        a = gpushard.open_array(place, options=options)
+        assert (short.short_reader(a.source) is None) == (most < 4096)
+        if most < 4096:
+            with pytest.raises(LimitError, match="raise options"):
+                a[:]
+
+
+def test_the_short_compiled_way_has_no_more_threads_than_room(tmp_path, monkeypatch):
+    pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+    choice._load()
+    monkeypatch.setattr(short, "SMALLEST_SHARE_NBYTES", 1)
+    seen: list[int] = []
+
+    def run(tasks: Any, n_workers: int) -> None:
+        seen.append(n_workers)
+        run_tasks(tasks, n_workers)
+
+    monkeypatch.setattr(short, "run_tasks", run)
+    place = sharded(tmp_path / "a", ZstdCodec())
+    for limit in (2 * 4096, 4 * 4096, 6 * 4096):
+        options = gpushard.Options(threads=4, compile_nbytes=0, memory_limit=limit)
+        a = gpushard.open_array(place, options=options)
+        reader = short.short_reader(a.source)
+        out = np.empty(16384, np.uint8)
+        assert reader is not None
+        assert reader.read(a.source, basic(slice(None), a.shape), out)
+    assert seen == [2, 3]  # a single one needs no task
+
+
+@pytest.mark.parametrize("way", ["plain", "decoded"])
+def test_a_verification_is_held_to_the_cap(tmp_path, way):
+    place = sharded(tmp_path / "a", ZstdCodec())
+    for most, is_refused in ((4096, False), (4095, way == "decoded")):
+        options = gpushard.Options(max_chunk_nbytes=most)
+        source = gpushard.open_array(place, options=options).source
+        if is_refused:
+            with pytest.raises(LimitError, match="raise options"):
+                verify_array(source, decodes=True)
+        else:
+            assert not verify_array(source, decodes=way == "decoded").findings
+
+
+def test_a_verification_goes_on_behind_an_array_beyond_its_limits(tmp_path):
+    n = 64 * GIB
+    group = zarr.create_group(tmp_path / "g")
+    put(tmp_path / "g" / "a", document((n,), (n,), LITTLE, ZSTD), b"\0" * 64)
+    group.create_array("b", shape=(4,), chunks=(2,), dtype="i4")[:] = 7
+    facts = run_json("verify", tmp_path / "g", "--decode", code=2)
+    large, small = facts["arrays"]
+    assert large["findings"][0]["got"] == f"{n} bytes"
+    assert small["counts"]["n_checked_inner_chunks"] == 2
+
+
+@pytest.mark.parametrize("compressors", [(), (ZstdCodec(),)])
+def test_inner_chunks_written_to_in_part_are_held_to_the_cap(tmp_path, compressors):
+    place = sharded(tmp_path / "a", *compressors)
+    before = (place / "c" / "0").read_bytes()
+    a = gpushard.open_array(place, options=gpushard.Options(max_chunk_nbytes=4095))
+    with pytest.raises(LimitError, match="raise options"):
+        a[5:6] = 1
+    assert (place / "c" / "0").read_bytes() == before
+    a[4096:8192] = 1  # nothing of it has to be decoded
+    assert np.array_equal(gpushard.open_array(place)[4000:8192:4000], [236, 1])
+
+
+def test_wrapped_shards_written_to_in_part_are_held_to_the_cap(tmp_path):
+    inner = sharding((16,), index_codecs=[LITTLE])
+    meta = document((64,), (64,), inner, GZIP)
+    data = bytes(64) + np.array([[k, 16] for k in range(0, 64, 16)], "<u8").tobytes()
+    place = put(tmp_path / "a", meta, gzip(data))
+    for most in (63, 64):
+        a = gpushard.open_array(place, options=gpushard.Options(max_chunk_nbytes=most))
+        if most == 63:
+            with pytest.raises(LimitError, match="a shard with codecs around it"):
+                a[0:16] = 3
+        else:
+            a[0:16] = 3
+    assert gpushard.open_array(place)[:].sum() == 48
+
+
+def test_an_object_too_large_is_not_read_to_be_written_to_in_part(tmp_path):
+    place = put(tmp_path / "a", document((64,), (64,), LITTLE, GZIP), b"")
+    os.truncate(place / "c" / "0", 1 << 40)
+    a = gpushard.open_array(place)
+    with pytest.raises(gpushard.CorruptShardError, match="larger than an honest"):
+        a[:5] = 1
+    a[:] = 1
+    assert a[:].sum() == 64
+
+
+def test_zarrs_pipeline_leaves_what_is_beyond_the_limits_to_zarr_unless_strict(
+    tmp_path, monkeypatch
+):
+    place = sharded(tmp_path / "a", ZstdCodec())
+    monkeypatch.setattr(
+        "gpushard.integrations.zarr.DEFAULT", gpushard.Options(max_chunk_nbytes=4095)
+    )
+    path = {"codec_pipeline.path": "gpushard.GpushardCodecPipeline"}
+    strict = zarr.config.set({**path, "gpushard.strict": True})
+    with strict, pytest.raises(LimitError, match="4096 bytes"):
+        zarr.open_array(place, mode="r")[:9]
+    with zarr.config.set(path):
+        a = zarr.open_array(place, mode="r")
+        with pytest.warns(FallbackWarning, match="4096 bytes"):
+            assert np.array_equal(a[:3], [1, 2, 3])

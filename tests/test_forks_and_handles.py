@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,6 +21,8 @@ import zarr
 from zarr.storage import MemoryStore
 
 import gpushard
+from cuda_host.device import EmulatedDevice
+from damaged_arrays import emulated
 from gpushard import Options
 from gpushard.options import usable_cpu_count
 from gpushard.stores.local import LocalStore
@@ -153,17 +156,43 @@ def test_opening_reading_and_closing_leaks_neither_memory_nor_handles(
         def cycle(n: int) -> None:
             open_read_and_close(place, n)
 
+    # Pools start their threads when first needed, and never more than so many.
+    pools = usable_cpu_count() + LocalStore(place).costs.concurrency
+    assert_nothing_leaks(cycle, N_CYCLES, pools)
+
+
+def assert_nothing_leaks(
+    cycle: Callable[[int], None], n_cycles: int, most_threads: int, n_handles_kept=0
+) -> None:
     cycle(100)
     gc.collect()
     handles, memory, threads = n_handles(), resident_nbytes(), threading.active_count()
-    cycle(N_CYCLES)
+    cycle(n_cycles)
     gc.collect()
-    assert n_handles() <= handles
-    # Pools start their threads when first needed, and never more than so many.
-    pools = usable_cpu_count() + LocalStore(place).costs.concurrency
-    assert threading.active_count() <= threads + pools
+    assert n_handles() <= handles + n_handles_kept
+    assert threading.active_count() <= threads + most_threads
     # Allocators keep some; what leaks 1 KiB a cycle would show.
-    assert resident_nbytes() - memory < 2 * 2**20 + 200 * N_CYCLES
+    assert resident_nbytes() - memory < 2 * 2**20 + 200 * n_cycles
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux tells")
+@pytest.mark.parametrize("kind", ["zip", "device"])
+def test_opening_zip_files_and_devices_leaks_neither_memory_nor_handles(tmp_path, kind):
+    place = write_values(tmp_path / "a")
+    packed = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", place))
+
+    def cycle(n: int) -> None:
+        for _ in range(n):
+            if kind == "zip":
+                a = gpushard.open_array(packed)
+                assert np.array_equal(a[_PIECE], VALUES[_PIECE])
+            else:  # a new one each time: the emulated one logs what it was asked
+                device: Any = EmulatedDevice(*emulated(), seed=5)
+                a = gpushard.open_array(place, device=device)
+                assert np.array_equal(a[_PIECE].get(), VALUES[_PIECE])
+
+    n_cycles = N_CYCLES if kind == "zip" else N_CYCLES // 5
+    assert_nothing_leaks(cycle, n_cycles, usable_cpu_count() + 32)
 
 
 @pytest.mark.network
@@ -177,3 +206,40 @@ def test_opening_over_http_keeps_a_bounded_number_of_connections(tmp_path):
         gc.collect()
         # A connection of each end that is not closed yet may remain of a few stores.
         assert n_handles() < handles + 40
+
+
+SERVES = """
+import sys, time
+from pathlib import Path
+from range_server import RangeServer
+with RangeServer(Path(sys.argv[1])) as server:
+    print(server.url, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.network
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux tells")
+def test_opening_over_http_leaks_neither_memory_nor_handles(tmp_path):
+    """The server is another process, whose memory is not ours."""
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    place = write_values(tmp_path / "a")
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVES, str(place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    with server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        # A connection of a few stores may not be closed yet.
+        assert_nothing_leaks(lambda n: open_and_read(url, n), N_CYCLES // 5, 32, 10)
+        server.communicate()
+
+
+def open_and_read(place: Any, n_cycles: int) -> None:
+    for _ in range(n_cycles):
+        assert np.array_equal(gpushard.open_array(place)[_PIECE], VALUES[_PIECE])

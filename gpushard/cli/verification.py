@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from gpushard.cli.device_comparison import compare_devices
 from gpushard.devices.find import find_device
-from gpushard.errors import GpushardError, MetadataError, naming
+from gpushard.errors import GpushardError, LimitError, MetadataError, naming
 from gpushard.group import Group
 from gpushard.inspection.findings import Check, Finding, Verification
 from gpushard.inspection.verify import Progress, n_objects, verify_array
@@ -130,22 +130,29 @@ def _verified(
 ) -> Verification:
     with naming(store, place):
         if isinstance(found, GpushardError):
-            unread = Finding.of(found, "", kind="unreadable", n_inner_chunks=0)
-            return Verification(
-                place, [Check("the array", False, str(found))], {}, [unread], 1, 0, 1
-            )
+            return _unread(place, found)
         restored: list[str] = []
         if wanted.repairs and found.layout.levels:
             restored = repair_shards(found)
         label = place or "/"
         progress = begin(label, n_objects(found))
-        result = verify_array(found, decodes=wanted.decodes, progress=progress)
+        try:
+            result = verify_array(found, decodes=wanted.decodes, progress=progress)
+        except LimitError as error:
+            return _unread(place, error)
         result.restored = restored
         if wanted.device is not None:
             device = find_device(wanted.device).device
             progress = begin(f"{label} on {wanted.device}", n_objects(found))
             compare_devices(found, device, result, progress)
         return result
+
+
+def _unread(place: str, error: GpushardError) -> Verification:
+    """What is told of an array that cannot be read, or not within the limits."""
+    unread = Finding.of(error, "", kind="unreadable", n_inner_chunks=0)
+    checks = [Check("the array", False, str(error))]
+    return Verification(place, checks, {}, [unread], 1, 0, 1)
 
 
 @contextmanager

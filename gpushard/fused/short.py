@@ -204,7 +204,7 @@ class ShortReader:
         widest = int((boxes[:, HIGH] - boxes[:, LOW]).max())
         window = window_nbytes(source.options, widest)
         nbytes = widest if self._chain.kind == RAW else self._chain.chunk_nbytes
-        n_threads = source.options.threads
+        n_threads = min(source.options.threads, source.most_workers)
         n_tasks = min(len(boxes) * nbytes // SMALLEST_SHARE_NBYTES, n_threads)
         if n_tasks <= 1:
             return bool(placer.run(boxes, window).all())
@@ -242,4 +242,6 @@ def _reader(source: Source) -> ShortReader | None:
     loops = None if chain is None else loaded_loops(chain.kind, source.options)
     if chain is None or loops is None or not loops.read:
         return None
+    if chain.chunk_nbytes > source.options.max_chunk_nbytes:
+        return None  # how much of plain elements is wanted, the other ways tell
     return ShortReader(source, store, chain, loops)

@@ -278,9 +278,10 @@ def _finding(
 
 def n_workers(source: Source) -> int:
     """Tasks that run side by side: requests over a network keep a worker waiting."""
+    most = source.most_workers
     if source.store.costs.prefers_whole_objects:
-        return max(source.options.threads, 8)
-    return source.options.threads
+        return min(max(source.options.threads, 8), most)
+    return min(source.options.threads, most)
 
 
 def index_entries(source: Source, coordinate: tuple[int, ...]) -> int:

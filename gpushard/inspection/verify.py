@@ -60,12 +60,16 @@ def verify_array(
 
     Raises
     ------
+    LimitError
+        What has to be fetched or decoded as one is larger than the options allow.
     StoreError
         The store fails time and again; that of single objects is a finding.
     """
     started = perf_counter()
     source = replace(source, indexes=IndexCache(0))
     check = PayloadCheck.of(source, decodes=decodes)
+    if check.reads or is_read_whole(source):
+        source.refuse_large(in_part=False)
     run = _Run(source, check, progress or _no_progress)
     workers = n_workers(source) if not source.has_large_indexes else 1
     run_tasks(run.tasks(run.coordinates()), workers)

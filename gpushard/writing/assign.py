@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from gpushard.devices.base import Device
 from gpushard.errors import (
+    CorruptShardError,
     GpushardError,
     OptionError,
 )
@@ -18,6 +19,7 @@ from gpushard.selection import Orthogonal, Selection
 from gpushard.source import Source
 from gpushard.stores.files import FileWriter, LockedFile
 from gpushard.stores.writers import Bytes, Pieces, Writer, writer_of
+from gpushard.whole import largest_object
 from gpushard.workers import run_tasks
 from gpushard.writing.encode import Change, Encoder
 from gpushard.writing.in_place import (
@@ -177,7 +179,7 @@ class WriteSession:
             self.recover(file, region)
         strategy = self.source.options.write.strategy
         if strategy == "rewrite" or (is_whole and strategy == "fixed_order"):
-            stored = None if is_whole else file.read()
+            stored = None if is_whole else self._read(file, region)
             file.replace(self._pieces(region, stored, change))
             return
         # Only the index and the inner chunks that are changed are read.
@@ -190,6 +192,22 @@ class WriteSession:
             file.replace(self._pieces(region, stored, change))
         else:
             self._patch_file(file, patch)
+
+    def _read(self, file: LockedFile, region: Region) -> Bytes | None:
+        """Bytes of an object, unless they are more than anybody makes of one chunk."""
+        source = self.source
+        if not source.layout.levels or source.layout.object_codecs:
+            limit = largest_object(source, region.coordinate)
+            nbytes = file.nbytes() or 0
+            if nbytes > limit:
+                raise CorruptShardError(
+                    "an object is larger than an honest writer makes one",
+                    array_path=source.layout.path,
+                    expected=f"at most {limit} bytes",
+                    got=f"{nbytes} bytes",
+                    hint="the object is damaged: write all of it again",
+                )
+        return file.read()
 
     def _patch_file(self, file: LockedFile, patch: Patch) -> None:
         """Change a file where it lies, or leave it as it was."""

@@ -108,6 +108,7 @@ class Encoder:
         """
         around = self.source.layout.object_codecs
         if stored is not None and around:
+            self.source.refuse_large()
             dtype = self.source.layout.dtype
             # As for a read: gaps make a shard larger, but not without end.
             limit = 2 * prod(region.shape) * dtype.itemsize
@@ -206,6 +207,7 @@ class Encoder:
             if region.extents != region.shape or not is_whole:
                 chunk[...] = layout.fill_value
         else:
+            self.source.refuse_large(in_part=False)
             order = layout.outer_order
             shape = tuple(region.shape[axis] for axis in order)
             decoded = self.source.pipeline.decode(stored, shape)
