@@ -34,6 +34,8 @@ pytestmark = pytest.mark.network
 
 FEW = np.s_[1:3, 3:9]
 """One inner chunk of four in a shard: its index and its bytes are requested apart."""
+# As long as nobody has to wait; 15 is the default that the documentation tells of.
+PATIENCE_S = float(os.environ.get("GPUSHARD_PATIENCE_S", "1.5"))
 
 
 @pytest.fixture
@@ -182,12 +184,12 @@ def test_readers_that_fail_together_do_not_come_back_together(server, monkeypatc
 
 @by_every_way
 def test_a_server_that_never_answers_is_given_up_in_time(server, way):
-    a = opened(server, way, patience_s=1.5)
-    server.silence_s = 6
+    a = opened(server, way, patience_s=PATIENCE_S)
+    server.silence_s = PATIENCE_S + 5
     started = time.perf_counter()
     with pytest.raises(gpushard.StoreError):
         a[FEW]
-    assert time.perf_counter() - started < 3
+    assert time.perf_counter() - started < max(3, PATIENCE_S)
 
 
 @by_every_way
