@@ -150,6 +150,12 @@ class _Lookup:
         self.job.give_up(error, self.block, np.arange(len(self.missing))[rows])
         self.missing[rows] = True
 
+    def give_up_nested(self, error: CorruptShardError, rows: Ints) -> None:
+        """As `give_up`; the first of `rows` tells which nested shard is damaged."""
+        if not self.job.damage.replaces:
+            self.job.name_place(error, self.block, int(rows[0]))
+        self.give_up(error, rows)
+
     def _refuse_corrupt(self, rows: Ints, index: ShardIndex, entry: Ints) -> None:
         for row, at in zip(rows.tolist(), entry.tolist(), strict=True):
             try:
@@ -186,6 +192,6 @@ def _descend(lookup: _Lookup, level: int, known: Sequence[KnownIndex | None]) ->
     ends = np.append(firsts[1:], len(rows))
     for index, first, last in zip(indexes, firsts, ends, strict=True):
         if isinstance(index, CorruptShardError):
-            lookup.give_up(index, rows[first:last])
+            lookup.give_up_nested(index, rows[first:last])
         else:
             lookup.take(rows[first:last], index, level)

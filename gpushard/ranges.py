@@ -23,6 +23,7 @@ from gpushard.pieces import cut_rows
 from gpushard.ranged import Located, RangedBlock
 from gpushard.selection import Ints
 from gpushard.spans import byte_spans
+from gpushard.stores.base import end_of
 from gpushard.workers import Opener, Task, Work
 
 # What a request costs beside its bytes: a batch of tiny ones is a batch of objects.
@@ -204,9 +205,29 @@ def _go_on(
 ) -> None:
     """Read what can be read of requests that failed, if the read goes on at all."""
     # Of one inner chunk it is known already; else an object ended too early.
-    if not job.damage.replaces or error.inner_chunk is not None:
+    if error.inner_chunk is not None:
+        raise error
+    if not job.damage.replaces:
+        _name_cut_off(job, ranged, requests, error)
         raise error
     _read_what_is_left(job, ranged, requests, error)
+
+
+def _name_cut_off(
+    job: Job, ranged: RangedBlock, requests: range, error: CorruptShardError
+) -> None:
+    """Say in `error` which inner chunk it is before whose end its object ends."""
+    store = job.source.store
+    for r in requests:
+        request = job.byte_request(ranged, r)
+        if request.key != error.shard_key:
+            continue
+        rows = ranged.rows_of(r)
+        if job.source.layout.levels:  # else the object is the inner chunk
+            rows = rows[ranged.spans[1, rows] > end_of(store, request)]
+        if len(rows):
+            job.name_place(error, ranged.block, int(rows[0]))
+            return
 
 
 def _read_now(job: Job, ranged: RangedBlock, r: int) -> None:

@@ -30,7 +30,7 @@ from gpushard.place import completed
 from gpushard.report import Tally
 from gpushard.selection import Points, Selection
 from gpushard.source import KnownIndex, Source
-from gpushard.stores.base import ByteRequest
+from gpushard.stores.base import ByteRequest, end_of
 from gpushard.touched import (
     Coordinate,
     TouchedChunk,
@@ -149,7 +149,13 @@ def _read_unsharded(
         )
         for w in wanted
     ]
-    answers = fetch_objects(source, requests) if requests else []
+    try:
+        answers = fetch_objects(source, requests) if requests else []
+    except CorruptShardError as error:
+        for w, request in zip(wanted, requests, strict=True):
+            if request.key == error.shard_key:
+                _name_place(error, source, w.chunk)
+        raise
     for w, data in zip(wanted, answers, strict=True):
         if data is None:
             view[w.chunk.out] = source.layout.fill_value
@@ -190,11 +196,31 @@ def _read(
         stop = group[0].stop if len(group) == 1 else max([w.stop for w in group])
         version = index and index.version
         requests.append(ByteRequest(keys[shard], start, stop, version))
-    answers = fetch_payload(source, requests) if requests else []
+    try:
+        answers = fetch_payload(source, requests) if requests else []
+    except CorruptShardError as error:
+        _name_cut_off(error, source, groups, requests)
+        raise
     for group, request, answer in zip(groups, requests, answers, strict=True):
         for w in group:
             span = answer[w.start - request.start : w.stop - request.start]
             _place(source, w, span, view)
+
+
+def _name_cut_off(
+    error: CorruptShardError,
+    source: Source,
+    groups: Sequence[Sequence[_Wanted]],
+    requests: Sequence[ByteRequest],
+) -> None:
+    """Say in `error` which inner chunk it is before whose end its object ends."""
+    for group, request in zip(groups, requests, strict=True):
+        if request.key == error.shard_key:
+            end = end_of(source.store, request)
+            for w in group:
+                if w.stop > end:
+                    _name_place(error, source, w.chunk)
+                    return
 
 
 def _grouped(source: Source, wanted: list[_Wanted]) -> list[list[_Wanted]]:
@@ -260,9 +286,9 @@ def _located(
 
 def _nested_indexes(
     source: Source, level: int, places: set[tuple[Coordinate, _Range]], known: _Known
-) -> dict[tuple[Coordinate, _Range], ShardIndex]:
-    """Index of each nested shard, by its stored object and byte range."""
-    found: dict[tuple[Coordinate, _Range], ShardIndex] = {}
+) -> dict[tuple[Coordinate, _Range], ShardIndex | CorruptShardError]:
+    """Index of each nested shard, or its error, by its stored object and byte range."""
+    found: dict[tuple[Coordinate, _Range], ShardIndex | CorruptShardError] = {}
     unknown: list[tuple[Coordinate, _Range]] = []
     for shard, place in places:
         outermost = known[shard]
@@ -282,17 +308,20 @@ def _nested_indexes(
         indexes = fetch_nested_indexes(
             source, level, nested, [(p, known[p]) for p in parents], Tally()
         )
-        for place, index in zip(unknown, indexes, strict=True):
-            if isinstance(index, CorruptShardError):
-                raise index
-            found[place] = index
+        found.update(zip(unknown, indexes, strict=True))
     return found
 
 
 def _entry(
-    source: Source, chunk: TouchedChunk, index: ShardIndex, level: int
+    source: Source,
+    chunk: TouchedChunk,
+    index: ShardIndex | CorruptShardError,
+    level: int,
 ) -> _Range | None:
     """Bytes that an entry of an index names; None if it says that there are none."""
+    if isinstance(index, CorruptShardError):
+        _name_place(index, source, chunk)
+        raise index
     entry = chunk.entries[level]
     state = index.state.item(entry)
     if state == MISSING:

@@ -11,7 +11,8 @@ import pytest
 import gpushard
 from damaged_arrays import WAYS, on_host, opened
 from hostile_shards import ELEMENTS, Hostile, N, all_rows
-from spec_shards import EMPTY, index_of
+from spec_shards import EMPTY, LITTLE, document, index_of, shard_of, sharding
+from zarr_oracle import held
 
 ROWS = list(all_rows())
 FIRST = np.frombuffer(ELEMENTS[0], "u1")
@@ -74,3 +75,48 @@ def test_the_inner_chunks_beside_a_hostile_one_are_read(way, tmp_path):
         if not np.array_equal(got, REST):
             surprises.append(hostile.row)
     assert not surprises
+
+
+GOOD = shard_of(b"ab", b"cd", b"ef", b"gh")
+SHARDED = document((16,), (8,), sharding((2,)))
+NESTED = document((16,), (8,), sharding((4,), codecs=[sharding((2,))]))
+INNER = shard_of(b"ab", b"cd")
+DAMAGED = {
+    # The index is whole, and names what the object does not reach.
+    "an entry beyond the end": (
+        SHARDED,
+        b"abcdefgh" + index_of([(0, 2), (2, 2), (4, 2), (500, 2)]),
+        (7,),
+    ),
+    "the first entry beyond the end": (
+        SHARDED,
+        b"abcdefgh" + index_of([(500, 2), (2, 2), (4, 2), (6, 2)]),
+        (4,),
+    ),
+    "a nested shard beyond the end": (
+        NESTED,
+        INNER + index_of([(0, len(INNER)), (600, len(INNER))]),
+        (6,),
+    ),
+    "a nested index with another checksum": (
+        NESTED,
+        INNER[:-1] + index_of([(EMPTY, EMPTY), (0, len(INNER) - 1)]),
+        (6,),
+    ),
+    "a short chunk": (document((4,), (2,), LITTLE), b"a", (1,)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", DAMAGED)
+def test_the_inner_chunk_is_named_though_the_store_tells_no_sizes(name, way):
+    written, shard, cell = DAMAGED[name]
+    objects = {"zarr.json": json.dumps(written).encode(), "c/1": shard}
+    if written is SHARDED:
+        objects["c/0"] = GOOD
+    a = opened(held(objects), way)
+    n = a.shape[0] // 2
+    for key in (..., np.s_[n:], np.s_[::-1]):
+        with pytest.raises(gpushard.CorruptShardError) as caught:
+            a[key]
+        assert (caught.value.shard_key, caught.value.inner_chunk) == ("c/1", cell)

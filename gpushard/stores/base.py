@@ -7,7 +7,7 @@ answers when all are there; how it runs them side by side is its own business.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -151,3 +151,9 @@ class Store(Protocol):
     def list_children(self, prefix: str) -> list[str] | None:
         """List the names directly below `prefix`; None where the store cannot list."""
         ...
+
+
+def end_of(store: Store, request: ByteRequest) -> int:
+    """Byte behind the last one there is of a range that its object does not fill."""
+    (answer,) = store.read([replace(request, into=None)])
+    return request.start + (0 if answer is None else len(answer.data))
