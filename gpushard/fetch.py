@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.coalesce import coalesce
-from gpushard.errors import CorruptShardError, GpushardError, ObjectChangedError
+from gpushard.errors import CorruptShardError, GpushardError
+from gpushard.gone import deleted
 from gpushard.index import ShardIndex, parse_index
 from gpushard.report import Tally
 from gpushard.selection import Ints
@@ -350,16 +351,6 @@ def _checked_raw(
             hint=f"the object is damaged: {_RESTORE}",
         )
     return answer.data[:wanted]
-
-
-def deleted(source: Source, key: str) -> ObjectChangedError:
-    """Error of a shard that was there a moment ago."""
-    return ObjectChangedError(
-        "a shard was deleted between its index and its inner chunks",
-        array_path=source.layout.path,
-        shard_key=key,
-        hint="read again; if a writer replaces shards, let it do so atomically",
-    )
 
 
 def _exactly(

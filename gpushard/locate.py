@@ -8,7 +8,8 @@ import numpy as np
 
 from gpushard.blocks import Planned, ShardBlock
 from gpushard.errors import CorruptShardError
-from gpushard.fetch import NestedShard, deleted, fetch_indexes, fetch_nested_indexes
+from gpushard.fetch import NestedShard, fetch_indexes, fetch_nested_indexes
+from gpushard.gone import deleted
 from gpushard.index import CORRUPT, MISSING, ShardIndex
 from gpushard.job import Job
 from gpushard.ranged import Located

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from gpushard.blocks import Planned
 from gpushard.errors import ObjectChangedError, naming
+from gpushard.gone import forget
 from gpushard.job import Job, SelfReader, rows_of
 from gpushard.pieces import cut_shards
 from gpushard.ranges import range_tasks
@@ -49,6 +51,7 @@ def execute(jobs: Sequence[Job]) -> None:
 
 def begin(jobs: Sequence[Job]) -> None:
     """Run all jobs up to what a device still has under way; see `execute`."""
+    begun = monotonic()
     changed: Changed = []
     for job in jobs:
         if job.plan.n_chunks:
@@ -66,9 +69,8 @@ def begin(jobs: Sequence[Job]) -> None:
     most = max((job.most_fetched_nbytes for job in jobs), default=0)
     run_tasks(_all_tasks(blocks, n_workers, changed), n_workers, most)
     for job, block, keys in changed:
-        for coordinate in block.shard_coords.tolist():
-            job.source.indexes.drop_shard(tuple(coordinate))
-        again = replace(job, seen=frozenset(keys))
+        shards = map(tuple, block.shard_coords.tolist())
+        again = replace(job, seen=forget(job.source, shards, keys, begun))
         with _named(job):
             run_tasks(_block_tasks(again, block, n_workers), n_workers, most)
 

@@ -7,7 +7,8 @@ else is declined and goes the general way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from gpushard.errors import CorruptShardError, GpushardError, ObjectChangedError
 from gpushard.fetch import (
     NestedShard,
-    deleted,
     fetch_nested_indexes,
     fetch_objects,
     fetch_payload,
@@ -24,6 +24,7 @@ from gpushard.fetch import (
     keep_index,
     known_index,
 )
+from gpushard.gone import deleted, forget
 from gpushard.index import CORRUPT, MISSING, ShardIndex
 from gpushard.options import MIB
 from gpushard.place import completed
@@ -120,12 +121,13 @@ def _read_twice_at_most(
     if not source.layout.levels:
         _read_unsharded(source, chunks, view)
         return
+    begun = monotonic()
     try:
         _read(source, chunks, view)
     except ObjectChangedError as error:
-        for chunk in chunks:
-            source.indexes.drop_shard(chunk.shard)
-        _read(source, chunks, view, seen=error.shard_key)
+        shards = {chunk.shard for chunk in chunks}
+        seen = forget(source, shards, [error.shard_key or ""], begun)
+        _read(source, chunks, view, seen)
 
 
 def _read_unsharded(
@@ -171,15 +173,14 @@ def _read(
     source: Source,
     chunks: Sequence[TouchedChunk],
     view: NDArray[Any],
-    seen: str | None = None,
+    seen: Collection[str] = (),
 ) -> None:
-    """Read; `seen` is the key of a shard that was there a moment ago."""
+    """Read; `seen` are keys of shards that were there a moment ago."""
     keys = {chunk.shard: source.key(chunk.shard) for chunk in chunks}
     known = _indexes(source, keys)
-    if seen is not None and any(
-        found is None and keys[shard] == seen for shard, found in known.items()
-    ):
-        raise deleted(source, seen)
+    for shard, found in known.items() if seen else ():
+        if found is None and keys[shard] in seen:
+            raise deleted(source, keys[shard])
     wanted: list[_Wanted] = []
     for chunk, found in zip(chunks, _located(source, chunks, known), strict=True):
         if found is None:

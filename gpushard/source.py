@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -39,16 +40,19 @@ class KnownIndex:
 
     Attributes
     ----------
+    since
+        When it was read, by `time.monotonic`.
     addresses
         Where the index' columns (offset, nbytes, state) lie in memory: compiled loops
         ask at every read.
     """
 
-    __slots__ = ("addresses", "index", "version")
+    __slots__ = ("addresses", "index", "since", "version")
 
     def __init__(self, index: ShardIndex, version: Hashable) -> None:
         self.index = index
         self.version = version
+        self.since = monotonic()
         columns: tuple[NDArray[Any], ...] = (index.offset, index.nbytes, index.state)
         self.addresses = tuple(c.__array_interface__["data"][0] for c in columns)
 

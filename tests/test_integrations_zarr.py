@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numcodecs import LZ4, Delta
 from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec, ZstdCodec
 from zarr.core.buffer import default_buffer_prototype
-from zarr.storage import LocalStore, MemoryStore, WrapperStore
+from zarr.storage import LocalStore, MemoryStore, ObjectStore, WrapperStore
 
 import gpushard
 from entry_points import entry_points
@@ -252,6 +252,16 @@ def test_shards_that_vanish_after_their_index_are_errors_and_not_fill_values():
     a = zarr.open_array(Vanishing(store), mode="r+")
     with pytest.raises(gpushard.StoreError, match="c/0/0"):
         a[0, 0]
+
+
+@pytest.mark.parametrize("key", [np.s_[0, 0], np.s_[:22]], ids=["small", "large"])
+def test_shards_erased_through_another_handle_are_fill_values(key):
+    obstore = pytest.importorskip("obstore", reason="the extra `remote` is missing")
+    written = stored(ObjectStore(obstore.store.MemoryStore()))
+    a = zarr.open_array(written.store, mode="r")
+    assert_same_bits(a[:22], VALUES[:22])
+    written[:16, :20] = 7
+    assert_same_bits(a[key], theirs(a)[key])
 
 
 def of_a_filter_on_other_types():

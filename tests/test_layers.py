@@ -37,7 +37,7 @@ WALK = (
     ("hierarchies",),
     ("metadata", "transformer"),
     ("source", "rolling.watch"),
-    ("devices.direct",),
+    ("devices.direct", "gone"),
     ("fetch", "ranged"),
     ("job", "devices.landing"),
     ("locate", "pieces"),

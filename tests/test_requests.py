@@ -343,6 +343,19 @@ def test_a_shard_replaced_behind_a_server_is_noticed(tmp_path):
         assert_same_bits(a[...], values[::-1])
 
 
+@pytest.mark.network
+@pytest.mark.parametrize("key", [np.s_[5, 5], np.s_[...]], ids=["small", "large"])
+def test_a_shard_deleted_behind_a_server_between_reads_is_missing(tmp_path, key):
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    wanted = stored(tmp_path / "a")
+    with RangeServer(tmp_path / "a") as server:
+        a = gpushard.open_array(server.url)
+        assert_same_bits(a[...], wanted)
+        (tmp_path / "a/c/0/0").unlink()
+        wanted[:32, :32] = -1
+        assert_same_bits(a[key], wanted[key])
+
+
 def test_a_replaced_shard_in_memory_is_noticed():
     held: dict = {}
     values = stored(MemoryStore(held))

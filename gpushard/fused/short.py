@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, ObjectChangedError
-from gpushard.fetch import deleted, fetch_indexes, known_index
+from gpushard.fetch import fetch_indexes, known_index
 from gpushard.fused.cells import index_stride
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.choice import loaded_loops
@@ -28,6 +28,7 @@ from gpushard.fused.direct import announce, shard_row, stored_fill
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxPlacer, Loops
+from gpushard.gone import deleted
 from gpushard.job import SMALLEST_SHARE_NBYTES
 from gpushard.report import Tally
 from gpushard.selection import Ints, Orthogonal, Selection, SliceAxis

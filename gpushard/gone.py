@@ -1,0 +1,37 @@
+"""Shards that were replaced or deleted: what a read does that meets one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpushard.errors import ObjectChangedError
+from gpushard.source import IndexKey, Source
+
+
+def deleted(source: Source, key: str) -> ObjectChangedError:
+    """Error of a shard that was there a moment ago."""
+    return ObjectChangedError(
+        "a shard was deleted between its index and its inner chunks",
+        array_path=source.layout.path,
+        shard_key=key,
+        hint="read again; if a writer replaces shards, let it do so atomically",
+    )
+
+
+def forget(
+    source: Source, shards: Iterable[IndexKey], changed: Iterable[str], begun: float
+) -> frozenset[str]:
+    """Forget indexes of `shards`, and tell which of `changed` this read had seen.
+
+    To be gone now is an error for those. The index of others was kept from before
+    `begun`, when the read began, and nobody has asked for them since: they may have
+    been absent for long.
+    """
+    seen = set(changed)
+    for shard in shards:
+        known, key = source.indexes.get(shard), source.key(shard)
+        is_asked, _ = source.store.current_version(key)
+        if known is not None and known.since < begun and not is_asked:
+            seen.discard(key)
+        source.indexes.drop_shard(shard)
+    return frozenset(seen)
