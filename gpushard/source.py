@@ -319,6 +319,8 @@ class Source:
     def has_large_indexes(self) -> bool:
         """Whether a few shard indexes at once would not fit the memory limit."""
         first = (0,) * self.layout.ndim
+        if not all(axis.n_cells for axis in self.layout.axes):
+            return False
         nbytes = sum(
             level.index_nbytes(prod(self.chunks_per_shard(first, k)))
             for k, level in enumerate(self.layout.levels)
@@ -378,8 +380,9 @@ class Source:
 
 def _stored_chunk_shape(layout: ArrayLayout) -> tuple[int, ...]:
     """Shape of one inner chunk, in the axes that the innermost chain encodes."""
+    # A rectilinear axis of length 0 has no cell that could tell.
     lengths = [
-        axis.cell if axis.boundaries is None else int(np.diff(axis.boundaries)[0])
+        int(axis.length_of(0)) if axis.n_cells else max(axis.cell, 1)
         for axis in layout.inner_axes
     ]
     return tuple(lengths[axis] for axis in layout.outer_order)

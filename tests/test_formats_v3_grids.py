@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
+import gpushard
 from gpushard.errors import MetadataError, UnsupportedError
-from v3_documents import grid, parse, rectilinear, refused, sharding
+from v3_documents import document, grid, parse, rectilinear, refused, sharding
 
 
 def test_a_regular_grid_reaches_beyond_the_extent():
@@ -60,6 +63,15 @@ def test_rectilinear_cells_beyond_the_extent_are_dropped():
     np.testing.assert_array_equal(layout.axes[0].boundaries, [0, 6, 12])
     empty = parse(shape=[0, 12], chunk_grid=rectilinear([6, 6], [12]))
     assert empty.axes[0].n_cells == 0
+
+
+@pytest.mark.parametrize("how", [{}, {"codecs": [sharding([2, 3])]}], ids=str)
+def test_rectilinear_arrays_of_length_0_are_opened_and_read(tmp_path, how):
+    empty = document(shape=[0, 12], chunk_grid=rectilinear([4, 6], 6), **how)
+    (tmp_path / "zarr.json").write_text(json.dumps(empty))
+    a = gpushard.open_array(tmp_path)
+    assert a[...].shape == (0, 12)
+    assert a.vindex[[], []].shape == (0,)
 
 
 def test_rectilinear_shards_hold_regular_inner_chunks():
