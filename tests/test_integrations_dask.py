@@ -151,7 +151,9 @@ def cluster():
     distributed = pytest.importorskip("distributed", reason=reason)
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None
+            n_workers=2,
+            threads_per_worker=1,
+            dashboard_address=":0",  # any port: others may have a cluster, too
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
