@@ -294,7 +294,7 @@ class Array(NumpyLike):
         """
         chosen = self._selection(selection)
         tally = Tally()
-        with tally.stage("total"):
+        with self._named(), tally.stage("total"):
             self._read(ReadRequest([chosen], [None], self.dtype, tally=tally))
         return tally.report(
             array=self.path,
@@ -336,8 +336,10 @@ class Array(NumpyLike):
         return _reopen, (type(self), place, self.device, source.options)
 
     def _dtype(self, dtype: DTypeLike | None) -> np.dtype[Any]:
+        if dtype is None:
+            return self.dtype
         with self._named():
-            return self.dtype if dtype is None else parsed_dtype(dtype)
+            return parsed_dtype(dtype)
 
     def _selection(self, selection: Any) -> Selection:
         if isinstance(selection, Orthogonal | Points):
@@ -354,18 +356,17 @@ class Array(NumpyLike):
         """Results, over damage as the caller asked for."""
         with self._named():
             policy = DamagePolicy(errors)
-        results = self._read(request.over(policy.damage), memory_limit)
+            results = self._read(request.over(policy.damage), memory_limit)
         policy.warn(stacklevel=3)
         return results
 
     def _read(self, request: ReadRequest, memory_limit: int | None = None) -> list[Any]:
-        with self._named():
-            source = self.source.limited(memory_limit)
-            if self._device is None:
-                return read_on_host(source, request)
-            from gpushard.devices.results import read_on_device
+        source = self.source.limited(memory_limit)
+        if self._device is None:
+            return read_on_host(source, request)
+        from gpushard.devices.results import read_on_device
 
-            return read_on_device(source, request, self._device)
+        return read_on_device(source, request, self._device)
 
     def _write(self, selection: Selection, value: Any) -> None:
         from gpushard.writing.assign import assign

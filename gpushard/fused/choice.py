@@ -73,6 +73,11 @@ def _suitable(
     return fused_chain(source)
 
 
+def are_loaded() -> bool:
+    """Whether earlier reads have paid for the compiled loops."""
+    return bool(_loaded)
+
+
 def loaded_loops(kind: int, options: Options) -> Loops | None:
     """Compiled loops for a kind of chain, where earlier reads have paid for them."""
     return _loops(kind) if _loaded and _pays(0, options) else None

@@ -22,7 +22,7 @@ from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetch import fetch_indexes, known_index
 from gpushard.fused.cells import index_stride
 from gpushard.fused.chain import FusedChain, fused_chain
-from gpushard.fused.choice import loaded_loops
+from gpushard.fused.choice import are_loaded, loaded_loops
 from gpushard.fused.columns import END, FIRST_LENGTH, HIGH, LOW, RAW
 from gpushard.fused.direct import announce, shard_row, stored_fill
 from gpushard.fused.files import window_nbytes
@@ -222,7 +222,7 @@ class ShortReader:
 def short_reader(source: Source) -> ShortReader | None:
     """What reads boxes of an array; None where the loops are not loaded, or cannot."""
     reader = source.findings.get(_FINDING)
-    if reader is None:
+    if reader is None and are_loaded():
         reader = _reader(source)
         if reader is not None:
             source.findings[_FINDING] = reader
