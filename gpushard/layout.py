@@ -58,6 +58,12 @@ class GridAxis:
             return self.cell
         return self.boundaries[index + 1] - self.boundaries[index]
 
+    @property
+    def longest(self) -> int:
+        """Length of the longest cell."""
+        lengths = self.boundaries
+        return self.cell if lengths is None else int(np.diff(lengths).max(initial=0))
+
     def cell_at(self, element: Any) -> Any:
         """Cell that holds `element` (int or int64 array)."""
         if self.boundaries is None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, LimitError, UnsupportedError
 from gpushard.index import ShardIndex
-from gpushard.layout import ArrayLayout, GridAxis
+from gpushard.layout import ArrayLayout
 from gpushard.options import KIB, Options
 from gpushard.pipeline import HostPipeline
 from gpushard.stores.base import Store
@@ -284,7 +284,7 @@ class Source:
         is_text = layout.dtype.kind in "OT"
         nbytes = _STRING_NBYTES if is_text else layout.dtype.itemsize
         axes = layout.axes if layout.object_codecs else layout.inner_axes
-        return nbytes * prod(map(_longest, axes))
+        return nbytes * prod(axis.longest for axis in axes)
 
     @property
     def most_workers(self) -> int:
@@ -379,8 +379,7 @@ class Source:
 
 
 def _stored_chunk_shape(layout: ArrayLayout) -> tuple[int, ...]:
-    """Shape of one inner chunk, in the axes that the innermost chain encodes."""
-    # A rectilinear axis of length 0 has no cell that could tell.
+    """Shape of one inner chunk as its chain encodes it; 1 where no cell could tell."""
     lengths = [
         int(axis.length_of(0)) if axis.n_cells else max(axis.cell, 1)
         for axis in layout.inner_axes
@@ -390,7 +389,7 @@ def _stored_chunk_shape(layout: ArrayLayout) -> tuple[int, ...]:
 
 def _refuse_uncountable(layout: ArrayLayout) -> None:
     """Refuse inner chunks in which the offset of a byte may not fit an int64."""
-    nbytes = layout.dtype.itemsize * prod(map(_longest, layout.inner_axes))
+    nbytes = layout.dtype.itemsize * prod(axis.longest for axis in layout.inner_axes)
     if nbytes > _MOST_CHUNK_NBYTES:
         raise UnsupportedError(
             "an inner chunk has more bytes than can be counted",
@@ -399,9 +398,3 @@ def _refuse_uncountable(layout: ArrayLayout) -> None:
             expected=f"at most {_MOST_CHUNK_NBYTES}",
             got=nbytes,
         )
-
-
-def _longest(axis: GridAxis) -> int:
-    """Length of the longest cell along an axis."""
-    lengths = axis.boundaries
-    return axis.cell if lengths is None else int(np.diff(lengths).max(initial=0))
