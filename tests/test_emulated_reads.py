@@ -127,9 +127,9 @@ def keys_of_elements(draw, shape):
 
 
 @pytest.mark.parametrize("keys", [keys_of_axes, keys_of_elements])
-# Each of two kinds of keys with twice the profile's examples: 1,000 arrays in CI.
+# Each of two kinds of keys with five times the profile's examples: 1,000 arrays in CI.
 @settings(
-    max_examples=2 * settings.default.max_examples,
+    max_examples=5 * settings.default.max_examples,
     suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow],
 )
 @given(data=st.data(), seed=st.integers(0, 9))

@@ -32,8 +32,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
 
 KINDS = st.sampled_from(["memory", "memory", "local", "remote", "zip"])
 # In CI 2,000 of our own arrays, and 186 of zarr's.
-MORE = settings(max_examples=settings.default.max_examples * 8 // 5)
-FEWER = settings(max_examples=max(1, settings.default.max_examples // 4))
+MORE = settings(max_examples=settings.default.max_examples * 4)
+FEWER = settings(max_examples=max(1, settings.default.max_examples * 5 // 8))
 
 
 @pytest.fixture(scope="module")

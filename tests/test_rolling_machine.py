@@ -138,7 +138,7 @@ class Machine(RuleBasedStateMachine):
 
 
 Machine.TestCase.settings = settings(
-    max_examples=max(10, settings.get_profile("ci").max_examples // 20),
+    max_examples=max(10, settings.get_profile("ci").max_examples // 8),
     stateful_step_count=20,
 )
 TestRollingArray = Machine.TestCase
