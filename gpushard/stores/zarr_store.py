@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrAbstractStore
     from zarr.core.buffer import Buffer, BufferPrototype
 
-# What is behind an unknown store is taken for a network; see `remote` for the figures.
+# What is behind an unknown store is taken for a network; `obstores` has the figures.
 # 10 requests at once are zarr-python's own default (`async.concurrency`).
 _UNKNOWN_COSTS = FetchCosts(
     gap_nbytes=MIB,
