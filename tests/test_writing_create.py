@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zarr
 from zarr.codecs import BloscCodec, GzipCodec, ShardingCodec, ZstdCodec
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 import gpushard
 from gpushard.options import Options, WriteOptions
@@ -114,6 +114,33 @@ def test_what_is_there_is_deleted_on_request(kind, tmp_path):
     a = gpushard.create_array(store, "a", **PLAIN, overwrite=True)
     assert (a[...] == 0).all()
     assert (beside[...] == 2).all()
+
+
+def test_nothing_beyond_a_link_out_of_the_store_is_deleted(tmp_path):
+    elsewhere, store = tmp_path / "elsewhere", tmp_path / "store"
+    (elsewhere / "deep").mkdir(parents=True)
+    (elsewhere / "kept").write_text("kept")
+    store.mkdir()
+    (store / "a").symlink_to(elsewhere)
+    for path in ("a", "a/deep"):
+        with pytest.raises(gpushard.StoreError, match="leads out of the store"):
+            gpushard.create_array(store, path, **PLAIN, overwrite=True)
+    assert {p.name for p in elsewhere.iterdir()} == {"deep", "kept"}
+
+
+@pytest.mark.parametrize("path", ["..", "../beside", "a/../../beside"])
+@pytest.mark.parametrize("kind", ["path", "fsspec"])
+def test_nothing_beside_the_store_is_deleted(kind, path, tmp_path):
+    store = tmp_path / "store"
+    store.mkdir()
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "kept").write_text("kept")
+    if kind == "fsspec":
+        pytest.importorskip("fsspec", reason="fsspec is not installed")
+        store = FsspecStore.from_url(f"file://{store}")
+    with pytest.raises(gpushard.StoreError, match="no key below the store's root"):
+        gpushard.create_array(store, path, **PLAIN, overwrite=True)
+    assert (tmp_path / "beside" / "kept").exists()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from zarr.storage import MemoryStore
 
 import gpushard
 from gpushard.options import Options, WriteOptions
@@ -382,3 +383,18 @@ def test_a_note_that_no_writer_left_is_told_and_changes_nothing(note, tmp_path):
         with pytest.raises(gpushard.CorruptShardError, match=r"note.*\.0\.undo"):
             change()
         assert files_of(tmp_path) == before
+
+
+def test_a_zarr_store_that_finds_no_place_for_a_shard_has_not_written_it():
+    class Placeless(MemoryStore):
+        async def set(self, key, value, byte_range=None):
+            if key.startswith("c/"):
+                raise FileNotFoundError(key)
+            await super().set(key, value)
+
+    a = gpushard.create_array(
+        Placeless(), shape=8, dtype="i4", chunks=2, shards=4, device="cpu"
+    )
+    with pytest.raises(gpushard.StoreError, match="cannot write 'c/0'"):
+        a[...] = 1
+    a[...] = 0  # nothing to store, and nothing there to delete

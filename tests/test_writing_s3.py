@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import urllib.request
 from collections.abc import Iterator
 
 import numpy as np
@@ -259,3 +260,13 @@ def test_a_conversion_to_a_bucket_goes_on_where_it_was(options, tmp_path):
     a = gpushard.open_array(url, device="cpu", storage_options=options)
     np.testing.assert_array_equal(a[...], src[...])
     assert NAME not in keys(a)
+
+
+def test_a_bucket_that_is_gone_has_not_taken_a_shard(array, options):
+    endpoint = options["endpoint_url"]
+    for key in keys(array):
+        array.source.store.object_store.delete(key)
+    gone = urllib.request.Request(f"{endpoint}/bucket", method="DELETE")
+    urllib.request.urlopen(gone).close()
+    with pytest.raises(gpushard.StoreError, match="cannot write 'c/0/0'"):
+        array[...] = 1

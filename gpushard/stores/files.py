@@ -166,6 +166,7 @@ class FileWriter:
         with self._worded(prefix):
             if not root.is_dir():
                 return
+            self._refuse_links_out(prefix, root)
             for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path)
@@ -248,18 +249,7 @@ class FileWriter:
     def _refuse_outside(self, path: Path, key: str) -> None:
         """Refuse what is no file of this store: partial writes read what is there."""
         note = _beside(path, _UNDO)
-        for one in (path.parent, path, note):
-            real = os.path.realpath(one)
-            root = os.path.realpath(self._store.root)
-            is_inside = os.path.commonpath([root, real]) == root
-            if not is_inside and not self._store.allow_symlinks_outside:
-                raise StoreError(
-                    "a symbolic link leads out of the store's root",
-                    shard_key=key,
-                    store_url=self._store.url,
-                    got=real,
-                    hint="open the store at the place that the link leads to",
-                )
+        self._refuse_links_out(key, path.parent, path, note)
         for one in (path, note):
             if os.path.lexists(one) and not os.path.isfile(one):
                 raise StoreError(
@@ -268,6 +258,21 @@ class FileWriter:
                     store_url=self._store.url,
                     got=str(one),
                     hint="move it away",
+                )
+
+    def _refuse_links_out(self, key: str, *paths: Path) -> None:
+        if self._store.allow_symlinks_outside:
+            return
+        root = os.path.realpath(self._store.root)
+        for path in paths:
+            real = os.path.realpath(path)
+            if os.path.commonpath([root, real]) != root:
+                raise StoreError(
+                    "a symbolic link leads out of the store's root",
+                    shard_key=key,
+                    store_url=self._store.url,
+                    got=real,
+                    hint="open the store at the place that the link leads to",
                 )
 
 

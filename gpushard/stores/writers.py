@@ -168,10 +168,10 @@ class ObjectWriter:
             else:
                 body = _joined(pieces)
                 obstore.put(self._store.object_store, key, body, tags=self._tags)
-        except FileNotFoundError:
-            return
         except _object_errors() as error:
-            raise _failed(self._store.url, key, error) from error
+            # Gone before it was deleted; a put that finds no bucket has put nothing.
+            if pieces is not None or not isinstance(error, FileNotFoundError):
+                raise _failed(self._store.url, key, error) from error
 
     def update(self, key: str, update: Update) -> None:
         """Replace an object by what `update` makes of it, by conditional puts."""
@@ -348,7 +348,9 @@ class ZarrWriter:
 
     def clear(self, prefix: str) -> None:
         """Delete all objects below `prefix`, or all of the store's for ""."""
-        self._run(self._store.zarr_store.delete_dir(prefix), prefix)
+        if prefix:
+            refuse_unsafe_key(prefix, self._store.url)
+        self._run(self._store.zarr_store.delete_dir(prefix), prefix, deletes=True)
 
     @property
     def _is_in_memory(self) -> bool:
@@ -359,22 +361,21 @@ class ZarrWriter:
     def _put(self, key: str, pieces: Pieces | None) -> None:
         store = self._store.zarr_store
         if pieces is None:
-            self._run(store.delete(key), key)
+            self._run(store.delete(key), key, deletes=True)
             return
         from zarr.core.buffer import default_buffer_prototype
 
         buffer = default_buffer_prototype().buffer.from_bytes(_joined(pieces))
         self._run(store.set(key, buffer), key)
 
-    def _run(self, coroutine: Any, key: str) -> None:
+    def _run(self, coroutine: Any, key: str, *, deletes: bool = False) -> None:
         try:
             run(coroutine)
-        except (KeyError, FileNotFoundError):
-            return
         except StoreError:
             raise
         except Exception as error:
-            raise _failed(self._store.url, key, error) from error
+            if not (deletes and isinstance(error, (KeyError, FileNotFoundError))):
+                raise _failed(self._store.url, key, error) from error
 
 
 # zarr stores have no locks, and one array may be open several times in a process.
