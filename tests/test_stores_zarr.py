@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import signal
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.core.buffer import cpu, default_buffer_prototype
+from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 
@@ -278,3 +279,33 @@ def test_requests_run_side_by_side_up_to_the_stated_number() -> None:
     store = ZarrStore(planted)
     store.read([ByteRequest("k")] * 50)
     assert planted.most_at_once == store.costs.concurrency
+
+
+class Unanswering(MemoryStore):
+    """Interrupts who waits for two answers, and does not answer."""
+
+    n_running = 0
+
+    async def get(
+        self, key: str, prototype: Any, byte_range: Any = None
+    ) -> Buffer | None:
+        self.n_running += 1
+        try:
+            if self.n_running == 2:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            await asyncio.sleep(3600)
+        finally:
+            self.n_running -= 1
+        return None
+
+
+def test_an_interrupted_read_leaves_no_request_running() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    asked = Unanswering()
+    store = ZarrStore(asked)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            store.read([ByteRequest("c/0"), ByteRequest("c/1")])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert asked.n_running == 0
