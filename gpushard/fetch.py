@@ -18,9 +18,10 @@ from gpushard.coalesce import coalesce
 from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.gone import deleted
 from gpushard.index import ShardIndex, parse_index
+from gpushard.known import KnownIndex
 from gpushard.report import Tally
 from gpushard.selection import Ints
-from gpushard.source import KnownIndex, Source
+from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Fetched
 
 Coordinate = tuple[int, ...]

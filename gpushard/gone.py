@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpushard.errors import ObjectChangedError
-from gpushard.source import IndexKey, Source
+from gpushard.known import IndexKey
+from gpushard.source import Source
 
 
 def deleted(source: Source, key: str) -> ObjectChangedError:

@@ -12,9 +12,9 @@ from gpushard.fetch import NestedShard, fetch_indexes, fetch_nested_indexes
 from gpushard.gone import deleted
 from gpushard.index import CORRUPT, MISSING, ShardIndex
 from gpushard.job import Job
+from gpushard.known import KnownIndex
 from gpushard.ranged import Located
 from gpushard.selection import Ints
-from gpushard.source import KnownIndex
 from gpushard.stores.base import ByteRequest
 
 Found = Sequence[KnownIndex | CorruptShardError | None]

@@ -26,11 +26,12 @@ from gpushard.fetch import (
 )
 from gpushard.gone import deleted, forget
 from gpushard.index import CORRUPT, MISSING, ShardIndex
+from gpushard.known import KnownIndex
 from gpushard.options import MIB
 from gpushard.place import completed
 from gpushard.report import Tally
 from gpushard.selection import Points, Selection
-from gpushard.source import KnownIndex, Source
+from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, end_of
 from gpushard.touched import (
     Coordinate,

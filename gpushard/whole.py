@@ -19,10 +19,11 @@ from gpushard.blocks import Planned
 from gpushard.errors import CorruptShardError
 from gpushard.fetch import known_index
 from gpushard.job import Job, rows_of
+from gpushard.known import IndexCache
 from gpushard.pipeline import decode_object_bytes, encoded_object_limit
 from gpushard.ranges import range_tasks
 from gpushard.report import Tally
-from gpushard.source import IndexCache, Source
+from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.held import HeldObjects
 from gpushard.workers import Opener, Task, Work, run_tasks

@@ -24,6 +24,7 @@ import gpushard
 from cuda_host.device import EmulatedDevice
 from damaged_arrays import emulated
 from gpushard import Options
+from gpushard.fused import choice
 from gpushard.options import usable_cpu_count
 from gpushard.stores.local import LocalStore
 from range_server import RangeServer
@@ -104,6 +105,23 @@ def test_a_fork_reads_a_zarr_store_that_its_parent_was_reading():
     a = gpushard.open_array(MemoryStore(held))
     a[...]
     assert answers_in_a_fork(lambda: np.array_equal(a[...], np.arange(64)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
+@pytest.mark.parametrize("held", ["indexes", "handles", "loops"])
+def test_a_fork_waits_for_no_thread_of_its_parent(held, tmp_path, monkeypatch):
+    """What another thread held at the fork stays locked: nobody is there to let go."""
+    monkeypatch.setattr(choice, "_loaded", [])
+    options = Options(small_read_chunks=0, compile_nbytes=0)
+    a = gpushard.open_array(write_values(tmp_path / "a"), options=options)
+    lock = {
+        "indexes": a.source.indexes._lock,
+        "handles": a.source.store._handles._lock,
+        "loops": choice._turn.lock,
+    }[held]
+    with lock:
+        assert answers_in_a_fork(lambda: np.array_equal(a[...], VALUES))
+    assert_same_bits(a[...], VALUES)
 
 
 @pytest.mark.network

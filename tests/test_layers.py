@@ -27,7 +27,7 @@ WALK = (
     ("layout",),
     ("selection", "stores.base", "codecs.base", "rolling.window"),
     ("expressions", "blocks", "index", "coalesce", "indexer"),
-    ("grid", "points", "touched"),
+    ("grid", "known", "points", "touched"),
     ("plan",),
     ("spans", "scatter", "outputs", "devices"),
     ("stores",),

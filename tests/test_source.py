@@ -14,9 +14,10 @@ import gpushard
 import strategies as sts
 from gpushard.errors import CorruptShardError
 from gpushard.index import parse_index
+from gpushard.known import IndexCache, KnownIndex
 from gpushard.layout import ChunkKeys, CodecChain, CodecSpec, GridAxis
 from gpushard.options import Options
-from gpushard.source import IndexCache, KnownIndex, Source
+from gpushard.source import Source
 
 ENTRY_NBYTES = 17
 

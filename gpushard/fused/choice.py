@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from functools import cache
@@ -28,9 +29,29 @@ class _Suitable:
     nbytes = 0
 
 
+class _Turn:
+    """Who loads the loops has its lock."""
+
+    lock = threading.Lock()
+
+
 _suitable_reads = _Suitable()
-_loading = threading.Lock()
+_turn = _Turn()
 _loaded: list[Any] = []
+
+
+def _give_up_loading() -> None:
+    """In a forked process, do without what a thread of its parent was just loading.
+
+    It will never be there, and numba's own lock stays with that thread.
+    """
+    if _turn.lock.locked() and not _loaded:
+        _loaded.append(None)
+    _turn.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_give_up_loading)
 
 
 def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> Sink:
@@ -75,7 +96,7 @@ def _suitable(
 
 def are_loaded() -> bool:
     """Whether earlier reads have paid for the compiled loops."""
-    return bool(_loaded)
+    return bool(_loaded) and _loaded[0] is not None
 
 
 def loaded_loops(kind: int, options: Options) -> Loops | None:
@@ -103,7 +124,7 @@ def _has_numba() -> bool:
 
 def _load() -> Any:
     """The compiled loops (`loading.Compiled`), loaded once a process; None without."""
-    with _loading:
+    with _turn.lock:
         if not _loaded and _has_numba():
             from gpushard.fused.loading import load
 

@@ -26,8 +26,9 @@ from gpushard.fused.files import window_nbytes
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxRunner
 from gpushard.job import SMALLEST_SHARE_NBYTES, Job
+from gpushard.known import KnownIndex
 from gpushard.selection import Ints, Members
-from gpushard.source import KnownIndex, Source
+from gpushard.source import Source
 from gpushard.stores.handles import Handle, is_in_memory, read_ahead
 from gpushard.stores.local import LocalStore, holds_plain_files
 from gpushard.workers import Task

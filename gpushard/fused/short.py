@@ -30,9 +30,10 @@ from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxPlacer, Loops
 from gpushard.gone import deleted
 from gpushard.job import SMALLEST_SHARE_NBYTES
+from gpushard.known import KnownIndex
 from gpushard.report import Tally
 from gpushard.selection import Ints, Orthogonal, Selection, SliceAxis
-from gpushard.source import KnownIndex, Source
+from gpushard.source import Source
 from gpushard.stores.local import LocalStore, holds_plain_files
 from gpushard.workers import run_tasks
 

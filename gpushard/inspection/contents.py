@@ -21,9 +21,10 @@ from gpushard.fetch import (
 from gpushard.index import CORRUPT, PRESENT, ShardIndex
 from gpushard.inspection.columns import StoredChunks, cells_of, is_inside
 from gpushard.inspection.findings import Finding, Kind
+from gpushard.known import KnownIndex
 from gpushard.report import Tally
 from gpushard.selection import Ints
-from gpushard.source import KnownIndex, Source
+from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.whole import held, largest_object, unwrapped
 

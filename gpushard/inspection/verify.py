@@ -26,7 +26,8 @@ from gpushard.inspection.payload import (
     n_workers,
     payload_tasks,
 )
-from gpushard.source import IndexCache, Source
+from gpushard.known import IndexCache
+from gpushard.source import Source
 from gpushard.stores.files import FileWriter
 from gpushard.stores.local import LocalStore
 from gpushard.whole import largest_object

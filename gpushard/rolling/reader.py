@@ -9,6 +9,7 @@ import numpy as np
 
 from gpushard.damage import OnDamage
 from gpushard.errors import OptionError, WindowMovedError, naming
+from gpushard.known import IndexCache
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
 from gpushard.numpy_like import NumpyLike
@@ -16,7 +17,7 @@ from gpushard.options import DEFAULT, Options
 from gpushard.rolling.view import RollingView, source_over
 from gpushard.rolling.watch import watched
 from gpushard.rolling.window import Window
-from gpushard.source import IndexCache, Source
+from gpushard.source import Source
 from gpushard.stores.base import Store
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from typing import Any
 
 from gpushard.array import Array
 from gpushard.indexer import Indexer
+from gpushard.known import IndexCache, IndexKey, KnownIndex
 from gpushard.rolling.logical import relative_key
 from gpushard.rolling.window import Window
 from gpushard.selection import Selection
-from gpushard.source import IndexCache, IndexKey, KnownIndex, Source
+from gpushard.source import Source
 
 
 class RollingView(Array):
