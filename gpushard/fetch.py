@@ -22,7 +22,7 @@ from gpushard.known import KnownIndex
 from gpushard.report import Tally
 from gpushard.selection import Ints
 from gpushard.source import Source
-from gpushard.stores.base import ByteRequest, Fetched
+from gpushard.stores.base import ByteRequest, Fetched, lasts
 
 Coordinate = tuple[int, ...]
 
@@ -109,7 +109,7 @@ def keep_index(
     extent = Extent(key, 0, answer.object_nbytes)
     index = _decode_index(source, 0, answer.data, shape, extent)
     known = KnownIndex(index, answer.version)
-    if answer.version is not None:
+    if lasts(answer.version):
         source.indexes.put(coordinate, known)
     return known
 
@@ -195,7 +195,7 @@ def fetch_nested_indexes(
         except CorruptShardError as error:
             found[i] = error
         else:
-            if version is not None:
+            if lasts(version):
                 source.indexes.put(keys[i], KnownIndex(index, version))
     return [index for index in found if index is not None]
 

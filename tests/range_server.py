@@ -39,7 +39,7 @@ class RangeServer:
     Attributes
     ----------
     etags
-        Kind of ETag in answers; None: no ETag.
+        Kind of ETag in answers, or a "date" instead; None: neither.
     answers_ranges
         False: every GET is answered 200 with the whole body.
     answers_suffixes
@@ -61,7 +61,8 @@ class RangeServer:
     cut_first
         So many bodies are cut in the middle.
     transfer
-        How bodies come: "plain", "chunked" (no Content-Length) or "gzip".
+        How bodies come: "plain", "chunked" (no Content-Length), "gzip", both, or
+        "closed" (only the end of the connection is their end).
     tells_ranges
         How 206 answers tell the range: "all", without the "total", or "nothing".
     stretch
@@ -69,7 +70,7 @@ class RangeServer:
     answers_head
         False: HEAD is answered 405.
     redirects
-        Whether a request is first sent elsewhere.
+        Whether a request is first sent elsewhere, or the address where to.
     page
         What missing keys are answered with the status 200 instead of 404.
     trickles
@@ -81,7 +82,7 @@ class RangeServer:
     """
 
     directory: Path
-    etags: Literal["strong", "weak"] | None = "strong"
+    etags: Literal["strong", "weak", "date"] | None = "strong"
     answers_ranges: bool = True
     answers_suffixes: bool = True
     suffix_status: int = 501
@@ -94,11 +95,11 @@ class RangeServer:
     failure: int = 503
     retry_after: str | None = None
     cut_first: int = 0
-    transfer: Literal["plain", "chunked", "gzip"] = "plain"
+    transfer: Literal["plain", "chunked", "gzip", "gzip chunked", "closed"] = "plain"
     tells_ranges: Literal["all", "total", "nothing"] = "all"
     stretch: int = 0
     answers_head: bool = True
-    redirects: bool = False
+    redirects: bool | str = False
     page: bytes | None = None
     trickles: Literal["head", "body"] | None = None
     before_answer: Callable[[str, str], None] | None = None
@@ -171,7 +172,9 @@ class _Handler(BaseHTTPRequestHandler):
         settings = self.server.settings
         key = unquote(self.path).lstrip("/")
         if settings.redirects and not key.startswith("elsewhere/"):
-            self._send(302, {"Location": f"/elsewhere/{key}"}, b"", with_body=False)
+            place = "/" if settings.redirects is True else settings.redirects
+            to = f"{place}elsewhere/{key}"
+            self._send(302, {"Location": to}, b"", with_body=False)
             return
         key = key.removeprefix("elsewhere/")
         if settings.before_answer is not None:
@@ -197,14 +200,16 @@ class _Handler(BaseHTTPRequestHandler):
         self, status: int, headers: dict[str, str], body: bytes, *, with_body: bool
     ) -> None:
         settings = self.server.settings
-        if settings.transfer == "gzip" and body:
+        if settings.transfer.startswith("gzip") and body:
             body = gzip.compress(body)
             headers["Content-Encoding"] = "gzip"
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         is_cut = settings.cut_bodies or settings.cut_first > 0
-        if settings.transfer == "chunked":
+        if settings.transfer == "closed":
+            self.send_header("Connection", "close")
+        elif settings.transfer.endswith("chunked"):
             self.send_header("Transfer-Encoding", "chunked")
             ends = b"" if is_cut else b"0\r\n\r\n"
             body = b"%x\r\n%b\r\n%b" % (len(body), body, ends) if body else ends
@@ -265,6 +270,8 @@ class _Handler(BaseHTTPRequestHandler):
         if etags is None:
             return {}
         status = path.stat()
+        if etags == "date":
+            return {"Last-Modified": self.date_time_string(int(status.st_mtime))}
         tag = f'"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"'
         return {"ETag": tag if etags == "strong" else f"W/{tag}"}
 

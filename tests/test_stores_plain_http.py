@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
 
 from gpushard.errors import StoreError
 from gpushard.stores.bodies import Pace
+from gpushard.stores.obstores import NEVER
 from gpushard.stores.plain_http import get_unsized, retry_after
 from range_server import RangeServer
 from stored_object import BODY, write_object
@@ -28,9 +32,34 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
 @pytest.mark.parametrize("redirects", [False, True])
 def test_a_body_of_no_told_size_comes_with_its_etag(server, redirects):
     server.redirects = redirects
-    body, e_tag = get_unsized(server.url, "c/0", 10**6, QUICK)
+    body, about = get_unsized(server.url, "c/0", 10**6, QUICK)
     assert body == BODY
-    assert e_tag is not None
+    assert (about["size"], about["last_modified"]) == (len(BODY), NEVER)
+    assert about["e_tag"] is not None
+
+
+def test_a_body_of_no_told_size_comes_with_its_date(server):
+    server.etags = "date"
+    os.utime(server.directory / "c/0", (1e9, 1e9))
+    _, about = get_unsized(server.url, "c/0", 10**6, QUICK)
+    assert about["last_modified"] == datetime.fromtimestamp(10**9, UTC)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "reason"),
+    [("gzip chunked", "an encoded body"), ("closed", "where the object ends")],
+)
+def test_a_body_that_may_be_other_bytes_is_refused(server, transfer, reason):
+    server.transfer = transfer
+    with pytest.raises(StoreError, match=reason) as caught:
+        get_unsized(server.url, "c/0", 10**6, QUICK)
+    assert caught.value.shard_key == "c/0"
+
+
+def test_a_redirect_leads_to_no_other_kind_of_server(server):
+    server.redirects = "ftp://127.0.0.1:9/"
+    with pytest.raises(StoreError, match="no web server"):
+        get_unsized(server.url, "c/0", 10**6, QUICK)
 
 
 def test_a_body_is_read_up_to_one_byte_beyond_its_limit(server):
@@ -66,6 +95,12 @@ def test_a_busy_server_tells_how_long_it_wants_to_be_left_alone(server, told, wa
     server.fail_first, server.retry_after = 1, told
     assert retry_after(server.url, "c/0", QUICK) == want
     assert retry_after(server.url, "c/0", QUICK) == 0
+
+
+def test_a_busy_server_may_tell_a_date(server):
+    for date, least, most in ((time.time() + 100, 95, 100), (10**9, 0, 0)):
+        server.fail_first, server.retry_after = 1, formatdate(date, usegmt=True)
+        assert least <= retry_after(server.url, "c/0", QUICK) <= most
 
 
 def test_a_busy_server_that_trickles_tells_nothing(server):

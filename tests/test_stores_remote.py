@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from gpushard.errors import ObjectChangedError, StoreError, UnsupportedError
 from gpushard.options import Options
 from gpushard.stores import remote
-from gpushard.stores.base import ByteRequest
+from gpushard.stores.base import ByteRequest, lasts
 from gpushard.stores.remote import RemoteStore
 from gpushard.stores.remote_url import open_url
 from range_server import RangeServer
@@ -116,12 +118,46 @@ def test_object_that_vanished_after_its_index_is_changed_not_missing(
         read_one(store, 0, 4, version=version)
 
 
-@pytest.mark.parametrize("etags", ["weak", None])
-def test_without_a_strong_etag_there_is_no_version(
-    server: RangeServer, store: RemoteStore, etags: None
+@pytest.mark.parametrize("etags", ["weak", "date", None])
+def test_without_a_strong_etag_no_version_lasts(
+    server: RangeServer, store: RemoteStore, etags: Literal["weak", "date"] | None
 ) -> None:
     server.etags = etags
-    assert read_one(store, 0, 4).version is None
+    version = read_one(store, 0, 4).version
+    assert not lasts(version)
+    assert read_one(store, 4, 8, version=version).data.tobytes() == BODY[4:8]
+
+
+@pytest.mark.parametrize("transfer", ["plain", "chunked"])
+@pytest.mark.parametrize("etags", ["weak", "date", None])
+def test_what_is_told_without_a_strong_etag_may_tell_that_an_object_was_replaced(
+    server: RangeServer,
+    store: RemoteStore,
+    etags: Literal["weak", "date"] | None,
+    transfer: Literal["plain", "chunked"],
+) -> None:
+    server.etags, server.transfer = etags, transfer
+    place = server.directory / "c" / "0"
+    os.utime(place, (1e9, 1e9))
+    version = read_one(store, -16).version
+    assert read_one(store, 0, 4, version=version).data.tobytes() == BODY[:4]
+    # Without a tag or a date only the size tells.
+    replace_object(server, b"x" * (len(BODY) - (etags is None)))
+    with pytest.raises(ObjectChangedError):
+        read_one(store, 0, 4, version=version)
+
+
+def test_a_head_that_tells_less_is_no_other_version(
+    server: RangeServer, store: RemoteStore
+) -> None:
+    server.answers_suffixes, server.etags = False, "weak"
+
+    def tell_less(method: str, key: str) -> None:
+        server.etags = None if method == "HEAD" else "date"
+
+    version = read_one(store, 0, 4).version
+    server.before_answer = tell_less
+    assert read_one(store, -4, version=version).data.tobytes() == BODY[-4:]
 
 
 @pytest.mark.parametrize("status", [400, 416, 501])

@@ -12,7 +12,7 @@ from gpushard.devices.lane import PAGE_NBYTES
 from gpushard.errors import UnsupportedError
 from gpushard.options import KIB
 from gpushard.source import Source
-from gpushard.stores.base import ByteRequest
+from gpushard.stores.base import ByteRequest, lasts
 from gpushard.stores.local import LocalStore
 from gpushard.stores.remote import RemoteStore
 
@@ -98,7 +98,7 @@ def _open_remote(
     if not store.url.startswith(("http://", "https://", "s3://")):
         return None
     # Nothing but a version tells afterwards that the bytes were those of the index.
-    if any(request.version is None for request in requests):
+    if not all(lasts(request.version) for request in requests):
         return None
     urls = [f"{store.url.rstrip('/')}/{request.key}" for request in requests]
     opened = [

@@ -54,6 +54,20 @@ class ByteRequest:
         return min(self.start, stop), stop
 
 
+class PassingVersion:
+    """Base of version tokens that may tell a change, but not that there was none.
+
+    They hold for one read: nothing that was read by one is kept for the next.
+    """
+
+    __slots__ = ()
+
+
+def lasts(version: Hashable | None) -> bool:
+    """Whether what was read of that version may be kept: it is known again later."""
+    return version is not None and not isinstance(version, PassingVersion)
+
+
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """Answer to a `ByteRequest`.
@@ -67,7 +81,8 @@ class Fetched:
         Size of the whole object, or None where the store does not tell.
     version
         Opaque token of the version read (a file's identity, an ETag), or None where
-        the store does not tell; such objects are never cached between reads.
+        the store does not tell. What is read of objects without one, or with a
+        `PassingVersion`, is never kept between reads.
     """
 
     data: NDArray[np.uint8]

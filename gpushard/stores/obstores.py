@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from gpushard.errors import StoreError
 from gpushard.options import KIB, MIB
-from gpushard.stores.base import FetchCosts
+from gpushard.stores.base import FetchCosts, PassingVersion
 from gpushard.stores.failures import failure
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ _PROCESS_COSTS = FetchCosts(
     concurrency=8,
     prefers_whole_objects=False,
 )
+
+NEVER = datetime.fromtimestamp(0, UTC)
+"""What obstore has for a Last-Modified that was not told."""
 
 # The process whose threads obstore's runtime has, once there is one.
 _owner: list[int] = []
@@ -74,10 +79,50 @@ def refuse_after_fork(url: str, key: str) -> None:
         )
 
 
-def version_of(about: ObjectMeta) -> str | None:
-    """Strong ETag, or None."""
+@dataclass(frozen=True, slots=True)
+class Clue(PassingVersion):
+    """What a server without strong ETags tells of an object.
+
+    Where one of these differs, it is another version; where none does, it may be.
+
+    Attributes
+    ----------
+    e_tag
+        Weak ETag, if any.
+    modified
+        Last-Modified, to the second; 1970 stands for none.
+    nbytes
+        Size.
+    """
+
+    e_tag: str | None
+    modified: datetime
+    nbytes: int
+
+    def is_contradicted(self, about: ObjectMeta) -> bool:
+        """Whether `about` is told of another version; a HEAD may tell less."""
+        tags = {_opaque(self.e_tag), _opaque(about["e_tag"])} - {None}
+        dates = {self.modified, about["last_modified"]} - {NEVER}
+        return self.nbytes != about["size"] or len(tags) > 1 or len(dates) > 1
+
+
+def version_of(about: ObjectMeta) -> str | Clue:
+    """Strong ETag (RFC 9110, 8.8.3), or what else may tell a change."""
     e_tag = about["e_tag"]
-    return None if e_tag is None or e_tag.startswith("W/") else e_tag
+    if e_tag is None or e_tag.startswith("W/"):
+        return Clue(e_tag, about["last_modified"], about["size"])
+    return e_tag
+
+
+def _opaque(e_tag: str | None) -> str | None:
+    return e_tag and e_tag.removeprefix("W/")
+
+
+def is_other(version: Hashable, about: ObjectMeta) -> bool:
+    """Whether `about` is told of another version than `version`."""
+    if isinstance(version, Clue):
+        return version.is_contradicted(about)
+    return version != version_of(about)
 
 
 def is_http(store: Any) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from http.client import (
     HTTPConnection,
@@ -13,8 +15,8 @@ from http.client import (
     HTTPSConnection,
 )
 from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError
-from urllib.parse import quote
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlsplit
 from urllib.request import (
     HTTPHandler,
     HTTPRedirectHandler,
@@ -25,9 +27,14 @@ from urllib.request import (
 
 from gpushard.errors import StoreError
 from gpushard.stores.bodies import Pace
+from gpushard.stores.failures import failure
+from gpushard.stores.obstores import NEVER
+from gpushard.stores.remote_failures import encoded_body
 
 if TYPE_CHECKING:
     import socket
+
+    from obstore import ObjectMeta
 
 _IDENTITY = {"Accept-Encoding": "identity"}
 
@@ -35,7 +42,7 @@ _IDENTITY = {"Accept-Encoding": "identity"}
 def retry_after(url: str, key: str, pace: Pace) -> float | None:
     """Seconds for which a server wants to be left alone; None if it does not tell.
 
-    Retry-After as seconds (RFC 9110, 10.2.3); 0 if it answers again.
+    Retry-After as seconds or as a date (RFC 9110, 10.2.3); 0 if it answers again.
     """
     try:
         with _open(url, key, {"Range": "bytes=0-0"}, pace):
@@ -43,15 +50,26 @@ def retry_after(url: str, key: str, pace: Pace) -> float | None:
     except HTTPError as refusal:
         with refusal:
             told = refusal.headers.get("Retry-After", "")
-        return float(told) if told.isdecimal() else None
+        if told.isdecimal():
+            return float(told)
+        date = _date(told)
+        return date and max(0.0, (date - datetime.now(UTC)).total_seconds())
     except (OSError, ValueError, HTTPException):
+        return None
+
+
+def _date(told: str) -> datetime | None:
+    """Date of a header; None if it is none."""
+    try:
+        return parsedate_to_datetime(told).astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
 
 
 def get_unsized(
     url: str, key: str, limit_nbytes: int, pace: Pace
-) -> tuple[bytes, str | None]:
-    """Body and ETag of an object that comes without a Content-Length, in chunks.
+) -> tuple[bytes, ObjectMeta]:
+    """Object that comes without a Content-Length, in chunks, and what is told of it.
 
     Parameters
     ----------
@@ -63,22 +81,49 @@ def get_unsized(
     FileNotFoundError
         There is no such object.
     StoreError
-        The server refused, the body was cut, or came too slowly.
+        The server refused; or the body was cut, may have been, is encoded, or came too
+        slowly.
     """
     try:
         with _open(url, key, {}, pace) as answer:
-            return answer.read(limit_nbytes + 1), answer.headers.get("ETag")
+            _refuse_unsure(answer, url, key)
+            body, headers = answer.read(limit_nbytes + 1), answer.headers
     except HTTPError as refusal:
         with refusal:
             if refusal.code == 404:
                 raise FileNotFoundError(key) from refusal
             raise StoreError(f"status code: {refusal.code}", shard_key=key) from refusal
+    except StoreError:
+        raise
     except (OSError, ValueError, HTTPException) as error:
         raise StoreError(
             f"cannot read from {url}: {type(error).__name__}: {error}",
             shard_key=key,
             hint="check the address, the network and the server",
         ) from error
+    return body, {
+        "path": key,
+        "size": len(body),
+        "e_tag": headers.get("ETag"),
+        "last_modified": _date(headers.get("Last-Modified", "")) or NEVER,
+        "version": None,
+    }
+
+
+def _refuse_unsure(answer: HTTPResponse, url: str, key: str) -> None:
+    """Refuse a body that is encoded, or that may be cut without a sign of it."""
+    encoding = answer.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise encoded_body(url, key, encoding)
+    if not answer.chunked and answer.length is None:
+        raise failure(
+            StoreError,
+            url,
+            key,
+            "the server does not tell where the object ends",
+            expected="a Content-Length, or an answer in chunks",
+            hint="check the server or the proxy before it",
+        )
 
 
 def _open(url: str, key: str, headers: dict[str, str], pace: Pace):  # noqa: ANN202 - urllib has no type for it
@@ -92,10 +137,12 @@ class _Redirects(HTTPRedirectHandler):
     """Follows redirects without their bodies, which have no bounded length."""
 
     def redirect_request(
-        self, req: Request, fp: Any, *args: Any, **kinds: Any
+        self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Request | None:
         fp.close()
-        return super().redirect_request(req, fp, *args, **kinds)
+        if urlsplit(newurl).scheme not in ("http", "https"):  # it follows ftp, too
+            raise URLError("the server redirects to what is no web server")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 class _Http(HTTPHandler):

@@ -25,6 +25,7 @@ from gpushard.stores.failures import failure, refuse_unsafe_key
 from gpushard.stores.obstores import (
     costs_of,
     is_http,
+    is_other,
     refuse_after_fork,
     request_errors,
     url_of,
@@ -59,8 +60,9 @@ _RANGELESS = re.compile(r"(?i)content[-_](range header|length header missing)")
 class RemoteStore:
     """Read access through an obstore store.
 
-    Safe for several threads. Versions are strong ETags (RFC 9110, 8.8.3): a weak one,
-    or a date with one second's resolution, does not promise the same bytes.
+    Safe for several threads. Versions are strong ETags (RFC 9110, 8.8.3). A weak one,
+    or a date with one second's resolution, does not promise the same bytes: it may tell
+    within a read that they are others, and nothing is kept by it.
 
     Parameters
     ----------
@@ -363,22 +365,19 @@ class RemoteStore:
         """Whole object from a server that does not tell sizes."""
         limit = _RANGELESS_MAX_NBYTES
         try:
-            body, e_tag = get_unsized(self._url, request.key, limit, self._pace)
+            body, about = get_unsized(self._url, request.key, limit, self._pace)
         except FileNotFoundError as error:
             if request.version is not None:
                 raise changed(self._url, request, "no object") from error
             return None
         refuse_large(self._url, request.key, len(body), _RANGELESS_MAX_NBYTES)
-        version = None if e_tag is None or e_tag.startswith("W/") else e_tag
-        if request.version not in (None, version):
-            raise changed(self._url, request, f"ETag {e_tag}")
-        return Fetched(np.frombuffer(body, np.uint8), len(body), version)
+        self._check_version(request, about)
+        return Fetched(np.frombuffer(body, np.uint8), len(body), version_of(about))
 
     def _check_version(self, request: ByteRequest, about: ObjectMeta) -> None:
         """Refuse another version; some servers ignore If-Match."""
-        if request.version is None or request.version == version_of(about):
-            return
-        raise changed(self._url, request, f"ETag {about['e_tag']}")
+        if request.version is not None and is_other(request.version, about):
+            raise changed(self._url, request, str(version_of(about)))
 
 
 def _cut(whole: Fetched | None, request: ByteRequest) -> Fetched | None:

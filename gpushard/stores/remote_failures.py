@@ -23,7 +23,7 @@ def changed(url: str, request: ByteRequest, got: str) -> ObjectChangedError:
         url,
         request.key,
         "the object was replaced while it was read",
-        expected=f"ETag {request.version}",
+        expected=str(request.version),
         got=got,
         hint="read again",
     )
