@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import zarr
 
 import gpushard
 from cli_runs import run
+from gpushard.hierarchies import documents
+from gpushard.options import MAX_DOCUMENT_NBYTES
 
 BROKEN = ("{", "[1]", '{"zarr_format": 3}', "null")
 
@@ -107,6 +111,41 @@ def test_whatever_a_childs_document_holds_the_others_open(
     with pytest.raises(gpushard.GpushardError) as caught:
         group["first"]
     assert caught.value.array_path == "first"
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_childs_document_of_absurd_size_is_not_read(
+    tmp_path: Path, zarr_format: Any
+) -> None:
+    place = grouped(tmp_path / "g", zarr_format)
+    name = ".zarray" if zarr_format == 2 else "zarr.json"
+    os.truncate(place / "first" / name, 1 << 40)  # holes
+    tracemalloc.start()
+    try:
+        group = gpushard.open_group(place, device="cpu")
+        assert tracemalloc.get_traced_memory()[1] < 3 * MAX_DOCUMENT_NBYTES
+    finally:
+        tracemalloc.stop()
+    assert list(group) == ["first", "last"]
+    assert group["last"][...].tolist() == [1, 1, 1, 1]
+    with pytest.raises(gpushard.StoreError, match="too large"):
+        group["first"]
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_documents_that_take_much_memory_together_hide_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zarr_format: Any
+) -> None:
+    root = zarr.create_group(tmp_path / "g", zarr_format=zarr_format)
+    for name in "abcd":
+        attributes = {"long": "x" * 100_000} if name in "ac" else {}
+        root.create_array(name, shape=4, dtype="i4", attributes=attributes)
+    # Room for one of the two; short ones do not count.
+    monkeypatch.setattr(documents, "MAX_PARSED_NBYTES", 400_000)
+    group = gpushard.open_group(tmp_path / "g", device="cpu")
+    assert list(group) == ["a", "b", "c", "d"]
+    assert set(group._document.documents) == {"a", "b", "d"}
+    assert group["c"].attrs["long"] == "x" * 100_000  # read by itself
 
 
 def test_a_child_that_was_repaired_opens(tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from gpushard.errors import GpushardError, LimitError, MetadataError, StoreError
 from gpushard.formats.document import shown
-from gpushard.options import MAX_PARSED_NBYTES
+from gpushard.options import KIB, MAX_PARSED_NBYTES
 from gpushard.stores.base import ByteRequest, Store
 
 NodeType = Literal["array", "group"]
@@ -18,6 +18,12 @@ Broken = Mapping[str, GpushardError]
 """What is wrong, by the key or path of what it is wrong with."""
 
 _NAMES_SHOWN = 8
+# Documents of a group's children are asked for so many at a time, and no more of each:
+# hardly any are longer.
+_BATCH = 256
+_USUAL_NBYTES = 64 * KIB
+# Memory of one that is not counted: what many documents take grows with their number.
+_USUAL_PARSED_NBYTES = 32 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +79,35 @@ def read_documents(
 ) -> tuple[dict[str, Document], Broken]:
     """JSON objects at those of `keys` that are there, and what is wrong with others.
 
-    They are read in one batch. One that is no JSON object does not hide the others.
+    They are read in few batches. One that is no JSON object does not hide the others,
+    nor do those that would take too much memory beside one another.
     """
-    answers = store.read([ByteRequest(key) for key in keys])
     found: dict[str, Document] = {}
     broken: dict[str, GpushardError] = {}
-    for key, answer in zip(keys, answers, strict=True):
-        if answer is None:
-            continue
+    left_nbytes = MAX_PARSED_NBYTES
+    for key, data in _read_in_batches(store, [*keys]):
         path = key.rpartition("/")[0]
         try:
-            found[key] = decode_document(answer.data.tobytes(), key, path)
-        except MetadataError as error:
+            data = store.get(key) or b"" if len(data) > _USUAL_NBYTES else data
+            nbytes = max(0, _parsed_nbytes(data) - _USUAL_PARSED_NBYTES)
+            if nbytes > left_nbytes:
+                raise _too_costly(key.rpartition("/")[2], path, data)
+            left_nbytes -= nbytes
+            found[key] = decode_document(data, key, path)
+        except GpushardError as error:
             broken[key] = error
     return found, broken
+
+
+def _read_in_batches(store: Store, keys: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Documents that are there, those that are unusually long cut."""
+    for first in range(0, len(keys), _BATCH):
+        batch = keys[first : first + _BATCH]
+        limit = _USUAL_NBYTES + 1
+        answers = store.read([ByteRequest(key, max_nbytes=limit) for key in batch])
+        for key, answer in zip(batch, answers, strict=True):
+            if answer is not None:
+                yield key, answer.data.tobytes()
 
 
 def children_of(
@@ -109,7 +130,8 @@ def decode_document(data: bytes, key: str, path: str) -> Document:
         It would take too much memory.
     """
     name = key.rpartition("/")[2]
-    _refuse_costly(data, name, path)
+    if _parsed_nbytes(data) > MAX_PARSED_NBYTES:
+        raise _too_costly(name, path, data)
     try:
         document = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
@@ -127,20 +149,23 @@ def decode_document(data: bytes, key: str, path: str) -> Document:
     return cast("Document", document)
 
 
-def _refuse_costly(data: bytes, name: str, path: str) -> None:
-    """Refuse a document that is small and takes far more memory once it is parsed."""
+def _parsed_nbytes(data: bytes) -> int:
+    """Memory that a document takes once it is parsed, at most."""
     # CPython 3.12, rounded up: a text is held three times; a list takes 56 bytes
     # and 8 a value, an object with one member 200, a short string or a number 32 to 56.
     nbytes = 3 * len(data) + 56 * data.count(b",")
-    nbytes += 64 * data.count(b"[") + 144 * data.count(b"{")
-    if nbytes > MAX_PARSED_NBYTES:
-        raise LimitError(
-            f"{name} would take too much memory once it is parsed",
-            array_path=path,
-            expected=f"at most {MAX_PARSED_NBYTES} bytes",
-            got=f"about {nbytes} bytes from {len(data)} bytes of JSON",
-            hint="open arrays below by their own paths, or consolidate fewer at once",
-        )
+    return nbytes + 64 * data.count(b"[") + 144 * data.count(b"{")
+
+
+def _too_costly(name: str, path: str, data: bytes) -> LimitError:
+    """Error of a document that is small and takes far more memory once parsed."""
+    return LimitError(
+        f"{name} would take too much memory once it is parsed",
+        array_path=path,
+        expected=f"at most {MAX_PARSED_NBYTES} bytes, with those beside it",
+        got=f"about {_parsed_nbytes(data)} bytes from {len(data)} bytes of JSON",
+        hint="open arrays below by their own paths, or consolidate fewer at once",
+    )
 
 
 def listed(store: Store, prefix: str, path: str) -> list[str]:
