@@ -151,6 +151,21 @@ def test_file_overwritten_in_place_is_noticed(
     assert read_one(store).data.tobytes() == body
 
 
+def test_file_overwritten_in_place_and_dated_back_is_noticed(
+    store: LocalStore, root: Path
+) -> None:
+    """As rsync, tar and cp -p do."""
+    path = root / "c" / "0"
+    fetched, dates = read_one(store), path.stat()
+    time.sleep(0.02)  # see above
+    path.write_bytes(BODY[::-1])
+    os.utime(path, ns=(dates.st_atime_ns, dates.st_mtime_ns))
+    assert store.current_version("c/0") != (True, fetched.version)
+    with pytest.raises(ObjectChangedError):
+        read_one(store, 0, 9, version=fetched.version)
+    assert read_one(store).data.tobytes() == BODY[::-1]
+
+
 def test_file_overwritten_during_the_read_is_noticed(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,13 +13,26 @@ from numpy.typing import NDArray
 _NO_WAIT: int = getattr(os, "RWF_NOWAIT", 0)
 _CAN_ADVISE = hasattr(os, "posix_fadvise")
 
-FileVersion = tuple[int, int, int, int]
-"""Identity of a file's bytes: device, inode, size, time of modification in ns."""
+FileVersion = tuple[int, int, int, int, int]
+"""Identity of a file's bytes: device, inode, size, times of modification and of change.
+
+Both in ns. The first can be set back (rsync, tar, cp -p), the second cannot.
+"""
 
 
 def version_of(status: os.stat_result) -> FileVersion:
     """Version token of the file that `status` describes."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    identity = status.st_dev, status.st_ino, status.st_size
+    return (*identity, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def is_still(version: FileVersion, status: os.stat_result) -> bool:
+    """Whether an open file, whose status is `status` now, has the bytes of `version`.
+
+    One that has lost its name to another file was changed, but its bytes were not.
+    """
+    now = version_of(status)
+    return now == version or (status.st_nlink == 0 and now[:-1] == version[:-1])
 
 
 class Handle:

@@ -26,6 +26,7 @@ from gpushard.stores.handles import (
     FileVersion,
     Handle,
     HandleTable,
+    is_still,
     read_on,
     version_of,
 )
@@ -161,12 +162,10 @@ class LocalStore:
             The file cannot be examined any more.
         """
         try:
-            now = version_of(os.fstat(handle.fd))
+            now = os.fstat(handle.fd)
         except OSError as error:
             raise self._failure(handle.key, error) from error
-        if now != handle.version:
-            self._handles.drop(handle)
-            raise self._changed(handle.key, handle.version, now)
+        self.refuse_changed(handle, now)
 
     def current_version(self, key: str) -> tuple[bool, Hashable | None]:
         """``(True, version)`` of the file at `key`, ``(True, None)`` if it is gone.
@@ -275,7 +274,7 @@ class LocalStore:
         ObjectChangedError
             It was overwritten in place, or `is_torn` says so.
         """
-        if is_torn or version_of(now) != handle.version:
+        if is_torn or not is_still(handle.version, now):
             self._handles.drop(handle)
             raise self._changed(handle.key, handle.version, version_of(now))
 
