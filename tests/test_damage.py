@@ -136,13 +136,9 @@ def test_a_damaged_nested_shard_costs_what_lies_in_it(way, inner, tmp_path):
     assert sorted(e.inner_chunk for e in found) == costs
 
 
-# Where a store does not tell sizes, an object that is too long does not show when it is
-# fetched into pinned memory of the right size: its elements come out right.
-LENGTHS = [(-3, "local"), (3, "local"), (-3, "memory")]
-
-
-@pytest.mark.parametrize("way", ["plain", "device"])
-@pytest.mark.parametrize(("change", "where"), LENGTHS)
+@pytest.mark.parametrize("where", ["local", "memory", "remote"])
+@pytest.mark.parametrize("change", [-3, 3])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "codecs",
     [[LITTLE], [LITTLE, ZSTD], [sharding((16, 16)), ZSTD]],
@@ -159,6 +155,11 @@ def test_a_damaged_object_that_is_one_inner_chunk_is_filled(
     got = on_host(a.read(errors=found.append))
     assert np.array_equal(got, filled(IN_FIRST_SHARD))
     assert [e.inner_chunk for e in found] == [(0, 0)]
+    with pytest.raises(CorruptShardError) as caught:
+        a[...]
+    is_shard = len(codecs) == 2 and codecs[0] is not LITTLE  # all of it is damaged
+    cell = None if is_shard else (0, 0)
+    assert (caught.value.shard_key, caught.value.inner_chunk) == ("c/0/0", cell)
 
 
 def test_an_object_that_ends_early_costs_only_what_lies_beyond_its_end():
@@ -295,11 +296,3 @@ def test_a_failed_read_leaves_nothing_queued_on_the_device(chain, damage, tmp_pa
         a[...]
     assert not any(device._streams.values())
     assert np.array_equal(a[16:].get(), VALUES[16:])
-
-
-def test_an_uncompressed_object_that_is_too_long_shows_in_stores_without_sizes():
-    whole = stored(LITTLE)
-    objects = with_shard(whole, whole.objects["c/0/0"] + b"abc")
-    for way in ("plain", "small"):
-        with pytest.raises(CorruptShardError, match="another size"):
-            opened(held(objects), way)[...]

@@ -29,8 +29,9 @@ class ByteRequest:
         If given, the bytes must come from that version of the object; when the store
         can no longer serve it, it raises `ObjectChangedError`.
     into
-        uint8, host, writable, as many bytes as are asked for: where they may be put,
-        which saves a copy. A store may answer with memory of its own as well.
+        uint8, host, writable: where the bytes may be put, which saves a copy. What
+        exceeds it is left out, which only a store that tells the object's size may do.
+        A store may answer with memory of its own as well.
     max_nbytes
         Of a whole object (``start == 0``, `stop` None): the bytes that are taken of it
         at most, whatever its size; a longer object is answered cut there.
