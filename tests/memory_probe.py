@@ -1,6 +1,7 @@
-"""How much a process grows while it reads hostile arrays: one JSON line a row.
+"""How much a process grows while it reads, or writes to, arrays: a JSON line a row.
 
 Run as ``python tests/memory_probe.py DIRECTORY WAY``; DIRECTORY has one array a row.
+WAY is one of `damaged_arrays.WAYS`, or a write strategy: then elements are written.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import damaged_arrays
 import gpushard
+from gpushard.options import WriteOptions
 
 KIB = 1 << 10
 # Results of this size are read whole: they are part of what the process grows by.
@@ -44,13 +46,26 @@ def read(place: Path, way: str) -> list[str]:
     return sorted(came)
 
 
+def write(place: Path, strategy: str) -> list[str]:
+    """Names of the errors that a write to a part of an array meets."""
+    write = WriteOptions(strategy)  # type: ignore[arg-type]  # checked there
+    options = gpushard.Options(threads=4, memory_limit=8 << 20, write=write)
+    key = slice(100, -100 if "all" in place.name else 103)
+    try:
+        gpushard.open_array(place, options=options)[key] = 7
+    except gpushard.GpushardError as error:
+        return [type(error).__name__]
+    return []
+
+
 def main() -> None:
     directory, way = Path(sys.argv[1]), sys.argv[2]
-    read(directory / "warm up", way)
+    meets = read if way in damaged_arrays.WAYS else write
+    meets(directory / "warm up", way)
     for place in sorted(directory.iterdir()):
         before = status_nbytes("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # forget the highest so far
-        came = read(place, way)
+        came = meets(place, way)
         grown = status_nbytes("VmHWM") - before
         told = json.dumps({"row": place.name, "came": came, "grown": grown})
         sys.stdout.write(f"{told}\n")

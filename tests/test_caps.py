@@ -28,6 +28,7 @@ from gpushard.results import host_job
 from gpushard.workers import run_tasks
 from hostile_shards import GZIP, ZSTD
 from spec_shards import LITTLE, document, sharding
+from zarr_oracle import held
 
 GIB = 1 << 30
 TEXT = {"data_type": "string", "fill_value": ""}
@@ -346,6 +347,23 @@ def test_an_object_too_large_is_not_read_to_be_written_to_in_part(tmp_path):
         a[:5] = 1
     a[:] = 1
     assert a[:].sum() == 64
+
+
+def test_shards_that_have_to_be_held_are_written_to_in_part_up_to_the_cap(tmp_path):
+    place = sharded(tmp_path / "a")
+    data = (place / "c" / "0").read_bytes()
+    document = (place / "zarr.json").read_bytes()
+    for most in (len(data) - 1, len(data)):
+        store = held({"zarr.json": document, "c/0": data})
+        options = gpushard.Options(max_chunk_nbytes=most)
+        a = gpushard.open_array(store, options=options)
+        if most < len(data):
+            with pytest.raises(LimitError, match="held to be written to in part"):
+                a[5:9] = 1
+            assert store._store_dict["c/0"].to_bytes() == data
+        else:
+            a[5:9] = 1
+            assert a[4:10].tolist() == [5, 1, 1, 1, 1, 10]
 
 
 def test_zarrs_pipeline_leaves_what_is_beyond_the_limits_to_zarr_unless_strict(

@@ -129,7 +129,12 @@ def undoes_all_but_the_first(monkeypatch):
     good = in_place._undo
 
     def undo(file, note):
-        good(file, note._replace(pieces=note.pieces[1:]))
+        left = note._replace(
+            offset=note.offset[1:],
+            n_bytes=note.n_bytes[1:],
+            first=note.first + int(note.n_bytes[:1].sum()),
+        )
+        good(file, left)
 
     monkeypatch.setattr(in_place, "_undo", undo)
 

@@ -371,3 +371,13 @@ def test_a_sparse_window_is_not_opened_again_for_each_missing_shard(
     with pytest.raises(gpushard.WindowMovedError):
         view[0]
     assert len(opened) == 2
+
+
+@pytest.mark.parametrize("where", ["files", "memory"])
+def test_a_document_that_grew_beyond_its_cap_is_not_moved(where, tmp_path, monkeypatch):
+    a = rolling(tmp_path / "a" if where == "files" else MemoryStore(), 0, 6)
+    monkeypatch.setattr("gpushard.rolling.steps.MAX_DOCUMENT_NBYTES", 100)
+    monkeypatch.setattr("gpushard.stores.documents.MAX_DOCUMENT_NBYTES", 100)
+    with pytest.raises(gpushard.StoreError, match="document is too large") as caught:
+        a.move_window(2, 8)
+    assert caught.value.got == "101 bytes"

@@ -17,6 +17,7 @@ from zarr.storage import MemoryStore
 
 import gpushard
 from gpushard.options import Options, WriteOptions
+from gpushard.stores import file_bytes
 from zarr_oracle import assert_same_bits
 
 STRATEGIES = {
@@ -49,12 +50,22 @@ def files_of(place) -> dict[str, bytes]:
     }
 
 
+_WRITING = ("pwrite", "writev", "fsync", "copy_file_range")
+
+
+@pytest.fixture(params=[False, True], ids=["read", "copied"])
+def is_copied(request, monkeypatch):
+    """Whether unchanged bytes are copied by the kernel, as large ones are."""
+    if request.param:
+        monkeypatch.setattr(file_bytes, "_COPIED_NBYTES", 1)
+
+
 class _FullDisk:
     """The disk has room for so many calls that write, and for half of one more."""
 
     def __init__(self, n_calls, monkeypatch):
         self.left, self.is_hit = n_calls, False
-        for name in ("pwrite", "writev", "fsync"):
+        for name in _WRITING:
             monkeypatch.setattr(os, name, self._limited(getattr(os, name)))
 
     def _limited(self, call):
@@ -72,6 +83,7 @@ class _FullDisk:
 
 @each_strategy
 @pytest.mark.parametrize("n_calls", range(1, 12))
+@pytest.mark.usefixtures("is_copied")
 def test_a_full_disk_leaves_what_was_there(n_calls, strategy, tmp_path, monkeypatch):
     a, want = made(tmp_path / "a", strategy)
     before = files_of(tmp_path)
@@ -101,6 +113,7 @@ def test_a_full_disk_leaves_what_was_there(n_calls, strategy, tmp_path, monkeypa
 
 @each_strategy
 @pytest.mark.parametrize("n_calls", range(1, 9))
+@pytest.mark.usefixtures("is_copied")
 def test_an_interrupt_leaves_old_or_new(n_calls, strategy, tmp_path, monkeypatch):
     a, want = made(tmp_path / "a", strategy)
     left = [n_calls]
@@ -115,7 +128,7 @@ def test_an_interrupt_leaves_old_or_new(n_calls, strategy, tmp_path, monkeypatch
         return limited
 
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-        for name in ("pwrite", "writev", "fsync"):
+        for name in _WRITING:
             patch.setattr(os, name, interrupted(getattr(os, name)))
         a[10 : 2 * N] = 7
     got = gpushard.open_array(tmp_path / "a")[...]
@@ -183,6 +196,7 @@ import resource, signal, sys
 import numpy as np
 import gpushard
 from gpushard.options import Options, WriteOptions
+from gpushard.stores import file_bytes
 
 strategy, place, limit = sys.argv[1:]
 write = WriteOptions(strategy=strategy, max_unused_fraction=1)
@@ -351,38 +365,6 @@ def test_nothing_but_files_of_the_store_is_read_to_be_merged(
     with pytest.raises(gpushard.StoreError, match=words):
         a[:2] = 7
     assert secret.read_bytes() == b"secret"
-
-
-@pytest.mark.parametrize(
-    "note",
-    [
-        b"",
-        b"\xff",
-        b"{}",
-        b"[]",
-        b'{"nbytes": 10, "bytes": [[0]]}',
-        b'{"nbytes": 1099511627776, "bytes": []}',
-        b'{"nbytes": -1, "bytes": []}',
-        b'{"nbytes": 4, "bytes": [[-1, "AAAA"]]}',
-        b'{"nbytes": Infinity, "bytes": []}',
-        b'{"nbytes": 4, "bytes": [[1.5, "AAAA"]]}',
-        b'{"nbytes": 4, "bytes": [[1099511627776, "AAAA"]]}',
-        b'{"nbytes": 1099511627777, "bytes": [[1099511627776, "AAAA"]]}',
-        b'{"nbytes": 4, "bytes": [[73786976294838206464, "AAAA"]]}',
-        b"[" * 100_000,
-    ],
-)
-def test_a_note_that_no_writer_left_is_told_and_changes_nothing(note, tmp_path):
-    a, _ = made(tmp_path / "a", "fixed_order")
-    shard = tmp_path / "a" / "c" / "0"
-    data = shard.read_bytes()
-    shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # as a torn one looks
-    (tmp_path / "a" / "c" / ".0.undo").write_bytes(note)
-    before = files_of(tmp_path)
-    for change in (lambda: gpushard.repair(a), lambda: a.__setitem__(slice(2), 7)):
-        with pytest.raises(gpushard.CorruptShardError, match=r"note.*\.0\.undo"):
-            change()
-        assert files_of(tmp_path) == before
 
 
 def test_a_zarr_store_that_finds_no_place_for_a_shard_has_not_written_it():

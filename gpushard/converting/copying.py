@@ -19,7 +19,8 @@ from gpushard.converting.tiles import Budget, Cell, box_of, slabs, tiles
 from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.selection import SliceAxis
 from gpushard.source import Source
-from gpushard.stores.writers import Bytes, Pieces, writer_of
+from gpushard.stores.file_bytes import Bytes, Pieces
+from gpushard.stores.writers import writer_of
 from gpushard.workers import run_tasks
 from gpushard.writing.encode import Change, Encoder
 from gpushard.writing.regions import Box

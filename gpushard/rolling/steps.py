@@ -18,12 +18,16 @@ from gpushard.expressions import basic
 from gpushard.formats.origins import moved_document, rolling_members, tags_of
 from gpushard.hierarchies.documents import decode_document, join
 from gpushard.metadata import parse_document
+from gpushard.options import MAX_DOCUMENT_NBYTES
 from gpushard.rolling.view import source_over
 from gpushard.rolling.window import Coordinate, Window
 from gpushard.selection import Selection
 from gpushard.source import Source
+from gpushard.stores.base import Fetched
+from gpushard.stores.documents import document_bytes
+from gpushard.stores.file_bytes import Bytes, Pieces
 from gpushard.stores.files import FileWriter, written_key
-from gpushard.stores.writers import Bytes, Pieces, Writer, writer_of
+from gpushard.stores.writers import Writer, writer_of
 from gpushard.writing.assign import WriteSession, assign
 from gpushard.writing.shard import Region
 
@@ -113,7 +117,7 @@ class Steps:
             return [np.frombuffer(new, np.uint8)]
 
         with suppress(_UnchangedError):
-            self._documents.update(self._key, update)
+            self._documents.update(self._key, update, MAX_DOCUMENT_NBYTES)
         return moved[-1]
 
     def delete(self, window: Window) -> int:
@@ -199,7 +203,8 @@ class Steps:
                 store_url=self.source.store.url,
                 hint="the array was deleted while it was written to",
             )
-        encoded = data.tobytes()
+        told = Fetched(data, None, None)
+        encoded = document_bytes(told, self._key, self.source.store.url) or b""
         layout = parse_document(encoded, path, self.source.options)
         return Window.of(layout), decode_document(encoded, _DOCUMENT, path)
 

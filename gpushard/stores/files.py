@@ -8,7 +8,6 @@ process that holds it, whatever becomes of the file.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
@@ -17,49 +16,20 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gpushard.errors import StoreError
 from gpushard.stores.failures import refuse_unsafe_key
+from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces, write_all
 from gpushard.stores.local import LocalStore
 
-Bytes = NDArray[np.uint8]
-Pieces = list[Bytes]
 Update = Callable[[Bytes | None], Pieces | None]
 
-# Buffers of one writev; Linux takes at most 1024.
-_MOST_BUFFERS = 512
 # A directory is removed by others just when it was made: not often in a row.
 _MOST_ATTEMPTS = 64
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _LOCK, _UNDO, _NEW, _NEW_UNDO = "lock", "undo", "new", "undo.new"
 _UNFINISHED = (_NEW, _NEW_UNDO)
 _BESIDE = re.compile(rf"(.*/)?\.([^/]+?)\.(?:{_NEW_UNDO}|{_LOCK}|{_UNDO}|{_NEW})")
-
-
-@dataclass(frozen=True, slots=True)
-class FileBytes:
-    """Bytes of an open file, of which only slices are read."""
-
-    fd: int
-    nbytes: int
-
-    def __len__(self) -> int:
-        return self.nbytes
-
-    def __getitem__(self, span: slice) -> Bytes:
-        start, stop, _ = span.indices(self.nbytes)
-        data = np.empty(max(0, stop - start), np.uint8)
-        left = memoryview(data)
-        while left:
-            n_read = os.preadv(self.fd, [left], stop - len(left))
-            if not n_read:
-                raise OSError(errno.EIO, "the file became shorter while it was read")
-            left = left[n_read:]
-        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +43,17 @@ class LockedFile:
         """Where a write in place notes what it overwrites."""
         return _beside(self.path, _UNDO)
 
-    def read(self) -> Bytes | None:
-        """Its bytes; None if there is no file."""
-        try:
-            return np.fromfile(self.path, np.uint8)
-        except FileNotFoundError:
-            return None
-
     @contextmanager
     def opened(self) -> Generator[FileBytes | None]:
         """Its bytes, to be read in slices; None if there is no file."""
-        try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            yield None
-            return
-        try:
-            yield FileBytes(fd, os.fstat(fd).st_size)
-        finally:
-            os.close(fd)
+        with _opened(self.path) as data:
+            yield data
+
+    @contextmanager
+    def opened_note(self) -> Generator[FileBytes | None]:
+        """What undoes a write in place, so too."""
+        with _opened(self.undo_path) as data:
+            yield data
 
     def nbytes(self) -> int | None:
         """Its size; None if there is no file."""
@@ -113,6 +75,10 @@ class LockedFile:
         with suppress(FileNotFoundError):
             self.undo_path.unlink()
         sync_directory(self.path.parent)
+
+    def has_note(self) -> bool:
+        """Whether a write in place is under way, or was cut off."""
+        return self.undo_path.exists()
 
     def note(self, pieces: Pieces) -> None:
         """Keep what undoes a write in place, before it starts."""
@@ -145,10 +111,12 @@ class FileWriter:
         with self.locked(key) as file:
             file.replace(pieces)
 
-    def update(self, key: str, update: Update) -> None:
+    def update(self, key: str, update: Update, most_nbytes: int) -> None:
         """Replace an object by what `update` makes of it, under a lock."""
         with self.locked(key) as file:
-            file.replace(update(file.read()))
+            with file.opened() as data:
+                pieces = update(None if data is None else data[: most_nbytes + 1])
+            file.replace(pieces)
 
     def create(self, key: str, pieces: Pieces) -> bool:
         """Write an object unless there is one; whether there was none."""
@@ -293,19 +261,17 @@ def replace_file(path: Path, temporary: Path, pieces: Pieces) -> None:
         raise
 
 
-def write_all(fd: int, pieces: Pieces) -> None:
-    """Write pieces one after the other, from where the file stands."""
-    left: list[Any] = [memoryview(piece) for piece in pieces if len(piece)]
-    left.reverse()
-    while left:
-        batch = left[: -_MOST_BUFFERS - 1 : -1]
-        n_written = os.writev(fd, batch)
-        for piece in batch:
-            left.pop()
-            if n_written < len(piece):
-                left.append(piece[n_written:])
-                break
-            n_written -= len(piece)
+@contextmanager
+def _opened(path: Path) -> Generator[FileBytes | None]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield FileBytes(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
 
 
 def make_directories(path: Path) -> None:

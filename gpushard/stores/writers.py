@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.failures import refuse_unsafe_key
+from gpushard.stores.file_bytes import Bytes, Pieces, bytes_of
 from gpushard.stores.local import LocalStore
 from gpushard.stores.zarr_store import ZarrStore, run
 
 if TYPE_CHECKING:
     from gpushard.stores.remote import RemoteStore
 
-Bytes = NDArray[np.uint8]
-Pieces = list[Bytes]
 Update = Callable[[Bytes | None], Pieces | None]
 """Object's new bytes from its old ones; None in and out: no object."""
 
@@ -56,8 +54,10 @@ class Writer(Protocol):
         """
         ...
 
-    def update(self, key: str, update: Update) -> None:
+    def update(self, key: str, update: Update, most_nbytes: int) -> None:
         """Replace an object by what `update` makes of it; no other write gets lost.
+
+        Of an object of more than `most_nbytes` it is given that many and one more.
 
         Raises
         ------
@@ -173,11 +173,11 @@ class ObjectWriter:
             if pieces is not None or not isinstance(error, FileNotFoundError):
                 raise _failed(self._store.url, key, error) from error
 
-    def update(self, key: str, update: Update) -> None:
+    def update(self, key: str, update: Update, most_nbytes: int) -> None:
         """Replace an object by what `update` makes of it, by conditional puts."""
         self._refuse_unless_conditional(key)
         for _ in range(_MAX_ATTEMPTS):
-            old = self._store.read([ByteRequest(key)])[0]
+            old = self._store.read([ByteRequest(key, max_nbytes=most_nbytes + 1)])[0]
             pieces = update(None if old is None else old.data)
             if pieces is None or self._put_if(key, pieces, old):
                 return
@@ -315,7 +315,7 @@ class ZarrWriter:
         with _TURNS:
             self._put(key, pieces)
 
-    def update(self, key: str, update: Update) -> None:
+    def update(self, key: str, update: Update, most_nbytes: int) -> None:
         """Replace an object by what `update` makes of it, if it lies in memory.
 
         What lies elsewhere other processes may write to, which no lock of this one
@@ -330,7 +330,7 @@ class ZarrWriter:
                 hint="write whole shards, or pass a path or an object store's URL",
             )
         with _TURNS:
-            old = self._store.read([ByteRequest(key)])[0]
+            old = self._store.read([ByteRequest(key, max_nbytes=most_nbytes + 1)])[0]
             self._put(key, update(None if old is None else old.data))
 
     def create(self, key: str, pieces: Pieces) -> bool:
@@ -383,7 +383,7 @@ _TURNS = threading.RLock()
 
 
 def _joined(pieces: Pieces) -> bytes:
-    return b"".join(memoryview(piece) for piece in pieces)
+    return b"".join(memoryview(bytes_of(piece)) for piece in pieces)
 
 
 def _object_errors() -> tuple[type[Exception], ...]:

@@ -17,8 +17,9 @@ from gpushard.errors import (
 )
 from gpushard.selection import Orthogonal, Selection
 from gpushard.source import Source
+from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces
 from gpushard.stores.files import FileWriter, LockedFile
-from gpushard.stores.writers import Bytes, Pieces, Writer, writer_of
+from gpushard.stores.writers import Writer, writer_of
 from gpushard.whole import largest_object
 from gpushard.workers import run_tasks
 from gpushard.writing.encode import Change, Encoder
@@ -158,9 +159,10 @@ class WriteSession:
                 with self.writer.locked(key) as file:
                     self._write_file(file, region, change, is_whole=is_whole)
             elif is_whole:
-                self.writer.put(key, self._pieces(region, None, change))
+                self.writer.put(key, self.encoder.object_pieces(region, None, change))
             else:
-                self.writer.update(key, partial(self._update, region, change))
+                update = partial(self._update, region, change)
+                self.writer.update(key, update, self.source.options.max_chunk_nbytes)
         except GpushardError as error:
             error.add_context(shard_key=key)
             raise
@@ -170,44 +172,56 @@ class WriteSession:
     def recover(self, file: LockedFile, region: Region) -> bool:
         """Undo a write in place that was cut off; whether there was one."""
         parse = partial(StoredShard.parse, region)
-        return recover(file, partial(verifies, parse))
+        return recover(file, partial(verifies, parse), region.n_entries)
 
     def _write_file(
         self, file: LockedFile, region: Region, change: Change, *, is_whole: bool
     ) -> None:
-        if self.source.layout.levels and file.undo_path.exists():
+        if self.source.layout.levels and file.has_note():
             self.recover(file, region)
-        strategy = self.source.options.write.strategy
-        if strategy == "rewrite" or (is_whole and strategy == "fixed_order"):
-            stored = None if is_whole else self._read(file, region)
-            file.replace(self._pieces(region, stored, change))
-            return
         # Only the index and the inner chunks that are changed are read.
         with nullcontext() if is_whole else file.opened() as data:
-            shard = None if data is None else StoredShard.parse(region, data)
-            update = ShardUpdate(self.encoder, region, file.nbytes(), shard, change)
-            patch = patch_of(update)
-        if patch is None:
-            stored = None if is_whole else file.read()
-            file.replace(self._pieces(region, stored, change))
-        else:
+            if data is not None:
+                self._refuse_large(region, len(data))
+            patch = self._patch(file, region, data, change)
+            if patch is None:
+                file.replace(self.encoder.object_pieces(region, data, change))
+        if patch is not None:
             self._patch_file(file, patch)
 
-    def _read(self, file: LockedFile, region: Region) -> Bytes | None:
-        """Bytes of an object, unless they are more than anybody makes of one chunk."""
+    def _patch(
+        self, file: LockedFile, region: Region, data: FileBytes | None, change: Change
+    ) -> Patch | None:
+        """How a file is changed where it lies; None if it is to be replaced."""
+        if self.source.options.write.strategy == "rewrite":
+            return None
+        shard = None if data is None else StoredShard.parse(region, data)
+        update = ShardUpdate(self.encoder, region, file.nbytes(), shard, change)
+        return patch_of(update)
+
+    def _refuse_large(self, region: Region, nbytes: int) -> None:
+        """Refuse an object of `nbytes` to be held, where all of it has to be decoded.
+
+        Raises
+        ------
+        LimitError
+            More than may be held would come out.
+        CorruptShardError
+            It is more than anybody makes of one inner chunk.
+        """
         source = self.source
-        if not source.layout.levels or source.layout.object_codecs:
-            limit = largest_object(source, region.coordinate)
-            nbytes = file.nbytes() or 0
-            if nbytes > limit:
-                raise CorruptShardError(
-                    "an object is larger than an honest writer makes one",
-                    array_path=source.layout.path,
-                    expected=f"at most {limit} bytes",
-                    got=f"{nbytes} bytes",
-                    hint="the object is damaged: write all of it again",
-                )
-        return file.read()
+        if source.layout.levels and not source.layout.object_codecs:
+            return
+        source.refuse_large(in_part=False)
+        limit = largest_object(source, region.coordinate)
+        if nbytes > limit:
+            raise CorruptShardError(
+                "an object is larger than an honest writer makes one",
+                array_path=source.layout.path,
+                expected=f"at most {limit} bytes",
+                got=f"{nbytes} bytes",
+                hint="the object is damaged: write all of it again",
+            )
 
     def _patch_file(self, file: LockedFile, patch: Patch) -> None:
         """Change a file where it lies, or leave it as it was."""
@@ -222,13 +236,14 @@ class WriteSession:
     def _update(
         self, region: Region, change: Change, stored: Bytes | None
     ) -> Pieces | None:
-        pieces = self._pieces(region, stored, change)
+        """New bytes of an object that is held, of which there may be more."""
+        if stored is not None:
+            self._refuse_large(region, len(stored))
+            if len(stored) > self.source.options.max_chunk_nbytes:
+                what = "an object that has to be held to be written to in part"
+                raise self.source.too_large(what, len(stored))
+        pieces = self.encoder.object_pieces(region, stored, change)
         is_deleted = pieces is None and stored is not None
         if is_deleted and not self.writer.deletes_in_updates:
             return self.encoder.empty_object(region)
         return pieces
-
-    def _pieces(
-        self, region: Region, stored: Bytes | None, change: Change
-    ) -> Pieces | None:
-        return self.encoder.object_pieces(region, stored, change)

@@ -14,7 +14,7 @@ from gpushard.codecs.zarr_objects import ZarrElements
 from gpushard.errors import GpushardError, NotFoundError, OptionError, StoreError
 from gpushard.index import CORRUPT, parse_index
 from gpushard.layout import CodecChain, CodecSpec
-from gpushard.stores.files import write_all
+from gpushard.stores.file_bytes import write_all
 
 _CHAIN = CodecChain(
     (), CodecSpec("bytes", {"endian": "little"}), (CodecSpec("crc32c"),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
@@ -15,11 +15,11 @@ from gpushard.codecs.zarr_encoder import ZarrEncoder, encode_bytes
 from gpushard.codecs.zarr_objects import ZarrElements
 from gpushard.pipeline import decode_object_bytes
 from gpushard.source import Source
+from gpushard.stores.file_bytes import Bytes, FileBytes, Piece, Pieces, joined
 from gpushard.writing.on_device import DeviceValues
 from gpushard.writing.order import payload_order
 from gpushard.writing.regions import Part
 from gpushard.writing.shard import (
-    Bytes,
     Region,
     StoredShard,
     blank_entries,
@@ -31,8 +31,8 @@ from gpushard.writing.shard import (
 # Inner chunks encoded as one batch, for each thread.
 _BATCH_PER_THREAD = 4
 
-Pieces = list[Bytes]
-"""An object's bytes, to be written one after the other."""
+# An inner chunk that is changed is held as it was, as it becomes, and encoded.
+_COPIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Encoder:
         ]
 
     def object_pieces(
-        self, region: Region, stored: Bytes | None, change: Change | None
+        self, region: Region, stored: Bytes | FileBytes | None, change: Change | None
     ) -> Pieces | None:
         """Stored object after a change (or laid out anew); None if nothing is left.
 
@@ -95,7 +95,8 @@ class Encoder:
         region
             That of the stored object.
         stored
-            The object's bytes, or None where there is none or none are needed.
+            The object's bytes, or None where there is none or none are needed. What
+            is taken over from a file is not read; the file has to stay open.
         change
             What is written to it.
 
@@ -108,17 +109,16 @@ class Encoder:
         """
         around = self.source.layout.object_codecs
         if stored is not None and around:
-            self.source.refuse_large()
             dtype = self.source.layout.dtype
             # As for a read: gaps make a shard larger, but not without end.
             limit = 2 * prod(region.shape) * dtype.itemsize
             limit += self.source.options.batch_nbytes
-            inside = decode_object_bytes(around, stored, limit, dtype)
+            inside = decode_object_bytes(around, stored[:], limit, dtype)
             stored = np.frombuffer(inside, np.uint8)
         pieces = self._pieces(region, stored, change)
         if pieces is None or not around:
             return pieces
-        return [encode_bytes(around, np.concatenate(pieces))]
+        return [encode_bytes(around, joined(pieces))]
 
     def empty_object(self, region: Region) -> Pieces:
         """Stored object in which every inner chunk is missing, or holds the fill."""
@@ -140,16 +140,16 @@ class Encoder:
         )
         if region.level + 1 < len(self.source.layout.levels):
             for entry, inner, change_inside in cells:
-                payload = _needed(stored, entry, inner, change_inside)
+                payload = self._needed(stored, entry, inner, change_inside)
                 pieces = self._pieces(inner, payload, change_inside)
-                yield entry, None if pieces is None else np.concatenate(pieces)
+                yield entry, None if pieces is None else joined(pieces)
             return
-        n_batch = _BATCH_PER_THREAD * self.source.options.threads
+        n_batch = self._n_at_once()
         if isinstance(change.values, DeviceValues):
             n_batch = max(n_batch, change.values.most_rows)
         while batch := list(islice(cells, n_batch)):
             changed = [
-                (inner, _needed(stored, entry, inner, inside), inside)
+                (inner, self._needed(stored, entry, inner, inside), inside)
                 for entry, inner, inside in batch
             ]
             entries = [entry for entry, _, _ in batch]
@@ -163,13 +163,13 @@ class Encoder:
             raise AssertionError("an index of no bytes")
         return encoded
 
-    def laid_out(self, region: Region, payloads: dict[int, Bytes]) -> Pieces | None:
+    def laid_out(self, region: Region, payloads: Mapping[int, Piece]) -> Pieces | None:
         """Shard of these inner chunks, by entry; None if there are none."""
         if not payloads:
             return None
         offset = region.index_nbytes if region.has_index_at_start else 0
         entries = blank_entries(region.n_entries)
-        pieces: Pieces = []
+        pieces: list[Piece] = []
         for entry in payload_order(region.index_shape, self.options.order).tolist():
             payload = payloads.get(entry)
             if payload is not None:
@@ -180,21 +180,54 @@ class Encoder:
         return [index, *pieces] if region.has_index_at_start else [*pieces, index]
 
     def _pieces(
-        self, region: Region, stored: Bytes | None, change: Change | None
+        self, region: Region, stored: Bytes | FileBytes | None, change: Change | None
     ) -> Pieces | None:
         """Region's bytes after a change, without what lies around a whole object."""
         if change is not None and change.part.covers(region.extents):
             stored = None
         if region.is_inner_chunk:
+            encoded = None if stored is None else stored[:]
             if change is None:
-                return None if stored is None else [stored]
-            (payload,) = self._payloads([(region, stored, change)])
+                return None if encoded is None else [encoded]
+            (payload,) = self._payloads([(region, encoded, change)])
             return None if payload is None else [payload]
         shard = None if stored is None else StoredShard.parse(region, stored)
         changed: dict[int, Bytes | None] = {}
         if change is not None:
             changed = dict(self.changed_payloads(region, shard, change))
         return self.laid_out(region, merged(shard, changed))
+
+    def _n_at_once(self) -> int:
+        """Inner chunks that are changed together, as far as the memory limit goes."""
+        options = self.source.options
+        n = options.memory_limit // max(1, _COPIES * self.source.whole_nbytes)
+        return max(1, min(_BATCH_PER_THREAD * options.threads, n))
+
+    def _needed(
+        self, stored: StoredShard | None, entry: int, inner: Region, change: Change
+    ) -> Bytes | None:
+        """Stored bytes of an inner chunk, unless there are none or none will be left.
+
+        Raises
+        ------
+        CorruptShardError, LimitError
+            They are more than anybody makes of an inner chunk, or than may be held.
+        """
+        if stored is None or change.part.covers(inner.extents):
+            return None
+        span = stored.span(entry)
+        if span is None:
+            return None
+        source, nbytes = self.source, span.stop - span.start
+        if inner.is_inner_chunk:
+            source.refuse_large(in_part=False)
+            source.refuse_oversized(nbytes, self._stored_shape(inner))
+        elif nbytes > source.options.max_chunk_nbytes:
+            raise source.too_large("a nested shard that is written to in part", nbytes)
+        return stored.data[span]
+
+    def _stored_shape(self, region: Region) -> tuple[int, ...]:
+        return tuple(region.shape[axis] for axis in self.source.layout.outer_order)
 
     def _chunk(
         self, region: Region, stored: Bytes | None, change: Change
@@ -207,11 +240,8 @@ class Encoder:
             if region.extents != region.shape or not is_whole:
                 chunk[...] = layout.fill_value
         else:
-            self.source.refuse_large(in_part=False)
-            order = layout.outer_order
-            shape = tuple(region.shape[axis] for axis in order)
-            decoded = self.source.pipeline.decode(stored, shape)
-            chunk.transpose(order)[...] = decoded
+            decoded = self.source.pipeline.decode(stored, self._stored_shape(region))
+            chunk.transpose(layout.outer_order)[...] = decoded
         change.put_into(chunk)
         return chunk
 
@@ -242,12 +272,3 @@ class Encoder:
         for i, payload in zip(kept, self._chunks.encode(turned), strict=True):
             encoded[i] = payload
         return encoded
-
-
-def _needed(
-    stored: StoredShard | None, entry: int, inner: Region, change: Change
-) -> Bytes | None:
-    """Stored bytes of an inner chunk, unless there are none or none will be left."""
-    if stored is None or change.part.covers(inner.extents):
-        return None
-    return stored.payload(entry)

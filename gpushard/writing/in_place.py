@@ -3,25 +3,33 @@
 A change is noted before it starts: how long the file was, and the bytes that are going
 to be overwritten. The index is written last, and where bytes that it points to are
 overwritten its checksum is spoiled first; so a shard whose index verifies is a shard
-that was published, and any other can be brought back from the note.
+that was published, and any other can be brought back from the note. That is done in the
+same order, the index last.
+
+A note is a head (`_HEAD`), the byte ranges (offset and size, each an int64) and their
+bytes, which are copied from file to file: what undoes a write takes 16 bytes of memory
+a range, whatever their size.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from operator import index
 from typing import NamedTuple
 
 import numpy as np
 
 from gpushard.errors import CorruptShardError
+from gpushard.selection import Ints
+from gpushard.stores.file_bytes import Bytes, FileBytes
 from gpushard.stores.files import LockedFile, sync_directory
-from gpushard.writing.shard import Bytes
 
+_HEAD = struct.Struct("<8sqq")
+"""Magic number, size of the file (-1 if there was none), number of byte ranges."""
+_MAGIC = b"gsundo\x01\n"
+_RANGE_NBYTES = 16
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -49,10 +57,11 @@ class Patch:
     spoils: tuple[int, Bytes] | None = None
 
     def overwritten(self) -> list[tuple[int, int]]:
-        """Half-open ranges of the old file that get other bytes."""
+        """Half-open ranges of the old file that get other bytes, the index last.
+
+        What spoils an index fills the same range.
+        """
         pieces = [*self.payloads, (self.index_offset, self.index)]
-        if self.spoils is not None:
-            pieces.append(self.spoils)
         old_nbytes = self.old_nbytes or 0
         ends = [(at, min(at + len(piece), old_nbytes)) for at, piece in pieces]
         return [(start, stop) for start, stop in ends if start < stop]
@@ -85,7 +94,9 @@ def spoiled(index: Bytes) -> Bytes:
     return other
 
 
-def recover(file: LockedFile, is_published: Callable[[Bytes], bool]) -> bool:
+def recover(
+    file: LockedFile, is_published: Callable[[FileBytes], bool], n_entries: int
+) -> bool:
     """Bring a file back to what it was, if a write in place was cut off.
 
     Parameters
@@ -94,6 +105,8 @@ def recover(file: LockedFile, is_published: Callable[[Bytes], bool]) -> bool:
         A shard that no other writer touches meanwhile.
     is_published
         Whether the index of a shard of these bytes verifies.
+    n_entries
+        Entries of that index: no write overwrites more ranges, but for its own.
 
     Returns
     -------
@@ -105,31 +118,31 @@ def recover(file: LockedFile, is_published: Callable[[Bytes], bool]) -> bool:
     CorruptShardError
         The note of the write is none that a writer of ours left.
     """
-    if not file.undo_path.exists():
-        return False
-    stored = file.read()
-    # A file that verifies was published after the note, or is another writer's.
-    if stored is None or is_published(stored):
-        file.forget_note()
-        return False
-    _undo(file, _parsed_note(file, stored))
+    with file.opened_note() as noted, file.opened() as stored:
+        if noted is None:
+            return False
+        # A file that verifies was published after the note, or is another writer's.
+        is_torn = stored is not None and not is_published(stored)
+        if stored is not None and is_torn:
+            _undo(file, _parsed_note(file, noted, len(stored), n_entries + 1))
     file.forget_note()
-    return True
+    return is_torn
 
 
 def give_up(file: LockedFile, patch: Patch) -> None:
     """Bring a file back after a write to it failed, unless its new index is there."""
-    if not file.undo_path.exists():
-        return
-    stored = file.read()
-    if stored is not None:
-        index = stored[patch.index_offset : patch.index_offset + len(patch.index)]
-        if not np.array_equal(index, patch.index):
-            _undo(file, _parsed_note(file, stored))
+    with file.opened_note() as noted, file.opened() as stored:
+        if noted is None:
+            return
+        if stored is not None:
+            stop = patch.index_offset + len(patch.index)
+            if not np.array_equal(stored[patch.index_offset : stop], patch.index):
+                most_ranges = len(patch.payloads) + 1
+                _undo(file, _parsed_note(file, noted, len(stored), most_ranges))
     file.forget_note()
 
 
-def verifies(parse: Callable[[Bytes], object], data: Bytes) -> bool:
+def verifies(parse: Callable[[FileBytes], object], data: FileBytes) -> bool:
     """Whether `parse` takes the bytes of a shard."""
     try:
         parse(data)
@@ -139,46 +152,78 @@ def verifies(parse: Callable[[Bytes], object], data: Bytes) -> bool:
 
 
 def _note(file: LockedFile, patch: Patch) -> None:
-    ranges = patch.overwritten()
-    pieces: list[tuple[int, str]] = []
-    if ranges:
-        with file.path.open("rb") as old:
-            for start, stop in ranges:
-                old.seek(start)
-                data = base64.b64encode(old.read(stop - start)).decode()
-                pieces.append((start, data))
-    note = {"nbytes": patch.old_nbytes, "bytes": pieces}
-    file.note([np.frombuffer(json.dumps(note).encode(), np.uint8)])
+    spans = patch.overwritten()
+    table = np.array([(start, stop - start) for start, stop in spans], "<i8")
+    old_nbytes = -1 if patch.old_nbytes is None else patch.old_nbytes
+    head = _HEAD.pack(_MAGIC, old_nbytes, len(spans)) + table.tobytes()
+    with file.opened() as old:
+        unread = [] if old is None else [old.unread(slice(*span)) for span in spans]
+        file.note([np.frombuffer(head, np.uint8), *unread])
 
 
 class _Note(NamedTuple):
-    """What a file was: its size, None if it was not there, and bytes by offset."""
+    """What a file was: its size, -1 if it was not there, and bytes by offset.
 
-    nbytes: int | None
-    pieces: list[tuple[int, bytes]]
+    The bytes of the ranges lie in `data`, one behind the other from `first` on.
+    """
+
+    nbytes: int
+    offset: Ints
+    n_bytes: Ints
+    data: FileBytes
+    first: int
+
+    def put_back(self, fd: int, ranges: slice) -> None:
+        """Write the old bytes of some ranges to where they were."""
+        start = self.first + np.cumsum(self.n_bytes) - self.n_bytes
+        columns = (start, start + self.n_bytes, self.offset)
+        for first, last, at in zip(*(c[ranges].tolist() for c in columns), strict=True):
+            self.data.unread(slice(first, last)).copy_to(fd, at)
 
 
-def _parsed_note(file: LockedFile, stored: Bytes) -> _Note:
-    """Note of a write to a file that now holds `stored`."""
-    try:
-        found = json.loads(file.undo_path.read_bytes())
-        nbytes = None if found["nbytes"] is None else index(found["nbytes"])
-        pieces = [
-            (index(offset), base64.b64decode(data, validate=True))
-            for offset, data in found["bytes"]
-        ]
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise _wrong_note(file, str(error) or type(error).__name__) from error
-    # All that a file is brought back to lies in it, or in its note.
-    reach = len(stored)
-    for offset, data in sorted(pieces):
-        if 0 <= offset <= reach:
-            reach = max(reach, offset + len(data))
-        elif nbytes is not None:
-            raise _wrong_note(file, f"bytes at {offset}, of {reach} in reach")
-    if nbytes is not None and not 0 <= nbytes <= reach:
-        raise _wrong_note(file, f"{nbytes} bytes of at most {reach}")
-    return _Note(nbytes, pieces)
+def _parsed_note(
+    file: LockedFile, data: FileBytes, stored_nbytes: int, most_ranges: int
+) -> _Note:
+    """Note of a write of at most so many ranges to a file that now has `stored_nbytes`.
+
+    Raises
+    ------
+    CorruptShardError
+        It is none that a writer of ours left.
+    """
+    if len(data) < _HEAD.size:
+        raise _wrong_note(file, f"{len(data)} bytes")
+    magic, nbytes, n_ranges = _HEAD.unpack(data[: _HEAD.size])
+    if magic != _MAGIC or not 0 <= n_ranges <= most_ranges:
+        raise _wrong_note(file, f"{magic!r} and {n_ranges} of {most_ranges} ranges")
+    first = _HEAD.size + n_ranges * _RANGE_NBYTES
+    if len(data) < first:
+        raise _wrong_note(file, f"{len(data)} bytes for {n_ranges} ranges")
+    table = data[_HEAD.size : first].view("<i8").reshape(-1, 2)
+    offset, n_bytes = table.T.astype(np.int64)
+    note = _Note(nbytes, offset, n_bytes, data, first)
+    _refuse_impossible(file, note, stored_nbytes)
+    return note
+
+
+def _refuse_impossible(file: LockedFile, note: _Note, stored_nbytes: int) -> None:
+    """Refuse a note that no writer left: all of the old file lies in it, or the new."""
+    n_held = len(note.data) - note.first
+    # Each is bounded before they are added up, so that no sum wraps around.
+    is_wrong = (note.n_bytes < 0) | (note.n_bytes > n_held) | (note.offset < 0)
+    is_wrong |= note.offset > note.nbytes - np.minimum(note.n_bytes, n_held)
+    if np.any(is_wrong) or note.nbytes < -1:
+        raise _wrong_note(file, f"bytes that no file of {note.nbytes} has")
+    if int(note.n_bytes.sum()) != n_held:
+        raise _wrong_note(file, f"{n_held} bytes for ranges of {note.n_bytes.sum()}")
+    order = np.argsort(note.offset, kind="stable")
+    reach = np.maximum.accumulate(
+        np.concatenate([[stored_nbytes], (note.offset + note.n_bytes)[order]])
+    )
+    beyond = np.flatnonzero(note.offset[order] > reach[:-1])
+    if len(beyond) or note.nbytes > reach[-1]:
+        at = int(note.offset[order][beyond[0]]) if len(beyond) else note.nbytes
+        raise _wrong_note(file, f"byte {at}, of {int(reach[-1])} in reach")
 
 
 def _wrong_note(file: LockedFile, got: str) -> CorruptShardError:
@@ -191,15 +236,17 @@ def _wrong_note(file: LockedFile, got: str) -> CorruptShardError:
 
 
 def _undo(file: LockedFile, note: _Note) -> None:
-    if note.nbytes is None:
+    if note.nbytes < 0:
         file.replace(None)
         return
     fd = os.open(file.path, _FLAGS, 0o666)
     try:
-        # The index comes last, as when it was written.
-        for offset, data in reversed(note.pieces):
-            _write_at(fd, offset, np.frombuffer(data, np.uint8))
+        # The index comes last, as when it was written: a shard whose index verifies
+        # is taken to be whole if this is cut off, too.
+        note.put_back(fd, slice(0, -1))
         os.ftruncate(fd, note.nbytes)
+        os.fsync(fd)
+        note.put_back(fd, slice(-1, None))
         os.fsync(fd)
     finally:
         os.close(fd)

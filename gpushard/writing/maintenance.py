@@ -29,14 +29,14 @@ def compact_shards(source: Source) -> int:
     session, n_gained = WriteSession(source), 0
     for file, region in _files(session):
         session.recover(file, region)
-        stored = file.read()
-        if stored is None:
-            continue
-        shard = StoredShard.parse(region, stored)
-        if unused_nbytes(region, shard) == 0:
-            continue
-        pieces = session.encoder.object_pieces(region, stored, None)
-        file.replace(pieces)
+        with file.opened() as stored:
+            if stored is None:
+                continue
+            shard = StoredShard.parse(region, stored)
+            if unused_nbytes(region, shard) == 0:
+                continue
+            pieces = session.encoder.object_pieces(region, stored, None)
+            file.replace(pieces)
         n_gained += len(stored) - sum(map(len, pieces or []))
     return n_gained
 

@@ -15,10 +15,9 @@ from gpushard.errors import CorruptShardError
 from gpushard.index import CORRUPT, MISSING, PRESENT, ShardIndex, parse_index
 from gpushard.layout import GridAxis, ShardLevel
 from gpushard.source import Source
-from gpushard.stores.files import FileBytes
+from gpushard.stores.file_bytes import Bytes, FileBytes, Piece
 from gpushard.writing.regions import Cell
 
-Bytes = NDArray[np.uint8]
 Shape = tuple[int, ...]
 
 _EMPTY = np.uint64(2**64 - 1)
@@ -156,8 +155,8 @@ class StoredShard:
         entries = np.ascontiguousarray(decoded, np.uint64).reshape(-1, 2)
         return cls(data, parse_index(entries, nbytes=len(data)))
 
-    def payload(self, entry: int) -> Bytes | None:
-        """Bytes of an inner chunk; None if it is missing.
+    def span(self, entry: int) -> slice | None:
+        """Byte range of an inner chunk; None if it is missing.
 
         Raises
         ------
@@ -170,7 +169,21 @@ class StoredShard:
         if index.state[entry] == CORRUPT:
             index.refuse_corrupt(entry)
         start = int(index.offset[entry])
-        return self.data[start : start + int(index.nbytes[entry])]
+        return slice(start, start + int(index.nbytes[entry]))
+
+    def piece(self, entry: int) -> Piece | None:
+        """Bytes of an inner chunk, those in a file unread; None if it is missing.
+
+        Raises
+        ------
+        CorruptShardError
+            As for `span`.
+        """
+        span = self.span(entry)
+        if span is None:
+            return None
+        data = self.data
+        return data.unread(span) if isinstance(data, FileBytes) else data[span]
 
     def present(self) -> list[int]:
         """Entries of the inner chunks that are stored, the nearest first."""
@@ -200,7 +213,7 @@ def clear_entry(entries: NDArray[np.uint64], entry: int) -> None:
 
 def merged(
     stored: StoredShard | None, changed: Mapping[int, Bytes | None]
-) -> dict[int, Bytes]:
+) -> dict[int, Piece]:
     """All inner chunks of a shard after a change, those untouched as they lie there.
 
     Raises
@@ -208,12 +221,12 @@ def merged(
     CorruptShardError
         The entry of an untouched one is no valid byte range.
     """
-    payloads: dict[int, Bytes] = {}
+    payloads: dict[int, Piece] = {}
     if stored is not None:
         for entry in np.flatnonzero(stored.index.state != MISSING).tolist():
-            payload = None if entry in changed else stored.payload(entry)
-            if payload is not None:
-                payloads[entry] = payload
+            piece = None if entry in changed else stored.piece(entry)
+            if piece is not None:
+                payloads[entry] = piece
     payloads.update({k: v for k, v in changed.items() if v is not None})
     return payloads
 

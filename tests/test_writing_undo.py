@@ -1,0 +1,127 @@
+"""What a write in place notes, and how it is undone."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import numpy as np
+import pytest
+
+import gpushard
+from gpushard.options import Options, WriteOptions
+from gpushard.stores.files import LockedFile
+from zarr_oracle import assert_same_bits
+
+N = 512
+MAGIC = b"gsundo\x01\n"
+
+
+def made(place) -> tuple[gpushard.Array, np.ndarray]:
+    """A shard of four inner chunks, full of values."""
+    write = WriteOptions(strategy="fixed_order", max_unused_fraction=1)
+    a = gpushard.create_array(
+        place, shape=(4 * N,), dtype="u4", chunks=(N,), compressors=None,
+        shards=(4 * N,), options=Options(write=write),
+    )  # fmt: skip
+    a[...] = want = np.arange(1, 4 * N + 1, dtype="u4")
+    return a, want
+
+
+def note(nbytes: int, *ranges: tuple[int, int], data: bytes = b"", count=None) -> bytes:
+    """Note of a write, as its writer would lay it out."""
+    head = struct.pack("<8sqq", MAGIC, nbytes, len(ranges) if count is None else count)
+    return head + b"".join(struct.pack("<qq", *one) for one in ranges) + data
+
+
+NOTES = {
+    "empty": b"",
+    "too short": MAGIC,
+    "another magic number": note(4).replace(MAGIC, b"gsundo\x02\n"),
+    "no number of ranges": note(4, count=-1),
+    "more ranges than inner chunks": note(4, *[(0, 0)] * 6),
+    "2^40 ranges": note(4, count=2**40),
+    "2^60 ranges": note(4, count=2**60),
+    "ranges that are not there": note(4, (0, 1), count=2),
+    "ranges that are cut off": note(4, (0, 1), (1, 1))[:-7],
+    "bytes that are not there": note(4, (0, 3), data=b"ab"),
+    "bytes of no range": note(4, (0, 1), data=b"ab"),
+    "a size below -1": note(-2),
+    "a size far beyond the file": note(2**40),
+    "a range before the file": note(4, (-1, 1), data=b"a"),
+    "a negative range": note(4, (0, -1), (0, 1)),
+    "a range behind the old file": note(4, (4, 1), data=b"a"),
+    "a range that wraps": note(2**62, (2**63 - 1, 2), data=b"ab"),
+    "sizes that wrap": note(9, (0, 2**63 - 1), (0, 2**63 - 1), (0, 2)),
+    "a gap behind the file": note(2**40 + 1, (2**40, 1), data=b"a"),
+    "ranges of no file": note(-1, (0, 1), data=b"a"),
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_a_note_that_no_writer_left_is_told_and_changes_nothing(name, tmp_path):
+    a, _ = made(tmp_path)
+    shard, noted = tmp_path / "c/0", tmp_path / "c/.0.undo"
+    data = shard.read_bytes()
+    torn = data[:-1] + bytes([data[-1] ^ 1])
+    shard.write_bytes(torn)
+    noted.write_bytes(NOTES[name])
+    for change in (lambda: gpushard.repair(a), lambda: a.__setitem__(slice(2), 7)):
+        with pytest.raises(gpushard.CorruptShardError, match=r"note.*\.0\.undo"):
+            change()
+        assert (shard.read_bytes(), noted.read_bytes()) == (torn, NOTES[name])
+
+
+class _KilledError(BaseException):
+    """The process is gone."""
+
+
+def torn(a, place, monkeypatch) -> bytes:
+    """Shard before a write in place that is cut off before its index is whole."""
+    before = (place / "c/0").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(LockedFile, "forget_note", lambda _: None)
+        a[N // 2 : 3 * N] = 7
+    with (place / "c/0").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([before[-1] ^ 0xFF]))
+    return before
+
+
+def test_a_write_is_undone_as_its_note_says(tmp_path, monkeypatch):
+    a, want = made(tmp_path)
+    before = torn(a, tmp_path, monkeypatch)
+    assert (tmp_path / "c/0").read_bytes() != before
+    assert gpushard.repair(a) == ["c/0"]
+    assert (tmp_path / "c/0").read_bytes() == before
+    assert_same_bits(gpushard.open_array(tmp_path)[...], want)
+
+
+@pytest.mark.parametrize("n_calls", range(1, 8))
+def test_an_undoing_that_is_cut_off_is_begun_again(n_calls, tmp_path, monkeypatch):
+    """A shard whose index verifies is never taken for whole before it is."""
+    a, want = made(tmp_path)
+    before = torn(a, tmp_path, monkeypatch)
+    left = [n_calls]
+
+    def killed(call):
+        def limited(*given):
+            left[0] -= 1
+            if left[0] < 1:
+                raise _KilledError
+            return call(*given)
+
+        return limited
+
+    with monkeypatch.context() as patch:
+        for name in ("copy_file_range", "ftruncate", "fsync"):
+            patch.setattr(os, name, killed(getattr(os, name)), raising=False)
+        try:
+            gpushard.repair(a)
+        except _KilledError:
+            pass
+        else:
+            assert n_calls == 7  # a copy a range, and three more
+    gpushard.repair(a)
+    assert (tmp_path / "c/0").read_bytes() == before
+    assert_same_bits(gpushard.open_array(tmp_path)[...], want)
