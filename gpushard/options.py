@@ -60,6 +60,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "min_nbytes_per_s": (1, _LARGEST),
 }
 """Smallest and largest value of each knob."""
+LIMITS = ("max_chunk_nbytes", "max_index_nbytes", "max_sharding_depth")
+"""Knobs that bound what an array may ask for; a `LimitError` names the one to raise."""
 PLACEMENTS = ("cost", "device", "host")
 """Values of `Options.placement`."""
 

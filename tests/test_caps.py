@@ -20,7 +20,6 @@ from gpushard.expressions import basic
 from gpushard.fused import choice, short
 from gpushard.hierarchies import documents
 from gpushard.inspection.verify import verify_array
-from gpushard.integrations.zarr import FallbackWarning
 from gpushard.options import KIB, MIB
 from gpushard.pipeline import HostPipeline
 from gpushard.report import Tally
@@ -364,20 +363,3 @@ def test_shards_that_have_to_be_held_are_written_to_in_part_up_to_the_cap(tmp_pa
         else:
             a[5:9] = 1
             assert a[4:10].tolist() == [5, 1, 1, 1, 1, 10]
-
-
-def test_zarrs_pipeline_leaves_what_is_beyond_the_limits_to_zarr_unless_strict(
-    tmp_path, monkeypatch
-):
-    place = sharded(tmp_path / "a", ZstdCodec())
-    monkeypatch.setattr(
-        "gpushard.integrations.zarr.DEFAULT", gpushard.Options(max_chunk_nbytes=4095)
-    )
-    path = {"codec_pipeline.path": "gpushard.GpushardCodecPipeline"}
-    strict = zarr.config.set({**path, "gpushard.strict": True})
-    with strict, pytest.raises(LimitError, match="4096 bytes"):
-        zarr.open_array(place, mode="r")[:9]
-    with zarr.config.set(path):
-        a = zarr.open_array(place, mode="r")
-        with pytest.warns(FallbackWarning, match="4096 bytes"):
-            assert np.array_equal(a[:3], [1, 2, 3])

@@ -26,11 +26,12 @@ from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
 from gpushard.devices.find import find_device
-from gpushard.errors import MetadataError, UnsupportedError, naming
+from gpushard.errors import LimitError, MetadataError, UnsupportedError, naming
 from gpushard.integrations.zarr_batch import Entry, extent_of, selection_of, split_key
+from gpushard.integrations.zarr_limits import configured_options, in_config
 from gpushard.layout import GridAxis
 from gpushard.metadata import parse_array
-from gpushard.options import DEFAULT
+from gpushard.options import DEFAULT, Options
 from gpushard.report import Tally
 from gpushard.results import ReadRequest, read_on_host
 from gpushard.selection import Selection
@@ -69,7 +70,8 @@ class GpushardCodecPipeline(CodecPipeline):
     ``zarr.config.set({"codec_pipeline.path": "gpushard.GpushardCodecPipeline"})`` puts
     it to use for arrays opened from then on. Arrays that gpushard does not read fall
     back to zarr's pipeline with one warning each; with ``{"gpushard.strict": True}``
-    they raise instead.
+    they raise instead. Arrays beyond a limit always raise: zarr has none. The limits
+    are those of `Options`, or ``{"gpushard.max_chunk_nbytes": ...}`` and its like.
 
     Attributes
     ----------
@@ -183,6 +185,8 @@ class GpushardCodecPipeline(CodecPipeline):
 
         Raises
         ------
+        LimitError
+            The array asks for more than the limits allow, which zarr would give it.
         UnsupportedError
             ``gpushard.strict`` is set, and gpushard does not read it.
         CorruptShardError, StoreError
@@ -195,6 +199,12 @@ class GpushardCodecPipeline(CodecPipeline):
         read = partial(self._read, batch, out, drop_axes, loop)
         try:
             return await loop.run_in_executor(_pool(), read)
+        except LimitError as error:
+            # Another read may have other limits.
+            self._layout = None
+            self._sources.clear()
+            error.hint = in_config(error.hint)
+            raise
         except UnsupportedError as error:
             if config.get("gpushard.strict", False):
                 raise
@@ -236,7 +246,7 @@ class GpushardCodecPipeline(CodecPipeline):
     ) -> tuple[Source, list[Entry]]:
         """The array that a batch reads, and what it wants of its chunks."""
         if self._layout is None:
-            self._layout = _layout_of(self.metadata)
+            self._layout = _layout_of(self.metadata, configured_options(config.get))
         layout = self._layout
         if isinstance(layout, UnsupportedError):
             raise layout.with_traceback(None)
@@ -246,7 +256,9 @@ class GpushardCodecPipeline(CodecPipeline):
         if source is None:
             store = _store_of(self.store)
             layout = replace(layout, path=path)
-            source = self._sources[path] = Source.prepare(layout, store, DEFAULT)
+            source = self._sources[path] = Source.prepare(
+                layout, store, configured_options(config.get)
+            )
         entries: list[Entry] = []
         for key, (_, _, chunk_selection, out_selection, *_) in zip(
             keys, batch, strict=True
@@ -285,13 +297,21 @@ def _key_of(getter: Any, store: ZarrAbstractStore) -> str:
     return getter.path
 
 
-def _layout_of(metadata: Any) -> ArrayLayout | UnsupportedError:
-    """Layout of an array, its path yet unknown, or why there is none."""
+def _layout_of(metadata: Any, options: Options) -> ArrayLayout | UnsupportedError:
+    """Layout of an array, its path yet unknown, or why there is none.
+
+    Raises
+    ------
+    LimitError
+        It asks for more than the options allow.
+    """
     # Tuples become lists. Attributes can be large, and what gpushard reads from those
     # of Zarr v2 (rolled arrays) means nothing to zarr.
     document = json.loads(json.dumps({**metadata.to_dict(), "attributes": {}}))
     try:
-        return parse_array(document, "")
+        return parse_array(document, "", options)
+    except LimitError:
+        raise
     except UnsupportedError as error:
         return error
     except MetadataError as error:
