@@ -26,7 +26,7 @@ from gpushard.report import Tally
 from gpushard.results import host_job
 from gpushard.workers import run_tasks
 from hostile_shards import GZIP, ZSTD
-from spec_shards import LITTLE, document, sharding
+from spec_shards import LITTLE, document, index_of, sharding
 from zarr_oracle import held
 
 GIB = 1 << 30
@@ -293,11 +293,32 @@ def test_a_verification_is_held_to_the_cap(tmp_path, way):
     for most, is_refused in ((4096, False), (4095, way == "decoded")):
         options = gpushard.Options(max_chunk_nbytes=most)
         source = gpushard.open_array(place, options=options).source
-        if is_refused:
-            with pytest.raises(LimitError, match="raise options"):
-                verify_array(source, decodes=True)
-        else:
-            assert not verify_array(source, decodes=way == "decoded").findings
+        found = verify_array(source, decodes=way == "decoded")
+        assert [f.kind for f in found.findings] == ["unreadable"] * is_refused
+        assert found.status == ("unverified" if is_refused else "whole")
+        assert found.n_findings == is_refused
+
+
+def test_beyond_the_cap_all_but_the_bytes_of_inner_chunks_is_verified(tmp_path):
+    place = sharded(tmp_path / "a", ZstdCodec())
+    shard = bytearray((place / "c" / "1").read_bytes())
+    first, second = np.frombuffer(shard[-36:-4], "<u8").reshape(2, 2).tolist()
+    broken = index_of([first, (10**6, second[1])])
+    (place / "c" / "1").write_bytes(shard[:-36] + broken)
+    (place / "c" / "0").write_bytes(shard[:-36] + index_of([first, first]))
+    options = gpushard.Options(max_chunk_nbytes=4095)
+    found = verify_array(
+        gpushard.open_array(place, options=options).source, decodes=True
+    )
+    assert [(f.kind, f.shard_key) for f in found.findings] == [
+        ("unreadable", ""),
+        ("bounds", "c/1"),
+    ]
+    assert (found.status, found.n_damaged_inner_chunks) == ("damaged", 1)
+    assert found.counts["n_inner_chunks"] == 3
+    (told,) = [c for c in found.checks if c.what == "bytes of inner chunks"]
+    assert not told.is_done
+    assert "4096 bytes" in told.how
 
 
 def test_a_verification_goes_on_behind_an_array_beyond_its_limits(tmp_path):

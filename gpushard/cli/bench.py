@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpushard.cli.failures import EXIT_DAMAGED, failures_in_a_sentence
+from gpushard.cli.limits import Limits, options_of
 from gpushard.cli.output import (
     AsJson,
     Debug,
@@ -29,6 +30,7 @@ def bench(
         int, typer.Option(min=1, help="Most that one read takes, in MiB.")
     ] = 256,
     repetitions: Annotated[int, typer.Option(min=1, help="Timed repetitions.")] = 5,
+    limit: Limits = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -38,7 +40,7 @@ def bench(
         import gpushard
         from gpushard.cli.timing import measure
 
-        array = gpushard.open_array(url, device="cpu")
+        array = gpushard.open_array(url, device="cpu", options=options_of(limit))
         team, rows = measure(array, most_nbytes=mib * _MIB, repetitions=repetitions)
         if as_json:
             print_json(_facts(url, team, rows))

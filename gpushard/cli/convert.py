@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpushard.cli.failures import EXIT_INTERRUPTED, failures_in_a_sentence
+from gpushard.cli.limits import Limits, options_of
 from gpushard.cli.output import (
     AsJson,
     Debug,
@@ -94,6 +95,7 @@ def convert(
     resume: _Resume = True,
     verify: _Verify = False,
     progress: _Progress = None,
+    limit: Limits = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -115,6 +117,7 @@ def convert(
                 dst,
                 memory_limit=None if memory is None else memory * _MIB,
                 num_threads=threads,
+                options=options_of(limit),
                 overwrite=overwrite,
                 resume=resume,
                 verify=verify,

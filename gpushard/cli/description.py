@@ -19,7 +19,7 @@ from gpushard.group import Group
 from gpushard.inspection.census import Census, census
 from gpushard.layout import ArrayLayout, CodecChain, ShardLevel
 from gpushard.metadata import load_array, load_group
-from gpushard.options import DEFAULT
+from gpushard.options import DEFAULT, Options
 from gpushard.source import Source
 from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
@@ -39,11 +39,15 @@ _ADVICE_BASIS = {
 }
 
 
-def describe(url: str, *, advise: bool = False) -> dict[str, Any]:
+def describe(
+    url: str, options: Options = DEFAULT, *, advise: bool = False
+) -> dict[str, Any]:
     """Facts about the array or group at `url`, ready for JSON.
 
     Parameters
     ----------
+    options
+        Limits on what an array may ask for.
     advise
         Whether to add what would read better on a GPU, for an array.
 
@@ -57,7 +61,7 @@ def describe(url: str, *, advise: bool = False) -> dict[str, Any]:
     store, path = resolve(url)
     with naming(store, path):
         try:
-            layout = load_array(store, path)
+            layout = load_array(store, path, options)
         except MetadataError as error:
             if error.json_path != "node_type":
                 raise
@@ -67,8 +71,16 @@ def describe(url: str, *, advise: bool = False) -> dict[str, Any]:
                     got="a group",
                     hint="name one of its arrays",
                 ) from error
-            return {"url": url, "node_type": "group", **_group_facts(store, path)}
-        facts = {"url": url, "node_type": "array", **_array_facts(layout, store)}
+            return {
+                "url": url,
+                "node_type": "group",
+                **_group_facts(store, path, options),
+            }
+        facts = {
+            "url": url,
+            "node_type": "array",
+            **_array_facts(layout, store, options),
+        }
         return {**facts, "advice": _advice(layout, facts)} if advise else facts
 
 
@@ -100,8 +112,8 @@ def _command(url: str, plan: Plan) -> str:
     return " ".join(("gpushard convert", shlex.quote(url), "DST", *told))
 
 
-def _array_facts(layout: ArrayLayout, store: Store) -> dict[str, Any]:
-    source = Source.prepare(layout, store, DEFAULT)
+def _array_facts(layout: ArrayLayout, store: Store, options: Options) -> dict[str, Any]:
+    source = Source.prepare(layout, store, options)
     n_stored, stored_nbytes = _stored(layout, store)
     counted = _counted(source)
     has_counts = isinstance(counted, Census)
@@ -191,8 +203,8 @@ def _sizes(directory: str) -> Iterator[int]:
                 yield entry.stat().st_size
 
 
-def _group_facts(store: Store, path: str) -> dict[str, Any]:
-    group = Group(store, load_group(store, path), None, DEFAULT)
+def _group_facts(store: Store, path: str, options: Options) -> dict[str, Any]:
+    group = Group(store, load_group(store, path), None, options)
     return {
         "arrays": {name: _child_facts(group, name) for name in group},
         "groups": group.groups,

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from gpushard.cli.limits import in_words
 from gpushard.cli.output import print_json, say, stdout_as_a_store
 from gpushard.errors import CorruptShardError, GpushardError, StoreError
 
@@ -77,6 +78,8 @@ def failures_in_a_sentence(*, debug: bool, as_json: bool = False) -> Iterator[No
     except Exception as error:  # noqa: BLE001 - a bug must not look like damage
         if debug:
             traceback.print_exc(file=sys.stderr)
+        if isinstance(error, GpushardError):
+            error.hint = in_words(error.hint)
         code = EXIT_DAMAGED if isinstance(error, CorruptShardError) else EXIT_FAILED
         sentence = _sentence(error)
         if as_json:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gpushard.cli.failures import failures_in_a_sentence
+from gpushard.cli.limits import Limits, options_of
 from gpushard.cli.output import (
     AsJson,
     Debug,
@@ -23,6 +24,7 @@ def info(
         bool,
         typer.Option("--advise", help="Say what would read better on a GPU, and why."),
     ] = False,
+    limit: Limits = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -31,7 +33,7 @@ def info(
         # NumPy and the reader, which `--help` need not wait for.
         from gpushard.cli.description import describe
 
-        facts = describe(url, advise=advise)
+        facts = describe(url, options_of(limit), advise=advise)
         if as_json:
             print_json(facts)
         elif facts["node_type"] == "group":

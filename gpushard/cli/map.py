@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gpushard.cli.failures import EXIT_DAMAGED, failures_in_a_sentence
+from gpushard.cli.limits import Limits, options_of
 from gpushard.cli.output import (
     AsJson,
     Debug,
@@ -31,6 +32,7 @@ def map_(
         Path | None,
         typer.Option("--out", metavar="FILE", help="Write an .svg, .html or .png."),
     ] = None,
+    limit: Limits = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -39,7 +41,7 @@ def map_(
         # NumPy and the reader, which `--help` need not wait for.
         from gpushard.cli.mapping import open_map, write_map
 
-        mapped = open_map(url, shard)
+        mapped = open_map(url, shard, options_of(limit))
         if out is not None:
             write_map(mapped, out)
         if as_json:

@@ -18,7 +18,7 @@ from gpushard.inspection.contents import Contents
 from gpushard.inspection.shard_map import ShardMap, first_stored, map_shard
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
-from gpushard.options import DEFAULT
+from gpushard.options import DEFAULT, Options
 from gpushard.source import Source
 from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import resolve
@@ -112,7 +112,7 @@ _ORDERS = {
 }
 
 
-def open_map(url: str, wanted: str | None) -> Mapped:
+def open_map(url: str, wanted: str | None, options: Options = DEFAULT) -> Mapped:
     """Map of a shard of the array at `url`.
 
     Parameters
@@ -121,6 +121,8 @@ def open_map(url: str, wanted: str | None) -> Mapped:
         Address.
     wanted
         Key of the shard, or its coordinate; None: the first that is stored.
+    options
+        Limits on what the array may ask for.
 
     Raises
     ------
@@ -135,8 +137,8 @@ def open_map(url: str, wanted: str | None) -> Mapped:
     """
     store, path = resolve(url)
     with naming(store, path):
-        layout = load_array(store, path)
-        source = Source.prepare(layout, store, DEFAULT)
+        layout = load_array(store, path, options)
+        source = Source.prepare(layout, store, options)
         coordinate = (
             _first_stored(source) if wanted is None else parsed_shard(layout, wanted)
         )

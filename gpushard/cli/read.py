@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpushard.cli.failures import EXIT_DAMAGED, failures_in_a_sentence
+from gpushard.cli.limits import Limits, options_of
 from gpushard.cli.output import (
     AsJson,
     Debug,
@@ -30,6 +31,7 @@ def read(
             help="Array, and a basic index such as [0, :, 60:120, ::-2]; quote it.",
         ),
     ],
+    *,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write an .npy file.")
     ] = None,
@@ -44,6 +46,7 @@ def read(
             show_default=False,
         ),
     ] = None,
+    limit: Limits = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -52,7 +55,8 @@ def read(
         # NumPy and the reader, which `--help` need not wait for.
         from gpushard.cli.reading import run
 
-        result = run(target, out, verify=verify, progress=progress)
+        options = options_of(limit)
+        result = run(target, out, verify=verify, progress=progress, options=options)
         if as_json:
             print_json(_facts(result, out))
         else:

@@ -24,7 +24,7 @@ from gpushard.errors import naming
 from gpushard.expressions import basic
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
-from gpushard.options import DEFAULT, MIB
+from gpushard.options import DEFAULT, MIB, Options
 from gpushard.rolling.watch import watched
 from gpushard.source import Source
 from gpushard.stores.resolve import resolve
@@ -77,7 +77,12 @@ class Result:
 
 
 def run(
-    target: str, out: Path | None, *, verify: bool, progress: bool | None
+    target: str,
+    out: Path | None,
+    *,
+    verify: bool,
+    progress: bool | None,
+    options: Options = DEFAULT,
 ) -> Result:
     """Result of reading ``URL[SELECTION]``.
 
@@ -91,6 +96,8 @@ def run(
         Whether zarr-python reads the same for comparison.
     progress
         Whether progress is shown on stderr; None: for long reads on a terminal.
+    options
+        Limits on what the array may ask for.
 
     Raises
     ------
@@ -103,25 +110,20 @@ def run(
     store, path = resolve(url)
     with naming(store, path):
         key = (...,) if text is None else parse_selection(text)
-        layout = load_array(store, path)
+        layout = load_array(store, path, options)
         shape, pieces = _pieces(key, layout)
-        is_long = len(pieces) > 1
+        is_shown = len(pieces) > 1 and sys.stderr.isatty()
         reader = _Reader(
-            Array(Source.prepare(layout, watched(store, layout, DEFAULT), DEFAULT)),
+            Array(Source.prepare(layout, watched(store, layout, options), options)),
             pieces,
             Reference(store, path) if verify else None,
-            shows_progress=is_long and sys.stderr.isatty()
-            if progress is None
-            else progress,
+            shows_progress=is_shown if progress is None else progress,
         )
         summary = Summary(layout.dtype)
         if out is None:
             mismatch = reader.sum_up(summary)
         else:
-            with NpyFile(out, shape, layout.dtype) as file:
-                mismatch = reader.read_into(file.array, summary)
-                if mismatch is None:
-                    file.keep()
+            mismatch = reader.read_to(out, shape, summary)
     return Result(
         url=url,
         selection="..." if text is None else text.strip(),
@@ -152,9 +154,16 @@ class _Reader:
     reference: Reference | None
     shows_progress: bool
 
-    def read_into(self, whole: NDArray[Any], summary: Summary) -> Mismatch | None:
-        """Read all pieces to their places in `whole`, too; as `sum_up`."""
-        return self._read(lambda piece: whole[(*piece.place, ...)], summary.add)
+    def read_to(
+        self, out: Path, shape: tuple[int, ...], summary: Summary
+    ) -> Mismatch | None:
+        """Read all pieces to a file, too, kept if nothing differs; as `sum_up`."""
+        with NpyFile(out, shape, self.array.dtype) as file:
+            whole = file.array
+            mismatch = self._read(lambda one: whole[(*one.place, ...)], summary.add)
+            if mismatch is None:
+                file.keep()
+        return mismatch
 
     def sum_up(self, summary: Summary) -> Mismatch | None:
         """Read all pieces and add them to `summary`; what differs, if compared."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
 
 from gpushard.cli.device_comparison import compare_devices
+from gpushard.cli.limits import in_words
 from gpushard.devices.find import find_device
 from gpushard.errors import GpushardError, LimitError, MetadataError, naming
 from gpushard.group import Group
 from gpushard.inspection.findings import Check, Finding, Verification
 from gpushard.inspection.verify import Progress, n_objects, verify_array
 from gpushard.metadata import load_array, load_group
-from gpushard.options import DEFAULT
+from gpushard.options import DEFAULT, Options
 from gpushard.source import Source
 from gpushard.stores.base import Store
 from gpushard.stores.resolve import resolve
@@ -35,11 +36,14 @@ class Wanted:
         What reads everything again for comparison; None: nothing.
     repairs
         Whether writes in place that were cut off are undone before.
+    options
+        Limits on what arrays may ask for.
     """
 
     decodes: bool
     device: str | None
     repairs: bool
+    options: Options = DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +97,23 @@ def run(url: str, wanted: Wanted, *, progress: bool | None) -> Outcome:
     with naming(store, path), _progress(shown=is_shown) as begin:
         arrays = [
             _verified(store, place, found, wanted, begin)
-            for place, found in _arrays(store, path)
+            for place, found in _arrays(store, path, wanted.options)
         ]
     return Outcome(url, arrays, perf_counter() - started)
 
 
-def _arrays(store: Store, path: str) -> Iterator[tuple[str, Source | GpushardError]]:
+def _arrays(
+    store: Store, path: str, options: Options
+) -> Iterator[tuple[str, Source | GpushardError]]:
     """Path and source of each array at or below `path`, or why it cannot be opened."""
     try:
-        layout = load_array(store, path)
+        layout = load_array(store, path, options)
     except MetadataError as error:
         if error.json_path != "node_type":
             raise
-        yield from _arrays_below(Group(store, load_group(store, path), None, DEFAULT))
+        yield from _arrays_below(Group(store, load_group(store, path), None, options))
     else:
-        yield path, Source.prepare(layout, store, DEFAULT)
+        yield path, Source.prepare(layout, store, options)
 
 
 def _arrays_below(group: Group) -> Iterator[tuple[str, Source | GpushardError]]:
@@ -144,12 +150,15 @@ def _verified(
         if wanted.device is not None:
             device = find_device(wanted.device).device
             progress = begin(f"{label} on {wanted.device}", n_objects(found))
-            compare_devices(found, device, result, progress)
+            with suppress(LimitError):  # which is among the findings
+                compare_devices(found, device, result, progress)
+        result.findings = [replace(f, hint=in_words(f.hint)) for f in result.findings]
         return result
 
 
 def _unread(place: str, error: GpushardError) -> Verification:
     """What is told of an array that cannot be read, or not within the limits."""
+    error.hint = in_words(error.hint)
     unread = Finding.of(error, "", kind="unreadable", n_inner_chunks=0)
     checks = [Check("the array", False, str(error))]
     return Verification(place, checks, {}, [unread], 1, 0, 1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpushard.cli.failures import EXIT_DAMAGED, EXIT_FAILED, failures_in_a_sentence
+from gpushard.cli.limits import Limits, options_of
 from gpushard.cli.output import (
     AsJson,
     Debug,
@@ -64,6 +65,7 @@ def verify(
             show_default=False,
         ),
     ] = None,
+    limit: Limits = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -72,7 +74,7 @@ def verify(
         # NumPy and the reader, which `--help` need not wait for.
         from gpushard.cli.verification import Wanted, run
 
-        wanted = Wanted(decode or device is not None, device, repair)
+        wanted = Wanted(decode or device is not None, device, repair, options_of(limit))
         outcome = run(url, wanted, progress=progress)
     # It may be the verdict of hours by now: a page that cannot be written must not cost
     # it, and a stdout that takes no more not the page.

@@ -135,7 +135,14 @@ def _unsharded(source: Source, coordinates: Sequence[Coordinate]) -> list[Conten
 
 
 def _untold(source: Source, coordinate: Coordinate) -> Contents:
-    """Contents of a chunk in a store that tells its size with all of its bytes only."""
+    """Contents of a chunk in a store that tells its size with all of its bytes only.
+
+    Raises
+    ------
+    LimitError
+        They are more than may be held.
+    """
+    source.refuse_large(in_part=False)
     key = source.key(coordinate)
     limit = largest_object(source, coordinate)
     (answer,) = source.store.read([ByteRequest(key, max_nbytes=limit + 1)])

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.coalesce import Requests, coalesce
-from gpushard.errors import CorruptShardError
+from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetch import fetch_payload
 from gpushard.inspection.columns import is_inside
 from gpushard.inspection.contents import Contents
@@ -52,22 +52,31 @@ class PayloadCheck:
         Whether inner chunks are decoded, all checksums and sizes inside included.
     checksum
         Name of the outermost codec, if that is a checksum; None otherwise.
+    refused
+        Why no inner chunk may be held, so that its bytes are not looked at.
     """
 
     decodes: bool
     checksum: str | None
+    refused: LimitError | None = None
 
     @classmethod
     def of(cls, source: Source, *, decodes: bool) -> PayloadCheck:
         """What can be checked of the array of `source`."""
         last = source.pipeline.bytes_codecs[-1:]
         name = last[0].name if last and last[0].name in _CHECKSUMS else None
-        return cls(decodes, name)
+        check = cls(decodes, name)
+        if check.reads:
+            try:
+                source.refuse_large(in_part=False)
+            except LimitError as error:
+                return replace(check, refused=error)
+        return check
 
     @property
     def reads(self) -> bool:
         """Whether payload is fetched at all."""
-        return self.decodes or self.checksum is not None
+        return self.refused is None and (self.decodes or self.checksum is not None)
 
     def described(self, source: Source) -> list[Check]:
         """What is checked of the payload, and what is not."""
@@ -79,6 +88,9 @@ class PayloadCheck:
         if not is_sized:
             sizes = "at most what the codecs can make of an inner chunk"
         checks = [Check("sizes of inner chunks", True, sizes)]
+        if self.refused is not None:
+            how = f"{self.refused.what}: {self.refused.got}"
+            return [*checks, Check("bytes of inner chunks", False, how)]
         if self.decodes:
             how = f"decoded through {', '.join(codecs)}"
             return [*checks, Check("bytes of inner chunks", True, how)]

@@ -62,15 +62,16 @@ def verify_array(
     Raises
     ------
     LimitError
-        What has to be fetched or decoded as one is larger than the options allow.
+        Objects that have to be held whole are larger than the options allow. Of inner
+        chunks that is a finding, as all else is verified.
     StoreError
         The store fails time and again; that of single objects is a finding.
     """
     started = perf_counter()
     source = replace(source, indexes=IndexCache(0))
-    check = PayloadCheck.of(source, decodes=decodes)
-    if check.reads or is_read_whole(source):
+    if is_read_whole(source):
         source.refuse_large(in_part=False)
+    check = PayloadCheck.of(source, decodes=decodes)
     run = _Run(source, check, progress or _no_progress)
     workers = n_workers(source) if not source.has_large_indexes else 1
     run_tasks(run.tasks(run.coordinates()), workers)
@@ -274,14 +275,21 @@ class _Run:
         """What was found."""
         totals = self._totals
         checks = [*self._index_checks(), *self.check.described(self.source)]
+        findings = self._findings
+        found = [f for at in sorted(findings) for f in _sorted(findings[at])]
+        refused = self.check.refused
+        if refused is not None:
+            unread = Finding.of(refused, "", kind="unreadable", n_inner_chunks=0)
+            found.insert(0, unread)
+        n_refused = int(refused is not None)
         return Verification(
             self.source.layout.path,
             checks,
             self.counts,
-            [f for at in sorted(self._findings) for f in _sorted(self._findings[at])],
-            totals.get("all", 0),
+            found,
+            totals.get("all", 0) + n_refused,
             totals.get("damage", 0),
-            totals.get("unverified", 0),
+            totals.get("unverified", 0) + n_refused,
             totals.get("chunks", 0),
         )
 
