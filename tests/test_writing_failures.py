@@ -300,10 +300,12 @@ def test_a_directory_that_is_gone_is_not_made_anew(strategy, tmp_path):
 
 
 READ = """
+import pathlib
 import sys
 import numpy as np
 import gpushard
 a = gpushard.open_array(sys.argv[1])
+pathlib.Path(sys.argv[2]).touch()
 n_torn, n_values = 0, set()
 while 0 not in n_values:
     try:
@@ -326,17 +328,19 @@ def test_a_reader_beside_a_writer_sees_old_or_new_or_an_error(strategy, tmp_path
         compressors=None, options=Options(write=write),
     )  # fmt: skip
     one[...] = 1
+    begun = tmp_path / "begun"
     reader = subprocess.Popen(
-        [sys.executable, "-c", READ, tmp_path / "one"],
+        [sys.executable, "-c", READ, tmp_path / "one", begun],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    value = 1
+    value, n_beside = 1, 0
     while reader.poll() is None and value < 20_000:
         value += 1
-        one[4:-4] = 0 if value > 300 else value
+        n_beside += begun.exists()
+        one[4:-4] = 0 if n_beside > 300 else value
         if value % 50 == 0:
             gpushard.compact(one)
     out, errors = reader.communicate(timeout=60)
