@@ -1,0 +1,95 @@
+"""A read that nobody waits for ends at each of its tasks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from gpushard.job import Job
+from gpushard.loader.prefetch import Stopped
+from gpushard.loader.stopping import stoppable
+
+NOTHING: Any = None
+
+
+class Noted:
+    """A sink, and what reads by itself, that note what they are asked for."""
+
+    seen = frozenset({"c/0"})
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def direct(self, job: Any) -> Any:
+        return self
+
+    def tasks(self, n_workers: int) -> Any:
+        return iter([lambda: self.asked.append("task")] * n_workers)
+
+    def left_over(self) -> Any:
+        return iter(["block"])
+
+    def fetch(self, job: Any, requests: Any) -> Any:
+        self.asked.append("fetch")
+
+    def reader(self, job: Any, ranged: Any) -> Any:
+        self.asked.append("reader")
+        return lambda requests: self.asked.append("requests")
+
+    def place(self, job: Any, ranged: Any, fetched: Any) -> None:
+        self.asked.append("place")
+
+
+WAYS = {
+    "fetch": lambda sink: sink.fetch(NOTHING, []),
+    "reader": lambda sink: sink.reader(NOTHING, NOTHING),
+    "place": lambda sink: sink.place(NOTHING, NOTHING, []),
+}
+
+
+def stoppable_sink() -> tuple[Noted, threading.Event, Any]:
+    noted: Any = Noted()
+    stop = threading.Event()
+    job = stoppable(Job(NOTHING, NOTHING, noted, NOTHING), stop)
+    return noted, stop, job.sink
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_more_is_asked_for_once_nobody_waits(way):
+    noted, stop, sink = stoppable_sink()
+    WAYS[way](sink)
+    assert noted.asked == [way]
+    stop.set()
+    with pytest.raises(Stopped):
+        WAYS[way](sink)
+    assert noted.asked == [way]
+
+
+def test_requests_that_were_given_out_are_not_read_any_more():
+    noted, stop, sink = stoppable_sink()
+    read = sink.reader(NOTHING, NOTHING)
+    read(range(1))
+    stop.set()
+    with pytest.raises(Stopped):
+        read(range(1))
+    assert noted.asked == ["reader", "requests"]
+
+
+def test_tasks_that_were_given_out_are_not_run_any_more():
+    noted, stop, sink = stoppable_sink()
+    direct = sink.direct(NOTHING)
+    first, second = direct.tasks(2)
+    first()
+    stop.set()
+    with pytest.raises(Stopped):
+        second()
+    assert noted.asked == ["task"]
+
+
+def test_what_reads_by_itself_says_the_same_about_what_is_left():
+    noted, _, sink = stoppable_sink()
+    direct = sink.direct(NOTHING)
+    assert direct.seen == noted.seen
+    assert list(direct.left_over()) == ["block"]
