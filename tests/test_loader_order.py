@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpushard.layout import GridAxis
 from gpushard.loader import permutation as permutations
 from gpushard.loader.order import Shuffling
-from gpushard.loader.permutation import permutation, uniform
+from gpushard.loader.permutation import permutation, ranked, uniform
 
 small = st.integers(0, 400)
 seeds = st.integers(0, 2**70)
@@ -203,3 +203,10 @@ def test_fewer_positions_than_samples_are_the_first_of_the_order():
         assert some.n == 30
         assert whole(some).tolist() == whole(shuffled(100, **options))[:30].tolist()
         assert some.cut(29) <= 30
+
+
+def test_equal_words_keep_their_order():
+    words = np.array([3, 1, 3, 0, 1, 1], "u8")
+    assert ranked(words).tolist() == [3, 1, 4, 5, 0, 2]
+    many = np.repeat(np.arange(100, dtype="u8")[::-1], 40)
+    assert np.array_equal(ranked(many), np.argsort(many, kind="stable"))

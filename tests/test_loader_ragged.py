@@ -11,6 +11,7 @@ from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
 from gpushard import Loader, OptionError, Ragged
 from gpushard.loader import ragged, reading
+from gpushard.loader.memory import Memory
 from loader_data import ORDERS, N, stored
 
 LENGTHS = np.random.default_rng(1).integers(0, 9, N)
@@ -172,6 +173,7 @@ def test_ragged_samples_lie_on_a_device(monkeypatch):
         ([0, 5, 4], r"offsets\[2\] = 4"),
         ([-1, 5], r"offsets\[0\] = -1"),
         ([0, 10**6], r"offsets\[1\]"),
+        (np.array([0, 2**63], "u8"), r"offsets\[1\] = 9223372036854775808"),
         ([], "one more"),
         ([0.5, 1.5], "whole numbers"),
         ([[0, 1]], "one more"),
@@ -187,3 +189,44 @@ def test_ragged_samples_have_no_windows():
         Loader({"text": Ragged(tokens(), OFFSETS)}, window={"text": 3})
     with pytest.raises(OptionError, match="no array of gpushard"):
         Loader(Ragged(TOKENS, OFFSETS))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("order", ["sequential", "global", "shards", "chunks", "rows"])
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        [0] * N + [0],
+        [len(TOKENS)] * N + [len(TOKENS)],
+        [0] * 40 + [3] * 30 + [len(TOKENS) - 2] * (N - 70) + [len(TOKENS)],
+    ],
+    ids=["empty at the start", "empty at the end", "a giant one"],
+)
+def test_empty_samples_and_a_giant_one_are_samples(offsets, order, packed):
+    given = Ragged(tokens(), stored(np.array(offsets), (4,), (16,)), packed=packed)
+    options = {"batch_size": 8, "return_index": True} | ORDERS[order]
+    seen = []
+    for batch, index in Loader(given, **options):
+        parts = np.split(batch[0], batch[1][1:-1]) if packed else batch
+        assert len(parts) == len(index)
+        for part, i in zip(parts, index.tolist(), strict=True):
+            assert np.array_equal(part, TOKENS[offsets[i] : offsets[i + 1]])
+        seen += index.tolist()
+    assert sorted(seen) == list(range(N))
+
+
+def test_long_samples_side_by_side_are_not_read_all_at_once(monkeypatch):
+    """Sorted by length, the last ones are many times as long as the mean."""
+    monkeypatch.setattr(reading, "LOAD_NBYTES", 50 * 28)
+    longest, take = [], Memory.take
+
+    def taken(memory, shape, dtype):
+        longest.append(shape[0])
+        return take(memory, shape, dtype)
+
+    monkeypatch.setattr(Memory, "take", taken)
+    lengths = np.array([0] * 180 + [10] * 20)
+    given = Ragged(tokens(), np.append(0, np.cumsum(lengths)))
+    batches = list(Loader(given, batch_size=1))
+    assert [len(batch[0]) for batch in batches] == lengths.tolist()
+    assert 10 < max(longest) <= 2 * 50  # of 200 rows in all

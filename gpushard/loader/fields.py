@@ -90,6 +90,22 @@ class Field:
         """What a sample takes while it is read."""
         return self.sample_nbytes
 
+    def nbytes_of(self, samples: Ints) -> int:
+        """What these samples take while they are read."""
+        return len(samples) * self.load_nbytes
+
+    @property
+    def touched_part(self) -> float:
+        """Inner chunks that a sample from anywhere touches, of all that there are."""
+        cut, axes = self.cut, self.members[0].source.layout.inner_axes
+        part = 1.0
+        # Of the other axes it takes all.
+        for length, extent, axis in zip(cut.window, cut.shape, axes, strict=False):
+            mean_cell = axis.extent / max(axis.n_cells, 1)
+            reach = length - 1 + mean_cell
+            part *= min(reach / max(extent, 1), 1.0)
+        return part
+
     def axis(self, unit: str) -> GridAxis:
         """Axis 0 of the array, cut where its shards or its inner chunks end.
 

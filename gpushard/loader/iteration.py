@@ -54,7 +54,10 @@ class Pass:
         """
         order, share, step = place
         n_loads, n_batches = ahead
-        loads = reader.loads(order, share, share.turns(step)[0])
+        plans = reader.plans(order, share, share.turns(step)[0])
+        if n_loads and reader.place.n_planned:
+            plans = self._ahead(plans, reader.place.n_planned, Waits())
+        loads = reader.loads(plans)
         if n_loads:
             inner = Waits() if n_batches else waits
             loads = self._ahead(loads, n_loads, inner)

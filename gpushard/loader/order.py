@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.layout import GridAxis
-from gpushard.loader.permutation import bits, permutation, uniform
+from gpushard.loader.permutation import bits, permutation, ranked, uniform
 from gpushard.selection import Ints
 
 # What random numbers are for; no two purposes share a stream.
@@ -29,6 +30,11 @@ class Order(Protocol):
     @property
     def n(self) -> int:
         """Number of positions."""
+        ...
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether samples that follow one another lie anywhere."""
         ...
 
     def at(self, positions: Ints, /) -> Ints:
@@ -49,6 +55,7 @@ class Sequential:
 
     n: int
     axis: GridAxis
+    is_scattered = False
 
     def at(self, positions: Ints) -> Ints:
         """See `Order`."""
@@ -64,6 +71,8 @@ class Sequential:
 
 class Shuffled:
     """Any sample at any position, each once."""
+
+    is_scattered = True
 
     def __init__(self, n: int, n_samples: int, seed: int, epoch: int) -> None:
         self.n = n
@@ -86,6 +95,8 @@ class BlockShuffled:
     buffer_blocks
         Blocks that are mixed: a group.
     """
+
+    is_scattered = False
 
     def __init__(
         self, n: int, axis: GridAxis, buffer_blocks: int, seed: int, epoch: int
@@ -118,15 +129,20 @@ class BlockShuffled:
         before = np.cumsum(length) - length
         samples = np.arange(length.sum()) + np.repeat(first - before, length)
         words = bits(len(samples), self._seed, self._epoch, _GROUP, group)
-        return samples[np.argsort(words, kind="stable")]
+        return samples[ranked(words)]
 
     def at(self, positions: Ints) -> Ints:
         """See `Order`."""
+        if not len(positions):
+            return positions
         group = np.searchsorted(self._starts, positions, side="right") - 1
         samples = np.empty(len(positions), np.int64)
-        for g in np.unique(group).tolist():
-            mine = group == g
-            samples[mine] = self._members(g)[positions[mine] - self._starts[g]]
+        # Positions come in order: each group's lie side by side, or in a few runs.
+        cuts = np.flatnonzero(group[1:] != group[:-1]) + 1
+        for first, stop in pairwise([0, *cuts.tolist(), len(positions)]):
+            g = int(group[first])
+            place = positions[first:stop] - self._starts[g]
+            samples[first:stop] = self._members(g)[place]
         return samples
 
     def cut(self, position: int) -> int:
@@ -143,6 +159,8 @@ class Drawn:
         float64, shape (n_samples,): sums of the weights up to each sample; None draws
         all alike.
     """
+
+    is_scattered = True
 
     def __init__(
         self,
@@ -175,6 +193,7 @@ class Listed:
     """Samples in an order of the caller's: int64, shape (n,)."""
 
     samples: Ints
+    is_scattered = True
 
     @property
     def n(self) -> int:

@@ -32,6 +32,11 @@ class Place(Protocol):
         """Reads that are under way there while the next one is begun."""
         ...
 
+    @property
+    def n_planned(self) -> int:
+        """Reads that another thread plans meanwhile; 0 where only one may."""
+        ...
+
     def check(self) -> None:
         """Refuse processes that cannot use it."""
         ...
@@ -54,7 +59,7 @@ class HostPlace:
         Where to take it from.
     """
 
-    n_behind = 0
+    n_behind, n_planned = 0, 1
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -88,7 +93,7 @@ class DevicePlace:
         The stream that batches are used on.
     """
 
-    n_behind = 1
+    n_behind, n_planned = 1, 0
 
     def __init__(
         self, device: Device, host: Memory, n_kept: int, consumer: Callable[[], Stream]

@@ -91,10 +91,23 @@ class RaggedField(Field):
         """What a sample takes while it is read, on average."""
         return int(self._mean_length * (self.row_nbytes + _LISTED_NBYTES)) + 1
 
+    def nbytes_of(self, samples: Ints) -> int:
+        """See `Field`: as long as these are."""
+        n_rows = int((self.offsets[samples + 1] - self.offsets[samples]).sum())
+        return n_rows * (self.row_nbytes + _LISTED_NBYTES)
+
+    @property
+    def touched_part(self) -> float:
+        """See `Field`, on average."""
+        axis = self.members[0].source.layout.inner_axes[0]
+        reach = max(self._mean_length - 1, 0) + axis.extent / max(axis.n_cells, 1)
+        return min(reach / max(self.array.shape[0], 1), 1.0)
+
     def facts(self) -> list[Any]:
         """See `Field`."""
         shape = list(self.array.shape)
-        return [shape, str(self.array.dtype), f"crc {crc32(self.offsets.tobytes())}"]
+        cut = f"crc {crc32(self.offsets.tobytes())}"
+        return [shape, str(self.array.dtype), cut]
 
     def axis(self, unit: str) -> GridAxis:
         """Samples, cut where one begins in another shard or inner chunk."""
@@ -226,7 +239,6 @@ def read_offsets(ragged: Ragged, name: str) -> Ints:
             f"offsets of {name} are not whole numbers, one more than samples",
             got=f"{offsets.dtype} of shape {offsets.shape}",
         )
-    offsets = offsets.astype(np.int64)
     n_rows = ragged.values.shape[0]
     wrong = np.flatnonzero((offsets < 0) | (offsets > n_rows))
     falls = np.flatnonzero(offsets[1:] < offsets[:-1]) + 1
@@ -237,4 +249,4 @@ def read_offsets(ragged: Ragged, name: str) -> Ints:
             expected=f"0 to {n_rows}",
             got=f"offsets[{at}] = {offsets[at]}",
         )
-    return offsets
+    return offsets.astype(np.int64)

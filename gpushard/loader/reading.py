@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +19,7 @@ from gpushard.loader.order import Order
 from gpushard.loader.places import Place
 from gpushard.loader.prefetch import Stopped
 from gpushard.loader.shares import Share
+from gpushard.loader.sizes import most_samples
 from gpushard.loader.stopping import stoppable
 from gpushard.loader.windows import Origins
 from gpushard.options import MIB
@@ -34,6 +36,9 @@ LOAD_NBYTES = 16 * MIB
 # Waits before a read that the store failed is tried again, in seconds.
 _PAUSES = (0.1, 0.4, 1.6)
 _MOST_NAMED = 8
+# Loads grow so fast from the first, small one, and are cut where samples that differ in
+# length take so many times what they take on average.
+_GROWTH, _LARGE = 4, 2
 
 
 @dataclass(slots=True)
@@ -64,8 +69,8 @@ class Load:
 
 
 @dataclass(slots=True)
-class _Begun:
-    """A read that was begun.
+class Planned:
+    """A read that is to be made, or was begun.
 
     Attributes
     ----------
@@ -128,16 +133,39 @@ class Reader:
         """What a sample of all arrays takes while it is read."""
         return max(sum(f.load_nbytes for f in self.fields), 1)
 
-    def loads(self, order: Order, share: Share, start: int) -> Iterator[Load]:
-        """Loads of a rank's turns from `start` on, in order.
+    def plans(self, order: Order, share: Share, start: int) -> Iterator[Planned]:
+        """Reads of a rank's turns from `start` on, in order, none of them begun.
 
-        The first one is small, so that the first batch is soon there. What a device
-        has under way is waited for when the next one is under way, too.
+        The first one is small, so that the first batch is soon there.
         """
-        begun: deque[_Begun] = deque()
+        usual = max(LOAD_NBYTES // self.sample_nbytes, share.batch_size)
+        most = most_samples(self.fields, usual, is_scattered=order.is_scattered)
+        n_wanted = max(usual // 8, share.batch_size)
+        while start < share.n_turns:
+            stop = load_end(order, share, start, n_wanted)
+            samples = order.at(share.positions(start, stop))
+            is_large = self._nbytes(samples) > _LARGE * most * self.sample_nbytes
+            if is_large and n_wanted > share.batch_size:
+                n_wanted = max(n_wanted // 2, share.batch_size)
+                continue
+            yield self._planned(start, samples)
+            start, n_wanted = stop, min(_GROWTH * n_wanted, most)
+
+    def _nbytes(self, samples: Ints) -> int:
+        """What these samples take while they are read."""
+        return sum(f.nbytes_of(samples) for f in self.fields)
+
+    def loads(self, plans: Iterator[Planned]) -> Iterator[Load]:
+        """Loads that were planned, in order.
+
+        What a device has under way is waited for when the next one is under way, too.
+        """
+        begun: deque[Planned] = deque()
         try:
-            for first, samples in self._pieces(order, share, start):
-                begun.append(self._begin(first, samples))
+            for planned in plans:
+                self._begin(planned)
+                begun.append(planned)
+                del planned
                 if len(begun) > self.n_behind:
                     yield self._load(begun.popleft())
             while begun:
@@ -146,18 +174,7 @@ class Reader:
             for left in begun:
                 self.place.abandon(left.jobs)
 
-    def _pieces(
-        self, order: Order, share: Share, start: int
-    ) -> Iterator[tuple[int, Ints]]:
-        """First turn and samples of each load."""
-        most = max(LOAD_NBYTES // self.sample_nbytes, share.batch_size)
-        n_wanted = max(most // 8, share.batch_size)
-        while start < share.n_turns:
-            stop = load_end(order, share, start, n_wanted)
-            yield start, order.at(share.positions(start, stop))
-            start, n_wanted = stop, min(2 * n_wanted, most)
-
-    def _load(self, begun: _Begun) -> Load:
+    def _load(self, begun: Planned) -> Load:
         start, samples = begun.start, begun.samples
         kept = np.ones(len(samples), np.bool_)
         try:
@@ -168,10 +185,10 @@ class Reader:
         kept = self._readable(samples)
         self.incidents.n_skipped += int(len(kept) - kept.sum())
         samples = samples[kept]
-        arrays = self._read(self._begin(start, samples), _PAUSES)
+        arrays = self._read(self._begun(start, samples), _PAUSES)
         return Load(start, kept, samples, arrays)
 
-    def _read(self, begun: _Begun, pauses: Sequence[float]) -> list[Rows]:
+    def _read(self, begun: Planned, pauses: Sequence[float]) -> list[Rows]:
         """One array a field; tried again, after each pause, where the store failed."""
         for pause in pauses:
             try:
@@ -180,29 +197,45 @@ class Reader:
                 self.incidents.n_retries += 1
                 if self.stop.wait(pause):
                     raise Stopped("stopped") from None
-            begun = self._begin(begun.start, begun.samples)
+            begun = self._begun(begun.start, begun.samples)
         return self._finish(begun)
 
-    def _begin(self, start: int, samples: Ints) -> _Begun:
+    def _planned(self, start: int, samples: Ints) -> Planned:
         """A read of all fields; what goes wrong is raised by `_finish`."""
-        begun = _Begun(start, samples)
+        planned = Planned(start, samples)
         origins = self.origins.of(samples)
-        try:
+        with self._held(planned):
             for one in self.fields:
                 jobs, done = self.place.read(one, origins)
-                begun.jobs += jobs
-                begun.finishers.append(done)
-            begin([stoppable(job, self.stop) for job in begun.jobs])
-        except GpushardError as error:
-            self.place.abandon(begun.jobs)
-            self._name(error, samples, origins)
-            begun.error = error
-        except BaseException:
-            self.place.abandon(begun.jobs)
-            raise
-        return begun
+                planned.jobs += jobs
+                planned.finishers.append(done)
+        return planned
 
-    def _finish(self, begun: _Begun) -> list[Rows]:
+    def _begin(self, planned: Planned) -> None:
+        """Begin a read; what goes wrong is raised by `_finish`."""
+        if planned.error is None:
+            with self._held(planned):
+                begin([stoppable(job, self.stop) for job in planned.jobs])
+
+    @contextmanager
+    def _held(self, planned: Planned) -> Iterator[None]:
+        """Keep what ends a read until it is asked for."""
+        try:
+            yield
+        except GpushardError as error:
+            self.place.abandon(planned.jobs)
+            self._name(error, planned.samples, self.origins.of(planned.samples))
+            planned.error = error
+        except BaseException:
+            self.place.abandon(planned.jobs)
+            raise
+
+    def _begun(self, start: int, samples: Ints) -> Planned:
+        planned = self._planned(start, samples)
+        self._begin(planned)
+        return planned
+
+    def _finish(self, begun: Planned) -> list[Rows]:
         """One array a field, complete."""
         if begun.error is not None:
             raise begun.error
@@ -234,7 +267,7 @@ class Reader:
             is_one = self._is_one(piece, cell)
             pauses = (0.0,) * len(_PAUSES) if is_one else ()
             try:
-                self._read(self._begin(0, samples[piece]), pauses)
+                self._read(self._begun(0, samples[piece]), pauses)
             except (CorruptShardError, StoreError):
                 if is_one:
                     continue

@@ -128,8 +128,9 @@ class Settings:
 
     def place(self) -> Place:
         """Where samples are read to, with its memory."""
-        # Beside what waits in the queue: a load being read, its raw rows, one in use.
-        n_kept = (self.n_ahead + 3) * len(self.fields)
+        # Beside what waits in the queue: a load being planned, one being read, its raw
+        # rows, one in use.
+        n_kept = (self.n_ahead + 4) * len(self.fields)
         memory = Memory(n_kept)
         if self.device is None:
             return HostPlace(memory)

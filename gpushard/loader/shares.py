@@ -89,6 +89,8 @@ class Share:
         Those that fill up the last batch start over from position 0.
         """
         turn = np.arange(start, stop, dtype=np.int64)
+        if self.world_size == 1:
+            return turn
         step, place = np.divmod(turn, self.batch_size)
         first = (step * self.world_size + self.rank) * self.batch_size
         first[step >= self.n_full] = self.last_start

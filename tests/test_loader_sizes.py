@@ -1,0 +1,92 @@
+"""Loads are larger where samples from anywhere share inner chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpushard import Loader, Ragged
+from gpushard.loader import reading, sizes
+from gpushard.loader.arguments import laid_fields
+from loader_data import handed_out, stored
+
+N = 256
+VALUES = np.arange(N * 8, dtype="u1").reshape(N, 8)
+USUAL = 16
+"""Samples of a load that is not larger than others."""
+
+
+def fields_of(arrays: Any, window: Any = None) -> Any:
+    conversions = dict.fromkeys(("dtype", "scale", "offset"))
+    _, fields = laid_fields(
+        arrays, num_threads=None, window=window, lead=None, conversions=conversions
+    )
+    return fields
+
+
+def most(arrays: Any, n: int = USUAL, window: Any = None) -> int:
+    return sizes.most_samples(fields_of(arrays, window), n, is_scattered=True)
+
+
+def test_rows_of_few_inner_chunks_are_read_in_larger_loads():
+    assert most(stored(VALUES, (16, 8))) == 4 * USUAL
+
+
+def test_rows_of_many_inner_chunks_are_not():
+    """Sixteen of 65,536 rows meet in one of 4,096 inner chunks nearly never."""
+    assert most(stored(np.zeros((65_536, 2), "u1"), (16, 2))) == USUAL
+
+
+def test_rows_that_are_inner_chunks_share_none():
+    assert most(stored(VALUES, (1, 8))) == USUAL
+
+
+def test_patches_that_overlap_are_read_in_larger_loads():
+    volume = stored(np.zeros((32, 32, 32), "u1"), (4, 4, 4))
+    assert most(volume, 64, window=(6, 6, 6)) == 128  # as many bytes as the volume
+    assert most(volume, 64, window=(32, 32, 32)) == 64  # as many bytes as are decoded
+
+
+def test_ragged_samples_go_by_their_mean_length():
+    values = stored(np.zeros(4096, "u1"), (64,))
+    short = Ragged(values, np.arange(0, 4097, 4))
+    assert most(short, 64) == 256
+    assert most(Ragged(values, np.arange(0, 4097, 512)), 4) == 4
+
+
+def test_an_array_without_samples_has_no_load():
+    assert most(stored(np.zeros((0, 4), "u1"), (2, 4))) == USUAL
+
+
+@pytest.mark.parametrize(
+    ("options", "is_larger"),
+    [
+        ({"shuffle": True}, True),
+        ({"replacement": True}, True),
+        ({"sampler": np.random.default_rng(0).permutation(N)}, True),
+        ({"shuffle": True, "block": "chunk"}, False),
+        ({}, False),
+    ],
+)
+def test_only_samples_from_anywhere_are_read_in_larger_loads(
+    options, is_larger, monkeypatch
+):
+    monkeypatch.setattr(reading, "LOAD_NBYTES", USUAL * 8)
+    loader = Loader(stored(VALUES, (16, 8)), buffer_blocks=1, **options)
+    fields, order = loader._settings.fields, loader._settings.shuffling.order(0)
+    n = sizes.most_samples(fields, USUAL, is_scattered=order.is_scattered)
+    assert (n > USUAL) == is_larger
+
+
+def test_larger_loads_decode_less_and_give_the_same(monkeypatch):
+    monkeypatch.setattr(reading, "LOAD_NBYTES", USUAL * 8)
+    found, stored_nbytes = [], []
+    for times in (1, 4):
+        monkeypatch.setattr(sizes, "_MOST_TIMES", times)
+        loader = Loader(stored(VALUES, (16, 8)), shuffle=True, return_index=True)
+        found.append(handed_out(loader))
+        stored_nbytes.append(loader.stats()["stored_bytes_read"])
+    assert found[0] == found[1]
+    assert stored_nbytes[1] < 0.6 * stored_nbytes[0]
