@@ -20,6 +20,7 @@ import zarr
 import gpushard
 from gpushard import Loader
 from gpushard.loader import reading
+from gpushard.loader.fields import Field
 from loader_data import IMAGES, N
 
 
@@ -349,3 +350,33 @@ def test_an_iteration_does_not_go_on_in_a_forked_process(place, monkeypatch):
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(list(batches)) == -(-N // 4) - 1
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_does_not_wait_for_a_long_task(place, kind, monkeypatch):
+    """Such as the first compilation of the loops, of some ten seconds."""
+    is_slow, goes_on, plan = threading.Event(), threading.Event(), Field.read
+
+    def slow(field, origins, memory):
+        if n_reads.pop():
+            is_slow.set()
+            goes_on.wait(30)
+        return plan(field, origins, memory)
+
+    n_reads = [True, False]
+    monkeypatch.setattr(Field, "read", slow)
+    monkeypatch.setattr(reading, "LOAD_NBYTES", 1)
+
+    def interrupted():
+        with Loader(gpushard.open_array(place)) as loader:
+            for _ in loader:
+                is_slow.wait(30)
+                raise kind
+
+    began = time.perf_counter()
+    with pytest.raises(kind):
+        interrupted()
+    assert time.perf_counter() - began < 5
+    assert loader_threads()
+    goes_on.set()
+    wait_for_no_threads()

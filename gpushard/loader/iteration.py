@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +15,9 @@ from gpushard.loader.prefetch import Prefetched, Waits
 from gpushard.loader.reading import Reader
 from gpushard.loader.shares import Share
 
-# A thread that is told to end is over when its task is: one batch of requests.
-_LONGEST_JOIN = 10.0
+# A thread that is told to end is over when its task is: one batch of requests, or the
+# compilation of the loops, which whoever interrupts does not wait for.
+_LONGEST_JOIN, _INTERRUPTED_JOIN = 10.0, 0.5
 
 
 @dataclass
@@ -72,10 +75,17 @@ class Pass:
         return stage
 
     def close(self, *, joins: bool = False) -> None:
-        """Let its threads end; with `joins`, return when they have."""
+        """Let its threads end; with `joins`, return when they have.
+
+        On the way of an interrupt, also out of a ``with`` block, soon in any case: a
+        thread that is in a long task ends after it, or with the interpreter.
+        """
         self.stop.set()
         for stage in self._stages:
             stage.close()
         if joins:
+            is_interrupted = isinstance(sys.exception(), KeyboardInterrupt | SystemExit)
+            longest = _INTERRUPTED_JOIN if is_interrupted else _LONGEST_JOIN
+            deadline = time.monotonic() + longest
             for stage in self._stages:
-                stage.join(_LONGEST_JOIN)
+                stage.join(max(deadline - time.monotonic(), 0))
