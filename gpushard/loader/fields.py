@@ -124,10 +124,16 @@ class Field:
     def facts(self) -> list[Any]:
         """What decides where its samples lie, as JSON."""
         cut = self.cut
-        facts: list[Any] = [list(cut.shape), str(self.array.dtype)]
+        facts: list[Any] = [list(cut.shape), str(self.array.dtype), *self.origins]
         if cut.drop:
             return [*facts, cut.lead] if cut.lead else facts
         return [*facts, list(cut.window), cut.lead]
+
+    @property
+    def origins(self) -> list[dict[str, Any]]:
+        """Where the windows of arrays that have rolled begin, as JSON; else nothing."""
+        found = [list(member.source.layout.keys.offset) for member in self.members]
+        return [{"origins": found}] if any(map(any, found)) else []
 
     @property
     def members(self) -> tuple[Array, ...]:

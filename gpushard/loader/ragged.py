@@ -107,7 +107,7 @@ class RaggedField(Field):
         """See `Field`."""
         shape = list(self.array.shape)
         cut = f"crc {crc32(self.offsets.tobytes())}"
-        return [shape, str(self.array.dtype), cut]
+        return [shape, str(self.array.dtype), *self.origins, cut]
 
     def axis(self, unit: str) -> GridAxis:
         """Samples, cut where one begins in another shard or inner chunk."""

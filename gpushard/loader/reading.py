@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import CorruptShardError, GpushardError, StoreError
+from gpushard.errors import (
+    CorruptShardError,
+    GpushardError,
+    StoreError,
+    WindowMovedError,
+)
 from gpushard.job import Job
 from gpushard.layout import GridAxis
 from gpushard.loader.fields import Field, Finish, Rows
@@ -193,6 +198,8 @@ class Reader:
         for pause in pauses:
             try:
                 return self._finish(begun)
+            except WindowMovedError:  # for good
+                raise
             except StoreError:
                 self.incidents.n_retries += 1
                 if self.stop.wait(pause):
