@@ -1,0 +1,130 @@
+"""An epoch over HTTP and S3 is whole, though the server fails in the middle of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import zarr
+
+import gpushard
+from gpushard import Loader, StoreError
+from gpushard.loader import reading
+from gpushard.stores.remote_url import open_url
+from loader_data import IMAGES, N
+from range_server import RangeServer
+from s3_server import make_bucket, s3_server
+
+obstore = pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+
+pytestmark = pytest.mark.network
+
+OPTIONS = {"batch_size": 8, "shuffle": True, "block": "chunk", "buffer_blocks": 2}
+OPTIONS |= {"return_index": True, "prefetch_factor": 1}
+SHARDS = [f"images/c/{k}/0/0" for k in range(9)]
+
+
+@pytest.fixture
+def stored_images(tmp_path, monkeypatch):
+    """Directory with `IMAGES`, of which a loader makes 13 reads."""
+    monkeypatch.setattr(reading, "LOAD_NBYTES", 8 * 12)
+    monkeypatch.setattr(reading, "_PAUSES", (0.01, 0.01, 0.01))
+    z = zarr.create_array(
+        tmp_path / "images",
+        shape=IMAGES.shape,
+        chunks=(4, 2, 3),
+        shards=(12, 2, 3),
+        dtype="u2",
+    )
+    z[...] = IMAGES
+    return tmp_path
+
+
+@pytest.fixture
+def server(stored_images):
+    with RangeServer(stored_images) as running:
+        yield running
+
+
+def samples_of(loader, in_the_middle):
+    """Samples of an epoch, in whose middle something happens."""
+    seen = []
+    for step, (batch, index) in enumerate(loader):
+        assert np.array_equal(batch, IMAGES[index])
+        seen += index.tolist()
+        if step == 2:
+            in_the_middle()
+    return sorted(seen)
+
+
+@pytest.mark.parametrize("failure", [0, 503])
+def test_a_server_that_fails_twice_is_asked_again_by_the_store(server, failure):
+    loader = Loader(gpushard.open_array(f"{server.url}/images"), **OPTIONS)
+
+    def fail():
+        server.failure, server.fail_first = failure, 2
+
+    assert samples_of(loader, fail) == list(range(N))
+    assert server.fail_first == 0
+    assert loader.stats()["reads_retried"] == 0
+
+
+def test_a_server_that_refuses_for_a_while_is_asked_again_by_the_loader(server):
+    refused = []
+
+    def answer(method, key):
+        if key in server.statuses and len(refused) < 3:
+            refused.append(key)
+        else:
+            server.statuses.clear()
+
+    server.before_answer = answer
+    loader = Loader(gpushard.open_array(f"{server.url}/images"), **OPTIONS)
+    samples = samples_of(
+        loader, lambda: server.statuses.update(dict.fromkeys(SHARDS, 403))
+    )
+    assert samples == list(range(N))
+    assert refused
+    assert loader.stats()["reads_retried"] >= 1
+    assert loader.stats()["samples_skipped"] == 0
+
+
+def test_a_server_that_refuses_for_good_is_an_error_that_names_samples(server):
+    loader = Loader(gpushard.open_array(f"{server.url}/images"), **OPTIONS)
+    with pytest.raises(StoreError, match="403 Forbidden") as caught:
+        samples_of(loader, lambda: server.statuses.update(dict.fromkeys(SHARDS, 403)))
+    assert caught.value.shard_key is not None
+    assert "while a loader read samples" in caught.value.__notes__[0]
+    assert loader.stats()["reads_retried"] == 3
+
+
+def test_samples_that_a_server_refuses_can_be_left_out(server):
+    server.statuses[SHARDS[2]] = 403
+    array = gpushard.open_array(f"{server.url}/images")
+    loader = Loader(array, on_error="skip", **OPTIONS)
+    assert samples_of(loader, lambda: None) == [
+        i for i in range(N) if i not in range(24, 36)
+    ]
+    assert loader.stats()["samples_skipped"] == 12
+
+
+def test_an_epoch_over_s3_survives_a_failure(stored_images, monkeypatch):
+    with s3_server() as endpoint:
+        options = make_bucket(endpoint, monkeypatch)
+        store = open_url("s3://bucket", options)
+        for path in stored_images.rglob("*"):
+            if path.is_file():
+                key = path.relative_to(stored_images).as_posix()
+                obstore.put(store.object_store, key, path.read_bytes())
+        array = gpushard.open_array("s3://bucket/images", storage_options=options)
+        read, failing = type(array.source.store).read, []
+
+        def flaky(store, requests):
+            if failing:
+                raise failing.pop()
+            return read(store, requests)
+
+        monkeypatch.setattr(type(array.source.store), "read", flaky)
+        loader = Loader(array, **OPTIONS)
+        fail = [StoreError("the server is busy")] * 2
+        assert samples_of(loader, lambda: failing.extend(fail)) == list(range(N))
+        assert loader.stats()["reads_retried"] == 2
