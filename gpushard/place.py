@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -136,15 +136,15 @@ class HostSink:
 
     def _indexes(
         self, block: ShardBlock, rows: Ints
-    ) -> list[Iterator[tuple[Any, Any]]]:
-        """Per target, where its share of the rows lands, in the order of the rows."""
+    ) -> Mapping[int, Iterator[tuple[Any, Any]]]:
+        """Per target with a share of the rows, where that lands, in their order."""
         if len(self._targets) == 1:
-            return [self._targets[0].indexes(block.position[:, rows])]
+            return {0: self._targets[0].indexes(block.position[:, rows])}
         part = block.part[rows]
-        return [
-            target.indexes(block.position[:, rows[part == p]])
-            for p, target in enumerate(self._targets)
-        ]
+        return {
+            p: self._targets[p].indexes(block.position[:, rows[part == p]])
+            for p in dict.fromkeys(part.tolist())
+        }
 
 
 def _runs(rows: Ints) -> Iterator[Ints]:

@@ -21,6 +21,9 @@ from gpushard.selection import Ints, Projection, SliceAxis
 
 Index = tuple[Any, ...]
 
+# Up to here columns are looked at one by one: NumPy's calls cost more than they save.
+_FEW = 4
+
 
 class GridTarget:
     """Output of an orthogonal selection.
@@ -55,6 +58,8 @@ class GridTarget:
         """Index into the output and into the inner chunk, one pair a column."""
         if not self.part.projections:
             return iter([((...,), (...,))] * position.shape[1])
+        if position.shape[1] <= _FEW:
+            return map(self._index, position.T.tolist())
         pairs = [
             _axis_indexes(projection, at, extent)
             for projection, at, extent in zip(
@@ -66,6 +71,14 @@ class GridTarget:
         if self._gathers:
             return zip(map(_open_mesh, outs), map(_open_mesh, ins), strict=True)
         return zip(outs, ins, strict=True)
+
+    def _index(self, column: list[int]) -> tuple[Index, Index]:
+        """As `indexes`, of one column."""
+        axes = zip(self.part.projections, column, self.out.shape, strict=False)
+        out_index, in_index = zip(*(_axis_index(*axis) for axis in axes), strict=True)
+        if self._gathers:
+            return _open_mesh(out_index), _open_mesh(in_index)
+        return out_index, in_index
 
     def place(self, index: tuple[Index, Index], chunk: NDArray[Any]) -> None:
         """Write the wanted elements of a decoded inner chunk."""
@@ -97,6 +110,20 @@ def _axis_indexes(
     outs = map(slice, out_start.tolist(), (out_start + length).tolist())
     steps = [projection.step] * len(at)
     return outs, map(slice, in_start.tolist(), in_stop.tolist(), steps)
+
+
+def _axis_index(projection: Projection, at: int, extent: int) -> tuple[Any, Any]:
+    """Selectors along one axis of the output and of the inner chunk, of one column."""
+    members = projection.members
+    if members is not None:
+        run = slice(int(members.bounds[at]), int(members.bounds[at + 1]))
+        return members.out_index[run], members.in_index[run]
+    length, step = int(projection.length[at]), projection.step
+    out_start, in_start = int(projection.out_start[at]), int(projection.in_start[at])
+    if projection.out_step < 0:
+        out_start = extent - 1 - out_start
+    in_stop = in_start + (length - 1) * step + 1
+    return slice(out_start, out_start + length), slice(in_start, in_stop, step)
 
 
 def _open_mesh(index: Index) -> Index:

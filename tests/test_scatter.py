@@ -72,6 +72,20 @@ def test_placed_inner_chunks_make_the_selection_in_any_output(scattered):
 
 
 @given(scattered())
+def test_columns_looked_at_one_by_one_are_as_all_together(scattered):
+    layout, (selection,), ((out, _),) = scattered
+    part = plan_read(layout, [selection]).parts[0]
+    target = make_target(part, out)
+    for block in sts.pieces_of(plan_read(layout, [selection])):
+        together = list(target.indexes(np.repeat(block.position, 5, axis=1)))[::5]
+        singly = [next(iter(target.indexes(at[:, None]))) for at in block.position.T]
+        for pair, other in zip(together, singly, strict=True):
+            for index, same in zip(pair, other, strict=True):
+                for one, another in zip(index, same, strict=True):
+                    assert np.array_equal(one, another)
+
+
+@given(scattered())
 def test_filled_inner_chunks_fill_the_output_and_nothing_beside(scattered):
     layout, (selection,), ((out, buffer),) = scattered
     scatter(layout, [selection], [out], None)
