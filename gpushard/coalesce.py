@@ -39,7 +39,13 @@ class Requests(NamedTuple):
 
 
 def coalesce(
-    source: Ints, start: Ints, stop: Ints, *, gap_nbytes: int, max_request_nbytes: int
+    source: Ints,
+    start: Ints,
+    stop: Ints,
+    *,
+    gap_nbytes: int,
+    max_request_nbytes: int,
+    is_bound: bool = False,
 ) -> Requests:
     """Requests that cover all byte ranges, neighbours taken together.
 
@@ -55,6 +61,8 @@ def coalesce(
         Ranges that leave at most this many unwanted bytes between them are joined.
     max_request_nbytes
         A request is cut where it reaches this size; a larger range stays whole.
+    is_bound
+        Whether requests of several ranges must not be larger at all.
     """
     order = _by_source_and_start(source, start)
     source, start, stop = source[order], start[order], stop[order]
@@ -64,15 +72,33 @@ def coalesce(
     reach = _running_stop(source, stop)
     is_first = np.append(True, source[1:] != source[:-1])
     is_first[1:] |= start[1:] > reach[:-1] + gap_nbytes
-    # Within a run, cut where a multiple of the largest size is passed.
-    run = np.cumsum(is_first) - 1
-    stride = (start - start[is_first][run]) // max_request_nbytes
-    is_first[1:] |= stride[1:] != stride[:-1]
+    if is_bound:
+        _keep_to(max_request_nbytes, is_first, start, reach)
+    else:
+        # Within a run, cut where a multiple of the largest size is passed.
+        run = np.cumsum(is_first) - 1
+        stride = (start - start[is_first][run]) // max_request_nbytes
+        is_first[1:] |= stride[1:] != stride[:-1]
     bounds = np.append(np.flatnonzero(is_first), len(order)).astype(np.int64)
     first = bounds[:-1]
     return Requests(
         source[first], start[first], np.maximum.reduceat(stop, first), bounds, order
     )
+
+
+def _keep_to(
+    largest_nbytes: int, is_first: NDArray[np.bool_], start: Ints, reach: Ints
+) -> None:
+    """Cut runs of ranges where the next one would make them larger."""
+    firsts = np.flatnonzero(is_first)
+    ends = np.append(firsts[1:], len(start))
+    for r in np.flatnonzero(reach[ends - 1] - start[firsts] > largest_nbytes).tolist():
+        first, end = int(firsts[r]), int(ends[r])
+        while first < end:
+            is_first[first] = True
+            most = start[first] + largest_nbytes
+            fitting = np.searchsorted(reach[first:end], most, side="right")
+            first += max(1, int(fitting))
 
 
 def _by_source_and_start(source: Ints, start: Ints) -> Ints:

@@ -259,13 +259,15 @@ def _read_ranges(
         stop,
         gap_nbytes=costs.gap_nbytes,
         max_request_nbytes=costs.max_request_nbytes,
+        is_bound=costs.bounds_requests,
     )
     byte_requests: list[ByteRequest] = []
     columns = (requests.source, requests.start, requests.stop)
     for p, first, last in zip(*(c.tolist() for c in columns), strict=True):
         coordinate, known = parents[p]
         version = known and known.version
-        byte_requests.append(ByteRequest(source.key(coordinate), first, last, version))
+        key = source.key(coordinate)
+        byte_requests.append(ByteRequest(key, first, last, version, is_indexed=True))
     with tally.stage("index"):
         answers = fetch_payload(source, byte_requests)
     tally.add(

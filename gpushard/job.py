@@ -168,6 +168,7 @@ class Job:
             int(requests.start[r]),
             int(requests.stop[r]),
             ranged.located.versions[shard],
+            is_indexed=bool(self.source.layout.levels),
         )
 
     def chunk_coordinate(self, block: ShardBlock, row: int) -> tuple[int, ...]:

@@ -53,12 +53,14 @@ def _piece_tasks(
         return
     start, stop = _wanted_ranges(job, block, located, rows)
     share = job.batch_nbytes(int((stop - start).sum()), n_workers)
+    costs = job.source.store.costs
     requests = coalesce(
         block.shard[rows],
         start,
         stop,
-        gap_nbytes=job.source.store.costs.gap_nbytes,
+        gap_nbytes=costs.gap_nbytes,
         max_request_nbytes=_max_request_nbytes(job, share),
+        is_bound=costs.bounds_requests,
     )
     spans = np.zeros((2, len(block.shard)), np.int64)
     spans[:, rows] = start, stop

@@ -32,7 +32,7 @@ from gpushard.place import completed
 from gpushard.report import Tally
 from gpushard.selection import Points, Selection
 from gpushard.source import Source
-from gpushard.stores.base import ByteRequest, end_of
+from gpushard.stores.base import ByteRequest, FetchCosts, end_of
 from gpushard.touched import (
     Coordinate,
     TouchedChunk,
@@ -197,7 +197,7 @@ def _read(
         start = group[0].start
         stop = group[0].stop if len(group) == 1 else max([w.stop for w in group])
         version = index and index.version
-        requests.append(ByteRequest(keys[shard], start, stop, version))
+        requests.append(ByteRequest(keys[shard], start, stop, version, is_indexed=True))
     try:
         answers = fetch_payload(source, requests) if requests else []
     except CorruptShardError as error:
@@ -228,19 +228,22 @@ def _name_cut_off(
 def _grouped(source: Source, wanted: list[_Wanted]) -> list[list[_Wanted]]:
     """What one request each is to fetch."""
     wanted.sort(key=_by_place)
-    return list(_joined(wanted, source.store.costs.gap_nbytes))
+    return list(_joined(wanted, source.store.costs))
 
 
 def _by_place(wanted: _Wanted) -> tuple[Coordinate, int]:
     return wanted.chunk.shard, wanted.start
 
 
-def _joined(wanted: Sequence[_Wanted], gap_nbytes: int) -> Iterator[list[_Wanted]]:
+def _joined(wanted: Sequence[_Wanted], costs: FetchCosts) -> Iterator[list[_Wanted]]:
     """Runs of neighbours in one object that are cheaper fetched together."""
     group: list[_Wanted] = []
     reach = 0
     for w in wanted:
-        is_far = w.start > reach + gap_nbytes
+        is_far = w.start > reach + costs.gap_nbytes
+        if costs.bounds_requests and group:
+            joined_nbytes = max(reach, w.stop) - group[0].start
+            is_far = is_far or joined_nbytes > costs.max_request_nbytes
         if group and (is_far or w.chunk.shard != group[0].chunk.shard):
             yield group
             group = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,11 +12,14 @@ from hypothesis import strategies as st
 from gpushard.coalesce import coalesce, cut_batches
 
 
-def requests_for(ranges, gap_nbytes=0, max_request_nbytes=10**9):
+def requests_for(ranges, gap_nbytes=0, max_request_nbytes=10**9, is_bound=False):
     """Coalesced ``(source, start, stop)`` triples, ascending by source."""
     columns = np.array(ranges, np.int64).reshape(-1, 3).T
     return coalesce(
-        *columns, gap_nbytes=gap_nbytes, max_request_nbytes=max_request_nbytes
+        *columns,
+        gap_nbytes=gap_nbytes,
+        max_request_nbytes=max_request_nbytes,
+        is_bound=is_bound,
     )
 
 
@@ -39,10 +44,13 @@ byte_ranges = st.lists(
 ).map(lambda rows: [(s, a, a + n) for s, a, n in sorted(rows, key=lambda row: row[0])])
 
 
-@given(byte_ranges, st.integers(0, 12), st.integers(1, 80))
-def test_every_range_is_served_once_and_lies_inside_its_request(ranges, gap, largest):
+@given(byte_ranges, st.integers(0, 12), st.integers(1, 80), st.booleans())
+def test_every_range_is_served_once_and_lies_inside_its_request(
+    ranges, gap, largest, is_bound
+):
     served = []
-    for source, start, stop, rows in spelled(requests_for(ranges, gap, largest)):
+    requests = requests_for(ranges, gap, largest, is_bound)
+    for source, start, stop, rows in spelled(requests):
         served += rows
         assert {ranges[row][0] for row in rows} == {source}
         assert start == min(ranges[row][1] for row in rows)
@@ -92,6 +100,28 @@ def test_a_request_is_smaller_than_the_largest_plus_one_range(ranges, gap, large
     longest = max((b - a for _, a, b in ranges), default=0)
     requests = requests_for(ranges, gap, largest)
     assert np.all(requests.nbytes < largest + max(longest, 1))
+
+
+@given(byte_ranges, st.integers(0, 12), st.integers(1, 80))
+def test_a_request_of_several_ranges_keeps_to_the_largest_where_that_is_a_bound(
+    ranges, gap, largest
+):
+    for _, start, stop, rows in spelled(requests_for(ranges, gap, largest, True)):
+        assert len(rows) == 1 or stop - start <= largest
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 15), st.integers(1, 30)), min_size=1),
+    st.integers(0, 12),
+    st.integers(1, 80),
+)
+def test_requests_that_could_be_one_within_the_bound_are_one(steps, gap, largest):
+    ends = np.cumsum(steps)  # of each gap and each range, in turn
+    ranges = [(0, a, b) for a, b in ends.reshape(-1, 2).tolist()]
+    requests = requests_for(ranges, gap, largest, is_bound=True)
+    made = spelled(requests)
+    for (_, start, stop, _), (_, after, _, rows) in itertools.pairwise(made):
+        assert after - stop > gap or ranges[rows[0]][2] - start > largest
 
 
 @given(st.integers(1, 40).flatmap(lambda n: st.permutations(range(n))))

@@ -15,13 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 from zarr import config
 from zarr.abc.codec import CodecPipeline
 from zarr.core.array import create_codec_pipeline
-from zarr.core.buffer import cpu
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
@@ -29,23 +27,21 @@ from gpushard.devices.find import find_device
 from gpushard.errors import LimitError, MetadataError, UnsupportedError, naming
 from gpushard.integrations.zarr_batch import Entry, extent_of, selection_of, split_key
 from gpushard.integrations.zarr_limits import configured_options, in_config
+from gpushard.integrations.zarr_stores import inside, reader_of
 from gpushard.layout import GridAxis
 from gpushard.metadata import parse_array
-from gpushard.options import DEFAULT, Options
+from gpushard.options import Options
 from gpushard.report import Tally
 from gpushard.results import ReadRequest, read_on_host
 from gpushard.selection import Selection
 from gpushard.source import Source
-from gpushard.stores.base import ByteRequest, Store
-from gpushard.stores.local import LocalStore
-from gpushard.stores.resolve import adapt
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.base import ByteRequest
 
 if TYPE_CHECKING:
     from zarr.abc.codec import Codec
     from zarr.abc.store import Store as ZarrAbstractStore
     from zarr.core.array_spec import ArraySpec
-    from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
+    from zarr.core.buffer import Buffer, NDBuffer
 
     from gpushard.devices.base import Device
     from gpushard.layout import ArrayLayout
@@ -55,8 +51,6 @@ if TYPE_CHECKING:
 # Reads wait here while zarr's event loop serves them; the loop's own threads would be
 # all taken by waiting reads, and its file stores need one for each request.
 _MOST_READS = 32
-# Stores of the same directory share their open files.
-_local_stores: WeakValueDictionary[str, LocalStore] = WeakValueDictionary()
 
 
 class FallbackWarning(UserWarning):
@@ -229,7 +223,7 @@ class GpushardCodecPipeline(CodecPipeline):
         array: Any = out.as_ndarray_like()
         with naming(source.store, source.layout.path):
             spec = batch[0][1]
-            source = replace(source, store=_inside(source.store, loop, spec.prototype))
+            source = inside(source, loop, spec)
             axes = source.layout.axes
             selection = selection_of(entries, axes, tuple(array.shape), drop_axes)
             source = _grown(source, extent_of(selection))
@@ -254,7 +248,7 @@ class GpushardCodecPipeline(CodecPipeline):
         path, _ = split_key(keys[0], layout.keys, layout.ndim)
         source = self._sources.get(path)
         if source is None:
-            store = _store_of(self.store)
+            store = reader_of(self.store)
             layout = replace(layout, path=path)
             source = self._sources[path] = Source.prepare(
                 layout, store, configured_options(config.get)
@@ -320,28 +314,6 @@ def _layout_of(metadata: Any, options: Options) -> ArrayLayout | UnsupportedErro
         return UnsupportedError(
             error.what, codec=error.codec, json_path=error.json_path, got=error.got
         )
-
-
-def _store_of(store: ZarrAbstractStore) -> Store:
-    """Our reader for a zarr store."""
-    adapted = adapt(store, DEFAULT)
-    if not isinstance(adapted, LocalStore):
-        return adapted
-    # zarr follows symbolic links wherever they lead.
-    mine = LocalStore(adapted.root, DEFAULT, allow_symlinks_outside=True)
-    return _local_stores.setdefault(adapted.root, mine)
-
-
-def _inside(
-    store: Store, loop: asyncio.AbstractEventLoop, prototype: BufferPrototype
-) -> Store:
-    """The same store, its requests served by the event loop that the read came from."""
-    if not isinstance(store, ZarrStore):
-        return store
-    # Encoded bytes are wanted on the host, whatever the result lies on.
-    on_host = issubclass(prototype.buffer, cpu.Buffer)
-    mine = prototype if on_host else cpu.buffer_prototype
-    return ZarrStore(store.zarr_store, loop, mine)
 
 
 def _grown(source: Source, needed: tuple[int, ...]) -> Source:

@@ -35,6 +35,9 @@ class ByteRequest:
     max_nbytes
         Of a whole object (``start == 0``, `stop` None): the bytes that are taken of it
         at most, whatever its size; a longer object is answered cut there.
+    is_indexed
+        Whether an index names the range: it is there, unless the object was replaced or
+        deleted since.
     """
 
     key: str
@@ -43,6 +46,7 @@ class ByteRequest:
     version: Hashable | None = None
     into: NDArray[np.uint8] | None = field(default=None, compare=False, repr=False)
     max_nbytes: int | None = None
+    is_indexed: bool = False
 
     def within(self, object_nbytes: int) -> tuple[int, int]:
         """Half-open range that answers it in an object of that size."""
@@ -107,6 +111,9 @@ class FetchCosts:
     prefers_whole_objects
         Whether a request costs so much that fetching a whole shard, index included,
         beats reading the index first (true where there is a network between).
+    bounds_requests
+        Whether ranges that would make a larger request than `max_request_nbytes` stay
+        apart; otherwise a request may reach over it with its last range.
     reads_in_shares
         Whether requests cost next to nothing (true of files): then every thread asks
         for the share of neighbouring ranges that it decodes. Otherwise they are one
@@ -117,6 +124,7 @@ class FetchCosts:
     max_request_nbytes: int
     concurrency: int
     prefers_whole_objects: bool
+    bounds_requests: bool = False
     reads_in_shares: bool = False
 
 

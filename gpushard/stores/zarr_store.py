@@ -14,6 +14,7 @@ from gpushard.options import KIB, MIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key
+from gpushard.stores.zarr_ranges import first_failure, gives_ranges
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest as ZarrByteRequest
@@ -53,6 +54,8 @@ class ZarrStore:
         Event loop that the store is used in; None for zarr's own.
     prototype
         Buffers that the store is asked for, on the host; None for zarr's usual ones.
+    costs
+        How to read it; None: as suits what is known of it.
 
     Attributes
     ----------
@@ -65,18 +68,18 @@ class ZarrStore:
         store: ZarrAbstractStore,
         loop: asyncio.AbstractEventLoop | None = None,
         prototype: BufferPrototype | None = None,
+        costs: FetchCosts | None = None,
     ) -> None:
         from zarr.core.buffer import default_buffer_prototype
-        from zarr.storage import MemoryStore, ZipStore
 
         self.zarr_store = store
         self._loop = loop
         self._prototype = prototype or default_buffer_prototype()
-        near = isinstance(store, (MemoryStore, ZipStore))
-        self._costs = _PROCESS_COSTS if near else _UNKNOWN_COSTS
+        self._costs = costs or _costs_of(store)
+        self._gives_ranges = gives_ranges(store)
 
     def __reduce__(self) -> tuple[Callable[..., ZarrStore], tuple[object, ...]]:
-        return ZarrStore, (self.zarr_store,)
+        return ZarrStore, (self.zarr_store, None, None, self._costs)
 
     def __repr__(self) -> str:
         return f"ZarrStore({self.zarr_store!r})"
@@ -159,20 +162,87 @@ class ZarrStore:
 
     async def _read_all(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
         await self._ensure_open()
+        if len(requests) == 1:  # there is nothing to wait for side by side
+            return [*await self._call(requests, n_calls=1)]
         slots = asyncio.Semaphore(self._costs.concurrency)
+        calls = self._calls(requests)
 
-        async def read_one(request: ByteRequest) -> Fetched | None:
+        async def call(positions: Sequence[int]) -> Sequence[Fetched | None]:
             async with slots:
-                return await self._read_one(request)
+                return await self._call([requests[i] for i in positions], len(calls))
 
         # Gathered with their errors, so that no request outlives the read.
-        answers = await asyncio.gather(*map(read_one, requests), return_exceptions=True)
-        found: list[Fetched | None] = []
-        for answer in answers:
+        answers = await asyncio.gather(*map(call, calls), return_exceptions=True)
+        found: list[Fetched | None] = [None] * len(requests)
+        for positions, answer in zip(calls, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise answer
-            found.append(answer)
+            for i, fetched in zip(positions, answer, strict=True):
+                found[i] = fetched
         return found
+
+    async def _call(
+        self, requests: Sequence[ByteRequest], n_calls: int
+    ) -> Sequence[Fetched | None]:
+        """Answers to what is asked of the store at once, in one of `n_calls`."""
+        if self._gives_ranges and requests[0].is_indexed:
+            return await self._read_ranges(requests, n_calls)
+        return [await self._read_one(requests[0])]
+
+    def _calls(self, requests: Sequence[ByteRequest]) -> Sequence[Sequence[int]]:
+        """Positions of the requests that one call of the store answers.
+
+        All ranges of an object that an index names are one call, others are alone.
+        """
+        calls: dict[str | int, list[int]] = {}
+        for i, request in enumerate(requests):
+            is_joined = self._gives_ranges and request.is_indexed
+            calls.setdefault(request.key if is_joined else i, []).append(i)
+        return list(calls.values())
+
+    async def _read_ranges(
+        self, requests: Sequence[ByteRequest], n_calls: int
+    ) -> Sequence[Fetched | None]:
+        """Answers to ranges of one object; all None where there is none any more."""
+        key = requests[0].key
+        try:
+            buffers = await self._get_ranges(requests, n_calls)
+        except (Exception, BaseExceptionGroup) as error:
+            cause = first_failure(error)
+            if cause is None:
+                return [None] * len(requests)
+            # Some stores refuse a range that holds no byte.
+            object_nbytes = await self._size_if_known(key)
+            if object_nbytes is None or not any(
+                _is_empty(request, object_nbytes) for request in requests
+            ):
+                raise self._failure(key, cause) from error
+            return [await self._read_one(request) for request in requests]
+        answers: list[Fetched | None] = []
+        for i, request in enumerate(requests):
+            if i not in buffers:
+                raise self._other_bytes(request, "no answer")
+            buffer = buffers[i]
+            data = None if buffer is None else self._checked(request, _bytes_of(buffer))
+            answers.append(None if data is None else Fetched(data, None, None))
+        return answers
+
+    async def _get_ranges(
+        self, requests: Sequence[ByteRequest], n_calls: int
+    ) -> dict[int, Buffer | None]:
+        """What the store gives for ranges of one object, in any order, by position."""
+        costs = self._costs
+        given = self.zarr_store.get_ranges(
+            requests[0].key,
+            [_byte_range_of(request) for request in requests],
+            prototype=self._prototype,
+            max_concurrency=max(1, costs.concurrency // n_calls),
+            max_gap_bytes=costs.gap_nbytes,
+            max_coalesced_bytes=costs.max_request_nbytes,
+        )
+        # To the end, whatever is given: a generator that is left keeps its requests.
+        groups = [group async for group in given]
+        return {i: buffer for group in groups for i, buffer in group}
 
     async def _read_one(self, request: ByteRequest) -> Fetched | None:
         key = request.key
@@ -193,21 +263,31 @@ class ZarrStore:
             return Fetched(np.empty(0, np.uint8), object_nbytes, None)
         if data is None:
             return None
-        limit = _longest_answer(request)
-        if limit is not None and len(data) > limit:
-            raise failure(
-                StoreError,
-                self.url,
-                key,
-                "the store answered other bytes than asked",
-                expected=f"at most {limit} bytes",
-                got=f"{len(data)} bytes",
-                hint="what is behind it may ignore byte ranges; check its server",
-            )
+        self._checked(request, data)
         is_whole = (request.start, request.stop) == (0, None) and (
             request.max_nbytes is None or len(data) < request.max_nbytes
         )
         return Fetched(data, len(data) if is_whole else None, None)
+
+    def _checked(
+        self, request: ByteRequest, data: NDArray[np.uint8]
+    ) -> NDArray[np.uint8]:
+        """The answer to a request, if it is not longer than what was asked for."""
+        limit = _longest_answer(request)
+        if limit is not None and len(data) > limit:
+            raise self._other_bytes(request, f"{len(data)} bytes")
+        return data
+
+    def _other_bytes(self, request: ByteRequest, got: str) -> StoreError:
+        return failure(
+            StoreError,
+            self.url,
+            request.key,
+            "the store answered other bytes than asked",
+            expected=f"at most {_longest_answer(request)} bytes",
+            got=got,
+            hint="what is behind it may ignore byte ranges; check its server",
+        )
 
     async def _get(
         self, key: str, byte_range: ZarrByteRequest | None
@@ -221,7 +301,7 @@ class ZarrStore:
         except Exception:  # noqa: BLE001  the first error of the store is the telling one
             return None
 
-    def _failure(self, key: str, error: Exception) -> StoreError:
+    def _failure(self, key: str, error: BaseException) -> StoreError:
         return failure(
             StoreError,
             self.url,
@@ -229,6 +309,13 @@ class ZarrStore:
             f"{type(error).__name__}: {error}",
             hint="check the store and what is behind it",
         )
+
+
+def _costs_of(store: ZarrAbstractStore) -> FetchCosts:
+    from zarr.storage import MemoryStore, ZipStore
+
+    is_near = isinstance(store, (MemoryStore, ZipStore))
+    return _PROCESS_COSTS if is_near else _UNKNOWN_COSTS
 
 
 def _byte_range_of(request: ByteRequest) -> ZarrByteRequest | None:

@@ -1,0 +1,151 @@
+"""zarr's arrays, read by gpushard: which requests are made."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.abc.store import RangeByteRequest, Store
+from zarr.codecs import ZstdCodec
+from zarr.storage import MemoryStore, WrapperStore
+
+from zarr_oracle import assert_same_bits
+
+has_ranges = pytest.mark.skipif(
+    not hasattr(Store, "get_ranges"), reason="zarr has get_ranges since 3.3"
+)
+GAP = "array.sharding_coalesce_max_gap_bytes"
+MOST = "array.sharding_coalesce_max_bytes"
+N_CHUNKS, CHUNK = 16, 64  # of a shard; bytes of an inner chunk
+# zarr fetches shards whole of which all is wanted.
+NOT_FIRST = [i for i in range(4 * N_CHUNKS) if i % N_CHUNKS]
+VALUES = np.random.default_rng(3).integers(1, 99, 4 * N_CHUNKS * CHUNK, "u1")
+VALUES.reshape(-1, CHUNK)[5::7] = 7  # compressed well, others not
+
+
+def using(pipeline, **more):
+    """Settings of zarr, one of its pipelines or ours for what is opened with them."""
+    path = {
+        "ours": "gpushard.GpushardCodecPipeline",
+        "zarr's": "zarr.core.codec_pipeline.BatchedCodecPipeline",
+    }[pipeline]
+    return zarr.config.set({"codec_pipeline.path": path, **more})
+
+
+class Noting(WrapperStore):
+    """A store that notes the ranges that are got from it, however that is asked."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.got = []
+
+    async def get(self, key, prototype, byte_range=None):
+        self.got.append((key, byte_range))
+        return await self._store.get(key, prototype, byte_range)
+
+    def get_ranges(self, *asked, **how):
+        return Store.get_ranges(self, *asked, **how)
+
+
+class NotingNear(MemoryStore):
+    """So too, in this process, which has other costs."""
+
+    def __init__(self, objects):
+        super().__init__(objects)
+        self.got = []
+
+    async def get(self, key, prototype=None, byte_range=None):
+        self.got.append((key, byte_range))
+        return await super().get(key, prototype, byte_range)
+
+
+@pytest.fixture(scope="module")
+def objects():
+    """Objects of an array of four shards, of whose inner chunks some are missing."""
+    objects = {}
+    with using("zarr's"):
+        z = zarr.create_array(
+            MemoryStore(objects),
+            shape=VALUES.shape,
+            chunks=(CHUNK,),
+            shards=(N_CHUNKS * CHUNK,),
+            dtype="u1",
+            compressors=ZstdCodec(),
+            fill_value=0,
+        )
+        VALUES.reshape(-1, CHUNK)[3::9] = 0
+        z[...] = VALUES
+    return objects
+
+
+def got(objects, pipeline, index, is_near=False, config=None, **more):
+    """Elements at `index`, and the sorted ranges that were got for them."""
+    store = NotingNear(objects) if is_near else Noting(MemoryStore(objects))
+    with using(pipeline, **more, **{"gpushard.strict": True}):
+        a = zarr.open_array(store, mode="r+")
+        a = a if config is None else a.with_config(config)
+        store.got.clear()
+        read = a.oindex[index]
+    return read, sorted(store.got, key=str)
+
+
+@has_ranges
+@given(
+    st.sets(st.sampled_from(NOT_FIRST), min_size=1),
+    st.integers(0, 400),
+    st.integers(1, 900),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(max_examples=60)
+def test_ranges_are_joined_as_zarrs_own_pipeline_joins_them(
+    objects, chunks, gap_nbytes, most_nbytes, for_array, is_near
+):
+    index = [i * CHUNK + 1 for i in sorted(chunks)]
+    if for_array:
+        names = (name.removeprefix("array.") for name in (GAP, MOST))
+        how = {"config": dict(zip(names, (gap_nbytes, most_nbytes), strict=True))}
+    else:
+        how = {GAP: gap_nbytes, MOST: most_nbytes}
+    ours, ranges = got(objects, "ours", index, is_near, **how)
+    theirs, expected = got(objects, "zarr's", index, is_near, **how)
+    assert_same_bits(ours, theirs)
+    assert ranges == expected
+
+
+@has_ranges
+@pytest.mark.parametrize(
+    ("setting", "n_expected"),
+    [({}, 1), ({GAP: 0}, 3), ({MOST: 1}, 14), ({GAP: 2**20, MOST: 2**24}, 1)],
+    ids=str,
+)
+def test_shards_are_fetched_whole_only_where_their_gaps_may_be(
+    objects, setting, n_expected
+):
+    # All but one inner chunk of a shard of 14; the two others are missing.
+    index = [i * CHUNK for i in range(N_CHUNKS) if i != 1]
+    read, ranges = got(objects, "ours", index, **setting)
+    assert_same_bits(read, VALUES[index])
+    assert len(ranges) == n_expected, ranges
+
+
+def test_an_index_at_the_front_is_asked_for_by_get_too():
+    store = Noting(MemoryStore())
+    with using("zarr's"):
+        z = zarr.create_array(
+            store,
+            shape=64,
+            chunks=(8,),
+            shards={"shape": (32,), "index_location": "start"},
+            dtype="u1",
+        )
+        z[...] = np.arange(64)
+    with using("ours", **{"gpushard.strict": True}):
+        a = zarr.open_array(store, mode="r+")
+    store.got.clear()
+    assert a[9:11].tolist() == [9, 10]
+    (key, index), (_, payload) = store.got
+    assert (key, index) == ("c/0", RangeByteRequest(0, 4 * 16 + 4))
+    assert payload.start >= index.end
