@@ -8,6 +8,7 @@
     |-- OptionError(ValueError)              a knob has no possible value
     |-- StoreError(OSError)                  the store failed to answer
     |   |-- ObjectChangedError               an object was replaced while it was read
+    |   |   `-- ObjectDeletedError           it was deleted
     |   `-- WindowMovedError                 a rolling array has left what was asked for
     |-- NotFoundError(FileNotFoundError)     no array, group or store there
     |   `-- NoSuchArrayError(KeyError)       no array of that name in the group
@@ -208,7 +209,8 @@ class MetadataError(GpushardError, ValueError):
 class UnsupportedError(GpushardError, NotImplementedError):
     """The array is valid but uses something that gpushard does not read.
 
-    The only error on which another path is taken.
+    The only error on which another path is taken, but for zarr's codec pipeline, which
+    takes one on `ObjectDeletedError` too.
     """
 
 
@@ -233,6 +235,10 @@ class StoreError(GpushardError, OSError):
 
 class ObjectChangedError(StoreError):
     """A stored object was replaced between two reads that belong together."""
+
+
+class ObjectDeletedError(ObjectChangedError):
+    """A stored object was deleted between two reads that belong together."""
 
 
 class WindowMovedError(StoreError):

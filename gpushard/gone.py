@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpushard.errors import ObjectChangedError
+from gpushard.errors import ObjectDeletedError
 from gpushard.known import IndexKey
 from gpushard.source import Source
 
 
-def deleted(source: Source, key: str) -> ObjectChangedError:
+def deleted(source: Source, key: str) -> ObjectDeletedError:
     """Error of a shard that was there a moment ago."""
-    return ObjectChangedError(
+    return ObjectDeletedError(
         "a shard was deleted between its index and its inner chunks",
         array_path=source.layout.path,
         shard_key=key,

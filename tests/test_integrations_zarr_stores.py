@@ -1,4 +1,4 @@
-"""zarr's arrays, read by gpushard: which requests are made."""
+"""zarr's arrays, read by gpushard: which requests are made, and shards that vanish."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zarr.abc.store import RangeByteRequest, Store
+from zarr.abc.store import RangeByteRequest, Store, SuffixByteRequest
 from zarr.codecs import ZstdCodec
-from zarr.storage import MemoryStore, WrapperStore
+from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import MemoryStore, ObjectStore, WrapperStore
 
+import gpushard
+from gpushard.integrations.zarr import FallbackWarning
+from gpushard.stores.remote import RemoteStore
 from zarr_oracle import assert_same_bits
 
 has_ranges = pytest.mark.skipif(
@@ -129,6 +133,112 @@ def test_shards_are_fetched_whole_only_where_their_gaps_may_be(
     read, ranges = got(objects, "ours", index, **setting)
     assert_same_bits(read, VALUES[index])
     assert len(ranges) == n_expected, ranges
+
+
+# ------------------------------------------------------------ shards that are deleted
+
+
+class Deleting(WrapperStore):
+    """A store in which somebody does something to a shard once its index was read."""
+
+    def __init__(self, store, key, then=None):
+        super().__init__(store)
+        self.key, self.then = key, then
+
+    async def get(self, key, prototype, byte_range=None):
+        found = await self._store.get(key, prototype, byte_range)
+        if key == self.key and isinstance(byte_range, SuffixByteRequest):
+            if self.then is None:
+                await self._store.delete(key)
+            else:
+                await self._store.set(key, self.then)
+        return found
+
+    async def get_ranges(self, key, byte_ranges, *, prototype, **_):
+        for i, byte_range in enumerate(byte_ranges):
+            found = await self._store.get(key, prototype, byte_range)
+            if found is None:
+                raise ExceptionGroup("gone", [FileNotFoundError(key)])
+            yield [(i, found)]
+
+
+FEW = slice(N_CHUNKS * CHUNK - CHUNK, N_CHUNKS * CHUNK + CHUNK)
+FILLED = np.where(np.arange(2 * CHUNK) < CHUNK, 0, VALUES[FEW])
+
+
+def deleting(objects, then=None, **config):
+    """Array whose first shard is deleted once its index was read."""
+    store = Deleting(MemoryStore(dict(objects)), "c/0", then)
+    with using("ours", **config):
+        return zarr.open_array(store, mode="r+")
+
+
+def deleting_remotely(objects, monkeypatch):
+    """So too, in a store of obstore's, which is read without zarr."""
+    obstore = pytest.importorskip("obstore", reason="the extra `remote` is missing")
+    store = ObjectStore(obstore.store.MemoryStore())
+    for key, value in objects.items():
+        store.store.put(key, value.to_bytes())
+    with using("ours"):
+        a = zarr.open_array(store, mode="r+")
+    read = RemoteStore.read
+
+    def then_delete(self, requests):
+        answers = read(self, requests)
+        if any(r.key == "c/0" and r.start < 0 for r in requests):
+            store.store.delete("c/0")
+        return answers
+
+    monkeypatch.setattr(RemoteStore, "read", then_delete)
+    return a
+
+
+@pytest.mark.parametrize("where", ["zarr store", "obstore"])
+def test_a_shard_deleted_within_a_read_is_left_to_zarr_with_a_warning_that_names_it(
+    objects, where, monkeypatch
+):
+    remotely = where == "obstore"
+    a = deleting_remotely(objects, monkeypatch) if remotely else deleting(objects)
+    said = r"^gpushard leaves this to zarr.*fills what is gone.*deleted.*c/0"
+    with pytest.warns(FallbackWarning, match=said):
+        assert_same_bits(a[FEW], FILLED)
+
+
+def test_where_strict_it_is_an_error_that_names_the_shard(objects):
+    a = deleting(objects)
+    strict = zarr.config.set({"gpushard.strict": True})
+    with strict, pytest.raises(gpushard.ObjectDeletedError, match="c/0"):
+        a[FEW]
+
+
+def test_each_deletion_is_told_of(objects):
+    a = deleting(objects)
+    inside = a.store._store
+    for _ in range(2):
+        inside._store_dict["c/0"] = objects["c/0"]
+        with pytest.warns(FallbackWarning, match="c/0"):
+            a[FEW]
+
+
+def test_chunks_that_must_not_be_missing_are_an_error_when_they_are_deleted(objects):
+    a = deleting(objects)
+    if not hasattr(getattr(a, "config", None), "read_missing_chunks"):
+        pytest.skip("this zarr has no read_missing_chunks")
+    with using("ours"):
+        a = a.with_config({"read_missing_chunks": False})
+    with (
+        pytest.warns(FallbackWarning, match="c/0"),
+        pytest.raises(zarr.errors.ChunkNotFoundError, match="c/0"),
+    ):
+        a[FEW]
+
+
+def test_a_shard_torn_or_replaced_within_a_read_stays_an_error(objects):
+    torn = default_buffer_prototype().buffer.from_bytes(
+        objects["c/0"].to_bytes()[-300:]
+    )
+    with pytest.raises((gpushard.CorruptShardError, gpushard.StoreError), match="c/0"):
+        deleting(objects, then=torn)[FEW]
 
 
 def test_an_index_at_the_front_is_asked_for_by_get_too():

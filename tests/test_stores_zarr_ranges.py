@@ -17,7 +17,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore, WrapperStore
 
 import gpushard
-from gpushard.errors import CorruptShardError, ObjectChangedError, StoreError
+from gpushard.errors import CorruptShardError, ObjectDeletedError, StoreError
 from gpushard.options import KIB, MIB, Options
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.zarr_store import ZarrStore
@@ -296,7 +296,7 @@ def test_nothing_is_left_under_way_when_one_object_fails() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "error"),
-    [(None, ObjectChangedError), (b"", CorruptShardError)],
+    [(None, ObjectDeletedError), (b"", CorruptShardError)],
     ids=["deleted", "torn"],
 )
 @pytest.mark.parametrize("rows", [slice(8, 9), slice(8, 48)], ids=["few", "many"])

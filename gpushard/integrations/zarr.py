@@ -24,7 +24,13 @@ from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
 from gpushard.devices.find import find_device
-from gpushard.errors import LimitError, MetadataError, UnsupportedError, naming
+from gpushard.errors import (
+    LimitError,
+    MetadataError,
+    ObjectDeletedError,
+    UnsupportedError,
+    naming,
+)
 from gpushard.integrations.zarr_batch import Entry, extent_of, selection_of, split_key
 from gpushard.integrations.zarr_limits import configured_options, in_config
 from gpushard.integrations.zarr_stores import inside, reader_of
@@ -183,6 +189,8 @@ class GpushardCodecPipeline(CodecPipeline):
             The array asks for more than the limits allow, which zarr would give it.
         UnsupportedError
             ``gpushard.strict`` is set, and gpushard does not read it.
+        ObjectDeletedError
+            So too, and a shard was deleted between its index and its inner chunks.
         CorruptShardError, StoreError
             As reads raise them.
         """
@@ -199,17 +207,22 @@ class GpushardCodecPipeline(CodecPipeline):
             self._sources.clear()
             error.hint = in_config(error.hint)
             raise
-        except UnsupportedError as error:
+        except (UnsupportedError, ObjectDeletedError) as error:
             if config.get("gpushard.strict", False):
                 raise
             self._warn(error)
         return await self._zarrs.read(batch, out, drop_axes)
 
-    def _warn(self, error: UnsupportedError) -> None:
-        if not self._warned:
+    def _warn(self, error: UnsupportedError | ObjectDeletedError) -> None:
+        whose = "zarr's own codec pipeline"
+        if isinstance(error, ObjectDeletedError):
+            whose += ", which fills what is gone"
+        elif self._warned:
+            return
+        else:
             self._warned = True
-            reason = f"gpushard leaves this to zarr's own codec pipeline: {error}"
-            warnings.warn(reason, FallbackWarning, stacklevel=2)
+        reason = f"gpushard leaves this to {whose}: {error}"
+        warnings.warn(reason, FallbackWarning, stacklevel=2)
 
     def _read(
         self,
