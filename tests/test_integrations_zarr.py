@@ -175,6 +175,28 @@ def test_resized_arrays_are_read_beyond_their_old_end(a):
     assert_same_bits(a[...], theirs(a)[...])
 
 
+def test_arrays_that_grow_along_a_rectilinear_axis_are_left_to_zarr_beyond_its_end():
+    if zarr.config.get("array.rectilinear_chunks", None) is None:
+        pytest.skip("this zarr has no rectilinear grids")
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        made = {"chunks": [[5, 12, 16], 10], "dtype": "i4", "fill_value": 7}
+        a = zarr.create_array({}, shape=SHAPE, **made)
+        a[:22] = VALUES[:22]
+        a.resize((33, 55))
+        a[3, 50:] = 1
+        assert_same_bits(a[...], theirs(a)[...])  # the other axis is regular
+        a.resize((40, 55))
+        a[35:] = 2
+        assert_same_bits(a[:33], theirs(a)[:33])
+        with pytest.raises(UnsupportedError, match="has grown since"):
+            a[30:36]
+        lenient = zarr.config.set({"gpushard.strict": False})
+        with lenient, pytest.warns(FallbackWarning, match="rectilinear"):
+            assert_same_bits(a[30:36], theirs(a)[30:36])
+        again = zarr.open_array(a.store_path)
+        assert_same_bits(again[...], theirs(a)[...])
+
+
 def test_missing_chunks_are_an_error_where_zarr_is_told_so(a):
     if not hasattr(getattr(a, "config", None), "read_missing_chunks"):
         pytest.skip("this zarr has no read_missing_chunks")

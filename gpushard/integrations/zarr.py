@@ -31,7 +31,13 @@ from gpushard.errors import (
     UnsupportedError,
     naming,
 )
-from gpushard.integrations.zarr_batch import Entry, extent_of, selection_of, split_key
+from gpushard.integrations.zarr_batch import (
+    Entry,
+    extent_of,
+    grown_irregularly,
+    selection_of,
+    split_key,
+)
 from gpushard.integrations.zarr_limits import configured_options, in_config
 from gpushard.integrations.zarr_stores import inside, reader_of
 from gpushard.layout import GridAxis
@@ -332,12 +338,13 @@ def _layout_of(metadata: Any, options: Options) -> ArrayLayout | UnsupportedErro
 def _grown(source: Source, needed: tuple[int, ...]) -> Source:
     """The same array, at least of shape `needed`: zarr resizes without telling."""
     layout = source.layout
-    if all(n <= extent for n, extent in zip(needed, layout.shape, strict=True)):
+    pairs = list(zip(needed, layout.axes, strict=True))
+    if all(n <= axis.extent for n, axis in pairs):
         return source
-    if any(axis.boundaries is not None for axis in layout.axes):
-        raise UnsupportedError("the array was resized along a rectilinear grid")
-    shape = tuple(map(max, needed, layout.shape))
-    axes = tuple(GridAxis(n, a.cell) for n, a in zip(shape, layout.axes, strict=True))
+    if any(n > axis.extent and axis.boundaries is not None for n, axis in pairs):
+        raise grown_irregularly()
+    axes = tuple(GridAxis(n, a.cell) if n > a.extent else a for n, a in pairs)
+    shape = tuple(axis.extent for axis in axes)
     return replace(source, layout=replace(layout, shape=shape, axes=axes))
 
 

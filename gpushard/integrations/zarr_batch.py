@@ -129,6 +129,14 @@ def extent_of(selection: Selection) -> tuple[int, ...]:
     )
 
 
+def grown_irregularly() -> UnsupportedError:
+    """Error for chunks that zarr has appended to a grid, and are not known."""
+    return UnsupportedError(
+        "a rectilinear axis has grown since the array was opened",
+        hint="open the array again",
+    )
+
+
 def _unusual(what: str) -> UnsupportedError:
     return UnsupportedError(f"this read is of an unknown kind: {what}")
 
@@ -197,7 +205,7 @@ def _as_tuple(selection: Any) -> tuple[Any, ...]:
 def _cell_length(axis: GridAxis, at: int) -> int:
     """Length of a cell; that of a regular axis goes on beyond the array's end."""
     if axis.boundaries is not None and at >= axis.n_cells:
-        raise _unusual("a chunk lies outside of the chunk grid")
+        raise grown_irregularly()
     return int(axis.length_of(at))
 
 
