@@ -13,8 +13,6 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gpushard"
 
@@ -169,7 +167,6 @@ def module_name(path: Path) -> str:
 # The package's own __init__ is the door of all rooms: it resolves names lazily and is
 # held by test_import_cost.
 MODULES = {module_name(p): p for p in sorted(PACKAGE.rglob("*.py")) if module_name(p)}
-each_module = pytest.mark.parametrize("name", MODULES)
 
 
 @cache
@@ -233,22 +230,23 @@ def is_inside(name: str, room: str) -> bool:
     return name == room or name.startswith(f"{room}.")
 
 
-@each_module
-def test_every_module_has_a_place_on_the_walk(name):
-    assert room_of(name), f"{name} stands nowhere in WALK"
+def test_every_module_has_a_place_on_the_walk():
+    assert [name for name in MODULES if not room_of(name)] == []
 
 
-@pytest.mark.parametrize("room", RANK)
-def test_every_place_on_the_walk_has_a_module(room):
-    assert room in MODULES
+def test_every_place_on_the_walk_has_a_module():
+    assert [room for room in RANK if room not in MODULES] == []
 
 
-@each_module
-def test_lower_rooms_never_import_higher_ones(name):
-    room = room_of(name)
-    for target in own_modules(name):
-        other = room_of(target)
-        assert other == room or RANK[other] < RANK[room], f"{name} imports {target}"
+def test_lower_rooms_never_import_higher_ones():
+    upwards = [
+        f"{name} imports {target}"
+        for name in MODULES
+        for target in own_modules(name)
+        if (other := room_of(target)) != (room := room_of(name))
+        and RANK[other] >= RANK[room]
+    ]
+    assert upwards == []
 
 
 def test_modules_import_one_another_in_no_circle():
@@ -256,21 +254,24 @@ def test_modules_import_one_another_in_no_circle():
     TopologicalSorter(graph).prepare()
 
 
-@each_module
-def test_third_party_packages_stay_behind_their_doors(name):
-    used = packages(executed(tree(name), into_functions=True))
-    for package in used - sys.stdlib_module_names:
-        doors = DOORS.get(package, set())
-        assert any(is_inside(name, door) for door in doors), f"{name}: {package}"
+def test_third_party_packages_stay_behind_their_doors():
+    outside = [
+        f"{name} imports {package}"
+        for name in MODULES
+        for package in packages(executed(tree(name), into_functions=True))
+        if package not in sys.stdlib_module_names
+        and not any(is_inside(name, door) for door in DOORS.get(package, ()))
+    ]
+    assert outside == []
 
 
-@each_module
-def test_heavy_packages_are_imported_only_when_used(name):
-    nodes = list(executed(tree(name), into_functions=False))
-    if name not in COMPILED | ENTERED:
-        assert not packages(nodes) & LAZY
-        costly = {f"gpushard.{module}" for module in COMPILED | ENTERED}
-        assert not costly & imported(nodes)
+def test_heavy_packages_are_imported_only_when_used():
+    costly = {f"gpushard.{module}" for module in COMPILED | ENTERED}
+    at_once = {}
+    for name in set(MODULES) - COMPILED - ENTERED:
+        nodes = list(executed(tree(name), into_functions=False))
+        at_once[name] = packages(nodes) & LAZY | costly & imported(nodes)
+    assert {name: heavy for name, heavy in at_once.items() if heavy} == {}
 
 
 def test_pyright_is_strict_on_the_pure_rooms_and_the_contracts() -> None:
@@ -282,31 +283,30 @@ def test_pyright_is_strict_on_the_pure_rooms_and_the_contracts() -> None:
     assert rooms == PURE | {"stores.base", "codecs.base"}
 
 
-@pytest.mark.parametrize("name", sorted(PURE))
-def test_pure_rooms_compute_and_nothing_else(name):
-    used = packages(ast.walk(tree(name)))
-    impure = used & IMPURE_STDLIB
-    assert {p for p in impure if (name, p) not in PURE_BUT} == set()
-    assert used - sys.stdlib_module_names <= {"numpy"}
+def test_pure_rooms_compute_and_nothing_else():
+    impure = []
+    for name in PURE:
+        used = packages(ast.walk(tree(name)))
+        foreign = used - sys.stdlib_module_names - {"numpy"}
+        stateful = {p for p in used & IMPURE_STDLIB if (name, p) not in PURE_BUT}
+        impure += [f"{name} imports {p}" for p in foreign | stateful]
+    assert impure == []
 
 
-@each_module
-def test_module_can_be_read_in_one_sitting(name):
-    n_lines = len(MODULES[name].read_text(encoding="utf-8").splitlines())
-    assert n_lines <= MAX_MODULE_LINES
+def n_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: path.name
-)
-def test_modules_of_tests_can_be_read_in_one_sitting(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_MODULE_LINES
+def test_modules_can_be_read_in_one_sitting():
+    paths = [*MODULES.values(), *(ROOT / "tests").rglob("*.py")]
+    assert len(paths) > len(MODULES)
+    assert [str(p) for p in paths if n_lines(p) > MAX_MODULE_LINES] == []
 
 
-@each_module
-def test_functions_are_short(name):
+def test_functions_are_short():
     too_long = {
-        node.name: node.end_lineno - node.lineno + 1
+        f"{name}.{node.name}": node.end_lineno - node.lineno + 1
+        for name in MODULES
         for node in ast.walk(tree(name))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES
