@@ -8,7 +8,7 @@ import pytest
 
 from cuda_host.nvrtc import (
     Compiled,
-    compile_cubin,
+    compile_once,
     disassemble,
     supported_architectures,
 )
@@ -38,16 +38,10 @@ LOCAL_MEMORY = re.compile(
 )
 
 
-COMPILED: dict[tuple[str, tuple[int, int]], Compiled] = {}
-
-
 def compile_source(source, architecture) -> Compiled:
-    """Machine code of a source, compiled once."""
-    key = source.digest + source.text, architecture
-    if key not in COMPILED:
-        options = [*nvrtc_options(architecture), "--ptxas-options=-v"]
-        COMPILED[key] = compile_cubin(source.name, source.text, source.headers, options)
-    return COMPILED[key]
+    """Machine code of a source."""
+    options = [*nvrtc_options(architecture), "--ptxas-options=-v"]
+    return compile_once(source.name, source.text, source.headers, options)
 
 
 def complaints(log):

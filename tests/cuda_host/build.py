@@ -72,7 +72,12 @@ def compiler_version() -> str:
 
 
 def build_shared_object(
-    name: str, source: str, *, build: str, dependencies: tuple[Path, ...] = ()
+    name: str,
+    source: str,
+    *,
+    build: str,
+    dependencies: tuple[Path, ...] = (),
+    is_kernel: bool = False,
 ) -> Path:
     """Shared object compiled from the C++ text `source`, from the cache if it is there.
 
@@ -86,6 +91,8 @@ def build_shared_object(
         Key of `BUILD_FLAGS`.
     dependencies
         Files that `source` includes: part of the key, their directories are searched.
+    is_kernel
+        Whether `source` begins with ``cuda_host.h``.
     """
     flags = [*COMMON_FLAGS, *BUILD_FLAGS[build]]
     flags += [f"-I{folder}" for folder in sorted({str(d.parent) for d in dependencies})]
@@ -95,14 +102,37 @@ def build_shared_object(
     target = CACHE / f"{name}-{build}-{key.hexdigest()[:20]}.so"
     if not target.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        with _only_one(target):
+        with only_one(target):
             if not target.exists():
+                if is_kernel:
+                    flags += ["-include", str(_parsed_header(build))]
                 _compile(source, flags, target)
     return target
 
 
+def _parsed_header(build: str) -> Path:
+    """Header that includes ``cuda_host.h``, beside which lies what g++ made of it.
+
+    To parse that, with all of the standard library that it needs, takes longer than to
+    compile most kernels.
+    """
+    flags = [*COMMON_FLAGS, *BUILD_FLAGS[build]]
+    key = sha256("\0".join([compiler_version(), *flags]).encode())
+    for path in sorted(HERE.glob("*.h")):
+        key.update(path.read_bytes())
+    header = CACHE / f"cuda_host-{build}-{key.hexdigest()[:20]}.h"
+    target = header.with_suffix(".h.gch")
+    if not target.exists():
+        with only_one(target):
+            if not target.exists():
+                text = f'#include "{HERE / "cuda_host.h"}"\n'
+                header.write_text(text)
+                _compile(text, [*flags, "-x", "c++-header"], target)
+    return header
+
+
 @contextmanager
-def _only_one(target: Path) -> Iterator[None]:
+def only_one(target: Path) -> Iterator[None]:
     """Of several test processes one compiles, and the others wait for what it makes."""
     with target.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -126,6 +126,7 @@ class Kernels:
                 file,
                 *(self._headers / header for header in source.headers),
             ),
+            is_kernel=True,
         )
 
 

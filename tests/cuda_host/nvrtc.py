@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cuda_host.build import CACHE, only_one
 
 _SECTION = re.compile(r"\s*\.section\s+\.text\.(\w+)")
 _PATTERNS = ("cu13/lib/libnvrtc.so.*", "cuda_nvrtc/lib/libnvrtc.so.*")
@@ -56,6 +60,30 @@ def supported_architectures() -> list[int]:
     found = (ctypes.c_int * count.value)()
     library.nvrtcGetSupportedArchs(found)
     return list(found)
+
+
+def compile_once(
+    name: str, text: str, headers: Mapping[str, str], options: Sequence[str]
+) -> Compiled:
+    """As `compile_cubin`, kept for other processes and later runs."""
+    asked = (nvrtc()._name, name, text, sorted(headers.items()), tuple(options))
+    digest = sha256(repr((_version(), asked)).encode()).hexdigest()
+    place = CACHE / f"{Path(name).stem}-{digest[:20]}.cubin"
+    if not place.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with only_one(place):
+            if not place.exists():
+                compiled = compile_cubin(name, text, headers, options)
+                fresh = place.with_suffix(".fresh")
+                fresh.write_bytes(pickle.dumps(compiled))
+                fresh.replace(place)
+    return pickle.loads(place.read_bytes())
+
+
+def _version() -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    return major.value, minor.value
 
 
 def compile_cubin(
