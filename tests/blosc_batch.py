@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
-from blosc_cases import NBYTES, OK
+from blosc_cases import NBYTES, OK, parsed
 from gpushard.codecs import blosc_frame
 from gpushard.devices.scatter_structs import FAST_DIVISOR
 from kernel_rows import POISON, addresses, held, outputs, sizes, struct
@@ -105,22 +107,27 @@ class Batch:
 
     def wanted_streams_of(self, stream_class):
         """The same as `blosc_frame` finds it."""
-        wanted = []
-        for row, data in enumerate(self.frames):
-            if self.status[row] != OK:
-                continue
-            frame = blosc_frame.parse(data)
-            for k, is_raw in enumerate(frame.is_raw):
-                if stream_class == (0 if is_raw else frame.header.compressor):
-                    wanted.append([row, *stream_of(frame, k)])
-        return wanted
+        wanted = [
+            np.insert(streams_of(data, stream_class), 0, row, axis=1)
+            for row, data in enumerate(self.frames)
+            if self.status[row] == OK
+        ]
+        return np.concatenate(wanted).tolist() if wanted else []
 
 
-def stream_of(frame, k):
-    is_zlib = frame.header.compressor == blosc_frame.ZLIB and not frame.is_raw[k]
-    return [
-        int(frame.source_offset[k]) + (ZLIB_HEADER if is_zlib else 0),
-        int(frame.source_nbytes[k]) - (ZLIB_WRAPPER if is_zlib else 0),
-        int(frame.decoded_offset[k]),
-        int(frame.decoded_nbytes[k]),
+@lru_cache(1024)
+def streams_of(data, stream_class):
+    """Source offset and size, decoded offset and size of a frame's streams of a class.
+
+    Shape (n_streams, 4).
+    """
+    frame = parsed(data)
+    compressor = np.where(frame.is_raw, 0, frame.header.compressor)
+    is_zlib = stream_class == blosc_frame.ZLIB
+    columns = [
+        frame.source_offset + (ZLIB_HEADER if is_zlib else 0),
+        frame.source_nbytes - (ZLIB_WRAPPER if is_zlib else 0),
+        frame.decoded_offset,
+        frame.decoded_nbytes,
     ]
+    return np.column_stack(columns)[compressor == stream_class].astype(np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct as c
 import zlib
+from functools import cache, lru_cache
 from itertools import product
 
 import numpy as np
@@ -16,6 +17,11 @@ OK, FORMAT, SIZE, HOST = Status.OK, Status.FORMAT, Status.SIZE, Status.HOST
 NBYTES = 4096
 
 
+# Each schedule and each class of streams asks again, under sanitizers, too.
+parsed = lru_cache(1024)(blosc_frame.parse)
+
+
+@cache
 def frames_of(nbytes, kinds=("smooth", "noise", "zeros")):
     """Frames of `nbytes` decoded bytes: compressors, filters, item and block sizes."""
     frames = []
@@ -31,11 +37,11 @@ def frames_of(nbytes, kinds=("smooth", "noise", "zeros")):
         encoded = encode(array, cname, shuffle, blocksize)
         is_stored = encoded[2] & blosc_frame.MEMCPYED
         frames.append(as_snappy(encoded) if k % 6 == 5 and not is_stored else encoded)
-    return frames
+    return tuple(frames)
 
 
 def needs_host(data):
-    frame = blosc_frame.parse(data)
+    frame = parsed(data)
     return frame.header.compressor == blosc_frame.BLOSCLZ and not frame.is_raw.all()
 
 
