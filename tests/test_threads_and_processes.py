@@ -112,7 +112,7 @@ def test_a_read_of_a_shard_that_is_replaced_is_of_one_version(
 
     def write() -> None:
         for n in range(4000):
-            if n >= 80 and len(seen) > 1:  # readers had their turn
+            if n >= 40 and len(seen) > 1:  # readers had their turn
                 break
             source = tmp_path / f"v{n % VERSIONS}"
             for file in shard_files(source):
