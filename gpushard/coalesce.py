@@ -96,7 +96,7 @@ def _keep_to(
         first, end = int(firsts[r]), int(ends[r])
         while first < end:
             is_first[first] = True
-            most = start[first] + largest_nbytes
+            most = int(start[first]) + largest_nbytes
             fitting = np.searchsorted(reach[first:end], most, side="right")
             first += max(1, int(fitting))
 

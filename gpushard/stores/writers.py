@@ -19,7 +19,8 @@ from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.file_bytes import Bytes, Pieces, bytes_of
 from gpushard.stores.local import LocalStore
-from gpushard.stores.zarr_store import ZarrStore, run
+from gpushard.stores.zarr_loop import run
+from gpushard.stores.zarr_store import ZarrStore
 
 if TYPE_CHECKING:
     from gpushard.stores.remote import RemoteStore
@@ -52,7 +53,6 @@ class Writer(Protocol):
         StoreError
             The store failed.
         """
-        ...
 
     def update(self, key: str, update: Update, most_nbytes: int) -> None:
         """Replace an object by what `update` makes of it; no other write gets lost.
@@ -66,7 +66,6 @@ class Writer(Protocol):
         StoreError
             The store failed.
         """
-        ...
 
     def create(self, key: str, pieces: Pieces) -> bool:
         """Write an object unless there is one; whether there was none."""
@@ -80,7 +79,6 @@ class Writer(Protocol):
         StoreError
             The store failed; some may be left.
         """
-        ...
 
     def clear(self, prefix: str) -> None:
         """Delete all objects below `prefix`, or all of the store's for ""."""

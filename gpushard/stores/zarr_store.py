@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from gpushard.options import KIB, MIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key
+from gpushard.stores.zarr_loop import run
 from gpushard.stores.zarr_ranges import first_failure, gives_ranges
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ _PROCESS_COSTS = FetchCosts(
     concurrency=10,
     prefers_whole_objects=False,
 )
-
-Result = TypeVar("Result")
 
 
 class ZarrStore:
@@ -354,55 +353,3 @@ def _is_empty(request: ByteRequest, object_nbytes: int) -> bool:
 def _bytes_of(buffer: Buffer) -> NDArray[np.uint8]:
     """Bytes of a zarr buffer on the host, without a copy where they are there."""
     return np.ascontiguousarray(buffer.as_numpy_array()).reshape(-1).view(np.uint8)
-
-
-def run(
-    coroutine: Coroutine[Any, Any, Result],
-    loop: asyncio.AbstractEventLoop | None = None,
-) -> Result:
-    """Result of a coroutine that runs in `loop`, or in zarr's own event loop.
-
-    Network sessions of a zarr store belong to that loop and work in no other. zarr has
-    no public name for its own. When it returns or raises, the coroutine has ended.
-    """
-    from zarr.core.sync import _get_loop, sync
-
-    its_loop = loop or _get_loop()
-    try:
-        is_inside = asyncio.get_running_loop() is its_loop
-    except RuntimeError:
-        is_inside = False
-    if is_inside:
-        coroutine.close()
-        raise StoreError(
-            "a read cannot wait for zarr's event loop from inside of it",
-            hint="call it from another thread, with asyncio.to_thread",
-        )
-    tasks: list[asyncio.Task[Any]] = []
-    tracked = _tracked(coroutine, tasks)
-    try:
-        if loop is None:
-            return sync(tracked)
-        return asyncio.run_coroutine_threadsafe(tracked, loop).result()
-    except BaseException:
-        if not (tasks and tasks[0].done()):  # the wait was interrupted, not the work
-            asyncio.run_coroutine_threadsafe(_ended(tasks), its_loop).result()
-        raise
-
-
-async def _tracked(
-    coroutine: Coroutine[Any, Any, Result], tasks: list[asyncio.Task[Any]]
-) -> Result:
-    """Result of a coroutine, whose task is added to `tasks` as it begins."""
-    task = asyncio.current_task()
-    assert task is not None  # noqa: S101 - a coroutine runs in one
-    tasks.append(task)
-    return await coroutine
-
-
-async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel tasks that began, and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    if tasks:  # none, if the wait was interrupted before it began
-        await asyncio.wait(tasks)

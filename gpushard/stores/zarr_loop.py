@@ -1,0 +1,63 @@
+"""zarr's event loop, from outside of it: where a zarr store does its work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from gpushard.errors import StoreError
+
+Result = TypeVar("Result")
+
+
+def run(
+    coroutine: Coroutine[Any, Any, Result],
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> Result:
+    """Result of a coroutine that runs in `loop`, or in zarr's own event loop.
+
+    Network sessions of a zarr store belong to that loop and work in no other. zarr has
+    no public name for its own. When it returns or raises, the coroutine has ended.
+    """
+    from zarr.core.sync import _get_loop, sync
+
+    its_loop = loop or _get_loop()
+    try:
+        is_inside = asyncio.get_running_loop() is its_loop
+    except RuntimeError:
+        is_inside = False
+    if is_inside:
+        coroutine.close()
+        raise StoreError(
+            "a read cannot wait for zarr's event loop from inside of it",
+            hint="call it from another thread, with asyncio.to_thread",
+        )
+    tasks: list[asyncio.Task[Any]] = []
+    tracked = _tracked(coroutine, tasks)
+    try:
+        if loop is None:
+            return sync(tracked)
+        return asyncio.run_coroutine_threadsafe(tracked, loop).result()
+    except BaseException:
+        if not (tasks and tasks[0].done()):  # the wait was interrupted, not the work
+            asyncio.run_coroutine_threadsafe(_ended(tasks), its_loop).result()
+        raise
+
+
+async def _tracked(
+    coroutine: Coroutine[Any, Any, Result], tasks: list[asyncio.Task[Any]]
+) -> Result:
+    """Result of a coroutine, whose task is added to `tasks` as it begins."""
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - a coroutine runs in one
+    tasks.append(task)
+    return await coroutine
+
+
+async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel tasks that began, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    if tasks:  # none, if the wait was interrupted before it began
+        await asyncio.wait(tasks)
