@@ -7,7 +7,6 @@ decided elsewhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -324,7 +323,7 @@ def fetch_objects(
     # One byte more than there should be: where a store does not tell the size of an
     # object, one that is too long shows by it.
     end = source.chunk_nbytes
-    asked = [replace(r, stop=end + 1) if r.stop == end else r for r in requests]
+    asked = [r._replace(stop=end + 1) if r.stop == end else r for r in requests]
     return [
         None if answer is None else _checked_raw(source, request, answer)
         for request, answer in zip(requests, source.store.read(asked), strict=True)

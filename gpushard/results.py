@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,7 @@ from gpushard.small import read_small
 from gpushard.source import Source
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRequest:
+class ReadRequest(NamedTuple):
     """What a caller asks of one array.
 
     Attributes
@@ -53,7 +51,7 @@ class ReadRequest:
 
     def over(self, damage: Damage) -> ReadRequest:
         """The same request, with `damage` to say what becomes of damaged ones."""
-        return self if damage is self.damage else replace(self, damage=damage)
+        return self if damage is self.damage else self._replace(damage=damage)
 
 
 def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
@@ -72,8 +70,10 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
         usable_output(out, selection.shape, request.dtype)
         for out, selection in zip(request.outs, request.selections, strict=True)
     ]
+    dtype = source.layout.dtype
     for array in arrays:
-        check_cast(source.layout.dtype, array.dtype)
+        if array.dtype is not dtype:
+            check_cast(dtype, array.dtype)
     if request.tally is not None or not _read_small(source, request, arrays):
         tally = request.tally or Tally(is_wanted=False)
         with tally.stage("plan"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -91,7 +90,7 @@ class RingFetch:
                 for request, at in zip(requests, places, strict=True)
             ]
             asked = [
-                replace(r, into=room) for r, room in zip(requests, rooms, strict=True)
+                r._replace(into=room) for r, room in zip(requests, rooms, strict=True)
             ]
             with job.tally.stage("fetch"):
                 answers = fetch_wanted(job.source, asked)

@@ -7,15 +7,14 @@ answers when all are there; how it runs them side by side is its own business.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class ByteRequest:
+class ByteRequest(NamedTuple):
     """Half-open byte range ``[start, stop)`` of one object.
 
     Attributes
@@ -44,12 +43,14 @@ class ByteRequest:
     start: int = 0
     stop: int | None = None
     version: Hashable | None = None
-    into: NDArray[np.uint8] | None = field(default=None, compare=False, repr=False)
+    into: NDArray[np.uint8] | None = None
     max_nbytes: int | None = None
     is_indexed: bool = False
 
     def within(self, object_nbytes: int) -> tuple[int, int]:
         """Half-open range that answers it in an object of that size."""
+        if self.stop is not None and 0 <= self.start <= self.stop <= object_nbytes:
+            return self.start, self.stop  # most requests, of small reads too
         if self.start < 0:
             return max(0, object_nbytes + self.start), object_nbytes
         stop = object_nbytes if self.stop is None else self.stop
@@ -73,8 +74,7 @@ def lasts(version: Hashable | None) -> bool:
     return version is not None and not isinstance(version, PassingVersion)
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(NamedTuple):
     """Answer to a `ByteRequest`.
 
     Attributes
@@ -179,5 +179,5 @@ class Store(Protocol):
 
 def end_of(store: Store, request: ByteRequest) -> int:
     """Byte behind the last one there is of a range that its object does not fill."""
-    (answer,) = store.read([replace(request, into=None)])
+    (answer,) = store.read([request._replace(into=None)])
     return request.start + (0 if answer is None else len(answer.data))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -285,7 +284,7 @@ class RemoteStore:
         limit = request.max_nbytes
         if limit is not None and about["size"] > limit:
             # The body is not read: only its head is wanted, and asked for anew.
-            head = replace(request, stop=limit, max_nbytes=None)
+            head = request._replace(stop=limit, max_nbytes=None)
             return self._read_range(head)
         data = self._body(request, result, started)
         expected = request.within(about["size"])

@@ -133,7 +133,7 @@ class OneObject:
         answers = self._held.read(requests)
         if self._tells_sizes:
             return answers
-        return [a and replace(a, object_nbytes=None, version=None) for a in answers]
+        return [a and a._replace(object_nbytes=None, version=None) for a in answers]
 
 
 class _Fetching(Mapping[str, Fetched]):
