@@ -22,7 +22,7 @@ from benchmarks import data
 from benchmarks.configs import KIB, MIB, Config
 from benchmarks.machine import commit, load, machine
 from gpushard import expressions
-from gpushard.touched import touched_chunks
+from gpushard.touched import TouchedGrid
 
 PLAN, READ, PEER = "plan of a[i]", "a[i]", "a[i], tensorstore with a cache"
 LIMITS_US = {PLAN: 15.0, READ: 50.0}
@@ -70,10 +70,10 @@ def measure(n_reads: int = READS) -> dict[str, Any]:
 def _kinds(path: Path, values: Any) -> dict[str, Callable[[int], Any]]:
     """What is timed, called with the number of an inner chunk; all caches are warm."""
     a = gpushard.open_array(path, device="cpu")
-    layout, limit = a.source.layout, a.source.options.small_read_chunks
+    grid, limit = TouchedGrid(a.source.layout), a.source.options.small_read_chunks
 
     def plan(i: int) -> Any:
-        return touched_chunks(expressions.basic(i, layout.shape), layout, limit)
+        return grid.touched(expressions.basic(i, a.shape), limit)
 
     kinds: dict[str, Callable[[int], Any]] = {PLAN: plan, READ: lambda i: a[i]}
     try:

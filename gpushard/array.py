@@ -15,7 +15,7 @@ from gpushard import expressions
 from gpushard.damage import DamagePolicy, OnDamage
 from gpushard.devices.find import find_device
 from gpushard.errors import UnsupportedError, naming
-from gpushard.indexer import Indexer
+from gpushard.indexer import Indexer, as_numpy_would
 from gpushard.metadata import DOCUMENTS, load_array
 from gpushard.numpy_like import NumpyLike
 from gpushard.options import DEFAULT, Options
@@ -23,14 +23,12 @@ from gpushard.outputs import many, parsed_dtype
 from gpushard.report import CodecPlacement, ReadReport, Tally
 from gpushard.results import ReadRequest, read_on_host
 from gpushard.rolling.watch import watched
-from gpushard.selection import Orthogonal, Points, Selection, n_elements
+from gpushard.selection import Selection, n_elements
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.resolve import StoreAddress, address, from_address, resolve
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from zarr import Array as ZarrArray
     from zarr.abc.store import Store as ZarrStore
 
@@ -119,6 +117,7 @@ class Array(NumpyLike):
         self.source = source
         self.device_why = device_why
         self._device = device
+        self._named = naming(source.store, source.layout.path)
 
     @property
     def device(self) -> str:
@@ -196,7 +195,13 @@ class Array(NumpyLike):
 
     def __getitem__(self, key: Any) -> Any:
         """Elements that `key` selects, by NumPy's rules; see `expressions.basic`."""
-        return Indexer(self.read, self._selection)[key]
+        source = self.source
+        with self._named:
+            is_parsed = isinstance(key, Selection)
+            chosen = key if is_parsed else expressions.basic(key, source.layout.shape)
+            request = ReadRequest([chosen], [None], source.layout.dtype)
+            (result,) = self._read(request)
+        return as_numpy_would(result, chosen)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Write to what `key` selects, as docs/writing.md tells."""
@@ -278,7 +283,7 @@ class Array(NumpyLike):
         dtype, stream, errors, memory_limit
             See `read`.
         """
-        with self._named():
+        with self._named:
             keys, outs = many(selections, out)
         chosen = [self._selection(key) for key in keys]
         request = ReadRequest(chosen, outs, self._dtype(dtype), stream)
@@ -294,7 +299,7 @@ class Array(NumpyLike):
         """
         chosen = self._selection(selection)
         tally = Tally()
-        with self._named(), tally.stage("total"):
+        with self._named, tally.stage("total"):
             self._read(ReadRequest([chosen], [None], self.dtype, tally=tally))
         return tally.report(
             array=self.path,
@@ -308,7 +313,7 @@ class Array(NumpyLike):
         """Where the array lies, what it is, and the version of its metadata."""
         source = self.source
         requests = [ByteRequest(source.layout.key_prefix + name) for name in DOCUMENTS]
-        with self._named():
+        with self._named:
             found = source.store.read(requests)
         versions = [answer and answer.version for answer in found]
         what = sha256(repr(replace(source.layout, attributes={})).encode()).hexdigest()
@@ -323,7 +328,7 @@ class Array(NumpyLike):
         source = self.source
         known = address(source.store)
         if known is None:
-            with self._named():
+            with self._named:
                 raise UnsupportedError(
                     "the array lies in a store that cannot be opened by another"
                     " process",
@@ -338,23 +343,24 @@ class Array(NumpyLike):
     def _dtype(self, dtype: DTypeLike | None) -> np.dtype[Any]:
         if dtype is None:
             return self.dtype
-        with self._named():
+        with self._named:
             return parsed_dtype(dtype)
 
     def _selection(self, selection: Any) -> Selection:
-        if isinstance(selection, Orthogonal | Points):
+        if isinstance(selection, Selection):
             return selection
-        return self._parsed(lambda key: expressions.basic(key, self.shape), selection)
+        with self._named:
+            return expressions.basic(selection, self.source.layout.shape)
 
     def _parsed(self, parse: Callable[[Any], Selection], key: Any) -> Selection:
-        with self._named():
+        with self._named:
             return parse(key)
 
     def _read_over(
         self, request: ReadRequest, errors: OnDamage, memory_limit: int | None
     ) -> list[Any]:
         """Results, over damage as the caller asked for."""
-        with self._named():
+        with self._named:
             policy = DamagePolicy(errors)
             results = self._read(request.over(policy.damage), memory_limit)
         policy.warn(stacklevel=3)
@@ -371,19 +377,16 @@ class Array(NumpyLike):
     def _write(self, selection: Selection, value: Any) -> None:
         from gpushard.writing.assign import assign
 
-        with self._named():
+        with self._named:
             assign(self.source, selection, value, device=self._device)
 
     def _placements(self, tally: Tally) -> tuple[CodecPlacement, ...]:
         if self._device is None:
             return self.source.pipeline.placements()
-        with self._named():
+        with self._named:
             from gpushard.devices.reading import placements
 
             return placements(self.source, self._device, tally)
-
-    def _named(self) -> AbstractContextManager[None]:
-        return naming(self.source.store, self.path)
 
 
 def _reopen(kind: type[Array], place: _Place, device: str, options: Options) -> Array:

@@ -172,6 +172,8 @@ class naming:  # noqa: N801 - reads like the function that it is to its callers
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> Literal[False]:
+        if error is None:
+            return False
         if isinstance(error, GpushardError):
             error.add_context(store_url=self._url, array_path=self._array_path)
         elif isinstance(error, MemoryError):

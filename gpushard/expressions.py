@@ -24,6 +24,7 @@ from gpushard.selection import (
     Points,
     Selection,
     SliceAxis,
+    whole_axes,
 )
 
 Shape = tuple[int, ...]
@@ -43,18 +44,19 @@ def basic(key: Any, shape: Shape) -> Selection:
         orthogonal indexing read differently.
     """
     items = _as_tuple(key)
-    n_structural = 0
-    n_ellipses = 0
+    n_structural = n_ellipses = 0
     for item in items:
         if item is Ellipsis:
             n_ellipses += 1
         elif item is not None:
             n_structural += 1
-            if not isinstance(item, int | slice) or isinstance(item, bool):
+            is_plain = type(item) is int or type(item) is slice
+            if not is_plain and (isinstance(item, bool) or not isinstance(item, int)):
                 return _advanced(items, shape)
-    if n_ellipses > 1 or n_structural > len(shape):
+    n_whole = len(shape) - n_structural
+    if n_ellipses > 1 or n_whole < 0:
         _expand(tuple(i for i in items if i is not None), len(shape))
-    return _basic(items, shape, len(shape) - n_structural, bool(n_ellipses))
+    return _basic(items, shape, n_whole, n_ellipses > 0)
 
 
 def _basic(
@@ -64,21 +66,19 @@ def _basic(
     axes: list[AxisSelection] = []
     result: list[int] = []
     new_axes: list[int] = []
-    given: tuple[Any, ...] = items if has_ellipsis else (*items, ...)
-    for item in given:
+    for item in items if has_ellipsis else (*items, ...):
+        at = len(axes)
         if item is None:
             new_axes.append(len(result))
             result.append(1)
-        elif item is Ellipsis:
-            for extent in shape[len(axes) : len(axes) + n_whole]:
-                axes.append(SliceAxis(0, 1, extent))
-                result.append(extent)
+        elif item is ...:
+            axes += whole_axes(shape)[at : at + n_whole]
+            result += shape[at : at + n_whole]
         elif isinstance(item, slice):
-            axis = _slice_axis(item, shape[len(axes)])
-            axes.append(axis)
-            result.append(axis.length)
+            axes.append(_slice_axis(item, shape[at]))
+            result.append(axes[at].length)
         else:
-            axes.append(_integer_axis(item, shape[len(axes)], len(axes)))
+            axes.append(_integer_axis(item, shape[at], at))
     scalar = not result and not has_ellipsis
     return Orthogonal(tuple(axes), tuple(result), tuple(new_axes), scalar)
 
@@ -99,7 +99,7 @@ def orthogonal(key: Any, shape: Shape) -> Orthogonal:
         _axis_selection(item, n, d)
         for d, (item, n) in enumerate(zip(items, shape, strict=True))
     )
-    kept = tuple(a.length for a in axes if not (isinstance(a, SliceAxis) and a.drop))
+    kept = tuple(a.length for a in axes if not a.drop)
     return Orthogonal(axes, kept, scalar=not kept)
 
 

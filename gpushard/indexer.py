@@ -35,12 +35,16 @@ class Indexer:
 
     def __getitem__(self, key: Any) -> Any:
         selection = self._parse(key)
-        result = self._read(selection)
-        # Only the host has scalars; a device's stay 0-d arrays.
-        is_scalar = selection.scalar and isinstance(result, np.ndarray)
-        return result[()] if is_scalar else result
+        return as_numpy_would(self._read(selection), selection)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if self._write is None:
             raise TypeError("these arrays can only be read")
         self._write(self._parse(key), value)
+
+
+def as_numpy_would(result: Any, selection: Selection) -> Any:
+    """Result of a read, as a scalar where NumPy's rules make it one."""
+    # Only the host has scalars; a device's stay 0-d arrays.
+    is_scalar = selection.scalar and isinstance(result, np.ndarray)
+    return result[()] if is_scalar else result

@@ -12,6 +12,7 @@ where they land. docs/selection.md derives the formulas.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from gpushard.layout import GridAxis
 
 Ints = NDArray[np.int64]
+
+_ALL = slice(None)
 
 
 class SliceAxis(NamedTuple):
@@ -48,6 +51,11 @@ class IndexAxis(NamedTuple):
     def length(self) -> int:
         """Number of elements taken."""
         return len(self.element)
+
+    @property
+    def drop(self) -> bool:
+        """An array keeps its axis in the result."""
+        return False
 
 
 AxisSelection = SliceAxis | IndexAxis
@@ -86,17 +94,9 @@ class Orthogonal(NamedTuple):
         # The ellipsis keeps a 0-d result an array that can be written through.
         kept = out
         if self.new_axes:
-            at = [0 if i in self.new_axes else slice(None) for i in range(out.ndim)]
+            at = [0 if i in self.new_axes else _ALL for i in range(out.ndim)]
             kept = out[(*at, ...)]
-        return kept[
-            (
-                *(
-                    None if isinstance(axis, SliceAxis) and axis.drop else slice(None)
-                    for axis in self.axes
-                ),
-                ...,
-            )
-        ]
+        return kept[(*[None if axis.drop else _ALL for axis in self.axes], ...)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +240,15 @@ def project_cell(
     return offset + first * step, last - first, out_start + first * out_step
 
 
+@lru_cache(maxsize=128)
+def whole_axes(shape: tuple[int, ...]) -> tuple[SliceAxis, ...]:
+    """All of each axis; kept, as most keys leave out most axes of few shapes."""
+    return tuple(SliceAxis(0, 1, extent) for extent in shape)
+
+
 def whole(shape: tuple[int, ...]) -> Orthogonal:
     """Selection of every element of an array of `shape`."""
-    return Orthogonal(tuple(SliceAxis(0, 1, n) for n in shape), shape)
+    return Orthogonal(whole_axes(shape), shape)
 
 
 def n_elements(selection: Selection) -> int:

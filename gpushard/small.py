@@ -33,25 +33,16 @@ from gpushard.report import Tally
 from gpushard.selection import Points, Selection
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, FetchCosts, end_of
-from gpushard.touched import (
-    Coordinate,
-    TouchedChunk,
-    output_view,
-    touched_chunks,
-)
+from gpushard.touched import Coordinate, TouchedChunk, TouchedGrid
 
 # All inner chunks of a read are fetched at once and decoded one after the other: beyond
 # this many decoded bytes, threads gain more than the general path costs to set up.
 _MOST_NBYTES = MIB
+_FINDING = "grid of small reads"
 
 _Known = dict[Coordinate, KnownIndex | None]
-
-
-class _Range(NamedTuple):
-    """Bytes of the stored object that a chunk, or a shard nested in it, fills."""
-
-    start: int
-    nbytes: int
+_Range = tuple[int, int]
+"""Start and size in the stored object of a chunk, or of a shard nested in it."""
 
 
 class _Wanted(NamedTuple):
@@ -86,20 +77,19 @@ def read_small(
     layout = source.layout
     if layout.object_codecs or source.store.costs.prefers_whole_objects:
         return False
-    if source.has_large_indexes:
+    if source.has_large_indexes or source.chunk_shape is None:
         return False
-    if source.chunk_shape is None:
-        return False
-    if isinstance(selection, Points) and not out.flags.c_contiguous:
+    has_points = isinstance(selection, Points)
+    if has_points and not out.flags.c_contiguous:
         return False
     if limit is None:
         limit = source.options.small_read_chunks
-    chunks = touched_chunks(selection, layout, limit) if limit else None
-    if chunks is None or _is_large(source, len(chunks)):
+    chunks = _grid_of(source).touched(selection, limit) if limit else None
+    if chunks is None or (len(chunks) > 1 and _are_large(source, len(chunks))):
         return False
     if chunks:
         source.refuse_large()
-    view = output_view(selection, out)
+    view = out.reshape(-1) if has_points else selection.on_grid(out)
     if out.dtype == layout.dtype:
         _read_twice_at_most(source, chunks, view)
     else:
@@ -109,10 +99,18 @@ def read_small(
     return True
 
 
-def _is_large(source: Source, n_chunks: int) -> bool:
+def _grid_of(source: Source) -> TouchedGrid:
+    """The array's grid, kept between reads; its cells stay when zarr resizes it."""
+    grid = source.findings.get(_FINDING)
+    if grid is None:
+        grid = source.findings[_FINDING] = TouchedGrid(source.layout)
+    return grid
+
+
+def _are_large(source: Source, n_chunks: int) -> bool:
     """Whether inner chunks are better fetched in batches and decoded side by side."""
     limit = min(_MOST_NBYTES, source.options.memory_limit)
-    return n_chunks > 1 and n_chunks * source.chunk_nbytes > limit
+    return n_chunks * source.chunk_nbytes > limit
 
 
 def _read_twice_at_most(
@@ -135,7 +133,7 @@ def _read_unsharded(
     source: Source, chunks: Sequence[TouchedChunk], view: NDArray[Any]
 ) -> None:
     """Read inner chunks that are stored objects of their own."""
-    whole = _Range(0, source.chunk_nbytes)
+    whole = 0, source.chunk_nbytes
     is_raw = source.raw_strides is not None
     wanted = [
         _narrowed(source, chunk, whole) if is_raw else _Wanted(chunk, 0, 0, whole)
@@ -165,9 +163,7 @@ def _read_unsharded(
         elif is_raw:
             _place(source, w, data, view)
         else:
-            whole = _Range(0, len(data))
-            _check_size(source, w.chunk, whole)
-            _place(source, w._replace(whole=whole), data, view)
+            _place(source, _narrowed(source, w.chunk, (0, len(data))), data, view)
 
 
 def _read(
@@ -182,21 +178,18 @@ def _read(
     for shard, found in known.items() if seen else ():
         if found is None and keys[shard] in seen:
             raise deleted(source, keys[shard])
-    wanted: list[_Wanted] = []
-    for chunk, found in zip(chunks, _located(source, chunks, known), strict=True):
-        if found is None:
-            view[chunk.out] = source.layout.fill_value
-        else:
-            _check_size(source, chunk, found)
-            wanted.append(_narrowed(source, chunk, found))
+    located = list(zip(chunks, _located(source, chunks, known), strict=True))
+    for chunk in [chunk for chunk, found in located if found is None]:
+        view[chunk.out] = source.layout.fill_value
+    wanted = [_narrowed(source, chunk, found) for chunk, found in located if found]
     groups = [wanted] if len(wanted) == 1 else _grouped(source, wanted)
     requests: list[ByteRequest] = []
     for group in groups:
         shard = group[0].chunk.shard
         index = known[shard]
-        start = group[0].start
-        stop = group[0].stop if len(group) == 1 else max([w.stop for w in group])
+        stop = max([w.stop for w in group])
         version = index and index.version
+        start = group[0].start
         requests.append(ByteRequest(keys[shard], start, stop, version, is_indexed=True))
     try:
         answers = fetch_payload(source, requests) if requests else []
@@ -255,11 +248,9 @@ def _joined(wanted: Sequence[_Wanted], costs: FetchCosts) -> Iterator[list[_Want
 
 def _indexes(source: Source, keys: Mapping[Coordinate, str]) -> _Known:
     """Outermost index of each shard by its key; None where there is no such object."""
-    known: _Known = {
-        shard: known_index(source, shard, key) for shard, key in keys.items()
-    }
-    unknown = {shard: keys[shard] for shard, found in known.items() if found is None}
-    if unknown:
+    known: _Known = {shard: known_index(source, shard, keys[shard]) for shard in keys}
+    if None in known.values():
+        unknown = {shard: keys[shard] for shard in keys if known[shard] is None}
         answers = source.store.read(
             [index_request(source, shard, key) for shard, key in unknown.items()]
         )
@@ -273,17 +264,17 @@ def _located(
     source: Source, chunks: Sequence[TouchedChunk], known: _Known
 ) -> list[_Range | None]:
     """Bytes that each inner chunk fills; None where it is missing."""
-    found: list[_Range | None] = []
-    for chunk in chunks:
-        outermost = known[chunk.shard]
-        found.append(
-            None if outermost is None else _entry(source, chunk, outermost.index, 0)
-        )
+    found = [
+        None
+        if (outermost := known[chunk.shard]) is None
+        else _entry(source, chunk, outermost.index, 0)
+        for chunk in chunks
+    ]
     for level in range(1, len(source.layout.levels)):
         places = {(c.shard, f) for c, f in zip(chunks, found, strict=True) if f}
         indexes = _nested_indexes(source, level, places, known)
         found = [
-            None if f is None else _entry(source, c, indexes[c.shard, f], level)
+            None if f is None else _nested_entry(source, c, indexes[c.shard, f], level)
             for c, f in zip(chunks, found, strict=True)
         ]
     return found
@@ -297,7 +288,8 @@ def _nested_indexes(
     unknown: list[tuple[Coordinate, _Range]] = []
     for shard, place in places:
         outermost = known[shard]
-        key = (*shard, level, place.start, place.start + place.nbytes)
+        start, nbytes = place
+        key = (*shard, level, start, start + nbytes)
         kept = source.indexes.get(key)
         if kept and outermost and kept.version == outermost.version:
             found[shard, place] = kept.index
@@ -307,8 +299,8 @@ def _nested_indexes(
         unknown.sort()
         parents = list(dict.fromkeys([shard for shard, _ in unknown]))
         nested = [
-            NestedShard(parents.index(shard), place.start, place.start + place.nbytes)
-            for shard, place in unknown
+            NestedShard(parents.index(shard), start, start + nbytes)
+            for shard, (start, nbytes) in unknown
         ]
         indexes = fetch_nested_indexes(
             source, level, nested, [(p, known[p]) for p in parents], Tally()
@@ -317,16 +309,23 @@ def _nested_indexes(
     return found
 
 
-def _entry(
+def _nested_entry(
     source: Source,
     chunk: TouchedChunk,
     index: ShardIndex | CorruptShardError,
     level: int,
 ) -> _Range | None:
-    """Bytes that an entry of an index names; None if it says that there are none."""
+    """As `_entry`, of the index of a nested shard, which may be damaged."""
     if isinstance(index, CorruptShardError):
         _name_place(index, source, chunk)
         raise index
+    return _entry(source, chunk, index, level)
+
+
+def _entry(
+    source: Source, chunk: TouchedChunk, index: ShardIndex, level: int
+) -> _Range | None:
+    """Bytes that an entry of an index names; None if it says that there are none."""
     entry = chunk.entries[level]
     state = index.state.item(entry)
     if state == MISSING:
@@ -337,14 +336,12 @@ def _entry(
         except CorruptShardError as error:
             _name_place(error, source, chunk)
             raise
-    return _Range(index.offset.item(entry), index.nbytes.item(entry))
+    return index.offset.item(entry), index.nbytes.item(entry)
 
 
-def _check_size(source: Source, chunk: TouchedChunk, whole: _Range) -> None:
-    if whole.nbytes <= source.largest_chunk_nbytes:
-        return
+def _refuse_oversized(source: Source, chunk: TouchedChunk, nbytes: int) -> None:
     try:
-        source.refuse_oversized(whole.nbytes, source.chunk_shape or ())
+        source.refuse_oversized(nbytes, source.chunk_shape or ())
     except CorruptShardError as error:
         _name_place(error, source, chunk)
         raise
@@ -352,15 +349,18 @@ def _check_size(source: Source, chunk: TouchedChunk, whole: _Range) -> None:
 
 def _narrowed(source: Source, chunk: TouchedChunk, whole: _Range) -> _Wanted:
     """Of plain elements, the bytes that hold the wanted ones; else all."""
-    low, high = 0, whole.nbytes
+    first, nbytes = whole
+    if nbytes > source.largest_chunk_nbytes:
+        _refuse_oversized(source, chunk, nbytes)
     strides = source.raw_strides
-    if strides is not None and high == source.chunk_nbytes:
-        low, high = _extent(chunk, strides)
-        if high - low > source.options.max_chunk_nbytes:
-            error = source.too_large("the wanted part of an inner chunk", high - low)
-            _name_place(error, source, chunk)
-            raise error
-    return _Wanted(chunk, whole.start + low, whole.start + high, whole)
+    if strides is None or nbytes != source.chunk_nbytes:
+        return _Wanted(chunk, first, first + nbytes, whole)
+    low, high = _extent(chunk, strides)
+    if high - low > source.options.max_chunk_nbytes:
+        error = source.too_large("the wanted part of an inner chunk", high - low)
+        _name_place(error, source, chunk)
+        raise error
+    return _Wanted(chunk, first + low, first + high, whole)
 
 
 def _extent(chunk: TouchedChunk, strides: tuple[int, ...]) -> tuple[int, int]:
@@ -376,8 +376,8 @@ def _place(
     source: Source, wanted: _Wanted, span: NDArray[np.uint8], view: NDArray[Any]
 ) -> None:
     """Decode an inner chunk and write what is wanted of it."""
-    whole, chunk = wanted.whole, wanted.chunk
-    encoded = completed(span, wanted.start - whole.start, whole.nbytes)
+    chunk, start, _, (first, nbytes) = wanted
+    encoded = span if len(span) == nbytes else completed(span, start - first, nbytes)
     strides = source.range_strides
     wanted_bytes = None if strides is None else _extent(chunk, strides)
     try:

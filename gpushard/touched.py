@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from operator import mul
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gpushard.layout import ArrayLayout
+from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.selection import (
-    AxisSelection,
     IndexAxis,
-    Orthogonal,
     Points,
     Selection,
     SliceAxis,
@@ -28,6 +26,10 @@ from gpushard.selection import (
 _FEW_ELEMENTS = 64
 
 Coordinate = tuple[int, ...]
+
+_Along = tuple[int, slice | list[int], slice | list[int], int, Coordinate]
+"""One touched cell of one axis: its coordinate, what of it is wanted, where that lands,
+which stored object it is in, and its share of the place in the index of each level."""
 
 
 class TouchedChunk(NamedTuple):
@@ -40,10 +42,8 @@ class TouchedChunk(NamedTuple):
     entries
         Its place in the index at each sharding level, from the outside in.
     inside, out
-        Index into the inner chunk and into the output (see `output_view`).
-    extremes
-        Corners of the box that holds all wanted elements: the first and the last
-        element of it along each axis, within the inner chunk.
+        Index into the inner chunk and into the output: as `Orthogonal.on_grid` shows
+        it, or flat for points.
     """
 
     cell: Coordinate
@@ -51,66 +51,272 @@ class TouchedChunk(NamedTuple):
     entries: tuple[int, ...]
     inside: tuple[Any, ...]
     out: tuple[Any, ...]
-    extremes: tuple[tuple[int, int], ...]
+
+    @property
+    def extremes(self) -> tuple[tuple[int, int], ...]:
+        """Corners of the box that holds all wanted elements, within the inner chunk.
+
+        The first and the last element of it along each axis.
+        """
+        return tuple([_extremes(index) for index in self.inside])
 
 
-class _Along(NamedTuple):
-    """One touched cell of one axis: what of it is wanted and where it lands."""
+class TouchedGrid:
+    """An array's grid of inner chunks, to be asked which of them a selection touches.
 
-    cell: int
-    inside: slice | list[int]
-    out: slice | list[int]
-    extremes: tuple[int, int]
-    shard: int
-    places: tuple[tuple[int, int], ...]
-
-
-def output_view(selection: Selection, out: NDArray[Any]) -> NDArray[Any]:
-    """View of an array of the selection's shape, as `TouchedChunk.out` indexes it."""
-    if isinstance(selection, Orthogonal):
-        return selection.on_grid(out)
-    return out.reshape(-1)
-
-
-def touched_chunks(
-    selection: Selection, layout: ArrayLayout, limit: int
-) -> list[TouchedChunk] | None:
-    """Inner chunks that a selection touches; None if it is not small.
+    What does not depend on the selection is worked out once, here.
 
     Parameters
     ----------
-    selection
-        What is wanted.
     layout
         The array, its inner chunks all of one shape.
-    limit
-        Inner chunks that a small selection touches at most.
     """
-    if isinstance(selection, Points):
-        return _of_points(selection, layout, limit)
-    n_chunks = 1
-    along: list[list[_Along]] = []
-    for d, axis in enumerate(selection.axes):
-        cells = _touched_along(axis, layout, d, limit)
-        if cells is None:
+
+    def __init__(self, layout: ArrayLayout) -> None:
+        self._layout = layout
+        # Where shards differ in shape, so do the places in their indexes.
+        self._is_regular = all(axis.boundaries is None for axis in layout.axes)
+        ones = [[1] * layout.ndim for _ in layout.levels]
+        strides = self._strides_in((0,) * layout.ndim) if self._is_regular else ones
+        self._axes = [
+            _Axis(
+                inner,
+                outer,
+                [level.chunk_shape[d] for level in layout.levels],
+                [along[d] for along in strides],
+            )
+            for d, (inner, outer) in enumerate(
+                zip(layout.inner_axes, layout.axes, strict=True)
+            )
+        ]
+
+    def touched(self, selection: Selection, limit: int) -> list[TouchedChunk] | None:
+        """Inner chunks that a selection touches; None if it is not small.
+
+        Parameters
+        ----------
+        selection
+            What is wanted.
+        limit
+            Inner chunks that a small selection touches at most.
+        """
+        if isinstance(selection, Points):
+            return self._of_points(selection, limit)
+        n_chunks = 1
+        n_gathered = 0
+        along: list[Sequence[_Along]] = []
+        for axis, grid in zip(selection.axes, self._axes, strict=True):
+            if isinstance(axis, IndexAxis):
+                n_gathered += 1
+                cells = grid.of_index(axis)
+            elif axis == grid.whole:  # most axes of most reads
+                along.append(grid.only_cell)
+                continue
+            else:
+                cells = grid.of_slice(axis, limit)
+            if cells is None:
+                return None
+            along.append(cells)
+            n_chunks *= len(cells) or 1
+            if n_chunks > limit:
+                return None
+        touched = [self._crossed(cells) for cells in product(*along)]
+        return [_meshed(chunk) for chunk in touched] if n_gathered > 1 else touched
+
+    def _crossed(self, along: tuple[_Along, ...]) -> TouchedChunk:
+        if not along:
+            entries = (0,) * len(self._layout.levels)
+            return TouchedChunk((), (), entries, (), (...,))
+        cell, inside, out, shard, places = zip(*along, strict=True)
+        entries = self._entries(shard, places)
+        # The ellipsis keeps a 0-d output an array that can be written through.
+        return TouchedChunk(cell, shard, entries, inside, (*out, ...))
+
+    def _entries(
+        self, shard: Coordinate, places: Sequence[tuple[int, ...]]
+    ) -> tuple[int, ...]:
+        """Place in the index of each level, from each axis' share of it."""
+        shares = zip(*places, strict=True)
+        if self._is_regular:
+            return tuple(map(sum, shares))
+        pairs = zip(shares, self._strides_in(shard), strict=True)
+        return tuple([sum(map(mul, *pair)) for pair in pairs])
+
+    def _strides_in(self, shard: Coordinate) -> list[list[int]]:
+        """Entries between neighbours along each axis, in the index of each level."""
+        parent: Sequence[int] = [
+            int(axis.length_of(i))
+            for axis, i in zip(self._layout.axes, shard, strict=True)
+        ]
+        found: list[list[int]] = []
+        for level in self._layout.levels:
+            strides = [0] * len(parent)
+            n_entries = 1
+            for axis in reversed(level.axis_order):
+                strides[axis] = n_entries
+                n_entries *= parent[axis] // level.chunk_shape[axis]
+            found.append(strides)
+            parent = level.chunk_shape
+        return found
+
+    def _of_points(self, selection: Points, limit: int) -> list[TouchedChunk] | None:
+        if selection.n_points > _FEW_ELEMENTS:
             return None
-        along.append(cells)
-        n_chunks *= max(len(cells), 1)
-        if n_chunks > limit:
-            return None
-    touched = [_crossed(cells, layout) for cells in product(*along)]
-    gathers = sum([isinstance(axis, IndexAxis) for axis in selection.axes]) > 1
-    return [_meshed(chunk) for chunk in touched] if gathers else touched
+        lengths = [axis.length for axis in self._axes]
+        members: dict[Coordinate, list[int]] = {}
+        points = list(zip(*[c.tolist() for c in selection.coordinates], strict=True))
+        if not selection.coordinates:
+            points = [()] * selection.n_points
+        for k, point in enumerate(points):
+            cell = tuple([i // n for i, n in zip(point, lengths, strict=True)])
+            members.setdefault(cell, []).append(k)
+            if len(members) > limit:
+                return None
+        out_index = selection.out_index.tolist()
+        return [
+            self._with_points(
+                cell, [points[k] for k in mine], [out_index[k] for k in mine]
+            )
+            for cell, mine in members.items()
+        ]
+
+    def _with_points(
+        self, cell: Coordinate, points: Sequence[Coordinate], out: list[int]
+    ) -> TouchedChunk:
+        if not cell:
+            return self._crossed(())._replace(out=(out,))
+        where = [axis.place(c) for axis, c in zip(self._axes, cell, strict=True)]
+        shard, places = zip(*where, strict=True)
+        inside = [
+            [i - c * axis.length for i in column]
+            for column, c, axis in zip(
+                zip(*points, strict=True), cell, self._axes, strict=True
+            )
+        ]
+        entries = self._entries(shard, places)
+        return TouchedChunk(cell, shard, entries, tuple(inside), (out,))
 
 
-def _crossed(along: tuple[_Along, ...], layout: ArrayLayout) -> TouchedChunk:
-    if not along:
-        return TouchedChunk((), (), (0,) * len(layout.levels), (), (...,), ())
-    cell, inside, out, extremes, shard, places = zip(*along, strict=True)
-    # The ellipsis keeps a 0-d output an array that can be written through.
-    return TouchedChunk(
-        cell, shard, _entries(places, layout), inside, (*out, ...), extremes
-    )
+class _Axis:
+    """One axis of the grid of inner chunks.
+
+    Parameters
+    ----------
+    inner, outer
+        Its inner chunks and its stored objects.
+    lengths, strides
+        Of each sharding level: elements of an inner chunk, and entries of the index
+        between neighbours.
+
+    Attributes
+    ----------
+    length
+        Elements of a cell.
+    whole
+        The whole axis; None where that is several cells.
+    only_cell
+        What it touches then.
+    """
+
+    def __init__(
+        self,
+        inner: GridAxis,
+        outer: GridAxis,
+        lengths: Sequence[int],
+        strides: Sequence[int],
+    ) -> None:
+        self._inner = inner
+        self._outer = outer
+        self.length = inner.cell
+        # In cells: a stored object, and what each level cuts it into.
+        self._per_object = outer.cell // inner.cell
+        self._units = [
+            (length // inner.cell, stride)
+            for length, stride in zip(lengths, strides, strict=True)
+        ]
+        self.whole: SliceAxis | None = None
+        self.only_cell: Sequence[_Along] = ()
+        if inner.n_cells == 1:
+            self.only_cell = self.of_slice(SliceAxis(0, 1, inner.extent), 1) or ()
+            self.whole = SliceAxis(0, 1, inner.extent)
+
+    def of_slice(self, axis: SliceAxis, limit: int) -> Sequence[_Along] | None:
+        """Cells that a slice touches; None if they are beyond `limit`."""
+        start, step, n_elements, out_start, out_step, _ = axis
+        if not n_elements:
+            return ()
+        length = self.length
+        end = start + (n_elements - 1) * step
+        first, last = start // length, end // length
+        if first == last and out_step > 0:  # most reads: worth saying once more
+            before = first * length
+            inside = slice(start - before, end - before + 1, step)
+            out = slice(out_start, out_start + n_elements)
+            return ((first, inside, out, *self.place(first)),)
+        if last - first >= limit:
+            return None
+        return list(self._cells_of_slice(axis, range(first, last + 1)))
+
+    def _cells_of_slice(
+        self, axis: SliceAxis, cells: Sequence[int]
+    ) -> Iterator[_Along]:
+        for cell in cells:
+            start, length, out_start = project_cell(axis, self._inner, cell)
+            if length <= 0:
+                continue
+            if axis.out_step > 0:
+                out = slice(out_start, out_start + length)
+            else:
+                stop = out_start - length
+                out = slice(out_start, None if stop < 0 else stop, -1)
+            inside = slice(start, start + (length - 1) * axis.step + 1, axis.step)
+            yield cell, inside, out, *self.place(cell)
+
+    def of_index(self, axis: IndexAxis) -> Sequence[_Along] | None:
+        """Cells that an index array touches; None if it is long."""
+        if axis.length > _FEW_ELEMENTS:
+            return None
+        members: dict[int, tuple[list[int], list[int]]] = {}
+        pairs = zip(axis.element.tolist(), axis.out_index.tolist(), strict=True)
+        for element, out_index in pairs:
+            cell, within = divmod(element, self.length)
+            inside, out = members.setdefault(cell, ([], []))
+            inside.append(within)
+            out.append(out_index)
+        return [
+            (cell, *_sliced(inside, out), *self.place(cell))
+            for cell, (inside, out) in members.items()
+        ]
+
+    def place(self, cell: int) -> tuple[int, Coordinate]:
+        """Stored object of a cell, and its share of the place in each index."""
+        outer = self._outer
+        if outer.boundaries is None:
+            shard = cell // self._per_object
+            rest = cell - shard * self._per_object
+        else:
+            shard = int(outer.cell_at(cell * self.length))
+            rest = cell - int(outer.start_of(shard)) // self.length
+        shares: list[int] = []
+        for n_cells, stride in self._units:
+            shares.append(rest // n_cells * stride)
+            rest %= n_cells
+        return shard, tuple(shares)
+
+
+def _sliced(
+    inside: list[int], out: list[int]
+) -> tuple[slice | list[int], slice | list[int]]:
+    """One element as a slice: no gathering, and no crossing with other arrays."""
+    if len(inside) > 1:
+        return inside, out
+    return slice(inside[0], inside[0] + 1), slice(out[0], out[0] + 1)
+
+
+def _extremes(index: slice[int, int, int] | list[int]) -> tuple[int, int]:
+    if isinstance(index, slice):
+        return index.start, index.stop - 1
+    return int(np.min(index)), int(np.max(index))
 
 
 def _meshed(chunk: TouchedChunk) -> TouchedChunk:
@@ -118,158 +324,6 @@ def _meshed(chunk: TouchedChunk) -> TouchedChunk:
         return chunk
     inside, out = _open_mesh(chunk.inside), _open_mesh(chunk.out[:-1])
     return chunk._replace(inside=inside, out=out)
-
-
-def _touched_along(
-    axis: AxisSelection, layout: ArrayLayout, d: int, limit: int
-) -> list[_Along] | None:
-    if not axis.length:
-        return []
-    if isinstance(axis, IndexAxis):
-        if axis.length > _FEW_ELEMENTS:
-            return None
-        return list(_cells_of_index(axis, layout, d))
-    length = layout.inner_axes[d].cell
-    start, step, n_elements, out_start, out_step, _ = axis
-    end = start + (n_elements - 1) * step
-    first, last = start // length, end // length
-    if first == last and out_step > 0:  # most reads: worth saying once more
-        start, end = start - first * length, end - first * length
-        inside = slice(start, end + 1, step)
-        out = slice(out_start, out_start + n_elements)
-        return [_Along(first, inside, out, (start, end), *_place(layout, d, first))]
-    if last - first >= limit:
-        return None
-    return list(_cells_of_slice(axis, layout, d, range(first, last + 1)))
-
-
-def _cells_of_slice(
-    axis: SliceAxis, layout: ArrayLayout, d: int, cells: Sequence[int]
-) -> Iterator[_Along]:
-    inner = layout.inner_axes[d]
-    for cell in cells:
-        start, length, out_start = project_cell(axis, inner, cell)
-        if length <= 0:
-            continue
-        last = start + (length - 1) * axis.step
-        if axis.out_step > 0:
-            out = slice(out_start, out_start + length)
-        else:
-            stop = out_start - length
-            out = slice(out_start, None if stop < 0 else stop, -1)
-        inside = slice(start, last + 1, axis.step)
-        yield _Along(cell, inside, out, (start, last), *_place(layout, d, cell))
-
-
-def _cells_of_index(axis: IndexAxis, layout: ArrayLayout, d: int) -> Iterator[_Along]:
-    length = layout.inner_axes[d].cell
-    members: dict[int, tuple[list[int], list[int]]] = {}
-    pairs = zip(axis.element.tolist(), axis.out_index.tolist(), strict=True)
-    for element, out_index in pairs:
-        cell, within = divmod(element, length)
-        inside, out = members.setdefault(cell, ([], []))
-        inside.append(within)
-        out.append(out_index)
-    for cell, (inside, out) in members.items():
-        extremes = min(inside), max(inside)
-        where = _place(layout, d, cell)
-        if len(inside) > 1:
-            yield _Along(cell, inside, out, extremes, *where)
-            continue
-        # One element is a slice: no gathering, and no crossing with other arrays.
-        one, there = slice(inside[0], inside[0] + 1), slice(out[0], out[0] + 1)
-        yield _Along(cell, one, there, extremes, *where)
-
-
-def _place(
-    layout: ArrayLayout, d: int, cell: int
-) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Stored object of a cell; per sharding level, where it is and how many there are.
-
-    Both along axis `d`.
-    """
-    outer, levels = layout.axes[d], layout.levels
-    if not levels:
-        return cell, ()
-    start = cell * layout.inner_axes[d].cell
-    if outer.boundaries is None:
-        parent = outer.cell
-        shard, offset = divmod(start, parent)
-    else:
-        shard = int(outer.cell_at(start))
-        offset = start - int(outer.start_of(shard))
-        parent = int(outer.length_of(shard))
-    places: list[tuple[int, int]] = []
-    for level in levels:
-        length = level.chunk_shape[d]
-        places.append((offset // length, parent // length))
-        offset, parent = offset % length, length
-    return shard, tuple(places)
-
-
-def _entries(
-    places: Sequence[tuple[tuple[int, int], ...]], layout: ArrayLayout
-) -> tuple[int, ...]:
-    """Place in the index of each level, from the places along each axis."""
-    entries: list[int] = []
-    for k, level in enumerate(layout.levels):
-        entry = 0
-        for axis in level.axis_order:
-            coordinate, per_parent = places[axis][k]
-            entry = entry * per_parent + coordinate
-        entries.append(entry)
-    return tuple(entries)
-
-
-def _of_points(
-    selection: Points, layout: ArrayLayout, limit: int
-) -> list[TouchedChunk] | None:
-    if selection.n_points > _FEW_ELEMENTS:
-        return None
-    lengths = [axis.cell for axis in layout.inner_axes]
-    members: dict[Coordinate, list[int]] = {}
-    points = list(zip(*[c.tolist() for c in selection.coordinates], strict=True))
-    if not selection.coordinates:
-        points = [()] * selection.n_points
-    for k, point in enumerate(points):
-        cell = tuple([i // n for i, n in zip(point, lengths, strict=True)])
-        members.setdefault(cell, []).append(k)
-        if len(members) > limit:
-            return None
-    out_index = selection.out_index.tolist()
-    return [
-        _with_points(
-            cell, [points[k] for k in mine], [out_index[k] for k in mine], layout
-        )
-        for cell, mine in members.items()
-    ]
-
-
-def _with_points(
-    cell: Coordinate,
-    points: Sequence[Coordinate],
-    out: list[int],
-    layout: ArrayLayout,
-) -> TouchedChunk:
-    where = [_place(layout, d, c) for d, c in enumerate(cell)]
-    along = (
-        [
-            [i - c * axis.cell for i in column]
-            for column, c, axis in zip(
-                zip(*points, strict=True), cell, layout.inner_axes, strict=True
-            )
-        ]
-        if cell
-        else []
-    )
-    return TouchedChunk(
-        cell,
-        tuple([shard for shard, _ in where]),
-        _entries([places for _, places in where], layout),
-        tuple(along),
-        (out,),
-        tuple([(min(column), max(column)) for column in along]),
-    )
 
 
 def _open_mesh(index: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -72,7 +72,7 @@ class ZstdCodec(Compressor):
             # Blocks cannot decode to more than `most`, so that much is never a lie.
             most = (len(data) // _BLOCK_MIN_NBYTES + 1) * _BLOCK_MAX_NBYTES
             needed = limit if claimed < 0 and exact else claimed
-            if 0 < needed <= min(limit, most):
+            if 0 < needed <= limit and needed <= most:
                 decoded = _decompressors.one.decompress(
                     data, max_output_size=limit, allow_extra_data=False
                 )

@@ -222,8 +222,10 @@ class ShortReader:
 
 def short_reader(source: Source) -> ShortReader | None:
     """What reads boxes of an array; None where the loops are not loaded, or cannot."""
+    if not are_loaded():
+        return None
     reader = source.findings.get(_FINDING)
-    if reader is None and are_loaded():
+    if reader is None:
         reader = _reader(source)
         if reader is not None:
             source.findings[_FINDING] = reader

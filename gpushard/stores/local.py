@@ -238,13 +238,14 @@ class LocalStore:
         data = np.empty(n_wanted, np.uint8) if into is None else into[:n_wanted]
         try:
             n_bytes = os.preadv(handle.fd, (data,), start)
-            if n_bytes != len(data):
+            if n_bytes != n_wanted:
                 n_bytes = read_on(handle.fd, data, start, n_bytes)
             # Asked after reading: a writer that overwrites in place shows here.
             now = os.fstat(handle.fd)
         except OSError as error:
             raise self._failure(request.key, error) from error
-        self.refuse_changed(handle, now, is_torn=n_bytes != len(data))
+        if n_bytes != n_wanted or version_of(now) != handle.version:
+            self.refuse_changed(handle, now, is_torn=n_bytes != n_wanted)
         return Fetched(data, size, handle.version)
 
     def hold(self, key: str, version: Hashable) -> Handle:
@@ -259,10 +260,7 @@ class LocalStore:
         StoreError
             As for `read`.
         """
-        handle = self._handles.get(key)
-        if handle is None or handle.version != version:
-            return self._reopen(key, version)
-        return handle
+        return self.open_file(key, version)
 
     def refuse_changed(
         self, handle: Handle, now: os.stat_result, *, is_torn: bool = False
