@@ -306,7 +306,13 @@ def test_a_reason_does_not_tell_where_the_arrays_were(tmp_path):
 def test_small_tells_what_is_promised_and_whether_it_holds(tmp_path, capsys):
     out = tmp_path / "small.json"
     assert command.main(["small", "--reads", "20", "--out", str(out)]) == 0
-    rows = {row["what"]: row for row in json.loads(out.read_text())["rows"]}
+    found = json.loads(out.read_text())
+    rows = {row["what"]: row for row in found["rows"]}
+    over = found["over_peer"]
+    assert (over is None) == (small.PEER not in rows)
+    if over is not None:
+        ratio = rows[small.READ]["median_us"] / rows[small.PEER]["median_us"]
+        assert over["ratio"] == pytest.approx(ratio)
     assert rows[small.PLAN]["limit_us"] == 15
     assert rows[small.READ]["limit_us"] == 50
     for row in rows.values():
@@ -318,11 +324,38 @@ def test_small_tells_what_is_promised_and_whether_it_holds(tmp_path, capsys):
     assert all(name in text for name in rows)
 
 
-def test_small_says_so_where_a_promise_does_not_hold():
-    result = {"rows": [small._row(small.READ, np.full(9, 60e-6))], "load": [0.1, 0.2]}
-    assert "does NOT hold" in small.render(result)
-    result["rows"] = [small._row(small.READ, np.full(9, 40e-6))]
-    assert "50.0 us, holds" in small.render(result)
+def small_result(read_us, peer_us):
+    """What `small` tells of reads that all take the same."""
+    medians = {small.READ: read_us, small.PEER: peer_us}
+    rows = [
+        small._row(name, np.full(9, us * 1e-6))
+        for name, us in medians.items()
+        if us is not None
+    ]
+    return {"rows": rows, "load": [0.1, 0.2], "over_peer": small._over_peer(rows)}
+
+
+@pytest.mark.parametrize(
+    ("read_us", "peer_us", "absolute", "ratio"),
+    [
+        (40, 28, "50.0 us, holds", "1.43, at most 1.79, holds"),
+        (50, 27, "50.0 us, holds", "1.85, at most 1.79, does NOT hold"),
+        (120, 240, "50.0 us, does NOT hold", "0.50, at most 1.79, holds"),
+        (60, 28, "50.0 us, does NOT hold", "2.14, at most 1.79, does NOT hold"),
+    ],
+)
+def test_small_says_of_both_promises_whether_they_hold(
+    read_us, peer_us, absolute, ratio
+):
+    text = small.render(small_result(read_us, peer_us))
+    assert absolute in text
+    assert f"{small.READ} over tensorstore's of the same run: {ratio}" in text
+
+
+def test_small_tells_no_ratio_without_tensorstore():
+    result = small_result(40, None)
+    assert result["over_peer"] is None
+    assert "over tensorstore" not in small.render(result)
 
 
 def test_small_refuses_reads_of_other_elements(tmp_path):
