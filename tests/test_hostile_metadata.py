@@ -41,6 +41,17 @@ def test_a_small_slice_of_2_to_the_40_elements_costs_what_the_slice_costs(way):
     assert got.tolist() == [3, 3, *([0] * 8), 1, 1]
 
 
+def test_a_chain_of_absurd_length_is_refused():
+    ours = json.dumps(document((8,), (8,), LITTLE, *[CRC] * 300)).encode()
+    filters = [{"id": "crc32"}] * 300
+    v2 = {"zarr_format": 2, "shape": [8], "chunks": [8], "dtype": "|u1", "order": "C"}
+    v2 |= {"compressor": None, "fill_value": 0, "filters": filters}
+    for documents in ({"zarr.json": ours}, {".zarray": json.dumps(v2).encode()}):
+        with pytest.raises(UnsupportedError, match="too many codecs") as caught:
+            gpushard.open_array(held(documents))
+        assert caught.value.json_path in ("codecs", "filters")
+
+
 @pytest.mark.parametrize("depth", [9, 100, 300])
 def test_a_shard_nested_too_deep_is_refused(depth):
     inner = sharding((1,))

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpushard.errors import UnsupportedError
 from gpushard.formats.codec_names import SHARDING
 from gpushard.formats.document import Named, as_list, as_named, wrong
 from gpushard.layout import CodecSpec
 
+# Each takes 60 us to check, and a document has room for millions.
+_MAX_CODECS = 256
 _BLOSC_COMPRESSORS = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 
@@ -23,9 +26,32 @@ def parse_specs(value: Any, json_path: str) -> list[CodecSpec]:
     ------
     MetadataError
         The list or a configuration is malformed.
+    UnsupportedError
+        The list is absurdly long.
     """
-    items = as_list(value, "the codec list", json_path)
+    items = codec_list(value, "the codec list", json_path)
     return [_spec(item, f"{json_path}[{i}]") for i, item in enumerate(items)]
+
+
+def codec_list(value: Any, what: str, json_path: str) -> list[Any]:
+    """List of codecs, not yet looked at.
+
+    Raises
+    ------
+    MetadataError
+        It is no list.
+    UnsupportedError
+        It is absurdly long.
+    """
+    items = as_list(value, what, json_path)
+    if len(items) > _MAX_CODECS:
+        raise UnsupportedError(
+            "there are too many codecs in a chain",
+            json_path=json_path,
+            expected=f"at most {_MAX_CODECS}",
+            got=len(items),
+        )
+    return items
 
 
 def _spec(value: Any, json_path: str) -> CodecSpec:

@@ -14,8 +14,9 @@ import numpy as np
 
 from gpushard.errors import UnsupportedError
 from gpushard.formats.codec_names import Kind, kind_of
+from gpushard.formats.codec_specs import codec_list
 from gpushard.formats.data_types import DataType, parse_data_type
-from gpushard.formats.document import as_list, as_object, member, wrong
+from gpushard.formats.document import as_object, member, wrong
 from gpushard.formats.numpy_types import (
     OBJECTS,
     StoredType,
@@ -96,7 +97,7 @@ def _filters(codecs: StoredCodecs) -> list[CodecSpec]:
     if codecs.filters is None:
         return []
     path = codecs.filters_path
-    items = as_list(codecs.filters, "the list of filters", path)
+    items = codec_list(codecs.filters, "the list of filters", path)
     return [_spec(item, f"{path}[{i}]") for i, item in enumerate(items)]
 
 
