@@ -244,6 +244,13 @@ def test_any_other_failure_is_one_store_error(error: Exception) -> None:
         store.list_children("")
 
 
+def test_a_failure_is_told_in_a_sentence_without_credentials() -> None:
+    why = "no route to http://me:secret@host/data\nDebug source:\nGeneric {}"
+    with pytest.raises(StoreError, match="no route to http://host/data") as caught:
+        ZarrStore(Planted(RuntimeError(why))).read([ByteRequest("k")])
+    assert "Debug" not in str(caught.value)
+
+
 def test_failure_within_the_object_is_not_taken_for_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -14,6 +14,7 @@ from gpushard.options import KIB, MIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key
+from gpushard.stores.remote_failures import without_credentials
 from gpushard.stores.zarr_loop import run
 from gpushard.stores.zarr_ranges import first_failure, gives_ranges
 
@@ -86,7 +87,7 @@ class ZarrStore:
     @property
     def url(self) -> str:
         """What the zarr store calls itself, such as ``memory://...``."""
-        return str(self.zarr_store)
+        return without_credentials(str(self.zarr_store))
 
     @property
     def costs(self) -> FetchCosts:
@@ -305,7 +306,8 @@ class ZarrStore:
             StoreError,
             self.url,
             key,
-            f"{type(error).__name__}: {error}",
+            # Lines after the first one are what other libraries tell their developers.
+            without_credentials(f"{type(error).__name__}: {error}".split("\n")[0]),
             hint="check the store and what is behind it",
         )
 
