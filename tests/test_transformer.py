@@ -11,7 +11,7 @@ from zarr.storage import LocalStore
 import gpushard
 from gpushard.stores.base import Fetched
 from gpushard.stores.held import HeldObjects
-from gpushard.stores.key_value import MappingStore
+from gpushard.stores.key_value import MappingStore, key_value_store
 from gpushard.transformer import ShardedStore, transformed
 from historic_arrays import (
     ROOT,
@@ -250,6 +250,24 @@ def test_files_of_a_local_zarr_store(tmp_path):
 
 
 VALUES = np.arange(30, dtype="<i2").reshape(5, 6)
+
+
+@pytest.mark.parametrize("way_out", ["..", "../beside", "a/../../beside", "/beside"])
+def test_no_key_leads_out_of_a_zarr_store(way_out, tmp_path):
+    (tmp_path / "root").mkdir()
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "kept").write_text("kept")
+    below = key_value_store(LocalStore(tmp_path / "root"))
+    for leave in (
+        lambda: below.set(f"{way_out}/new", b""),
+        lambda: below.erase_values([f"{way_out}/kept"]),
+        lambda: below.erase_prefix(f"{way_out}/"),
+        lambda: below.list_prefix(f"{way_out}/k"),
+        lambda: below.list_dir(f"{way_out}/"),
+    ):
+        with pytest.raises(gpushard.StoreError, match="no key below the store's root"):
+            leave()
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["kept"]
 
 
 def test_transformers_stack_in_the_order_of_the_document():

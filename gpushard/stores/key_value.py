@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 from gpushard.arguments import instance
 from gpushard.errors import OptionError, UnsupportedError
 from gpushard.stores.base import ByteRequest, Store
+from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.zarr_store import ZarrStore
 
 if TYPE_CHECKING:
@@ -238,6 +239,7 @@ class ZarrKeyValueStore(ReadOnlyStore):
         from zarr.core.buffer import default_buffer_prototype
         from zarr.core.sync import sync
 
+        refuse_unsafe_key(key, self._store.url)
         buffer = default_buffer_prototype().buffer.from_bytes(value)
         sync(self._zarr_store.set(key, buffer))
 
@@ -246,6 +248,7 @@ class ZarrKeyValueStore(ReadOnlyStore):
         from zarr.core.sync import sync
 
         for key in keys:
+            refuse_unsafe_key(key, self._store.url)
             sync(self._zarr_store.delete(key))
 
     def erase_prefix(self, prefix: str) -> None:
@@ -257,7 +260,7 @@ class ZarrKeyValueStore(ReadOnlyStore):
         from zarr.core.sync import sync
 
         # Some zarr stores take a prefix for a directory.
-        above = prefix.rpartition("/")[0]
+        above = self._directory_of(prefix)
 
         async def found() -> list[str]:
             return [key async for key in self._zarr_store.list_prefix(above)]
@@ -269,15 +272,23 @@ class ZarrKeyValueStore(ReadOnlyStore):
         from zarr.core.sync import sync
 
         store, below = self._zarr_store, directory(prefix)
+        place = self._directory_of(below)
 
         async def found() -> list[tuple[str, bool]]:
-            names = [name async for name in store.list_dir(below.rstrip("/"))]
+            names = [name async for name in store.list_dir(place)]
             keys = [f"{below}{name.strip('/')}" for name in names]
             return [(key, await store.exists(key)) for key in keys]
 
         names = sync(found())
         keys = sorted(name for name, is_key in names if is_key)
         return keys, sorted(f"{name}/" for name, is_key in names if not is_key)
+
+    def _directory_of(self, prefix: str) -> str:
+        """Directory that holds the keys that begin with `prefix`; "" is the root."""
+        above, slash, _ = prefix.rpartition("/")
+        if slash:
+            refuse_unsafe_key(above, self._store.url)
+        return above
 
 
 def _request(key: str, span: tuple[int, int | None]) -> ByteRequest:
