@@ -207,8 +207,11 @@ def test_server_without_ranges_and_a_large_object_is_an_error(
 ) -> None:
     monkeypatch.setattr(remote, "_RANGELESS_MAX_NBYTES", 1000)
     server.answers_ranges = False
-    with pytest.raises(StoreError, match="does not answer ranges"):
-        read_one(store, 5, 9)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="does not answer ranges"):
+            read_one(store, 5, 9)
+    server.answers_ranges = True  # a proxy was overloaded
+    assert read_one(store, 5, 9).data.tobytes() == BODY[5:9]
 
 
 @pytest.mark.parametrize(

@@ -346,7 +346,7 @@ class RemoteStore:
             result = obstore.get(self.object_store, request.key)
             about = result.meta
             self._check_version(request, about)
-            refuse_large(self._url, request.key, about["size"], _RANGELESS_MAX_NBYTES)
+            self._refuse_large(request.key, about["size"])
             data = self._body(request, result, started)
         except FileNotFoundError as error:
             if request.version is not None:
@@ -369,9 +369,17 @@ class RemoteStore:
             if request.version is not None:
                 raise changed(self._url, request, "no object") from error
             return None
-        refuse_large(self._url, request.key, len(body), _RANGELESS_MAX_NBYTES)
+        self._refuse_large(request.key, len(body))
         self._check_version(request, about)
         return Fetched(np.frombuffer(body, np.uint8), len(body), version_of(about))
+
+    def _refuse_large(self, key: str, nbytes: int) -> None:
+        """Refuse a large object, and ask for ranges again the next time.
+
+        A proxy that was overloaded for a moment may have ignored them.
+        """
+        self._ignores_ranges &= nbytes <= _RANGELESS_MAX_NBYTES
+        refuse_large(self._url, key, nbytes, _RANGELESS_MAX_NBYTES)
 
     def _check_version(self, request: ByteRequest, about: ObjectMeta) -> None:
         """Refuse another version; some servers ignore If-Match."""
