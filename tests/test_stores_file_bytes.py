@@ -119,3 +119,23 @@ def test_neighbours_are_copied_in_one_call(files, monkeypatch):
     write_all(new, [old.unread(slice(i, i + 100)) for i in range(0, 300_000, 100)])
     assert calls == [300_000]
     assert written(new) == NOISE.tobytes()
+
+
+def test_small_slices_that_lie_close_are_read_at_once(files, monkeypatch):
+    calls: list[int] = []
+    read = os.preadv
+
+    def told(fd, buffers, at):
+        calls.append(len(buffers[0]))
+        return read(fd, buffers, at)
+
+    monkeypatch.setattr(os, "preadv", told)
+    old, new = files
+    spans = [slice(i, i + 500) for i in range(0, 300_000, 1000)]
+    write_all(new, [old.unread(span) for span in spans])
+    assert calls == [299_500]
+    assert written(new) == b"".join(NOISE[span].tobytes() for span in spans)
+    calls.clear()
+    monkeypatch.setattr(file_bytes, "_HELD_NBYTES", 100)
+    write_all(new, [old.unread(span) for span in spans])
+    assert set(calls) == {500}

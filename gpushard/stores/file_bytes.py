@@ -110,21 +110,39 @@ def write_all(fd: int, pieces: Pieces) -> None:
 
 def _batches(pieces: Pieces) -> Iterator[FileSlice | list[Bytes]]:
     """What is written in one go: a slice of a file, or bytes in memory."""
-    held: list[Bytes] = []
+    some: list[Piece] = []
     n_read = 0
     for piece in _merged(pieces):
         is_copied = isinstance(piece, FileSlice) and len(piece) >= _COPIED_NBYTES
-        if held and (is_copied or len(held) == _MOST_BUFFERS or n_read > _HELD_NBYTES):
-            yield held
-            held, n_read = [], 0
+        if some and (is_copied or len(some) == _MOST_BUFFERS or n_read > _HELD_NBYTES):
+            yield _held(some)
+            some, n_read = [], 0
         if isinstance(piece, FileSlice):
             if is_copied:
                 yield piece
                 continue
             n_read += len(piece)
-        held.append(bytes_of(piece))
-    if held:
-        yield held
+        some.append(piece)
+    if some:
+        yield _held(some)
+
+
+def _held(pieces: Sequence[Piece]) -> list[Bytes]:
+    """Pieces in memory; slices that lie close are read in one go, gaps included."""
+    slices = [piece for piece in pieces if isinstance(piece, FileSlice)]
+    if not slices:
+        return [bytes_of(piece) for piece in pieces]
+    first, last = min(s.start for s in slices), max(s.stop for s in slices)
+    files = {s.fd for s in slices}
+    if len(files) > 1 or last - first > 2 * _HELD_NBYTES:
+        return [bytes_of(piece) for piece in pieces]
+    data = FileSlice(files.pop(), first, last).read()
+    return [
+        data[piece.start - first : piece.stop - first]
+        if isinstance(piece, FileSlice)
+        else piece
+        for piece in pieces
+    ]
 
 
 def _merged(pieces: Pieces) -> Iterator[Piece]:
