@@ -193,7 +193,7 @@ def test_writing_whole_shards_reads_nothing(tmp_path, monkeypatch):
         raise AssertionError("a whole shard was read")
 
     monkeypatch.setattr(LocalStore, "read", refuse)
-    monkeypatch.setattr(LockedFile, "read", refuse)
+    monkeypatch.setattr(LockedFile, "opened", refuse)
     a[8:16] = 3
     a[16:, 16:] = 4  # as much of the last shard as lies within the array
     with pytest.raises(AssertionError):
@@ -210,9 +210,9 @@ def test_untouched_inner_chunks_are_copied_as_bytes(tmp_path):
     start, n = int(shard.index.offset[7]), int(shard.index.nbytes[7])
     data[start : start + n] = b"\xaa" * n
     path.write_bytes(data)
-    before = {k: stored_shard(a).payload(k).tobytes() for k in range(8)}
+    before = {k: stored_shard(a).piece(k).tobytes() for k in range(8)}
     a[0:2, 0:2] = 7
-    after = {k: stored_shard(a).payload(k).tobytes() for k in range(8)}
+    after = {k: stored_shard(a).piece(k).tobytes() for k in range(8)}
     assert {k for k in range(8) if before[k] != after[k]} == {0}
     a[4:8, 12:16] = 1  # the damaged one, written whole
     assert (a[4:8, 12:16] == 1).all()
