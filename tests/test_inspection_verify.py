@@ -12,6 +12,7 @@ import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 
 import gpushard
+from gpushard.inspection.contents import contents_of
 from gpushard.inspection.verify import verify_array
 from gpushard.options import MIB
 from range_server import RangeServer
@@ -308,3 +309,25 @@ def test_arrays_on_s3_are_verified(tmp_path, monkeypatch):
         opened = gpushard.open_array("s3://bucket/a", storage_options=options)
         result = verify_array(opened.source, decodes=True)
     assert told(result) == [("decode", "c/0/1", (0, 4))]
+
+
+def test_chunks_that_only_their_bytes_tell_the_size_of_are_held_within_the_limit(
+    monkeypatch,
+):
+    objects = {}
+    z = zarr.create_array(
+        objects, shape=(160,), chunks=(16,), dtype="u1", compressors=None, fill_value=0
+    )
+    z[...] = 7
+    seen: list[int] = []
+
+    def told_of(source, some):
+        seen.append(len(some))
+        return contents_of(source, some)
+
+    monkeypatch.setattr("gpushard.inspection.verify.contents_of", told_of)
+    for limit, most in ((4 * 16 * 3, 3), (1, 1)):
+        seen.clear()
+        assert not verified(z.store, memory_limit=limit).findings
+        assert max(seen) == most
+        assert sum(seen) == 10

@@ -153,6 +153,18 @@ def test_a_shard_is_fetched_whole_from_three_quarters_on(tmp_path, n_rows, is_wh
     assert (len(store.asked) == 1) is is_whole
 
 
+@pytest.mark.parametrize(("most", "is_whole"), [(63, False), (64, True)])
+def test_a_shard_above_the_limit_is_never_fetched_whole(tmp_path, most, is_whole):
+    values = np.arange(64, dtype="u1").reshape(8, 8)
+    store_whole(tmp_path, values, chunks=(1, 8), shards=(8, 8), compressors=ZstdCodec())
+    store = CostlyRequests(tmp_path)
+    options = gpushard.Options(whole_object_max_nbytes=most)
+    a = gpushard.open_array(store, options=options)
+    store.asked = ()
+    np.testing.assert_array_equal(a[...], values)
+    assert (len(store.asked) == 1) is is_whole
+
+
 @pytest.mark.parametrize("small_read_chunks", [0, 8])
 def test_a_cast_that_overflows_warns_nobody(tmp_path, small_read_chunks):
     values = np.full((4, 4), 1e30, "f4")
