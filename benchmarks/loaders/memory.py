@@ -13,8 +13,9 @@ import numpy as np
 from gpushard.loader.reading import LOAD_NBYTES
 from gpushard.options import MIB
 
-# Reads that are in memory at a time: two waiting, one being made, one handed out.
-BUFFER_NBYTES = 4 * LOAD_NBYTES
+# Reads in memory at a time: one planned, two waiting or being made, one in order, one
+# handed out.
+BUFFER_NBYTES = 5 * LOAD_NBYTES
 TIMES = 20
 _ROW_NBYTES, _CHUNK, _SHARD = 4096, 64, 4096
 _N_LOOKS = 20
