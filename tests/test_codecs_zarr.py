@@ -17,6 +17,7 @@ from packaging.version import Version
 from zarr.abc.codec import ArrayArrayCodec
 from zarr.registry import get_codec_class, register_codec
 
+from gpushard.codecs import zarr_codec
 from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
 from gpushard.layout import CodecChain, CodecSpec
 from gpushard.pipeline import HostPipeline
@@ -229,6 +230,34 @@ def test_a_codec_that_lacks_its_package_when_it_decodes_blames_no_bytes(
     async def decode(*_: Any) -> Any:
         raise UnknownCodecError("pcodec")
 
-    monkeypatch.setattr(get_codec_class("numcodecs.quantize"), "decode", decode)
+    def decode_sync(*_: Any) -> Any:
+        raise UnknownCodecError("pcodec")
+
+    quantize = get_codec_class("numcodecs.quantize")
+    monkeypatch.setattr(quantize, "decode", decode)
+    monkeypatch.setattr(quantize, "_decode_sync", decode_sync, raising=False)
     with pytest.raises(UnsupportedError, match="package that is not installed"):
         pipeline.decode(bytes(16), (4,))
+
+
+@pytest.mark.skipif(not zarr_codec._AT_ONCE, reason="this zarr has only the other way")
+def test_an_event_loop_is_entered_only_for_codecs_that_need_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = np.array(["a", "bcd", ""], dtype=np.dtypes.StringDType())
+    encoded, pipeline = written(words)
+    entered: list[Any] = []
+    plain = zarr_codec.sync
+
+    def sync(coroutine: Any) -> Any:
+        entered.append(coroutine)
+        return plain(coroutine)
+
+    monkeypatch.setattr(zarr_codec, "sync", sync)
+    assert pipeline.decode(encoded, (3,)).tolist() == words.tolist()
+    assert not entered
+    # So says a codec of zarr's whose own codecs need one.
+    kind = get_codec_class("vlen-utf8")
+    monkeypatch.setattr(kind, "_sync_capable", False, raising=False)
+    assert pipeline.decode(encoded, (3,)).tolist() == words.tolist()
+    assert len(entered) == 1

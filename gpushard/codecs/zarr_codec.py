@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numcodecs.errors import UnknownCodecError
 from numpy.typing import NDArray
-from zarr.abc.codec import BytesBytesCodec
+from zarr.abc import codec as zarr_codecs
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
@@ -41,6 +41,8 @@ from gpushard.layout import CodecSpec
 _SHARDING = "sharding_indexed"
 # Their head claims a number of items, for which numcodecs allocates pointers.
 _COUNTED = frozenset({"vlen-utf8", "vlen-bytes"})
+# Of newer zarr: codecs that need no event loop, which takes 0.1 ms and more to enter.
+_AT_ONCE: Any = getattr(zarr_codecs, "SupportsSyncCodec", ())
 # zarr does not call them of fixed size, though one element makes one.
 _SAME_SHAPE = frozenset(
     [
@@ -209,7 +211,8 @@ def _numpy_dtype(array: ArraySpec) -> np.dtype[Any]:
 
 def _encoded_nbytes(codec: Any, nbytes: int, spec: ArraySpec) -> int | None:
     # In older zarr the checksums of numcodecs know their size but do not say so.
-    is_fixed = getattr(codec, "is_fixed_size", isinstance(codec, BytesBytesCodec))
+    is_bytes = isinstance(codec, zarr_codecs.BytesBytesCodec)
+    is_fixed = getattr(codec, "is_fixed_size", is_bytes)
     if not is_fixed:
         return None
     try:
@@ -236,7 +239,10 @@ def _in_byte_order(elements: Any, spec: ArraySpec) -> Any:
 
 def _decode(name: str, codec: Any, data: Any, spec: ArraySpec) -> Any:
     try:
-        (decoded,) = sync(codec.decode([(data, spec)]))
+        if isinstance(codec, _AT_ONCE) and getattr(codec, "_sync_capable", True):
+            decoded = codec._decode_sync(data, spec)  # noqa: SLF001 - as the protocol says
+        else:
+            (decoded,) = sync(codec.decode([(data, spec)]))
     except (ImportError, UnknownCodecError) as error:
         # Nothing is wrong with the bytes: none of them was looked at.
         raise UnsupportedError(
