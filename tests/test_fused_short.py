@@ -218,3 +218,21 @@ def test_several_threads_share_the_inner_chunks(seen, monkeypatch, tmp_path):
         assert_same_bits(a[key], VALUES[key])
     assert shared == [3, 3, 2]
     assert results.short_reader(a.source) is not None
+
+
+@pytest.mark.parametrize("chain", [[], [ZSTD]], ids=["raw", "zstd"])
+def test_rows_of_any_number_of_bytes_are_copied_whole(chain, seen, tmp_path):
+    values = np.random.default_rng(3).integers(0, 256, (8, 1400), np.uint8)
+    inner = sharding((4, 700), codecs=[codec("bytes"), *chain])
+    here = document(values.shape, (8, 1400), inner, dtype="uint8", fill_value=0)
+    place = write(here, [(..., values)]).placed("local", tmp_path)
+    a = gpushard.open_array(place, options=SHORT)
+    out = np.empty((5, 1402), np.uint8)
+    lengths = [1, 2, 7, 15, 16, 17, 31, 32, 33, 100, 511, 512, 513, 528, 699]
+    for n in lengths:
+        out[...] = 7
+        a.read(np.s_[2:7, 690 : 690 + n], out=out[:, 1 : 1 + n])
+        want = np.full_like(out, 7)
+        want[:, 1 : 1 + n] = values[2:7, 690 : 690 + n]
+        assert np.array_equal(out, want)
+    assert seen.n_short == len(lengths)
