@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
 
 SHORT = FUSED.but(small_read_chunks=1)
 BOX = np.s_[20:50, 10:70]
+IO = Path("/proc/self/io")
 
 
 @pytest.fixture(autouse=True)
@@ -236,3 +238,25 @@ def test_rows_of_any_number_of_bytes_are_copied_whole(chain, seen, tmp_path):
         want[:, 1 : 1 + n] = values[2:7, 690 : 690 + n]
         assert np.array_equal(out, want)
     assert seen.n_short == len(lengths)
+
+
+@pytest.mark.skipif(not IO.exists(), reason="only Linux counts what a process reads")
+@pytest.mark.parametrize("options", [FUSED], ids=["direct"])
+def test_plain_elements_around_columns_are_not_read_for_each(options, seen, tmp_path):
+    values = np.arange(2048 * 128, dtype="i4").reshape(2048, 128)
+    inner = sharding((1024, 128), codecs=[LITTLE])
+    here = document(values.shape, (2048, 128), inner, dtype="int32", fill_value=0)
+    place = write(here, [(..., values)]).placed("local", tmp_path)
+    a = gpushard.open_array(place, options=options)
+    columns = [3, 20, 50, 80, 99, 120]
+    assert_same_bits(a.oindex[:, columns], values[:, columns])
+    before = read_nbytes()
+    assert_same_bits(a.oindex[:, columns], values[:, columns])
+    # Once, or twice where tasks cut an inner chunk.
+    assert read_nbytes() - before < 2.5 * values.nbytes
+    assert len(seen.sinks) == 2 * (options is FUSED)
+
+
+def read_nbytes() -> int:
+    """Bytes that this process got from calls of `read` and `pread`."""
+    return int(IO.read_text(encoding="ascii").split()[1])

@@ -21,7 +21,7 @@ from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetch import fetch_indexes
 from gpushard.fused.boxes import Landing, are_too_many, runs
 from gpushard.fused.cells import AxisCells, axis_cells
-from gpushard.fused.columns import END, FILE, FIRST_LENGTH, HIGH, LOW
+from gpushard.fused.columns import END, FILE, FIRST_LENGTH, HIGH, LOW, SOURCE
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxRunner
@@ -169,8 +169,7 @@ class DirectRead:
             nbytes = int((boxes[:, HIGH] - boxes[:, LOW]).sum())
             self._job.tally.add(payload_nbytes=nbytes)
         announce(boxes)
-        widest = int((boxes[:, HIGH] - boxes[:, LOW]).max(initial=0))
-        window = window_nbytes(self._job.source.options, widest)
+        window = window_nbytes(self._job.source.options, spanned_nbytes(boxes))
         is_placed = self._runner.run(boxes, window)
         first, last = np.searchsorted(shards.bounds, (low, high - 1), "right") - 1
         for s in range(int(first), int(last) + 1):
@@ -283,6 +282,20 @@ def stored_fill(source: Source, chunk_nbytes: int) -> np.ndarray[tuple[int], Any
     value = source.layout.fill_value
     stored = value.astype(source.pipeline.stored_dtype)
     return np.full(chunk_nbytes // stored.itemsize, stored)
+
+
+def spanned_nbytes(boxes: Ints) -> int:
+    """Most bytes that boxes of one inner chunk lie in: with room for them, none twice.
+
+    Plain elements of every row, at some places of it, make as many boxes as places, and
+    each needs nearly all of the inner chunk.
+    """
+    if not len(boxes):
+        return 0
+    source = boxes[:, SOURCE]
+    firsts = np.flatnonzero(np.append(True, source[1:] != source[:-1]))
+    low = np.minimum.reduceat(boxes[:, LOW], firsts)
+    return int((np.maximum.reduceat(boxes[:, HIGH], firsts) - low).max())
 
 
 def announce(boxes: Ints) -> None:
