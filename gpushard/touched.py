@@ -108,7 +108,7 @@ class TouchedGrid:
         for axis, grid in zip(selection.axes, self._axes, strict=True):
             if isinstance(axis, IndexAxis):
                 n_gathered += 1
-                cells = grid.of_index(axis)
+                cells = grid.of_index(axis, limit)
             elif axis == grid.whole:  # most axes of most reads
                 along.append(grid.only_cell)
                 continue
@@ -272,8 +272,8 @@ class _Axis:
             inside = slice(start, start + (length - 1) * axis.step + 1, axis.step)
             yield cell, inside, out, *self.place(cell)
 
-    def of_index(self, axis: IndexAxis) -> Sequence[_Along] | None:
-        """Cells that an index array touches; None if it is long."""
+    def of_index(self, axis: IndexAxis, limit: int) -> Sequence[_Along] | None:
+        """Cells that an index array touches; None if it is long, or they are many."""
         if axis.length > _FEW_ELEMENTS:
             return None
         members: dict[int, tuple[list[int], list[int]]] = {}
@@ -283,6 +283,8 @@ class _Axis:
             inside, out = members.setdefault(cell, ([], []))
             inside.append(within)
             out.append(out_index)
+            if len(members) > limit:
+                return None
         return [
             (cell, *_sliced(inside, out), *self.place(cell))
             for cell, (inside, out) in members.items()
