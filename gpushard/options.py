@@ -140,8 +140,8 @@ class Options:
         Reads of at most this many inner chunks take a path without columns and
         without a thread pool: eight of them cost as much as making the columns.
         Several that are larger than 1 MiB, or `memory_limit`, together do not. Once the
-        compiled loops are loaded, boxes of two to a thousand inner chunks in local
-        files have a short way of their own. 0 switches the short ways off.
+        compiled loops are loaded, two to a thousand inner chunks in local files have a
+        short way of their own. 0 switches the short ways off.
     whole_object_fraction
         Where each request has a price, an object is fetched whole when at least this
         part of its inner chunks is wanted and its index is not known.

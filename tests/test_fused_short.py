@@ -1,4 +1,4 @@
-"""Boxes of some inner chunks in compiled loops: which, and that they are right."""
+"""Reads of some inner chunks in compiled loops: which, and that they are right."""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ from fused_cases import (
     watch_sinks,
 )
 from gpushard import results
-from gpushard.fused import choice, short
-from selection_strategies import basic_keys
+from gpushard.fused import choice, laid, short
+from selection_strategies import (
+    basic_keys,
+    masks,
+    orthogonal_keys,
+    point_keys,
+    take_orthogonal,
+)
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write
 
@@ -91,6 +97,51 @@ def test_any_box_is_read_as_numpy_reads_it(stored_volume, data):
         assert_same_bits(a[key], WANTED[key])
 
 
+@given(st.data())
+def test_index_arrays_are_read_as_numpy_reads_them(stored_volume, data):
+    key = data.draw(orthogonal_keys(VOLUME.shape))
+    for options in (SHORT, SHORT.but(threads=3)):
+        a = gpushard.open_array(stored_volume, options=options)
+        assert_same_bits(a.oindex[key], take_orthogonal(WANTED, key))
+
+
+@given(st.data())
+def test_points_are_read_as_numpy_reads_them(stored_volume, data):
+    key = data.draw(point_keys(VOLUME.shape) | masks(VOLUME.shape))
+    for options in (SHORT, SHORT.but(threads=3)):
+        a = gpushard.open_array(stored_volume, options=options)
+        assert_same_bits(a.vindex[key], WANTED[key])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([7, 0, 19, 3], id="in no order"),
+        pytest.param([5, 5, 18, 5, 17, 18], id="repeated"),
+        pytest.param([-1, 2, -20], id="negative"),
+        pytest.param([2, 3, 4, 5, 9, 8, 7], id="runs across inner chunks"),
+        pytest.param(np.arange(20) % 3 == 0, id="mask"),
+        pytest.param(np.tile(np.arange(20), 40), id="many"),
+    ],
+)
+def test_index_arrays_of_one_and_of_several_axes_are_taken(rows, stored_volume, seen):
+    a = gpushard.open_array(stored_volume, options=SHORT)
+    rows = np.asarray(rows)
+    assert_same_bits(a[rows], WANTED[rows])
+    assert_same_bits(a[rows, 2:9, ::-2], WANTED[rows, 2:9, ::-2])
+    few, columns = rows[:7], [8, 0, 8, 1]
+    if rows.dtype != bool:
+        want = WANTED[np.ix_(few, range(0, 18, 5), columns)]
+        assert_same_bits(a.oindex[few, ::5, columns], want)
+        assert_same_bits(a.vindex[few, few % 18, 0], WANTED[few, few % 18, 0])
+        out = np.full((9, len(few)), -1, "i4").T
+        assert a.read((few, 3), out=out) is out
+        assert_same_bits(np.ascontiguousarray(out), WANTED[few, 3])
+    n_too_many = 2 * (len(rows) > 100)  # times the six cells of the second axis
+    assert seen.n_short == (2 if rows.dtype == bool else 5) - n_too_many
+    assert len(seen.sinks) == n_too_many
+
+
 @pytest.mark.parametrize(
     "key",
     [
@@ -133,15 +184,21 @@ def test_arrays_of_the_callers_are_written_where_they_are(opened, seen):
     assert seen.n_short == 3
 
 
-def test_what_is_no_box_goes_another_way(opened, seen, monkeypatch):
-    assert_same_bits(opened.oindex[[1, 99, 40]], VALUES[[1, 99, 40]])
-    assert_same_bits(opened.vindex[[1, 99], [3, 80]], VALUES[[1, 99], [3, 80]])
+def test_what_is_not_for_it_goes_another_way(opened, seen, monkeypatch):
     assert_same_bits(opened[::65, 3:80], VALUES[::65, 3:80])  # beyond a shard
     assert_same_bits(opened[5:5], VALUES[5:5])
+    assert_same_bits(opened.oindex[[], 3:80], VALUES[[], 3:80])
+    assert_same_bits(opened.vindex[[], []], VALUES[[], []])
     assert_same_bits(opened.read(BOX, dtype="f8"), VALUES[BOX].astype("f8"))
-    for most in ("_MOST_CHUNKS", "_MOST_SHARDS"):
-        monkeypatch.setattr(short, most, 2)
+    points = [1, 99, 40], [3, 80, 5]
+    out = np.zeros((3, 2), "i4")[:, 0]
+    assert opened.read(points, out=out) is out
+    assert_same_bits(np.ascontiguousarray(out), VALUES[points])
+    for most in ("_MOST_BOXES", "_MOST_SHARDS"):
+        monkeypatch.setattr(laid, most, 2)
         assert_same_bits(opened[...], VALUES)
+        assert_same_bits(opened.oindex[[1, 99, 40]], VALUES[[1, 99, 40]])
+        assert_same_bits(opened.vindex[points], VALUES[points])
         monkeypatch.undo()
     assert seen.n_short == 0
 
@@ -240,8 +297,22 @@ def test_rows_of_any_number_of_bytes_are_copied_whole(chain, seen, tmp_path):
     assert seen.n_short == len(lengths)
 
 
+def test_no_read_has_the_loops_compiled_once_more(opened):
+    loaded = choice._load()
+    rows = np.arange(99)[::-3]
+    for read in (
+        lambda: opened[BOX],
+        lambda: opened[rows],
+        lambda: opened.vindex[rows, rows[::-1] % 90],
+        lambda: opened.vindex[VALUES > 990],
+    ):
+        read()
+    for name in ("place_boxes", "plan_boxes", "plan_axes", "plan_points"):
+        assert len(getattr(loaded, name).signatures) == 1
+
+
 @pytest.mark.skipif(not IO.exists(), reason="only Linux counts what a process reads")
-@pytest.mark.parametrize("options", [FUSED], ids=["direct"])
+@pytest.mark.parametrize("options", [SHORT, FUSED], ids=["short", "direct"])
 def test_plain_elements_around_columns_are_not_read_for_each(options, seen, tmp_path):
     values = np.arange(2048 * 128, dtype="i4").reshape(2048, 128)
     inner = sharding((1024, 128), codecs=[LITTLE])

@@ -28,7 +28,8 @@ ORDINAL, INNER, OUTER, LENGTH = range(4)
 # Of an axis that is taken by a slice: bytes between wanted neighbours in the inner
 # chunk and in the output; the first element, the step and how many there are; where the
 # first lands, in bytes; how long a cell is, how many make a shard, how far apart they
-# stand in the index, bytes between their elements; cells and shards that are touched.
+# stand in the index, bytes between their elements; cells (at most) and shards that are
+# touched. By an index: STEP is 0, and FIRST where its elements begin among all axes'.
 INNER_STEP, OUTER_STEP, FIRST, STEP, N_ELEMENTS, OUT_OFFSET = range(6)
 CELL, PER_SHARD, INDEX_STRIDE, CHUNK_STRIDE, N_CELLS, N_SHARDS = range(6, 12)
 

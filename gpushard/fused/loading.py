@@ -20,14 +20,15 @@ class Compiled(NamedTuple):
     ----------
     place_boxes, decoder
         As in `gpushard.fused.loops` and `gpushard.fused.columns`.
-    plan_boxes, plan_slices, planned
+    plan_boxes, plan_axes, plan_points, planned
         As in `gpushard.fused.planning`.
     """
 
     place_boxes: Callable[..., Any]
     decoder: type[Decoder]
     plan_boxes: Callable[..., Any]
-    plan_slices: Callable[..., Any]
+    plan_axes: Callable[..., Any]
+    plan_points: Callable[..., Any]
     planned: type[planning.Planned]
 
 
@@ -50,7 +51,7 @@ def _sources_stamp() -> int:
 def _warm(stamp: int, *, keeps: bool) -> Compiled:
     """The loops, once called with nothing to do: so they are compiled."""
     place_boxes = loops.compiled(stamp, keeps=keeps)
-    plan_boxes, plan_slices = planning.compiled(stamp, keeps=keeps)
+    plan_boxes, plan_axes, plan_points = planning.compiled(stamp, keeps=keeps)
     decoder = Decoder(*[0] * len(Decoder._fields))
     boxes = np.empty((0, FIRST_LENGTH + 1), np.int64)
     strides = np.empty((2, 1, 1), np.int64)
@@ -60,5 +61,9 @@ def _warm(stamp: int, *, keeps: bool) -> Compiled:
     cells, ranges = np.empty((4, 0), np.int64), np.empty((2, 0, 1), np.int64)
     shards = np.empty((0, 5), np.int64)
     plan_boxes(planned, strides, cells, ranges, shards, boxes)
-    plan_slices(planned, strides, np.zeros((12, 1), np.int64), shards, boxes)
-    return Compiled(place_boxes, Decoder, plan_boxes, plan_slices, planning.Planned)
+    axes, elements = np.zeros((12, 1), np.int64), np.empty((2, 0), np.int64)
+    plan_axes(planned, strides, axes, elements, shards, boxes)
+    plan_points(planned, axes, np.empty((3, 0), np.int64), shards, boxes)
+    return Compiled(
+        place_boxes, Decoder, plan_boxes, plan_axes, plan_points, planning.Planned
+    )

@@ -143,10 +143,10 @@ def _plan_shard(
 
 @njit(nogil=True)
 def _sort(boxes: Any) -> None:
-    """Put a shard's boxes in the order of their bytes."""
+    """Put a shard's boxes in the order of the bytes that they need."""
     for k in range(1, boxes.shape[0]):
-        if boxes[k, SOURCE] < boxes[k - 1, SOURCE]:
-            boxes[:] = boxes[np.argsort(boxes[:, SOURCE].copy(), kind="mergesort")]
+        if boxes[k, LOW] < boxes[k - 1, LOW]:
+            boxes[:] = boxes[np.argsort(boxes[:, LOW].copy(), kind="mergesort")]
             return
 
 
@@ -183,27 +183,102 @@ def _plan_shards(
 
 
 @njit(nogil=True)
+def _put_cell(axis: Any, element: int, outer: int, length: int, column: Any) -> int:
+    """Write a cell whose first wanted element is given; the shard that it lies in."""
+    cell = element // axis[CELL]
+    column[ORDINAL] = cell % axis[PER_SHARD] * axis[INDEX_STRIDE]
+    column[INNER] = (element - cell * axis[CELL]) * axis[CHUNK_STRIDE]
+    column[OUTER] = outer
+    column[LENGTH] = length
+    return cell // axis[PER_SHARD]
+
+
+@njit(nogil=True)
 def _lay_slice(axis: Any, done: int, cells: Any, spans: Any) -> int:
     """Write the cells that a slice touches, and which of them lie in each shard."""
     s, before, k = -1, -1, 0
     while k < axis[N_ELEMENTS]:
         element = axis[FIRST] + k * axis[STEP]
-        cell = element // axis[CELL]
-        within = element - cell * axis[CELL]
-        n = min(axis[N_ELEMENTS] - k, (axis[CELL] - 1 - within) // axis[STEP] + 1)
-        shard, nth = cell // axis[PER_SHARD], cell % axis[PER_SHARD]
+        left = axis[CELL] - 1 - element % axis[CELL]
+        n = min(axis[N_ELEMENTS] - k, left // axis[STEP] + 1)
+        outer = axis[OUT_OFFSET] + k * axis[OUTER_STEP]
+        shard = _put_cell(axis, element, outer, n, cells[:, done])
         if shard != before:
             before = shard
             s += 1
             spans[0, s] = done
         spans[1, s] += 1
-        cells[ORDINAL, done] = nth * axis[INDEX_STRIDE]
-        cells[INNER, done] = within * axis[CHUNK_STRIDE]
-        cells[OUTER, done] = axis[OUT_OFFSET] + k * axis[OUTER_STEP]
-        cells[LENGTH, done] = n
         k += n
         done += 1
     return done
+
+
+@njit(nogil=True)
+def _lay_index(axis: Any, elements: Any, done: int, cells: Any, spans: Any) -> int:
+    """As `_lay_slice`, of ascending elements; each run of them is a cell of its own."""
+    s, before, next_element, next_out = -1, -1, -1, -1
+    for k in range(axis[FIRST], axis[FIRST] + axis[N_ELEMENTS]):
+        element, out = elements[0, k], elements[1, k]
+        is_next = element == next_element and out == next_out
+        if is_next and element % axis[CELL]:
+            cells[LENGTH, done - 1] += 1
+        else:
+            outer = out * axis[OUTER_STEP]
+            shard = _put_cell(axis, element, outer, 1, cells[:, done])
+            if shard != before:
+                before = shard
+                s += 1
+                spans[0, s] = done
+            spans[1, s] += 1
+            done += 1
+        next_element, next_out = element + 1, out + 1
+    return done
+
+
+@njit(nogil=True)
+def _lay_axes(axes: Any, elements: Any, cells: Any, spans: Any) -> int:
+    """Write the cells of all axes; boxes that their product has."""
+    n_boxes, before = 1, 0
+    for a in range(axes.shape[1]):
+        axis = axes[:, a]
+        if axis[STEP]:
+            done = _lay_slice(axis, before, cells, spans[a])
+        else:
+            done = _lay_index(axis, elements, before, cells, spans[a])
+        n_boxes *= done - before
+        before = done
+    return n_boxes
+
+
+@njit(nogil=True)
+def _plan_points(p: Planned, axes: Any, points: Any, shards: Any, boxes: Any) -> None:
+    """Write a box a point, and where those of each shard end."""
+    done, k = 0, 0
+    for s in range(len(shards)):
+        first = done
+        is_sound = True
+        while k < points.shape[1] and points[0, k] == s:
+            box = boxes[done]
+            ordinal, offset = 0, 0
+            for axis in range(axes.shape[1]):
+                element = points[2 + axis, k]
+                cell = element // axes[CELL, axis]
+                nth = cell % axes[PER_SHARD, axis]
+                ordinal += nth * axes[INDEX_STRIDE, axis]
+                within = element - cell * axes[CELL, axis]
+                offset += within * axes[CHUNK_STRIDE, axis]
+                box[FIRST_LENGTH + axis] = 1
+            box[OFFSET], box[PART] = offset, 0
+            box[TARGET] = p.target + points[1, k] * p.itemsize
+            is_sound &= _put_bytes(p, box, shards[s], ordinal, p.itemsize)
+            done += 1
+            k += 1
+        if is_sound:
+            _sort(boxes[first:done])
+            _put_reach(boxes[first:done])
+        else:
+            done = first
+        shards[s, END] = done
 
 
 @njit(nogil=True)
@@ -218,15 +293,19 @@ def _cross(axes: Any, spans: Any, ranges: Any) -> None:
             ranges[1, s, axis] = spans[axis, 1, at]
 
 
-def compiled(stamp: int, *, keeps: bool) -> tuple[Any, Any]:
+def compiled(stamp: int, *, keeps: bool) -> tuple[Any, Any, Any]:
     """Loops over shards; `keeps` them for other processes, which compare `stamp`.
 
-    Both take the strides of the read (see `loops.compiled`); the shards, int64, shape
+    They take the strides of the read (see `loops.compiled`); the shards, int64, shape
     (n_shards, 5), of which they set where their boxes end; and room for all boxes,
     which they fill. A shard whose index is no help has none. The first also takes the
     cells of all axes, int64, shape (4, n_cells), and where each shard's cells begin and
     how many there are, int64, shape (2, n_shards, n_axes). The second lays out the axes
-    by itself, all of them slices: int64, shape (12, n_axes).
+    by itself, int64, shape (12, n_axes), and says how many boxes they make; elements
+    that indexes take stand in int64, shape (2, n_elements): which, ascending along each
+    axis, and where in the output. The third takes points instead, by shard: int64,
+    shape (2 + n_axes, n_points), whose rows are the number of the shard, the place in
+    the output and the coordinates.
     """
 
     @njit(nogil=True, cache=keeps)
@@ -237,18 +316,21 @@ def compiled(stamp: int, *, keeps: bool) -> tuple[Any, Any]:
         return stamp
 
     @njit(nogil=True, cache=keeps)
-    def plan_slices(
-        p: Planned, strides: Any, axes: Any, shards: Any, boxes: Any
-    ) -> int:
+    def plan_axes(
+        p: Planned, strides: Any, axes: Any, elements: Any, shards: Any, boxes: Any
+    ) -> tuple[int, int]:
         n_axes = axes.shape[1]
         cells = np.empty((4, axes[N_CELLS].sum()), np.int64)
         spans = np.zeros((n_axes, 2, axes[N_SHARDS].max()), np.int64)
         ranges = np.empty((2, len(shards), n_axes), np.int64)
-        done = 0
-        for axis in range(n_axes):
-            done = _lay_slice(axes[:, axis], done, cells, spans[axis])
+        n_boxes = _lay_axes(axes, elements, cells, spans)
         _cross(axes, spans, ranges)
         _plan_shards(p, strides, cells, ranges, shards, boxes)
+        return n_boxes, stamp
+
+    @njit(nogil=True, cache=keeps)
+    def plan_points(p: Planned, axes: Any, points: Any, shards: Any, boxes: Any) -> int:
+        _plan_points(p, axes, points, shards, boxes)
         return stamp
 
-    return plan_boxes, plan_slices
+    return plan_boxes, plan_axes, plan_points

@@ -1,0 +1,233 @@
+"""Small selections, laid over the grid of shards for the compiled loops to plan.
+
+Slices go to the loops as they are; what indexes take is sorted before, and points are
+sorted by shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.blocks import order_by, shards_of
+from gpushard.fused.cells import index_stride
+from gpushard.fused.columns import CELL, END, FIRST_LENGTH, PER_SHARD
+from gpushard.layout import ArrayLayout
+from gpushard.selection import (
+    IndexAxis,
+    Ints,
+    Orthogonal,
+    Points,
+    Selection,
+    SliceAxis,
+)
+
+if TYPE_CHECKING:
+    from gpushard.fused.loading import Compiled
+
+# Beyond this, setting up the general way is a hundredth of a read.
+_MOST_BOXES, _MOST_SHARDS = 1024, 32
+_NO_ELEMENTS = np.empty((2, 0), np.int64)
+
+Coordinate = tuple[int, ...]
+Grid = Sequence[tuple[int, int, int, int]]
+"""Of each axis, what `columns.CELL` and the three after it say."""
+
+
+class Boxes(NamedTuple):
+    """What is to be placed; less than wanted where an index is no help.
+
+    Attributes
+    ----------
+    columns
+        int64, shape (n_boxes, FIRST_LENGTH + n_axes).
+    strides
+        Bytes between wanted neighbours, as `BoxPlacer` takes them.
+    n_wanted
+        Boxes that the selection has.
+    """
+
+    columns: Ints
+    strides: Ints
+    n_wanted: int
+
+
+class Mesh(NamedTuple):
+    """A selection of one selector an axis.
+
+    Attributes
+    ----------
+    axes
+        Columns of each axis (`columns.INNER_STEP` and on): int64, shape (12, n_axes).
+    elements
+        What indexes take, one axis after the other, each ascending, and where that
+        lands along it: int64, shape (2, n_elements).
+    shards
+        Coordinates of the shards that are touched.
+    n_most
+        Boxes at most.
+    """
+
+    axes: Ints
+    elements: Ints
+    shards: Sequence[Coordinate]
+    n_most: int
+
+    def plan(self, compiled: Compiled, planned: Any, rows: Ints) -> Boxes:
+        """Boxes, from rows of the shards (`columns.OFFSETS` and on)."""
+        boxes = _room(self.n_most, self.axes)
+        strides = self.axes[:2].reshape(2, 1, -1)
+        n_wanted, _ = compiled.plan_axes(
+            planned, strides, self.axes, self.elements, rows, boxes
+        )
+        return Boxes(boxes[: rows.item(-1, END)], strides, n_wanted)
+
+
+class Scattered(NamedTuple):
+    """A selection of points.
+
+    Attributes
+    ----------
+    axes
+        As of `Mesh`, of which only the grid counts.
+    points
+        By shard: which of `shards`, place in the flattened output, coordinates: int64,
+        shape (2 + n_axes, n_points).
+    shards
+        Coordinates of the shards that are touched.
+    """
+
+    axes: Ints
+    points: Ints
+    shards: Sequence[Coordinate]
+
+    def plan(self, compiled: Compiled, planned: Any, rows: Ints) -> Boxes:
+        """Boxes, from rows of the shards (`columns.OFFSETS` and on)."""
+        n_points = self.points.shape[1]
+        boxes = _room(n_points, self.axes)
+        compiled.plan_points(planned, self.axes, self.points, rows, boxes)
+        strides = np.zeros((2, 1, self.axes.shape[1]), np.int64)
+        return Boxes(boxes[: rows.item(-1, END)], strides, n_points)
+
+
+def _room(n_boxes: int, axes: Ints) -> Ints:
+    return np.empty((n_boxes, FIRST_LENGTH + axes.shape[1]), np.int64)
+
+
+class _Along(NamedTuple):
+    """One axis: its column of `Mesh.axes`, and shards along it."""
+
+    column: tuple[int, ...]
+    shards: Sequence[int]
+    n_most: int
+    elements: Ints | None = None
+
+
+def grid_of(layout: ArrayLayout, chunk_strides: Sequence[int]) -> Grid:
+    """Grid of an array with one sharding level, all of whose cells are of one shape."""
+    return [
+        (inner.cell, outer.cell // inner.cell, index_stride(layout, axis), stride)
+        for axis, (inner, outer, stride) in enumerate(
+            zip(layout.inner_axes, layout.axes, chunk_strides, strict=True)
+        )
+    ]
+
+
+def laid(
+    selection: Selection, grid: Grid, out: NDArray[Any]
+) -> Mesh | Scattered | None:
+    """A selection over the grid; None if it is empty, too large, or too rare.
+
+    Parameters
+    ----------
+    out
+        Host, of the selection's shape.
+    """
+    if isinstance(selection, Points):
+        return _scattered(selection, grid, out)
+    return _mesh(selection, grid, out)
+
+
+def _mesh(selection: Orthogonal, grid: Grid, out: NDArray[Any]) -> Mesh | None:
+    strides = [s for i, s in enumerate(out.strides) if i not in selection.new_axes]
+    strides.reverse()
+    along: list[_Along] = []
+    taken: list[Ints] = []
+    n_most, n_taken = 1, 0
+    for axis, known in zip(selection.axes, grid, strict=True):
+        if isinstance(axis, SliceAxis):
+            one = _along_slice(axis, known, 0 if axis.drop else strides.pop())
+        else:
+            one = _along_index(axis, known, strides.pop(), n_taken)
+        if one is None:
+            return None
+        n_most *= one.n_most
+        if n_most > _MOST_BOXES:
+            return None
+        if one.elements is not None:
+            taken.append(one.elements)
+            n_taken += one.n_most
+        along.append(one)
+    if prod([len(one.shards) for one in along]) > _MOST_SHARDS:
+        return None
+    return Mesh(
+        np.array(tuple(zip(*[one.column for one in along], strict=True)), np.int64),
+        np.concatenate(taken, axis=1) if taken else _NO_ELEMENTS,
+        list(product(*[one.shards for one in along])),
+        n_most,
+    )
+
+
+def _along_slice(
+    axis: SliceAxis, known: tuple[int, int, int, int], stride: int
+) -> _Along | None:
+    start, step, length, out_start, out_step, _ = axis
+    if not length:
+        return None
+    cell, per_shard, _, chunk_stride = known
+    first, last = start // cell, (start + (length - 1) * step) // cell
+    n_cells = min(last - first + 1, length)
+    if n_cells > _MOST_BOXES or step > per_shard * cell:
+        return None  # a step beyond a shard may leave some out
+    shards = range(first // per_shard, last // per_shard + 1)
+    steps = chunk_stride * step, stride * out_step
+    wanted = start, step, length, out_start * stride
+    return _Along((*steps, *wanted, *known, n_cells, len(shards)), shards, n_cells)
+
+
+def _along_index(
+    axis: IndexAxis, known: tuple[int, int, int, int], stride: int, n_before: int
+) -> _Along | None:
+    """`n_before`: how many elements the indexes of earlier axes take."""
+    n_elements = axis.length
+    if not 0 < n_elements <= _MOST_BOXES:
+        return None
+    cell, per_shard, _, chunk_stride = known
+    order = axis.element.argsort(kind="stable")
+    elements = np.array((axis.element, axis.out_index)).take(order, axis=1)
+    shards = sorted(set((elements[0] // (per_shard * cell)).tolist()))
+    wanted = n_before, 0, n_elements, 0
+    column = chunk_stride, stride, *wanted, *known, n_elements, len(shards)
+    return _Along(column, shards, n_elements, elements)
+
+
+def _scattered(selection: Points, grid: Grid, out: NDArray[Any]) -> Scattered | None:
+    if not 0 < selection.n_points <= _MOST_BOXES or not out.flags.c_contiguous:
+        return None
+    coordinates = np.array(selection.coordinates)
+    axes = np.zeros((12, len(grid)), np.int64)
+    axes[CELL : CELL + 4] = np.array(grid).T
+    shard = coordinates // (axes[CELL] * axes[PER_SHARD])[:, np.newaxis]
+    order = order_by(shard)
+    shards, number = shards_of(shard[:, order])
+    if len(shards) > _MOST_SHARDS:
+        return None
+    points = np.empty((2 + len(grid), len(order)), np.int64)
+    points[0], points[1] = number, selection.out_index[order]
+    coordinates.take(order, axis=1, out=points[2:])
+    return Scattered(axes, points, [tuple(c) for c in shards.tolist()])
