@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.axes import Projected
 from gpushard.errors import SelectionError
 from gpushard.grid import GridPart
 from gpushard.plan import Part
 from gpushard.points import PointPart
-from gpushard.selection import Ints, Projection, SliceAxis
+from gpushard.selection import Ints, SliceAxis
 
 Index = tuple[Any, ...]
 
@@ -90,7 +91,7 @@ class GridTarget:
 
 
 def _axis_indexes(
-    projection: Projection, at: Ints, extent: int
+    projection: Projected, at: Ints, extent: int
 ) -> tuple[Iterator[Any], Iterator[Any]]:
     """Selectors along one axis of the output and of the inner chunk, one a column."""
     members = projection.members
@@ -101,11 +102,9 @@ def _axis_indexes(
             iter([members.out_index[run] for run in runs]),
             iter([members.in_index[run] for run in runs]),
         )
-    length = projection.length[at]
-    out_start = projection.out_start[at]
+    in_start, length, out_start = projection.takings(at)
     if projection.out_step < 0:
         out_start = extent - 1 - out_start
-    in_start = projection.in_start[at]
     in_stop = in_start + (length - 1) * projection.step + 1
     outs = map(slice, out_start.tolist(), (out_start + length).tolist())
     steps = [projection.step] * len(at)

@@ -127,6 +127,14 @@ class Points:
 Selection = Orthogonal | Points
 
 
+class Takings(NamedTuple):
+    """What touched cells give, as `Projection` tells it: int64, shape (n,)."""
+
+    in_start: Ints
+    length: Ints
+    out_start: Ints
+
+
 class Projection(NamedTuple):
     """One axis of a selection, laid over the cells of the grid.
 
@@ -152,6 +160,21 @@ class Projection(NamedTuple):
     out_step: int = 1
     members: Members | None = None
 
+    @property
+    def n_cells(self) -> int:
+        """Number of touched cells."""
+        return len(self.cell)
+
+    def cell_at(self, position: Ints) -> Ints:
+        """Touched cells by their positions among them."""
+        return self.cell[position]
+
+    def takings(self, position: Ints) -> Takings:
+        """What is taken of the touched cells at these positions."""
+        return Takings(
+            self.in_start[position], self.length[position], self.out_start[position]
+        )
+
 
 class Members(NamedTuple):
     """Elements of an `IndexAxis` sorted by cell.
@@ -174,26 +197,27 @@ def project(selection: AxisSelection, axis: GridAxis) -> Projection:
     """Columns over the touched cells of `axis`, from one axis of a selection."""
     if isinstance(selection, IndexAxis):
         return _project_index(selection, axis)
-    start, step, length, out_start, out_step, _ = selection
+    _, step, length, _, out_step, _ = selection
     if length == 0:
         empty = np.empty(0, np.int64)
         return Projection(empty, empty, empty, empty, step, out_step)
-    cell = _cells_of_slice(selection, axis)
+    cell = cells_of_slice(selection, axis)
+    return Projection(cell, *takings_of(selection, axis, cell), step, out_step)
+
+
+def takings_of(selection: SliceAxis, axis: GridAxis, cell: Ints) -> Takings:
+    """What a slice takes of cells that it touches."""
+    start, step, length, out_start, out_step, _ = selection
     cell_start = axis.start_of(cell)
     # Elements first..last of the slice (half-open) lie in each cell.
     first = np.maximum(-((start - cell_start) // step), 0)
     last = np.minimum(-((start - cell_start - axis.length_of(cell)) // step), length)
-    return Projection(
-        cell,
-        start + first * step - cell_start,
-        last - first,
-        out_start + first * out_step,
-        step,
-        out_step,
+    return Takings(
+        start + first * step - cell_start, last - first, out_start + first * out_step
     )
 
 
-def _cells_of_slice(selection: SliceAxis, axis: GridAxis) -> Ints:
+def cells_of_slice(selection: SliceAxis, axis: GridAxis) -> Ints:
     """Cells that hold an element of the slice; not those a stride jumps over."""
     start, step, length, *_ = selection
     first = int(axis.cell_at(start))

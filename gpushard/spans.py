@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpushard.axes import Projected
 from gpushard.grid import GridPart
 from gpushard.plan import Part
 from gpushard.points import PointPart
-from gpushard.selection import Ints, Projection
+from gpushard.selection import Ints
 
 
 def byte_spans(part: Part, position: Ints, strides: Sequence[int]) -> tuple[Ints, Ints]:
@@ -35,6 +36,8 @@ def byte_spans(part: Part, position: Ints, strides: Sequence[int]) -> tuple[Ints
         int64, shape (n_chunks,). Bytes from the start of the inner chunk.
     """
     *along, itemsize = strides
+    if not position.shape[1]:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
     if isinstance(part, PointPart):
         low, high = _point_span(part, position[0], along)
     else:
@@ -50,32 +53,49 @@ def _grid_span(
     for projection, at, stride in zip(
         part.projections, position, strides, strict=False
     ):
-        first, last = _extremes(projection)
-        low += first[at] * stride
-        high += last[at] * stride
+        first, last = _extremes(projection, at)
+        low += first * stride
+        high += last * stride
     return low, high
 
 
-def _extremes(projection: Projection) -> tuple[Ints, Ints]:
-    """First and last wanted element within each touched cell."""
+def _extremes(projection: Projected, at: Ints) -> tuple[Ints, Ints]:
+    """First and last wanted element within touched cells, by their positions."""
     members = projection.members
     if members is None:
-        span = (projection.length - 1) * projection.step
-        return projection.in_start, projection.in_start + span
-    starts = members.bounds[:-1]
-    return (
-        np.minimum.reduceat(members.in_index, starts),
-        np.maximum.reduceat(members.in_index, starts),
-    )
+        in_start, length, _ = projection.takings(at)
+        return in_start, in_start + (length - 1) * projection.step
+    run, starts, nth = _between(members.bounds, at)
+    return _extremes_of(members.in_index[run], starts, nth)
 
 
 def _point_span(
     part: PointPart, chunk: Ints, strides: Sequence[int]
 ) -> tuple[Ints, Ints]:
-    offset = np.zeros(len(part.out_index), np.int64)
+    run, starts, nth = _between(part.bounds, chunk)
+    offset = np.zeros(run.stop - run.start, np.int64)
     for index, stride in zip(part.in_index, strides, strict=True):
-        offset += index * stride
-    starts = part.bounds[:-1]
-    low = np.minimum.reduceat(offset, starts)
-    high = np.maximum.reduceat(offset, starts)
-    return low[chunk], high[chunk]
+        offset += index[run] * stride
+    return _extremes_of(offset, starts, nth)
+
+
+def _between(bounds: Ints, at: Ints) -> tuple[slice, Ints, Ints]:
+    """Elements of the cells from the first to the last of those asked for.
+
+    A block has neighbours: all others need not be looked at.
+
+    Returns
+    -------
+    Which elements these are, where those of each cell begin among them, and which of
+    these cells each of `at` is.
+    """
+    low, high = int(at.min()), int(at.max()) + 1
+    first = int(bounds[low])
+    return slice(first, int(bounds[high])), bounds[low:high] - first, at - low
+
+
+def _extremes_of(values: Ints, starts: Ints, nth: Ints) -> tuple[Ints, Ints]:
+    return (
+        np.minimum.reduceat(values, starts)[nth],
+        np.maximum.reduceat(values, starts)[nth],
+    )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from gpushard.axes import Projected
 from gpushard.blocks import ShardBlock
 from gpushard.expressions import basic, orthogonal, points
 from gpushard.layout import (
@@ -19,7 +20,7 @@ from gpushard.layout import (
     GridAxis,
     ShardLevel,
 )
-from gpushard.selection import Orthogonal, Projection, Selection, SliceAxis
+from gpushard.selection import Orthogonal, Selection, SliceAxis
 
 _PLAIN = CodecChain((), CodecSpec("bytes", {"endian": "little"}), ())
 
@@ -203,14 +204,16 @@ class Landing:
     out: np.ndarray
 
 
-def landings(projection: Projection) -> list[Landing]:
+def landings(projection: Projected) -> list[Landing]:
     """The columns of a projection spelled out, element by element."""
     found = []
-    for i, cell in enumerate(projection.cell.tolist()):
+    position = np.arange(projection.n_cells)
+    in_start, length, out_start = projection.takings(position)
+    for i, cell in enumerate(projection.cell_at(position).tolist()):
         if projection.members is None:
-            nth = np.arange(projection.length[i])
-            inside = projection.in_start[i] + nth * projection.step
-            out = projection.out_start[i] + nth * projection.out_step
+            nth = np.arange(length[i])
+            inside = in_start[i] + nth * projection.step
+            out = out_start[i] + nth * projection.out_step
         else:
             bounds, in_index, out_index = projection.members
             run = slice(int(bounds[i]), int(bounds[i + 1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from cuda_host.launch import (
     assert_sanitized_run_passes,
     in_sanitized_process,
 )
+from gpushard import axes
 from gpushard.devices.scatter_structs import Addresses
 from gpushard.expressions import basic, orthogonal
 from gpushard.plan import plan_read
@@ -114,9 +116,11 @@ def test_pixels_are_turned_whole():
     ],
     ids=["steps", "turns", "few"],
 )
-def test_parts_of_transposed_inner_chunks_are_turned(selection):
+@pytest.mark.parametrize("long_cells", [0, axes.LONG_CELLS])
+def test_parts_of_transposed_inner_chunks_are_turned(selection, long_cells):
     case = replace(turned_case((90, 150), (64, 128)), selection=selection)
-    names = assert_kernels_write_what_numpy_writes(case, FLAT)
+    with mock.patch.object(axes, "LONG_CELLS", long_cells):
+        names = assert_kernels_write_what_numpy_writes(case, FLAT)
     assert names == {"gs_scatter_turn_4"}
 
 

@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpushard.axes import LongSlice, Projected
 from gpushard.devices.scatter_transfer import Transfer
-from gpushard.selection import Ints, Projection
+from gpushard.selection import Ints
 
 
 class Landings(NamedTuple):
@@ -29,6 +30,43 @@ class Landings(NamedTuple):
 
     in_offset: Ints
     out_offset: Ints
+
+    def at(self, position: Ints) -> Landings:
+        """Those of touched cells, by their positions."""
+        return Landings(self.in_offset[position], self.out_offset[position])
+
+
+@dataclass(frozen=True, slots=True)
+class FarLandings:
+    """`Landings` of the cells of a long slice, computed for those asked for."""
+
+    projection: LongSlice
+    in_stride: int
+    out_stride: int
+
+    def at(self, position: Ints) -> Landings:
+        """Those of touched cells, by their positions."""
+        in_start, _, out_start = self.projection.takings(position)
+        return Landings(in_start * self.in_stride, out_start * self.out_stride)
+
+
+@dataclass(frozen=True, slots=True)
+class FarLengths:
+    """Elements taken of the cells of a long slice, times `factor`."""
+
+    projection: LongSlice
+    factor: int = 1
+
+    def __mul__(self, factor: int) -> FarLengths:
+        return FarLengths(self.projection, self.factor * factor)
+
+    def __getitem__(self, position: Ints) -> Ints:
+        return self.projection.takings(position).length * self.factor
+
+    @property
+    def longest(self) -> int:
+        """None of them is larger."""
+        return self.projection.most_taken * self.factor
 
 
 class Loop(NamedTuple):
@@ -38,7 +76,7 @@ class Loop(NamedTuple):
     ----------
     length
         Elements of it in every row; or int64, shape (n_cells_touched,), where that
-        depends on the touched cell of `axis`.
+        depends on the touched cell of `axis`, whose columns may be computed.
     in_stride, out_stride
         Bytes between neighbours at both ends; unused if there are members.
     axis, starts
@@ -49,23 +87,27 @@ class Loop(NamedTuple):
         Offsets of elements that follow no stride.
     """
 
-    length: int | Ints
+    length: int | Ints | FarLengths
     in_stride: int
     out_stride: int
     axis: int = -1
-    starts: Landings | None = None
+    starts: Landings | FarLandings | None = None
     members: Landings | None = None
 
     @property
     def longest(self) -> int:
         """Its length where it is longest; 1 if there are no rows."""
+        if isinstance(self.length, FarLengths):
+            return self.length.longest
         return int(np.max(self.length, initial=1))
 
     def lengths(self, position: Ints) -> int | Ints:
         """Its length in each row, int64 of shape (n_rows,), or in all if the same."""
-        if isinstance(self.length, int):
-            return self.length
-        return self.length[position[self.axis]]
+        return self.lengths_at(position[self.axis])
+
+    def lengths_at(self, position: Ints) -> int | Ints:
+        """Its length in touched cells of `axis`, by their positions."""
+        return self.length if isinstance(self.length, int) else self.length[position]
 
     @property
     def can_be_inner(self) -> bool:
@@ -85,7 +127,7 @@ class Column(NamedTuple):
     """Offsets that depend on the position along `axis`, where no length does."""
 
     axis: int
-    landings: Landings
+    landings: Landings | FarLandings
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +189,9 @@ class Boxes:
         if self.run.starts is not None:
             places.append((self.run.axis, self.run.starts))
         for axis, landings in places:
-            in_offset += landings.in_offset[position[axis]]
-            out_offset += landings.out_offset[position[axis]]
+            here = landings.at(position[axis])
+            in_offset += here.in_offset
+            out_offset += here.out_offset
         nbytes = np.broadcast_to(self.run.lengths(position), n_rows)
         return Runs(in_offset, out_offset, nbytes)
 
@@ -163,7 +206,7 @@ class _Axis(NamedTuple):
 
 
 def lay_boxes(
-    projections: Sequence[Projection],
+    projections: Sequence[Projected],
     in_strides: Sequence[int],
     out_strides: Sequence[int],
     transfer: Transfer,
@@ -199,8 +242,10 @@ def lay_boxes(
 
 
 def _lay_axis(
-    axis: int, projection: Projection, in_stride: int, out_stride: int
+    axis: int, projection: Projected, in_stride: int, out_stride: int
 ) -> _Axis:
+    if isinstance(projection, LongSlice):
+        return _lay_long(axis, projection, in_stride, out_stride)
     lengths = projection.length
     is_constant = len(lengths) == 0 or bool(np.all(lengths == lengths[0]))
     length = int(lengths[0]) if is_constant and len(lengths) else 1
@@ -222,6 +267,18 @@ def _lay_axis(
     if not is_constant:
         return _Axis(Loop(lengths, *strides, axis, starts), None)
     return _placed(axis, Loop(length, *strides) if length > 1 else None, starts)
+
+
+def _lay_long(
+    axis: int, projection: LongSlice, in_stride: int, out_stride: int
+) -> _Axis:
+    starts = FarLandings(projection, in_stride, out_stride)
+    strides = projection.step * in_stride, projection.out_step * out_stride
+    length = projection.common_length
+    if length is None:
+        return _Axis(Loop(FarLengths(projection), *strides, axis, starts), None)
+    loop = Loop(length, *strides) if length > 1 else None
+    return _Axis(loop, Column(axis, starts))
 
 
 def _placed(axis: int, loop: Loop | None, starts: Landings) -> _Axis:

@@ -12,14 +12,21 @@ its inner chunks; a batch of inner chunks adds its columns; addresses come last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.scatter_boxes import Boxes, Loop, Runs, lay_boxes
+from gpushard.devices.scatter_boxes import (
+    Boxes,
+    Column,
+    Landings,
+    Loop,
+    Runs,
+    lay_boxes,
+)
 from gpushard.devices.scatter_structs import (
     CELL,
     COLUMN,
@@ -55,11 +62,29 @@ _WIDEST_STEP = 2 * WIDEST_ACCESS
 _SQUARE_THREADS = 256
 
 
+class _Far(NamedTuple):
+    """What the rows of a batch look up along a long axis.
+
+    Attributes
+    ----------
+    axis, table
+        The axis, and what gives the touched cells at positions along it.
+    table_word, position_word
+        Where the parameter points to that table, and to the places of rows in it.
+    """
+
+    axis: int
+    table: Callable[[Ints], NDArray[Any]]
+    table_word: int
+    position_word: int
+
+
 class _GridWriter:
     """Tables of an orthogonal selection, and the parameter that refers to them.
 
     Pointers are kept by the place of their word in the parameter: `into_tables` hold
-    offsets into the tables, `positions` wait for the columns of a batch.
+    offsets into the tables, `positions` wait for the columns of a batch. What is looked
+    up along a long axis comes with the batch, a table of its own rows: `far`.
     """
 
     def __init__(self, boxes: Boxes, rank: int) -> None:
@@ -69,14 +94,14 @@ class _GridWriter:
         self.into_tables: list[int] = []
         self.positions: list[int] = []
         self.axes: list[int] = []
+        self.far: list[_Far] = []
         self.params["in_base"] = boxes.in_base
         self.params["n_columns"] = len(boxes.columns)
         self.params["n_loops"] = len(boxes.loops)
         self.params["in_bits"], self.params["out_bits"] = _alignment_bits(boxes.loops)
         for i, column in enumerate(boxes.columns):
             place = field_place(self.dtype, "columns") + i * COLUMN.itemsize
-            self._point(place, COLUMN, "landings", landing_table(column.landings))
-            self._look_up(place, COLUMN, column.axis)
+            self._add_column(column, place)
         self._add_loop(self.params["run"], boxes.run, field_place(self.dtype, "run"))
         for i, loop in enumerate(boxes.loops):
             place = field_place(self.dtype, "loops") + i * LOOP.itemsize
@@ -88,18 +113,39 @@ class _GridWriter:
         self.params["fill_nbytes"] = fast_divisor(len(pattern))
         self._point(0, self.dtype, "fill", pattern)
 
+    def _add_column(self, column: Column, place: int) -> None:
+        landings = column.landings
+        if isinstance(landings, Landings):
+            self._point(place, COLUMN, "landings", landing_table(landings))
+            self._look_up(place, COLUMN, column.axis)
+            return
+
+        def table(position: Ints) -> NDArray[Any]:
+            return landing_table(landings.at(position))
+
+        self._put_off(place, COLUMN, "landings", column.axis, table)
+
     def _add_loop(self, record: Any, loop: Loop, place: int) -> None:
         record["in_stride"], record["out_stride"] = loop.in_stride, loop.out_stride
         if loop.members is not None:
             self._point(place, LOOP, "members", landing_table(loop.members))
-        if loop.starts is None:
-            record["length"] = fast_divisor(loop.length)
+        starts = loop.starts
+        if starts is None:
+            record["length"] = fast_divisor(loop.longest)
             return
-        cells = np.empty(len(loop.starts.in_offset), CELL)
-        cells["in_offset"], cells["out_offset"] = loop.starts
-        cells["length"] = fast_divisor(loop.length)
-        self._point(place, LOOP, "cells", cells)
-        self._look_up(place, LOOP, loop.axis)
+
+        def table(position: Ints) -> NDArray[Any]:
+            cells = np.empty(len(position), CELL)
+            cells["in_offset"], cells["out_offset"] = starts.at(position)
+            cells["length"] = fast_divisor(loop.lengths_at(position))
+            return cells
+
+        if isinstance(starts, Landings):
+            cells = table(np.arange(len(starts.in_offset)))
+            self._point(place, LOOP, "cells", cells)
+            self._look_up(place, LOOP, loop.axis)
+        else:
+            self._put_off(place, LOOP, "cells", loop.axis, table)
 
     def _point(
         self, place: int, dtype: np.dtype[Any], field: str, table: NDArray[Any]
@@ -111,6 +157,19 @@ class _GridWriter:
     def _look_up(self, place: int, dtype: np.dtype[Any], axis: int) -> None:
         self.positions.append((place + field_place(dtype, "position")) // 8)
         self.axes.append(axis)
+
+    def _put_off(
+        self,
+        place: int,
+        dtype: np.dtype[Any],
+        field: str,
+        axis: int,
+        table: Callable[[Ints], NDArray[Any]],
+    ) -> None:
+        words = [
+            (place + field_place(dtype, name)) // 8 for name in (field, "position")
+        ]
+        self.far.append(_Far(axis, table, words[0], words[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +192,9 @@ class GridScatter:
     _is_turned: bool
     _params: NDArray[Any]
     _axes: tuple[int, ...]
+    _far: tuple[_Far, ...]
     _into_tables: NDArray[np.intp]
-    _positions: NDArray[np.intp]
+    _pointers: NDArray[np.intp]
 
     @classmethod
     def lay(
@@ -188,8 +248,12 @@ class GridScatter:
             squares is not None,
             writer.params,
             tuple(writer.axes),
+            tuple(writer.far),
             np.array(writer.into_tables, np.intp),
-            np.array(writer.positions, np.intp),
+            np.array(
+                writer.positions + [word for far in writer.far for word in far[-2:]],
+                np.intp,
+            ),
         )
 
     def runs(self, position: Ints) -> Runs | None:
@@ -225,6 +289,9 @@ class GridScatter:
         per_row, n_tiles = int(tiles.max(initial=1)), int(tiles.sum())
         tables = TableWriter()
         places = [tables.add(position[axis].astype(np.uint32)) for axis in self._axes]
+        for far in self._far:
+            places.append(tables.add(far.table(position[far.axis])))
+            places.append(tables.add(np.arange(n_rows, dtype=np.uint32)))
         # Empty tiles cost less than a search for the row, if there are not too many.
         if 2 * n_tiles < n_rows * per_row:
             bounds = np.append(0, np.cumsum(tiles))
@@ -256,8 +323,9 @@ class GridScatter:
         words = params.reshape(1).view(np.uint64)
         words[self._into_tables] += np.uint64(at.tables)
         places = np.array(batch.places, np.uint64) + np.uint64(at.batch_tables)
-        words[self._positions] = places[: len(self._axes)]
-        if len(places) > len(self._axes):
+        n_pointers = len(self._pointers)
+        words[self._pointers] = places[:n_pointers]
+        if len(places) > n_pointers:
             params["tile_bounds"] = places[-1]
         params["out"] = at.out + self._boxes.out_base
         params["src"], params["status"] = at.src, at.status

@@ -117,12 +117,12 @@ def _cut_part(
         if projection.members is not None:
             gathered = axis, projection.members
             continue
-        out_start = projection.out_start[at]
+        in_start, length, out_start = projection.takings(at)
         if projection.out_step < 0:
             out_start = landing.extents[axis] - 1 - out_start
-        offset += projection.in_start[at] * chunk_strides[axis]
+        offset += in_start * chunk_strides[axis]
         target += out_start * landing.strides[axis]
-        boxes[:, FIRST_LENGTH + axis] = projection.length[at]
+        boxes[:, FIRST_LENGTH + axis] = length
     boxes[:, OFFSET], boxes[:, TARGET] = offset, target
     if gathered is None:
         return boxes, np.arange(len(boxes))

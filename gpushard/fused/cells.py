@@ -55,7 +55,9 @@ def _cells_of(
     projection = landing.part.projections[axis]
     sharded = landing.part.sharded[axis]
     out_stride = landing.strides[axis]
-    ordinal = sharded.coordinate[0] * index_stride
+    position = np.arange(projection.n_cells)
+    ordinal = sharded.in_index(position)[0][0] * index_stride
+    shard_bounds = np.append(0, sharded.bounds_at(np.arange(sharded.n_shards))[1])
     members = projection.members
     if members is not None:
         cell = np.repeat(np.arange(len(ordinal)), np.diff(members.bounds))
@@ -66,13 +68,13 @@ def _cells_of(
         columns[OUTER] = members.out_index[starts] * out_stride
         columns[LENGTH] = length
         bounds = np.searchsorted(starts, members.bounds)
-        return AxisCells(columns, bounds[sharded.bounds])
+        return AxisCells(columns, bounds[shard_bounds])
     columns = np.empty((4, len(ordinal)), np.int64)
     columns[ORDINAL] = ordinal
-    columns[INNER] = projection.in_start * chunk_stride
-    out_start = projection.out_start
+    in_start, length, out_start = projection.takings(position)
+    columns[INNER] = in_start * chunk_stride
     if projection.out_step < 0:
         out_start = landing.extents[axis] - 1 - out_start
     columns[OUTER] = out_start * out_stride
-    columns[LENGTH] = projection.length
-    return AxisCells(columns, sharded.bounds)
+    columns[LENGTH] = length
+    return AxisCells(columns, shard_bounds)

@@ -119,7 +119,8 @@ class DirectRead:
         """Plans of the shards ``first:last``; of a large one, slab by slab."""
         part = self._part
         at = np.unravel_index(np.arange(first, last), part.shard_grid)
-        coordinates = _columns_at([a.shard_cell for a in part.sharded], at)
+        cells = [a.shards_at(i) for a, i in zip(part.sharded, at, strict=True)]
+        coordinates = np.stack(cells, axis=1)
         found = fetch_indexes(self._job.source, coordinates, self._job.tally)
         # What is wrong with an index is said, or filled over, the general way.
         known = [None if isinstance(k, CorruptShardError) else k for k in found]
@@ -243,7 +244,7 @@ def direct_read(runner: BoxRunner, landing: Landing, job: Job) -> DirectRead | N
 
 def _has_long_axes(landing: Landing, source: Source) -> bool:
     """Whether the columns over the cells of all axes take much of the memory limit."""
-    n_cells = sum(len(p.cell) for p in landing.part.projections)
+    n_cells = sum(p.n_cells for p in landing.part.projections)
     return _CELL_NBYTES * n_cells > source.options.memory_limit // 4
 
 
