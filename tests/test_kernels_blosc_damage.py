@@ -12,7 +12,6 @@ from blosc_cases import CASES, FORMAT, HOST, NBYTES, OK, SIZE, frames_of
 from cuda_host.launch import (
     SCHEDULES,
     Kernels,
-    assert_sanitized_run_passes,
     in_sanitized_process,
 )
 from gpushard import codecs
@@ -156,8 +155,3 @@ def test_damaged_frames_give_tables_within_them(kernels, parser, schedule):
         wanted = batch.wanted_streams_of(stream_class)
         assert batch.streams_of(stream_class) == wanted
     assert min(got.count(status) for status in (OK, FORMAT, SIZE, HOST)) > 2
-
-
-@pytest.mark.skipif(in_sanitized_process(), reason="is the sanitized run")
-def test_kernels_are_clean_under_sanitizers():
-    assert_sanitized_run_passes(__file__)

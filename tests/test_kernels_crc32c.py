@@ -9,8 +9,6 @@ from crc32c import crc32c
 from cuda_host.launch import (
     SCHEDULES,
     Kernels,
-    assert_sanitized_run_passes,
-    in_sanitized_process,
 )
 from gpushard.devices.statuses import Status
 from kernel_rows import addresses, held, sizes
@@ -103,8 +101,3 @@ def test_any_number_of_blocks_shares_the_rows(kernels, grid):
     src_nbytes, status = verify(kernels, rows, grid=grid)
     assert not status.any()
     assert src_nbytes.tolist() == [300, 301, 302, 303, 304]
-
-
-@pytest.mark.skipif(in_sanitized_process(), reason="is the sanitized run")
-def test_kernels_are_clean_under_sanitizers():
-    assert_sanitized_run_passes(__file__)

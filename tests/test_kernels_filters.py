@@ -9,8 +9,6 @@ import pytest
 from cuda_host.launch import (
     SCHEDULES,
     Kernels,
-    assert_sanitized_run_passes,
-    in_sanitized_process,
 )
 from gpushard.devices.statuses import Status
 from kernel_rows import POISON, addresses, held, sizes, struct
@@ -224,8 +222,3 @@ def test_rows_with_a_status_are_not_touched(kernels, name, source, to):
     out, got = undo(kernels, name, rows, to, 16, source=source, status=status)
     assert got == [Status.HOST, Status.SHORT]
     assert (np.array(out).view(np.uint8) == POISON).all()
-
-
-@pytest.mark.skipif(in_sanitized_process(), reason="is the sanitized run")
-def test_kernels_are_clean_under_sanitizers():
-    assert_sanitized_run_passes(__file__)

@@ -12,8 +12,6 @@ import pytest
 from cuda_host.launch import (
     SCHEDULES,
     Kernels,
-    assert_sanitized_run_passes,
-    in_sanitized_process,
 )
 from gate_cases import (
     DATA,
@@ -185,8 +183,3 @@ def test_more_rows_than_threads_are_all_judged(kernels):
     gated = Gated([LZ4] * 300)
     gated.run(kernels, "gs_gate_lz4", schedule=2, grid=2)
     gated.assert_streams_are(4, 0)
-
-
-@pytest.mark.skipif(in_sanitized_process(), reason="is the sanitized run")
-def test_kernels_are_clean_under_sanitizers():
-    assert_sanitized_run_passes(__file__)

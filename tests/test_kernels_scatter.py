@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 import strategies as sts
 from cuda_host.launch import (
     SCHEDULES,
-    assert_sanitized_run_passes,
-    in_sanitized_process,
 )
 from gpushard import axes
 from gpushard.devices.scatter_params import GridScatter
@@ -359,8 +357,3 @@ def test_a_fill_value_of_any_size_is_repeated_from_each_element_on(nbytes):
     scatter_by_kernels(case, out)
     assert out.tobytes() == element * 42
     assert len(fill_pattern(element)) % 16 == 0
-
-
-@pytest.mark.skipif(in_sanitized_process(), reason="is the sanitized run")
-def test_kernels_are_clean_under_sanitizers():
-    assert_sanitized_run_passes(__file__)

@@ -9,10 +9,6 @@ import numpy as np
 import pytest
 
 import strategies as sts
-from cuda_host.launch import (
-    assert_sanitized_run_passes,
-    in_sanitized_process,
-)
 from gpushard.devices.scatter_transfer import (
     Affine,
     fill_element,
@@ -213,8 +209,3 @@ def test_two_wrong_byte_orders_make_a_plain_copy():
     native = plan_transfer(np.dtype("i4"), np.dtype("i4"), is_swapped=True)
     assert plan_transfer(big, np.dtype("i4")) == native
     assert native == replace(plan_transfer(big, big), in_swap=4)
-
-
-@pytest.mark.skipif(in_sanitized_process(), reason="is the sanitized run")
-def test_kernels_are_clean_under_sanitizers():
-    assert_sanitized_run_passes(__file__)

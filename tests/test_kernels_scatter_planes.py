@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 import strategies as sts
 from cuda_host.launch import (
     SCHEDULES,
-    assert_sanitized_run_passes,
-    in_sanitized_process,
 )
 from gpushard.expressions import basic, orthogonal, points
 from scatter_cases import (
@@ -127,8 +125,3 @@ def test_every_rank_has_a_kernel_for_shuffled_rows(n_axes, target, kind):
     names = assert_kernels_write_what_numpy_writes(case, form, np.dtype(target))
     rank = 32 if kind == "castplanes" or n_axes > 4 else n_axes
     assert names == {f"gs_scatter_{kind}_{rank}"}
-
-
-@pytest.mark.skipif(in_sanitized_process(), reason="is the sanitized run")
-def test_kernels_are_clean_under_sanitizers():
-    assert_sanitized_run_passes(__file__)

@@ -11,8 +11,6 @@ import pytest
 
 from cuda_host.launch import (
     SCHEDULES,
-    assert_sanitized_run_passes,
-    in_sanitized_process,
 )
 from gpushard import axes
 from gpushard.devices.scatter_structs import Addresses
@@ -177,8 +175,3 @@ def test_squares_of_rows_are_counted():
     told = scatter.pack(batch, Addresses(0, 0, 0, 0))
     assert told["n_loops"] == 2
     assert told["tile_log2"] == 0
-
-
-@pytest.mark.skipif(in_sanitized_process(), reason="is the sanitized run")
-def test_kernels_are_clean_under_sanitizers():
-    assert_sanitized_run_passes(__file__)

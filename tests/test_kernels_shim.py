@@ -16,7 +16,6 @@ from cuda_host.launch import (
     BUILD,
     SCHEDULES,
     Kernels,
-    assert_sanitized_run_passes,
     in_sanitized_process,
     sanitized_environment,
 )
@@ -354,11 +353,6 @@ def test_a_misaligned_vector_access_is_found():
         "gs_misaligned", "[np.zeros(64, 'u1'), np.uint32(4)]", sanitized=True
     )
     assert "misaligned address" in told, told
-
-
-@pytest.mark.skipif(in_sanitized_process(), reason="is that run")
-def test_right_kernels_are_clean_under_the_sanitizers():
-    assert_sanitized_run_passes(__file__)
 
 
 def test_statuses_are_those_of_the_kernels():

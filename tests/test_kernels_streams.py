@@ -10,8 +10,6 @@ import pytest
 from cuda_host.launch import (
     SCHEDULES,
     Kernels,
-    assert_sanitized_run_passes,
-    in_sanitized_process,
 )
 from gate_cases import OK
 from gpushard.devices.statuses import Status
@@ -150,8 +148,3 @@ def test_the_verdict_of_fine_rows_names_none(kernels, n_rows):
     status = np.zeros(n_rows, np.uint32)
     kernels.launch("gs_verdict", 1, 256, [status, np.uint32(n_rows), verdict])
     assert verdict.tolist() == [0, 2**32 - 1, n_rows, *[0] * 13]
-
-
-@pytest.mark.skipif(in_sanitized_process(), reason="is the sanitized run")
-def test_kernels_are_clean_under_sanitizers():
-    assert_sanitized_run_passes(__file__)

@@ -12,8 +12,6 @@ import zstandard
 from cuda_host.launch import (
     SCHEDULES,
     Kernels,
-    assert_sanitized_run_passes,
-    in_sanitized_process,
 )
 from gpushard.devices.statuses import Status
 from gpushard.devices.structs import TRAILERS
@@ -150,8 +148,3 @@ def test_a_zstd_frame_without_checksum_is_not_judged(kernels):
     for decoded in streams.decoded:
         decoded[3] ^= 1
     assert streams.verify(kernels) == [CHECKSUM, OK]
-
-
-@pytest.mark.skipif(in_sanitized_process(), reason="is the sanitized run")
-def test_kernels_are_clean_under_sanitizers():
-    assert_sanitized_run_passes(__file__)

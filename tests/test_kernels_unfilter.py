@@ -12,7 +12,6 @@ from blosc_frames import elements, encode
 from cuda_host.launch import (
     SCHEDULES,
     Kernels,
-    assert_sanitized_run_passes,
     in_sanitized_process,
 )
 from gpushard.codecs import blosc_blocks, blosc_frame
@@ -184,8 +183,3 @@ def test_rows_with_a_status_are_not_touched(kernels, schedule):
 def test_rows_without_a_filter_are_not_touched(kernels, schedule):
     batch = Batch([bytes(range(64))] * 2, [NONE] * 2, [4] * 2, [64] * 2)
     assert batch.run(kernels, schedule) == [bytes([POISON]) * 64] * 2
-
-
-@pytest.mark.skipif(in_sanitized_process(), reason="is the sanitized run")
-def test_kernels_are_clean_under_sanitizers():
-    assert_sanitized_run_passes(__file__)
