@@ -132,6 +132,7 @@ class EmulatedDevice:
         self._running = threading.Lock()
         self._memories: dict[int, Memory] = {}
         self._held_nbytes = 0
+        self._is_open = False
 
     # Memory
 
@@ -196,8 +197,12 @@ class EmulatedDevice:
 
     @contextmanager
     def open_memory(self):
-        """While a copy or a kernel runs, device memory can be touched."""
+        """While copies and kernels run, device memory can be touched."""
         with self._lock:
+            if self._is_open:
+                yield
+                return
+            self._is_open = True
             for memory in list(self._memories.values()):
                 memory.protect(_READ_WRITE)
             try:
@@ -205,6 +210,7 @@ class EmulatedDevice:
             finally:
                 for memory in list(self._memories.values()):
                     memory.protect(_NONE)
+                self._is_open = False
 
     # Streams
 
@@ -253,13 +259,14 @@ class EmulatedDevice:
         self.n_calls += 1
         while not event.done:
             self.check()
-            with self._lock:
-                if not event.done:
+            # Nobody but what is queued runs until then.
+            with self.open_memory():
+                while not (event.done or self.is_broken):
                     self._run_any("a stream waits for an event that never comes")
 
     def drain(self) -> None:
         """Run all that is queued: what a test does before it looks."""
-        with self._lock:
+        with self.open_memory():
             while any(self._streams.values()):
                 self._run_any("streams wait for one another")
 
