@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from hypothesis import HealthCheck, settings
 
 # No deadline: runners share their cores, so a slow example says nothing.
@@ -19,3 +21,9 @@ settings.register_profile(
 )
 settings.register_profile("quick", parent=settings.get_profile("ci"), max_examples=25)
 settings.load_profile("quick")
+
+
+def pytest_collection_finish() -> None:
+    # Thousands of tests and all modules outlive every test: the collector, which runs
+    # while they do, need not look at them each time.
+    gc.freeze()
