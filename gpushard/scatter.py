@@ -111,14 +111,14 @@ def _axis_indexes(
     return outs, map(slice, in_start.tolist(), in_stop.tolist(), steps)
 
 
-def _axis_index(projection: Projection, at: int, extent: int) -> tuple[Any, Any]:
+def _axis_index(projection: Projected, at: int, extent: int) -> tuple[Any, Any]:
     """Selectors along one axis of the output and of the inner chunk, of one column."""
     members = projection.members
     if members is not None:
         run = slice(int(members.bounds[at]), int(members.bounds[at + 1]))
         return members.out_index[run], members.in_index[run]
-    length, step = int(projection.length[at]), projection.step
-    out_start, in_start = int(projection.out_start[at]), int(projection.in_start[at])
+    step, taken = projection.step, projection.takings(np.array([at]))
+    in_start, length, out_start = [int(column[0]) for column in taken]
     if projection.out_step < 0:
         out_start = extent - 1 - out_start
     in_stop = in_start + (length - 1) * step + 1
