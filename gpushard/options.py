@@ -174,7 +174,7 @@ class Options:
         codecs of Zarr v2 take. Lower it to `memory_limit` where arrays are not trusted.
     max_index_nbytes
         Largest shard index accepted. 32 MiB are two million inner chunks a shard, and
-        to read all of them takes two to seven times as much (seven along one axis).
+        to read all of them takes two to four times as much.
     max_sharding_depth
         Deepest nesting of sharding codecs accepted.
     patience_s
