@@ -21,6 +21,14 @@ _CRC32C_POLYNOMIAL = 0x82F63B78
 _HAS_CRC32 = bool(binding.get_host_cpu_features().get("sse4.2"))
 
 
+# What compiled loops alone call needs no way in from Python, which is a fifth of all
+# that is compiled the first time. numba's stubs do not name these options.
+_NO_WRAPPERS: dict[str, Any] = dict.fromkeys(
+    ("no_cpython_wrapper", "no_cfunc_wrapper"), True
+)
+inner = njit(nogil=True, **_NO_WRAPPERS)
+
+
 def _function(result_bits: int, argument_bits: tuple[int, ...]) -> Any:
     """Call of a C function at an address; all its arguments are given as int64."""
 
@@ -199,7 +207,7 @@ def _crc32c_by_table(source: int, nbytes: int) -> int:
     return _crc32c_of_rest(crc, at, source + nbytes)
 
 
-@njit(nogil=True)
+@inner
 def _crc32c_of_rest(crc: Any, at: int, stop: int) -> int:
     while at < stop:
         crc = _TABLES[0, (crc ^ load_8(at)) & 0xFF] ^ (crc >> 8)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
 from gpushard.fused import calls
 from gpushard.fused.columns import BOOL, COPY, FIRST_LENGTH, PART, Decoder
 
@@ -14,7 +12,7 @@ from gpushard.fused.columns import BOOL, COPY, FIRST_LENGTH, PART, Decoder
 _LARGEST_INLINE_NBYTES = 512
 
 
-@njit(nogil=True)
+@calls.inner
 def merge_axes(d: Decoder, box: Any, strides: Any, work: Any) -> tuple[int, int]:
     """Contiguous run of a box in bytes, and how many axes are left around it.
 
@@ -42,7 +40,7 @@ def merge_axes(d: Decoder, box: Any, strides: Any, work: Any) -> tuple[int, int]
     return run, n
 
 
-@njit(nogil=True)
+@calls.inner
 def _copy_inline(target: int, source: int, nbytes: int) -> None:
     """At least 16 bytes, the last 16 perhaps over some of those before."""
     last = nbytes - 16
@@ -51,7 +49,7 @@ def _copy_inline(target: int, source: int, nbytes: int) -> None:
     calls.copy_128(target + last, source + last)
 
 
-@njit(nogil=True)
+@calls.inner
 def _copy_run(d: Decoder, target: int, source: int, nbytes: int) -> None:
     """Contiguous elements from one address to another."""
     if d.change == COPY:
@@ -70,7 +68,7 @@ def _copy_run(d: Decoder, target: int, source: int, nbytes: int) -> None:
             calls.swap_64(target + k, source + k)
 
 
-@njit(nogil=True)
+@calls.inner
 def _copy_words(target: int, source: int, run: int, line: Any) -> None:
     """As `_copy_line`, runs of 1, 2, 4 or 8 bytes."""
     n, inner, outer = line[0, 0], line[1, 0], line[2, 0]
@@ -88,7 +86,7 @@ def _copy_words(target: int, source: int, run: int, line: Any) -> None:
             calls.copy_8(target + k * outer, source + k * inner)
 
 
-@njit(nogil=True)
+@calls.inner
 def _copy_line(d: Decoder, target: int, source: int, run: int, line: Any) -> None:
     """Runs along the innermost of the axes that are left."""
     n, inner, outer = line[0, 0], line[1, 0], line[2, 0]
@@ -102,7 +100,7 @@ def _copy_line(d: Decoder, target: int, source: int, run: int, line: Any) -> Non
         _copy_words(target, source, run, line)
 
 
-@njit(nogil=True)
+@calls.inner
 def copy_box(
     d: Decoder, target: int, source: int, run: int, n_axes: int, work: Any
 ) -> None:
@@ -116,7 +114,7 @@ def copy_box(
         target, source, is_done = next_line(target, source, n_axes, work)
 
 
-@njit(nogil=True)
+@calls.inner
 def next_line(
     target: int, source: int, n_axes: int, work: Any
 ) -> tuple[int, int, bool]:

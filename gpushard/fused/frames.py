@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
 from gpushard.codecs import blosc_frame
 from gpushard.fused import calls
 from gpushard.fused.lz4 import decode_lz4
@@ -24,7 +22,7 @@ _BLOSCLZ_MAX = (1 << 31) // 255
 _REFUSED, _FOR_LIBRARY, _STORED, _PLAIN_LZ4 = range(4)
 
 
-@njit(nogil=True)
+@calls.inner
 def _check_frame(source: int, nbytes: int, expected: int) -> int:
     """What may be done with a frame; legal ones that are rare are `_REFUSED` too."""
     if nbytes < _HEADER_NBYTES:
@@ -64,7 +62,7 @@ def _check_frame(source: int, nbytes: int, expected: int) -> int:
     return _FOR_LIBRARY
 
 
-@njit(nogil=True)
+@calls.inner
 def _holds_its_streams(source: int, nbytes: int, expected: int, n_splits: int) -> bool:
     """Whether every stream of a frame lies inside it."""
     block_nbytes = calls.load_32(source + 8)
@@ -91,7 +89,7 @@ def _holds_its_streams(source: int, nbytes: int, expected: int, n_splits: int) -
     return True
 
 
-@njit(nogil=True)
+@calls.inner
 def _decode_plain_lz4(source: int, target: int, expected: int, wanted: Any) -> bool:
     """Whether the blocks that hold the wanted bytes were decoded, each to its place."""
     block_nbytes = calls.load_32(source + 8)
@@ -108,7 +106,7 @@ def _decode_plain_lz4(source: int, target: int, expected: int, wanted: Any) -> b
     return True
 
 
-@njit(nogil=True)
+@calls.inner
 def _cut_frame(source: int, expected: int, staging: Any, first: int, last: int) -> int:
     """Size of a frame of the blocks ``first:last`` of another, written to `staging`.
 
@@ -140,7 +138,7 @@ def _cut_frame(source: int, expected: int, staging: Any, first: int, last: int) 
     return end
 
 
-@njit(nogil=True)
+@calls.inner
 def _decode_blocks(
     library: Any, source: int, target: int, expected: int, wanted: Any
 ) -> bool:
@@ -157,7 +155,7 @@ def _decode_blocks(
     return nbytes > 0 and calls.call_blosc(function, frame) == n
 
 
-@njit(nogil=True)
+@calls.inner
 def decode_frame(
     library: Any, source: int, nbytes: int, target: int, expected: int, wanted: Any
 ) -> int:

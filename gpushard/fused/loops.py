@@ -49,7 +49,7 @@ _APART_NBYTES = 2 * GAP_NBYTES
 _NEXT_IN, _AVAIL_IN, _NEXT_OUT, _AVAIL_OUT = 0, 8, 24, 32
 
 
-@njit(nogil=True)
+@calls.inner
 def _decode(d: Decoder, source: int, nbytes: int, target: int, wanted: Any) -> int:
     """Address of the decoded bytes, `target` or a place in the source; 0 on failure.
 
@@ -82,7 +82,7 @@ def _decode(d: Decoder, source: int, nbytes: int, target: int, wanted: Any) -> i
     return target if is_whole else 0
 
 
-@njit(nogil=True)
+@calls.inner
 def _inflate(d: Decoder, source: int, nbytes: int, target: int) -> bool:
     """Whether one stream, and nothing else, decodes to exactly an inner chunk."""
     stream = d.context
@@ -99,7 +99,7 @@ def _inflate(d: Decoder, source: int, nbytes: int, target: int) -> bool:
     )
 
 
-@njit(nogil=True)
+@calls.inner
 def _libdeflate(d: Decoder, source: int, nbytes: int, target: int) -> bool:
     """Whether one stream, and nothing else, decodes to exactly an inner chunk."""
     # RFC 1952: a checksum of the header itself, which libdeflate does not look at.
@@ -113,7 +113,7 @@ def _libdeflate(d: Decoder, source: int, nbytes: int, target: int) -> bool:
     )
 
 
-@njit(nogil=True)
+@calls.inner
 def _read_at(d: Decoder, file: int, target: int, nbytes: int, offset: int) -> int:
     """Bytes of a file that were read; fewer at its end, or where reading failed."""
     done = 0
@@ -126,7 +126,7 @@ def _read_at(d: Decoder, file: int, target: int, nbytes: int, offset: int) -> in
     return done
 
 
-@njit(nogil=True)
+@calls.inner
 def _read_ahead(d: Decoder, box: Any, held: Any) -> bool:
     """Whether the bytes of a box's inner chunk are in the window, read if need be.
 
@@ -143,7 +143,7 @@ def _read_ahead(d: Decoder, box: Any, held: Any) -> bool:
     return n >= high - low
 
 
-@njit(nogil=True)
+@calls.inner
 def _read_runs(d: Decoder, box: Any, run: int, n_axes: int, work: Any) -> bool:
     """Read plain elements that lie far apart, each run to where it belongs."""
     target, source = box[TARGET], box[SOURCE] + box[OFFSET]
@@ -157,7 +157,7 @@ def _read_runs(d: Decoder, box: Any, run: int, n_axes: int, work: Any) -> bool:
     return True
 
 
-@njit(nogil=True)
+@calls.inner
 def _wanted(d: Decoder, boxes: Any, i: int, strides: Any) -> tuple[int, int]:
     """Decoded bytes that are needed for a box, and for those that share its bytes."""
     box = boxes[i]
@@ -170,7 +170,7 @@ def _wanted(d: Decoder, boxes: Any, i: int, strides: Any) -> tuple[int, int]:
     return (low, high) if 2 * (high - low) <= d.chunk_nbytes else (0, d.chunk_nbytes)
 
 
-@njit(nogil=True)
+@calls.inner
 def _read_into(
     d: Decoder, boxes: Any, i: int, run: int, strides: Any, work: Any
 ) -> tuple[int, int]:
@@ -199,7 +199,7 @@ def _read_into(
     return (n if is_read else 0), n
 
 
-@njit(nogil=True)
+@calls.inner
 def _read_plain(
     d: Decoder, boxes: Any, i: int, left: tuple[int, int], strides: Any, work: Any
 ) -> tuple[int, int]:

@@ -21,7 +21,7 @@ _MIN_MATCH = 4
 _LONG = 15  # a length that goes on in the next bytes
 
 
-@njit(nogil=True)
+@calls.inner
 def _long_length(source: int, end: int) -> tuple[int, int]:
     """Rest of a length, and where it ends; 0 where it runs out of bytes."""
     length = 0
@@ -34,7 +34,7 @@ def _long_length(source: int, end: int) -> tuple[int, int]:
     return 0, 0
 
 
-@njit(nogil=True)
+@calls.inner
 def _copy_literals(target: int, source: int, nbytes: int, stop: int, end: int) -> None:
     # Two at a time: most are done in one turn, and the CPU need not guess.
     if source + nbytes + 32 <= end and target + nbytes + 32 <= stop:
@@ -45,7 +45,7 @@ def _copy_literals(target: int, source: int, nbytes: int, stop: int, end: int) -
         calls.copy_bytes(target, source, nbytes)
 
 
-@njit(nogil=True)
+@calls.inner
 def _copy_match(target: int, source: int, nbytes: int, stop: int) -> None:
     """Bytes from an earlier place of the output, which may overlap those written."""
     distance = target - source
@@ -60,7 +60,7 @@ def _copy_match(target: int, source: int, nbytes: int, stop: int) -> None:
             calls.copy_8(target + k, source + k)
 
 
-@njit(nogil=True)
+@calls.inner
 def _take_literals(
     token: int, source: int, end: int, target: int, stop: int
 ) -> tuple[int, int]:
@@ -82,7 +82,7 @@ def _take_literals(
     return source, target
 
 
-@njit(nogil=True)
+@calls.inner
 def _take_match(
     token: int, source: int, end: int, target: int, bounds: tuple[int, int]
 ) -> tuple[int, int]:

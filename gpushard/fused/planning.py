@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from gpushard.fused import calls
 from gpushard.fused.columns import (
@@ -74,7 +73,7 @@ class Planned(NamedTuple):
     target: int
 
 
-@njit(nogil=True)
+@calls.inner
 def _byte_range(p: Planned, shard: Any, ordinal: int) -> tuple[int, int, int]:
     """State, first byte and size of an inner chunk; `CORRUPT` is all that is odd."""
     if not shard[OFFSETS]:
@@ -88,7 +87,7 @@ def _byte_range(p: Planned, shard: Any, ordinal: int) -> tuple[int, int, int]:
     return state, start, nbytes
 
 
-@njit(nogil=True)
+@calls.inner
 def _put_bytes(
     p: Planned, box: Any, shard: Any, ordinal: int, extent_nbytes: int
 ) -> bool:
@@ -108,7 +107,7 @@ def _put_bytes(
     return True
 
 
-@njit(nogil=True)
+@calls.inner
 def _plan_shard(
     p: Planned, strides: Any, cells: Any, ranges: Any, shard: Any, boxes: Any
 ) -> bool:
@@ -141,7 +140,7 @@ def _plan_shard(
     return True
 
 
-@njit(nogil=True)
+@calls.inner
 def _sort(boxes: Any) -> None:
     """Put a shard's boxes in the order of the bytes that they need."""
     for k in range(1, boxes.shape[0]):
@@ -150,7 +149,7 @@ def _sort(boxes: Any) -> None:
             return
 
 
-@njit(nogil=True)
+@calls.inner
 def _put_reach(boxes: Any) -> None:
     """Write up to where it pays to read on from each box."""
     for k in range(boxes.shape[0] - 1, -1, -1):
@@ -164,7 +163,7 @@ def _put_reach(boxes: Any) -> None:
         boxes[k, REACH] = reach
 
 
-@njit(nogil=True)
+@calls.inner
 def _plan_shards(
     p: Planned, strides: Any, cells: Any, ranges: Any, shards: Any, boxes: Any
 ) -> None:
@@ -182,7 +181,7 @@ def _plan_shards(
         shards[s, END] = done
 
 
-@njit(nogil=True)
+@calls.inner
 def _put_cell(axis: Any, element: int, outer: int, length: int, column: Any) -> int:
     """Write a cell whose first wanted element is given; the shard that it lies in."""
     cell = element // axis[CELL]
@@ -193,7 +192,7 @@ def _put_cell(axis: Any, element: int, outer: int, length: int, column: Any) -> 
     return cell // axis[PER_SHARD]
 
 
-@njit(nogil=True)
+@calls.inner
 def _lay_slice(axis: Any, done: int, cells: Any, spans: Any) -> int:
     """Write the cells that a slice touches, and which of them lie in each shard."""
     s, before, k = -1, -1, 0
@@ -213,7 +212,7 @@ def _lay_slice(axis: Any, done: int, cells: Any, spans: Any) -> int:
     return done
 
 
-@njit(nogil=True)
+@calls.inner
 def _lay_index(axis: Any, elements: Any, done: int, cells: Any, spans: Any) -> int:
     """As `_lay_slice`, of ascending elements; each run of them is a cell of its own."""
     s, before, next_element, next_out = -1, -1, -1, -1
@@ -235,7 +234,7 @@ def _lay_index(axis: Any, elements: Any, done: int, cells: Any, spans: Any) -> i
     return done
 
 
-@njit(nogil=True)
+@calls.inner
 def _lay_axes(axes: Any, elements: Any, cells: Any, spans: Any) -> int:
     """Write the cells of all axes; boxes that their product has."""
     n_boxes, before = 1, 0
@@ -250,7 +249,7 @@ def _lay_axes(axes: Any, elements: Any, cells: Any, spans: Any) -> int:
     return n_boxes
 
 
-@njit(nogil=True)
+@calls.inner
 def _plan_points(p: Planned, axes: Any, points: Any, shards: Any, boxes: Any) -> None:
     """Write a box a point, and where those of each shard end."""
     done, k = 0, 0
@@ -281,7 +280,7 @@ def _plan_points(p: Planned, axes: Any, points: Any, shards: Any, boxes: Any) ->
         shards[s, END] = done
 
 
-@njit(nogil=True)
+@calls.inner
 def _cross(axes: Any, spans: Any, ranges: Any) -> None:
     """Write each shard's cells along all axes, from those along each."""
     for s in range(ranges.shape[1]):
