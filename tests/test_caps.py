@@ -359,6 +359,20 @@ def test_wrapped_shards_written_to_in_part_are_held_to_the_cap(tmp_path):
     assert gpushard.open_array(place)[:].sum() == 48
 
 
+@pytest.mark.parametrize(("most", "is_read"), [(5063, False), (5064, True)])
+def test_gaps_of_wrapped_shards_are_held_to_the_cap(tmp_path, most, is_read):
+    inner = sharding((16,), index_codecs=[LITTLE])
+    entries = np.array([[5000 + k, 16] for k in range(0, 64, 16)], "<u8")
+    data = bytes(5000) + bytes(range(64)) + entries.tobytes()
+    place = put(tmp_path / "a", document((64,), (64,), inner, GZIP), gzip(data))
+    a = gpushard.open_array(place, options=gpushard.Options(max_chunk_nbytes=most))
+    if is_read:
+        assert np.array_equal(a[:], np.arange(64))
+    else:
+        with pytest.raises(gpushard.CorruptShardError):
+            a[:]
+
+
 def test_an_object_too_large_is_not_read_to_be_written_to_in_part(tmp_path):
     place = put(tmp_path / "a", document((64,), (64,), LITTLE, GZIP), b"")
     os.truncate(place / "c" / "0", 1 << 40)
