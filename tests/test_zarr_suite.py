@@ -18,7 +18,11 @@ PART = [
     "tests/test_codecs/test_sharding.py::test_sharding",
     "tests/test_codecs/test_sharding.py::test_sharding_partial",
     "tests/test_codecs/test_sharding.py::test_nested_sharding",
+    "tests/test_codecs/test_sharding_unit.py",
     "tests/test_codecs/test_transpose.py",
+    "tests/test_chunk_grids.py",
+    "tests/test_properties.py::test_basic_indexing_complex_rectilinear",
+    "tests/test_properties.py::test_rectilinear_zero_length_axis_round_trip",
 ]
 
 
@@ -34,7 +38,8 @@ def test_zarrs_own_tests_of_reading_pass_with_our_pipeline(tmp_path):
         pytest.skip(f"the package index does not give zarr's sdist: {error}")
     root = suite.unpack(sdist, tmp_path / "unpacked")
     suite.pretend_installed(root.parent)
-    ours = suite.run(root, "gpushard", PART)
+    part = [test for test in PART if (root / test.partition("::")[0]).exists()]
+    ours = suite.run(root, "gpushard", part)
     assert suite.only_ours(ours, theirs={}) == []
     decoded = sum("decoded" in test["counts"] for test in ours.values())
     assert decoded >= 100

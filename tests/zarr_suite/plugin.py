@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushard.errors import UnsupportedError
+from gpushard.errors import ObjectDeletedError, UnsupportedError
 
 COUNTS: Counter[str] = Counter()
 OUTCOMES: dict[str, dict] = {}
@@ -41,7 +41,7 @@ def pytest_configure(config):
     def counted(self, *arguments):
         try:
             result = read(self, *arguments)
-        except UnsupportedError as error:
+        except (UnsupportedError, ObjectDeletedError) as error:
             COUNTS["left to zarr"] += 1
             COUNTS[f"because {error.what}"] += 1
             raise
