@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+import zarr
 
 import gpushard
 import strategies as sts
@@ -300,6 +301,17 @@ def test_a_replaced_object_is_read_anew_whatever_of_its_indexes_is_kept(
     assert array[...].tolist() == [10, 20, 10, 20]
     replace_object(tmp_path / "c" / "0", nested_object(1, 0))
     assert array[...].tolist() == [20, 10, 20, 10]
+
+
+def test_what_is_kept_between_reads_is_bounded_by_the_option(tmp_path):
+    z = zarr.create_array(tmp_path, shape=8, dtype="u1", chunks=1, shards=2)
+    z[...] = 7
+    for most, n_kept in ((2**20, 4), (0, 0)):
+        options = Options(index_cache_nbytes=most, small_read_chunks=0)
+        array = gpushard.open_array(tmp_path, options=options)
+        array[...]
+        kept = [array.source.indexes.get((i,)) for i in range(4)]
+        assert sum(one is not None for one in kept) == n_kept
 
 
 def test_an_index_larger_than_the_cache_leaves_the_others_in_it():
