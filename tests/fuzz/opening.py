@@ -8,6 +8,7 @@ import gpushard
 from fuzz.refusals import assert_is_told
 from gpushard import GpushardError
 from gpushard.cli.description import _array_facts
+from gpushard.options import DEFAULT
 from gpushard.rolling.reader import RollingReader
 from gpushard.stores.base import Store
 
@@ -22,7 +23,7 @@ def opens_array(store: Store, path: str = "") -> bool:
     assert a.ndim == len(a.shape)
     assert repr(a)
     assert a.fill_value is not None or a.dtype.kind == "O"
-    assert _array_facts(a.source.layout, store)["n_shards"] >= 0
+    assert _array_facts(a.source.layout, store, DEFAULT)["n_shards"] >= 0
     if a.size:
         _reads(a)
     return True
