@@ -19,7 +19,7 @@ USUAL = 16
 
 
 def fields_of(arrays: Any, window: Any = None) -> Any:
-    conversions = dict.fromkeys(("dtype", "scale", "offset"))
+    conversions: dict[str, Any] = dict.fromkeys(("dtype", "scale", "offset"))
     _, fields = laid_fields(
         arrays, num_threads=None, window=window, lead=None, conversions=conversions
     )
