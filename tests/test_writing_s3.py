@@ -262,11 +262,14 @@ def test_a_conversion_to_a_bucket_goes_on_where_it_was(options, tmp_path):
     assert NAME not in keys(a)
 
 
-def test_a_bucket_that_is_gone_has_not_taken_a_shard(array, options):
-    endpoint = options["endpoint_url"]
-    for key in keys(array):
-        array.source.store.object_store.delete(key)
-    gone = urllib.request.Request(f"{endpoint}/bucket", method="DELETE")
-    urllib.request.urlopen(gone).close()
-    with pytest.raises(gpushard.StoreError, match="cannot write 'c/0/0'"):
+def test_a_bucket_that_is_gone_has_not_taken_a_shard(options):
+    place = f"{options['endpoint_url']}/gone"
+    urllib.request.urlopen(urllib.request.Request(place, method="PUT")).close()
+    array = gpushard.create_array(
+        "s3://gone/a.zarr", shape=8, dtype="i4", chunks=4, shards=8, device="cpu",
+        storage_options=options,
+    )  # fmt: skip
+    array.source.store.object_store.delete(keys(array))
+    urllib.request.urlopen(urllib.request.Request(place, method="DELETE")).close()
+    with pytest.raises(gpushard.StoreError, match="cannot write 'c/0'"):
         array[...] = 1

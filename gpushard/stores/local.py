@@ -234,8 +234,11 @@ class LocalStore:
         size = handle.version[2]
         start, stop = request.within(size)
         n_wanted = stop - start
-        into = request.into
-        data = np.empty(n_wanted, np.uint8) if into is None else into[:n_wanted]
+        if request.into is None:
+            data = np.empty(n_wanted, np.uint8)
+        else:
+            data = request.into[:n_wanted]
+            n_wanted = len(data)
         try:
             n_bytes = os.preadv(handle.fd, (data,), start)
             if n_bytes != n_wanted:

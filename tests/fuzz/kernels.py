@@ -40,7 +40,7 @@ def seeds() -> Iterator[bytes]:
         _GZIP: [data for data, _ in GZIP_CASES.values()],
         _ZLIB: [ZLIB],
         _SNAPPY: [b"\x88\x27" + DATA, b"\xff\xff\xff\xff\x0f" + b"x" * 9],
-        _BLOSC: [data for data, _ in CASES.values()] + frames_of(FRAME_NBYTES),
+        _BLOSC: [*(data for data, _ in CASES.values()), *frames_of(FRAME_NBYTES)],
     }
     for kind, found in streams.items():
         # The first byte modulo six names the parser.
