@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    import pytest
 
 # No deadline: runners share their cores, so a slow example says nothing.
 settings.register_profile(
@@ -21,6 +25,11 @@ settings.register_profile(
 )
 settings.register_profile("quick", parent=settings.get_profile("ci"), max_examples=25)
 settings.load_profile("quick")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # What takes a minute begins first: at the end the other processes would wait.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_collection_finish() -> None:

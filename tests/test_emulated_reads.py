@@ -126,6 +126,7 @@ def keys_of_elements(draw, shape):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [keys_of_axes, keys_of_elements])
 # Each of two kinds of keys with five times the profile's examples: 1,000 arrays in CI.
 @settings(

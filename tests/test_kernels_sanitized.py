@@ -29,6 +29,7 @@ def test_every_file_of_kernels_runs_on_the_sanitized_build():
     assert stems == {f"test_kernels_{name}" for name in named}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", TOGETHER)
 def test_kernels_are_clean_under_sanitizers(names):
     files = [f"test_kernels_{name}.py" for name in sorted(TOGETHER[names])]
