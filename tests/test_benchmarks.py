@@ -311,7 +311,7 @@ def test_small_tells_what_is_promised_and_whether_it_holds(tmp_path, capsys):
     over = found["over_peer"]
     assert (over is None) == (small.PEER not in rows)
     if over is not None:
-        ratio = rows[small.READ]["median_us"] / rows[small.PEER]["median_us"]
+        ratio = rows[small.IN_TURNS]["median_us"] / rows[small.PEER]["median_us"]
         assert over["ratio"] == pytest.approx(ratio)
     assert rows[small.PLAN]["limit_us"] == 15
     assert rows[small.READ]["limit_us"] == 50
@@ -326,7 +326,8 @@ def test_small_tells_what_is_promised_and_whether_it_holds(tmp_path, capsys):
 
 def small_result(read_us, peer_us):
     """What `small` tells of reads that all take the same."""
-    medians = {small.READ: read_us, small.PEER: peer_us}
+    in_turns = None if peer_us is None else read_us
+    medians = {small.READ: read_us, small.IN_TURNS: in_turns, small.PEER: peer_us}
     rows = [
         small._row(name, np.full(9, us * 1e-6))
         for name, us in medians.items()
@@ -349,7 +350,7 @@ def test_small_says_of_both_promises_whether_they_hold(
 ):
     text = small.render(small_result(read_us, peer_us))
     assert absolute in text
-    assert f"{small.READ} over tensorstore's of the same run: {ratio}" in text
+    assert f"{small.READ} over tensorstore's in turns: {ratio}" in text
 
 
 def test_small_tells_no_ratio_without_tensorstore():
@@ -364,4 +365,4 @@ def test_small_refuses_reads_of_other_elements(tmp_path):
     path = data.write(config, tmp_path, values)
     values[7, 0, 0] += 1
     with pytest.raises(RuntimeError, match="other elements"):
-        small._kinds(path, values)
+        small._own(path, values)
