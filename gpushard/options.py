@@ -66,6 +66,16 @@ PLACEMENTS = ("cost", "device", "host")
 """Values of `Options.placement`."""
 
 
+def limit_in_words(hint: str | None, words: str) -> str | None:
+    """What to do about a limit, as `words` for ``raise options.NAME`` in a hint.
+
+    `words` are a door's way to raise it, with ``{name}`` where its name belongs.
+    """
+    for name in LIMITS:
+        hint = hint and hint.replace(f"raise options.{name}", words.format(name=name))
+    return hint
+
+
 WriteStrategy = Literal["rewrite", "fixed_order", "append_only", "random_write"]
 ChunkOrder = Literal["morton", "c", "f"]
 

@@ -55,6 +55,31 @@ def test_zarrs_pipeline_refuses_what_is_beyond_the_limits(tmp_path, is_strict):
         assert np.array_equal(a[:3], [1, 2, 3])
 
 
+def test_a_limit_that_is_lowered_holds_for_arrays_that_were_read_before(tmp_path):
+    place = sharded(tmp_path / "a")
+    with zarr.config.set(OURS):
+        a = zarr.open_array(place, mode="r")
+        for name, most in (("max_chunk_nbytes", 4095), ("max_index_nbytes", 31)):
+            assert np.array_equal(a[:3], [1, 2, 3])
+            with (
+                zarr.config.set({f"gpushard.{name}": most}),
+                pytest.raises(LimitError, match=f"at most {most} bytes"),
+            ):
+                a[:3]
+        assert np.array_equal(a[:3], [1, 2, 3])
+
+
+def test_what_is_known_of_an_array_is_kept_while_the_limits_are_the_same(tmp_path):
+    place = sharded(tmp_path / "a")
+    with zarr.config.set(OURS):
+        a = zarr.open_array(place, mode="r")
+        a[:3]
+        prepared = a._async_array.codec_pipeline._prepared
+        a[5:9]
+        assert a._async_array.codec_pipeline._prepared is prepared
+        assert list(prepared.sources) == [""]
+
+
 def test_a_chunk_of_64_gib_is_refused_through_zarr(tmp_path):
     n = 64 * GIB
     place = write_bomb(tmp_path / "a", n)

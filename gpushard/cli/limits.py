@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from gpushard.errors import OptionError
-from gpushard.options import DEFAULT, GIB, KIB, LIMITS, MIB, Options
+from gpushard.options import (
+    DEFAULT,
+    GIB,
+    KIB,
+    LIMITS,
+    MIB,
+    Options,
+    limit_in_words,
+)
 
 Limits = Annotated[
     list[str] | None,
@@ -57,11 +65,7 @@ def options_of(limits: list[str] | None) -> Options:
 
 def in_words(hint: str | None) -> str | None:
     """What to do about a limit, in the words of the command line."""
-    for name in LIMITS:
-        hint = hint and hint.replace(
-            f"raise options.{name}", f"raise it with --limit {name}=SIZE"
-        )
-    return hint
+    return limit_in_words(hint, "raise it with --limit {name}=SIZE")
 
 
 def _size(text: str) -> int:

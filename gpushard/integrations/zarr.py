@@ -38,7 +38,12 @@ from gpushard.integrations.zarr_batch import (
     selection_of,
     split_key,
 )
-from gpushard.integrations.zarr_limits import configured_options, in_config
+from gpushard.integrations.zarr_limits import (
+    Prepared,
+    configured_limits,
+    in_config,
+    options_of,
+)
 from gpushard.integrations.zarr_stores import inside, reader_of
 from gpushard.layout import GridAxis
 from gpushard.metadata import parse_array
@@ -96,10 +101,7 @@ class GpushardCodecPipeline(CodecPipeline):
     metadata: Any
     store: ZarrAbstractStore
     _zarrs: CodecPipeline = field(init=False, repr=False)
-    _sources: dict[str, Source] = field(init=False, repr=False, default_factory=dict)
-    _layout: ArrayLayout | UnsupportedError | None = field(
-        init=False, repr=False, default=None
-    )
+    _prepared: Prepared | None = field(init=False, repr=False, default=None)
     _warned: bool = field(init=False, repr=False, default=False)
 
     def __post_init__(self) -> None:
@@ -177,7 +179,8 @@ class GpushardCodecPipeline(CodecPipeline):
             await self._zarrs.write(batch, value, drop_axes)
         finally:
             # What was known of replaced shards is void, even if only some were.
-            self._sources.clear()
+            if self._prepared is not None:
+                self._prepared.sources.clear()
 
     async def read(
         self, batch_info: BatchInfo, out: NDBuffer, drop_axes: tuple[int, ...] = ()
@@ -208,9 +211,6 @@ class GpushardCodecPipeline(CodecPipeline):
         try:
             return await loop.run_in_executor(_pool(), read)
         except LimitError as error:
-            # Another read may have other limits.
-            self._layout = None
-            self._sources.clear()
             error.hint = in_config(error.hint)
             raise
         except (UnsupportedError, ObjectDeletedError) as error:
@@ -258,20 +258,18 @@ class GpushardCodecPipeline(CodecPipeline):
         self, batch: Sequence[tuple[Any, ArraySpec, Any, Any, bool]]
     ) -> tuple[Source, list[Entry]]:
         """The array that a batch reads, and what it wants of its chunks."""
-        if self._layout is None:
-            self._layout = _layout_of(self.metadata, configured_options(config.get))
-        layout = self._layout
+        prepared = self._under_the_limits()
+        layout = prepared.layout
         if isinstance(layout, UnsupportedError):
             raise layout.with_traceback(None)
         keys = [_key_of(getter, self.store) for getter, *_ in batch]
         path, _ = split_key(keys[0], layout.keys, layout.ndim)
-        source = self._sources.get(path)
+        source = prepared.sources.get(path)
         if source is None:
             store = reader_of(self.store)
             layout = replace(layout, path=path)
-            source = self._sources[path] = Source.prepare(
-                layout, store, configured_options(config.get)
-            )
+            source = Source.prepare(layout, store, prepared.options)
+            prepared.sources[path] = source
         entries: list[Entry] = []
         for key, (_, _, chunk_selection, out_selection, *_) in zip(
             keys, batch, strict=True
@@ -281,6 +279,16 @@ class GpushardCodecPipeline(CodecPipeline):
                 raise UnsupportedError("this read is of several arrays", got=place)
             entries.append(Entry(coordinate, chunk_selection, out_selection))
         return source, entries
+
+    def _under_the_limits(self) -> Prepared:
+        """What was prepared; anew where zarr's configuration has other limits now."""
+        limits = configured_limits(config.get)
+        prepared = self._prepared
+        if prepared is None or prepared.limits != limits:
+            options = options_of(limits)
+            layout = _layout_of(self.metadata, options)
+            prepared = self._prepared = Prepared(limits, options, layout)
+        return prepared
 
 
 # zarr finds a pipeline by this name, which is the one that users write.
