@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from damaged_arrays import emulated
 from gpushard import Options
 from gpushard.fused import choice
 from gpushard.options import usable_cpu_count
+from gpushard.stores import zarr_writer
 from gpushard.stores.local import LocalStore
 from range_server import RangeServer
 from small_array import VALUES, write_values
@@ -122,6 +124,23 @@ def test_a_fork_waits_for_no_thread_of_its_parent(held, tmp_path, monkeypatch):
     with lock:
         assert answers_in_a_fork(lambda: np.array_equal(a[...], VALUES))
     assert_same_bits(a[...], VALUES)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
+def test_a_fork_writes_to_a_zarr_store_that_its_parent_was_writing_to():
+    store = MemoryStore()
+    zarr.create_array(store, shape=(8,), chunks=(4,), shards=(8,), dtype="i4")
+    a = gpushard.open_array(store)
+    a[...] = np.arange(8)
+
+    def write_part() -> bool:
+        a[1:3] = 7
+        return a[0:4].tolist() == [0, 7, 7, 3]
+
+    with zarr_writer._turn.lock, ThreadPoolExecutor(1) as thread:
+        # Forked by another thread than the one that has the turn.
+        assert thread.submit(answers_in_a_fork, write_part).result()
+    assert a[0:4].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.network

@@ -72,3 +72,12 @@ def refuse_unsafe_key(key: str, url: str) -> None:
         f"{key!r} is no key below the store's root",
         hint="keys are names joined by single slashes, without '.' and '..'",
     )
+
+
+def failed_write(url: str, key: str, error: Exception) -> StoreError:
+    """What is told of a write that `error` ended."""
+    return StoreError(
+        f"cannot write {key!r}: {type(error).__name__}: {error}",
+        store_url=url,
+        hint="check the store, its settings and your rights",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,8 @@ class FileBytes:
 Piece = Bytes | FileSlice
 Pieces = Sequence[Piece]
 """An object's bytes, to be written one after the other."""
+Update = Callable[[Bytes | None], Pieces | None]
+"""Object's new bytes from its old ones; None in and out: no object."""
 
 
 def bytes_of(piece: Piece) -> Bytes:
@@ -94,6 +96,11 @@ def bytes_of(piece: Piece) -> Bytes:
 def joined(pieces: Pieces) -> Bytes:
     """All pieces, of which there is one at least, in memory."""
     return np.concatenate([bytes_of(piece) for piece in pieces])
+
+
+def whole_object(pieces: Pieces) -> bytes:
+    """An object's bytes, as clients of other stores take them."""
+    return b"".join(memoryview(bytes_of(piece)) for piece in pieces)
 
 
 def write_all(fd: int, pieces: Pieces) -> None:

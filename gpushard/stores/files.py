@@ -12,17 +12,15 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpushard.errors import StoreError
 from gpushard.stores.failures import refuse_unsafe_key
-from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces, write_all
+from gpushard.stores.file_bytes import FileBytes, Pieces, Update, write_all
 from gpushard.stores.local import LocalStore
-
-Update = Callable[[Bytes | None], Pieces | None]
 
 # A directory is removed by others just when it was made: not often in a row.
 _MOST_ATTEMPTS = 64

@@ -7,8 +7,7 @@ store promises nothing beyond this process.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
@@ -16,17 +15,13 @@ import numpy as np
 
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.stores.base import ByteRequest, Fetched, Store
-from gpushard.stores.failures import refuse_unsafe_key
-from gpushard.stores.file_bytes import Bytes, Pieces, bytes_of
+from gpushard.stores.failures import failed_write, refuse_unsafe_key
+from gpushard.stores.file_bytes import Pieces, Update, whole_object
 from gpushard.stores.local import LocalStore
-from gpushard.stores.zarr_loop import run
 from gpushard.stores.zarr_store import ZarrStore
 
 if TYPE_CHECKING:
     from gpushard.stores.remote import RemoteStore
-
-Update = Callable[[Bytes | None], Pieces | None]
-"""Object's new bytes from its old ones; None in and out: no object."""
 
 # A conditional put fails as often as another writer gets in between.
 _MAX_ATTEMPTS = 64
@@ -116,6 +111,8 @@ def writer_of(store: Store, tags: Mapping[str, str] | None = None) -> Writer:
 
         return FileWriter(store)
     if isinstance(store, ZarrStore):
+        from gpushard.stores.zarr_writer import ZarrWriter
+
         return ZarrWriter(store)
     if type(store).__name__ == "RemoteStore":
         return ObjectWriter(store, tags)  # type: ignore[arg-type]  # module is lazy
@@ -164,12 +161,12 @@ class ObjectWriter:
             if pieces is None:
                 obstore.delete(self._store.object_store, key)
             else:
-                body = _joined(pieces)
+                body = whole_object(pieces)
                 obstore.put(self._store.object_store, key, body, tags=self._tags)
         except _object_errors() as error:
             # Gone before it was deleted; a put that finds no bucket has put nothing.
             if pieces is not None or not isinstance(error, FileNotFoundError):
-                raise _failed(self._store.url, key, error) from error
+                raise failed_write(self._store.url, key, error) from error
 
     def update(self, key: str, update: Update, most_nbytes: int) -> None:
         """Replace an object by what `update` makes of it, by conditional puts."""
@@ -204,7 +201,7 @@ class ObjectWriter:
             for key in keys:
                 self.put(key, None)
         except _object_errors() as error:
-            raise _failed(self._store.url, keys[0], error) from error
+            raise failed_write(self._store.url, keys[0], error) from error
 
     def clear(self, prefix: str) -> None:
         """Delete all objects below `prefix`, or all of the store's for ""."""
@@ -216,7 +213,7 @@ class ObjectWriter:
                 for item in batch:
                     obstore.delete(store, item["path"])
         except _object_errors() as error:
-            raise _failed(self._store.url, prefix, error) from error
+            raise failed_write(self._store.url, prefix, error) from error
 
     def _put_if(self, key: str, pieces: Pieces, old: Fetched | None) -> bool:
         """Put an object if it still is `old`; whether it was."""
@@ -233,7 +230,7 @@ class ObjectWriter:
             mode = "create" if old is None else self._version(key, old.version)
             if mode is None:
                 return False
-            body = _joined(pieces)
+            body = whole_object(pieces)
             where = self._store.object_store
             obstore.put(where, key, body, tags=self._tags, mode=mode)
         except (AlreadyExistsError, PreconditionError):
@@ -241,7 +238,7 @@ class ObjectWriter:
         except (NotSupportedError, NotImplementedError) as error:
             raise self._unconditional(key, str(error)) from error
         except _object_errors() as error:
-            raise _failed(self._store.url, key, error) from error
+            raise failed_write(self._store.url, key, error) from error
         return True
 
     def _version(self, key: str, e_tag: Hashable) -> Any:
@@ -294,105 +291,7 @@ class ObjectWriter:
         )
 
 
-class ZarrWriter:
-    """Write access to a zarr store; writes of this process take turns."""
-
-    deletes_in_updates = True
-
-    def __init__(self, store: ZarrStore) -> None:
-        self._store = store
-
-    @property
-    def puts_whole(self) -> bool:
-        """Only in memory: fsspec's file systems write where the object lies."""
-        return self._is_in_memory
-
-    def put(self, key: str, pieces: Pieces | None) -> None:
-        """Replace an object whatever it was; None deletes it."""
-        refuse_unsafe_key(key, self._store.url)
-        with _TURNS:
-            self._put(key, pieces)
-
-    def update(self, key: str, update: Update, most_nbytes: int) -> None:
-        """Replace an object by what `update` makes of it, if it lies in memory.
-
-        What lies elsewhere other processes may write to, which no lock of this one
-        keeps away.
-        """
-        if not self._is_in_memory:
-            raise UnsupportedError(
-                "nothing keeps other processes from writing to a part of the same shard"
-                " of this store, so that one write could undo another",
-                shard_key=key,
-                store_url=self._store.url,
-                hint="write whole shards, or pass a path or an object store's URL",
-            )
-        with _TURNS:
-            old = self._store.read([ByteRequest(key, max_nbytes=most_nbytes + 1)])[0]
-            self._put(key, update(None if old is None else old.data))
-
-    def create(self, key: str, pieces: Pieces) -> bool:
-        """Write an object unless there is one; whether there was none."""
-        with _TURNS:
-            if self._store.get(key) is not None:
-                return False
-            self._put(key, pieces)
-        return True
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; some may be gone already."""
-        for key in keys:
-            self.put(key, None)
-
-    def clear(self, prefix: str) -> None:
-        """Delete all objects below `prefix`, or all of the store's for ""."""
-        if prefix:
-            refuse_unsafe_key(prefix, self._store.url)
-        self._run(self._store.zarr_store.delete_dir(prefix), prefix, deletes=True)
-
-    @property
-    def _is_in_memory(self) -> bool:
-        from zarr.storage import MemoryStore
-
-        return isinstance(self._store.zarr_store, MemoryStore)
-
-    def _put(self, key: str, pieces: Pieces | None) -> None:
-        store = self._store.zarr_store
-        if pieces is None:
-            self._run(store.delete(key), key, deletes=True)
-            return
-        from zarr.core.buffer import default_buffer_prototype
-
-        buffer = default_buffer_prototype().buffer.from_bytes(_joined(pieces))
-        self._run(store.set(key, buffer), key)
-
-    def _run(self, coroutine: Any, key: str, *, deletes: bool = False) -> None:
-        try:
-            run(coroutine)
-        except StoreError:
-            raise
-        except Exception as error:
-            if not (deletes and isinstance(error, (KeyError, FileNotFoundError))):
-                raise _failed(self._store.url, key, error) from error
-
-
-# zarr stores have no locks, and one array may be open several times in a process.
-_TURNS = threading.RLock()
-
-
-def _joined(pieces: Pieces) -> bytes:
-    return b"".join(memoryview(bytes_of(piece)) for piece in pieces)
-
-
 def _object_errors() -> tuple[type[Exception], ...]:
     from obstore.exceptions import BaseError
 
     return BaseError, OSError, ValueError
-
-
-def _failed(url: str, key: str, error: Exception) -> StoreError:
-    return StoreError(
-        f"cannot write {key!r}: {type(error).__name__}: {error}",
-        store_url=url,
-        hint="check the store, its settings and your rights",
-    )

@@ -1,0 +1,118 @@
+"""Objects written to zarr stores, which have no locks: one after the other."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from gpushard.errors import StoreError, UnsupportedError
+from gpushard.stores.base import ByteRequest
+from gpushard.stores.failures import failed_write, refuse_unsafe_key
+from gpushard.stores.file_bytes import Pieces, Update, whole_object
+from gpushard.stores.zarr_loop import run
+from gpushard.stores.zarr_store import ZarrStore
+
+
+class _Turn:
+    """Whose turn it is to write to zarr stores of this process.
+
+    They have no locks, and one array may be open several times.
+    """
+
+    lock = threading.RLock()
+
+
+_turn = _Turn()
+
+
+def _begin_anew() -> None:
+    """Free a forked process of the turn that another thread of its parent has."""
+    _turn.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
+class ZarrWriter:
+    """Write access to a zarr store; writes of this process take turns."""
+
+    deletes_in_updates = True
+
+    def __init__(self, store: ZarrStore) -> None:
+        self._store = store
+
+    @property
+    def puts_whole(self) -> bool:
+        """Only in memory: fsspec's file systems write where the object lies."""
+        return self._is_in_memory
+
+    def put(self, key: str, pieces: Pieces | None) -> None:
+        """Replace an object whatever it was; None deletes it."""
+        refuse_unsafe_key(key, self._store.url)
+        with _turn.lock:
+            self._put(key, pieces)
+
+    def update(self, key: str, update: Update, most_nbytes: int) -> None:
+        """Replace an object by what `update` makes of it, if it lies in memory.
+
+        What lies elsewhere other processes may write to, which no lock of this one
+        keeps away.
+        """
+        if not self._is_in_memory:
+            raise UnsupportedError(
+                "nothing keeps other processes from writing to a part of the same shard"
+                " of this store, so that one write could undo another",
+                shard_key=key,
+                store_url=self._store.url,
+                hint="write whole shards, or pass a path or an object store's URL",
+            )
+        with _turn.lock:
+            old = self._store.read([ByteRequest(key, max_nbytes=most_nbytes + 1)])[0]
+            self._put(key, update(None if old is None else old.data))
+
+    def create(self, key: str, pieces: Pieces) -> bool:
+        """Write an object unless there is one; whether there was none."""
+        with _turn.lock:
+            if self._store.get(key) is not None:
+                return False
+            self._put(key, pieces)
+        return True
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; some may be gone already."""
+        for key in keys:
+            self.put(key, None)
+
+    def clear(self, prefix: str) -> None:
+        """Delete all objects below `prefix`, or all of the store's for ""."""
+        if prefix:
+            refuse_unsafe_key(prefix, self._store.url)
+        self._run(self._store.zarr_store.delete_dir(prefix), prefix, deletes=True)
+
+    @property
+    def _is_in_memory(self) -> bool:
+        from zarr.storage import MemoryStore
+
+        return isinstance(self._store.zarr_store, MemoryStore)
+
+    def _put(self, key: str, pieces: Pieces | None) -> None:
+        store = self._store.zarr_store
+        if pieces is None:
+            self._run(store.delete(key), key, deletes=True)
+            return
+        from zarr.core.buffer import default_buffer_prototype
+
+        buffer = default_buffer_prototype().buffer.from_bytes(whole_object(pieces))
+        self._run(store.set(key, buffer), key)
+
+    def _run(self, coroutine: Any, key: str, *, deletes: bool = False) -> None:
+        try:
+            run(coroutine)
+        except StoreError:
+            raise
+        except Exception as error:
+            if not (deletes and isinstance(error, (KeyError, FileNotFoundError))):
+                raise failed_write(self._store.url, key, error) from error
