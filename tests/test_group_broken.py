@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import gpushard
 from cli_runs import run
 from gpushard.hierarchies import documents
 from gpushard.options import MAX_DOCUMENT_NBYTES
+from gpushard.stores.base import FetchCosts
+from gpushard.stores.local import LocalStore
 
 BROKEN = ("{", "[1]", '{"zarr_format": 3}', "null")
 
@@ -146,6 +149,74 @@ def test_documents_that_take_much_memory_together_hide_no_other(
     assert list(group) == ["a", "b", "c", "d"]
     assert set(group._document.documents) == {"a", "b", "d"}
     assert group["c"].attrs["long"] == "x" * 100_000  # read by itself
+
+
+def lead_out(place: Path, document: str) -> None:
+    outside = place.parent / "outside"
+    outside.mkdir()
+    (outside / document).write_text((place / "last" / document).read_text())
+    (place / "evil").symlink_to(outside)
+
+
+def lead_round(place: Path, document: str) -> None:
+    del document
+    (place / "evil").symlink_to("evil")
+
+
+def make_directory(place: Path, document: str) -> None:
+    (place / "evil" / document).mkdir(parents=True)
+
+
+@pytest.mark.parametrize("make", [lead_out, lead_round, make_directory])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_child_that_is_no_object_of_the_store_hides_no_other(
+    tmp_path: Path, make: Any, zarr_format: Any
+) -> None:
+    place = grouped(tmp_path / "g", zarr_format)
+    make(place, ".zarray" if zarr_format == 2 else "zarr.json")
+    group = gpushard.open_group(place, device="cpu")
+    assert (list(group), group.groups) == (["evil", "first", "last"], ("below",))
+    assert group["last"][...].tolist() == [1, 1, 1, 1]
+    with pytest.raises(gpushard.StoreError) as caught:
+        group["evil"]
+    assert f"{place.as_uri()}/evil'" in str(caught.value)
+    told = json.loads(run("info", str(place), "--json").stdout)
+    assert "evil" in told["arrays"]["evil"]["error"]
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a\\b"])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_member_of_a_zip_file_that_leads_out_hides_no_other(
+    tmp_path: Path, name: str, zarr_format: Any
+) -> None:
+    place = grouped(tmp_path / "g", zarr_format)
+    document = ".zarray" if zarr_format == 2 else "zarr.json"
+    with zipfile.ZipFile(tmp_path / "g.zip", "w") as file:
+        for path in place.rglob("*"):
+            file.write(path, path.relative_to(place))
+        file.writestr(f"{name}/{document}", (place / "last" / document).read_text())
+    group = gpushard.open_group(tmp_path / "g.zip", device="cpu")
+    assert sorted(group) == sorted([name, "first", "last"])
+    assert group["last"][...].tolist() == [1, 1, 1, 1]
+    with pytest.raises(gpushard.StoreError, match="no key below the store's root"):
+        group[name]
+
+
+def test_a_store_whose_requests_have_a_price_is_not_asked_for_each_child(
+    tmp_path: Path,
+) -> None:
+    asked: list[int] = []
+
+    class Failing(LocalStore):
+        costs = FetchCosts(0, 1, 1, prefers_whole_objects=True)
+
+        def read(self, requests: Any) -> Any:
+            asked.append(len(requests))
+            raise gpushard.StoreError("busy")
+
+    with pytest.raises(gpushard.StoreError, match="busy"):
+        gpushard.open_group(Failing(grouped(tmp_path / "g")), device="cpu")
+    assert asked == [3]
 
 
 def test_a_child_that_was_repaired_opens(tmp_path: Path) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from gpushard.errors import GpushardError, LimitError, MetadataError, StoreError
 from gpushard.formats.document import shown
 from gpushard.options import KIB, MAX_PARSED_NBYTES
-from gpushard.stores.base import ByteRequest, Store
+from gpushard.stores.base import ByteRequest, Fetched, Store
+from gpushard.stores.failures import refuse_unsafe_key
 
 NodeType = Literal["array", "group"]
 Document = dict[str, Any]
@@ -79,13 +80,19 @@ def read_documents(
 ) -> tuple[dict[str, Document], Broken]:
     """JSON objects at those of `keys` that are there, and what is wrong with others.
 
-    They are read in few batches. One that is no JSON object does not hide the others,
-    nor do those that would take too much memory beside one another.
+    They are read in few batches. One that is no JSON object, or lies where no object of
+    the store should, does not hide the others, nor do those that would take too much
+    memory beside one another.
+
+    Raises
+    ------
+    StoreError
+        The store failed, and a request has a price: it is not asked for each by itself.
     """
     found: dict[str, Document] = {}
     broken: dict[str, GpushardError] = {}
     left_nbytes = MAX_PARSED_NBYTES
-    for key, data in _read_in_batches(store, [*keys]):
+    for key, data in _read_in_batches(store, _safe(store, keys, broken), broken):
         path = key.rpartition("/")[0]
         try:
             data = store.get(key) or b"" if len(data) > _USUAL_NBYTES else data
@@ -99,15 +106,51 @@ def read_documents(
     return found, broken
 
 
-def _read_in_batches(store: Store, keys: list[str]) -> Iterator[tuple[str, bytes]]:
+def _safe(
+    store: Store, keys: Iterable[str], broken: dict[str, GpushardError]
+) -> list[str]:
+    """Those of `keys` that name something below the store's root."""
+    safe: list[str] = []
+    for key in keys:
+        try:
+            refuse_unsafe_key(key, store.url)
+        except StoreError as error:
+            broken[key] = error
+        else:
+            safe.append(key)
+    return safe
+
+
+def _read_in_batches(
+    store: Store, keys: list[str], broken: dict[str, GpushardError]
+) -> Iterator[tuple[str, bytes]]:
     """Documents that are there, those that are unusually long cut."""
     for first in range(0, len(keys), _BATCH):
         batch = keys[first : first + _BATCH]
-        limit = _USUAL_NBYTES + 1
-        answers = store.read([ByteRequest(key, max_nbytes=limit) for key in batch])
+        try:
+            answers = _starts_of(store, batch)
+        except StoreError:
+            if store.costs.prefers_whole_objects:
+                raise
+            answers = [_start_alone(store, key, broken) for key in batch]
         for key, answer in zip(batch, answers, strict=True):
             if answer is not None:
                 yield key, answer.data.tobytes()
+
+
+def _starts_of(store: Store, keys: Iterable[str]) -> Sequence[Fetched | None]:
+    limit = _USUAL_NBYTES + 1
+    return store.read([ByteRequest(key, max_nbytes=limit) for key in keys])
+
+
+def _start_alone(
+    store: Store, key: str, broken: dict[str, GpushardError]
+) -> Fetched | None:
+    try:
+        return _starts_of(store, [key])[0]
+    except StoreError as error:
+        broken[key] = error
+        return None
 
 
 def children_of(
