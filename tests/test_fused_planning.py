@@ -1,0 +1,24 @@
+"""Steps of the compiled planning, as Python runs them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+
+from gpushard.fused import planning
+
+
+@given(low=st.lists(st.integers(0, 20), max_size=40))
+def test_boxes_are_sorted_by_their_bytes_and_equal_ones_stay_in_order(low):
+    boxes = np.zeros((len(low), planning.FIRST_LENGTH + 1), np.int64)
+    boxes[:, planning.LOW], boxes[:, -1] = low, np.arange(len(low))
+    want = boxes[np.argsort(low, kind="stable")]
+    with pytest.MonkeyPatch.context() as patch:
+        for step in ("_merge", "_order"):
+            patch.setattr(planning, step, getattr(planning, step).py_func)
+        planning._sort.py_func(boxes)
+    assert np.array_equal(boxes, want)
