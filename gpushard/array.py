@@ -226,7 +226,7 @@ class Array(NumpyLike):
         out
             Array to write into, of the selection's shape and any strides. On the host
             NumPy's or anything that shares its memory with NumPy (a torch tensor); on
-            a device anything with ``__cuda_array_interface__``.
+            a device anything with ``__cuda_array_interface__`` or DLPack.
         dtype
             Data type of the result where `out` is not given; values are cast on the
             way. Casts that change the kind of number (float to int) are refused.

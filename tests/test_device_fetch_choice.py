@@ -13,6 +13,7 @@ import gpushard
 from cuda_host.reads import read_on_device
 from device_fetch_cases import CHAINS, emulated, standing_in, stored
 from gpushard import expressions
+from gpushard.devices import kvikio_file
 from gpushard.options import Options
 from range_server import RangeServer
 from zarr_oracle import assert_same_bits
@@ -28,6 +29,7 @@ def kvikio(monkeypatch, device):
     standin = standing_in(monkeypatch, device)
     yield standin
     assert standin.under_way == []
+    kvikio_file._failure.cache_clear()
 
 
 def way(place, device, **options):
@@ -49,6 +51,14 @@ def test_explain_tells_which_way_and_why(tmp_path, device, kvikio, monkeypatch):
     for name in ("kvikio", "kvikio.defaults", "kvikio.cufile_driver"):
         monkeypatch.setitem(sys.modules, name, None)
     assert way(tmp_path, device) == f"{ring} (kvikio is not installed)"
+    for name in ("kvikio", "kvikio.defaults", "kvikio.cufile_driver"):
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "site/kvikio").mkdir(parents=True)
+    (tmp_path / "site/kvikio/__init__.py").write_text("raise RuntimeError('no cuFile')")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    kvikio_file._failure.cache_clear()
+    why = "kvikio cannot be imported (no cuFile)"
+    assert way(tmp_path, device) == f"{ring} ({why})"
     store = MemoryStore()
     stored(store, CHAINS["zstd"])
     assert way(store, device) == f"{ring} (a store of which kvikio knows nothing)"

@@ -78,7 +78,8 @@ def fakery(monkeypatch):
     """CuPy is there, and so is nvCOMP."""
     made = Fakery()
     monkeypatch.setitem(sys.modules, "cupy", made.module)
-    monkeypatch.setattr(cuda, "load_nvcomp", lambda: SimpleNamespace(label="nvCOMP"))
+    nvcomp = SimpleNamespace(label="nvCOMP", within=lambda _: nvcomp)
+    monkeypatch.setattr(cuda, "load_nvcomp", lambda: nvcomp)
     forget()
     yield made
     forget()

@@ -23,7 +23,7 @@ def kvikio():
     try:
         import kvikio.cufile_driver
         import kvikio.defaults
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, RuntimeError) as error:
         pytest.skip(f"kvikio cannot be imported here: {error}")
     return kvikio
 

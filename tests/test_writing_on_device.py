@@ -203,20 +203,6 @@ def test_what_one_array_reads_on_the_device_another_writes_there(tmp_path, devic
     assert_stored(tmp_path / "b", values)
 
 
-def test_memory_that_the_current_stream_is_busy_with_is_not_touched(tmp_path, device):
-    a, values = new(tmp_path, device, CODECS["zstd"]), numbers()
-    value, allocate = on_device(device, values), device.allocate
-
-    def handed_out(nbytes):
-        buffer = allocate(nbytes)
-        device.clear(buffer.address, nbytes, 0)  # by who had it before
-        return buffer
-
-    device.allocate = handed_out
-    a[...] = value
-    assert_stored(tmp_path, values)
-
-
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("is_named", [False, True], ids=["current", "named"])
 def test_what_the_callers_stream_does_first_is_waited_for(is_named, seed, tmp_path):

@@ -46,7 +46,10 @@ class RowCopy(NamedTuple):
 
 
 class DeviceBuffer(Protocol):
-    """Memory on the device, freed when it is dropped."""
+    """Memory on the device, given back when it is dropped.
+
+    Nothing that uses it may be under way any more then, on any stream.
+    """
 
     @property
     def address(self) -> int:
@@ -96,7 +99,7 @@ class Device(Protocol):
         ...
 
     def allocate(self, nbytes: int) -> DeviceBuffer:
-        """Memory on the device, its content undefined.
+        """Memory on the device, its content undefined; ready for use on any stream.
 
         Raises
         ------
@@ -118,6 +121,8 @@ class Device(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Array of the device's library, with ``__cuda_array_interface__``.
 
+        What the current stream has queued may still use its memory.
+
         Raises
         ------
         UnsupportedError
@@ -136,6 +141,18 @@ class Device(Protocol):
         ----------
         owner
             What has the memory, kept as long as the array or anything made of it is.
+        """
+        ...
+
+    def adopt(self, array: Any) -> Any:
+        """Array of the device's library over what exports itself by DLPack.
+
+        What is queued on the current stream from here on comes after what wrote it.
+
+        Raises
+        ------
+        UnsupportedError
+            The library does not take it.
         """
         ...
 

@@ -219,11 +219,8 @@ class _Run:
 
     def memory(self, nbytes: int) -> int:
         """Address of so much device memory."""
-        device = self._device
-        buffer = device.allocate(max(nbytes, 1))
+        buffer = self._device.allocate(max(nbytes, 1))
         self._held.append(buffer)
-        # An allocator hands out what the current stream may still be busy with.
-        device.await_event(self.stream, device.record(device.current_stream()))
         return buffer.address
 
     def pinned(self, nbytes: int) -> Bytes:

@@ -1,17 +1,17 @@
 """A CUDA device, through CuPy: its allocator, its streams, its NVRTC.
 
-CuPy is imported here and nowhere else. Nothing waits for the whole device.
+CuPy is imported here and nowhere else; its functions take Python's own integers only.
+Nothing waits for the whole device.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from importlib.util import find_spec
 from math import prod
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,8 @@ from gpushard.devices.base import (
     Stream,
     StreamDecoder,
 )
-from gpushard.devices.kernels import (
-    KernelSource,
-    cache_directory,
-    keep_file,
-    load_kernel_sources,
-    nvrtc_options,
-    threads_of,
-)
+from gpushard.devices.cuda_modules import CudaModules
+from gpushard.devices.kernels import threads_of
 from gpushard.devices.nvcomp import load_nvcomp
 from gpushard.devices.placement import RATES
 from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
@@ -90,11 +84,10 @@ class CudaDevice:
                 expected="compute capability {}.{} or later".format(*OLDEST_CAPABILITY),
                 got="{}.{}".format(*self._capability),
             )
-        self.decoder: StreamDecoder = load_nvcomp()
-        self._streams: dict[int, Any] = {}
+        self.decoder: StreamDecoder = load_nvcomp().within(self._current)
+        self._modules = CudaModules(cupy.cuda, self._capability, self.label)
+        self._streams: list[Any] = []  # which end when they are dropped
         self._idle_streams: list[Stream] = []
-        self._modules: dict[str, Any] = {}
-        self._functions: dict[str, Any] = {}
         self._broken_by = ""
         self.rates = RATES
 
@@ -121,12 +114,19 @@ class CudaDevice:
 
     def allocate(self, nbytes: int) -> DeviceBuffer:
         """Memory from CuPy's current allocator; see `Device`."""
-        with self._device, self._failures():
-            return _Buffer(self._cupy.cuda.alloc(nbytes), nbytes)
+        with self._current():
+            # An allocator gives again at once what was let go of on the same stream,
+            # and other streams may have to wait. Nobody works on this one.
+            with self._own_stream:
+                memory = self._cupy.cuda.alloc(nbytes)
+            given = self._cupy.cuda.Event(disable_timing=True)
+            given.record(self._own_stream)
+            given.synchronize()
+            return _Buffer(memory, nbytes)
 
     def allocate_pinned(self, nbytes: int) -> NDArray[np.uint8]:
         """Pinned host memory: uint8, shape (nbytes,); see `Device`."""
-        with self._device, self._failures():
+        with self._current():
             memory = self._cupy.cuda.alloc_pinned_memory(nbytes)
         return np.frombuffer(memory, np.uint8, nbytes)
 
@@ -134,9 +134,9 @@ class CudaDevice:
         """One that does not wait for the default stream: given back before, or new."""
         with suppress(IndexError):  # two threads may look at the last one
             return self._idle_streams.pop()
-        with self._device, self._failures():
+        with self._current():
             stream = self._cupy.cuda.Stream(non_blocking=True)
-        self._streams[stream.ptr] = stream
+        self._streams.append(stream)
         return int(stream.ptr)
 
     def release_stream(self, stream: Stream) -> None:
@@ -157,16 +157,16 @@ class CudaDevice:
 
     def copy_rows(self, rows: RowCopy, stream: Stream) -> None:
         """Copy rows of device memory to other places there, on `stream`."""
-        with self._device, self._failures():
+        with self._current():
             self._runtime.memcpy2DAsync(*rows, _ON_DEVICE, stream)
 
     def _copy(self, to: int, source: int, nbytes: int, kind: int, stream: int) -> None:
-        with self._device, self._failures():
+        with self._current():
             self._runtime.memcpyAsync(to, source, nbytes, kind, stream)
 
     def clear(self, address: int, nbytes: int, stream: Stream) -> None:
         """Set device memory to zero, on `stream`."""
-        with self._device, self._failures():
+        with self._current():
             self._runtime.memsetAsync(address, 0, nbytes, stream)
 
     def launch(
@@ -175,9 +175,11 @@ class CudaDevice:
         """Run a kernel over `grid` blocks, on `stream`; compiled when first used."""
         values = [np.asarray(parameter) for parameter in parameters]
         pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
-        with self._device, self._failures():
+        with self._current():
+            # The driver, unlike the runtime, makes no context for a thread.
+            self._runtime.setDevice(self.ordinal)
             self._cupy.cuda.driver.launchKernel(
-                self._function(kernel).ptr,
+                self._modules.function(kernel),
                 *(*grid, 1),
                 *(threads_of(kernel), 1, 1),
                 0,
@@ -188,15 +190,16 @@ class CudaDevice:
 
     def record(self, stream: Stream) -> Event:
         """Event that is done when all work queued on `stream` so far is."""
-        with self._device, self._failures():
+        with self._current():
             event = self._cupy.cuda.Event(disable_timing=True)
-            event.record(self._stream(stream))
+            self._runtime.eventRecord(event.ptr, stream)
             return event
 
     def await_event(self, stream: Stream, event: Event) -> None:
         """Let what is queued on `stream` from here on wait for `event`."""
-        with self._device, self._failures():
-            self._stream(stream).wait_event(event)
+        done: Any = event
+        with self._current():
+            self._runtime.streamWaitEvent(stream, done.ptr)
 
     def wait(self, event: Event) -> None:
         """Let the host wait until `event` is done.
@@ -207,7 +210,7 @@ class CudaDevice:
             Work on the device failed; the device cannot be used any more.
         """
         done: Any = event
-        with self._device, self._failures():
+        with self._current():
             done.synchronize()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -221,7 +224,7 @@ class CudaDevice:
             There is not so much memory.
         """
         try:
-            with self._device, self._failures():
+            with self._current():
                 return self._cupy.empty(shape, dtype)
         except (TypeError, ValueError) as error:
             raise UnsupportedError(
@@ -238,16 +241,41 @@ class CudaDevice:
         pointer = self._cupy.cuda.MemoryPointer(memory, 0)
         return self._cupy.ndarray(shape, dtype, pointer)
 
+    def adopt(self, array: Any) -> Any:
+        """cupy.ndarray over the memory of an array with DLPack.
+
+        Raises
+        ------
+        UnsupportedError
+            CuPy does not take it.
+        """
+        try:
+            with self._current():
+                return self._cupy.from_dlpack(array)
+        except (BufferError, TypeError, ValueError, RuntimeError) as error:
+            raise UnsupportedError(
+                f"CuPy does not take out= by DLPack ({error})",
+                got=type(array).__name__,
+            ) from error
+
     def current_stream(self) -> Stream:
         """CuPy's current stream."""
         with self._device:
             return int(self._cupy.cuda.get_current_stream().ptr)
 
-    def _stream(self, stream: Stream) -> Any:
-        return self._streams.get(stream) or self._cupy.cuda.ExternalStream(stream)
+    @cached_property
+    def _own_stream(self) -> Any:
+        """Stream that memory is asked for on, and nothing else is done on."""
+        return self._cupy.cuda.Stream(non_blocking=True)
 
-    def _failures(self) -> _Failures:
-        return _Failures(self)
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """Let this be the thread's device, and what CuPy raises be in our tree."""
+        try:
+            with self._device:
+                yield
+        except self.errors as error:
+            raise self.failure(error) from error
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
@@ -285,50 +313,6 @@ class CudaDevice:
         text = str(self._device.compute_capability)
         return int(text[:-1]), int(text[-1])
 
-    def _function(self, kernel: str) -> Any:
-        function = self._functions.get(kernel)
-        if function is None:
-            source = load_kernel_sources()[kernel]
-            module = self._modules.get(source.name)
-            if module is None:
-                module = self._cupy.cuda.function.Module()
-                module.load(self._cubin(source))
-                self._modules[source.name] = module
-            function = self._functions[kernel] = module.get_function(kernel)
-        return function
-
-    def _cubin(self, source: KernelSource) -> bytes:
-        """Compiled source, from the disk if it was compiled before."""
-        nvrtc: Any = self._cupy.cuda.nvrtc
-        version = ".".join(map(str, nvrtc.getVersion()))
-        major, minor = self._capability
-        name = f"{source.digest}-sm{major}{minor}-nvrtc{version}.cubin"
-        kept = cache_directory() / name
-        if kept.is_file():
-            return kept.read_bytes()
-        cubin = self._compile(source)
-        keep_file(kept, cubin)
-        return cubin
-
-    def _compile(self, source: KernelSource) -> bytes:
-        nvrtc: Any = self._cupy.cuda.nvrtc
-        program = nvrtc.createProgram(
-            source.text,
-            source.name,
-            list(source.headers.values()),
-            list(source.headers),
-        )
-        try:
-            nvrtc.compileProgram(program, nvrtc_options(self._capability))
-            return nvrtc.getCUBIN(program)
-        except nvrtc.NVRTCError as error:
-            raise DeviceError(
-                f"{source.name} does not compile for {self.label}",
-                got=nvrtc.getProgramLog(program)[-500:],
-            ) from error
-        finally:
-            nvrtc.destroyProgram(program)
-
 
 class _Buffer:
     """Memory of CuPy's allocator."""
@@ -337,25 +321,6 @@ class _Buffer:
         self._memory = memory
         self.address = int(memory.ptr)
         self.nbytes = nbytes
-
-
-class _Failures:
-    """Turns what CuPy raises into the error tree."""
-
-    def __init__(self, device: CudaDevice) -> None:
-        self._device = device
-
-    def __enter__(self) -> None:
-        """Nothing to do."""
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        if isinstance(error, self._device.errors):
-            raise self._device.failure(error) from error
 
 
 def cuda_facts() -> dict[str, str]:

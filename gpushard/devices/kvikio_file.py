@@ -8,11 +8,12 @@ each: slower than the ring of pinned slots, so that nothing is read with it then
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from gpushard.errors import StoreError, UnsupportedError
@@ -196,13 +197,31 @@ def find_kvikio_remote() -> KvikioFiles:
 
 
 def _imported() -> Any:
+    # What a failed import leaves undone is done again each time, which takes a while.
+    if "kvikio" not in sys.modules and (failure := _failure()):
+        raise UnsupportedError(failure)
+    return _import()
+
+
+@cache
+def _failure() -> str:
+    """Why kvikio cannot be imported; empty if it can."""
+    try:
+        _import()
+    except UnsupportedError as error:
+        return error.what
+    return ""
+
+
+def _import() -> Any:
     try:
         # Its submodules are not there by themselves.
         import kvikio.cufile_driver  # pyright: ignore[reportMissingImports]  an extra
         import kvikio.defaults  # pyright: ignore[reportMissingImports]  so too
     except ModuleNotFoundError as error:
         raise UnsupportedError("kvikio is not installed") from error
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, RuntimeError) as error:
+        # Without cuFile's library its loader raises an error of its own kind.
         raise UnsupportedError(f"kvikio cannot be imported ({error})") from error
     return kvikio
 

@@ -8,7 +8,8 @@ alignments, or to tell its scratch sizes. `nvcomp_abi` has the C side.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -78,6 +79,9 @@ class Nvcomp:
     ----------
     path
         The shared object.
+    within
+        Makes the context that each call is made in: nvCOMP launches on the thread's
+        current device, whatever the stream's is.
 
     Raises
     ------
@@ -85,9 +89,13 @@ class Nvcomp:
         It cannot be loaded, is of another major version or lacks a function.
     """
 
-    __slots__ = ("_functions", "cuda_major", "path", "version")
+    __slots__ = ("_functions", "_within", "cuda_major", "path", "version")
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.path = str(path)
         library = _load(self.path)
         number, cudart = _properties(library, self.path)
@@ -104,6 +112,11 @@ class Nvcomp:
             name: _bind(library, name, arguments, self.path)
             for name, arguments in bound_symbols()
         }
+        self._within = within
+
+    def within(self, context: Callable[[], AbstractContextManager[None]]) -> Nvcomp:
+        """The same library, with a context that each call is made in."""
+        return Nvcomp(self.path, context)
 
     @property
     def label(self) -> str:
@@ -302,7 +315,8 @@ class Nvcomp:
 
     def _call(self, algorithm: Algorithm | None, name: str, *args: Any) -> None:
         symbol = name if algorithm is None else symbol_of(algorithm, name)
-        status = self._functions[symbol](*args)
+        with self._within():
+            status = self._functions[symbol](*args)
         if status:
             raise DeviceError(
                 f"nvCOMP's {symbol} failed",

@@ -100,7 +100,7 @@ def read_to_device(  # noqa: PLR0913  what a caller may wish is a keyword each
     device: Device,
     *,
     tally: Tally,
-    entry: Event | None = None,
+    entries: Sequence[Event] = (),
     damage: Damage = ENDS_READ,
 ) -> Job:
     """Read selections of an array into device memory; when it returns, they are there.
@@ -111,7 +111,7 @@ def read_to_device(  # noqa: PLR0913  what a caller may wish is a keyword each
         One a selection, of its shape.
     tally
         Where to count what is done.
-    entry
+    entries
         What has to be done before anything writes to the outputs.
     damage
         What becomes of damaged inner chunks.
@@ -128,13 +128,10 @@ def read_to_device(  # noqa: PLR0913  what a caller may wish is a keyword each
         The device failed, has not enough memory, or failed before in a way that a
         process cannot recover from.
     """
-    job = device_job(
-        source, selections, outputs, device, tally=tally, entry=entry, damage=damage
-    )
+    what = source, selections, outputs, device
+    job = device_job(*what, tally=tally, entries=entries, damage=damage)
     if job is None:
-        return _read_by_host(
-            source, selections, outputs, device, entry=entry, tally=tally, damage=damage
-        )
+        return _read_by_host(*what, entries=entries, tally=tally, damage=damage)
     try:
         execute([job])
     except BaseException:
@@ -150,7 +147,7 @@ def device_job(  # noqa: PLR0913  as `read_to_device`
     device: Device,
     *,
     tally: Tally,
-    entry: Event | None = None,
+    entries: Sequence[Event] = (),
     damage: Damage = ENDS_READ,
 ) -> Job | None:
     """Job that does what `read_to_device` does; None if the host has to scatter.
@@ -160,7 +157,7 @@ def device_job(  # noqa: PLR0913  as `read_to_device`
     device.check()
     plan = plan_read(source.layout, selections)
     try:
-        sink = _device_sink(source, plan, outputs, device, entry)
+        sink = _device_sink(source, plan, outputs, device, entries)
     except DeviceMemoryError:
         # Not even the tables of the targets fit: what needs none is left.
         if not all(map(_is_contiguous, outputs)):
@@ -199,7 +196,7 @@ def _device_sink(
     plan: ReadPlan,
     outputs: Sequence[DeviceOutput],
     device: Device,
-    entry: Event | None,
+    entries: Sequence[Event],
 ) -> DeviceSink | None:
     """Sink that writes a plan into outputs; None if the device cannot place elements.
 
@@ -216,7 +213,7 @@ def _device_sink(
         for part, output in zip(plan.parts, outputs, strict=True)
     ]
     return DeviceSink(
-        device, chain, targets, source=source, decodes=not why, entry=entry
+        device, chain, targets, source=source, decodes=not why, entries=entries
     )
 
 
@@ -226,7 +223,7 @@ def _read_by_host(  # noqa: PLR0913  as its caller
     outputs: Sequence[DeviceOutput],
     device: Device,
     *,
-    entry: Event | None,
+    entries: Sequence[Event],
     tally: Tally,
     damage: Damage,
 ) -> Job:
@@ -244,7 +241,7 @@ def _read_by_host(  # noqa: PLR0913  as its caller
     job = Job(source, plan, HostSink(plan.parts, results), tally, damage)
     execute([job])
     stream = device.create_stream()
-    if entry is not None:
+    for entry in entries:
         device.await_event(stream, entry)
     largest = max((result.nbytes for result in results), default=0)
     room = _copying_room(device, min(largest, _PIECE_NBYTES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -15,6 +16,8 @@ from gpushard.report import Tally
 from gpushard.results import ReadRequest
 from gpushard.scatter import check_cast
 from gpushard.source import Source
+
+_DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
 
 def read_on_device(source: Source, request: ReadRequest, device: Device) -> list[Any]:
@@ -33,9 +36,10 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
     device.check()
     results: list[Any] = []
     outputs: list[DeviceOutput] = []
+    streams = {_handle(request.stream, device)}
     for selection, out in zip(request.selections, request.outs, strict=True):
         made = device.empty(selection.shape, request.dtype) if out is None else out
-        output = _output_of(made)
+        output, stream = _output_of(made, device)
         if output.shape != selection.shape:
             raise SelectionError(
                 "out= has another shape than the selection",
@@ -45,26 +49,32 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
         check_cast(source.layout.dtype, output.dtype)
         results.append(made)
         outputs.append(output)
+        if out is None:  # whoever had the memory before may still use it there
+            streams.add(device.current_stream())
+        elif stream is not None and request.stream is None:
+            streams.add(stream)
     if not any(prod(output.shape) for output in outputs):
         # Nothing would wait for what a sink queues when it is made.
         return results
-    entry = device.record(_handle(request.stream, device))
     tally = request.tally or Tally()
     read_to_device(
         source,
         request.selections,
         outputs,
         device,
-        entry=entry,
+        entries=[device.record(stream) for stream in sorted(streams)],
         tally=tally,
         damage=request.damage,
     )
     return results
 
 
-def _output_of(array: Any) -> DeviceOutput:
-    """Where an array lies (CUDA Array Interface, version 3)."""
-    interface = getattr(array, "__cuda_array_interface__", None)
+def _output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]:
+    """Where an array lies, and the stream that it says it is used on.
+
+    By the CUDA Array Interface, version 3, or by DLPack.
+    """
+    array, interface = _told(array, device)
     if interface is None:
         raise SelectionError(
             "out= is no array in device memory",
@@ -75,11 +85,32 @@ def _output_of(array: Any) -> DeviceOutput:
     if is_read_only:
         raise SelectionError("out= is read-only", hint="pass a writable array")
     dtype = np.dtype(interface["typestr"])
+    named = getattr(array, "dtype", None)
+    if dtype.kind == "V" and isinstance(named, np.dtype):
+        dtype = named  # bfloat16 and its like are raw bytes to the interface
     shape = tuple(interface["shape"])
     strides = interface.get("strides")
     if strides is None:
         strides = _contiguous(shape, dtype.itemsize)
-    return DeviceOutput(address, shape, tuple(strides), dtype)
+    output = DeviceOutput(address, shape, tuple(strides), dtype)
+    return output, interface.get("stream")
+
+
+def _told(array: Any, device: Device) -> tuple[Any, Mapping[str, Any] | None]:
+    """Array, adopted where it tells too little of itself, and its interface if any."""
+    interface = getattr(array, "__cuda_array_interface__", None)
+    is_named = isinstance(getattr(array, "dtype", None), np.dtype)
+    is_raw = interface is not None and np.dtype(interface["typestr"]).kind == "V"
+    # What has DLPack alone; and of raw bytes only DLPack tells that they are bfloat16.
+    if (interface is None or (is_raw and not is_named)) and _is_on_gpu(array):
+        array = device.adopt(array)
+        interface = array.__cuda_array_interface__
+    return array, interface
+
+
+def _is_on_gpu(array: Any) -> bool:
+    tell = getattr(array, "__dlpack_device__", None)
+    return tell is not None and int(tell()[0]) in _DLPACK_CUDA
 
 
 def _contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ class DeviceSink:
         The array: its store says how payload is fetched, its options bound the memory.
     decodes
         Whether the device decodes. If not, the host does, and the device scatters.
-    entry
+    entries
         What has to be done before anything writes to the targets.
     """
 
@@ -76,7 +76,7 @@ class DeviceSink:
         *,
         source: Source,
         decodes: bool,
-        entry: Event | None = None,
+        entries: Sequence[Event] = (),
     ) -> None:
         self.device = device
         self.chain = chain
@@ -94,7 +94,7 @@ class DeviceSink:
         self._is_placed = device.record(self._lanes[0].stream)
         for lane in self._lanes:
             device.await_event(lane.stream, self._is_placed)
-            if entry is not None:
+            for entry in entries:
                 device.await_event(lane.stream, entry)
             self._idle.put(lane)
 

@@ -132,9 +132,9 @@ class DevicePlace:
         landing = wanted or _patches(field, origins)
         rows = self._memory.take(landing.shape, field.conversion.dtype)
         pinned = [self._prefill(field, rows)] if landing.has_gaps else []
-        entry = self._device.record(self._memory.stream)
+        entries = (self._device.record(self._memory.stream),)
         outs = landing.outputs(rows, field)
-        jobs = self._jobs(field, landing.selections, outs, entry)
+        jobs = self._jobs(field, landing.selections, outs, entries)
 
         def finish_there() -> DeviceRows:
             pinned.clear()  # the copy from it is done
@@ -160,11 +160,12 @@ class DevicePlace:
         field: Field,
         selections: Sequence[Selection],
         outs: Sequence[DeviceOutput],
-        entry: Event,
+        entries: Sequence[Event],
     ) -> list[Job]:
         from gpushard.devices.reading import device_job
 
-        job = partial(device_job, device=self._device, tally=field.tally, entry=entry)
+        how = {"device": self._device, "tally": field.tally, "entries": entries}
+        job = partial(device_job, **how)
         if not isinstance(field.array, ConcatArray):
             made = [job(field.array.source, selections, outs)]
         else:

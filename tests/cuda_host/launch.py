@@ -34,6 +34,9 @@ SCHEDULES = (0, 1, 2, 3)
 """Ascending, descending, pseudo-random, and pseudo-random with threads held back."""
 
 
+_BAD_SHAPE, _BAD_COUNT, _BAD_NBYTES = 1, 2, 16  # schedule.h
+
+
 class _Launch(ctypes.Structure):
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -106,6 +109,24 @@ class Kernels:
         error = self._function(name)(ctypes.byref(launch))
         if error:
             raise ValueError(_explain(name, error, grid, block, list(nbytes)))
+
+    def parameter_sizes(self, name: str) -> list[int]:
+        """Bytes of each parameter of kernel `name`: what a driver copies."""
+        threads = self.threads(name)
+        for count in range(64):
+            nbytes = (ctypes.c_uint64 * count)()
+            launch = _Launch(
+                grid=_dim3(1),
+                block=_dim3(threads),
+                param_nbytes=ctypes.addressof(nbytes),
+                param_count=count,
+            )
+            if self._function(name)(ctypes.byref(launch)) == _BAD_COUNT:
+                continue
+            while 0 in list(nbytes):
+                self._function(name)(ctypes.byref(launch))
+            return list(nbytes)
+        raise AssertionError(name)
 
     def _function(self, name: str) -> Any:
         source = self._sources[name]
@@ -203,9 +224,9 @@ def _as_parameter(arg: Any) -> Any:
 
 
 def _explain(name: str, error: int, grid: Any, block: Any, nbytes: list[int]) -> str:
-    if error == 1:
+    if error == _BAD_SHAPE:
         return f"{name}: grid {grid} or block {block} is not what it is written for"
-    if error == 2:
+    if error == _BAD_COUNT:
         return f"{name}: {len(nbytes)} arguments are not as many as it takes"
-    index = error - 16
+    index = error - _BAD_NBYTES
     return f"{name}: argument {index} has another size than {nbytes[index]} bytes"

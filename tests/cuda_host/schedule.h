@@ -196,7 +196,7 @@ struct Launch {
     uint64_t shared_nbytes;
     uint64_t schedule;
     void** params;              // as cuLaunchKernel takes them
-    const uint64_t* param_nbytes;
+    uint64_t* param_nbytes;     // 0: is told, and nothing is launched
     uint64_t param_count;
 };
 
@@ -211,7 +211,10 @@ int check(const Launch& launch, unsigned bound) {
     if (!launch.grid[0] || !launch.grid[1] || !launch.grid[2]) return BAD_SHAPE;
     if (launch.param_count != sizeof...(P)) return BAD_COUNT;
     for (unsigned i = 0; i < sizeof...(P); i++)
-        if (launch.param_nbytes[i] != sizes[i]) return static_cast<int>(BAD_NBYTES + i);
+        if (launch.param_nbytes[i] != sizes[i]) {
+            if (!launch.param_nbytes[i]) launch.param_nbytes[i] = sizes[i];
+            return static_cast<int>(BAD_NBYTES + i);
+        }
     return LAUNCHED;
 }
 

@@ -1,0 +1,89 @@
+"""Kernels of a CUDA device: compiled by CuPy's NVRTC when first used, and kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpushard.devices.kernels import (
+    KernelSource,
+    cache_directory,
+    keep_file,
+    load_kernel_sources,
+    nvrtc_options,
+)
+from gpushard.errors import DeviceError
+
+
+class CudaModules:
+    """The kernels that one device has loaded.
+
+    Parameters
+    ----------
+    cuda
+        The module ``cupy.cuda``.
+    capability
+        Compute capability of the device: (9, 0).
+    label
+        Name of the device, for messages.
+    """
+
+    def __init__(self, cuda: Any, capability: tuple[int, int], label: str) -> None:
+        self._cuda = cuda
+        self._capability = capability
+        self._label = label
+        self._modules: dict[str, Any] = {}
+        self._functions: dict[str, Any] = {}
+
+    def function(self, kernel: str) -> int:
+        """Handle of a kernel, as the driver launches it on the current device.
+
+        Raises
+        ------
+        DeviceError
+            It does not compile.
+        """
+        function = self._functions.get(kernel)
+        if function is None:
+            source = load_kernel_sources()[kernel]
+            module = self._modules.get(source.name)
+            if module is None:
+                module = self._cuda.function.Module()
+                module.load(self.cubin(source))
+                self._modules[source.name] = module
+            function = self._functions[kernel] = module.get_function(kernel)
+        return function.ptr
+
+    def cubin(self, source: KernelSource) -> bytes:
+        """Compiled source, from the disk if it was compiled before.
+
+        Raises
+        ------
+        DeviceError
+            It does not compile.
+        """
+        version = ".".join(map(str, self._cuda.nvrtc.getVersion()))
+        major, minor = self._capability
+        name = f"{source.digest}-sm{major}{minor}-nvrtc{version}.cubin"
+        kept = cache_directory() / name
+        if kept.is_file():
+            return kept.read_bytes()
+        cubin = self._compile(source)
+        keep_file(kept, cubin)
+        return cubin
+
+    def _compile(self, source: KernelSource) -> bytes:
+        nvrtc = self._cuda.nvrtc
+        # CuPy encodes the source and the options, and takes headers encoded.
+        headers = [text.encode() for text in source.headers.values()]
+        names = [name.encode() for name in source.headers]
+        program = nvrtc.createProgram(source.text, source.name, headers, names)
+        try:
+            nvrtc.compileProgram(program, nvrtc_options(self._capability))
+            return nvrtc.getCUBIN(program)
+        except nvrtc.NVRTCError as error:
+            raise DeviceError(
+                f"{source.name} does not compile for {self._label}",
+                got=nvrtc.getProgramLog(program)[-500:],
+            ) from error
+        finally:
+            nvrtc.destroyProgram(program)

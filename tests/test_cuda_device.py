@@ -1,0 +1,321 @@
+"""`CudaDevice` over a stand-in for CuPy: what a GPU's first minute would find wrong.
+
+All other tests of the GPU path run on `EmulatedDevice` in place of this class.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import threading
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
+
+import gpushard
+from cuda_host import cupy_calls, cupy_standin
+from cuda_host.device import EmulatedDevice
+from cuda_host.launch import Kernels
+from cuda_host.standin import load_standin
+from gpushard.devices import find
+from gpushard.devices.cuda import CudaDevice
+from gpushard.devices.cuda_modules import CudaModules
+from gpushard.devices.kernels import load_kernel_sources
+from loader_data import IMAGES, images
+from zarr_oracle import assert_same_bits
+
+KERNELS = Kernels()
+CHAINS = {
+    "none": None,
+    "zstd-crc32c": [ZstdCodec(), Crc32cCodec()],
+    "gzip": [GzipCodec()],
+    "blosc-lz4": [BloscCodec(cname="lz4", shuffle="shuffle", blocksize=256)],
+    "blosc-zlib": [BloscCodec(cname="zlib", shuffle="bitshuffle")],
+}
+ON_DEVICE = gpushard.Options(placement="device")
+SHAPE = (33, 40)
+
+
+class LateDevice(EmulatedDevice):
+    """One that is late with whatever keeps memory busy, on whichever stream."""
+
+    def _run_any(self, otherwise):
+        ready = [s for s, queue in self._streams.items() if self._is_ready(queue)]
+        assert ready, otherwise
+        heads = ((getattr(self._streams[s][0], "what", ""), s) for s in ready)
+        self._run_next(min((what == "late", s) for what, s in heads)[1])
+
+
+def forget():
+    for asked_once in (find._usable_gpu, find._cuda_device):
+        asked_once.cache_clear()
+
+
+@pytest.fixture
+def cupy(monkeypatch, tmp_path):
+    """Two GPUs, and nothing compiled before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    standin = load_standin()
+    devices = LateDevice(KERNELS, standin), EmulatedDevice(KERNELS, standin, seed=4)
+    yield cupy_standin.install(monkeypatch, *devices)
+    forget()
+
+
+def stored(place, chain="zstd-crc32c", dtype="i4"):
+    """Array in inner chunks of 8 x 10, and its values."""
+    values = np.random.default_rng(5).integers(0, 50, SHAPE).astype(dtype)
+    made = zarr.create_array(
+        place,
+        shape=SHAPE,
+        dtype=dtype,
+        chunks=(8, 10),
+        shards=(16, 20),
+        compressors=CHAINS[chain],
+    )
+    made[...] = values
+    return values
+
+
+def opened(place, device="cuda"):
+    return gpushard.open_array(place, device=device, options=ON_DEVICE)
+
+
+@pytest.mark.parametrize("ordinal", [0, 1])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_arrays_are_read_through_cupy(cupy, tmp_path, chain, ordinal):
+    values = stored(tmp_path / "a", chain)
+    a = opened(tmp_path / "a", f"cuda:{ordinal}")
+    assert a.device == f"cuda:{ordinal}"
+    assert_same_bits(a[...].get(), values)
+    assert_same_bits(a[30:2:-3, 5].get(), values[30:2:-3, 5])
+    assert_same_bits(a.vindex[[3, 1], [2, 39]].get(), values[[3, 1], [2, 39]])
+    assert_same_bits(a.read(dtype="f2").get(), values.astype("f2"))
+    report = a.explain()
+    assert (report.n_decoded_on_device, report.n_refused_inner_chunks) == (20, 0)
+    assert cupy.thread.device == 0
+    assert cupy.devices[0].standin.complaints == []
+
+
+@pytest.mark.parametrize("ordinal", [0, 1])
+def test_arrays_are_written_through_cupy(cupy, tmp_path, ordinal):
+    values = stored(tmp_path / "a")
+    value = opened(tmp_path / "a", f"cuda:{ordinal}")[...]
+    b = gpushard.create_array(
+        tmp_path / "b",
+        shape=SHAPE,
+        dtype="i4",
+        chunks=(8, 10),
+        shards=(16, 20),
+        compressors=CHAINS["zstd-crc32c"],
+        device=f"cuda:{ordinal}",
+    )
+    b[...] = value
+    assert "zstd" in cupy.devices[0].standin.encoded
+    assert_same_bits(zarr.open_array(tmp_path / "b")[...], values)
+
+
+def test_batches_of_a_loader_are_made_through_cupy(cupy):
+    loader = gpushard.Loader(images(), batch_size=4, device="cuda:1")
+    got = [batch.get() for batch in loader]
+    assert_same_bits(np.concatenate(got), IMAGES)
+
+
+def test_kernels_are_compiled_once_for_the_architecture(cupy, tmp_path):
+    stored(tmp_path / "a")
+    for _ in range(2):  # of two processes
+        forget()
+        opened(tmp_path / "a")[...]
+    names = [name for name, _ in cupy.nvrtc.compiled]
+    assert len(names) == len(set(names)) > 3
+    assert all("--gpu-architecture=sm_90" in how for _, how in cupy.nvrtc.compiled)
+    assert not any(cupy.nvrtc.programs)
+
+
+def test_what_does_not_compile_is_told(cupy, tmp_path):
+    stored(tmp_path / "a")
+    cupy.nvrtc.refuses = True
+    with pytest.raises(gpushard.DeviceError, match=r"does not compile.*\(1\): error"):
+        opened(tmp_path / "a")[...]
+    assert not any(cupy.nvrtc.programs)
+
+
+def test_a_kernel_may_be_the_first_call_of_a_thread(cupy):
+    device, failures = CudaDevice(0), []
+    memory, stream = device.allocate(4096), device.create_stream()
+
+    def launch():
+        address = np.uint64(memory.address)
+        try:
+            device.launch(
+                "gs_verdict", (1, 1), (address, np.uint32(0), address), stream
+            )
+        except gpushard.DeviceError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    thread.join()
+    assert failures == []
+    device.wait(device.record(stream))
+
+
+def let_go_of(cupy, sizes=(1 << 20, 1 << 14, 1 << 13, 5632, 5632)):
+    """Memory in the pool that the default stream has still to write to."""
+    given = [cupy.alloc(nbytes) for nbytes in sizes]
+    for pointer, nbytes in zip(given, sizes, strict=True):
+        cupy.keep_busy(pointer.ptr, nbytes)
+
+
+@pytest.mark.parametrize("is_named", [False, True], ids=["current", "named"])
+def test_memory_that_the_callers_work_still_uses_is_left_alone(
+    cupy, tmp_path, is_named
+):
+    """A pool gives again at once what was let go of, to who asks on that stream."""
+    values = stored(tmp_path / "a")
+    a = opened(tmp_path / "a")
+    stream = cupy.made.Stream(non_blocking=True) if is_named else None
+    let_go_of(cupy)
+    assert_same_bits(a.read(stream=stream).get(), values)
+    let_go_of(cupy)
+    b = gpushard.create_array(
+        tmp_path / "b",
+        shape=SHAPE,
+        dtype="i4",
+        chunks=(8, 10),
+        compressors=ZstdCodec(),
+        device="cuda",
+    )
+    b[...] = a.read(stream=stream)
+    assert_same_bits(zarr.open_array(tmp_path / "b")[...], values)
+    let_go_of(cupy)
+    loader = gpushard.Loader(images(), batch_size=4, device="cuda")
+    assert_same_bits(np.concatenate([batch.get() for batch in loader]), IMAGES)
+
+
+def test_memory_may_be_ready_on_the_stream_only_that_it_was_asked_for_on(
+    cupy, tmp_path
+):
+    values = stored(tmp_path / "a")
+    a, cupy.is_stream_ordered = opened(tmp_path / "a", "cuda:1"), True
+    for _ in range(5):  # orders of streams
+        assert_same_bits(a[...].get(), values)
+
+
+def test_an_array_that_says_on_which_stream_it_is_used_is_waited_for(cupy, tmp_path):
+    values = stored(tmp_path / "a")
+    a, used = opened(tmp_path / "a"), cupy.made.Stream(non_blocking=True)
+    out = cupy.empty(SHAPE, "i4")
+    told = SimpleNamespace(
+        __cuda_array_interface__=out.__cuda_array_interface__ | {"stream": used.ptr}
+    )
+    cupy.keep_busy(out.data.ptr, out.nbytes, used.ptr)
+    assert a.read(out=told) is told
+    assert_same_bits(out.get(), values)
+
+
+class Exporter:
+    """An array that has DLPack, and of the interface no more than is told."""
+
+    def __init__(self, array, interface=None):
+        self._array = array
+        if interface is not None:
+            self.__cuda_array_interface__ = interface
+
+    def __dlpack_device__(self):
+        return 2, 0  # kDLCUDA
+
+    def __dlpack__(self, *, stream=None):
+        assert stream not in (None, 0), "0 is ambiguous (array API standard)"
+        return self._array
+
+
+@pytest.mark.parametrize("dtype", ["f4", ml_dtypes.bfloat16])
+@pytest.mark.parametrize("has_interface", [False, True])
+def test_out_takes_what_exports_itself_by_dlpack(cupy, tmp_path, dtype, has_interface):
+    values = stored(tmp_path / "a")
+    out = cupy.empty(SHAPE, dtype)
+    interface = out.__cuda_array_interface__ if has_interface else None
+    exporter = Exporter(out, interface)
+    assert opened(tmp_path / "a").read(out=exporter) is exporter
+    assert_same_bits(out.get(), values.astype(dtype))
+
+
+def test_what_cupy_does_not_adopt_is_unsupported(cupy, tmp_path, monkeypatch):
+    stored(tmp_path / "a")
+
+    def refuse(_):
+        raise BufferError("a tensor of another device")
+
+    a = opened(tmp_path / "a")
+    monkeypatch.setattr(sys.modules["cupy"], "from_dlpack", refuse)
+    with pytest.raises(gpushard.UnsupportedError, match="another device"):
+        a.read(out=Exporter(None))
+
+
+def test_results_are_of_data_types_that_cupy_has(cupy, tmp_path):
+    values = stored(tmp_path / "a")
+    a = opened(tmp_path / "a")
+    result = a.read(dtype=ml_dtypes.bfloat16)
+    assert result.dtype == ml_dtypes.bfloat16
+    assert_same_bits(result.get(), values.astype(ml_dtypes.bfloat16))
+    days = np.arange(6).astype("M8[D]")
+    zarr.create_array(tmp_path / "t", data=days, chunks=(2,), zarr_format=2)
+    with pytest.raises(gpushard.UnsupportedError, match="CuPy has no arrays of"):
+        opened(tmp_path / "t")[...]
+
+
+@pytest.fixture
+def real_cupy():
+    return pytest.importorskip("cupy", reason="CuPy is not installed here")
+
+
+def parameters(function):
+    """Names of parameters; of what Cython compiled they stand in its text."""
+    try:
+        names = list(inspect.signature(function).parameters)
+    except ValueError:
+        text = re.match(r"[\w.]+\((.*?)\)", function.__doc__, re.DOTALL)[1]
+        names = [part.split("=")[0].split()[-1] for part in text.split(",") if part]
+    return [name for name in names if name != "self"]
+
+
+def test_the_stand_in_has_cupys_signatures(real_cupy):
+    real, standin = real_cupy.cuda, cupy_standin
+    pairs = [
+        (real.Event.__init__, standin.Event.__init__),
+        (real.Event.record, standin.Event.record),
+        (real.Stream.__init__, standin.Stream.__init__),
+        (real.function.Module.load, standin.Module.load),
+        (real.alloc, standin.Cupy.alloc),
+        (real.alloc_pinned_memory, standin.Cupy.alloc_pinned_memory),
+        (real.get_current_stream, standin.Cupy.get_current_stream),
+        (real_cupy.empty, standin.Cupy.empty),
+    ]
+    for module, calls in (
+        (real.runtime, cupy_calls.Runtime),
+        (real.driver, cupy_calls.Driver),
+        (real.nvrtc, cupy_calls.Nvrtc),
+    ):
+        names = [name for name in vars(calls) if name[0].islower()]
+        functions = [name for name in names if inspect.isroutine(vars(calls)[name])]
+        pairs += [(getattr(module, name), vars(calls)[name]) for name in functions]
+    for function, other in pairs:
+        assert parameters(function) == parameters(other), other
+    assert len(pairs) > 20
+
+
+def test_cupy_compiles_the_kernels(real_cupy, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    try:
+        real_cupy.cuda.nvrtc.getVersion()
+    except RuntimeError as error:
+        pytest.skip(f"NVRTC cannot be used here: {error}")
+    modules = CudaModules(real_cupy.cuda, (9, 0), "cuda:0")
+    source = load_kernel_sources()["gs_verdict"]
+    assert source.headers
+    assert modules.cubin(source)[:4] == b"\x7fELF"
