@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import zarr
+from zarr.storage import MemoryStore
 
 import gpushard
 from asked_store import opened, put
 from cuda_host.device import EmulatedDevice
 from damaged_arrays import emulated
+from device_fetch_cases import CHAINS as DEVICE_CHAINS
+from device_fetch_cases import MeasuredDevice, stored
 from gpushard import Options
+from gpushard.converting import convert, copying
+from gpushard.devices import direct
 from gpushard.devices.compressing import BatchCompressor
 from gpushard.inspection.payload import n_workers
 from gpushard.inspection.verify import verify_array
-from gpushard.options import KIB, MIB, WriteOptions
+from gpushard.options import GIB, KIB, MIB, WriteOptions
 from gpushard.rolling import RollingArray
 from gpushard.stores import documents, patience
+from gpushard.stores.base import ByteRequest
 from gpushard.stores.bodies import Pace
 from gpushard.stores.local import LocalStore
 from gpushard.stores.patience import Patience
+from gpushard.stores.remote import RemoteStore
+from gpushard.stores.zarr_store import ZarrStore
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.encode import Encoder
 from hostile_shards import ZSTD
 from rolling_arrays import rolling, steps
 from spec_shards import LITTLE, document, sharding
 from test_writing_on_device import CODECS, new, numbers, on_device
+from zarr_oracle import held
 
 INDEXED = {"index_codecs": [LITTLE]}
 
@@ -215,3 +227,125 @@ def test_a_document_that_is_too_large_is_not_moved(tmp_path, monkeypatch):
     with pytest.raises(gpushard.GpushardError):
         a.append(steps(4, 6))
     assert (tmp_path / "a" / "zarr.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("most", [4 * KIB, 8 * KIB])
+def test_of_an_object_that_must_be_held_no_more_is_read_than_tells_it_is_too_large(
+    monkeypatch, most
+):
+    store = MemoryStore()
+    zarr.create_array(
+        store, shape=16 * KIB, dtype="u1", chunks=KIB, shards=16 * KIB, compressors=None
+    )[...] = np.arange(16 * KIB)
+    asked: list[int | None] = []
+    real = ZarrStore.read
+
+    def read(self: ZarrStore, requests: Any) -> Any:
+        asked.extend(r.max_nbytes for r in requests)
+        return real(self, requests)
+
+    monkeypatch.setattr(ZarrStore, "read", read)
+    options = Options(max_chunk_nbytes=most)
+    with pytest.raises(gpushard.LimitError, match="has to be held"):
+        gpushard.open_array(store, device="cpu", options=options)[3:5] = 1
+    assert asked[-1] == most + 1
+
+
+def test_nested_shards_that_are_written_to_in_part_are_held_to_the_cap(tmp_path):
+    inner = sharding((KIB,), **INDEXED)
+    meta = document((8 * KIB,), (8 * KIB,), sharding((4 * KIB,), codecs=[inner]))
+    a = gpushard.open_array(put(tmp_path, meta), device="cpu")
+    a[:] = 1
+    nested_nbytes = 4 * KIB + 4 * 16
+    for most in (nested_nbytes - 1, nested_nbytes):
+        options = Options(max_chunk_nbytes=most)
+        a = gpushard.open_array(tmp_path, device="cpu", options=options)
+        if most < nested_nbytes:
+            with pytest.raises(gpushard.LimitError, match="a nested shard"):
+                a[3:5] = 2
+        else:
+            a[3:5] = 2
+    assert a[2:6].tolist() == [1, 2, 2, 1]
+
+
+def test_historic_shards_are_levels_of_the_depth_too():
+    meta = {
+        "zarr_format": 2, "shape": [4], "chunks": [1], "shards": [2], "order": "C",
+        "shard_format": "indexed", "dtype": "<i4", "fill_value": 0, "filters": None,
+        "compressor": None, "dimension_separator": ".",
+    }  # fmt: skip
+    store = held({".zarray": json.dumps(meta).encode()})
+    assert gpushard.open_array(store, device="cpu").shards == (2,)
+    with pytest.raises(gpushard.LimitError, match="nested too deep"):
+        gpushard.open_array(store, device="cpu", options=Options(max_sharding_depth=0))
+
+
+def test_a_conversion_reads_and_encodes_within_its_budget(tmp_path, monkeypatch):
+    source = put(tmp_path / "a", document((MIB,), (64 * KIB,), LITTLE))
+    limits: list[int | None] = []
+    threads: list[int] = []
+    budgets: list[Any] = []
+    read, budget = gpushard.Array.read, convert.budget_for
+
+    def noted_read(self: Any, *given: Any, memory_limit: Any = None, **named: Any):
+        limits.append(memory_limit)
+        return read(self, *given, memory_limit=memory_limit, **named)
+
+    class NotedEncoder(Encoder):
+        def __init__(self, source: Any) -> None:
+            threads.append(source.options.threads)
+            super().__init__(source)
+
+    def noted_budget(*given: Any, **named: Any) -> Any:
+        budgets.append(budget(*given, **named))
+        return budgets[-1]
+
+    monkeypatch.setattr(gpushard.Array, "read", noted_read)
+    monkeypatch.setattr(copying, "Encoder", NotedEncoder)
+    monkeypatch.setattr(convert, "budget_for", noted_budget)
+    gpushard.convert(
+        source, tmp_path / "b", shards=(256 * KIB,), chunks=(64 * KIB,),
+        memory_limit=4 * MIB, num_threads=8,
+    )  # fmt: skip
+    made = budgets[-1]
+    assert set(limits) == {made.read_nbytes}
+    assert 0 < made.n_tiles * made.read_nbytes < 4 * MIB
+    assert threads == [made.encoder_threads]
+    assert made.n_tiles * made.encoder_threads <= 8
+
+
+def test_a_silent_server_is_given_a_third_of_the_patience():
+    assert Pace(6, 1).pause_s == 2
+    assert Pace(60, 1).pause_s == 20
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_files_that_kvikio_keeps_open_are_bounded_by_the_option(
+    tmp_path, monkeypatch, kind
+):
+    obstores = pytest.importorskip("obstore.store", reason="no obstore (extra remote)")
+    store: Any = LocalStore(tmp_path)
+    if kind == "remote":
+        store = RemoteStore(obstores.MemoryStore(), "memory://")
+    limits: list[int] = []
+    monkeypatch.setattr(direct, f"_open_{kind}", lambda *given: limits.append(given[3]))
+    shards = sharding((KIB,))
+    a, _ = opened(
+        put(tmp_path, document((4 * KIB,), (4 * KIB,), shards)),
+        file_handles=7, kvikio_remote=True,
+    )  # fmt: skip
+    request = ByteRequest("c/0", 0, GIB)
+    direct.open_direct(None, replace(a.source, store=store), [request])
+    assert limits == [7]
+
+
+@pytest.mark.parametrize("limit", [MIB, 256 * KIB])
+def test_what_a_device_is_given_decoded_fits_the_memory_limit(tmp_path, limit):
+    """The host decodes; slots, arenas and pinned copies are all counted."""
+    values = stored(tmp_path, DEVICE_CHAINS["zstd"], (512, 480), (16, 32), (128, 96))
+    device = MeasuredDevice(*emulated(), seed=5)
+    options = Options(memory_limit=limit, threads=1, placement="host")
+    a = gpushard.open_array(tmp_path, device=device, options=options)
+    result = a[...]
+    assert np.array_equal(result.get(), values)
+    assert limit // 4 < device.peak_nbytes - values.nbytes <= limit

@@ -14,7 +14,9 @@ from asked_store import BY_PRICE, IN_REQUESTS, asked_nbytes, opened, put
 from gpushard import Options, read, results
 from gpushard.fused import choice, direct, files, short
 from gpushard.options import KIB, MIB
+from gpushard.rolling import RollingArray
 from hostile_shards import GZIP, ZSTD
+from rolling_arrays import rolling
 from spec_shards import LITTLE, document, sharding
 
 NOISE = np.random.default_rng(7).integers(0, 256, MIB, "u1")
@@ -248,3 +250,24 @@ def test_no_short_way_is_taken_where_there_is_none_asked_for(plain, loops, monke
     options = options.but(small_read_chunks=0)
     a = gpushard.open_array(plain, device="cpu", options=options)
     assert np.array_equal(a[few], NOISE[few])
+
+
+@pytest.mark.parametrize("kind", ["array", "concatenated", "rolling"])
+def test_the_memory_limit_of_one_read_holds_for_it(tmp_path, coarse, runs, kind):
+    if kind == "rolling":
+        rolling(tmp_path / "a", 0, 6)
+        options = Options(small_read_chunks=0, compile_nbytes=2**60)
+        a: Any = RollingArray.open(tmp_path / "a", device="cpu", options=options)
+    else:
+        a, _ = opened(coarse)
+        a = a if kind == "array" else gpushard.concat([a, a])
+    a.read(memory_limit=640 * KIB)
+    assert runs[-1][1] == 320 * KIB
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_loader_reads_with_the_threads_asked_for(coarse, runs, n):
+    a, _ = opened(coarse, threads=8)
+    with gpushard.Loader(a, batch_size=MIB, num_threads=n) as batches:
+        assert np.array_equal(next(iter(batches)), NOISE)
+    assert {n_workers for n_workers, _ in runs} == {n}

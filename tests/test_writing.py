@@ -276,7 +276,9 @@ def test_bytes_are_durable_before_the_shard_has_its_name(tmp_path, monkeypatch):
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd)))
     monkeypatch.setattr(
-        os, "replace", lambda *names: (calls.append("rename"), replace(*names))
+        os,
+        "replace",
+        lambda *a, **named: (calls.append("rename"), replace(*a, **named)),
     )
     (tmp_path / "a" / "c" / "0").mkdir(parents=True)
     a[:8, :16] = 1

@@ -163,10 +163,10 @@ def test_what_undoes_a_write_is_durable_before_the_shard_changes(
     calls = []
 
     def noted(name, call):
-        def called(fd, *given):
+        def called(fd, *given, **named):
             place = given[0] if name == "replace" else f"/proc/self/fd/{fd}"
             calls.append((name, Path(place).resolve().name))
-            return call(fd, *given)
+            return call(fd, *given, **named)
 
         return called
 

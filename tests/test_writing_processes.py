@@ -90,8 +90,8 @@ def test_a_directory_that_is_removed_when_it_was_just_made_is_made_again(
     files = FileWriter(LocalStore(str(tmp_path), DEFAULT))
     make, left = os.mkdir, [9]
 
-    def made_and_removed(path, mode=0o777):
-        make(path, mode)
+    def made_and_removed(path, *, dir_fd):
+        make(path, dir_fd=dir_fd)
         left[0] -= 1
         if left[0] >= 0:
             files.tidy(["c/0/5"], "")

@@ -8,23 +8,28 @@ process that holds it, whatever becomes of the file.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import shutil
+import stat
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpushard.errors import StoreError
+from gpushard.stores.directories import (
+    Directory,
+    Refuse,
+    let_go,
+    make_directory,
+    open_directory,
+)
 from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.file_bytes import FileBytes, Pieces, Update, write_all
 from gpushard.stores.local import LocalStore
 
 # A directory is removed by others just when it was made: not often in a row.
 _MOST_ATTEMPTS = 64
-_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _LOCK, _UNDO, _NEW, _NEW_UNDO = "lock", "undo", "new", "undo.new"
 _UNFINISHED = (_NEW, _NEW_UNDO)
 _BESIDE = re.compile(rf"(.*/)?\.([^/]+?)\.(?:{_NEW_UNDO}|{_LOCK}|{_UNDO}|{_NEW})")
@@ -32,61 +37,92 @@ _BESIDE = re.compile(rf"(.*/)?\.([^/]+?)\.(?:{_NEW_UNDO}|{_LOCK}|{_UNDO}|{_NEW})
 
 @dataclass(frozen=True, slots=True)
 class LockedFile:
-    """A file that no other writer touches meanwhile."""
+    """A file that no other writer touches meanwhile.
 
-    path: Path
+    Attributes
+    ----------
+    directory
+        Where it lies.
+    name
+        Its name there.
+    """
+
+    directory: Directory
+    name: str
 
     @property
-    def undo_path(self) -> Path:
+    def undo_name(self) -> str:
         """Where a write in place notes what it overwrites."""
-        return _beside(self.path, _UNDO)
+        return _beside(self.name, _UNDO)
 
     @contextmanager
     def opened(self) -> Generator[FileBytes | None]:
         """Its bytes, to be read in slices; None if there is no file."""
-        with _opened(self.path) as data:
+        with _opened(self.directory, self.name) as data:
             yield data
 
     @contextmanager
     def opened_note(self) -> Generator[FileBytes | None]:
         """What undoes a write in place, so too."""
-        with _opened(self.undo_path) as data:
+        with _opened(self.directory, self.undo_name) as data:
             yield data
+
+    @contextmanager
+    def opened_to_change(self) -> Generator[int]:
+        """The open file, to be written in place; it is made if there is none."""
+        fd = self.directory.open(self.name, os.O_RDWR | os.O_CREAT)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     def nbytes(self) -> int | None:
         """Its size; None if there is no file."""
-        try:
-            return self.path.stat().st_size
-        except FileNotFoundError:
-            return None
+        status = self.directory.status(self.name)
+        return None if status is None else status.st_size
 
     def replace(self, pieces: Pieces | None) -> None:
         """Replace the file in one step; None deletes it."""
         if pieces is None:
             # What a writer left that was killed goes too.
-            for gone in (self.path, *(_beside(self.path, end) for end in _UNFINISHED)):
-                with suppress(FileNotFoundError):
-                    gone.unlink()
+            for ending in ("", *_UNFINISHED):
+                gone = _beside(self.name, ending) if ending else self.name
+                self.directory.unlink(gone)
         else:
-            replace_file(self.path, _beside(self.path, _NEW), pieces)
+            self._put(self.name, _beside(self.name, _NEW), pieces)
         # What was to be undone is gone.
-        with suppress(FileNotFoundError):
-            self.undo_path.unlink()
-        sync_directory(self.path.parent)
+        self.directory.unlink(self.undo_name)
+        self.directory.sync()
 
     def has_note(self) -> bool:
         """Whether a write in place is under way, or was cut off."""
-        return self.undo_path.exists()
+        return self.directory.status(self.undo_name) is not None
 
     def note(self, pieces: Pieces) -> None:
         """Keep what undoes a write in place, before it starts."""
-        replace_file(self.undo_path, _beside(self.path, _NEW_UNDO), pieces)
-        sync_directory(self.path.parent)
+        self._put(self.undo_name, _beside(self.name, _NEW_UNDO), pieces)
+        self.directory.sync()
 
     def forget_note(self) -> None:
         """Drop what undoes a write in place, after it is done."""
-        with suppress(FileNotFoundError):
-            self.undo_path.unlink()
+        self.directory.unlink(self.undo_name)
+
+    def _put(self, name: str, temporary: str, pieces: Pieces) -> None:
+        """Let a name have these bytes, in one step and durably but for the name."""
+        fd = self.directory.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            try:
+                write_all(fd, pieces)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            self.directory.rename(temporary, name)
+        except OSError:
+            # On a full disk, half a file would keep others from what little room there
+            # is.
+            with suppress(OSError):
+                self.directory.unlink(temporary)
+            raise
 
 
 def written_key(key: str) -> str:
@@ -119,7 +155,7 @@ class FileWriter:
     def create(self, key: str, pieces: Pieces) -> bool:
         """Write an object unless there is one; whether there was none."""
         with self.locked(key) as file:
-            if file.path.exists():
+            if file.nbytes() is not None:
                 return False
             file.replace(pieces)
         return True
@@ -128,16 +164,15 @@ class FileWriter:
         """Delete all objects below `prefix`, or all of the store's for ""."""
         if prefix:
             refuse_unsafe_key(prefix, self._store.url)
-        root = Path(self._store.root, prefix)
         with self._worded(prefix):
-            if not root.is_dir():
+            try:
+                directory = open_directory(
+                    Path(self._store.root, prefix), self._refusing(prefix)
+                )
+            except (FileNotFoundError, NotADirectoryError):
                 return
-            self._refuse_links_out(prefix, root)
-            for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path)
-                else:
-                    os.unlink(entry.path)
+            with directory:
+                directory.clear()
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; some may be gone already."""
@@ -155,7 +190,8 @@ class FileWriter:
                 if root not in directory.parent.parents:
                     break
                 try:
-                    directory.rmdir()
+                    with open_directory(directory.parent, self._refusing("")) as above:
+                        os.rmdir(directory.name, dir_fd=above.fd)
                 except OSError:  # something lies there, or it is gone
                     break
 
@@ -165,11 +201,11 @@ class FileWriter:
 
     def has_note(self, key: str) -> bool:
         """Whether a write in place of that file is under way, or was cut off."""
-        return _beside(Path(self._store.root, key), _UNDO).exists()
+        return self._path_beside(key, _UNDO).exists()
 
     def drop_stale_lock(self, key: str) -> None:
         """Remove the lock that a writer left which was killed."""
-        if _beside(Path(self._store.root, key), _LOCK).exists():
+        if self._path_beside(key, _LOCK).exists():
             with self.locked(key):
                 pass  # letting go of it removes it
 
@@ -186,9 +222,38 @@ class FileWriter:
         path = Path(self._store.root, key)
         with self._worded(key):
             self._refuse_gone()
-            self._refuse_outside(path, key)
-            with _flock(_beside(path, _LOCK)):
-                yield LockedFile(path)
+            directory, lock = self._held_lock(path, key)
+            with directory:
+                try:
+                    self._refuse_irregular(directory, path.name, key)
+                    yield LockedFile(directory, path.name)
+                    self._refuse_moved(directory, key)
+                finally:
+                    directory.unlink(_beside(path.name, _LOCK))
+                    let_go(lock)
+
+    def _held_lock(self, path: Path, key: str) -> tuple[Directory, int]:
+        """Directory of a file, made if need be, and the lock of its name, held."""
+        refuse = self._refusing(key)
+        n_gone = 0
+        while True:
+            try:
+                directory = make_directory(path.parent, Path(self._store.root), refuse)
+                with ExitStack() as stack:
+                    stack.enter_context(directory)
+                    lock = directory.locked(_beside(path.name, _LOCK))
+                    if lock is not None:
+                        stack.pop_all()
+                        return directory, lock
+            except FileNotFoundError:
+                # Whoever deletes objects removes directories that it finds empty.
+                n_gone += 1
+                if n_gone == _MOST_ATTEMPTS:
+                    raise
+
+    def _path_beside(self, key: str, ending: str) -> Path:
+        path = Path(self._store.root, key)
+        return path.with_name(_beside(path.name, ending))
 
     @contextmanager
     def _worded(self, key: str) -> Generator[None]:
@@ -212,26 +277,40 @@ class FileWriter:
                 hint="it was moved, deleted or unmounted: open the array where it is",
             )
 
-    def _refuse_outside(self, path: Path, key: str) -> None:
+    def _refuse_irregular(self, directory: Directory, name: str, key: str) -> None:
         """Refuse what is no file of this store: partial writes read what is there."""
-        note = _beside(path, _UNDO)
-        self._refuse_links_out(key, path.parent, path, note)
-        for one in (path, note):
-            if os.path.lexists(one) and not os.path.isfile(one):
+        for one in (name, _beside(name, _UNDO)):
+            status = directory.status(one, follows=False)
+            if status is not None and stat.S_ISLNK(status.st_mode):
+                directory.refuse(os.path.realpath(directory.path / one))
+                status = directory.status(one) or status
+            if status is not None and not stat.S_ISREG(status.st_mode):
                 raise StoreError(
                     "what lies at the place of a shard is no regular file",
                     shard_key=key,
                     store_url=self._store.url,
-                    got=str(one),
+                    got=str(directory.path / one),
                     hint="move it away",
                 )
 
-    def _refuse_links_out(self, key: str, *paths: Path) -> None:
+    def _refuse_moved(self, directory: Directory, key: str) -> None:
+        """Refuse to call written what nobody finds at its place."""
+        if not directory.is_in_place():
+            raise StoreError(
+                "the directory of a shard was moved while it was written to",
+                shard_key=key,
+                store_url=self._store.url,
+                got=str(directory.path),
+                hint="write again, and let nobody else change the store's directories",
+            )
+
+    def _refusing(self, key: str) -> Refuse:
+        """What refuses real paths out of the root, unless links may lead there."""
         if self._store.allow_symlinks_outside:
-            return
+            return lambda _: None
         root = os.path.realpath(self._store.root)
-        for path in paths:
-            real = os.path.realpath(path)
+
+        def refuse(real: str) -> None:
             if os.path.commonpath([root, real]) != root:
                 raise StoreError(
                     "a symbolic link leads out of the store's root",
@@ -241,28 +320,13 @@ class FileWriter:
                     hint="open the store at the place that the link leads to",
                 )
 
-
-def replace_file(path: Path, temporary: Path, pieces: Pieces) -> None:
-    """Let `path` have these bytes, in one step and durably but for its name."""
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _FLAGS, 0o666)
-    try:
-        try:
-            write_all(fd, pieces)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-    except OSError:
-        # On a full disk, half a file would keep others from what little room there is.
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+        return refuse
 
 
 @contextmanager
-def _opened(path: Path) -> Generator[FileBytes | None]:
+def _opened(directory: Directory, name: str) -> Generator[FileBytes | None]:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = directory.open_to_read(name)
     except FileNotFoundError:
         yield None
         return
@@ -272,72 +336,5 @@ def _opened(path: Path) -> Generator[FileBytes | None]:
         os.close(fd)
 
 
-def make_directories(path: Path) -> None:
-    """Make a directory and those above it, each durably."""
-    missing: list[Path] = []
-    while not path.is_dir():
-        missing.append(path)
-        path = path.parent
-    for directory in reversed(missing):
-        directory.mkdir(exist_ok=True)
-        sync_directory(directory.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _beside(path: Path, ending: str) -> Path:
-    return path.with_name(f".{path.name}.{ending}")
-
-
-@contextmanager
-def _flock(path: Path) -> Generator[None]:
-    """Hold the lock of that name, alone among all processes and threads."""
-    while True:
-        fd = _opened_lock(path)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            # Its last holder unlinked it: another file may have the name by now.
-            if _is_at(fd, path):
-                break
-        except BaseException:
-            _let_go(fd)
-            raise
-        _let_go(fd)
-    try:
-        yield
-    finally:
-        with suppress(FileNotFoundError):
-            path.unlink()
-        _let_go(fd)
-
-
-def _opened_lock(path: Path) -> int:
-    """File of a lock, in a directory that is made if need be."""
-    for _ in range(_MOST_ATTEMPTS):
-        # Whoever deletes objects removes directories that it finds empty.
-        with suppress(FileNotFoundError):
-            make_directories(path.parent)
-            return os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o666)
-    make_directories(path.parent)
-    return os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o666)
-
-
-def _let_go(fd: int) -> None:
-    # A process forked meanwhile has the file open too: closing it here would leave the
-    # lock to that one.
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
+def _beside(name: str, ending: str) -> str:
+    return f".{name}.{ending}"

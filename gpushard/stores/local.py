@@ -20,6 +20,7 @@ import numpy as np
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.options import DEFAULT, KIB, MIB, Options
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
+from gpushard.stores.directories import path_of
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key
 from gpushard.stores.handles import (
@@ -209,14 +210,21 @@ class LocalStore:
             refuse_unsafe_key(prefix, self.url)
         path = self._prefix + prefix
         try:
-            names = os.listdir(path)
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise self._failure(prefix, error) from error
-        if prefix:
-            self._refuse_outside(prefix, os.path.realpath(path))
-        return sorted(names)
+        try:
+            if prefix and not self.allow_symlinks_outside:
+                self._refuse_outside(prefix, path_of(fd, path))
+            return sorted(os.listdir(fd))
+        except StoreError:
+            raise
+        except OSError as error:
+            raise self._failure(prefix, error) from error
+        finally:
+            os.close(fd)
 
     def _read_one(self, request: ByteRequest) -> Fetched | None:
         key, version = request.key, request.version
@@ -344,7 +352,7 @@ class LocalStore:
                 hint="remove it or restore the file",
             )
         if not self.allow_symlinks_outside:
-            self._refuse_outside(key, _path_of(handle.fd, self._prefix + key))
+            self._refuse_outside(key, path_of(handle.fd, self._prefix + key))
 
     def _refuse_outside(self, key: str, real_path: str) -> None:
         if (real_path + "/").startswith(self._real_prefix):
@@ -389,12 +397,3 @@ _HINTS = {
     errno.ELOOP: "remove the circle of symbolic links",
     errno.ESTALE: "the network file system lost the file; read again",
 }
-
-
-def _path_of(fd: int, path: str) -> str:
-    """Path of the open file, free of symbolic links."""
-    try:
-        # One call instead of one a path component, and of the very file that is open.
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return os.path.realpath(path)

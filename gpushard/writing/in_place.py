@@ -24,13 +24,12 @@ import numpy as np
 from gpushard.errors import CorruptShardError
 from gpushard.selection import Ints
 from gpushard.stores.file_bytes import Bytes, FileBytes
-from gpushard.stores.files import LockedFile, sync_directory
+from gpushard.stores.files import LockedFile
 
 _HEAD = struct.Struct("<8sqq")
 """Magic number, size of the file (-1 if there was none), number of byte ranges."""
 _MAGIC = b"gsundo\x01\n"
 _RANGE_NBYTES = 16
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +69,9 @@ class Patch:
 def apply_patch(file: LockedFile, patch: Patch) -> None:
     """Change a file so that at each moment it is old, new, or known to be torn."""
     _note(file, patch)
-    fd = os.open(file.path, _FLAGS, 0o666)
-    try:
+    with file.opened_to_change() as fd:
         if patch.old_nbytes is None:
-            sync_directory(file.path.parent)
+            file.directory.sync()
         if patch.spoils is not None:
             _write_at(fd, *patch.spoils)
             os.fsync(fd)
@@ -82,8 +80,6 @@ def apply_patch(file: LockedFile, patch: Patch) -> None:
         os.fsync(fd)
         _write_at(fd, patch.index_offset, patch.index)
         os.fsync(fd)
-    finally:
-        os.close(fd)
     file.forget_note()
 
 
@@ -229,9 +225,9 @@ def _refuse_impossible(file: LockedFile, note: _Note, stored_nbytes: int) -> Non
 def _wrong_note(file: LockedFile, got: str) -> CorruptShardError:
     return CorruptShardError(
         "the note of a cut-off write in place is damaged",
-        shard_key=file.path.name,
+        shard_key=file.name,
         got=got,
-        hint=f"if the shard verifies, delete {file.undo_path.name!r} beside it",
+        hint=f"if the shard verifies, delete {file.undo_name!r} beside it",
     )
 
 
@@ -239,8 +235,7 @@ def _undo(file: LockedFile, note: _Note) -> None:
     if note.nbytes < 0:
         file.replace(None)
         return
-    fd = os.open(file.path, _FLAGS, 0o666)
-    try:
+    with file.opened_to_change() as fd:
         # The index comes last, as when it was written: a shard whose index verifies
         # is taken to be whole if this is cut off, too.
         note.put_back(fd, slice(0, -1))
@@ -248,8 +243,6 @@ def _undo(file: LockedFile, note: _Note) -> None:
         os.fsync(fd)
         note.put_back(fd, slice(-1, None))
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _write_at(fd: int, offset: int, data: Bytes) -> None:
