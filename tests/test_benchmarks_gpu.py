@@ -6,6 +6,7 @@ No figure means anything; that every question is asked, and answered with a row,
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -158,14 +159,12 @@ def test_emulated_rows_are_no_results(tmp_path, capsys):
 
 
 def test_the_tests_that_are_run_are_all_that_need_a_gpu():
-    text = Path(TESTS, "test_gpu_reads.py").read_text()
-    defined = [line[9:].partition("(")[0] for line in text.splitlines()]
-    named = {f"{name}" for name in checks.TESTS}
-    assert named == {
-        d
-        for d, line in zip(defined, text.splitlines(), strict=True)
-        if line.startswith("def test_")
+    defined = {
+        (name, path.stem.removeprefix("test_gpu_"))
+        for path in Path(TESTS).glob("test_gpu_*.py")
+        for name in re.findall(r"^def test_(\w+)", path.read_text(), re.MULTILINE)
     }
+    assert set(checks.TESTS.items()) == defined
     assert {task.stage for task in tasks(TINY)} == set(STAGES)
 
 

@@ -18,6 +18,8 @@ import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import gpushard
+import test_gpu_loader
+import test_gpu_reads
 from cuda_host import cupy_calls, cupy_standin
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
@@ -267,6 +269,25 @@ def test_results_are_of_data_types_that_cupy_has(cupy, tmp_path):
     zarr.create_array(tmp_path / "t", data=days, chunks=(2,), zarr_format=2)
     with pytest.raises(gpushard.UnsupportedError, match="CuPy has no arrays of"):
         opened(tmp_path / "t")[...]
+
+
+@pytest.mark.parametrize("chain", ["none", "zstd-crc32c", "blosc-lz4", "blosclz"])
+def test_the_tests_for_a_gpu_pass_here(cupy, tmp_path, chain):
+    """Nobody sees them fail, or lack something, before there is a GPU."""
+    device = CudaDevice(0)
+    test_gpu_reads.test_every_chain_is_decoded_on_the_device(
+        tmp_path / "a", device, chain, (8, 10)
+    )
+
+
+def test_the_other_tests_for_a_gpu_pass_here(cupy, tmp_path):
+    device = CudaDevice(0)
+    name = next(iter(test_gpu_reads.MANIFEST["valid"]))
+    test_gpu_reads.test_interop_samples_are_read_as_on_the_host(device, name)
+    test_gpu_reads.test_values_are_cast_on_the_way(tmp_path / "c", device, "f2")
+    test_gpu_reads.test_what_is_handed_out_and_taken_are_cupys_arrays(tmp_path, device)
+    test_gpu_reads.test_any_array_is_read_as_on_the_host(device)
+    test_gpu_loader.test_batches_are_those_of_the_host("sequential", 1 / 255)
 
 
 @pytest.fixture

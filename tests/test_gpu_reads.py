@@ -101,7 +101,7 @@ def test_every_chain_is_decoded_on_the_device(tmp_path, device, chain, chunk):
     values = np.random.default_rng(5).integers(0, 50, shape).astype("i4")
     made[: 3 * chunk[0]] = values[: 3 * chunk[0]]
     values[3 * chunk[0] :] = 7
-    a = gpushard.open_array(tmp_path)
+    a = gpushard.open_array(tmp_path, device="cpu")
     rows = [3, 1, shape[0] - 1]
     selections = [
         whole(a.shape),
@@ -121,7 +121,7 @@ def test_every_chain_is_decoded_on_the_device(tmp_path, device, chain, chunk):
 @pytest.mark.parametrize("name", MANIFEST["valid"])
 def test_interop_samples_are_read_as_on_the_host(device, name):
     entry = MANIFEST["valid"][name]
-    a = gpushard.open_array(SAMPLES / entry["path"])
+    a = gpushard.open_array(SAMPLES / entry["path"], device="cpu")
     results, _ = read_on_gpu(a, [whole(a.shape)], device)
     assert_same_bits(results[0], np.load(SAMPLES / entry["expected"]))
 
@@ -129,7 +129,8 @@ def test_interop_samples_are_read_as_on_the_host(device, name):
 @settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_array_is_read_as_on_the_host(device, data):
-    a = gpushard.open_array(data.draw(arrays.stored_arrays()).placed("memory", None))
+    stored = data.draw(arrays.stored_arrays()).placed("memory", None)
+    a = gpushard.open_array(stored, device="cpu")  # the oracle, too
     assume(not a.dtype.hasobject and a.dtype.kind != "T")  # no device has those
     selections = [
         expressions.basic(data.draw(basic_keys(a.shape)), a.shape),
@@ -144,6 +145,21 @@ def test_any_array_is_read_as_on_the_host(device, data):
 def test_values_are_cast_on_the_way(tmp_path, device, dtype):
     values = np.random.default_rng(5).integers(0, 50, (64, 64)).astype("u1")
     zarr.create_array(tmp_path, data=values, chunks=(8, 8), shards=(32, 32))
-    a = gpushard.open_array(tmp_path)
+    a = gpushard.open_array(tmp_path, device="cpu")
     results, _ = read_on_gpu(a, [whole(a.shape)], device, dtype)
     assert_same_bits(results[0], values.astype(dtype))
+
+
+def test_what_is_handed_out_and_taken_are_cupys_arrays(tmp_path, device):
+    values = np.random.default_rng(5).integers(0, 50, (64, 64)).astype("i4")
+    how = {"chunks": (8, 8), "shards": (32, 32), "compressors": ZstdCodec()}
+    zarr.create_array(tmp_path / "a", data=values, **how)
+    a = gpushard.open_array(tmp_path / "a", device=device.label)
+    assert_same_bits(a[3:50:2, ::-1].get(), values[3:50:2, ::-1])
+    out = device.empty((64, 64), np.dtype("f4"))
+    assert a.read(out=out, stream=device.create_stream()) is out
+    assert_same_bits(out.get(), values.astype("f4"))
+    how |= {"shape": values.shape, "dtype": "i4", "device": device.label}
+    b = gpushard.create_array(tmp_path / "b", **how)
+    b[...] = a[...]
+    assert_same_bits(zarr.open_array(tmp_path / "b")[...], values)

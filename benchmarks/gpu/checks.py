@@ -13,14 +13,16 @@ from pathlib import Path
 from benchmarks.gpu.run import Run, Skipped
 
 _ROOT = Path(__file__).parents[2]
-_TEST_FILE = _ROOT / "tests" / "test_gpu_reads.py"
-TESTS = (
-    "every_chain_is_decoded_on_the_device",
-    "interop_samples_are_read_as_on_the_host",
-    "values_are_cast_on_the_way",
-    "any_array_is_read_as_on_the_host",
-)
-"""Tests of `pytest -m gpu`, without the "test"; a file `tests/test_gpu_reads.py`."""
+TESTS = {
+    "every_chain_is_decoded_on_the_device": "reads",
+    "interop_samples_are_read_as_on_the_host": "reads",
+    "values_are_cast_on_the_way": "reads",
+    "what_is_handed_out_and_taken_are_cupys_arrays": "reads",
+    "any_array_is_read_as_on_the_host": "reads",
+    "batches_are_those_of_the_host": "loader",
+    "tensors_are_on_the_gpu_in_the_same_memory": "loader",
+}
+"""Tests of `pytest -m gpu`, without the "test", and of which file."""
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
 _FOUND = 86
@@ -35,7 +37,7 @@ _PLACES = (
 
 def run_tests(name: str, run: Run) -> None:
     """How many cases of one test passed, failed and were skipped."""
-    test = f"{_TEST_FILE}::test_{name}"
+    test = str(_ROOT / "tests" / f"test_gpu_{TESTS[name]}.py") + f"::test_{name}"
     arguments = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "--tb=short", test]
     if run.sizes_name == "tiny":
         arguments.append("--collect-only")

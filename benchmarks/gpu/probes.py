@@ -239,7 +239,7 @@ def kvikio(name: str, run: Run) -> None:
     try:
         import kvikio.cufile_driver
         import kvikio.defaults
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, RuntimeError) as error:
         raise Skipped(f"kvikio: {error}") from error
     module: Any = kvikio
     run.put(

@@ -80,6 +80,8 @@ class Cupy:
         self.pinned: weakref.WeakValueDictionary[int, Any]
         self.pinned = weakref.WeakValueDictionary()
         self.arenas: defaultdict[Any, list[EmulatedBuffer]] = defaultdict(list)
+        self.taken: dict[int, EmulatedBuffer] = {}
+        self.lock = threading.RLock()
         self.is_stream_ordered = False
         self.ended: set[int] = set()
         self.runtime, self.driver = Runtime(self), Driver(self)
@@ -116,8 +118,11 @@ class Cupy:
         stream = self.get_current_stream().ptr
         arena = self.arenas[self.thread.device, stream]
         nbytes = -(-max(size, 1) // _UNIT) * _UNIT
-        fitting = [i for i, buffer in enumerate(arena) if buffer.nbytes >= nbytes]
-        buffer = arena.pop(fitting[0]) if fitting else self.current.allocate(nbytes)
+        with self.lock:
+            fitting = [i for i, free in enumerate(arena) if free.nbytes >= nbytes]
+            buffer = arena.pop(fitting[0]) if fitting else self.current.allocate(nbytes)
+            # Of garbage in a circle all is finalised: the pool keeps what it has.
+            self.taken[buffer.address] = buffer
         if self.is_stream_ordered:
             self.keep_busy(buffer.address, buffer.nbytes, stream)
         return MemoryPointer(_Pooled(arena, buffer, self.thread.device), 0)
