@@ -14,7 +14,7 @@ from gpushard.damage import ENDS_READ, Damage, at_inner_chunk
 from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.options import KIB
 from gpushard.plan import ReadPlan
-from gpushard.ranged import RangedBlock
+from gpushard.ranged import Places, RangedBlock
 from gpushard.report import Tally
 from gpushard.selection import Ints
 from gpushard.source import Source
@@ -37,6 +37,10 @@ Answer = tuple[int, Any]
 
 RequestReader = Callable[[range], None]
 """Fetches some requests of a block, and lets the inner chunks that they hold land."""
+
+
+KeptPlacer = Callable[["Job", ShardBlock, Ints, Places], None]
+"""Lets some inner chunks of a block land, from the places where they are kept."""
 
 
 class SelfReader(Protocol):
@@ -83,6 +87,11 @@ class Sink(Protocol):
 
         Gives one answer a request; None where an unsharded array has no such chunk.
         """
+        ...
+
+    @property
+    def place_kept(self) -> KeptPlacer | None:
+        """What lets inner chunks land that are kept decoded; None on a device."""
         ...
 
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
+from itertools import count
 from time import monotonic
 from typing import Any
 from weakref import WeakSet
@@ -13,6 +14,10 @@ from weakref import WeakSet
 from numpy.typing import NDArray
 
 from gpushard.index import ShardIndex
+
+# So that keys of inner chunks fit 63 bits for the first 2**39 indexes of a process.
+_MOST_ENTRIES = 1 << 24
+_serials = count()
 
 IndexKey = tuple[int, ...]
 """Coordinate of a stored object; for a shard nested in it also level, start, stop."""
@@ -28,9 +33,12 @@ class KnownIndex:
     addresses
         Where the index' columns (offset, nbytes, state) lie in memory: compiled loops
         ask at every read.
+    first_key
+        Added to the place of an inner chunk in the index, it makes a number that no
+        inner chunk of any other index has; None where the index has too many.
     """
 
-    __slots__ = ("addresses", "index", "since", "version")
+    __slots__ = ("addresses", "first_key", "index", "since", "version")
 
     def __init__(self, index: ShardIndex, version: Hashable) -> None:
         self.index = index
@@ -38,6 +46,8 @@ class KnownIndex:
         self.since = monotonic()
         columns: tuple[NDArray[Any], ...] = (index.offset, index.nbytes, index.state)
         self.addresses = tuple(c.__array_interface__["data"][0] for c in columns)
+        is_countable = len(index.state) <= _MOST_ENTRIES
+        self.first_key = next(_serials) * _MOST_ENTRIES if is_countable else None
 
 
 class IndexCache:

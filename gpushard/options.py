@@ -51,6 +51,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "whole_object_max_nbytes": (0, _LARGEST),
     "file_handles": (1, 1 << 20),
     "index_cache_nbytes": (0, _LARGEST),
+    "chunk_cache_nbytes": (0, _LARGEST),
     "compile_nbytes": (0, _LARGEST),
     "pinned_slots": (1, 1024),
     "max_chunk_nbytes": (1, _LARGEST),
@@ -161,6 +162,10 @@ class Options:
         Open files kept per local store. Half of the smallest usual limit of 256.
     index_cache_nbytes
         Memory for shard indexes kept between reads, per array.
+    chunk_cache_nbytes
+        Memory for decoded inner chunks kept between reads into host memory, per array.
+        It comes on top of `memory_limit`, so it is for you to allow: 0 keeps none. It
+        pays where reads share inner chunks: docs/arrays.md tells which.
     compile_nbytes
         Decoded size, of all reads of the process together, from which on the compiled
         loops are loaded (numba): half a second once a process, and seconds once a
@@ -213,6 +218,7 @@ class Options:
     whole_object_max_nbytes: int = 64 * MIB
     file_handles: int = 128
     index_cache_nbytes: int = 256 * MIB
+    chunk_cache_nbytes: int = 0
     compile_nbytes: int = 64 * MIB
     placement: str = "cost"
     pinned_slots: int = 4

@@ -14,8 +14,9 @@ from gpushard.blocks import ShardBlock
 from gpushard.errors import CorruptShardError
 from gpushard.fetch import fetch_wanted
 from gpushard.job import Answer, Job
+from gpushard.keeping import elements_of, store_elements
 from gpushard.plan import Part
-from gpushard.ranged import RangedBlock
+from gpushard.ranged import Places, RangedBlock
 from gpushard.scatter import Target, make_target
 from gpushard.selection import Ints
 from gpushard.stores.base import ByteRequest
@@ -68,6 +69,14 @@ class HostSink:
             indexes = self._indexes(block, some)
             for p in block.part[some].tolist():
                 self._targets[p].fill(next(indexes[p]), value)
+
+    def place_kept(self, job: Job, block: ShardBlock, rows: Ints, kept: Places) -> None:
+        """Write what is wanted of inner chunks that are kept decoded."""
+        indexes = self._indexes(block, rows)
+        with np.errstate(all="ignore"):
+            for row, p in zip(rows.tolist(), block.part[rows].tolist(), strict=True):
+                chunk = elements_of(job.source, kept.hold.bytes_of(kept.nth.item(row)))
+                self._targets[p].place(next(indexes[p]), chunk)
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
         """Decode the inner chunks that requests hold and write what is wanted of them.
@@ -130,7 +139,9 @@ class HostSink:
         for i, here in enumerate(zip(starts, stops, lows, sizes, strict=True)):
             if decoded != here:
                 encoded = completed(fetched[here[0] : here[1]], here[2], here[3])
-                chunk = decode_row(job, ranged.block, int(rows[i]), encoded)
+                chunk = decode_row(
+                    job, ranged.block, int(rows[i]), encoded, ranged.claimed
+                )
                 decoded = here
             self._targets[parts[i]].place(next(indexes[parts[i]]), chunk)
 
@@ -166,11 +177,16 @@ def completed(span: NDArray[np.uint8], low: int, nbytes: int) -> NDArray[np.uint
 
 
 def decode_row(
-    job: Job, block: ShardBlock, row: int, encoded: NDArray[np.uint8]
+    job: Job,
+    block: ShardBlock,
+    row: int,
+    encoded: NDArray[np.uint8],
+    claimed: Places | None = None,
 ) -> NDArray[Any]:
     """Inner chunk in column `row` of a block, in the array's axes, from its bytes.
 
     Where the read goes on over damage, the fill value in place of a damaged one.
+    Others are kept where they are `claimed` for.
 
     Raises
     ------
@@ -182,8 +198,13 @@ def decode_row(
     if shape is None:
         shape = source.shape_of(job.chunk_coordinate(block, row))
     try:
-        return source.decode(encoded, shape)
+        chunk = source.decode(encoded, shape)
     except CorruptShardError as error:
         job.name_place(error, block, row)
         job.damage.note(error)
         return np.broadcast_to(source.layout.fill_value, shape)
+    memory = None if claimed is None else claimed.memory(row)
+    if claimed is not None and memory is not None:
+        store_elements(source, memory, chunk)
+        claimed.keep(np.array([row]))
+    return chunk

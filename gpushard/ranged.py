@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.blocks import ShardBlock
+from gpushard.chunk_cache import ChunkCache, Hold
 from gpushard.coalesce import Requests
 from gpushard.selection import Ints
 
@@ -35,6 +36,45 @@ class Located(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """Where inner chunks of a block are kept, or will be once they are decoded.
+
+    Attributes
+    ----------
+    cache, hold
+        What keeps them, and the places, which stay theirs while this is there.
+    nth
+        int64, shape (n_chunks,). Which place of `hold` was asked for each; -1: none.
+    addresses
+        int64, shape (n_chunks,). Where that lies in memory; 0: there is none.
+    """
+
+    cache: ChunkCache
+    hold: Hold
+    nth: Ints
+    addresses: Ints
+
+    @classmethod
+    def of(cls, cache: ChunkCache, hold: Hold, rows: Ints, n_chunks: int) -> Places:
+        """Places of the inner chunks `rows`, one after the other."""
+        nth = np.full(n_chunks, -1, np.int64)
+        addresses = np.zeros(n_chunks, np.int64)
+        nth[rows], addresses[rows] = np.arange(len(rows)), hold.addresses
+        return cls(cache, hold, nth, addresses)
+
+    def memory(self, row: int) -> NDArray[np.uint8] | None:
+        """Place of one of them, uint8; None if it has none."""
+        nth = int(self.nth[row])
+        if nth < 0 or self.hold.slots[nth] < 0:
+            return None
+        return self.hold.bytes_of(nth)
+
+    def keep(self, rows: Ints) -> None:
+        """Let the inner chunks `rows` be found, which were decoded to their places."""
+        self.cache.keep(self.hold, self.nth[rows].tolist())
+
+
+@dataclass(frozen=True, slots=True)
 class RangedBlock:
     """A block whose byte ranges are known and cut into requests.
 
@@ -49,12 +89,15 @@ class RangedBlock:
         of plain elements what holds the wanted ones.
     requests
         What is fetched; its rows are columns of `block`.
+    claimed
+        Where they are kept once they are decoded; None: nowhere.
     """
 
     block: ShardBlock
     located: Located
     spans: Ints
     requests: Requests
+    claimed: Places | None = None
 
     def rows_of(self, r: int) -> Ints:
         """Inner chunks that request `r` holds, ascending by byte range."""

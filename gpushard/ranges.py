@@ -18,6 +18,7 @@ from gpushard.blocks import Planned, ShardBlock
 from gpushard.coalesce import Requests, coalesce, cut_batches
 from gpushard.errors import CorruptShardError
 from gpushard.job import SMALLEST_SHARE_NBYTES, Answer, Job, RequestReader
+from gpushard.kept_rows import claim, find_kept, placing_tasks
 from gpushard.locate import find_indexes, locate, refuse_oversized
 from gpushard.pieces import cut_rows
 from gpushard.ranged import Located, RangedBlock
@@ -37,20 +38,28 @@ def range_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
     """
     found = find_indexes(job, block)
     for piece in cut_rows(job, block):
-        yield from _piece_tasks(job, piece, locate(job, piece, found), n_workers)
+        located = locate(job, piece, found)
+        refuse_oversized(job, piece, located)
+        missing = np.flatnonzero(located.missing)
+        if len(missing):
+            job.tally.add(n_missing_inner_chunks=len(missing))
+            yield partial(job.sink.fill, job, piece, missing)
+        rows, claimed = np.flatnonzero(~located.missing), None
+        kept = find_kept(job, piece, found, rows)
+        if kept is not None:
+            is_kept = kept.addresses[rows] != 0
+            yield from placing_tasks(job, piece, kept, rows[is_kept])
+            rows = rows[~is_kept]
+            claimed = claim(job, kept, rows)
+        if len(rows):
+            ranged = _ranged(job, piece, located, rows, n_workers)
+            yield from _reading_tasks(job, replace(ranged, claimed=claimed), n_workers)
 
 
-def _piece_tasks(
-    job: Job, block: ShardBlock, located: Located, n_workers: int
-) -> Iterator[Work]:
-    refuse_oversized(job, block, located)
-    missing = np.flatnonzero(located.missing)
-    if len(missing):
-        job.tally.add(n_missing_inner_chunks=len(missing))
-        yield partial(job.sink.fill, job, block, missing)
-    rows = np.flatnonzero(~located.missing)
-    if not len(rows):
-        return
+def _ranged(
+    job: Job, block: ShardBlock, located: Located, rows: Ints, n_workers: int
+) -> RangedBlock:
+    """The inner chunks `rows` of a block, cut into requests."""
     start, stop = _wanted_ranges(job, block, located, rows)
     share = job.batch_nbytes(int((stop - start).sum()), n_workers)
     costs = job.source.store.costs
@@ -64,14 +73,20 @@ def _piece_tasks(
     )
     spans = np.zeros((2, len(block.shard)), np.int64)
     spans[:, rows] = start, stop
-    ranged = RangedBlock(
-        block, located, spans, requests._replace(order=rows[requests.order])
-    )
+    requests = requests._replace(order=rows[requests.order])
+    return RangedBlock(block, located, spans, requests)
+
+
+def _reading_tasks(job: Job, ranged: RangedBlock, n_workers: int) -> Iterator[Work]:
+    """Work that fetches what a block's requests are for, and places it."""
     reader = job.sink.reader(job, ranged)
     if reader is not None:
         for first, last in cut_batches(*_shares_of_work(job, ranged, n_workers)):
             yield partial(_let_read, job, ranged, range(first, last), reader)
         return
+    requests = ranged.requests
+    wanted_nbytes = int((ranged.spans[1] - ranged.spans[0]).sum())
+    share = job.batch_nbytes(wanted_nbytes, n_workers)
     for first, last in cut_batches(requests.nbytes + _REQUEST_NBYTES, share):
         nbytes = int(requests.nbytes[first:last].sum())
         yield Opener(partial(_fetch, job, ranged, range(first, last), share), nbytes)

@@ -46,6 +46,9 @@ class ReadReport:
         Stored objects touched, and how many of them do not exist.
     n_inner_chunks, n_missing_inner_chunks
         Inner chunks wanted, and how many were filled instead of decoded.
+    n_kept_inner_chunks
+        Inner chunks that an earlier read had decoded, and that were kept
+        (`Options.chunk_cache_nbytes`): neither fetched nor decoded.
     n_index_requests, n_payload_requests
         Requests made of the store. An object fetched whole is a payload request.
     index_nbytes, payload_nbytes, gap_nbytes
@@ -76,6 +79,7 @@ class ReadReport:
     n_missing_shards: int
     n_inner_chunks: int
     n_missing_inner_chunks: int
+    n_kept_inner_chunks: int
     n_index_requests: int
     n_payload_requests: int
     index_nbytes: int
@@ -96,13 +100,15 @@ class ReadReport:
         return asdict(self)
 
     def __str__(self) -> str:
+        n_kept = self.n_kept_inner_chunks
+        kept = f", {n_kept} kept" if n_kept else ""
         payload = f"{self.payload_nbytes:,} bytes, {self.gap_nbytes:,} of them gaps"
         lines = [
             f"array         {self.array or '/'} on {self.device}"
             f"{f' ({self.device_why})' if self.device_why else ''}",
             f"shards        {self.n_shards} ({self.n_missing_shards} missing)",
             f"inner chunks  {self.n_inner_chunks}"
-            f" ({self.n_missing_inner_chunks} missing)",
+            f" ({self.n_missing_inner_chunks} missing{kept})",
             f"requests      {self.n_index_requests} index"
             f" ({self.index_nbytes:,} bytes), {self.n_payload_requests} payload"
             f" ({payload})",
@@ -186,6 +192,7 @@ class Tally:
             "n_missing_shards",
             "n_inner_chunks",
             "n_missing_inner_chunks",
+            "n_kept_inner_chunks",
             "n_index_requests",
             "n_payload_requests",
             "index_nbytes",

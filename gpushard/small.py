@@ -7,29 +7,20 @@ else is declined and goes the general way.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import CorruptShardError, GpushardError, ObjectChangedError
-from gpushard.fetch import (
-    NestedShard,
-    fetch_nested_indexes,
-    fetch_objects,
-    fetch_payload,
-    index_request,
-    keep_index,
-    known_index,
-)
+from gpushard.entries import Known, Range, known_indexes, located, name_place
+from gpushard.errors import CorruptShardError, ObjectChangedError
+from gpushard.fetch import fetch_objects, fetch_payload
 from gpushard.gone import deleted, forget
-from gpushard.index import CORRUPT, MISSING, ShardIndex
-from gpushard.known import KnownIndex
+from gpushard.keeping import find_chunk, first_key, fits, keep_chunk
 from gpushard.options import MIB
 from gpushard.place import completed
-from gpushard.report import Tally
 from gpushard.selection import Points, Selection
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, FetchCosts, end_of
@@ -40,18 +31,20 @@ from gpushard.touched import Coordinate, TouchedChunk, TouchedGrid
 _MOST_NBYTES = MIB
 _FINDING = "grid of small reads"
 
-_Known = dict[Coordinate, KnownIndex | None]
-_Range = tuple[int, int]
-"""Start and size in the stored object of a chunk, or of a shard nested in it."""
-
 
 class _Wanted(NamedTuple):
-    """An inner chunk to read: bytes ``start:stop`` of the `whole` that it fills."""
+    """An inner chunk to read: bytes ``start:stop`` of the `whole` that it fills.
+
+    `key` is what it is to be kept under, None where it is not, and `may_drop` whether
+    others may be dropped for it.
+    """
 
     chunk: TouchedChunk
     start: int
     stop: int
-    whole: _Range
+    whole: Range
+    key: int | None = None
+    may_drop: bool = False
 
 
 def read_small(
@@ -155,7 +148,7 @@ def _read_unsharded(
     except CorruptShardError as error:
         for w, request in zip(wanted, requests, strict=True):
             if request.key == error.shard_key:
-                _name_place(error, source, w.chunk)
+                name_place(error, source, w.chunk)
         raise
     for w, data in zip(wanted, answers, strict=True):
         if data is None:
@@ -174,14 +167,16 @@ def _read(
 ) -> None:
     """Read; `seen` are keys of shards that were there a moment ago."""
     keys = {chunk.shard: source.key(chunk.shard) for chunk in chunks}
-    known = _indexes(source, keys)
+    known = known_indexes(source, keys)
     for shard, found in known.items() if seen else ():
         if found is None and keys[shard] in seen:
             raise deleted(source, keys[shard])
-    located = list(zip(chunks, _located(source, chunks, known), strict=True))
-    for chunk in [chunk for chunk, found in located if found is None]:
+    found = list(zip(chunks, located(source, chunks, known), strict=True))
+    for chunk in [chunk for chunk, place in found if place is None]:
         view[chunk.out] = source.layout.fill_value
-    wanted = [_narrowed(source, chunk, found) for chunk, found in located if found]
+    wanted = [_narrowed(source, chunk, place) for chunk, place in found if place]
+    if source.chunks is not None:
+        wanted = _not_kept(source, wanted, known, view)
     groups = [wanted] if len(wanted) == 1 else _grouped(source, wanted)
     requests: list[ByteRequest] = []
     for group in groups:
@@ -202,6 +197,23 @@ def _read(
             _place(source, w, span, view)
 
 
+def _not_kept(
+    source: Source, wanted: Sequence[_Wanted], known: Known, view: NDArray[Any]
+) -> list[_Wanted]:
+    """Place the inner chunks that are kept decoded; the others, with their keys."""
+    left: list[_Wanted] = []
+    may_drop = fits(source, len(wanted))
+    for w in wanted:
+        first = first_key(source, known[w.chunk.shard])
+        key = None if first is None else first + w.chunk.entries[0]
+        kept = None if key is None else find_chunk(source, key)
+        if kept is None:
+            left.append(w._replace(key=key, may_drop=may_drop))
+        else:
+            view[w.chunk.out] = kept.elements[w.chunk.inside]
+    return left
+
+
 def _name_cut_off(
     error: CorruptShardError,
     source: Source,
@@ -214,7 +226,7 @@ def _name_cut_off(
             end = end_of(source.store, request)
             for w in group:
                 if w.stop > end:
-                    _name_place(error, source, w.chunk)
+                    name_place(error, source, w.chunk)
                     return
 
 
@@ -246,108 +258,15 @@ def _joined(wanted: Sequence[_Wanted], costs: FetchCosts) -> Iterator[list[_Want
         yield group
 
 
-def _indexes(source: Source, keys: Mapping[Coordinate, str]) -> _Known:
-    """Outermost index of each shard by its key; None where there is no such object."""
-    known: _Known = {shard: known_index(source, shard, keys[shard]) for shard in keys}
-    if None in known.values():
-        unknown = {shard: keys[shard] for shard in keys if known[shard] is None}
-        answers = source.store.read(
-            [index_request(source, shard, key) for shard, key in unknown.items()]
-        )
-        for (shard, key), answer in zip(unknown.items(), answers, strict=True):
-            if answer is not None:
-                known[shard] = keep_index(source, shard, key, answer)
-    return known
-
-
-def _located(
-    source: Source, chunks: Sequence[TouchedChunk], known: _Known
-) -> list[_Range | None]:
-    """Bytes that each inner chunk fills; None where it is missing."""
-    found = [
-        None
-        if (outermost := known[chunk.shard]) is None
-        else _entry(source, chunk, outermost.index, 0)
-        for chunk in chunks
-    ]
-    for level in range(1, len(source.layout.levels)):
-        places = {(c.shard, f) for c, f in zip(chunks, found, strict=True) if f}
-        indexes = _nested_indexes(source, level, places, known)
-        found = [
-            None if f is None else _nested_entry(source, c, indexes[c.shard, f], level)
-            for c, f in zip(chunks, found, strict=True)
-        ]
-    return found
-
-
-def _nested_indexes(
-    source: Source, level: int, places: set[tuple[Coordinate, _Range]], known: _Known
-) -> dict[tuple[Coordinate, _Range], ShardIndex | CorruptShardError]:
-    """Index of each nested shard, or its error, by its stored object and byte range."""
-    found: dict[tuple[Coordinate, _Range], ShardIndex | CorruptShardError] = {}
-    unknown: list[tuple[Coordinate, _Range]] = []
-    for shard, place in places:
-        outermost = known[shard]
-        start, nbytes = place
-        key = (*shard, level, start, start + nbytes)
-        kept = source.indexes.get(key)
-        if kept and outermost and kept.version == outermost.version:
-            found[shard, place] = kept.index
-        else:
-            unknown.append((shard, place))
-    if unknown:
-        unknown.sort()
-        parents = list(dict.fromkeys([shard for shard, _ in unknown]))
-        nested = [
-            NestedShard(parents.index(shard), start, start + nbytes)
-            for shard, (start, nbytes) in unknown
-        ]
-        indexes = fetch_nested_indexes(
-            source, level, nested, [(p, known[p]) for p in parents], Tally()
-        )
-        found.update(zip(unknown, indexes, strict=True))
-    return found
-
-
-def _nested_entry(
-    source: Source,
-    chunk: TouchedChunk,
-    index: ShardIndex | CorruptShardError,
-    level: int,
-) -> _Range | None:
-    """As `_entry`, of the index of a nested shard, which may be damaged."""
-    if isinstance(index, CorruptShardError):
-        _name_place(index, source, chunk)
-        raise index
-    return _entry(source, chunk, index, level)
-
-
-def _entry(
-    source: Source, chunk: TouchedChunk, index: ShardIndex, level: int
-) -> _Range | None:
-    """Bytes that an entry of an index names; None if it says that there are none."""
-    entry = chunk.entries[level]
-    state = index.state.item(entry)
-    if state == MISSING:
-        return None
-    if state == CORRUPT:
-        try:
-            index.refuse_corrupt(entry)
-        except CorruptShardError as error:
-            _name_place(error, source, chunk)
-            raise
-    return index.offset.item(entry), index.nbytes.item(entry)
-
-
 def _refuse_oversized(source: Source, chunk: TouchedChunk, nbytes: int) -> None:
     try:
         source.refuse_oversized(nbytes, source.chunk_shape or ())
     except CorruptShardError as error:
-        _name_place(error, source, chunk)
+        name_place(error, source, chunk)
         raise
 
 
-def _narrowed(source: Source, chunk: TouchedChunk, whole: _Range) -> _Wanted:
+def _narrowed(source: Source, chunk: TouchedChunk, whole: Range) -> _Wanted:
     """Of plain elements, the bytes that hold the wanted ones; else all."""
     first, nbytes = whole
     if nbytes > source.largest_chunk_nbytes:
@@ -358,7 +277,7 @@ def _narrowed(source: Source, chunk: TouchedChunk, whole: _Range) -> _Wanted:
     low, high = _extent(chunk, strides)
     if high - low > source.options.max_chunk_nbytes:
         error = source.too_large("the wanted part of an inner chunk", high - low)
-        _name_place(error, source, chunk)
+        name_place(error, source, chunk)
         raise error
     return _Wanted(chunk, first + low, first + high, whole)
 
@@ -376,21 +295,15 @@ def _place(
     source: Source, wanted: _Wanted, span: NDArray[np.uint8], view: NDArray[Any]
 ) -> None:
     """Decode an inner chunk and write what is wanted of it."""
-    chunk, start, _, (first, nbytes) = wanted
+    chunk, start, _, (first, nbytes), key, may_drop = wanted
     encoded = span if len(span) == nbytes else completed(span, start - first, nbytes)
-    strides = source.range_strides
+    strides = source.range_strides if key is None else None
     wanted_bytes = None if strides is None else _extent(chunk, strides)
     try:
         decoded = source.decode(encoded, source.chunk_shape or (), wanted_bytes)
     except CorruptShardError as error:
-        _name_place(error, source, chunk)
+        name_place(error, source, chunk)
         raise
     view[chunk.out] = decoded[chunk.inside]
-
-
-def _name_place(error: GpushardError, source: Source, chunk: TouchedChunk) -> None:
-    error.add_context(
-        array_path=source.layout.path,
-        shard_key=source.key(chunk.shard),
-        inner_chunk=chunk.cell,
-    )
+    if key is not None:
+        keep_chunk(source, key, decoded, may_drop=may_drop)

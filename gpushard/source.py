@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.chunk_cache import ChunkCache
 from gpushard.errors import CorruptShardError, LimitError, UnsupportedError
 from gpushard.known import IndexCache
 from gpushard.layout import ArrayLayout
@@ -17,6 +18,7 @@ from gpushard.options import KIB, Options
 from gpushard.pipeline import HostPipeline
 from gpushard.stores.base import Store
 from gpushard.stores.held import HeldObjects
+from gpushard.stores.local import LocalStore
 
 # Offsets into an inner chunk and into a shard are added to one another.
 _MOST_CHUNK_NBYTES = 2**62
@@ -44,6 +46,8 @@ class Source:
         What is known of the shards' indexes.
     findings
         What readers found out about the array, each under its own name.
+    chunks
+        Decoded inner chunks kept between reads; None where none are.
     """
 
     layout: ArrayLayout
@@ -55,6 +59,7 @@ class Source:
     findings: dict[str, Any] = field(
         default_factory=dict[str, Any], repr=False, compare=False
     )
+    chunks: ChunkCache | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def prepare(cls, layout: ArrayLayout, store: Store, options: Options) -> Source:
@@ -87,7 +92,7 @@ class Source:
             )
             for level in layout.levels
         )
-        return cls(
+        source = cls(
             layout,
             store,
             options,
@@ -95,6 +100,27 @@ class Source:
             index_pipelines,
             IndexCache(options.index_cache_nbytes),
         )
+        return replace(source, chunks=source.new_chunk_cache())
+
+    def new_chunk_cache(self) -> ChunkCache | None:
+        """Room for decoded inner chunks; None where the options allow none, or in vain.
+
+        Plain elements are had from files as soon; a store that does not tell cheaply
+        whether an object was replaced has to be asked for its bytes anyway; and keys
+        are places in one index a shard.
+        """
+        layout = self.layout
+        if (
+            not self.options.chunk_cache_nbytes
+            or len(layout.levels) != 1
+            or layout.object_codecs
+            or self.chunk_shape is None
+            or self.pipeline.is_raw
+            or layout.dtype.kind in "OT"
+            or not isinstance(self.store, LocalStore)
+        ):
+            return None
+        return ChunkCache(self.options.chunk_cache_nbytes, self.chunk_nbytes)
 
     def limited(self, memory_limit: int | None) -> Source:
         """The same array, its reads held to another memory limit."""

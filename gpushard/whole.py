@@ -202,6 +202,7 @@ def held(source: Source, objects: dict[str, Fetched | None]) -> Source:
         layout=replace(source.layout, object_codecs=()),
         # Ranges of an unwrapped object mean nothing in the stored one.
         indexes=IndexCache(0) if wrapped else source.indexes,
+        chunks=None,
     )
 
 

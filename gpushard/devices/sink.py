@@ -68,6 +68,8 @@ class DeviceSink:
         What has to be done before anything writes to the targets.
     """
 
+    place_kept = None
+
     def __init__(
         self,
         device: Device,

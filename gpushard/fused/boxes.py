@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.blocks import ShardBlock
-from gpushard.fused.columns import FIRST_LENGTH, OFFSET, PART, TARGET
+from gpushard.fused.columns import FIRST_LENGTH, KEEP, OFFSET, PART, TARGET
 from gpushard.fused.room import address_of
 from gpushard.grid import GridPart
 from gpushard.plan import Part
@@ -109,7 +109,7 @@ def _cut_part(
 ) -> tuple[Ints, Ints] | None:
     projections = landing.part.projections
     boxes = np.empty((position.shape[1], FIRST_LENGTH + len(projections)), np.int64)
-    boxes[:, PART] = p
+    boxes[:, PART], boxes[:, KEEP] = p, 0
     offset = np.zeros(position.shape[1], np.int64)
     target = np.full(position.shape[1], landing.address, np.int64)
     gathered: tuple[int, Members] | None = None

@@ -7,9 +7,12 @@ from typing import NamedTuple
 # Columns of a box: where the encoded bytes start and how many they are; which of them
 # are to be had, from where to where, and up to where it pays to read on; the file they
 # lie in; offset of the box's first element in the decoded bytes, where that goes, which
-# strides hold, and lengths along the axes. Places are byte offsets in a file, or
-# addresses in memory where the file is NO_FILE. FILLED: decoded elements in memory.
-SOURCE, NBYTES, LOW, HIGH, REACH, FILE, OFFSET, TARGET, PART, FIRST_LENGTH = range(10)
+# strides hold; the inner chunk's place in its index (of planned boxes), and the address
+# of the memory that it is kept in once it is decoded, 0 for none; and lengths along the
+# axes. Places are byte offsets in a file, or addresses in memory where the file is
+# NO_FILE. FILLED: decoded elements in memory.
+SOURCE, NBYTES, LOW, HIGH, REACH, FILE, OFFSET, TARGET, PART = range(9)
+ENTRY, KEEP, FIRST_LENGTH = range(9, 12)
 NO_FILE, FILLED = -1, -2
 
 # Streams, and how the loops decode them: each in its own way, but for deflate, which

@@ -23,6 +23,7 @@ from gpushard.fused.boxes import Landing, are_too_many, runs
 from gpushard.fused.cells import AxisCells, axis_cells
 from gpushard.fused.columns import END, FILE, FIRST_LENGTH, HIGH, LOW, SOURCE
 from gpushard.fused.files import window_nbytes
+from gpushard.fused.kept import KeptBoxes, kept_boxes
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxRunner
 from gpushard.job import SMALLEST_SHARE_NBYTES, Job
@@ -54,6 +55,8 @@ class _Shards(NamedTuple):
         int64, shape (n_boxes, FIRST_LENGTH + n_axes).
     bounds
         int64, shape (n_shards + 1,). Boxes of shard s: ``bounds[s]:bounds[s + 1]``.
+    kept
+        What of the inner chunks is kept, or is to be; None where nothing is.
     """
 
     first: int
@@ -61,6 +64,7 @@ class _Shards(NamedTuple):
     known: Sequence[KnownIndex | None]
     boxes: Ints
     bounds: Ints
+    kept: KeptBoxes | None
 
 
 class DirectRead:
@@ -138,7 +142,9 @@ class DirectRead:
         cell = _columns_at(_first_cells(self._cells), at)
         for ranges in _slabs(cell, count):
             boxes, bounds = self._boxes(first, rows, ranges)
-            yield _Shards(first, handles, known, boxes, bounds)
+            n_wanted = self._job.plan.n_chunks
+            kept = kept_boxes(self._job.source, boxes, known, bounds[1:], n_wanted)
+            yield _Shards(first, handles, known, boxes, bounds, kept)
 
     def _boxes(
         self, first: int, rows: Sequence[tuple[int, ...]], ranges: Ints
@@ -173,9 +179,13 @@ class DirectRead:
         window = window_nbytes(self._job.source.options, spanned_nbytes(boxes))
         is_placed = self._runner.run(boxes, window)
         first, last = np.searchsorted(shards.bounds, (low, high - 1), "right") - 1
+        is_same = True
         for s in range(int(first), int(last) + 1):
             if not self._is_same(shards.handles[s]):
                 self._left.add(shards.first + s)
+                is_same = False
+        if shards.kept is not None and is_same:
+            shards.kept.keep(boxes, is_placed, low)
         if not is_placed.all():
             at = low + np.flatnonzero(~is_placed)
             left = np.searchsorted(shards.bounds, at, "right") - 1

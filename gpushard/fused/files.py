@@ -12,7 +12,16 @@ from itertools import pairwise
 import numpy as np
 
 from gpushard.fetch import fetch_payload
-from gpushard.fused.columns import FILE, GAP_NBYTES, HIGH, LOW, NBYTES, REACH, SOURCE
+from gpushard.fused.columns import (
+    FILE,
+    GAP_NBYTES,
+    HIGH,
+    KEEP,
+    LOW,
+    NBYTES,
+    REACH,
+    SOURCE,
+)
 from gpushard.fused.room import WINDOW_NBYTES
 from gpushard.fused.runner import BoxRunner
 from gpushard.job import Job
@@ -86,6 +95,9 @@ class FileReader:
         )
         for handle in opened.values():
             self.store.confirm(handle)
+        if self.ranged.claimed is not None:
+            is_decoded = is_placed & (columns[:, KEEP] != 0)
+            self.ranged.claimed.keep(self.row[first:last][is_decoded])
         if not is_placed.all():
             self._read_plainly(requests, np.unique(self.row[first:last][~is_placed]))
 
@@ -143,6 +155,8 @@ def file_reader(
     columns[:, SOURCE] = located.start[row]
     columns[:, NBYTES] = located.stop[row] - located.start[row]
     columns[:, LOW], columns[:, HIGH] = spans[0, row], spans[1, row]
+    if ranged.claimed is not None:
+        columns[:, KEEP] = ranged.claimed.addresses[row]
     bounds = np.searchsorted(nth, requests.bounds)
     columns[:, REACH] = _reach(columns[:, LOW], columns[:, HIGH], bounds)
     return FileReader(store, runner, host, job, ranged, columns, row, bounds)

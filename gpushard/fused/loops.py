@@ -21,6 +21,7 @@ from gpushard.fused.columns import (
     GAP_NBYTES,
     HIGH,
     INFLATE,
+    KEEP,
     LOW,
     LZ4,
     NBYTES,
@@ -80,6 +81,16 @@ def _decode(d: Decoder, source: int, nbytes: int, target: int, wanted: Any) -> i
     else:
         is_whole = _libdeflate(d, source, nbytes, target)
     return target if is_whole else 0
+
+
+@calls.inner
+def _decode_to_keep(d: Decoder, source: int, nbytes: int, target: int) -> int:
+    """As `_decode`, of all decoded bytes, which are at `target` in any case."""
+    decoded = _decode(d, source, nbytes, target, (0, d.chunk_nbytes))
+    if decoded not in (0, target):
+        calls.copy_bytes(target, decoded, d.chunk_nbytes)
+        return target
+    return decoded
 
 
 @calls.inner
@@ -212,6 +223,23 @@ def _read_plain(
     return 0, 0
 
 
+@calls.inner
+def _decode_box(
+    d: Decoder, boxes: Any, i: int, address: int, target: int, strides: Any
+) -> int:
+    """Address of a box' decoded inner chunk, or of a part of it; 0 on failure.
+
+    `address` is where its encoded bytes are, 0 if they could not be read.
+    """
+    box = boxes[i]
+    if address == 0 or box[FILE] == FILLED:
+        return address
+    if box[KEEP]:
+        return _decode_to_keep(d, address, box[NBYTES], box[KEEP])
+    wanted = _wanted(d, boxes, i, strides)
+    return _decode(d, address, box[NBYTES], target, wanted)
+
+
 def compiled(stamp: int, *, keeps: bool) -> Any:
     """The loop over boxes; `keeps` it for other processes, which compare `stamp`.
 
@@ -220,7 +248,8 @@ def compiled(stamp: int, *, keeps: bool) -> Any:
     so that it is decoded once; bytes between wanted neighbours in the inner chunk and
     in each output, int64, shape (2, n_parts, n_axes); room, int64, shape
     (4, WORK_AXES); and bool, shape (n_boxes,), which it sets to whether each box was
-    decoded and copied.
+    decoded and copied. Boxes that are placed without being decoded to where they should
+    be kept lose that place.
     """
 
     @njit(nogil=True, cache=keeps)
@@ -253,14 +282,10 @@ def compiled(stamp: int, *, keeps: bool) -> Any:
                     address = d.window + source - held[1] if is_there else 0
                 is_whole = n_axes == 0 and run == d.chunk_nbytes and d.change == COPY
                 place = target if is_whole else d.scratch
-                if file == FILLED:
-                    decoded = source
-                else:
-                    wanted = _wanted(d, boxes, i, strides)
-                    decoded = 0
-                    if address:
-                        decoded = _decode(d, address, nbytes, place, wanted)
+                decoded = _decode_box(d, boxes, i, address, place, strides)
                 before, before_nbytes, before_file = source, nbytes, file
+            else:
+                box[KEEP] = 0
             is_placed[i] = decoded != 0
             if decoded not in (0, target):
                 copy_box(d, target, decoded + box[OFFSET], run, n_axes, work)

@@ -16,6 +16,7 @@ from gpushard.fused.columns import (
     CELL,
     CHUNK_STRIDE,
     END,
+    ENTRY,
     FILE,
     FILLED,
     FIRST,
@@ -25,6 +26,7 @@ from gpushard.fused.columns import (
     HIGH,
     INDEX_STRIDE,
     INNER,
+    KEEP,
     LENGTH,
     LOW,
     N_CELLS,
@@ -94,6 +96,7 @@ def _put_bytes(
 ) -> bool:
     """Write where the bytes of a box are; False where the index is no help."""
     state, start, nbytes = _byte_range(p, shard, ordinal)
+    box[ENTRY], box[KEEP] = ordinal, 0
     if state == CORRUPT:
         return False
     if state == MISSING:

@@ -118,11 +118,14 @@ class BoxPlacer:
         )
         return self._place(decoder, columns)
 
-    def copy(self, columns: Ints) -> Bools:
-        """Copy boxes out of decoded inner chunks: as `run` does."""
+    def copy(self, columns: Ints, change: int = COPY) -> Bools:
+        """Copy boxes out of decoded inner chunks: as `run` does.
+
+        `change` is what is done to elements on the way.
+        """
         chain = self.chain
         nothing = dict.fromkeys(self._loops.compiled.decoder._fields, 0)
-        nothing |= {"kind": RAW, "change": COPY, "itemsize": chain.dtype.itemsize}
+        nothing |= {"kind": RAW, "change": change, "itemsize": chain.dtype.itemsize}
         nothing["chunk_nbytes"] = chain.chunk_nbytes
         return self._place(self._loops.compiled.decoder(**nothing), columns)
 

@@ -21,9 +21,10 @@ from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetch import fetch_indexes, known_index
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.choice import are_loaded, loaded_loops
-from gpushard.fused.columns import HIGH, LOW, RAW
+from gpushard.fused.columns import END, HIGH, LOW, RAW
 from gpushard.fused.direct import announce, shard_row, spanned_nbytes, stored_fill
 from gpushard.fused.files import window_nbytes
+from gpushard.fused.kept import kept_boxes
 from gpushard.fused.laid import Boxes, Coordinate, Mesh, Scattered, grid_of, laid
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxPlacer, Loops
@@ -115,10 +116,16 @@ class ShortReader:
         )
         planned = self._planned._replace(target=address_of(out))
         boxes = wanted.plan(self._loops.compiled, planned, rows)
-        is_read = len(boxes.columns) == boxes.n_wanted and self._place(source, boxes)
+        if len(boxes.columns) != boxes.n_wanted:
+            return False
+        columns = boxes.columns
+        kept = kept_boxes(source, columns, known, rows[:, END], len(columns))
+        is_read = self._place(source, boxes)
         for handle in handles:
             if handle is not None:
                 self._store.confirm(handle)
+        if kept is not None and is_read:
+            kept.keep(columns, np.ones(len(columns), np.bool_))
         return is_read
 
     def _indexes(

@@ -20,7 +20,7 @@ from gpushard.fused.room import address_of
 from gpushard.fused.runner import Bools, BoxRunner
 from gpushard.job import Answer, Job, RequestReader
 from gpushard.place import HostSink
-from gpushard.ranged import RangedBlock
+from gpushard.ranged import Places, RangedBlock
 from gpushard.selection import Ints
 
 # Rows whose columns are made at a time: they stay small beside the bytes they describe.
@@ -59,6 +59,18 @@ class FusedSink:
     def reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
         """What reads requests to local files; None where the objects lie elsewhere."""
         return file_reader(self._runner, self._host, job, ranged)
+
+    def place_kept(self, job: Job, block: ShardBlock, rows: Ints, kept: Places) -> None:
+        """Write what is wanted of inner chunks that are kept decoded."""
+        cut = self._runner.cut(block, rows)
+        if cut is None:
+            self._host.place_kept(job, block, rows, kept)
+            return
+        columns, row = cut
+        columns[:, SOURCE] = kept.addresses[rows[row]]
+        columns[:, NBYTES] = self._runner.chain.chunk_nbytes
+        columns[:, FILE] = NO_FILE
+        self._runner.copy(columns, self._runner.chain.change)
 
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """Write the fill value where the missing inner chunks `rows` land."""

@@ -68,7 +68,7 @@ def verify_array(
         The store fails time and again; that of single objects is a finding.
     """
     started = perf_counter()
-    source = replace(source, indexes=IndexCache(0))
+    source = replace(source, indexes=IndexCache(0), chunks=None)
     if is_read_whole(source):
         source.refuse_large(in_part=False)
     check = PayloadCheck.of(source, decodes=decodes)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpushard.blocks import Planned, ShardBlock
-from gpushard.job import Answer, Job, RequestReader, SelfReader, Sink
+from gpushard.job import Answer, Job, KeptPlacer, RequestReader, SelfReader, Sink
 from gpushard.loader.prefetch import Stopped
 from gpushard.ranged import RangedBlock
 from gpushard.selection import Ints
@@ -87,6 +87,11 @@ class _StoppableSink:
             reader(requests)
 
         return checked
+
+    @property
+    def place_kept(self) -> KeptPlacer | None:
+        """See `Sink`."""
+        return self.sink.place_kept
 
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """See `Sink`."""

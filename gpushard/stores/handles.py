@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from time import time_ns
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 # Linux has both; elsewhere nothing is asked and nothing advised.
 _NO_WAIT: int = getattr(os, "RWF_NOWAIT", 0)
 _CAN_ADVISE = hasattr(os, "posix_fadvise")
+_SETTLED_NS = 20_000_000
 
 FileVersion = tuple[int, int, int, int, int]
 """Identity of a file's bytes: device, inode, size, times of modification and of change.
@@ -24,6 +26,15 @@ def version_of(status: os.stat_result) -> FileVersion:
     """Version token of the file that `status` describes."""
     identity = status.st_dev, status.st_ino, status.st_size
     return (*identity, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def is_settled(version: Hashable | None) -> bool:
+    """Whether bytes that replace those of `version` from now on are told from them.
+
+    File systems take the time from a clock that ticks 100 times a second at the least:
+    a file overwritten twice within a tick has the same times, and may be as large.
+    """
+    return isinstance(version, tuple) and time_ns() - version[-1] >= _SETTLED_NS
 
 
 def is_still(version: FileVersion, status: os.stat_result) -> bool:

@@ -1,0 +1,123 @@
+"""Boxes whose inner chunks are kept decoded, or are to be.
+
+What is kept is copied from memory, as fill values are; what is to be kept is decoded
+whole to where it stays, and copied from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.chunk_cache import ChunkCache, Hold
+from gpushard.fused.columns import (
+    ENTRY,
+    FILE,
+    FILLED,
+    GAP_NBYTES,
+    HIGH,
+    KEEP,
+    LOW,
+    NBYTES,
+    REACH,
+    SOURCE,
+)
+from gpushard.keeping import NO_KEY, fits, keys_of
+from gpushard.known import KnownIndex
+from gpushard.selection import Ints
+from gpushard.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBoxes:
+    """What boxes read from and write to that is kept; held as long as this is there.
+
+    Attributes
+    ----------
+    cache
+        What keeps it.
+    found
+        What was kept before, box by box.
+    claimed
+        What is to be kept, box by box.
+    """
+
+    cache: ChunkCache
+    found: Hold
+    claimed: Hold
+
+    def keep(self, boxes: Ints, is_placed: NDArray[np.bool_], first: int = 0) -> None:
+        """Keep what was decoded, once no object changed while it was read.
+
+        Parameters
+        ----------
+        boxes
+            Those from `first` on, as the loops left them.
+        is_placed
+            bool, shape (n_boxes,).
+        """
+        decoded = np.flatnonzero(is_placed & (boxes[:, KEEP] != 0))
+        if len(decoded):
+            self.cache.keep(self.claimed, (first + decoded).tolist())
+
+
+def kept_boxes(
+    source: Source,
+    boxes: Ints,
+    known: Sequence[KnownIndex | None],
+    ends: Ints,
+    n_wanted: int,
+) -> KeptBoxes | None:
+    """Let planned boxes be copied from what is kept, and what others decode be kept.
+
+    Parameters
+    ----------
+    boxes
+        int64, shape (n_boxes, FIRST_LENGTH + n_axes). Changed.
+    known
+        Indexes of the shards that they lie in.
+    ends
+        int64, shape (n_shards,). Where the boxes of each shard end.
+    n_wanted
+        Inner chunks of the whole read.
+    """
+    if source.chunks is None:
+        return None
+    shard = np.repeat(np.arange(len(known)), np.diff(ends, prepend=0))
+    keys = keys_of(source, known, shard, boxes[:, ENTRY])
+    return _mark_kept(source.chunks, boxes, keys, may_drop=fits(source, n_wanted))
+
+
+def _mark_kept(
+    cache: ChunkCache, boxes: Ints, keys: Ints, *, may_drop: bool
+) -> KeptBoxes:
+    """As `kept_boxes`; `keys`: int64, shape (n_boxes,)."""
+    found = cache.find(keys.tolist())
+    addresses = found.addresses
+    at = np.flatnonzero(addresses)
+    if len(at):
+        boxes[at, SOURCE], boxes[at, NBYTES] = addresses[at], cache.chunk_nbytes
+        boxes[at, LOW], boxes[at, HIGH], boxes[at, FILE] = 0, 0, FILLED
+        _put_reach(boxes)
+    new = np.where(boxes[:, FILE] == FILLED, NO_KEY, keys)
+    claimed = cache.claim(new.tolist(), may_drop=may_drop)
+    boxes[:, KEEP] = claimed.addresses
+    return KeptBoxes(cache, found, claimed)
+
+
+def _put_reach(boxes: Ints) -> None:
+    """Write up to where it pays to read on from each box: some are not read now."""
+    at = np.flatnonzero(boxes[:, FILE] >= 0)
+    if not len(at):
+        return
+    file, low, high = boxes[at][:, [FILE, LOW, HIGH]].T
+    is_first = np.empty(len(at), np.bool_)
+    is_first[0] = True
+    np.not_equal(file[1:], file[:-1], out=is_first[1:])
+    is_first[1:] |= low[1:] > high[:-1] + GAP_NBYTES
+    firsts = np.flatnonzero(is_first)
+    reach = np.maximum.reduceat(high, firsts)[np.cumsum(is_first) - 1]
+    boxes[at, REACH] = reach

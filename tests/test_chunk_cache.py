@@ -1,0 +1,217 @@
+"""Room for decoded inner chunks: its bound, what is dropped first, who holds what."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushard import chunk_cache
+from gpushard.chunk_cache import ChunkCache, Hold
+
+NBYTES = 64
+
+
+def kept(cache: ChunkCache, *keys: int, may_drop: bool = True) -> list[int]:
+    """Keep inner chunks whose bytes are their keys; those that there was room for."""
+    hold = cache.claim(keys, may_drop=may_drop)
+    fill(hold, keys)
+    cache.keep(hold)
+    return [key for key, slot in zip(keys, hold.slots, strict=True) if slot >= 0]
+
+
+def found(cache: ChunkCache, *keys: int) -> list[int]:
+    """Which keys are found; the bytes that they stand for are looked at."""
+    hold = cache.find(keys)
+    assert are_whole(hold, keys)
+    return [key for key, slot in zip(keys, hold.slots, strict=True) if slot >= 0]
+
+
+def fill(hold: Hold, keys: Sequence[int]) -> None:
+    """Write into slots what their keys say."""
+    for i, key in enumerate(keys):
+        if hold.slots[i] >= 0:
+            hold.bytes_of(i)[...] = key
+
+
+def are_whole(hold: Hold, keys: Sequence[int]) -> bool:
+    """Whether slots have what their keys say."""
+    at = [i for i, slot in enumerate(hold.slots) if slot >= 0]
+    return all((hold.bytes_of(i) == keys[i]).all() for i in at)
+
+
+def test_what_is_kept_is_found_and_nothing_else():
+    cache = ChunkCache(10 * NBYTES, NBYTES)
+    kept(cache, 3, 5)
+    assert found(cache, 5, 4, 3, 5) == [5, 3, 5]
+
+
+def test_what_was_claimed_is_not_found_before_it_is_written():
+    cache = ChunkCache(10 * NBYTES, NBYTES)
+    hold = cache.claim([3])
+    assert found(cache, 3) == []
+    hold.bytes_of(0)[...] = 3
+    cache.keep(hold)
+    assert found(cache, 3) == [3]
+
+
+def test_addresses_are_those_of_the_slots_on_cache_lines_and_0_for_none():
+    cache = ChunkCache(3 * 128, 100)
+    kept(cache, 1, 2)
+    hold = cache.find([2, 9, 1])
+    at = [hold.bytes_of(i).__array_interface__["data"][0] for i in (0, 2)]
+    assert hold.addresses.tolist() == [at[0], 0, at[1]]
+    assert [address % 64 for address in at] == [0, 0]
+
+
+@pytest.mark.parametrize(("nbytes", "limit", "n_most"), [(64, 255, 3), (65, 384, 3)])
+def test_slots_never_take_more_than_the_limit(nbytes, limit, n_most):
+    cache = ChunkCache(limit, nbytes)
+    for key in range(20):
+        kept(cache, key, key + 100)
+        assert cache.held_nbytes <= limit
+    assert len(cache) == n_most
+
+
+def test_a_cache_smaller_than_an_inner_chunk_keeps_nothing():
+    cache = ChunkCache(NBYTES - 1, NBYTES)
+    assert kept(cache, 1) == []
+    assert found(cache, 1) == []
+
+
+def test_what_was_not_used_since_the_hand_came_by_is_dropped_first():
+    cache = ChunkCache(4 * NBYTES, NBYTES)
+    kept(cache, 0, 1, 2, 3)
+    found(cache, 0, 2)
+    kept(cache, 4, 5)
+    assert found(cache, *range(6)) == [0, 2, 4, 5]
+    kept(cache, 6, 7, 8)  # all were used: the first round spares them, not the second
+    assert found(cache, 6, 7, 8) == [6, 7, 8]
+    assert len(cache) == 4
+
+
+def test_nothing_is_dropped_for_who_may_not():
+    cache = ChunkCache(3 * NBYTES, NBYTES)
+    kept(cache, 0, 1)
+    assert kept(cache, 5, 6, 7, may_drop=False) == [5]
+    assert found(cache, 0, 1, 5) == [0, 1, 5]
+
+
+def test_what_is_held_is_not_dropped():
+    cache = ChunkCache(3 * NBYTES, NBYTES)
+    kept(cache, 0, 1, 2)
+    hold = cache.find([1])
+    for key in range(3, 30):
+        assert kept(cache, key) == [key]
+        assert (hold.bytes_of(0) == 1).all()
+    assert kept(cache, 40, 41, 42) == [40, 41]
+    del hold
+    assert kept(cache, 50, 51, 52) == [50, 51, 52]
+
+
+def test_room_that_was_claimed_in_vain_is_free_again():
+    cache = ChunkCache(2 * NBYTES, NBYTES)
+    hold = cache.claim([1, 2])
+    assert kept(cache, 3) == []
+    del hold
+    assert kept(cache, 4, 5) == [4, 5]
+
+
+def test_a_key_that_is_claimed_twice_at_once_has_one_slot():
+    cache = ChunkCache(4 * NBYTES, NBYTES)
+    assert kept(cache, 7, 7, 8) == [7, 8]
+
+
+def test_of_two_who_decode_the_same_the_first_keeps_its_own():
+    cache = ChunkCache(2 * NBYTES, NBYTES)
+    first, second = cache.claim([7]), cache.claim([7])
+    first.bytes_of(0)[...] = second.bytes_of(0)[...] = 7
+    cache.keep(first)
+    cache.keep(second)
+    del first, second
+    assert found(cache, 7) == [7]
+    assert kept(cache, 8, may_drop=False) == [8]
+
+
+def test_what_is_held_outlives_the_cache_being_cleared():
+    cache = ChunkCache(2 * NBYTES, NBYTES)
+    kept(cache, 1)
+    hold, claimed = cache.find([1]), cache.claim([2])
+    cache.clear()
+    kept(cache, 3, 4)
+    assert (hold.bytes_of(0) == 1).all()
+    cache.keep(claimed)
+    assert found(cache, 1, 2, 3, 4) == [3, 4]
+
+
+def test_where_memory_ends_what_there_is_is_used(monkeypatch):
+    monkeypatch.setattr(chunk_cache, "_SEGMENT_NBYTES", 2 * NBYTES)
+    cache = ChunkCache(100 * NBYTES, NBYTES)
+    kept(cache, 1, 2)
+
+    def empty(*args):
+        raise MemoryError
+
+    monkeypatch.setattr(np, "empty", empty)
+    assert kept(cache, 3, 4, 5) == [3, 4]
+    assert cache.held_nbytes == 2 * NBYTES
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["keep", "find", "hold", "claim", "let go"]),
+        st.lists(st.integers(0, 12), min_size=1, max_size=6),
+        st.booleans(),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS, st.integers(1, 6))
+def test_whatever_is_done_slots_have_what_their_keys_say(steps, n_most):
+    cache = ChunkCache(n_most * NBYTES, NBYTES)
+    held = []
+    for what, keys, may_drop in steps:
+        if what == "keep":
+            kept(cache, *keys, may_drop=may_drop)
+        elif what == "find":
+            found(cache, *keys)
+        elif what == "hold":
+            held.append((cache.find(keys), keys))
+        elif what == "claim":
+            held.append((cache.claim(keys, may_drop=may_drop), keys))
+            fill(*held[-1])
+        elif held:
+            held.pop(0)
+        assert all(are_whole(*one) for one in held)
+        assert cache.held_nbytes <= n_most * NBYTES
+    held.clear()
+    assert len(kept(cache, *range(20, 20 + n_most))) == n_most
+
+
+def test_threads_that_keep_and_find_see_only_what_keys_say():
+    cache = ChunkCache(16 * NBYTES, NBYTES)
+    start = threading.Barrier(4)
+
+    def work(seed: int) -> int:
+        rng = np.random.default_rng(seed)
+        start.wait()
+        n_found = 0
+        for _ in range(400):
+            keys = rng.integers(0, 40, 5).tolist()
+            hold = cache.find(keys)
+            again = [i for i, slot in enumerate(hold.slots) if slot >= 0]
+            n_found += len(again)
+            kept(cache, *keys)
+            for i in again:
+                assert (hold.bytes_of(i) == keys[i]).all()
+        return n_found
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
+    assert cache.held_nbytes == 16 * NBYTES
