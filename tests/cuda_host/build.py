@@ -43,6 +43,8 @@ BUILD_FLAGS = {
     "plain": ("-O2",),
     "asan": (
         "-O1",
+        # Calls instead of code in place at each access: g++ takes half the time.
+        "--param=asan-instrumentation-with-call-threshold=0",
         "-fno-omit-frame-pointer",
         "-fsanitize=address,undefined",
         "-fno-sanitize=vptr",
