@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
 
 ROOT = Path(__file__).parents[1]
 # What other tests may leave beside the files meanwhile; git ignores it, too.
@@ -93,3 +94,20 @@ def test_oldest_lane_runs_the_floor_of_every_dependency():
     assert floors.keys() <= lane.keys()
     for name, floor in floors.items():
         assert f"{lane[name]}.".startswith(f"{floor}."), name
+
+
+def test_oldest_lane_installs_nothing_that_only_the_newest_needs(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        required = Metadata.from_email(archive.read(name)).requires_dist or []
+
+    def brings(extra):
+        markers = {"extra": extra, "python_version": "3.11", "sys_platform": "linux"}
+        taken = [each for each in required if each.marker and "extra" in str(each)]
+        return {each.name for each in taken if each.marker.evaluate(markers)}
+
+    newest = set.union(*map(brings, ("docs", "fast", "fuzz", "plots")))
+    assert {"numba", "atheris", "mkdocs-material", "matplotlib"} <= newest
+    assert newest <= brings("test-newest")
+    assert newest & brings("test") == set()
+    assert brings("test") <= brings("test-newest")
