@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from benchmarks.configs import MIB
 from benchmarks.gpu.arrays import Layout, store, values_of
 from benchmarks.gpu.gpu import rate
 from benchmarks.gpu.streams import ENCODERS, Batch
+from gpushard.cli.measuring import USUAL, Amounts, measure_rates
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.options import usable_cpu_count
 
@@ -87,6 +89,14 @@ def _read(files: list, run: Run, n_threads: int) -> float:
     with ThreadPoolExecutor(n_threads) as pool:
         list(pool.map(work, range(n_threads)))
     return perf_counter() - started
+
+
+def placement(run: Run) -> None:
+    """What placement goes by, as `gpushard doctor --measure` would find it."""
+    tiny = Amounts(256, 1024, 2, 512, 1)
+    found = measure_rates(run.machine.device, tiny if run.is_emulated else USUAL)
+    for coding, rates in found.items():
+        run.put(f"ceilings/placement/{coding}", **asdict(rates))
 
 
 def decoder(name: str, run: Run) -> None:

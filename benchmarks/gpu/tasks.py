@@ -52,6 +52,7 @@ def tasks(sizes: Sizes) -> list[Task]:
         ),
         Task("ceilings", "ceilings/copies", ceilings.copies, 120),
         Task("ceilings", "ceilings/storage", ceilings.storage, 120),
+        Task("ceilings", "ceilings/placement", ceilings.placement, 120),
         *(
             Task("ceilings", f"ceilings/{name}", partial(ceilings.decoder, name))
             for name in ceilings.ALGORITHMS

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import gpushard
 from gpushard.cli.codec_table import codec_table
 from gpushard.cli.gpu_software import conflicts, gpu_software, installed
 from gpushard.devices.find import find_device
+from gpushard.devices.placement import Rates
+from gpushard.devices.rates import kept_rates
 from gpushard.options import DEFAULT
 
 _READERS = ("numpy", "zarr", "numcodecs", "zstandard", "cramjam", "crc32c")
@@ -47,8 +50,16 @@ def diagnose(place: Path) -> dict[str, Any]:
         "optional": {name: installed(name) for name, _ in _OPTIONAL.values()},
         "gpu": gpu,
         "codecs": codec_table(gpu["nvcomp"]["version"]),
+        # Of a device that takes part in reads: what placement goes by.
+        "rates": {} if found.device is None else _told(found.device.rates),
+        "rates are measured": found.device is not None
+        and kept_rates(found.device.model) is not None,
     }
     return facts | {"advice": list(_advice(facts)), "extras": list(_extras(facts))}
+
+
+def _told(rates: Mapping[str, Rates]) -> dict[str, dict[str, float]]:
+    return {coding: asdict(rate) for coding, rate in rates.items()}
 
 
 def _advice(facts: dict[str, Any]) -> Iterator[str]:
@@ -61,6 +72,9 @@ def _advice(facts: dict[str, Any]) -> Iterator[str]:
             f" {_install(_cuda_extra(gpu))}"
         )
     yield from _gpu_advice(gpu)
+    if facts["rates"] and not facts["rates are measured"]:
+        told = "whether the GPU or the host decodes goes by figures of other machines"
+        yield f"{told}: gpushard doctor --measure"
     if None in facts["compiled loops"].values():
         missing = [name for name, has in facts["compiled loops"].items() if not has]
         told = f"large reads on the CPU run in Python without {', '.join(missing)}"

@@ -26,6 +26,13 @@ def doctor(
             show_default=False,
         ),
     ] = Path(),
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure how fast the GPU and the host decode, and keep it for reads.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -33,6 +40,10 @@ def doctor(
     with failures_in_a_sentence(debug=debug, as_json=as_json):
         from gpushard.cli.diagnosis import diagnose
 
+        if measure:
+            from gpushard.cli.measuring import measure_and_keep
+
+            measure_and_keep()
         facts = diagnose(place)
         if as_json:
             print_json(facts)
@@ -41,6 +52,7 @@ def doctor(
         for title, rows in (
             ("on the CPU", _library_rows(facts)),
             ("on a GPU", _gpu_rows(facts["gpu"])),
+            ("decoded bytes a second", _rate_rows(facts["rates"])),
             ("codecs", _codec_rows(facts)),
             ("to do", [("-", text) for text in facts["advice"]]),
             ("there is also", [("-", text) for text in facts["extras"]]),
@@ -86,6 +98,15 @@ def _gpu_rows(gpu: dict[str, Any]) -> list[tuple[str, str]]:
         ("gds", state),
         ("files at", f"{gds['mount']}, {gds['file_system']}"),
     ]
+
+
+def _rate_rows(rates: dict[str, dict[str, float]]) -> list[tuple[str, ...]]:
+    head = ("", "a GPU", "one stream there", "a thread here")
+    told = [
+        (coding, *(f"{rate[of] / 1e9:.3g} GB" for of in ("device", "stream", "host")))
+        for coding, rate in rates.items()
+    ]
+    return [head, *told] if told else []
 
 
 def _codec_rows(facts: dict[str, Any]) -> list[tuple[str, ...]]:

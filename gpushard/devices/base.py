@@ -75,6 +75,11 @@ class Device(Protocol):
         ...
 
     @property
+    def model(self) -> str:
+        """What it is, for what is kept of all that are alike: "NVIDIA H200, ..."."""
+        ...
+
+    @property
     def decoder(self) -> StreamDecoder:
         """What decodes compressed streams there."""
         ...

@@ -7,7 +7,7 @@ Nothing waits for the whole device.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from importlib.util import find_spec
@@ -28,7 +28,8 @@ from gpushard.devices.base import (
 from gpushard.devices.cuda_modules import CudaModules
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.nvcomp import load_nvcomp
-from gpushard.devices.placement import RATES
+from gpushard.devices.placement import RATES, Rates
+from gpushard.devices.rates import kept_rates
 from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 
 OLDEST_CAPABILITY = (7, 5)
@@ -89,7 +90,21 @@ class CudaDevice:
         self._streams: list[Any] = []  # which end when they are dropped
         self._idle_streams: list[Stream] = []
         self._broken_by = ""
-        self.rates = RATES
+        self._rates: Mapping[str, Rates] | None = None
+
+    @property
+    def model(self) -> str:
+        """What it is: "NVIDIA H200, nvCOMP 6.0.0"."""
+        with self._current():
+            properties = self._runtime.getDeviceProperties(self.ordinal)
+        return f"{properties['name'].decode()}, {self.decoder.label}"
+
+    @property
+    def rates(self) -> Mapping[str, Rates]:
+        """What was measured for its model, or what others tell; see `Device`."""
+        if self._rates is None:
+            self._rates = kept_rates(self.model) or RATES
+        return self._rates
 
     def check(self) -> None:
         """Do nothing on a device that can be used.

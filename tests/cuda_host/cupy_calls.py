@@ -73,6 +73,16 @@ class Runtime:
         self._cupy.thread.device = device
         self._cupy.thread.contexts.add(device)
 
+    @strict
+    def getDeviceProperties(self, device: int) -> dict[str, Any]:
+        return {"name": b"A GPU", "major": 9, "minor": 0, "totalGlobalMem": 1 << 30}
+
+    def driverGetVersion(self) -> int:
+        return 13010
+
+    def runtimeGetVersion(self) -> int:
+        return 13010
+
     def memGetInfo(self) -> tuple[int, int]:
         device = self._cupy.current
         return device.free_nbytes(), device.limit_nbytes

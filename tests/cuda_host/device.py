@@ -110,6 +110,7 @@ class EmulatedDevice:
     schedule: int = 0
     limit_nbytes: int = 1 << 30
     label: str = "emulated:0"
+    model: str = "emulated"
     log: list[tuple[int, str, str]] = field(default_factory=list)
     n_calls: int = 0
     refuses: Callable[[str, int], bool] = lambda *_: False
