@@ -24,6 +24,15 @@ except ImportError:
     RectilinearChunkGridMetadata = None
 
 HAS_RECTILINEAR = RectilinearChunkGridMetadata is not None
+# What writes needs no task of an event loop for each chunk, where zarr can do without.
+_WRITING = (
+    {
+        "codec_pipeline.path": "zarr.core.codec_pipeline.FusedCodecPipeline",
+        "codec_pipeline.max_workers": 1,
+    }
+    if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline")
+    else {}
+)
 
 Json = dict[str, Any]
 StoreKind = Literal["memory", "local", "remote", "zip"]
@@ -90,9 +99,12 @@ def write(document: Json, regions: list[tuple[Any, NDArray[Any]]]) -> StoredArra
     text = json.dumps(document).encode()
     objects["zarr.json"] = default_buffer_prototype().buffer.from_bytes(text)
     with quiet_zarr():
-        array = zarr.open_array(MemoryStore(objects), mode="r+")
-        for region, values in regions:
-            array[region] = values
+        with zarr.config.set(_WRITING):
+            array = zarr.open_array(MemoryStore(objects), mode="r+")
+            for region, values in regions:
+                array[region] = values
+        # By the pipeline that zarr takes by default.
+        array = zarr.open_array(MemoryStore(objects), mode="r")
         # A string without axes comes out as Python's.
         full = np.asarray(array[...], array.dtype)
     stored = {key: buffer.to_bytes() for key, buffer in objects.items()}
