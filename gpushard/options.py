@@ -142,7 +142,9 @@ class Options:
         Worker threads of the CPU path. Decoders release the GIL, so one per CPU.
     memory_limit
         Bytes of staging (encoded and decoded inner chunks in flight) a read may hold
-        beside its output.
+        beside its output. Left at the default, a read that a device decodes may hold
+        an eighth of what is free there, up to 4 GiB: it takes thousands of streams to
+        keep a GPU busy.
     batch_nbytes
         Encoded bytes fetched and decoded as one unit of work. Large enough that the
         request overhead vanishes, small enough that several fit in the caches and in

@@ -239,3 +239,29 @@ def test_lanes_take_turns(tmp_path):
     read_on_device(a, [whole(a.shape)], device, max_rows=2)
     lanes = {stream for stream, kind, _ in device.log if kind == "decode"}
     assert lanes == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("free_nbytes", "chain", "options", "n_rows"),
+    [
+        (64 << 30, "zstd", {}, 4096),
+        (8 << 30, "zstd", {}, 1063),  # an eighth of what the result leaves
+        (1 << 30, "zstd", {}, 266),  # no less than on the host
+        (64 << 30, "zstd", {"memory_limit": 64 << 20}, 66),
+        (64 << 30, "none", {}, 4096),
+    ],
+)
+def test_batches_are_cut_by_streams_while_the_device_has_room(
+    tmp_path, free_nbytes, chain, options, n_rows
+):
+    chunk = (16 * 1024,)
+    zarr.create_array(
+        tmp_path, shape=chunk, chunks=chunk, dtype="i4", compressors=CHAINS[chain]
+    )
+    a = gpushard.open_array(tmp_path, options=gpushard.Options(**options))
+    device = emulated(limit_nbytes=free_nbytes)
+    _, job = read_on_device(a, [whole(a.shape)], device)
+    assert job.sink.max_rows == n_rows
+    limit = job.source.options.memory_limit
+    assert limit == options.get("memory_limit", limit)
+    assert (limit > 256 << 20) == (n_rows > 266 and chain == "zstd")

@@ -23,7 +23,7 @@ from gpushard.devices.sink import DeviceSink
 from gpushard.devices.target import DeviceTarget
 from gpushard.errors import DeviceMemoryError, UnsupportedError
 from gpushard.job import Job
-from gpushard.options import MIB
+from gpushard.options import DEFAULT, GIB, MIB
 from gpushard.place import HostSink
 from gpushard.plan import ReadPlan, plan_read
 from gpushard.read import execute
@@ -31,6 +31,9 @@ from gpushard.report import CodecPlacement, Tally
 from gpushard.selection import Selection
 from gpushard.source import Source
 
+# What a read may hold of the memory that is free, if nobody says how much: room for two
+# batches of 4,096 inner chunks of 64 KiB, with what zstd takes beside them.
+_FREE_SHARE, _LARGEST_ROOM_NBYTES = 8, 4 * GIB
 # Results of the host go through so much pinned memory at a time.
 _PIECE_NBYTES = 8 * MIB
 
@@ -156,6 +159,7 @@ def device_job(  # noqa: PLR0913  as `read_to_device`
     """
     device.check()
     plan = plan_read(source.layout, selections)
+    source = _with_room(source, device)
     try:
         sink = _device_sink(source, plan, outputs, device, entries)
     except DeviceMemoryError:
@@ -189,6 +193,20 @@ def kernels_scatter(
     except UnsupportedError:
         return False
     return True
+
+
+def _with_room(source: Source, device: Device) -> Source:
+    """The array, with room for batches that keep a device busy.
+
+    Batches are cut by streams before bytes, of which a host's default has room for few
+    (DESIGN 8.2). Whoever lowers or raises the limit is heeded.
+    """
+    chain, why = choose_chain(source)
+    decodes = chain is not None and not why and chain.steps
+    if not decodes or source.options.memory_limit != DEFAULT.memory_limit:
+        return source
+    share = min(device.free_nbytes() // _FREE_SHARE, _LARGEST_ROOM_NBYTES)
+    return source.limited(max(share, DEFAULT.memory_limit))
 
 
 def _device_sink(
