@@ -125,6 +125,14 @@ def test_an_array_on_the_host_is_refused(stored, device, out, said):
         a.read(out=out)
 
 
+def test_an_array_that_is_read_only_is_refused(stored, device):
+    place, _ = stored
+    out = device.empty((64, 48), np.dtype("i4"))
+    out.__cuda_array_interface__ |= {"data": (out.buffer.address, True)}
+    with pytest.raises(gpushard.SelectionError, match="read-only"):
+        gpushard.open_array(place, device=device).read(out=out)
+
+
 def test_an_array_of_another_shape_is_refused(stored, device):
     place, _ = stored
     a = gpushard.open_array(place, device=device)

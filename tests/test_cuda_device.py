@@ -138,6 +138,23 @@ def test_kernels_are_compiled_once_for_the_architecture(cupy, tmp_path):
     assert not any(cupy.nvrtc.programs)
 
 
+def test_parameters_are_no_more_than_any_driver_takes():
+    for kernel in load_kernel_sources():
+        assert 0 < sum(KERNELS.parameter_sizes(kernel)) <= 4096  # before CUDA 12.1
+
+
+@pytest.mark.parametrize("name", ["__cuda_stream__", "ptr", "cuda_stream", "handle"])
+def test_a_stream_may_be_of_any_library(cupy, tmp_path, name):
+    values = stored(tmp_path / "a")
+    a, used = opened(tmp_path / "a"), cupy.made.Stream(non_blocking=True)
+    out = cupy.empty(SHAPE, "i4")
+    cupy.keep_busy(out.data.ptr, out.nbytes, used.ptr)
+    told = {"__cuda_stream__": lambda: (0, used.ptr), "handle": used.ptr}
+    stream = SimpleNamespace(**{name: told.get(name, used.ptr)})
+    a.read(out=out, stream=used.ptr if name == "handle" else stream)
+    assert_same_bits(out.get(), values)
+
+
 def test_what_does_not_compile_is_told(cupy, tmp_path):
     stored(tmp_path / "a")
     cupy.nvrtc.refuses = True

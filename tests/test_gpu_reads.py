@@ -144,7 +144,8 @@ def test_any_array_is_read_as_on_the_host(device, data):
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i8"])
 def test_values_are_cast_on_the_way(tmp_path, device, dtype):
     values = np.random.default_rng(5).integers(0, 50, (64, 64)).astype("u1")
-    zarr.create_array(tmp_path, data=values, chunks=(8, 8), shards=(32, 32))
+    how = {"shape": values.shape, "chunks": (8, 8), "shards": (32, 32)}
+    zarr.create_array(tmp_path, dtype=values.dtype, **how)[...] = values
     a = gpushard.open_array(tmp_path, device="cpu")
     results, _ = read_on_gpu(a, [whole(a.shape)], device, dtype)
     assert_same_bits(results[0], values.astype(dtype))
@@ -153,13 +154,13 @@ def test_values_are_cast_on_the_way(tmp_path, device, dtype):
 def test_what_is_handed_out_and_taken_are_cupys_arrays(tmp_path, device):
     values = np.random.default_rng(5).integers(0, 50, (64, 64)).astype("i4")
     how = {"chunks": (8, 8), "shards": (32, 32), "compressors": ZstdCodec()}
-    zarr.create_array(tmp_path / "a", data=values, **how)
+    how |= {"shape": values.shape, "dtype": "i4"}
+    zarr.create_array(tmp_path / "a", **how)[...] = values
     a = gpushard.open_array(tmp_path / "a", device=device.label)
     assert_same_bits(a[3:50:2, ::-1].get(), values[3:50:2, ::-1])
     out = device.empty((64, 64), np.dtype("f4"))
     assert a.read(out=out, stream=device.create_stream()) is out
     assert_same_bits(out.get(), values.astype("f4"))
-    how |= {"shape": values.shape, "dtype": "i4", "device": device.label}
-    b = gpushard.create_array(tmp_path / "b", **how)
+    b = gpushard.create_array(tmp_path / "b", device=device.label, **how)
     b[...] = a[...]
     assert_same_bits(zarr.open_array(tmp_path / "b")[...], values)
