@@ -8,9 +8,10 @@ order: transposes of the codec chain are folded into `axis_order` fields.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from math import prod
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NUMBER = re.compile("-?[0-9]+")
+# Grids of so many cells are walked by `itertools.product`, which holds their axes.
+_HELD_CELLS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +242,10 @@ class ArrayLayout:
         """Number of elements."""
         return prod(self.shape)
 
+    def coordinates(self) -> Iterator[tuple[int, ...]]:
+        """Coordinate of each stored object in the chunk grid, in C order."""
+        return in_c_order([axis.n_cells for axis in self.axes])
+
     @cached_property
     def inner_axes(self) -> tuple[GridAxis, ...]:
         """The grid of innermost inner chunks (the chunk grid if unsharded)."""
@@ -269,3 +276,18 @@ class ArrayLayout:
         """What stands before every object's key."""
         below = self.path if self.data_path is None else self.data_path
         return f"{below}/" if below else ""
+
+
+def in_c_order(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Coordinates of a grid with so many cells along each axis, in C order.
+
+    What `itertools.product` of ranges gives, but it would hold each range as a tuple:
+    metadata of a few bytes may tell of axes of 2**60 cells.
+    """
+    n_cells = prod(counts)
+    if n_cells <= _HELD_CELLS:
+        yield from product(*map(range, counts)) if n_cells else ()
+        return
+    for first in range(counts[0]):
+        for others in in_c_order(counts[1:]):
+            yield first, *others

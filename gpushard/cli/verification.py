@@ -117,14 +117,22 @@ def _arrays(
 
 
 def _arrays_below(group: Group) -> Iterator[tuple[str, Source | GpushardError]]:
-    for name in group:
-        place = f"{group.path}/{name}".strip("/")
+    # Not by recursion: groups may lie deeper than Python calls.
+    waiting = [(group, "")]
+    while waiting:
+        above, below = waiting.pop()
         try:
-            yield place, group[name].source
+            here = above.group(below) if below else above
         except GpushardError as error:
-            yield place, error
-    for name in group.groups:
-        yield from _arrays_below(group.group(name))
+            yield f"{above.path}/{below}".strip("/"), error
+            continue
+        for name in here:
+            place = f"{here.path}/{name}".strip("/")
+            try:
+                yield place, here[name].source
+            except GpushardError as error:
+                yield place, error
+        waiting += [(here, name) for name in reversed(here.groups)]
 
 
 def _verified(

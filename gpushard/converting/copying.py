@@ -92,7 +92,7 @@ class Copy:
         """
         tasks = (
             partial(self._compare, cell, advance)
-            for cell in product(*map(range, self.grid))
+            for cell in self.target.layout.coordinates()
         )
         run_tasks(tasks, self.budget.n_tiles)
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,16 @@ def nodes_at(store: Store, place: str, options: Options) -> Nodes:
 
 
 def _walked(path: str, group: Group) -> Iterator[tuple[str, Group]]:
-    yield path, group
-    for name in group.groups:
-        yield from _walked(join(path, name), group.group(name))
+    # Not by recursion: groups may lie deeper than Python calls.
+    waiting = [(path, lambda: group)]
+    while waiting:
+        path, opened = waiting.pop()
+        here = opened()
+        yield path, here
+        waiting += [
+            (join(path, name), partial(here.group, name))
+            for name in reversed(here.groups)
+        ]
 
 
 def put_group(store: Store, place: str, attributes: Mapping[str, Any]) -> None:

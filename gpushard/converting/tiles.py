@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 
 from gpushard.converting.shapes import Shape
 from gpushard.errors import OptionError
-from gpushard.layout import ArrayLayout
+from gpushard.layout import ArrayLayout, in_c_order
 from gpushard.options import Options
 
 Cell = tuple[int, ...]
@@ -102,11 +101,12 @@ def budget_for(
 
 def tiles(target: ArrayLayout, counts: Cell) -> Iterator[tuple[range, ...]]:
     """Ranges of shards along each axis, tile by tile in C order."""
-    axes = [
-        [range(i, min(i + n, axis.n_cells)) for i in range(0, axis.n_cells, n)]
-        for axis, n in zip(target.axes, counts, strict=True)
-    ]
-    return product(*axes)
+    sides = [(axis.n_cells, n) for axis, n in zip(target.axes, counts, strict=True)]
+    for at in in_c_order([-(-n_cells // n) for n_cells, n in sides]):
+        yield tuple(
+            range(i * n, min(i * n + n, n_cells))
+            for i, (n_cells, n) in zip(at, sides, strict=True)
+        )
 
 
 def box_of(target: ArrayLayout, shards: tuple[range, ...]) -> Box:
@@ -119,11 +119,12 @@ def box_of(target: ArrayLayout, shards: tuple[range, ...]) -> Box:
 
 def slabs(box: Box, slab: Shape) -> Iterator[Box]:
     """Boxes of at most `slab` elements along each axis that make up `box`."""
-    axes = [
-        [slice(i, min(i + n, part.stop)) for i in range(part.start, part.stop, n)]
-        for part, n in zip(box, slab, strict=True)
-    ]
-    return product(*axes)
+    sides = [(part.start, part.stop, n) for part, n in zip(box, slab, strict=True)]
+    for at in in_c_order([-(-(stop - start) // n) for start, stop, n in sides]):
+        yield tuple(
+            slice(start + i * n, min(start + i * n + n, stop))
+            for i, (start, stop, n) in zip(at, sides, strict=True)
+        )
 
 
 def _shape(shape: Shape | None) -> Shape:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import islice
 
 from gpushard.inspection.contents import contents_of
 from gpushard.selection import Ints
@@ -41,7 +41,7 @@ def census(source: Source) -> Census:
         The store failed.
     """
     layout = source.layout
-    coordinates = product(*(range(axis.n_cells) for axis in layout.axes))
+    coordinates = layout.coordinates()
     n_stored = n_empty = n_unreadable = 0
     while some := list(islice(coordinates, _AT_ONCE)):
         for contents in contents_of(source, some):

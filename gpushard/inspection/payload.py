@@ -170,6 +170,11 @@ def payload_tasks(
     rows, n_sharing = _distinct(chunks.start, chunks.stop, rows)
     batch = _Batch(check, contents, rows, n_sharing, report, advance)
     yield from batch.tasks()
+    empty = chunks.stored[(chunks.stop == chunks.start)[chunks.stored]]
+    empty = empty[~wrong[empty]]
+    if len(empty):
+        nothing = _Batch(check, contents, empty, np.ones_like(empty), report, advance)
+        yield nothing.verify_empty
 
 
 def _distinct(start: Ints, stop: Ints, rows: Ints) -> tuple[Ints, Ints]:
@@ -212,6 +217,14 @@ class _Batch:
         cuts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
         for first, last in pairwise(cuts):
             yield partial(self._verify, requests, range(first, last))
+
+    def verify_empty(self) -> None:
+        """Verify inner chunks that are stored in no bytes: there are none to fetch."""
+        chunks = self.contents.chunks
+        assert chunks is not None  # noqa: S101 - as in `tasks`
+        for i, row in enumerate(self.rows.tolist()):
+            self._verify_one(i, np.empty(0, np.uint8), int(chunks.start[row]))
+        self.advance(self.contents, len(self.rows), 0)
 
     def _verify(self, requests: Requests, some: range) -> None:
         contents = self.contents

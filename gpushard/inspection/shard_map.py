@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -135,8 +135,7 @@ def first_stored(source: Source, most: int) -> tuple[int, ...] | None:
     StoreError
         The store failed.
     """
-    grid = product(*(range(axis.n_cells) for axis in source.layout.axes))
-    coordinates = islice(grid, most)
+    coordinates = islice(source.layout.coordinates(), most)
     n_at_once = 1  # as a rule the first is there
     while some := list(islice(coordinates, n_at_once)):
         for contents in contents_of(source, some):

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice, product
+from itertools import islice
 from math import prod
 from time import perf_counter
 
@@ -109,7 +109,7 @@ class _Run:
 
     def coordinates(self) -> Iterator[Coordinate]:
         """Every object of the grid."""
-        return product(*(range(axis.n_cells) for axis in self.source.layout.axes))
+        return self.source.layout.coordinates()
 
     def tasks(self, coordinates: Iterator[Coordinate]) -> Iterator[Task]:
         """Tasks that verify the objects at `coordinates`; drawn one at a time."""

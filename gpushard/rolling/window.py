@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 
 from gpushard.arguments import integer
 from gpushard.errors import OptionError, SelectionError
-from gpushard.layout import ArrayLayout
+from gpushard.layout import ArrayLayout, in_c_order
 
 Coordinate = tuple[int, ...]
 
@@ -95,7 +94,9 @@ class Window:
 
     def objects(self) -> Iterator[Coordinate]:
         """Coordinates of the stored objects, in C order."""
-        return product(*self._objects)
+        sides = self._objects
+        for at in in_c_order([len(cells) for cells in sides]):
+            yield tuple(cells[i] for cells, i in zip(sides, at, strict=True))
 
     @property
     def _objects(self) -> tuple[range, ...]:

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Self
 
@@ -31,6 +32,13 @@ def path_of(fd: int, path: str) -> str:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return os.path.realpath(path)
+
+
+def is_below_itself(root: str, prefix: str, real: str) -> bool:
+    """Whether `prefix`, in truth at `real`, lies below the very same directory."""
+    names = (f"{name}/" for name in prefix.split("/"))
+    ways = [*accumulate(names, initial=root)]
+    return any(os.path.realpath(way) == real for way in ways[:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +162,12 @@ def open_directory(path: Path, refuse: Refuse) -> Directory:
         os.close(fd)
         raise
     return Directory(fd, path, refuse)
+
+
+def names_in(path: str, refuse: Refuse) -> list[str]:
+    """Names in a directory, in any order; raises as `open_directory`."""
+    with open_directory(Path(path), refuse) as directory:
+        return os.listdir(directory.fd)
 
 
 def make_directory(path: Path, root: Path, refuse: Refuse) -> Directory:

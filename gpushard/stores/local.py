@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Hashable, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TypeGuard
@@ -20,7 +21,7 @@ import numpy as np
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.options import DEFAULT, KIB, MIB, Options
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
-from gpushard.stores.directories import path_of
+from gpushard.stores.directories import is_below_itself, names_in, path_of
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key
 from gpushard.stores.handles import (
@@ -208,23 +209,15 @@ class LocalStore:
         prefix = prefix.strip("/")
         if prefix:
             refuse_unsafe_key(prefix, self.url)
-        path = self._prefix + prefix
+        refuse = partial(self._refuse_listing, prefix)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            return sorted(names_in(self._prefix + prefix, refuse))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
+            if isinstance(error, StoreError):
+                raise
             raise self._failure(prefix, error) from error
-        try:
-            if prefix and not self.allow_symlinks_outside:
-                self._refuse_outside(prefix, path_of(fd, path))
-            return sorted(os.listdir(fd))
-        except StoreError:
-            raise
-        except OSError as error:
-            raise self._failure(prefix, error) from error
-        finally:
-            os.close(fd)
 
     def _read_one(self, request: ByteRequest) -> Fetched | None:
         key, version = request.key, request.version
@@ -353,6 +346,14 @@ class LocalStore:
             )
         if not self.allow_symlinks_outside:
             self._refuse_outside(key, path_of(handle.fd, self._prefix + key))
+
+    def _refuse_listing(self, prefix: str, real_path: str) -> None:
+        """Refuse a directory outside, or one above itself: it would have no end."""
+        is_led = prefix and real_path != self._real_prefix + prefix
+        if is_led and not self.allow_symlinks_outside:
+            self._refuse_outside(prefix, real_path)
+        if is_led and is_below_itself(self._prefix, prefix, real_path):
+            raise OSError(errno.ELOOP, "symbolic links lead round in a circle")
 
     def _refuse_outside(self, key: str, real_path: str) -> None:
         if (real_path + "/").startswith(self._real_prefix):

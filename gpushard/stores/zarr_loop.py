@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from concurrent import futures
 from typing import Any, TypeVar
 
 from gpushard.errors import StoreError
@@ -19,6 +20,11 @@ def run(
 
     Network sessions of a zarr store belong to that loop and work in no other. zarr has
     no public name for its own. When it returns or raises, the coroutine has ended.
+
+    Raises
+    ------
+    StoreError
+        It was called inside of that loop, or the coroutine was cancelled.
     """
     from zarr.core.sync import _get_loop, sync
 
@@ -39,6 +45,12 @@ def run(
         if loop is None:
             return sync(tracked)
         return asyncio.run_coroutine_threadsafe(tracked, loop).result()
+    except (asyncio.CancelledError, futures.CancelledError) as error:
+        # Not by this wait, which ends it only below, when it was interrupted.
+        raise StoreError(
+            "a request to the zarr store was cancelled",
+            hint="read again; see whether the store, or who runs zarr's loop, gives up",
+        ) from error
     except BaseException:
         if not (tasks and tasks[0].done()):  # the wait was interrupted, not the work
             asyncio.run_coroutine_threadsafe(_ended(tasks), its_loop).result()

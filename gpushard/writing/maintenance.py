@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 
 from gpushard.errors import GpushardError, UnsupportedError
 from gpushard.source import Source
 from gpushard.stores.files import FileWriter, LockedFile
 from gpushard.writing.assign import WriteSession
-from gpushard.writing.regions import Cell
 from gpushard.writing.shard import Region, StoredShard
 from gpushard.writing.strategies import unused_nbytes
 
@@ -67,10 +65,7 @@ def _files(session: WriteSession) -> Iterator[tuple[LockedFile, Region]]:
         )
     if source.layout.object_codecs:
         return
-    coordinates: Iterator[Cell] = product(
-        *(range(axis.n_cells) for axis in source.layout.axes)
-    )
-    for coordinate in coordinates:
+    for coordinate in source.layout.coordinates():
         key = source.key(coordinate)
         if not writer.has_traces(key):
             continue

@@ -1,0 +1,107 @@
+"""Groups and grids without an end: walked in little memory, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import gpushard
+from asked_store import put
+from cli_runs import run_json
+from gpushard.converting.nodes import nodes_at
+from gpushard.converting.tiles import slabs, tiles
+from gpushard.inspection.verify import verify_array
+from gpushard.layout import in_c_order
+from gpushard.metadata import parse_array
+from gpushard.options import DEFAULT
+from gpushard.stores.local import LocalStore
+from gpushard.stores.resolve import resolve
+from spec_shards import LITTLE, document
+
+GROUP = json.dumps({"zarr_format": 3, "node_type": "group"})
+
+
+@pytest.mark.parametrize("counts", [(), (3,), (2, 3, 4), (2, 0, 5), (0, 2**62)])
+@pytest.mark.parametrize("most_held", [1, 5, 1 << 16])
+def test_grids_are_walked_in_c_order(monkeypatch, counts, most_held):
+    monkeypatch.setattr("gpushard.layout._HELD_CELLS", most_held)
+    shape = counts if 0 not in counts else (0,)
+    assert list(in_c_order(counts)) == list(np.ndindex(*shape))
+
+
+def test_grids_of_any_size_are_walked_in_little_memory():
+    layout = parse_array(document((2**62, 4), (1, 2), LITTLE), "", DEFAULT)
+    assert list(islice(layout.coordinates(), 3)) == [(0, 0), (0, 1), (1, 0)]
+    assert next(tiles(layout, (2, 1))) == (range(2), range(1))
+    long = slice(0, 2**62)
+    assert list(islice(slabs((long,), (2,)), 2)) == [(slice(0, 2),), (slice(2, 4),)]
+
+
+@pytest.mark.parametrize("shape", [(0, 2**62), (2**62, 0)])
+def test_an_array_without_elements_is_verified_and_converted_at_once(tmp_path, shape):
+    place = put(tmp_path / "a", document(shape, (1, 1), LITTLE))
+    source = gpushard.open_array(place, device="cpu").source
+    assert verify_array(source, decodes=True).status == "whole"
+    gpushard.convert(place, tmp_path / "b", shards=(4, 4), chunks=(2, 2))
+    assert gpushard.open_array(tmp_path / "b", device="cpu").shape == shape
+
+
+def grouped(place: Path) -> Path:
+    root = zarr.create_group(place)
+    root.create_array("x", shape=(4,), chunks=(2,), dtype="i4")[...] = 1
+    root.create_group("below").create_array("y", shape=(4,), dtype="i4")[...] = 2
+    return place
+
+
+@pytest.mark.parametrize("leads", ["up", "across"])
+def test_links_in_a_circle_are_an_error_of_the_group_that_they_make(tmp_path, leads):
+    place = grouped(tmp_path / "g")
+    if leads == "up":
+        for name in ("one", "two"):  # each of the two leads to both, without an end
+            (place / name).symlink_to(".")
+        circles = ["one", "two"]
+    else:
+        zarr.create_group(place / "other")
+        (place / "below" / "to").symlink_to("../other")
+        (place / "other" / "to").symlink_to("../below")
+        circles = ["below/to/to", "other/to/to"]
+    with pytest.raises(gpushard.StoreError, match="round in a circle"):
+        gpushard.convert(place, tmp_path / "c")
+    found = {
+        array["array"]: array["status"]
+        for array in run_json("verify", place, code=2)["arrays"]
+    }
+    assert found["x"] == found["below/y"] == "whole"
+    for path in circles:
+        assert found[path] not in ("whole", "damaged")
+    store = LocalStore(place, allow_symlinks_outside=True)
+    with pytest.raises(gpushard.StoreError, match="round in a circle"):
+        store.list_children(circles[0])
+
+
+def test_a_link_to_a_group_beside_it_is_a_group(tmp_path):
+    place = grouped(tmp_path / "g")
+    (place / "again").symlink_to("below")
+    group = gpushard.open_group(place, device="cpu")
+    assert group.group("again")["y"][...].tolist() == [2, 2, 2, 2]
+
+
+def test_groups_deeper_than_python_calls_are_walked(tmp_path):
+    depth, place = 500, tmp_path
+    for _ in range(depth):
+        (place / "zarr.json").write_text(GROUP)
+        place /= "g"
+        place.mkdir()
+    store, path = resolve(tmp_path, "", DEFAULT, None)
+    most_calls = sys.getrecursionlimit()
+    sys.setrecursionlimit(depth)
+    try:
+        assert len(nodes_at(store, path, DEFAULT).groups) == depth
+    finally:
+        sys.setrecursionlimit(most_calls)
