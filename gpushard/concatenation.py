@@ -15,6 +15,7 @@ from gpushard.arguments import integer, items
 from gpushard.array import Array
 from gpushard.damage import ENDS_READ, Damage, DamagePolicy, OnDamage
 from gpushard.errors import GpushardError, SelectionError, UnsupportedError
+from gpushard.formats.document import MAX_LENGTH
 from gpushard.indexer import Indexer
 from gpushard.job import Job
 from gpushard.numpy_like import NumpyLike
@@ -47,7 +48,8 @@ def concat(arrays: Iterable[Array], axis: int = 0) -> ConcatArray:
     Raises
     ------
     SelectionError
-        There are no arrays, or shapes or data types do not fit.
+        There are no arrays, or shapes or data types do not fit, or the arrays are
+        longer together than any array may be (2**62).
     UnsupportedError
         An array is on a device.
     """
@@ -85,6 +87,7 @@ def concat(arrays: Iterable[Array], axis: int = 0) -> ConcatArray:
                 expected=first.dtype,
                 got=array.dtype,
             )
+    _refuse_long(arrays, axis)
     return ConcatArray(tuple(arrays), axis)
 
 
@@ -111,6 +114,16 @@ def _checked(arrays: Iterable[Any]) -> list[Array]:
     if not checked:
         raise SelectionError("concat needs at least one array")
     return checked
+
+
+def _refuse_long(arrays: Sequence[Array], axis: int) -> None:
+    n = sum(array.shape[axis] for array in arrays)
+    if n > MAX_LENGTH:
+        raise SelectionError(
+            f"the arrays are too long together along axis {axis}",
+            expected=f"at most {MAX_LENGTH} elements",
+            got=n,
+        )
 
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:

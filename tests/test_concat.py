@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from selection_strategies import (
     point_keys,
     take_orthogonal,
 )
-from zarr_oracle import assert_same_bits
+from spec_shards import LITTLE, document
+from zarr_oracle import assert_same_bits, held
 
 
 def stored(values, chunks, shards=None, compressors=None) -> gpushard.Array:
@@ -301,3 +303,13 @@ def test_damage_in_each_array_is_replaced_and_told_with_its_store(tmp_path):
         joined.read()
     with pytest.raises(gpushard.OptionError):
         joined.read(errors="ignore")
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_arrays_that_are_too_long_together_are_refused(n):
+    a = gpushard.open_array(
+        held({"zarr.json": json.dumps(document((2**62,), (2**20,), LITTLE)).encode()})
+    )
+    with pytest.raises(gpushard.SelectionError, match=f"got {n * 2**62}"):
+        gpushard.concat([a] * n)
+    assert gpushard.concat([a])[2**62 - 2 :].tolist() == [0, 0]
