@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.contenders import ALL, FLOORS, OURS, PEERS
+from benchmarks.contenders import ALL, FLOORS, OURS, OURS_CACHED, PEERS
 
 _HEADS = {
     "gpushard_cpu": "gpushard",
+    "gpushard_cached": "g-cache",
     "zarr_default": "zarr",
     "zarr_fused": "z-fused",
     "zarrs_pipeline": "zarrs",
@@ -55,13 +56,17 @@ def median(values: list[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
-def compare(row: dict[str, Any]) -> Comparison | None:
-    """Comparison of a row; None where gpushard or all peers have no time."""
+def compare(row: dict[str, Any], name: str = OURS) -> Comparison | None:
+    """Comparison of a row; None where gpushard or all peers have no time.
+
+    `name` is of gpushard without or with a cache: the peers are the same, those with a
+    cache among them.
+    """
     timed = {k: e for k, e in row["contenders"].items() if e.get("wall_s")}
     peers = [name for name in PEERS if name in timed]
-    if OURS not in timed or not peers:
+    if name not in timed or not peers:
         return None
-    ours = timed[OURS]
+    ours = timed[name]
     best = min(peers, key=lambda name: min(timed[name]["wall_s"]))
     peer_median = min(median(timed[name]["wall_s"]) for name in peers)
     peer_cpu = min(min(timed[name]["cpu_s"]) for name in peers)
@@ -101,7 +106,8 @@ def _head(result: dict[str, Any]) -> Iterator[str]:
 def _rows(result: dict[str, Any]) -> Iterator[str]:
     names = [name for name in ALL if name in result["versions"]]
     heads = "".join(f"{_HEADS[name]:>9}" for name in names)
-    yield f"{'least wall time in ms':36}{heads}   ratio  med.   CPU  best peer"
+    tail = "   ratio  med.   CPU  cache   CPU  best peer"
+    yield f"{'least wall time in ms':36}{heads}{tail}"
     for row in result["rows"]:
         cells = "".join(f"{_cell(row['contenders'].get(name)):>9}" for name in names)
         found = compare(row)
@@ -109,9 +115,18 @@ def _rows(result: dict[str, Any]) -> Iterator[str]:
         if found is not None:
             tail = (
                 f"{found.ratio:8.2f}{found.median_ratio:6.2f}{found.cpu_ratio:6.2f}"
-                f"  {_HEADS[found.peer]}"
+                f"{_of_cached(row)}  {_HEADS[found.peer]}"
             )
         yield f"{label(row):36}{cells}{tail}"
+
+
+def _of_cached(row: dict[str, Any]) -> str:
+    """Ratios of gpushard with a cache, of least wall times and of CPU seconds."""
+    found = compare(row, OURS_CACHED)
+    ratios = ("-", "-")
+    if found is not None:
+        ratios = f"{found.ratio:.2f}", f"{found.cpu_ratio:.2f}"
+    return "{:>7}{:>6}".format(*ratios)
 
 
 def _cell(entry: dict[str, Any] | None) -> str:
@@ -122,29 +137,38 @@ def _cell(entry: dict[str, Any] | None) -> str:
 
 
 def _summary(result: dict[str, Any]) -> Iterator[str]:
-    rows = [(row, compare(row)) for row in result["rows"]]
-    found = [(row, c) for row, c in rows if c is not None]
+    yield from _beside_peers(result["rows"], OURS)
+    yield from _each_peer(result["rows"])
+    yield from _over_floor(result["rows"])
+    yield from _memory(result["rows"])
+    yield from _beside_peers(result["rows"], OURS_CACHED)
+    yield from _wrong(result["rows"])
+
+
+def _beside_peers(rows: list[dict[str, Any]], name: str) -> Iterator[str]:
+    """Means of the ratios to the best peer, and the rows that a peer wins."""
+    compared = [(row, compare(row, name)) for row in rows]
+    found = [(row, c) for row, c in compared if c is not None]
+    if not found:
+        return
+    who = "gpushard" if name == OURS else "gpushard with a cache"
     mean = geometric_mean(c.ratio for _, c in found)
     medians = geometric_mean(c.median_ratio for _, c in found)
     cpu = geometric_mean(c.cpu_ratio for _, c in found)
     yield ""
     yield (
         f"geometric mean of {len(found)} rows: {mean:.2f} (of medians {medians:.2f},"
-        f" of CPU seconds {cpu:.2f}); above 1 gpushard is ahead of the best peer"
+        f" of CPU seconds {cpu:.2f}); above 1 {who} is ahead of the best peer"
     )
     for workload in dict.fromkeys(row["workload"] for row, _ in found):
         part = [c.ratio for row, c in found if row["workload"] == workload]
         yield f"  {workload:10}{geometric_mean(part):6.2f}  (least {min(part):.2f})"
-    yield from _each_peer(result["rows"])
     lost = [(row, c) for row, c in found if c.ratio < 1]
     yield f"a peer wins in {len(lost)} of {len(found)} rows"
     for row, c in lost:
-        yield f"  {label(row)}: {_HEADS[c.peer]}, gpushard at {c.ratio:.2f}"
+        yield f"  {label(row)}: {_HEADS[c.peer]}, {who} at {c.ratio:.2f}"
     less = [row for row, c in found if c.cpu_ratio < 1]
     yield f"a peer takes fewer CPU seconds in {len(less)} rows (column CPU below 1)"
-    yield from _over_floor(result["rows"])
-    yield from _memory(result["rows"])
-    yield from _wrong(result["rows"])
 
 
 def _each_peer(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -163,7 +187,7 @@ def _each_peer(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def _over_floor(rows: list[dict[str, Any]]) -> Iterator[str]:
     """CPU seconds of full reads, over pure decompression and one copy."""
-    for name in (OURS, *PEERS):
+    for name in (OURS, OURS_CACHED, *PEERS):
         over = [
             min(cpu[name]) / sum(min(cpu[floor]) for floor in FLOORS)
             for row in rows

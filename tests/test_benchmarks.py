@@ -240,6 +240,18 @@ def test_the_ratio_is_to_the_best_peer_and_never_to_a_floor():
     assert found.cpu_ratio == 4.0
 
 
+def test_gpushard_with_a_cache_is_compared_with_all_peers_and_is_none_itself():
+    row = row_with(
+        gpushard_cpu=[2.0],
+        gpushard_cached=[0.5],
+        tensorstore_uncached=[3.0],
+        tensorstore_cached=[1.0],
+    )
+    assert table.compare(row).ratio == 0.5
+    assert table.compare(row, "gpushard_cached").ratio == 2.0
+    assert table.compare(row_with(zarr_default=[1.0]), "gpushard_cached") is None
+
+
 def test_a_row_without_peers_has_no_ratio():
     assert table.compare(row_with(gpushard_cpu=[1.0], floor_memory=[1.0])) is None
 

@@ -13,4 +13,5 @@ PEERS = (
     "tensorstore_cached",
 )
 OURS = "gpushard_cpu"
-ALL = (OURS, *PEERS, *FLOORS)
+OURS_CACHED = "gpushard_cached"
+ALL = (OURS, OURS_CACHED, *PEERS, *FLOORS)
