@@ -23,7 +23,7 @@ from gpushard.outputs import many, parsed_dtype
 from gpushard.report import CodecPlacement, ReadReport, Tally
 from gpushard.results import ReadRequest, read_on_host
 from gpushard.rolling.watch import watched
-from gpushard.selection import Selection, n_elements
+from gpushard.selection import Wanted, n_elements
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.resolve import StoreAddress, address, from_address, resolve
@@ -190,14 +190,14 @@ class Array(NumpyLike):
         axes = self.source.layout.axes
         return self._indexer(lambda key: expressions.blocks(key, axes))
 
-    def _indexer(self, parse: Callable[[Any], Selection]) -> Indexer:
+    def _indexer(self, parse: Callable[[Any], Wanted]) -> Indexer:
         return Indexer(self.read, lambda key: self._parsed(parse, key), self._write)
 
     def __getitem__(self, key: Any) -> Any:
         """Elements that `key` selects, by NumPy's rules; see `expressions.basic`."""
         source = self.source
         with self._named:
-            is_parsed = isinstance(key, Selection)
+            is_parsed = isinstance(key, Wanted)
             chosen = key if is_parsed else expressions.basic(key, source.layout.shape)
             request = ReadRequest([chosen], [None], source.layout.dtype)
             (result,) = self._read(request)
@@ -346,13 +346,13 @@ class Array(NumpyLike):
         with self._named:
             return parsed_dtype(dtype)
 
-    def _selection(self, selection: Any) -> Selection:
-        if isinstance(selection, Selection):
+    def _selection(self, selection: Any) -> Wanted:
+        if isinstance(selection, Wanted):
             return selection
         with self._named:
             return expressions.basic(selection, self.source.layout.shape)
 
-    def _parsed(self, parse: Callable[[Any], Selection], key: Any) -> Selection:
+    def _parsed(self, parse: Callable[[Any], Wanted], key: Any) -> Wanted:
         with self._named:
             return parse(key)
 
@@ -374,7 +374,7 @@ class Array(NumpyLike):
 
         return read_on_device(source, request, self._device)
 
-    def _write(self, selection: Selection, value: Any) -> None:
+    def _write(self, selection: Wanted, value: Any) -> None:
         from gpushard.writing.assign import assign
 
         with self._named:

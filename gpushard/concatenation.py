@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from gpushard import expressions
 from gpushard.arguments import integer, items
 from gpushard.array import Array
+from gpushard.clipping import share_of, shares_of
 from gpushard.damage import ENDS_READ, Damage, DamagePolicy, OnDamage
 from gpushard.errors import GpushardError, SelectionError, UnsupportedError
 from gpushard.formats.document import MAX_LENGTH
@@ -22,16 +24,15 @@ from gpushard.numpy_like import NumpyLike
 from gpushard.outputs import many, parsed_dtype, usable_output
 from gpushard.read import execute
 from gpushard.report import ReadReport, Tally
-from gpushard.results import host_job
+from gpushard.results import host_job, read_at_once
+from gpushard.rounds import read_in_rounds
 from gpushard.scatter import check_cast
 from gpushard.selection import (
-    AxisSelection,
-    IndexAxis,
-    Orthogonal,
-    Points,
+    Listed,
     Selection,
-    SliceAxis,
+    Wanted,
 )
+from gpushard.source import Source
 
 
 def concat(arrays: Iterable[Array], axis: int = 0) -> ConcatArray:
@@ -251,8 +252,7 @@ class ConcatArray(NumpyLike):
             ]
             for array in arrays:
                 check_cast(self.dtype, array.dtype)
-            tally = Tally()
-            execute([*self.jobs(chosen, arrays, memory_limit, tally, policy.damage)])
+            self._read(chosen, arrays, memory_limit, Tally(), policy.damage)
         policy.warn(stacklevel=3)
         return [a if o is None else o for a, o in zip(arrays, outs, strict=True)]
 
@@ -266,16 +266,44 @@ class ConcatArray(NumpyLike):
             tally = Tally()
             with tally.stage("total"):
                 out = np.empty(chosen.shape, self.dtype)
-                with tally.stage("plan"):
-                    jobs = list(self.jobs([chosen], [out], None, tally))
-                execute(jobs)
-        placed = (job.source.pipeline.placements() for job in jobs)
+                read = self._read([chosen], [out], None, tally, ENDS_READ)
+        placed = (source.pipeline.placements() for source in read)
         return tally.report(
             array=self._label,
             device="cpu",
             out_nbytes=out.nbytes,
             codecs=tuple(dict.fromkeys(chain.from_iterable(placed))),
         )
+
+    def _read(
+        self,
+        chosen: Sequence[Wanted],
+        outs: Sequence[NDArray[Any]],
+        memory_limit: int | None,
+        tally: Tally,
+        damage: Damage,
+    ) -> list[Source]:
+        """Read everything, as one batch unless it is listed; of which arrays."""
+        together = [one for one in chosen if not isinstance(one, Listed)]
+        if len(together) == len(chosen):
+            with tally.stage("plan"):
+                jobs = list(self.jobs(together, outs, memory_limit, tally, damage))
+            execute(jobs)
+            return [job.source for job in jobs]
+        read: list[Source] = []
+        shares = zip(
+            *(shares_of(one, self.axis, self._starts) for one in chosen), strict=True
+        )
+        for array, parts in zip(self.arrays, shares, strict=True):
+            mine = [(p, o) for p, o in zip(parts, outs, strict=True) if p is not None]
+            if not mine:
+                continue
+            source = array.source.limited(memory_limit)
+            costs = damage.of_array(source.store.url)
+            reader = partial(read_at_once, tally=tally, damage=costs)
+            read_in_rounds(source, [p for p, _ in mine], [o for _, o in mine], reader)
+            read.append(source)
+        return read
 
     @property
     def _label(self) -> str:
@@ -292,17 +320,17 @@ class ConcatArray(NumpyLike):
                 error.add_context(array_path=self._label)
             raise
 
-    def _indexer(self, parse: Callable[[Any, tuple[int, ...]], Selection]) -> Indexer:
-        def parsed(key: Any) -> Selection:
+    def _indexer(self, parse: Callable[[Any, tuple[int, ...]], Wanted]) -> Indexer:
+        def parsed(key: Any) -> Wanted:
             with self._named():
                 return self._selection(key, parse)
 
         return Indexer(self.read, parsed)
 
     def _selection(
-        self, key: Any, parse: Callable[[Any, tuple[int, ...]], Selection]
-    ) -> Selection:
-        return key if isinstance(key, Orthogonal | Points) else parse(key, self.shape)
+        self, key: Any, parse: Callable[[Any, tuple[int, ...]], Wanted]
+    ) -> Wanted:
+        return key if isinstance(key, Wanted) else parse(key, self.shape)
 
     def jobs(
         self,
@@ -325,47 +353,7 @@ class ConcatArray(NumpyLike):
         """Arrays that serve a part of any selection: the parts, and of which."""
         for k, array in enumerate(self.arrays):
             start, stop = int(self._starts[k]), int(self._starts[k + 1])
-            parts = [self._share(selection, start, stop) for selection in selections]
+            parts = [share_of(one, self.axis, start, stop) for one in selections]
             mine = {i: part for i, part in enumerate(parts) if part is not None}
             if mine:
                 yield array, list(mine.values()), list(mine)
-
-    def _share(self, selection: Selection, start: int, stop: int) -> Selection | None:
-        """The part of a selection that elements ``start:stop`` of the axis serve."""
-        if isinstance(selection, Points):
-            along = selection.coordinates[self.axis]
-            mine = np.flatnonzero((along >= start) & (along < stop))
-            coordinates = tuple(
-                c[mine] - start if d == self.axis else c[mine]
-                for d, c in enumerate(selection.coordinates)
-            )
-            out_index = selection.out_index[mine]
-            return (
-                Points(coordinates, out_index, selection.shape) if len(mine) else None
-            )
-        axis = _clipped(selection.axes[self.axis], start, stop)
-        if axis is None:
-            return None
-        axes = (*selection.axes[: self.axis], axis, *selection.axes[self.axis + 1 :])
-        return selection._replace(axes=axes)
-
-
-def _clipped(axis: AxisSelection, start: int, stop: int) -> AxisSelection | None:
-    """What of one axis of a selection lies in elements ``start:stop``, from `start`."""
-    if isinstance(axis, IndexAxis):
-        mine = np.flatnonzero((axis.element >= start) & (axis.element < stop))
-        if not len(mine):
-            return None
-        return IndexAxis(axis.element[mine] - start, axis.out_index[mine])
-    first = max(-((axis.start - start) // axis.step), 0)
-    last = min(-((axis.start - stop) // axis.step), axis.length)
-    if last <= first:
-        return None
-    return SliceAxis(
-        axis.start + first * axis.step - start,
-        axis.step,
-        last - first,
-        axis.out_start + first * axis.out_step,
-        axis.out_step,
-        axis.drop,
-    )

@@ -1,8 +1,9 @@
 """Index expressions, as users write them -> `Selection`.
 
 `basic` follows NumPy's rules for ``a[...]``, `orthogonal` and `points` zarr's for
-``oindex`` and ``vindex``, `blocks` counts in cells of the chunk grid, and `hyperslab`
-is netCDF's ``(start, count, stride)``.
+``oindex`` and ``vindex``; of very many elements that these list, they make a `Listed`.
+`blocks` counts in cells of the chunk grid, and `hyperslab` is netCDF's
+``(start, count, stride)``.
 """
 
 from __future__ import annotations
@@ -12,25 +13,32 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpushard.errors import SelectionError
+from gpushard.index_arrays import (
+    along_axis,
+    as_array,
+    index_of,
+    of_coordinates,
+    of_mask,
+)
 from gpushard.layout import GridAxis
+from gpushard.listing import Listing
 from gpushard.selection import (
     AxisSelection,
-    IndexAxis,
-    Ints,
+    Listed,
     Orthogonal,
     Points,
-    Selection,
     SliceAxis,
+    Wanted,
+    crossed,
     whole_axes,
 )
 
 Shape = tuple[int, ...]
 
 
-def basic(key: Any, shape: Shape) -> Selection:
+def basic(key: Any, shape: Shape) -> Wanted:
     """Selection of ``a[key]`` for an array of `shape`, with NumPy's result shape.
 
     Integers, slices with any step, ellipsis and new axes; one boolean array of the
@@ -83,7 +91,7 @@ def _basic(
     return Orthogonal(tuple(axes), tuple(result), tuple(new_axes), scalar)
 
 
-def orthogonal(key: Any, shape: Shape) -> Orthogonal:
+def orthogonal(key: Any, shape: Shape) -> Orthogonal | Listed:
     """Selection of ``a.oindex[key]``: the cross product of one selector an axis.
 
     A selector is an integer (its axis is dropped), a slice, or an integer or boolean
@@ -95,15 +103,15 @@ def orthogonal(key: Any, shape: Shape) -> Orthogonal:
         A selector does not fit its axis.
     """
     items = _expand(key, len(shape))
-    axes = tuple(
-        _axis_selection(item, n, d)
-        for d, (item, n) in enumerate(zip(items, shape, strict=True))
+    return crossed(
+        [
+            _axis_selection(item, n, d)
+            for d, (item, n) in enumerate(zip(items, shape, strict=True))
+        ]
     )
-    kept = tuple(a.length for a in axes if not a.drop)
-    return Orthogonal(axes, kept, scalar=not kept)
 
 
-def points(key: Any, shape: Shape) -> Points:
+def points(key: Any, shape: Shape) -> Points | Listed:
     """Selection of ``a.vindex[key]``: a boolean mask, or coordinates for every axis.
 
     Coordinates are integers or integer arrays, broadcast against one another.
@@ -115,9 +123,9 @@ def points(key: Any, shape: Shape) -> Points:
     """
     items = _as_tuple(key)
     if len(items) == 1:
-        mask = _as_array(items[0]) if not isinstance(items[0], slice) else None
+        mask = as_array(items[0]) if not isinstance(items[0], slice) else None
         if mask is not None and mask.dtype == bool:
-            return _mask(mask, shape)
+            return of_mask(mask, shape)
     if len(items) != len(shape) or any(_is_structural(i) for i in items):
         raise SelectionError(
             "vindex takes one boolean mask of the array's shape or one integer array"
@@ -126,23 +134,7 @@ def points(key: Any, shape: Shape) -> Points:
             got=f"{len(items)} selectors",
             hint="use oindex to combine arrays with slices",
         )
-    coordinates = [
-        _integers(item, n, d)
-        for d, (item, n) in enumerate(zip(items, shape, strict=True))
-    ]
-    spread: Sequence[NDArray[Any]] = []
-    try:
-        if coordinates:
-            spread = np.broadcast_arrays(*coordinates)
-    except ValueError:
-        raise SelectionError(
-            "coordinate arrays do not broadcast against one another",
-            got=f"shapes {[c.shape for c in coordinates]}",
-        ) from None
-    result: Shape = spread[0].shape if spread else ()
-    flat = tuple(np.ascontiguousarray(c).reshape(-1) for c in spread)
-    n_points = flat[0].size if flat else 1
-    return Points(flat, np.arange(n_points, dtype=np.int64), result, scalar=not result)
+    return of_coordinates(items, shape)
 
 
 def blocks(key: Any, axes: Sequence[GridAxis]) -> Orthogonal:
@@ -165,7 +157,7 @@ def blocks(key: Any, axes: Sequence[GridAxis]) -> Orthogonal:
                     f"block slices have no step (axis {d})", expected="step 1", got=step
                 )
         else:
-            first = _integer_axis(_index(item, d), axis.n_cells, d).start
+            first = _integer_axis(index_of(item, d), axis.n_cells, d).start
             stop = first + 1
         if stop <= first:
             selected.append(SliceAxis(0, 1, 0))
@@ -261,68 +253,12 @@ def _integer_axis(integer: int, extent: int, axis: int) -> SliceAxis:
     return SliceAxis(wrapped, 1, 1, 0, 1, True)
 
 
-def _axis_selection(item: Any, extent: int, axis: int) -> AxisSelection:
+def _axis_selection(item: Any, extent: int, axis: int) -> AxisSelection | Listing:
     if isinstance(item, slice):
         return _slice_axis(item, extent)
-    if _as_array(item).ndim == 0:
-        return _integer_axis(_index(item, axis), extent, axis)
-    index = _integers(item, extent, axis)
-    if index.ndim != 1:
-        raise SelectionError(
-            f"the index array for axis {axis} has {index.ndim} dimensions",
-            expected="1",
-            got=index.ndim,
-            hint="use vindex for coordinates of several dimensions",
-        )
-    return IndexAxis(index, np.arange(len(index), dtype=np.int64))
-
-
-def _integers(item: Any, extent: int, axis: int) -> Ints:
-    """Integer or boolean array -> non-negative int64 indexes along one axis."""
-    array = _as_array(item)
-    if array.dtype == bool:
-        if array.shape != (extent,):
-            raise SelectionError(
-                f"the boolean index for axis {axis} has another length than the axis",
-                expected=(extent,),
-                got=array.shape,
-            )
-        return np.flatnonzero(array).astype(np.int64)
-    if array.size == 0 and array.dtype == np.float64:  # np.asarray([]) is float64
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "iu":
-        raise SelectionError(
-            f"the index for axis {axis} is no integer, slice, integer array or mask",
-            got=f"{type(item).__name__} of {array.dtype}",
-        )
-    if array.size and (array.max() >= extent or array.min() < -extent):
-        raise SelectionError(
-            f"an index is out of bounds for axis {axis} with {extent} elements",
-            got=f"values from {array.min()} to {array.max()}",
-        )
-    index = array.astype(np.int64)
-    return np.where(index < 0, index + extent, index)
-
-
-def _as_array(item: Any) -> NDArray[Any]:
-    try:
-        return np.asarray(item)
-    except (TypeError, ValueError) as error:  # ragged lists, arrays not on the host
-        raise SelectionError(
-            f"an index cannot be viewed as a NumPy array: {error}"
-        ) from None
-
-
-def _index(item: Any, axis: int) -> int:
-    if isinstance(item, bool | np.bool_):
-        raise SelectionError(f"a boolean is no index for axis {axis}")
-    try:
-        return operator.index(item)
-    except TypeError:
-        raise SelectionError(
-            f"the index for axis {axis} is no integer, slice, integer array or mask",
-            got=repr(item),
-        ) from None
+    if as_array(item).ndim == 0:
+        return _integer_axis(index_of(item, axis), extent, axis)
+    return along_axis(item, extent, axis)
 
 
 def _expand(key: Any, ndim: int) -> tuple[Any, ...]:
@@ -347,34 +283,20 @@ def _is_structural(item: Any) -> bool:
     return item is None or item is Ellipsis or isinstance(item, slice)
 
 
-def _mask(mask: Any, shape: Shape) -> Points:
-    if mask.shape != shape:
-        raise SelectionError(
-            "the boolean mask has another shape than the array",
-            expected=shape,
-            got=mask.shape,
-        )
-    # Without axes there is nothing to count along, and NumPy refuses to.
-    along = np.nonzero(mask) if mask.ndim else ()
-    coordinates = tuple(c.astype(np.int64, copy=False) for c in along)
-    n_points = int(np.count_nonzero(mask))
-    return Points(coordinates, np.arange(n_points, dtype=np.int64), (n_points,))
-
-
-def _advanced(items: tuple[Any, ...], shape: Shape) -> Selection:
+def _advanced(items: tuple[Any, ...], shape: Shape) -> Wanted:
     """``a[key]`` with more in it than Python's integers and slices."""
     items = tuple(_plain(item) for item in items)
     advanced = [k for k, i in enumerate(items) if not _is_structural(i)]
-    arrays = [k for k in advanced if _as_array(items[k]).ndim > 0]
+    arrays = [k for k in advanced if as_array(items[k]).ndim > 0]
     if len(items) == 1 and np.ndim(items[0]) == len(shape) != 1:
         mask = np.asarray(items[0])
         if mask.dtype == bool:
-            return _mask(mask, shape)
+            return of_mask(mask, shape)
     if not arrays:
         given = _expand(tuple(i for i in items if i is not None), len(shape))
         for axis, item in enumerate(given):
             if not isinstance(item, slice):
-                _index(item, axis)
+                index_of(item, axis)
         return basic(items, shape)
     if len(advanced) == len(items) == len(shape) > 1:
         return points(items, shape)
@@ -390,9 +312,9 @@ def _advanced(items: tuple[Any, ...], shape: Shape) -> Selection:
 
 def _plain(item: Any) -> Any:
     """Python's integer for anything that NumPy takes for one."""
-    if _is_structural(item) or _as_array(item).ndim > 0:
+    if _is_structural(item) or as_array(item).ndim > 0:
         return item
-    if _as_array(item).dtype == bool:  # NumPy 2.0 only warns of its own as an index
+    if as_array(item).dtype == bool:  # NumPy 2.0 only warns of its own as an index
         return item
     try:
         return operator.index(item)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpushard.errors import ObjectDeletedError
+from gpushard.errors import ObjectChangedError, ObjectDeletedError
 from gpushard.known import IndexKey
 from gpushard.source import Source
 
@@ -12,10 +12,20 @@ from gpushard.source import Source
 def deleted(source: Source, key: str) -> ObjectDeletedError:
     """Error of a shard that was there a moment ago."""
     return ObjectDeletedError(
-        "a shard was deleted between its index and its inner chunks",
+        "a shard was deleted between two parts of it that were read",
         array_path=source.layout.path,
         shard_key=key,
         hint="read again; if a writer replaces shards, let it do so atomically",
+    )
+
+
+def replaced(source: Source, key: str) -> ObjectChangedError:
+    """Error of a shard that is not what it was when the first part of it was read."""
+    return ObjectChangedError(
+        "a shard was replaced, again, between two parts of it that were read",
+        array_path=source.layout.path,
+        shard_key=key,
+        hint="read again, or raise memory_limit to have the shard read at once",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpushard.selection import Selection
+from gpushard.selection import Wanted
 
 
 class Indexer:
@@ -25,9 +25,9 @@ class Indexer:
 
     def __init__(
         self,
-        read: Callable[[Selection], Any],
-        parse: Callable[[Any], Selection],
-        write: Callable[[Selection, Any], None] | None = None,
+        read: Callable[[Wanted], Any],
+        parse: Callable[[Any], Wanted],
+        write: Callable[[Wanted, Any], None] | None = None,
     ) -> None:
         self._read = read
         self._write = write
@@ -43,7 +43,7 @@ class Indexer:
         self._write(self._parse(key), value)
 
 
-def as_numpy_would(result: Any, selection: Selection) -> Any:
+def as_numpy_would(result: Any, selection: Wanted) -> Any:
     """Result of a read, as a scalar where NumPy's rules make it one."""
     # Only the host has scalars; a device's stay 0-d arrays.
     is_scalar = selection.scalar and isinstance(result, np.ndarray)

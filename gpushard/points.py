@@ -11,12 +11,12 @@ from gpushard.blocks import (
     ShardBlock,
     cut_blocks,
     index_coordinates,
-    order_by,
     ordinal_in_index,
     run_starts,
     shards_of,
 )
 from gpushard.layout import ArrayLayout
+from gpushard.numbering import chunk_digits, numbers_of, shard_digits, stable_order
 from gpushard.selection import Ints, Points
 
 
@@ -52,29 +52,35 @@ class PointPart:
     def lay(cls, selection: Points, layout: ArrayLayout) -> PointPart:
         """Part of a plan, from a selection and the layout of its array."""
         n_points, ndim = selection.n_points, layout.ndim
-        cell = np.empty((ndim, n_points), np.int64)
-        shard = np.empty((ndim, n_points), np.int64)
+        order, starts = _by_chunk(selection, layout)
+        # Of very many points each column counts: what can be is made in place.
+        in_index = np.empty((ndim, n_points), np.int64)
+        cell = np.empty((ndim, len(starts)), np.int64)
+        shard = np.empty((ndim, len(starts)), np.int64)
         for d, (inner, outer) in enumerate(
             zip(layout.inner_axes, layout.axes, strict=True)
         ):
-            cell[d] = inner.cell_at(selection.coordinates[d])
-            shard[d] = outer.cell_at(selection.coordinates[d])
-        order = order_by(shard, cell)
-        cell, shard = cell[:, order], shard[:, order]
-        is_first = np.ones(n_points, bool)
-        is_first[1:] = np.any(cell[:, 1:] != cell[:, :-1], axis=0)
-        in_index = np.empty((ndim, n_points), np.int64)
-        for d, inner in enumerate(layout.inner_axes):
-            in_index[d] = selection.coordinates[d][order] - inner.start_of(cell[d])
-        cell, shard = cell[:, is_first], shard[:, is_first]
+            along = in_index[d]
+            if order is None:
+                along[:] = selection.coordinates[d]
+            else:
+                # Without "clip" NumPy fills a column of its own first.
+                selection.coordinates[d].take(order, out=along, mode="clip")
+            cell[d] = inner.cell_at(along[starts])
+            shard[d] = outer.cell_at(along[starts])
+            if inner.boundaries is None:
+                along %= inner.cell
+            else:
+                along -= inner.start_of(inner.cell_at(along))
+        out_index = selection.out_index
         return cls(
             selection,
             cell,
             shard,
             _point_entries(cell, shard, layout),
-            np.append(np.flatnonzero(is_first), n_points).astype(np.int64),
+            np.append(starts, n_points).astype(np.int64),
             in_index,
-            selection.out_index[order],
+            out_index if order is None else out_index[order],
         )
 
     @property
@@ -99,6 +105,27 @@ class PointPart:
                 np.zeros(last - first, np.int64),
                 ordinal[np.newaxis],
             )
+
+
+def _by_chunk(selection: Points, layout: ArrayLayout) -> tuple[Ints | None, Ints]:
+    """Order of points by shard and inner chunk, and where those of each chunk begin.
+
+    The order is None where they are in it.
+    """
+    digits = shard_digits(layout.axes)
+    if layout.levels:
+        digits += chunk_digits(layout.inner_axes, layout.axes)
+    numbers = [n.of(selection.coordinates) for n in numbers_of(digits)]
+    if len(numbers) == 1:
+        order = stable_order(numbers[0])
+    else:  # no axes, or a grid that is too large to be counted
+        order = np.lexsort(numbers[::-1]) if numbers else None
+    is_first = np.zeros(selection.n_points, bool)
+    is_first[:1] = True
+    for number in numbers:
+        along = number if order is None else number[order]
+        is_first[1:] |= along[1:] != along[:-1]
+    return order, np.flatnonzero(is_first)
 
 
 def _point_entries(cell: Ints, shard: Ints, layout: ArrayLayout) -> tuple[Ints, ...]:

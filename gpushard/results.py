@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +18,9 @@ from gpushard.outputs import usable_output
 from gpushard.plan import plan_read
 from gpushard.read import execute
 from gpushard.report import Tally
+from gpushard.rounds import read_in_rounds
 from gpushard.scatter import check_cast
-from gpushard.selection import Selection
+from gpushard.selection import Listed, Selection, Wanted
 from gpushard.small import read_small
 from gpushard.source import Source
 
@@ -42,7 +44,7 @@ class ReadRequest(NamedTuple):
         What becomes of damaged inner chunks.
     """
 
-    selections: Sequence[Selection]
+    selections: Sequence[Wanted]
     outs: Sequence[Any]
     dtype: np.dtype[Any]
     stream: Any = None
@@ -76,9 +78,8 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
             check_cast(dtype, array.dtype)
     if request.tally is not None or not _read_small(source, request, arrays):
         tally = request.tally or Tally(is_wanted=False)
-        with tally.stage("plan"):
-            job = host_job(source, request.selections, arrays, tally, request.damage)
-        execute([job])
+        read = partial(read_at_once, tally=tally, damage=request.damage)
+        read_in_rounds(source, request.selections, arrays, read)
     return [a if o is None else o for a, o in zip(arrays, request.outs, strict=True)]
 
 
@@ -88,6 +89,8 @@ def _read_small(
     if len(arrays) != 1 or not source.options.small_read_chunks:
         return False
     selection, out = request.selections[0], arrays[0]
+    if isinstance(selection, Listed):
+        return False
     reader = short_reader(source)
     try:
         if reader is not None:
@@ -100,6 +103,19 @@ def _read_small(
         if not request.damage.replaces:
             raise
         return False
+
+
+def read_at_once(
+    source: Source,
+    selections: Sequence[Selection],
+    outs: Sequence[NDArray[Any]],
+    tally: Tally,
+    damage: Damage,
+) -> None:
+    """Read `selections` into `outs`, arrays on the host, as one batch."""
+    with tally.stage("plan"):
+        job = host_job(source, selections, outs, tally, damage)
+    execute([job])
 
 
 def host_job(

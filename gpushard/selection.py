@@ -11,6 +11,7 @@ where they land. docs/selection.md derives the formulas.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -20,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.layout import GridAxis
-
-Ints = NDArray[np.int64]
+from gpushard.listing import ListedBlock, Listing, all_of
+from gpushard.numbering import Ints, stable_order
 
 _ALL = slice(None)
 
@@ -125,6 +126,79 @@ class Points:
 
 
 Selection = Orthogonal | Points
+
+
+class Listed(NamedTuple):
+    """A selection that lists very many elements, to be taken some at a time.
+
+    Attributes
+    ----------
+    listing
+        The elements.
+    shape
+        Shape of the result.
+    around
+        Where they are of one axis, what is taken along all axes; a stand-in along this
+        one. None for points.
+    axis
+        Which axis that is.
+    """
+
+    listing: Listing
+    shape: tuple[int, ...]
+    around: Orthogonal | None = None
+    axis: int = 0
+
+    @property
+    def scalar(self) -> bool:
+        """Many elements are no scalar."""
+        return False
+
+    def taking(self, block: ListedBlock) -> Selection:
+        """Selection of some of the elements, which land where they do in all."""
+        if self.around is None:
+            return Points(block.coordinates, block.out_index, self.shape)
+        axes = list(self.around.axes)
+        axes[self.axis] = IndexAxis(block.coordinates[0], block.out_index)
+        return self.around._replace(axes=tuple(axes))
+
+
+Wanted = Selection | Listed
+"""What index expressions become."""
+
+
+def laid_out(wanted: Wanted) -> Selection:
+    """Selection with columns over all its elements."""
+    if not isinstance(wanted, Listed):
+        return wanted
+    return wanted.taking(all_of(wanted.listing))
+
+
+def crossed(along: Sequence[AxisSelection | Listing]) -> Orthogonal | Listed:
+    """Cross product of what is taken along each axis; of one axis it may stay listed.
+
+    Where several are long, the result has so many elements that columns over all but
+    the longest are little beside it.
+    """
+    axes: list[AxisSelection] = []
+    lengths: list[int] = []
+    longest: tuple[int, Listing] | None = None
+    for d, taken in enumerate(along):
+        if isinstance(taken, SliceAxis | IndexAxis):
+            axes.append(taken)
+        else:
+            if longest is None or taken.n_elements > longest[1].n_elements:
+                longest = d, taken
+            axes.append(SliceAxis(0, 1, taken.n_elements))
+        if not axes[d].drop:
+            lengths.append(axes[d].length)
+    shape = tuple(lengths)
+    for d, taken in enumerate(along):
+        if not isinstance(taken, SliceAxis | IndexAxis) and longest != (d, taken):
+            block = all_of(taken)
+            axes[d] = IndexAxis(block.coordinates[0], block.out_index)
+    whole = Orthogonal(tuple(axes), shape, scalar=not shape)
+    return whole if longest is None else Listed(longest[1], shape, whole, longest[0])
 
 
 class Takings(NamedTuple):
@@ -235,17 +309,27 @@ def cells_of_slice(selection: SliceAxis, axis: GridAxis) -> Ints:
 
 
 def _project_index(selection: IndexAxis, axis: GridAxis) -> Projection:
-    cell_of = axis.cell_at(selection.element)
-    order = None
-    if np.any(cell_of[1:] < cell_of[:-1]):
-        order = np.argsort(cell_of, kind="stable")
+    element, out_index = selection
+    # Of very many elements each column counts: none is kept longer than it is needed.
+    cell_of = axis.cell_at(element)
+    order = stable_order(cell_of)
+    if order is not None:
         cell_of = cell_of[order]
-    is_first = np.append(True, cell_of[1:] != cell_of[:-1])[: len(cell_of)]
-    bounds = np.append(np.flatnonzero(is_first), len(cell_of)).astype(np.int64)
-    cell = cell_of[is_first]
-    index = selection.element if order is None else selection.element[order]
-    out_index = selection.out_index if order is None else selection.out_index[order]
-    members = Members(bounds, index - axis.start_of(cell_of), out_index)
+    starts = np.flatnonzero(
+        np.append(True, cell_of[1:] != cell_of[:-1])[: len(cell_of)]
+    )
+    cell = cell_of[starts]
+    del cell_of
+    bounds = np.append(starts, len(element)).astype(np.int64)
+    if order is None:
+        in_index = element.copy()
+    else:
+        in_index, out_index = element[order], out_index[order]
+    if axis.boundaries is None:
+        in_index %= axis.cell
+    else:
+        in_index -= np.repeat(axis.start_of(cell), np.diff(bounds))
+    members = Members(bounds, in_index, out_index)
     zeros = np.zeros(len(cell), np.int64)
     return Projection(cell, zeros, np.diff(bounds), zeros, members=members)
 
@@ -275,6 +359,6 @@ def whole(shape: tuple[int, ...]) -> Orthogonal:
     return Orthogonal(whole_axes(shape), shape)
 
 
-def n_elements(selection: Selection) -> int:
+def n_elements(selection: Wanted) -> int:
     """Number of elements in the result of `selection`."""
     return prod(selection.shape)

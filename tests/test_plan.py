@@ -19,7 +19,7 @@ from gpushard.expressions import basic, orthogonal, points
 from gpushard.grid import GridPart
 from gpushard.layout import GridAxis
 from gpushard.plan import plan_read
-from gpushard.selection import Orthogonal, whole
+from gpushard.selection import Orthogonal, laid_out, whole
 
 
 @st.composite
@@ -256,7 +256,8 @@ def test_a_million_points_are_planned_in_bounded_memory():
     shape = (4 * N, 4 * N)
     axes = (GridAxis(4 * N, 40), GridAxis(4 * N, 40))
     layout = sts.make_layout(shape, axes, (sts.make_level((4, 4)),))
-    n_chunks, nbytes = walked(layout, [points((4 * rows, 4 * columns), shape)])
+    selection = laid_out(points((4 * rows, 4 * columns), shape))
+    n_chunks, nbytes = walked(layout, [selection])
     assert n_chunks == N * N
     assert nbytes < 200e6
 

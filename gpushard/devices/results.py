@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -14,6 +15,7 @@ from gpushard.devices.reading import read_to_device
 from gpushard.errors import SelectionError
 from gpushard.report import Tally
 from gpushard.results import ReadRequest
+from gpushard.rounds import read_in_rounds
 from gpushard.scatter import check_cast
 from gpushard.source import Source
 
@@ -56,16 +58,14 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
     if not any(prod(output.shape) for output in outputs):
         # Nothing would wait for what a sink queues when it is made.
         return results
-    tally = request.tally or Tally()
-    read_to_device(
-        source,
-        request.selections,
-        outputs,
-        device,
+    read = partial(
+        read_to_device,
+        device=device,
         entries=[device.record(stream) for stream in sorted(streams)],
-        tally=tally,
+        tally=request.tally or Tally(),
         damage=request.damage,
     )
+    read_in_rounds(source, request.selections, outputs, read)
     return results
 
 

@@ -21,7 +21,7 @@ from gpushard.metadata import parse_document
 from gpushard.options import MAX_DOCUMENT_NBYTES
 from gpushard.rolling.view import source_over
 from gpushard.rolling.window import Coordinate, Window
-from gpushard.selection import Selection
+from gpushard.selection import Wanted
 from gpushard.source import Source
 from gpushard.stores.base import Fetched
 from gpushard.stores.documents import document_bytes
@@ -77,7 +77,7 @@ class Steps:
         self,
         window: Window,
         values: Any,
-        selection: Selection | None = None,
+        selection: Wanted | None = None,
         claimed: str | None = None,
     ) -> None:
         """Write `values` to a window, or a selection of it, wherever the array is.

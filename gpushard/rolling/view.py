@@ -10,7 +10,7 @@ from gpushard.indexer import Indexer
 from gpushard.known import IndexCache, IndexKey, KnownIndex
 from gpushard.rolling.logical import relative_key
 from gpushard.rolling.window import Window
-from gpushard.selection import Selection
+from gpushard.selection import Wanted
 from gpushard.source import Source
 
 
@@ -41,7 +41,7 @@ class RollingView(Array):
         """Indexing by logical coordinates: ``view.at[-24:0]``, as `RollingArray.at`."""
         return self._indexer(lambda key: self._at(key))
 
-    def _at(self, key: Any) -> Selection:
+    def _at(self, key: Any) -> Wanted:
         return self._selection(relative_key(key, self.domain))
 
 

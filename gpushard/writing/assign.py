@@ -15,7 +15,7 @@ from gpushard.errors import (
     GpushardError,
     OptionError,
 )
-from gpushard.selection import Orthogonal, Selection
+from gpushard.selection import Orthogonal, Selection, Wanted, laid_out
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces
 from gpushard.stores.files import FileWriter, LockedFile
@@ -42,7 +42,7 @@ _COPIES = 3
 
 def assign(
     source: Source,
-    selection: Selection,
+    selection: Wanted,
     value: Any,
     writer: Writer | None = None,
     device: Device | None = None,
@@ -76,7 +76,7 @@ def assign(
     StoreError
         The store failed. Shards before this one may be written.
     """
-    change = change_of(source, selection, value, device)
+    change = change_of(source, laid_out(selection), value, device)
     session = WriteSession(source, writer)
     tasks = (
         partial(session.write, cell, change.within(inner))

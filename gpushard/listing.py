@@ -1,0 +1,284 @@
+"""Very many elements that index arrays or a mask list, kept as the user gave them.
+
+Columns over all of them would take many times what the user's own arrays do. So they
+are taken a block at a time: converted, wrapped and checked as they are copied, since
+the user's memory may change while it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import SelectionError
+
+Ints = NDArray[np.int64]
+
+# Elements of the user's arrays that are taken at a time.
+BLOCK_ELEMENTS = 1 << 16
+
+
+class ListedBlock(NamedTuple):
+    """Some elements of a listing.
+
+    Attributes
+    ----------
+    coordinates
+        int64, one array of shape (n,) for each axis that is listed.
+    out_index
+        int64, shape (n,), ascending. Where each lands: along the axis of the output,
+        or in the flattened output of points.
+    """
+
+    coordinates: tuple[Ints, ...]
+    out_index: Ints
+
+    def at(self, rows: NDArray[np.bool_] | slice) -> ListedBlock:
+        """Some of them."""
+        some = tuple(c[rows] for c in self.coordinates)
+        return ListedBlock(some, self.out_index[rows])
+
+
+class Listing(Protocol):
+    """Elements in the order of the output, a block at a time."""
+
+    @property
+    def n_elements(self) -> int:
+        """Number of elements."""
+        ...
+
+    @property
+    def n_axes(self) -> int:
+        """Axes along which each has a coordinate."""
+        ...
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks; some may be empty."""
+        ...
+
+    def block(self, number: int) -> ListedBlock:
+        """Elements of a block.
+
+        Raises
+        ------
+        SelectionError
+            The user's array was changed since the selection was made.
+        """
+        ...
+
+    def overlaps(self, array: NDArray[Any]) -> bool:
+        """Whether writing to `array` may change the elements."""
+        ...
+
+
+class IndexArrays:
+    """Elements that integer arrays name, one array an axis.
+
+    Parameters
+    ----------
+    arrays
+        Host, any integer data type and strides, all of one shape. Checked: from
+        ``-extent`` on and below ``extent``.
+    extents
+        Length of each axis.
+    """
+
+    def __init__(self, arrays: Sequence[NDArray[Any]], extents: Sequence[int]) -> None:
+        self._flat = [_Flat(array) for array in arrays]
+        self._extents = extents
+        self.n_elements = arrays[0].size
+        self.n_axes = len(arrays)
+        self.n_blocks = -(-self.n_elements // BLOCK_ELEMENTS)
+
+    def block(self, number: int) -> ListedBlock:
+        """Elements of a block; see `Listing`."""
+        first = number * BLOCK_ELEMENTS
+        last = min(first + BLOCK_ELEMENTS, self.n_elements)
+        coordinates = tuple(
+            _wrapped(flat.copied(first, last), extent)
+            for flat, extent in zip(self._flat, self._extents, strict=True)
+        )
+        return ListedBlock(coordinates, np.arange(first, last, dtype=np.int64))
+
+    def overlaps(self, array: NDArray[Any]) -> bool:
+        """Whether writing to `array` may change the elements; see `Listing`."""
+        return any(np.may_share_memory(flat.array, array) for flat in self._flat)
+
+
+class TrueElements:
+    """Elements that are true in a mask.
+
+    Parameters
+    ----------
+    mask
+        bool, host, any strides, of the shape of the axes that it is for.
+    """
+
+    def __init__(self, mask: NDArray[np.bool_]) -> None:
+        self._shape = mask.shape
+        self._flat = _Flat(mask)
+        self.n_axes = mask.ndim
+        self.n_blocks = -(-mask.size // BLOCK_ELEMENTS)
+        counts = [
+            np.count_nonzero(self._flat.given(*self._range(k)))
+            for k in range(self.n_blocks)
+        ]
+        self._before = np.append(0, np.cumsum(counts, dtype=np.int64))
+        self.n_elements = int(self._before[-1])
+
+    def block(self, number: int) -> ListedBlock:
+        """Elements of a block; see `Listing`."""
+        first, last = self._range(number)
+        out_first, out_last = self._before[number : number + 2].tolist()
+        found = np.flatnonzero(self._flat.given(first, last))
+        if len(found) != out_last - out_first:
+            raise _changed()
+        found += first
+        along = np.unravel_index(found, self._shape) if self.n_axes > 1 else (found,)
+        return ListedBlock(along, np.arange(out_first, out_last, dtype=np.int64))
+
+    def overlaps(self, array: NDArray[Any]) -> bool:
+        """Whether writing to `array` may change the elements; see `Listing`."""
+        return np.may_share_memory(self._flat.array, array)
+
+    def _range(self, number: int) -> tuple[int, int]:
+        first = number * BLOCK_ELEMENTS
+        return first, min(first + BLOCK_ELEMENTS, self._flat.n_elements)
+
+
+class Clipped:
+    """The elements of a listing that have coordinates in a range along an axis.
+
+    Counted from `start` there. Made by `clipped`.
+
+    Parameters
+    ----------
+    listing, axis, start, stop
+        All elements, which of their axes, and the range, half-open.
+    blocks, n_elements
+        The blocks that have some of them, and how many these are.
+    """
+
+    def __init__(
+        self,
+        listing: Listing,
+        axis: int,
+        start: int,
+        stop: int,
+        blocks: Ints,
+        n_elements: int,
+    ) -> None:
+        self._listing = listing
+        self._axis, self._start, self._stop = axis, start, stop
+        self._blocks = blocks
+        self.n_axes = listing.n_axes
+        self.n_blocks = len(blocks)
+        self.n_elements = n_elements
+
+    def block(self, number: int) -> ListedBlock:
+        """Elements of a block; see `Listing`."""
+        block = self._listing.block(int(self._blocks[number]))
+        along = block.coordinates[self._axis]
+        found = block.at((along >= self._start) & (along < self._stop))
+        mine = found.coordinates[self._axis]
+        mine -= self._start
+        return found
+
+    def overlaps(self, array: NDArray[Any]) -> bool:
+        """Whether writing to `array` may change the elements; see `Listing`."""
+        return self._listing.overlaps(array)
+
+
+def clipped(listing: Listing, axis: int, starts: Ints) -> Iterator[Clipped | None]:
+    """What of a listing lies in each of some ranges that follow one another.
+
+    Parameters
+    ----------
+    starts
+        int64, shape (n_ranges + 1,), ascending: where each begins, and the last ends.
+
+    Yields
+    ------
+    One a range, None where there is nothing.
+    """
+    counts = np.zeros(len(starts) - 1, np.int64)
+    extremes = np.full((2, listing.n_blocks), -1, np.int64)
+    for k in range(listing.n_blocks):
+        along = listing.block(k).coordinates[axis]
+        if len(along):
+            extremes[:, k] = along.min(), along.max()
+            nth = np.searchsorted(starts, along, side="right") - 1
+            counts += np.bincount(nth, minlength=len(counts))
+    low, high = extremes
+    for n, start, stop in zip(counts.tolist(), starts, starts[1:], strict=False):
+        blocks = np.flatnonzero((low < stop) & (high >= start))
+        here = listing, axis, int(start), int(stop), blocks, n
+        yield Clipped(*here) if n else None
+
+
+def all_of(listing: Listing) -> ListedBlock:
+    """All elements as one block: columns over all of them."""
+    blocks = map(listing.block, range(listing.n_blocks))
+    return joined(blocks, listing.n_axes, listing.n_elements)
+
+
+def joined(blocks: Iterable[ListedBlock], n_axes: int, n_elements: int) -> ListedBlock:
+    """Blocks that have `n_elements` together, as one.
+
+    Raises
+    ------
+    SelectionError
+        They have not: the user's array was changed since they were counted.
+    """
+    columns = tuple(np.empty(n_elements, np.int64) for _ in range(n_axes + 1))
+    done = 0
+    for block in blocks:
+        end = done + len(block.out_index)
+        if end > n_elements:
+            raise _changed()
+        given = *block.coordinates, block.out_index
+        for column, some in zip(columns, given, strict=True):
+            column[done:end] = some
+        done = end
+    if done < n_elements:
+        raise _changed()
+    return ListedBlock(columns[:-1], columns[-1])
+
+
+class _Flat:
+    """The elements of an array in C order; of a contiguous one without a copy."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array
+        self._flat: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
+        self.n_elements = array.size
+
+    def given(self, first: int, last: int) -> NDArray[Any]:
+        """Elements ``first:last``, which may be the user's own memory."""
+        return self._flat[first:last]
+
+    def copied(self, first: int, last: int) -> NDArray[Any]:
+        """Elements ``first:last`` in memory of our own."""
+        return np.array(self._flat[first:last])
+
+
+def _wrapped(index: NDArray[Any], extent: int) -> Ints:
+    """Indexes counted from the start of an axis; `index` is a copy of the user's."""
+    low, high = index.min(), index.max()
+    if high >= extent or low < -extent:
+        raise _changed()
+    index = index.astype(np.int64, copy=False)
+    if low < 0:
+        index[index < 0] += extent
+    return index
+
+
+def _changed() -> SelectionError:
+    return SelectionError(
+        "an index array or a mask was changed while the elements it names were read",
+        hint="let no other thread write to it, and read into other memory",
+    )

@@ -1,0 +1,106 @@
+"""Elements -> numbers of the shards, and of the inner chunks, that they lie in.
+
+Elements sorted by number are sorted by shard and inner chunk, whose coordinates count
+in C order. The numbers of one column are cheaper to sort than coordinates are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.layout import GridAxis
+
+Ints = NDArray[np.int64]
+
+# Numbers are int64; larger grids are counted along some of their axes at a time.
+_MOST_NUMBERS = 1 << 62
+# NumPy sorts numbers of 16 bits by counting them; a few are not worth the conversion.
+_COUNTED_NUMBERS = 1 << 16
+_MANY_ELEMENTS = 1 << 12
+
+
+class Digit(NamedTuple):
+    """Which cell along an axis; where it has a parent, of those in its parent."""
+
+    axis: int
+    cells: GridAxis
+    parent: GridAxis | None
+    n_cells: int
+
+    def of(self, coordinate: Ints) -> Ints:
+        """Digit of each element: int64, shape (n,)."""
+        cell: Ints = self.cells.cell_at(coordinate)
+        if self.parent is not None:
+            start = self.parent.start_of(self.parent.cell_at(coordinate))
+            cell -= self.cells.cell_at(start)
+        return cell
+
+
+class Numbers(NamedTuple):
+    """A number for each shard, or inner chunk of a shard, or both.
+
+    Attributes
+    ----------
+    digits
+        What it is made of, the first one first.
+    n_numbers
+        All are below.
+    """
+
+    digits: tuple[Digit, ...]
+    n_numbers: int
+
+    def of(self, coordinates: Sequence[Ints]) -> Ints:
+        """Number of each element: int64, shape (n,).
+
+        Parameters
+        ----------
+        coordinates
+            int64, shape (n,), one array an axis.
+        """
+        first, *rest = self.digits
+        number = first.of(coordinates[first.axis])
+        for digit in rest:
+            number *= digit.n_cells
+            number += digit.of(coordinates[digit.axis])
+        return number
+
+
+def shard_digits(outer: Sequence[GridAxis]) -> list[Digit]:
+    """Digits that tell shards apart."""
+    return [Digit(d, axis, None, axis.n_cells) for d, axis in enumerate(outer)]
+
+
+def chunk_digits(inner: Sequence[GridAxis], outer: Sequence[GridAxis]) -> list[Digit]:
+    """Digits that tell the inner chunks of a shard apart."""
+    return [
+        Digit(d, fine, axis, -(-axis.longest // fine.cell))
+        for d, (fine, axis) in enumerate(zip(inner, outer, strict=True))
+    ]
+
+
+def numbers_of(digits: Sequence[Digit]) -> Iterator[Numbers]:
+    """Numbers made of digits: one, or several where one would be too large."""
+    some: list[Digit] = []
+    n_numbers = 1
+    for digit in digits:
+        if some and n_numbers * digit.n_cells >= _MOST_NUMBERS:
+            yield Numbers(tuple(some), n_numbers)
+            some, n_numbers = [], 1
+        some.append(digit)
+        n_numbers *= digit.n_cells
+    if some:
+        yield Numbers(tuple(some), n_numbers)
+
+
+def stable_order(number: Ints) -> Ints | None:
+    """Stable order of numbers from 0 on; None if they are ascending as they are."""
+    if not np.any(number[1:] < number[:-1]):
+        return None
+    if len(number) >= _MANY_ELEMENTS and int(number.max()) < _COUNTED_NUMBERS:
+        return number.astype(np.uint16).argsort(kind="stable")
+    return number.argsort(kind="stable")

@@ -1,0 +1,176 @@
+"""Reads of very many listed elements, in rounds whose columns fit the memory limit.
+
+A round is a read of its own. The rounds that share shards ask before and after whether
+these are still the same objects: so their elements come from one version of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from gpushard.gone import deleted, replaced
+from gpushard.portions import Group, groups_of, objects_of
+from gpushard.selection import (
+    IndexAxis,
+    Listed,
+    Orthogonal,
+    Selection,
+    Wanted,
+    laid_out,
+)
+from gpushard.source import Source
+from gpushard.stores.base import ByteRequest
+
+Reader = Callable[[Source, Sequence[Selection], Sequence[Any]], object]
+"""Reads selections of an array into one output each."""
+
+# What an element of an index array takes while it is planned and read, and a point, of
+# which each coordinate takes more: see docs/decisions/2026-11-22-index-arrays.md.
+_ELEMENT_NBYTES = 96
+_POINT_NBYTES, _COORDINATE_NBYTES = 64, 16
+# Elements of a round at least, whatever the limit: 2 MiB.
+_LEAST_ELEMENTS = 1 << 14
+# Objects whose versions are asked for together.
+_ASKED_OBJECTS = 256
+_GONE = (False, None)
+
+
+def read_in_rounds(
+    source: Source, wanted: Sequence[Wanted], outs: Sequence[Any], read: Reader
+) -> None:
+    """Let `read` read everything, of listed elements no more at a time than fit.
+
+    Half of the memory limit is for their columns, and the rest for what is fetched and
+    decoded.
+
+    Raises
+    ------
+    ObjectChangedError
+        A shard was replaced twice while rounds read it.
+    """
+    if len(wanted) == 1 and not isinstance(wanted[0], Listed):
+        read(source, [wanted[0]], outs)
+        return
+    # What is written to the first must not be what the next one lists.
+    wanted = [laid_out(one) if _is_written(one, outs) else one for one in wanted]
+    room = source.options.memory_limit // 2
+    together: list[tuple[Wanted, Any]] = []
+    held_nbytes = 0
+    for one, out in zip(wanted, outs, strict=True):
+        nbytes = _columns_nbytes(one)
+        if isinstance(one, Listed) and nbytes > room:
+            _read_cut(source, one, out, read)
+            continue
+        if together and held_nbytes + nbytes > room:
+            _read_together(source, together, held_nbytes, read)
+            together, held_nbytes = [], 0
+        together.append((one, out))
+        held_nbytes += nbytes
+    if together:
+        _read_together(source, together, held_nbytes, read)
+
+
+def _is_written(one: Wanted, outs: Sequence[Any]) -> bool:
+    """Whether outputs lie in the memory of the index arrays or the mask."""
+    if not isinstance(one, Listed):
+        return False
+    return any(isinstance(o, np.ndarray) and one.listing.overlaps(o) for o in outs)
+
+
+def _read_together(
+    source: Source, pairs: Sequence[tuple[Wanted, Any]], nbytes: int, read: Reader
+) -> None:
+    selections = [laid_out(one) for one, _ in pairs]
+    read(_beside(source, nbytes), selections, [out for _, out in pairs])
+
+
+def _read_cut(source: Source, listed: Listed, out: Any, read: Reader) -> None:
+    """Read portions of a selection, one after the other."""
+    limit = source.options.memory_limit
+    most = max(limit // 2 // _element_nbytes(listed), _LEAST_ELEMENTS)
+    beside = _beside(source, limit // 2)
+
+    def read_all(group: Group) -> None:
+        for selection in group.portions():
+            read(beside, [selection], [out])
+
+    for group in groups_of(listed, source.layout, most):
+        if group.is_split:
+            _read_unchanged(source, group, read_all)
+        else:
+            read_all(group)
+
+
+def _read_unchanged(
+    source: Source, group: Group, read_all: Callable[[Group], None]
+) -> None:
+    """Read a group whose shards are the same objects after as before.
+
+    Raises
+    ------
+    ObjectChangedError
+        They are not, a second time, or one of them is gone.
+    """
+    for is_last in (False, True):
+        first = next(group.portions())
+        objects = list(objects_of(first, source.layout))
+        del first
+        before = list(_versions(source, objects))
+        read_all(group)
+        is_same = True
+        after = _versions(source, objects)
+        for coordinate, was, now in zip(objects, before, after, strict=True):
+            if now == was:
+                continue
+            key = source.key(coordinate)
+            if now == _GONE:
+                raise deleted(source, key)
+            if is_last:
+                raise replaced(source, key)
+            is_same = False
+        if is_same:
+            return
+
+
+def _versions(
+    source: Source, objects: Sequence[tuple[int, ...]]
+) -> Iterator[Hashable | None]:
+    """What each object is now, if it is there and as far as its store tells."""
+    store = source.store
+    rest = iter([source.key(coordinate) for coordinate in objects])
+    while keys := list(islice(rest, _ASKED_OBJECTS)):
+        told = [store.current_version(key) for key in keys]
+        unknown = [k for k, (is_told, _) in zip(keys, told, strict=True) if not is_told]
+        asked = iter(store.read([ByteRequest(key, 0, 1) for key in unknown]))
+        for is_told, version in told:
+            answer = None if is_told else next(asked)
+            is_there = version is not None if is_told else answer is not None
+            known = version if answer is None else answer.version
+            yield (True, known) if is_there else _GONE
+
+
+def _beside(source: Source, nbytes: int) -> Source:
+    """The array, its reads held to what `nbytes` of columns leave of the limit."""
+    limit = source.options.memory_limit
+    return source.limited(max(1, limit - min(nbytes, limit // 2))) if nbytes else source
+
+
+def _columns_nbytes(wanted: Wanted) -> int:
+    """What the columns over listed elements take."""
+    if isinstance(wanted, Listed):
+        return _element_nbytes(wanted) * wanted.listing.n_elements
+    if isinstance(wanted, Orthogonal):
+        listed = (a.length for a in wanted.axes if isinstance(a, IndexAxis))
+        return _ELEMENT_NBYTES * sum(listed)
+    per_point = _POINT_NBYTES + _COORDINATE_NBYTES * len(wanted.coordinates)
+    return per_point * wanted.n_points
+
+
+def _element_nbytes(listed: Listed) -> int:
+    if listed.around is not None:
+        return _ELEMENT_NBYTES
+    return _POINT_NBYTES + _COORDINATE_NBYTES * listed.listing.n_axes

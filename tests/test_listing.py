@@ -1,0 +1,142 @@
+"""Listed elements, block by block, against NumPy's own conversion of the whole."""
+
+from __future__ import annotations
+
+import tracemalloc
+from functools import partial
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushard import SelectionError, listing
+from gpushard.index_arrays import KEPT_ELEMENTS, along_axis, of_coordinates, of_mask
+from gpushard.listing import (
+    IndexArrays,
+    ListedBlock,
+    TrueElements,
+    all_of,
+    clipped,
+    joined,
+)
+from gpushard.selection import IndexAxis, Listed, Points
+from strategies import masks
+
+
+def strided(array, turn):
+    """The same elements, in memory that is not contiguous where `turn` says so."""
+    if not turn:
+        return array
+    apart = np.zeros((*array.shape, 2), array.dtype)
+    apart[..., 1] = array
+    return np.asfortranarray(apart)[..., 1]
+
+
+@st.composite
+def listings(draw):
+    """What makes a listing, and its coordinates along each axis as NumPy has them."""
+    extents = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple))
+    turn = draw(st.booleans())
+    if draw(st.booleans()):
+        mask = draw(masks(extents))
+        return partial(TrueElements, strided(mask, turn)), np.nonzero(mask)
+    n = draw(st.integers(1, 40))
+    dtype = draw(st.sampled_from(["i8", ">i8", "i4", "i1"]))
+    arrays = [
+        np.array(draw(st.lists(st.integers(-e, e - 1), min_size=n, max_size=n)), dtype)
+        for e in extents
+    ]
+    wrapped = [np.arange(e)[a] for e, a in zip(extents, arrays, strict=True)]
+    return partial(IndexArrays, [strided(a, turn) for a in arrays], extents), wrapped
+
+
+def same(block, coordinates, out_index):
+    """Whether a block has these columns."""
+    np.testing.assert_array_equal(block.out_index, out_index)
+    for mine, theirs in zip(block.coordinates, coordinates, strict=True):
+        assert mine.dtype == np.int64
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@given(listings(), st.integers(1, 9))
+def test_blocks_together_are_what_numpy_makes_of_the_whole(drawn, size):
+    make, expected = drawn
+    with mock.patch.object(listing, "BLOCK_ELEMENTS", size):
+        listed = make()
+        sizes = [len(listed.block(k).out_index) for k in range(listed.n_blocks)]
+        whole = all_of(listed)
+    assert max(sizes) <= size
+    assert listed.n_elements == len(expected[0])
+    same(whole, expected, np.arange(listed.n_elements))
+
+
+@given(listings(), st.integers(1, 9), st.data())
+def test_ranges_of_an_axis_have_the_elements_that_lie_in_them(drawn, size, data):
+    make, expected = drawn
+    axis = data.draw(st.integers(0, len(expected) - 1))
+    cuts = data.draw(st.lists(st.integers(0, 7), max_size=3))
+    starts = np.array([0, *sorted(cuts), 7])
+    with mock.patch.object(listing, "BLOCK_ELEMENTS", size):
+        parts = list(clipped(make(), axis, starts))
+        wholes = [part and all_of(part) for part in parts]
+    for whole, start, stop in zip(wholes, starts, starts[1:], strict=False):
+        mine = np.flatnonzero((expected[axis] >= start) & (expected[axis] < stop))
+        assert (whole is None) == (len(mine) == 0)
+        if whole is not None:
+            shifted = [c[mine] - start * (d == axis) for d, c in enumerate(expected)]
+            same(whole, shifted, mine)
+
+
+def test_only_many_elements_stay_what_the_user_gave():
+    n = KEPT_ELEMENTS
+    index = np.zeros(n + 1, np.int64)
+    assert isinstance(along_axis(index[1:], 1, 0), IndexAxis)
+    assert isinstance(along_axis(index, 1, 0), IndexArrays)
+    mask = np.ones(n + 1, bool)
+    assert isinstance(along_axis(mask, n + 1, 0), TrueElements)
+    assert isinstance(of_mask(mask, (n + 1,)), Listed)
+    mask[7] = False
+    assert isinstance(along_axis(mask, n + 1, 0), IndexAxis)
+    assert isinstance(of_mask(mask, (n + 1,)), Points)
+    assert isinstance(of_coordinates([index[1:], 0], (1, 1)), Points)
+    assert isinstance(of_coordinates([index, 0], (1, 1)), Listed)
+
+
+def test_a_listing_takes_no_memory_of_its_own():
+    index = np.zeros((1 << 10, 1 << 10), np.int32)
+    tracemalloc.start()
+    try:
+        listed = of_coordinates([index, index.T, 0], (1, 1, 1))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert listed.shape == index.shape
+    assert peak < 1 << 17
+
+
+@pytest.mark.parametrize("value", [3, -4, 2**40])
+def test_an_index_array_that_changes_to_what_is_out_of_bounds_is_an_error(value):
+    index = np.zeros(5, np.int64)
+    listed = IndexArrays([index], [3])
+    index[4] = value
+    with pytest.raises(SelectionError, match="was changed"):
+        listed.block(0)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_mask_that_changes_is_an_error(value):
+    mask = np.full(5, not value)
+    mask[2] = not value
+    listed = TrueElements(mask)
+    mask[4] = value
+    with pytest.raises(SelectionError, match="was changed"):
+        listed.block(0)
+
+
+@pytest.mark.parametrize("n_now", [1, 3])
+def test_elements_that_are_more_or_fewer_than_were_counted_are_an_error(n_now):
+    block = ListedBlock((np.zeros(n_now, np.int64),), np.arange(n_now))
+    with pytest.raises(SelectionError, match="was changed"):
+        joined([block], 1, 2)

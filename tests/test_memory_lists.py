@@ -1,0 +1,61 @@
+"""A read of many listed elements takes no more than its output and the memory limit."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import zarr
+
+from damaged_arrays import on_host, opened
+from gpushard.options import KIB, MIB
+
+SIDE = 512
+N = SIDE * SIDE
+LIMIT = 8 * MIB
+VALUES = (np.arange(N) % 251).astype("u1")
+RNG = np.random.default_rng(11)
+# Of arrays in a row, in eight shards or in one, and of a square one.
+KEYS = {
+    "ascending": ("eight", np.arange(N)),
+    "descending": ("one", np.arange(N, dtype="i4")[::-1]),
+    "in any order": ("one", RNG.integers(-N, N, N)),
+    "mask": ("eight", np.ones(N, bool)),
+    "points": ("square", (RNG.integers(-SIDE, SIDE, N), RNG.integers(0, SIDE, N))),
+    "mask of all": ("square", np.ones((SIDE, SIDE), bool)),
+    "mesh": ("square", (np.arange(SIDE)[:, np.newaxis], np.arange(SIDE, dtype="u2"))),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    place = tmp_path_factory.mktemp("lists")
+    for name, shape, shards, chunks in (
+        ("eight", (N,), (N // 8,), (4 * KIB,)),
+        ("one", (N,), (N,), (4 * KIB,)),
+        ("square", (SIDE, SIDE), (256, 256), (64, 64)),
+    ):
+        kept = {"shards": shards, "chunks": chunks, "compressors": None}
+        made = zarr.create_array(place / name, shape=shape, dtype="u1", **kept)
+        made[...] = VALUES.reshape(shape)
+    return place
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("way", ["plain", "compiled", "device"])
+def test_listed_elements_stay_within_the_memory_limit(way, key, root):
+    name, chosen = KEYS[key]
+    values = VALUES.reshape(SIDE, SIDE) if name == "square" else VALUES
+    expected = values[chosen]
+    a = opened(root / name, way, memory_limit=LIMIT)
+    index = a.vindex if name == "square" else a.oindex
+    index[([0, 1],) * a.ndim]  # what is loaded once
+    tracemalloc.start()
+    try:
+        found = index[chosen]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(on_host(found), expected)
+    assert peak < expected.nbytes + LIMIT

@@ -1,0 +1,158 @@
+"""Portions of listed elements: all of them, each with inner chunks of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+import strategies as sts
+from gpushard.expressions import orthogonal, points
+from gpushard.layout import GridAxis
+from gpushard.listing import IndexArrays
+from gpushard.plan import plan_read
+from gpushard.portions import groups_of, objects_of
+from gpushard.selection import Listed, laid_out
+from tiny_bounds import tiny_bounds
+
+
+@st.composite
+def listed(draw):
+    """A layout, and a key that lists at least two elements; whether it is of points."""
+    layout = draw(sts.layouts().filter(lambda made: made.shape and 0 not in made.shape))
+    n = draw(st.integers(2, 40))
+
+    def index(extent):
+        some = st.integers(-extent, extent - 1)
+        values = draw(st.lists(some, min_size=n, max_size=n))
+        return np.array(sorted(values) if draw(st.booleans()) else values)
+
+    if draw(st.booleans()):
+        return layout, points, tuple(map(index, layout.shape))
+    axis = draw(st.integers(0, layout.ndim - 1))
+    key = [draw(sts.slices(extent)) for extent in layout.shape]
+    key[axis] = index(layout.shape[axis])
+    return layout, orthogonal, tuple(key)
+
+
+def columns(selection, axis):
+    """Coordinates along the listed axes, one row each, and where elements land."""
+    if axis is None:
+        return np.stack(selection.coordinates), selection.out_index
+    taken = selection.axes[axis]
+    return taken.element[np.newaxis], taken.out_index
+
+
+def cells(coordinates, grid):
+    """Cell of each element, as tuples."""
+    along = [g.cell_at(c) for c, g in zip(coordinates, grid, strict=True)]
+    return list(zip(*[a.tolist() for a in along], strict=True))
+
+
+@given(listed(), st.integers(1, 9), st.integers(1, 7), st.integers(1, 4))
+def test_portions_are_the_elements_each_once_by_shard(drawn, most, size, counts_log2):
+    layout, parse, key = drawn
+    with tiny_bounds(block=size, counts_log2=counts_log2):
+        selection = parse(key, layout.shape)
+        assert isinstance(selection, Listed)
+        expected = laid_out(selection)
+        groups = [
+            (list(group.portions()), group.is_split)
+            for group in groups_of(selection, layout, most)
+        ]
+    axis = None if selection.around is None else selection.axis
+    axes = range(layout.ndim) if axis is None else [axis]
+    whole, _ = columns(expected, axis)
+    in_chunk = Counter(cells(whole, [layout.inner_axes[d] for d in axes]))
+    seen, shards, chunks = [], Counter(), Counter()
+    for portions, is_split in groups:
+        assert is_split == (len(portions) > 1)
+        mine = set()
+        for portion in portions:
+            coordinates, out_index = columns(portion, axis)
+            assert 0 < len(out_index) <= most
+            np.testing.assert_array_equal(coordinates, whole[:, out_index])
+            seen.extend(out_index.tolist())
+            mine.update(cells(coordinates, [layout.axes[d] for d in axes]))
+            chunks.update(set(cells(coordinates, [layout.inner_axes[d] for d in axes])))
+        assert not is_split or len(mine) == 1
+        shards.update(mine)
+    assert sorted(seen) == list(range(whole.shape[1]))
+    assert set(shards.values()) == {1}
+    for chunk, n_portions in chunks.items():
+        assert n_portions == 1 or in_chunk[chunk] > most
+
+
+@given(listed())
+def test_the_objects_of_a_selection_are_those_that_its_plan_reads(drawn):
+    layout, parse, key = drawn
+    selection = laid_out(parse(key, layout.shape))
+    planned = sts.pieces_of(plan_read(layout, [selection]))
+    expected = {tuple(row) for block in planned for row in block.shard_coords.tolist()}
+    found = list(objects_of(selection, layout))
+    assert set(found) == expected
+    assert len(found) == len(expected)
+
+
+class Counted(IndexArrays):
+    """Index arrays that count how many of their blocks are looked at."""
+
+    n_taken = 0
+
+    def block(self, number):
+        self.n_taken += 1
+        return super().block(number)
+
+
+def n_looks(index, most):
+    """How often each block of an index array is looked at, on the average."""
+    layout = sts.make_layout((1000,), (GridAxis(1000, 20),), (sts.make_level((5,)),))
+    with tiny_bounds(block=10, counts_log2=16):
+        around = orthogonal((slice(None),), (1000,))
+        counted = Counted([index], [1000])
+        selection = Listed(counted, (len(index),), around)
+        n_portions = sum(
+            len(list(group.portions())) for group in groups_of(selection, layout, most)
+        )
+    return counted.n_taken / counted.n_blocks, n_portions
+
+
+def test_blocks_of_an_ascending_array_are_looked_at_about_twice():
+    index = np.arange(1000)
+    assert n_looks(index, 100) == (2, 10)
+    looks, n_portions = n_looks(index, 7)  # each inner chunk by itself
+    assert (looks, n_portions) == (4, 200)
+    assert n_looks(index[::-1], 100) == (2, 10)
+
+
+def test_blocks_of_other_arrays_are_looked_at_once_a_portion():
+    index = np.random.default_rng(0).permutation(1000)
+    looks, n_portions = n_looks(index, 100)
+    assert n_portions == 10
+    assert looks <= 1 + n_portions
+
+
+def test_points_of_a_grid_that_cannot_be_counted_are_cut_all_the_same():
+    extent = 1 << 40
+    axes = (GridAxis(extent, 4),) * 2
+    layout = sts.make_layout((extent, extent), axes, (sts.make_level((2, 2)),))
+    rows = np.array([0, extent - 1, 5, 0, extent - 2, 1])
+    key = (rows, rows[::-1])
+    with tiny_bounds():
+        selection = points(key, layout.shape)
+        groups = [list(g.portions()) for g in groups_of(selection, layout, 2)]
+        planned = sts.pieces_of(plan_read(layout, [laid_out(selection)]))
+    assert sum(block.n_chunks for block in planned) == 4
+    found = [
+        (out_index, *coordinates)
+        for group in groups
+        for portion in group
+        for out_index, *coordinates in np.stack(
+            [portion.out_index, *portion.coordinates], axis=1
+        ).tolist()
+    ]
+    expected = np.stack([np.arange(len(rows)), *key], axis=1).tolist()
+    assert sorted(map(list, found)) == expected
+    assert all(portion.n_points <= 2 for group in groups for portion in group)
