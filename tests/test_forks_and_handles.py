@@ -113,6 +113,7 @@ def test_a_fork_reads_a_zarr_store_that_its_parent_was_reading():
 @pytest.mark.parametrize("held", ["indexes", "handles", "loops"])
 def test_a_fork_waits_for_no_thread_of_its_parent(held, tmp_path, monkeypatch):
     """What another thread held at the fork stays locked: nobody is there to let go."""
+    choice._load()  # to compile them could take the fork longer than it has
     monkeypatch.setattr(choice, "_loaded", [])
     options = Options(small_read_chunks=0, compile_nbytes=0)
     a = gpushard.open_array(write_values(tmp_path / "a"), options=options)
