@@ -51,8 +51,10 @@ def keys_of(source: Source, known: Sequence[Any], shard: Ints, entry: Ints) -> I
         int64, shape (n_chunks,). The shard of each, and its place in the index there.
     """
     first = [first_key(source, k) if isinstance(k, KnownIndex) else None for k in known]
-    firsts = np.array([NO_KEY if key is None else key for key in first], np.int64)
-    return firsts[shard] + entry
+    firsts = [NO_KEY if key is None else key for key in first]
+    if len(firsts) == 1:
+        return entry + firsts[0]
+    return np.array(firsts, np.int64)[shard] + entry
 
 
 def fits(source: Source, n_chunks: int) -> bool:

@@ -23,7 +23,7 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 import gpushard
 from array_strategies import codec, stored_arrays
 from fused_cases import CHAINS, stored
-from gpushard import CorruptShardError, Options
+from gpushard import CorruptShardError, Loader, Options
 from gpushard.fused import choice
 from gpushard.pipeline import HostPipeline
 from gpushard.stores import handles
@@ -275,6 +275,21 @@ def test_threads_read_what_is_stored_while_shards_are_replaced(tmp_path):
         for reader in readers:
             reader.result()
     assert np.array_equal(a[...], np.full_like(VALUES, 11))
+
+
+@pytest.mark.parametrize("how", [{}, {"window": (10, 10), "stride": 6}])
+def test_a_loader_finds_what_its_epoch_before_decoded(tmp_path, how):
+    written(tmp_path)
+    a = gpushard.open_array(tmp_path, options=CACHED)
+    with Loader(a, batch_size=16, shuffle=True, **how) as loader:
+        first = [batch.copy() for batch in loader]
+        assert loader.stats()["chunk_cache_hits"] < 48
+        stored_nbytes = loader.stats()["stored_bytes_read"]
+        loader.set_epoch(0)
+        again = list(loader)
+        assert loader.stats()["chunk_cache_hits"] >= 48
+        assert loader.stats()["stored_bytes_read"] == stored_nbytes
+    assert all(np.array_equal(*pair) for pair in zip(first, again, strict=True))
 
 
 def damage(shard: Path) -> None:

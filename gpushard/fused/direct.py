@@ -144,6 +144,8 @@ class DirectRead:
             boxes, bounds = self._boxes(first, rows, ranges)
             n_wanted = self._job.plan.n_chunks
             kept = kept_boxes(self._job.source, boxes, known, bounds[1:], n_wanted)
+            if kept is not None and self._job.tally.is_summed:
+                self._job.tally.add(n_kept_inner_chunks=kept.n_found)
             yield _Shards(first, handles, known, boxes, bounds, kept)
 
     def _boxes(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +43,17 @@ class KeptBoxes:
     found
         What was kept before, box by box.
     claimed
-        What is to be kept, box by box.
+        What is to be kept, box by box; None where all of it is.
     """
 
     cache: ChunkCache
     found: Hold
-    claimed: Hold
+    claimed: Hold | None
+
+    @property
+    def n_found(self) -> int:
+        """Inner chunks that were kept before."""
+        return len(set(self.found.slots) - {-1})
 
     def keep(self, boxes: Ints, is_placed: NDArray[np.bool_], first: int = 0) -> None:
         """Keep what was decoded, once no object changed while it was read.
@@ -59,8 +65,8 @@ class KeptBoxes:
         is_placed
             bool, shape (n_boxes,).
         """
-        decoded = np.flatnonzero(is_placed & (boxes[:, KEEP] != 0))
-        if len(decoded):
+        if self.claimed is not None:
+            decoded = np.flatnonzero(is_placed & (boxes[:, KEEP] != 0))
             self.cache.keep(self.claimed, (first + decoded).tolist())
 
 
@@ -86,7 +92,9 @@ def kept_boxes(
     """
     if source.chunks is None:
         return None
-    shard = np.repeat(np.arange(len(known)), np.diff(ends, prepend=0))
+    n_boxes = np.array(ends)
+    n_boxes[1:] -= ends[:-1]
+    shard = np.arange(len(known)).repeat(n_boxes)
     keys = keys_of(source, known, shard, boxes[:, ENTRY])
     return _mark_kept(source.chunks, boxes, keys, may_drop=fits(source, n_wanted))
 
@@ -96,11 +104,15 @@ def _mark_kept(
 ) -> KeptBoxes:
     """As `kept_boxes`; `keys`: int64, shape (n_boxes,)."""
     found = cache.find(keys.tolist())
-    addresses = found.addresses
-    at = np.flatnonzero(addresses)
-    if len(at):
+    n_left = sum([slot < 0 for slot in found.slots])
+    if n_left < len(boxes):
+        addresses = found.addresses
+        at: Any = np.flatnonzero(addresses) if n_left else slice(None)
         boxes[at, SOURCE], boxes[at, NBYTES] = addresses[at], cache.chunk_nbytes
         boxes[at, LOW], boxes[at, HIGH], boxes[at, FILE] = 0, 0, FILLED
+    if not n_left:
+        return KeptBoxes(cache, found, None)
+    if n_left < len(boxes):
         _put_reach(boxes)
     new = np.where(boxes[:, FILE] == FILLED, NO_KEY, keys)
     claimed = cache.claim(new.tolist(), may_drop=may_drop)

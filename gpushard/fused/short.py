@@ -21,7 +21,7 @@ from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetch import fetch_indexes, known_index
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.choice import are_loaded, loaded_loops
-from gpushard.fused.columns import END, HIGH, LOW, RAW
+from gpushard.fused.columns import END, FILE, FILLED, HIGH, LOW, RAW
 from gpushard.fused.direct import announce, shard_row, spanned_nbytes, stored_fill
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.kept import kept_boxes
@@ -121,7 +121,7 @@ class ShortReader:
         columns = boxes.columns
         kept = kept_boxes(source, columns, known, rows[:, END], len(columns))
         is_read = self._place(source, boxes)
-        for handle in handles:
+        for handle in handles if kept is None or kept.claimed is not None else ():
             if handle is not None:
                 self._store.confirm(handle)
         if kept is not None and is_read:
@@ -153,7 +153,8 @@ class ShortReader:
         window = window_nbytes(source.options, spanned)
         nbytes = widest if is_raw else self._chain.chunk_nbytes
         n_threads = min(source.options.threads, source.most_workers)
-        n_tasks = min(len(boxes) * nbytes // SMALLEST_SHARE_NBYTES, n_threads)
+        n_decoded = int(np.count_nonzero(boxes[:, FILE] != FILLED))
+        n_tasks = min(n_decoded * nbytes // SMALLEST_SHARE_NBYTES, n_threads)
         if n_tasks <= 1:
             return bool(placer.run(boxes, window).all())
         placed: list[bool] = []

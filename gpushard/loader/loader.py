@@ -315,7 +315,8 @@ class Loader:
         rates; ``waiting_seconds`` that you waited for data; ``queue_occupancy``, the
         part of the queue that was full when you looked; ``stored_bytes_read``;
         ``index_requests``, shard indexes that were fetched, and ``index_cache_hits``,
-        those that were still known;
+        those that were still known; ``chunk_cache_hits``, inner chunks that an earlier
+        read had decoded and the array's options let it keep;
         ``read_amplification``, elements decoded for each one wanted;
         ``samples_skipped`` and ``reads_retried``.
         """

@@ -76,6 +76,7 @@ def figures(progress: Progress, fields: Sequence[Field], depth: int) -> dict[str
         "stored_bytes_read": stored,
         "index_requests": sum(c.get("n_index_requests", 0) for c in counts),
         "index_cache_hits": sum(c.get("n_index_hits", 0) for c in counts),
+        "chunk_cache_hits": sum(c.get("n_kept_inner_chunks", 0) for c in counts),
         "read_amplification": _amplification(fields, counts),
         "samples_skipped": progress.incidents.n_skipped,
         "reads_retried": progress.incidents.n_retries,
@@ -86,11 +87,12 @@ def _amplification(fields: Sequence[Field], counts: Sequence[dict[str, int]]) ->
     """Elements decoded for each element wanted; 1 if no inner chunk is read in vain.
 
     Inner chunks that reach beyond the array's edge, or that patches share in part,
-    count whole.
+    count whole; those that are kept (`Options.chunk_cache_nbytes`) are not decoded.
     """
     decoded = wanted = 0
     for one, count in zip(fields, counts, strict=True):
         chunk_nbytes = one.members[0].source.chunk_nbytes
-        decoded += count.get("loaded_chunks", 0) * chunk_nbytes
+        n_decoded = count.get("loaded_chunks", 0) - count.get("n_kept_inner_chunks", 0)
+        decoded += n_decoded * chunk_nbytes
         wanted += count.get("loaded_samples", 0) * one.sample_nbytes
     return decoded / wanted if wanted else 0.0
