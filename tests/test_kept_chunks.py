@@ -147,8 +147,15 @@ def test_any_array_reads_alike_with_what_is_kept(tmp_path_factory, stored, way, 
             assert_same_bits(np.asarray(a.oindex[key]).reshape(want.shape), want)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "complex64"])
-@pytest.mark.parametrize("name", ["zstd", "blosc lz4 shuffle 512", "crc32c", "lz4"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("zstd", "bool"),
+        ("blosc lz4 shuffle 512", "int32"),
+        ("crc32c", "uint8"),
+        ("lz4", "complex64"),
+    ],
+)
 def test_every_way_finds_what_every_other_way_kept(tmp_path, name, dtype):
     array = stored(CHAINS[name], dtype, [codec("bytes", endian="big")])
     place = array.placed("local", tmp_path)
