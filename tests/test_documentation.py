@@ -148,6 +148,20 @@ def test_every_public_function_is_called_in_an_example():
 
 
 @pytest.mark.usefixtures("place")
+def test_every_page_that_something_names_is_there():
+    places = ("gpushard", "kernels", "tests", "benchmarks", "examples", "docs", ".")
+    kinds = ("*.py", "*.md", "*.cu", "*.cuh")
+    named = {
+        (path.relative_to(ROOT).as_posix(), page)
+        for place in places
+        for kind in kinds
+        for path in (ROOT.glob(kind) if place == "." else (ROOT / place).rglob(kind))
+        for page in re.findall(r"docs/[\w/.-]+\.md", path.read_text("utf-8"))
+    }
+    assert len(named) > 100
+    assert {(who, page) for who, page in named if not (ROOT / page).is_file()} == set()
+
+
 def test_examples_in_docstrings_run():
     n_examples = 0
     for name in ["gpushard", *MODULES]:
