@@ -162,6 +162,7 @@ COMPILED = {
     "fused.loading",
     "fused.loops",
     "fused.lz4",
+    "fused.zstd_frames",
     "fused.planning",
 }
 # Modules that another package imports, by an entry point.

@@ -38,6 +38,7 @@ from gpushard.fused.columns import (
 from gpushard.fused.copies import copy_box, merge_axes, next_line
 from gpushard.fused.frames import decode_frame
 from gpushard.fused.lz4 import decode_lz4
+from gpushard.fused.zstd_frames import is_one_frame
 
 # zlib counts in 32 bits.
 _LARGEST_DEFLATED = (1 << 32) - 1
@@ -67,7 +68,10 @@ def _decode(d: Decoder, source: int, nbytes: int, target: int, wanted: Any) -> i
         return decode_frame(library, source, nbytes, target, d.chunk_nbytes, wanted)
     if d.kind == ZSTD:
         call = (d.context, target, d.chunk_nbytes, source, nbytes)
-        is_whole = calls.call_zstd(d.function, call) == d.chunk_nbytes
+        is_whole = (
+            is_one_frame(source, nbytes)
+            and calls.call_zstd(d.function, call) == d.chunk_nbytes
+        )
     elif d.kind == LZ4:
         # The size stands ahead of the block (numcodecs.lz4).
         is_whole = (
