@@ -29,8 +29,7 @@ Reader = Callable[[Source, Sequence[Selection], Sequence[Any]], object]
 """Reads selections of an array into one output each."""
 
 # What an element of an index array takes while it is planned and read, and a point, of
-# which each coordinate takes more: measured, as is told in
-# docs/decisions/2026-11-22-index-arrays-in-pieces.md.
+# which each coordinate takes more: docs/decisions/2026-11-22-index-arrays-in-pieces.md.
 _ELEMENT_NBYTES = 96
 _POINT_NBYTES, _COORDINATE_NBYTES = 64, 16
 # Elements of a round at least, whatever the limit: 2 MiB.

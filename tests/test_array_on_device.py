@@ -14,6 +14,8 @@ from cuda_host.arrays import EmulatedArray
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
+from gpushard.devices import reading
+from gpushard.devices.sink import DeviceSink
 from zarr_oracle import assert_same_bits
 
 KERNELS = Kernels()
@@ -191,3 +193,42 @@ def test_arrays_on_a_device_are_not_concatenated(stored, device):
     a = gpushard.open_array(place, device=device)
     with pytest.raises(gpushard.UnsupportedError, match="host only"):
         gpushard.concat([a, a])
+
+
+@pytest.mark.parametrize(
+    "selections",
+    [
+        [slice(9)],
+        [[1, 2, 3]],
+        [slice(9), [1, 2, 3]],
+        [[4, 4], [3, 2]],
+        [np.arange(70_000) % 3],
+        [np.ones(1 << 17, bool)],
+    ],
+    ids=["slice", "index", "beside a slice", "two", "long", "mask"],
+)
+@pytest.mark.parametrize(
+    ("limit", "n_rows"), [(None, (4096, 4096)), (64 << 20, (50, 66))]
+)
+def test_listed_elements_take_no_more_of_the_room_of_a_device_than_their_columns(
+    tmp_path, monkeypatch, selections, limit, n_rows
+):
+    n = 1 << 17
+    made = zarr.create_array(tmp_path, shape=(n,), chunks=(n // 8,), dtype="i4")
+    made[...] = values = np.arange(n, dtype="i4")
+    roomy = EmulatedDevice(KERNELS, load_standin(), limit_nbytes=64 << 30)
+    a = gpushard.open_array(tmp_path, device=roomy)
+    found = []
+
+    class Noting(DeviceSink):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            found.append(self.max_rows)
+
+    monkeypatch.setattr(reading, "DeviceSink", Noting)
+    results = a.read_many(selections, memory_limit=limit)
+    for result, key in zip(results, selections, strict=True):
+        assert_same_bits(result.get(), values[key])
+    least, most = n_rows
+    assert len(found) == 1
+    assert least <= found[0] <= most

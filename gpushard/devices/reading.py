@@ -159,7 +159,7 @@ def device_job(  # noqa: PLR0913  as `read_to_device`
     """
     device.check()
     plan = plan_read(source.layout, selections)
-    source = _with_room(source, device)
+    source = source.limited(room_nbytes(source, device))
     try:
         sink = _device_sink(source, plan, outputs, device, entries)
     except DeviceMemoryError:
@@ -195,18 +195,18 @@ def kernels_scatter(
     return True
 
 
-def _with_room(source: Source, device: Device) -> Source:
-    """The array, with room for batches that keep a device busy.
+def room_nbytes(source: Source, device: Device) -> int:
+    """What batches of an array may hold, so that they keep a device busy.
 
     Batches are cut by streams before bytes, of which a host's default has room for few
     (DESIGN 8.2). Whoever lowers or raises the limit is heeded.
     """
+    limit = source.options.memory_limit
     chain, why = choose_chain(source)
     decodes = chain is not None and not why and chain.steps
-    if not decodes or source.options.memory_limit != DEFAULT.memory_limit:
-        return source
-    share = min(device.free_nbytes() // _FREE_SHARE, _LARGEST_ROOM_NBYTES)
-    return source.limited(max(share, DEFAULT.memory_limit))
+    if not decodes or limit != DEFAULT.memory_limit:
+        return limit
+    return max(min(device.free_nbytes() // _FREE_SHARE, _LARGEST_ROOM_NBYTES), limit)
 
 
 def _device_sink(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -11,12 +11,13 @@ import numpy as np
 
 from gpushard.devices.base import Device, Stream
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import read_to_device
+from gpushard.devices.reading import read_to_device, room_nbytes
 from gpushard.errors import SelectionError
 from gpushard.report import Tally
 from gpushard.results import ReadRequest
-from gpushard.rounds import read_in_rounds
+from gpushard.rounds import Reader, read_in_rounds
 from gpushard.scatter import check_cast
+from gpushard.selection import Selection
 from gpushard.source import Source
 
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -65,8 +66,28 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
         tally=request.tally or Tally(),
         damage=request.damage,
     )
-    read_in_rounds(source, request.selections, outputs, read)
+    read_in_rounds(
+        source, request.selections, outputs, _with_room(source, device, read)
+    )
     return results
+
+
+def _with_room(source: Source, device: Device, read: Reader) -> Reader:
+    """Reader of rounds, which have the room of `device` but for their columns.
+
+    Columns lie on the host, and are counted against its limit. The rounds' lower one
+    is nobody's wish to hold less on the device.
+    """
+
+    def read_round(
+        part: Source, selections: Sequence[Selection], outputs: Sequence[Any]
+    ) -> None:
+        if part is not source:
+            columns_nbytes = source.options.memory_limit - part.options.memory_limit
+            part = part.limited(room_nbytes(source, device) - columns_nbytes)
+        read(part, selections, outputs)
+
+    return read_round
 
 
 def _output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]:
