@@ -16,6 +16,7 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
 from gpushard.devices import direct
+from gpushard.devices.budget import Budget
 
 if TYPE_CHECKING:
     from cuda_host.arrays import EmulatedBuffer
@@ -101,6 +102,11 @@ def _one_at_a_time(lock, function):
 
 def emulated(kind=EmulatedDevice, **knobs) -> EmulatedDevice:
     return kind(KERNELS, load_standin(), **knobs)
+
+
+def small_batches(encoded_nbytes: int) -> Budget:
+    """Budget of batches with few encoded bytes, and room for all else."""
+    return Budget(encoded_nbytes, 1 << 30, 1 << 17, 1 << 17)
 
 
 def stored(place, compressors, shape=(60, 40), chunks=(8, 10), shards=(16, 20)):

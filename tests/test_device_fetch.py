@@ -7,12 +7,19 @@ from unittest import mock
 import numpy as np
 import pytest
 import zarr
-from zarr.codecs import ZstdCodec
+from zarr.codecs import BloscCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 import gpushard
 from cuda_host.reads import read_on_device
-from device_fetch_cases import CHAINS, LockedDevice, MeasuredDevice, emulated, stored
+from device_fetch_cases import (
+    CHAINS,
+    LockedDevice,
+    MeasuredDevice,
+    emulated,
+    small_batches,
+    stored,
+)
 from gpushard import expressions
 from gpushard.devices import fetching, landing, sink
 from gpushard.devices.ring import Slot
@@ -101,7 +108,7 @@ def test_the_next_fetch_is_issued_before_the_scatter_ends(tmp_path, monkeypatch,
     device = emulated(seed=1)
     noting_fetches(monkeypatch, device)
     # What a slot takes is one batch, and of each of them there is one scatter.
-    monkeypatch.setattr(sink, "_shares", lambda *_, **__: (1000, 4096))
+    monkeypatch.setattr(sink.Budget, "of", lambda *_, **__: small_batches(1000))
     nothing_missing = expressions.basic((slice(0, 96),), a.shape)
     read_on_device(a, [nothing_missing], device)
     fetches, scatters = fetches_and_scatters(device)
@@ -122,6 +129,33 @@ def test_slots_and_slabs_stay_under_the_memory_limit(tmp_path, chain, memory_lim
     assert_same_bits(results[0], values)
     assert device.peak_nbytes - values.nbytes <= memory_limit
     assert job.tally.counts["n_payload_requests"] > 2
+
+
+@pytest.mark.parametrize(("blocksize", "memory_limit"), [(1024, MIB), (256, 4 * MIB)])
+def test_batches_of_many_small_streams_are_cut_for_the_scratch_they_take(
+    tmp_path, blocksize, memory_limit
+):
+    shape = (512, 480)
+    many = [BloscCodec(cname="zstd", shuffle="shuffle", blocksize=blocksize)]
+    values = stored(tmp_path, many, shape, chunks=(32, 96), shards=(128, 96))
+    options = Options(memory_limit=memory_limit, threads=1)
+    a = gpushard.open_array(tmp_path, options=options)
+    device = emulated(MeasuredDevice)
+    results, job = read_on_device(a, [whole(a.shape)], device)
+    assert_same_bits(results[0], values)
+    assert device.peak_nbytes - values.nbytes <= memory_limit
+    assert "n_decoded_on_host" not in job.tally.counts
+
+
+def test_an_inner_chunk_of_too_many_streams_is_decoded_on_the_host(tmp_path):
+    many = [BloscCodec(cname="zstd", shuffle="noshuffle", blocksize=128)]
+    values = stored(tmp_path, many, (60, 480), chunks=(60, 480), shards=(60, 480))
+    a = gpushard.open_array(tmp_path, options=Options(memory_limit=MIB))
+    device = emulated(MeasuredDevice)
+    results, job = read_on_device(a, [whole(a.shape)], device)
+    assert_same_bits(results[0], values)
+    assert device.peak_nbytes - values.nbytes <= MIB
+    assert job.tally.counts["n_decoded_on_host"] == 1
 
 
 @pytest.mark.parametrize("n_slots", [1, 2, 5])

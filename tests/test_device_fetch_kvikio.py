@@ -17,6 +17,7 @@ from device_fetch_cases import (
     LockedDevice,
     MeasuredDevice,
     emulated,
+    small_batches,
     standing_in,
     stored,
 )
@@ -44,7 +45,7 @@ def kvikio(monkeypatch, device):
 
 
 def in_small_batches(monkeypatch, nbytes=1000):
-    monkeypatch.setattr(sink, "_shares", lambda *_, **__: (nbytes, 4096))
+    monkeypatch.setattr(sink.Budget, "of", lambda *_, **__: small_batches(nbytes))
 
 
 @pytest.mark.parametrize("max_rows", [5, 4096])

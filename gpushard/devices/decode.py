@@ -37,6 +37,7 @@ from gpushard.devices.structs import (
     StreamClass,
 )
 from gpushard.devices.trailers import pack_trailers, verifier_of
+from gpushard.errors import DeviceMemoryError
 from gpushard.options import KIB
 
 _GATES = {
@@ -54,6 +55,8 @@ _ALGORITHM_OF_CLASS = {
 # A realigned stream takes this more than a row has, at the most: in place of a row of
 # no bytes lies the dummy, with what follows it, at a multiple of 4.
 _REALIGNED_NBYTES = 16
+# Four addresses or sizes and the row; what came out, and the decoder's status.
+_TABLES_NBYTES_PER_STREAM = 36 + 12
 _UNFILTERS = ("gs_unshuffle", "gs_bitunshuffle")
 # Kernels loop over what is left; this many blocks fill any device several times over.
 _MAX_BLOCKS = 1 << 16
@@ -272,6 +275,7 @@ class Decoder:
         n_all = int(n_streams.sum())
         if not n_all:
             return
+        self._refuse_too_many(totals)
         columns = Columns(self.lane.streams.address(36 * n_all + 16 * 8))
         tables = [columns.take(8 * n_all) for _ in range(4)]
         row_of_stream = columns.take(4 * n_all)
@@ -305,6 +309,31 @@ class Decoder:
                     row_of_stream + 4 * begin,
                 )
             begin += n
+
+    def _refuse_too_many(self, totals: Sequence[NDArray[np.int64]]) -> None:
+        """Let a batch be split whose frames have more streams than is usual.
+
+        Raises
+        ------
+        DeviceMemoryError
+            Their tables and the scratch of the decoder are beyond the budget.
+        """
+        n_streams, decoded, largest = (column.tolist() for column in totals)
+        decoder = self.lane.device.decoder
+        scratch = [
+            decoder.temp_nbytes(algorithm, n_streams[k], largest[k], decoded[k])
+            for k, algorithm in _ALGORITHM_OF_CLASS.items()
+            if n_streams[k]
+        ]
+        needed = max(scratch, default=0) + _TABLES_NBYTES_PER_STREAM * sum(n_streams)
+        room = self.lane.budget.streams_nbytes(self.tables.n_rows)
+        if needed > room:
+            raise DeviceMemoryError(
+                "the streams of a batch take more than memory_limit has room for",
+                expected=f"at most {room} bytes",
+                got=needed,
+                hint="raise memory_limit",
+            )
 
 
 def landing_alignment(decoder: StreamDecoder, step: Step) -> int:

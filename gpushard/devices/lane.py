@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.base import Device, Event
+from gpushard.devices.budget import Budget
 from gpushard.devices.slabs import PinnedSlab, Slab, TablePage
 from gpushard.devices.structs import VERDICT_NBYTES
 
@@ -49,24 +50,24 @@ class Lane:
 
     Attributes
     ----------
-    most_nbytes
-        Encoded bytes of a batch, as a rule.
+    budget
+        What a batch may hold, as a rule.
     encoded_nbytes
         Encoded bytes of the batch in hand, those that rows share counted for each.
     """
 
     device: Device
-    most_nbytes: int
+    budget: Budget
     stream: int = field(init=False)
     pending: Pending | None = field(init=False, default=None)
     encoded_nbytes: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        device = self.device
+        device, most_nbytes = self.device, self.budget.encoded_nbytes
         self.stream = device.create_stream()
         self.encoded_host = PinnedSlab(device)
-        self.encoded = Slab(device, self.most_nbytes + 2 * PADDING_NBYTES)
-        self.landed = Slab(device, self.most_nbytes + LANDED_ROOM_NBYTES)
+        self.encoded = Slab(device, most_nbytes + 2 * PADDING_NBYTES)
+        self.landed = Slab(device, most_nbytes + LANDED_ROOM_NBYTES)
         self.returned_host = PinnedSlab(device)
         self.arenas = (Slab(device), Slab(device))
         self.realigned = Slab(device)

@@ -19,6 +19,7 @@ from gpushard.devices.batch import (
     scatter_decoded,
     scatter_fill,
 )
+from gpushard.devices.budget import N_LANES, Budget
 from gpushard.devices.chain import COMPRESSED, DeviceChain
 from gpushard.devices.fetching import choose_fetch
 from gpushard.devices.landing import Encoded, SlotLanding, brought_back
@@ -28,7 +29,6 @@ from gpushard.devices.straight import straight_copies
 from gpushard.devices.target import DeviceTarget, PlacedTarget, place_targets
 from gpushard.errors import DeviceError, DeviceMemoryError
 from gpushard.job import Answer, Job
-from gpushard.options import KIB, Options
 from gpushard.place import completed, decode_row
 from gpushard.ranged import RangedBlock
 from gpushard.selection import Ints
@@ -36,16 +36,9 @@ from gpushard.source import Source
 
 _log = logging.getLogger("gpushard.devices")
 
-# Two lanes: one copies while the other decodes (DESIGN 8.5).
-N_LANES = 2
 # Streams that keep a large GPU busy (DESIGN 8.2).
 MAX_ROWS = 4096
 
-
-# What a zstd decoder asks for beside three times the decoded bytes (DESIGN 8.2), and
-# what the tables of a row take.
-_STREAM_NBYTES = 8 * KIB
-_TABLES_NBYTES = 512
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -83,9 +76,10 @@ class DeviceSink:
         self.device = device
         self.chain = chain
         self.decodes = decodes
-        self.batch_nbytes, n_rows = _shares(chain, source.options, decodes=decodes)
-        self.max_rows = min(MAX_ROWS, n_rows)
-        self._lanes = [Lane(device, self.batch_nbytes) for _ in range(N_LANES)]
+        budget = Budget.of(chain, source.options, decodes=decodes)
+        self.batch_nbytes = budget.encoded_nbytes
+        self.max_rows = min(MAX_ROWS, budget.n_rows)
+        self._lanes = [Lane(device, budget) for _ in range(N_LANES)]
         self._streams = [lane.stream for lane in self._lanes]
         self._idle: queue.SimpleQueue[Lane] = queue.SimpleQueue()
         self._fetch = choose_fetch(
@@ -375,22 +369,3 @@ def _let_go(lane: Lane) -> None:
     """Wait for what is under way on a lane; that it failed is known."""
     with suppress(DeviceError):
         lane.drain()
-
-
-def _shares(chain: DeviceChain, options: Options, *, decodes: bool) -> tuple[int, int]:
-    """Encoded bytes and inner chunks of a batch, so that all stays in `memory_limit`.
-
-    Encoded bytes lie in the slots and on the lanes; a lane has two arenas as well, and
-    scratch of three times the decoded bytes.
-    """
-    n_homes = options.pinned_slots + N_LANES
-    per_row = _TABLES_NBYTES
-    encoded_share = options.memory_limit * 3 // 4
-    if not decodes:
-        per_row += 2 * chain.decoded_nbytes  # pinned, and on the device
-        encoded_share = options.memory_limit // 4
-    elif chain.steps:
-        per_row += _STREAM_NBYTES + 5 * chain.decoded_nbytes
-        encoded_share = options.memory_limit // 3
-    rows_share = (options.memory_limit - encoded_share) // N_LANES
-    return max(1, encoded_share // n_homes), max(1, rows_share // per_row)
