@@ -230,6 +230,33 @@ def test_a_batch_takes_few_driver_calls(tmp_path, chain):
     assert len(downloads) == 1 + chain.startswith("blosc")
     batch = len(log) - 2  # the tables of the targets and their event
     assert batch <= 20
+    # For the batch, and for the tables; Blosc for the count.
+    assert device.n_waits == 2 + chain.startswith("blosc")
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_more_batches_take_few_driver_calls_and_hardly_memory(tmp_path, chain):
+    stored(tmp_path, CHAINS[chain], shape=(16, 80))
+    a = gpushard.open_array(tmp_path)
+    few, more = (calls_of(a, part) for part in (np.s_[:, :40], np.s_[:, :]))
+    assert (few["scatters"], more["scatters"]) == (4, 8)
+    assert more["memory"] <= few["memory"] + 2  # where streams are larger than before
+    assert more["calls"] - few["calls"] <= 4 * 20
+    assert more["waits"] - few["waits"] == 4 * (1 + chain.startswith("blosc"))
+
+
+def calls_of(a, part):
+    """How often a read in batches of two inner chunks asks for what."""
+    taken = []
+    device = emulated(refuses=lambda kind, _: taken.append(kind))
+    read_on_device(a, [expressions.basic(part, a.shape)], device, max_rows=2)
+    n_memory = len(taken) - taken.count("launch")
+    return {
+        "scatters": sum(what.startswith("gs_scatter") for *_, what in device.log),
+        "memory": n_memory,
+        "calls": device.n_calls - n_memory,
+        "waits": device.n_waits,
+    }
 
 
 def test_lanes_take_turns(tmp_path):

@@ -113,6 +113,7 @@ class EmulatedDevice:
     model: str = "emulated"
     log: list[tuple[int, str, str]] = field(default_factory=list)
     n_calls: int = 0
+    n_waits: int = 0
     refuses: Callable[[str, int], bool] = lambda *_: False
     breaks: Callable[[int], bool] = lambda _: False
     n_takes: int = 0
@@ -261,6 +262,7 @@ class EmulatedDevice:
     def wait(self, event: Marker) -> None:
         self.check()
         self.n_calls += 1
+        self.n_waits += 1
         while not event.done:
             self.check()
             # Nobody but what is queued runs until then.
