@@ -116,12 +116,15 @@ def test_integers_points_and_missing_rows_go_with_shuffled_ones(schedule):
 
 @pytest.mark.parametrize("n_axes", [2, 4, 5])
 @pytest.mark.parametrize(("target", "kind"), [("i4", "planes"), ("f8", "castplanes")])
-def test_every_rank_has_a_kernel_for_shuffled_rows(n_axes, target, kind):
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_rank_has_a_kernel_for_shuffled_rows(n_axes, target, kind, schedule):
     shape = (3,) * n_axes
     array = sts.numbered(shape)
     order = tuple(reversed(range(n_axes)))
     case = straight_case(array, (2,) * n_axes, axis_order=order, block_items=(4, 3))
     form = (1,) * n_axes, tuple(range(n_axes)), (0,) * n_axes, 0
-    names = assert_kernels_write_what_numpy_writes(case, form, np.dtype(target))
+    names = assert_kernels_write_what_numpy_writes(
+        case, form, np.dtype(target), schedule=schedule
+    )
     rank = 32 if kind == "castplanes" or n_axes > 4 else n_axes
     assert names == {f"gs_scatter_{kind}_{rank}"}
