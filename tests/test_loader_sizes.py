@@ -1,4 +1,4 @@
-"""Loads are larger where samples from anywhere share inner chunks."""
+"""Loads are larger where samples share inner chunks, smaller where they decode much."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
+from zarr.storage import MemoryStore
 
+import gpushard
 from gpushard import Loader, Ragged
 from gpushard.loader import reading, sizes
 from gpushard.loader.arguments import laid_fields
@@ -24,6 +27,17 @@ def fields_of(arrays: Any, window: Any = None) -> Any:
         arrays, num_threads=None, window=window, lead=None, conversions=conversions
     )
     return fields
+
+
+def sparse(shape: Any, chunks: Any) -> gpushard.Array:
+    """An array of bytes of which nothing is stored."""
+    z = zarr.create_array(MemoryStore({}), shape=shape, chunks=chunks, dtype="u1")
+    return gpushard.open_array(z.store)
+
+
+def usual(arrays: Any, n: int, n_samples: int, *, is_scattered: bool = True) -> int:
+    fields = fields_of(arrays)
+    return sizes.usual_samples(fields, n, n_samples, is_scattered=is_scattered)
 
 
 def most(arrays: Any, n: int = USUAL, window: Any = None) -> int:
@@ -58,6 +72,34 @@ def test_ragged_samples_go_by_their_mean_length():
 
 def test_an_array_without_samples_has_no_load():
     assert most(stored(np.zeros((0, 4), "u1"), (2, 4))) == USUAL
+
+
+@pytest.mark.parametrize("is_scattered", [True, False])
+@pytest.mark.parametrize("n_samples", [2**24, 2**52])
+def test_samples_in_inner_chunks_of_their_own_are_read_by_the_thousand(
+    n_samples, is_scattered
+):
+    a = sparse((n_samples,), (1,))
+    assert usual(a, 2**20, n_samples, is_scattered=is_scattered) == 2**14
+
+
+def test_samples_that_decode_much_each_are_read_by_what_they_decode():
+    a = sparse((2**50,), (2**24,))
+    assert usual(a, 2**20, 2**50) == 64
+    assert usual(a, 2**20, 2**50, is_scattered=False) == 2**20  # in one inner chunk
+
+
+def test_samples_that_share_what_they_decode_are_read_together():
+    """A million of 2**32 in 2**16 inner chunks: sixteen in each."""
+    assert usual(sparse((2**32,), (2**16,)), 2**20, 2**32) == 2**20
+
+
+def test_a_first_batch_of_small_samples_looks_for_no_more_shards_than_its_load():
+    loader = Loader(sparse((2**52,), (1,)), batch_size=4, shuffle=True)
+    with loader:
+        assert next(iter(loader)).tolist() == [0] * 4
+    # What is planned and read ahead as well: 2**11 first, then 2**13, then 2**14.
+    assert 0 < loader._settings.fields[0].tally.counts["loaded_samples"] < 2**17
 
 
 @pytest.mark.parametrize(

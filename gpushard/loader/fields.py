@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -105,6 +106,12 @@ class Field:
             reach = length - 1 + mean_cell
             part *= min(reach / max(extent, 1), 1.0)
         return part
+
+    @property
+    def n_chunks(self) -> int:
+        """Inner chunks that there are, stored or not."""
+        grids = [member.source.layout.inner_axes for member in self.members]
+        return sum(prod(axis.n_cells for axis in grid) for grid in grids)
 
     def axis(self, unit: str) -> GridAxis:
         """Axis 0 of the array, cut where its shards or its inner chunks end.

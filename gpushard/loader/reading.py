@@ -24,7 +24,7 @@ from gpushard.loader.order import Order
 from gpushard.loader.places import Place
 from gpushard.loader.prefetch import Stopped
 from gpushard.loader.shares import Share
-from gpushard.loader.sizes import most_samples
+from gpushard.loader.sizes import most_samples, usual_samples
 from gpushard.loader.stopping import stoppable
 from gpushard.loader.windows import Origins
 from gpushard.options import MIB
@@ -143,8 +143,15 @@ class Reader:
 
         The first one is small, so that the first batch is soon there.
         """
-        usual = max(LOAD_NBYTES // self.sample_nbytes, share.batch_size)
-        most = most_samples(self.fields, usual, is_scattered=order.is_scattered)
+        is_scattered = order.is_scattered
+        usual = usual_samples(
+            self.fields,
+            LOAD_NBYTES // self.sample_nbytes,
+            self.origins.n,
+            is_scattered=is_scattered,
+        )
+        usual = max(usual, share.batch_size)
+        most = most_samples(self.fields, usual, is_scattered=is_scattered)
         n_wanted = max(usual // 8, share.batch_size)
         while start < share.n_turns:
             stop = load_end(order, share, start, n_wanted)
