@@ -361,7 +361,7 @@ class Array(NumpyLike):
     ) -> list[Any]:
         """Results, over damage as the caller asked for."""
         with self._named:
-            policy = DamagePolicy(errors)
+            policy = DamagePolicy(errors, self.source.layout.inner_grid)
             results = self._read(request.over(policy.damage), memory_limit)
         policy.warn(stacklevel=3)
         return results

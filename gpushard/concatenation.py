@@ -299,7 +299,7 @@ class ConcatArray(NumpyLike):
             if not mine:
                 continue
             source = array.source.limited(memory_limit)
-            costs = damage.of_array(source.store.url)
+            costs = damage.of_array(source.store.url, source.layout.inner_grid)
             reader = partial(read_at_once, tally=tally, damage=costs)
             read_in_rounds(source, [p for p, _ in mine], [o for _, o in mine], reader)
             read.append(source)
@@ -344,7 +344,7 @@ class ConcatArray(NumpyLike):
         for array, mine, which in self.shares(selections):
             into = [outs[i] for i in which]
             source = array.source.limited(memory_limit)
-            costs = damage.of_array(source.store.url)
+            costs = damage.of_array(source.store.url, source.layout.inner_grid)
             yield host_job(source, mine, into, tally, costs)
 
     def shares(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from gpushard.errors import CorruptShardError, DamageWarning, OptionError
@@ -38,10 +38,10 @@ class Damage(Protocol):
         """
         ...
 
-    def of_array(self, store_url: str) -> Damage:
+    def of_array(self, store_url: str, grid: Sequence[int]) -> Damage:
         """The same for one of several arrays, which lies in the store at `store_url`.
 
-        Their inner chunks have coordinates of their own.
+        Their inner chunks have coordinates of their own, in a grid of shape `grid`.
         """
         ...
 
@@ -55,12 +55,43 @@ class EndsRead:
         """Raise `error`."""
         raise error
 
-    def of_array(self, store_url: str) -> EndsRead:  # noqa: ARG002 - it tells nothing
+    def of_array(
+        self,
+        store_url: str,  # noqa: ARG002 - it tells nothing
+        grid: Sequence[int],  # noqa: ARG002
+    ) -> EndsRead:
         """The same: any array's damage ends the read."""
         return self
 
 
 ENDS_READ = EndsRead()
+
+
+class _Told:
+    """Inner chunks that were told of, by number in C order: a bit each.
+
+    A damaged index costs millions of them, and an object each would take more than the
+    memory limit. So each number of a page of 512 that has any takes its bit there.
+    """
+
+    _PAGE_LOG2 = 9
+
+    def __init__(self, grid: Sequence[int]) -> None:
+        self._grid = grid
+        self._pages: dict[int, int] = {}
+
+    def add(self, coordinate: tuple[int, ...] | None) -> bool:
+        """Add one, or what is about none; whether it was not there."""
+        number = -1
+        if coordinate is not None:
+            number = 0
+            for at, n_cells in zip(coordinate, self._grid, strict=True):
+                number = number * n_cells + at
+        page = number >> self._PAGE_LOG2
+        bits = self._pages.get(page, 0)
+        with_it = bits | 1 << (number & (1 << self._PAGE_LOG2) - 1)
+        self._pages[page] = with_it
+        return with_it != bits
 
 
 class Replaced:
@@ -71,6 +102,8 @@ class Replaced:
     report
         Called with the error of each damaged inner chunk, one call at a time; what it
         raises ends the read.
+    grid
+        Inner chunks along each axis of the array.
     store_url
         Address of the array's store, for errors that have to tell it.
     """
@@ -80,16 +113,17 @@ class Replaced:
     def __init__(
         self,
         report: Callable[[CorruptShardError], Any],
+        grid: Sequence[int],
         store_url: str | None = None,
     ) -> None:
         self._report = report
         self._store_url = store_url
-        self._reported: set[tuple[int, ...] | None] = set()
+        self._told = _Told(grid)
         self._lock = threading.Lock()
 
-    def of_array(self, store_url: str) -> Replaced:
+    def of_array(self, store_url: str, grid: Sequence[int]) -> Replaced:
         """The same for one of several arrays; reports still come one at a time."""
-        other = Replaced(self._report, store_url)
+        other = Replaced(self._report, grid, store_url)
         other._lock = self._lock
         return other
 
@@ -97,9 +131,8 @@ class Replaced:
         """Report `error`, unless its inner chunk was reported before."""
         with self._lock:
             # Several selections, or a second look, may meet the same inner chunk.
-            if error.inner_chunk in self._reported:
+            if not self._told.add(error.inner_chunk):
                 return
-            self._reported.add(error.inner_chunk)
             if self._store_url is not None:
                 error.add_context(store_url=self._store_url)
             self._report(error)
@@ -124,6 +157,8 @@ class DamagePolicy:
     ----------
     errors
         "raise", "fill" or what to call with each error.
+    grid
+        Inner chunks along each axis of the array; of several, each tells its own.
 
     Raises
     ------
@@ -131,14 +166,14 @@ class DamagePolicy:
         It is none of these.
     """
 
-    def __init__(self, errors: OnDamage) -> None:
+    def __init__(self, errors: OnDamage, grid: Sequence[int] = ()) -> None:
         self._summary: _Summary | None = None
         self.damage: Damage = ENDS_READ
         if callable(errors):
-            self.damage = Replaced(errors)
+            self.damage = Replaced(errors, grid)
         elif errors == "fill":
             self._summary = _Summary()
-            self.damage = Replaced(self._summary)
+            self.damage = Replaced(self._summary, grid)
         elif errors != "raise":
             raise OptionError(
                 "errors= is no way to treat damage",

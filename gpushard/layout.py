@@ -246,6 +246,11 @@ class ArrayLayout:
         """Coordinate of each stored object in the chunk grid, in C order."""
         return in_c_order([axis.n_cells for axis in self.axes])
 
+    @property
+    def inner_grid(self) -> tuple[int, ...]:
+        """Innermost inner chunks along each axis."""
+        return tuple(axis.n_cells for axis in self.inner_axes)
+
     @cached_property
     def inner_axes(self) -> tuple[GridAxis, ...]:
         """The grid of innermost inner chunks (the chunk grid if unsharded)."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import warnings
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 import gpushard
@@ -14,6 +17,7 @@ from array_strategies import codec
 from cuda_host.device import EmulatedDevice
 from damaged_arrays import WAYS, emulated, on_host, opened
 from gpushard import Options
+from gpushard.damage import Replaced
 from gpushard.errors import (
     ChecksumError,
     CorruptShardError,
@@ -22,6 +26,7 @@ from gpushard.errors import (
     OptionError,
     StoreError,
 )
+from gpushard.options import KIB
 from spec_shards import CRC, EMPTY, LITTLE, document, index_of, sharding
 from zarr_oracle import StoredArray, held, write
 
@@ -296,3 +301,41 @@ def test_a_failed_read_leaves_nothing_queued_on_the_device(chain, damage, tmp_pa
         a[...]
     assert not any(device._streams.values())
     assert np.array_equal(a[16:].get(), VALUES[16:])
+
+
+GRID = (7, 2, 3000)
+
+
+@given(
+    st.lists(
+        st.one_of(st.none(), st.tuples(*(st.sampled_from((0, 1, n - 1)) for n in GRID)))
+    )
+)
+def test_each_inner_chunk_is_told_once_whatever_others_are(coordinates):
+    told: list[tuple[int, ...] | None] = []
+    damage = Replaced(lambda error: told.append(error.inner_chunk), GRID)
+    for coordinate in coordinates:
+        damage.note(CorruptShardError("damaged", inner_chunk=coordinate))
+    assert told == list(dict.fromkeys(coordinates))
+
+
+def test_damaged_inner_chunks_side_by_side_are_remembered_in_a_bit_each():
+    """Of an index with a wrong checksum: an object each takes 10 MiB for 65,536."""
+    error = CorruptShardError("damaged")
+    n_told = 0
+
+    def count(_: CorruptShardError) -> None:
+        nonlocal n_told
+        n_told += 1
+
+    damage = Replaced(count, (2**20, 1))
+    tracemalloc.start()
+    try:
+        for k in range(2**16):
+            error.inner_chunk = (k, 0)
+            damage.note(error)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert n_told == 2**16
+    assert peak < 64 * KIB

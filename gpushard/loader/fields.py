@@ -110,8 +110,7 @@ class Field:
     @property
     def n_chunks(self) -> int:
         """Inner chunks that there are, stored or not."""
-        grids = [member.source.layout.inner_axes for member in self.members]
-        return sum(prod(axis.n_cells for axis in grid) for grid in grids)
+        return sum(prod(m.source.layout.inner_grid) for m in self.members)
 
     def axis(self, unit: str) -> GridAxis:
         """Axis 0 of the array, cut where its shards or its inner chunks end.
