@@ -43,7 +43,7 @@ class RangeServer:
     answers_ranges
         False: every GET is answered 200 with the whole body.
     answers_suffixes
-        False: ``bytes=-n`` is answered `suffix_status`.
+        False: ``bytes=-n`` is answered `suffix_status`; 200 with the whole body.
     checks_if_match
         False: If-Match is ignored.
     cut_bodies
@@ -67,6 +67,8 @@ class RangeServer:
         How 206 answers tell the range: "all", without the "total", or "nothing".
     stretch
         Ranges are answered with so many bytes more.
+    garbles
+        Whether ranges are answered with other bytes than the object's.
     answers_head
         False: HEAD is answered 405.
     redirects
@@ -98,6 +100,7 @@ class RangeServer:
     transfer: Literal["plain", "chunked", "gzip", "gzip chunked", "closed"] = "plain"
     tells_ranges: Literal["all", "total", "nothing"] = "all"
     stretch: int = 0
+    garbles: bool = False
     answers_head: bool = True
     redirects: bool | str = False
     page: bytes | None = None
@@ -281,7 +284,8 @@ class _Handler(BaseHTTPRequestHandler):
         settings = self.server.settings
         first, _, last = asked.removeprefix("bytes=").partition("-")
         if not first and not settings.answers_suffixes:
-            return settings.suffix_status, {}, b""
+            is_ignored = settings.suffix_status == 200
+            return settings.suffix_status, headers, body if is_ignored else b""
         start = int(first) if first else max(0, len(body) - int(last))
         stop = min(len(body), int(last) + 1) if first and last else len(body)
         if start >= len(body):
@@ -291,4 +295,5 @@ class _Handler(BaseHTTPRequestHandler):
         total = len(body) if settings.tells_ranges == "all" else "*"
         if settings.tells_ranges != "nothing":
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{total}"
-        return 206, headers, body[start:stop]
+        part = body[start:stop]
+        return 206, headers, bytes(b ^ 1 for b in part) if settings.garbles else part
