@@ -152,14 +152,20 @@ def device_job(  # noqa: PLR0913  as `read_to_device`
     tally: Tally,
     entries: Sequence[Event] = (),
     damage: Damage = ENDS_READ,
+    n_sharing: int = 1,
 ) -> Job | None:
     """Job that does what `read_to_device` does; None if the host has to scatter.
 
     If it is begun and not finished, or fails, `abandon` it.
+
+    Parameters
+    ----------
+    n_sharing
+        Jobs that are under way at the same time, and share what is free.
     """
     device.check()
     plan = plan_read(source.layout, selections)
-    source = source.limited(room_nbytes(source, device))
+    source = source.limited(room_nbytes(source, device, n_sharing))
     try:
         sink = _device_sink(source, plan, outputs, device, entries)
     except DeviceMemoryError:
@@ -195,7 +201,7 @@ def kernels_scatter(
     return True
 
 
-def room_nbytes(source: Source, device: Device) -> int:
+def room_nbytes(source: Source, device: Device, n_sharing: int = 1) -> int:
     """What batches of an array may hold, so that they keep a device busy.
 
     Batches are cut by streams before bytes, of which a host's default has room for few
@@ -206,7 +212,8 @@ def room_nbytes(source: Source, device: Device) -> int:
     decodes = chain is not None and not why and chain.steps
     if not decodes or limit != DEFAULT.memory_limit:
         return limit
-    return max(min(device.free_nbytes() // _FREE_SHARE, _LARGEST_ROOM_NBYTES), limit)
+    share = min(device.free_nbytes() // _FREE_SHARE, _LARGEST_ROOM_NBYTES)
+    return max(share // n_sharing, limit)
 
 
 def _device_sink(

@@ -91,12 +91,20 @@ class DevicePlace:
         Pieces of the device's memory kept for later.
     consumer
         The stream that batches are used on.
+    n_arrays
+        Stored arrays that a load reads.
     """
 
     n_behind, n_planned = 1, 0
 
     def __init__(
-        self, device: Device, host: Memory, n_kept: int, consumer: Callable[[], Stream]
+        self,
+        device: Device,
+        host: Memory,
+        n_kept: int,
+        consumer: Callable[[], Stream],
+        *,
+        n_arrays: int,
     ) -> None:
         from gpushard.loader.device_memory import DeviceMemory
 
@@ -104,6 +112,7 @@ class DevicePlace:
         self._device = device
         self._host = host
         self._pid = os.getpid()
+        self._n_sharing = n_arrays * (1 + self.n_behind)
 
     def check(self) -> None:
         """Refuse a process that was forked.
@@ -165,7 +174,7 @@ class DevicePlace:
         from gpushard.devices.reading import device_job
 
         how = {"device": self._device, "tally": field.tally, "entries": entries}
-        job = partial(device_job, **how)
+        job = partial(device_job, n_sharing=self._n_sharing, **how)
         if not isinstance(field.array, ConcatArray):
             made = [job(field.array.source, selections, outs)]
         else:

@@ -135,7 +135,8 @@ class Settings:
         if self.device is None:
             return HostPlace(memory)
         consumer = consumer_stream(self.kind, self.device)
-        return DevicePlace(self.device, memory, n_kept, consumer)
+        n_arrays = sum(len(field.members) for field in self.fields)
+        return DevicePlace(self.device, memory, n_kept, consumer, n_arrays=n_arrays)
 
     def exported(self, rows: Any) -> Any:
         """Array of the kind asked for, in the memory of `rows`; or a list of them."""
