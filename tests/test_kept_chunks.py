@@ -257,7 +257,9 @@ def kept_and_read(a: gpushard.Array) -> tuple[int, bool]:
 
 
 def test_threads_read_what_is_stored_while_shards_are_replaced(tmp_path):
-    z = written(tmp_path, VALUES * 0)
+    written(tmp_path, VALUES * 0)
+    # The oldest zarr writes files in place, and readers would meet half of one.
+    z = gpushard.open_array(tmp_path, device="cpu")
     options = Options(chunk_cache_nbytes=20 * 256, threads=1)
     a = gpushard.open_array(tmp_path, options=options)
     floor, n_read = [0], [0] * 3
