@@ -6,15 +6,17 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 
 import numpy as np
 import pytest
 
 from fuzz import kernels, mutations, running
 from fuzz.guard import GuardedRoom
-from gpushard import index
+from gpushard import fused, index
 from gpushard.codecs import blosc_blocks, gzip
 from gpushard.devices import target as devices_target
 from gpushard.devices.statuses import Status
@@ -225,6 +227,18 @@ def test_mutations_are_the_same_for_the_same_seed():
     assert made[:50] == made[50:]
     assert len(set(made)) > 40
     assert mutations.damaged_document(b"{", random.Random(1), donors) is None
+
+
+def test_no_compiled_loop_is_instrumented():
+    dispatcher = pytest.importorskip("numba.core.dispatcher", reason="needs numba")
+    compiled = {
+        value.py_func.__module__
+        for found in iter_modules(fused.__path__, "gpushard.fused.")
+        for value in vars(import_module(found.name)).values()
+        if isinstance(value, dispatcher.Dispatcher)
+    }
+    assert "gpushard.fused.copies" in compiled
+    assert compiled <= set(running.compiled_modules())
 
 
 @pytest.mark.skipif(not find_spec("atheris"), reason="needs atheris (extra `fuzz`)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import re
 import resource
 import time
 import warnings
@@ -58,7 +59,7 @@ def compiled_modules() -> list[str]:
     return [
         f"gpushard.fused.{path.stem}"
         for path in sorted(_FUSED.glob("*.py"))
-        if "from numba import" in path.read_text()
+        if re.search("from numba import|@calls.inner", path.read_text())
     ]
 
 
