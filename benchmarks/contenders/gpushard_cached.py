@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import gpushard
-from benchmarks.contenders.gpushard_cpu import read_box, read_rows, versions
+from benchmarks.contenders.gpushard_cpu import OPTIONS, read_box, read_rows, versions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,5 +19,5 @@ __all__ = ["open_array", "read_box", "read_rows", "versions"]
 def open_array(path: Path) -> gpushard.Array:
     """Handle that the reads take."""
     nbytes = gpushard.open_array(path, device="cpu").nbytes
-    options = gpushard.Options(chunk_cache_nbytes=nbytes // 4)
+    options = OPTIONS.but(chunk_cache_nbytes=nbytes // 4)
     return gpushard.open_array(path, device="cpu", options=options)
