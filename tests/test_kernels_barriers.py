@@ -1,19 +1,15 @@
 """Barriers of the kernels are needed: without one, a schedule gives another result.
 
-A barrier is taken out of a copy of the sources; what the copy computes in any of the
-schedules must differ from what the sources compute. So no barrier can get lost unseen,
-the trailing ones included, which keep a fast warp out of the next round.
+A barrier is skipped by all threads; what the kernels compute then must in one of the
+schedules differ from what they compute with it. So no barrier can get lost unseen, the
+trailing ones included, which keep a fast warp out of the next round.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -22,7 +18,7 @@ import pytest
 import scatter_cases
 from blosc_batch import Batch
 from blosc_cases import NBYTES, frames_of
-from cuda_host.build import CACHE
+from cuda_host.deaths import deaths_of
 from cuda_host.launch import SCHEDULES, Kernels
 from gpushard.devices.kernels import kernel_directory
 from kernel_rows import addresses, held, sizes
@@ -127,13 +123,9 @@ ALL_BARRIERS = [
     for name, text in sorted(SOURCES.items())
     for nth in range(len(BARRIER.findall(text)))
 ]
+
+
 BARRIERS = [barrier for barrier in ALL_BARRIERS if barrier not in DEADLY]
-RUN_WITHOUT = """
-import sys
-import test_kernels_barriers as barriers
-name, nth = sys.argv[1], int(sys.argv[2])
-list(barriers.results(barriers.kernels_without(name, nth, name), name))
-"""
 
 
 def results(kernels, user):
@@ -147,18 +139,11 @@ def right_results(user):
     return list(results(Kernels(), user))
 
 
-def kernels_without(name, nth, user):
-    """Kernels of `user`, built from sources without the nth barrier of `name`."""
+def kernels_without(name, nth):
+    """Kernels none of whose threads waits at the nth barrier of `name`."""
     found = list(BARRIER.finditer(SOURCES[name]))[nth]
-    text = SOURCES[name]
-    changed = SOURCES | {name: text[: found.start()] + ";" + text[found.end() :]}
-    digest = sha256("\0".join(sorted(changed.values())).encode()).hexdigest()
-    # Always the same place, so that what was built for it is found again.
-    place = CACHE / f"without-{digest[:20]}"
-    place.mkdir(parents=True, exist_ok=True)
-    for file, content in changed.items():
-        (place / file).write_text(content)
-    return Kernels(paths=[place / user], headers=place)
+    line = 1 + SOURCES[name].count("\n", 0, found.start())
+    return Kernels(skipped=(kernel_directory() / name, line))
 
 
 def test_all_barriers_are_found_and_run():
@@ -174,21 +159,29 @@ def test_the_result_is_the_same_in_all_schedules(user):
 
 
 @pytest.mark.parametrize(("name", "nth"), BARRIERS)
-def test_a_barrier_taken_out_is_noticed(name, nth):
+def test_a_barrier_that_is_skipped_is_noticed(name, nth):
     user = USERS.get(name, name)
-    kernels = kernels_without(name, nth, user)
+    kernels = kernels_without(name, nth)
     pairs = zip(results(kernels, user), right_results(user), strict=True)
     assert any(got != right for got, right in pairs)
 
 
 @pytest.mark.parametrize(("name", "nth"), sorted(DEADLY))
-def test_a_barrier_taken_out_ends_the_process(name, nth):
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_WITHOUT, name, str(nth)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-    )
-    assert done.returncode == -signal.SIGABRT, done.stderr
-    assert "cuda_host: gs_verify_" in done.stderr
+def test_a_barrier_that_is_skipped_ends_the_process(name, nth):
+    death = deaths()[name, nth]
+    assert death.status == -signal.SIGABRT
+    assert "cuda_host: gs_verify_" in death.said, death.said
+
+
+@cache
+def deaths():
+    """How runs end without the barriers that none survives."""
+    calls = {
+        (
+            name,
+            nth,
+        ): f"list(b.results(b.kernels_without({name!r}, {nth}), {name!r}))"
+        for name, nth in DEADLY
+    }
+    found = deaths_of(list(calls.values()), "import test_kernels_barriers as b")
+    return dict(zip(calls, found, strict=True))

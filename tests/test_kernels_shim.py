@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
-import subprocess
-import sys
+import signal
+from functools import cache
 
 import numpy as np
 import pytest
 
 from cuda_host.build import HERE
+from cuda_host.deaths import deaths_of
 from cuda_host.launch import (
     BUILD,
     SCHEDULES,
@@ -25,15 +25,26 @@ from gpushard.devices.statuses import Status
 PLANTED = HERE / "planted.cu"
 POISON = 0xA5A5A5A5
 
-DIE = f"""
-import sys
-import numpy as np
+PRELUDE = f"""
 from pathlib import Path
+import numpy as np
 from cuda_host.launch import Kernels
-args = eval(sys.argv[2])
-Kernels(paths=[Path({str(PLANTED)!r})]).launch(
-    sys.argv[1], 1, int(sys.argv[3]), args, shared_nbytes=128)
+planted = Kernels(paths=[Path({str(PLANTED)!r})])
 """
+DIVERGENT = {
+    "gs_returned": (64, "a barrier after part of the block has returned"),
+    "gs_two_barriers": (64, "part of the block waits at another barrier"),
+    "gs_incomplete_mask": (64, "lanes of the mask never arrive"),
+    "gs_foreign_mask": (64, "a lane calls with a mask without it"),
+    "gs_other_collective": (32, "meet in different collectives"),
+    "gs_two_shuffles": (32, "meet at different places"),
+}
+# Arrays as gs_overrun numbers them.
+OVERRUN = {
+    "global": "heap-buffer-overflow",
+    "static shared": "global-buffer-overflow",
+    "dynamic shared": "heap-buffer-overflow",
+}
 
 both_switches = pytest.mark.parametrize(
     "build", [BUILD] if in_sanitized_process() else ["plain", "ucontext"]
@@ -46,20 +57,33 @@ def planted():
     return Kernels(paths=[PLANTED])
 
 
-def launch_and_die(name, args="[]", *, threads=32, sanitized=False):
-    environment = sanitized_environment() if sanitized else dict(os.environ)
-    root = HERE.parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", DIE, name, args, str(threads)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment | {"PYTHONPATH": f"{root}:{root / 'tests'}"},
-        timeout=60,
+def launching(name, *args, threads=32):
+    arguments = ", ".join(args)
+    return f"planted.launch({name!r}, 1, {threads}, [{arguments}], shared_nbytes=128)"
+
+
+@cache
+def plain_deaths():
+    """How launches end that nothing but the shim notices."""
+    calls = {name: launching(name, threads=n) for name, (n, _) in DIVERGENT.items()}
+    calls["gs_deep"] = launching("gs_deep", "np.zeros(32, 'u4')", "np.uint32(261000)")
+    return dict(zip(calls, deaths_of(list(calls.values()), PRELUDE), strict=True))
+
+
+@cache
+def sanitized_deaths():
+    """How launches end that a sanitizer notices."""
+    calls = {
+        array: launching(
+            "gs_overrun", "np.zeros(32, 'u4')", f"np.uint32({k})", "np.uint32(32)"
+        )
+        for k, array in enumerate(OVERRUN)
+    }
+    calls["misaligned"] = launching(
+        "gs_misaligned", "np.zeros(64, 'u1')", "np.uint32(4)"
     )
-    # A signal, or the status that UBSan exits with.
-    assert done.returncode < 0 or (sanitized and done.returncode == 1), done.stderr
-    return done.stderr
+    deaths = deaths_of(list(calls.values()), PRELUDE, sanitized_environment())
+    return dict(zip(calls, deaths, strict=True))
 
 
 # ---- right kernels give right results
@@ -306,20 +330,11 @@ def test_blocks_run_in_another_order_in_each_schedule(planted):
 
 
 @pytest.mark.skipif(in_sanitized_process(), reason="aborts, sanitized or not")
-@pytest.mark.parametrize(
-    ("name", "threads", "why"),
-    [
-        ("gs_returned", 64, "a barrier after part of the block has returned"),
-        ("gs_two_barriers", 64, "part of the block waits at another barrier"),
-        ("gs_incomplete_mask", 64, "lanes of the mask never arrive"),
-        ("gs_foreign_mask", 64, "a lane calls with a mask without it"),
-        ("gs_other_collective", 32, "meet in different collectives"),
-        ("gs_two_shuffles", 32, "meet at different places"),
-    ],
-)
-def test_a_divergent_kernel_dies_with_its_source_line(name, threads, why):
-    told = launch_and_die(name, threads=threads)
-    assert re.search(rf"{name}: .*{why}.*planted\.cu:\d+", told), told
+@pytest.mark.parametrize("name", DIVERGENT)
+def test_a_divergent_kernel_dies_with_its_source_line(name):
+    death, (_, why) = plain_deaths()[name], DIVERGENT[name]
+    assert death.status == -signal.SIGABRT
+    assert re.search(rf"{name}: .*{why}.*planted\.cu:\d+", death.said), death.said
 
 
 @pytest.mark.skipif(in_sanitized_process(), reason="faults, sanitized or not")
@@ -327,32 +342,23 @@ def test_a_stack_overflow_faults_instead_of_running_into_a_neighbour(planted):
     out = np.zeros(32, np.uint32)
     planted.launch("gs_deep", 1, 32, [out, np.uint32(200_000)])
     assert out.all()
-    launch_and_die("gs_deep", "[np.zeros(32, 'u4'), np.uint32(261000)]")
+    assert plain_deaths()["gs_deep"].status == -signal.SIGSEGV
 
 
-@pytest.mark.skipif(in_sanitized_process(), reason="starts sanitized processes")
-@pytest.mark.parametrize(
-    ("which", "error"),
-    [
-        (0, "heap-buffer-overflow"),
-        (1, "global-buffer-overflow"),
-        (2, "heap-buffer-overflow"),
-    ],
-    ids=["global", "static shared", "dynamic shared"],
-)
-def test_one_element_past_an_array_is_found(which, error):
-    args = f"[np.zeros(32, 'u4'), np.uint32({which}), np.uint32(32)]"
-    told = launch_and_die("gs_overrun", args, sanitized=True)
-    assert error in told, told
-    assert "planted.cu" in told, told
+@pytest.mark.skipif(in_sanitized_process(), reason="starts a sanitized process")
+@pytest.mark.parametrize("array", OVERRUN)
+def test_one_element_past_an_array_is_found(array):
+    death = sanitized_deaths()[array]
+    assert death.status == -signal.SIGABRT
+    assert OVERRUN[array] in death.said, death.said
+    assert "planted.cu" in death.said, death.said
 
 
-@pytest.mark.skipif(in_sanitized_process(), reason="starts sanitized processes")
+@pytest.mark.skipif(in_sanitized_process(), reason="starts a sanitized process")
 def test_a_misaligned_vector_access_is_found():
-    told = launch_and_die(
-        "gs_misaligned", "[np.zeros(64, 'u1'), np.uint32(4)]", sanitized=True
-    )
-    assert "misaligned address" in told, told
+    death = sanitized_deaths()["misaligned"]
+    assert death.status != 0
+    assert "misaligned address" in death.said, death.said
 
 
 def test_statuses_are_those_of_the_kernels():

@@ -10,6 +10,7 @@
 namespace gs_host {
 
 inline void wait_at_barrier(Place place) {
+    if (is_same_place(place, run.skipped)) return;
     run.current->place = place;
     run.current->state = State::AT_BARRIER;
     pause();
@@ -25,6 +26,10 @@ inline Fiber& meet(uint32_t mask, Collective kind, uint64_t gave, Place place) {
     me.state = State::AT_COLLECTIVE;
     pause();
     return me;
+}
+
+inline void meet_at_barrier(uint32_t mask, Place place) {
+    if (!is_same_place(place, run.skipped)) meet(mask, Collective::SYNC, 0, place);
 }
 
 // Value of lane `from`. That of a lane which took no part is undefined on the device:
@@ -78,9 +83,8 @@ inline unsigned from_down(unsigned delta, int width = 32) {
 
 #define __syncthreads() ::gs_host::wait_at_barrier(GS_HOST_PLACE)
 #define GS_MASK_OR_ALL(...) (0xffffffffu __VA_OPT__(&(__VA_ARGS__)))
-#define __syncwarp(...)                                                              \
-    static_cast<void>(::gs_host::meet(                                               \
-        GS_MASK_OR_ALL(__VA_ARGS__), ::gs_host::Collective::SYNC, 0, GS_HOST_PLACE))
+#define __syncwarp(...) \
+    ::gs_host::meet_at_barrier(GS_MASK_OR_ALL(__VA_ARGS__), GS_HOST_PLACE)
 #define __ballot_sync(mask, yes) ::gs_host::vote(mask, (yes) != 0, GS_HOST_PLACE)
 #define __any_sync(mask, yes) \
     static_cast<int>(::gs_host::vote(mask, (yes) != 0, GS_HOST_PLACE) != 0)

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -41,6 +42,10 @@ struct Place {
     const char* file;
     int line;
 };
+
+inline bool is_same_place(Place a, Place b) {
+    return a.line == b.line && (a.file == b.file || !std::strcmp(a.file, b.file));
+}
 
 #if defined(GS_HOST_SWITCH_UCONTEXT)
 typedef ucontext_t Saved;
@@ -100,6 +105,7 @@ struct Run {
     uint64_t schedule, random;
     uint32_t held;           // warps, or lanes of every warp, that are held back
     bool held_is_by_warp;
+    Place skipped;           // a barrier that nobody waits at; line 0: none
     const char* kernel;
     void (*body)(const void*);
     const void* arguments;

@@ -46,6 +46,8 @@ class _Launch(ctypes.Structure):
         ("params", ctypes.c_void_p),
         ("param_nbytes", ctypes.c_void_p),
         ("param_count", ctypes.c_uint64),
+        ("skipped_file", ctypes.c_char_p),
+        ("skipped_line", ctypes.c_uint64),
     )
 
 
@@ -58,19 +60,22 @@ class Kernels:
         "plain", "asan" (only in a process started by `run_sanitized`) or "ucontext".
     paths
         ``.cu`` files; by default those of gpushard.
-    headers
-        Directory of what they include; by default that of gpushard.
+    skipped
+        File and line of a barrier that nobody waits at.
     """
 
     def __init__(
         self,
         build: str = BUILD,
         paths: Sequence[Path] | None = None,
-        headers: Path | None = None,
+        skipped: tuple[Path, int] | None = None,
     ) -> None:
         self._build = build
         self._loaded: dict[str, ctypes.CDLL] = {}
-        self._headers = kernel_directory() if headers is None else headers
+        self._skipped = (
+            (None, 0) if skipped is None else (bytes(skipped[0]), skipped[1])
+        )
+        self._headers = kernel_directory()
         if paths is None:
             self._directory = self._headers
             self._sources = dict(load_kernel_sources())
@@ -105,6 +110,8 @@ class Kernels:
             params=ctypes.addressof(params),
             param_nbytes=ctypes.addressof(nbytes),
             param_count=len(values),
+            skipped_file=self._skipped[0],
+            skipped_line=self._skipped[1],
         )
         error = self._function(name)(ctypes.byref(launch))
         if error:

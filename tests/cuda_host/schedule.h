@@ -20,10 +20,6 @@ namespace gs_host {
 
 // ---- releasing those who wait
 
-inline bool is_same_place(Place a, Place b) {
-    return a.line == b.line && (a.file == b.file || !std::strcmp(a.file, b.file));
-}
-
 inline bool has_arrived(const Fiber& fiber, const Fiber& first) {
     if (fiber.state != State::AT_COLLECTIVE) return false;
     if (fiber.mask != first.mask) return false;
@@ -198,6 +194,8 @@ struct Launch {
     void** params;              // as cuLaunchKernel takes them
     uint64_t* param_nbytes;     // 0: is told, and nothing is launched
     uint64_t param_count;
+    const char* skipped_file;   // null: no barrier is skipped
+    uint64_t skipped_line;
 };
 
 enum LaunchError { LAUNCHED = 0, BAD_SHAPE = 1, BAD_COUNT = 2, BAD_NBYTES = 16 };
@@ -238,6 +236,7 @@ int launch(
     run.block_dim = {launch.block[0], launch.block[1], launch.block[2]};
     run.threads = launch.block[0] * launch.block[1] * launch.block[2];
     allocate_stacks(run.threads);
+    run.skipped = {launch.skipped_file, static_cast<int>(launch.skipped_line)};
     run.schedule = launch.schedule;
     run.random = 0x9E3779B97F4A7C15ull ^ (launch.schedule * 0xD1B54A32D192ED03ull);
     std::vector<unsigned char>(launch.shared_nbytes).swap(run.shared);
