@@ -22,10 +22,10 @@ from gpushard.selection import (
     Projection,
     SliceAxis,
     Takings,
-    cells_of_slice,
     project,
     takings_of,
 )
+from gpushard.stepped import SteppedCells
 
 # Slices of so many elements are kept laid out: their columns take 20 KiB at the most.
 _KEPT_LENGTH = 512
@@ -51,8 +51,8 @@ class LongSlice:
         start, step, length, *_ = selection
         self._selection, self._axis = selection, axis
         self._first = int(axis.cell_at(start))
-        # Cells that follow no rule; metadata spell out that many, and no more.
-        self._cells: Ints | None = None
+        # Cells that follow no rule.
+        self._cells: SteppedCells | None = None
         # Whether each element has a cell for itself.
         self._is_each = axis.boundaries is None and step > axis.cell
         if self._is_each:
@@ -61,8 +61,8 @@ class LongSlice:
             last = int(axis.cell_at(start + (length - 1) * step))
             self.n_cells = last - self._first + 1
         else:
-            self._cells = cells_of_slice(selection, axis)
-            self.n_cells = len(self._cells)
+            self._cells = SteppedCells(selection, axis)
+            self.n_cells = self._cells.n_cells
 
     @property
     def step(self) -> int:
@@ -77,7 +77,7 @@ class LongSlice:
     def cell_at(self, position: Ints) -> Ints:
         """Touched cells by their positions among them."""
         if self._cells is not None:
-            return self._cells[position]
+            return self._cells.cell_at(position)
         if self._is_each:
             start, step, *_ = self._selection
             return self._axis.cell_at(start + position * step)

@@ -64,8 +64,12 @@ class GridAxis:
     @property
     def longest(self) -> int:
         """Length of the longest cell."""
-        lengths = self.boundaries
-        return self.cell if lengths is None else int(np.diff(lengths).max(initial=0))
+        if self.boundaries is None:
+            return self.cell
+        # In runs: what all lengths take is as much as the boundaries do.
+        runs = range(0, self.n_cells, _HELD_CELLS)
+        cuts = (self.boundaries[first : first + _HELD_CELLS + 1] for first in runs)
+        return max((int(np.diff(cut).max()) for cut in cuts), default=0)
 
     def cell_at(self, element: Any) -> Any:
         """Cell that holds `element` (int or int64 array)."""

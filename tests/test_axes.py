@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import strategies as sts
 from damaged_arrays import WAYS, on_host, opened
-from gpushard import axes
+from gpushard import axes, stepped
 from gpushard.axes import LongShards, LongSlice, ShardedAxis, lay_axis
 from gpushard.expressions import basic
 from gpushard.layout import GridAxis
@@ -46,39 +46,47 @@ def sliced_axes(draw):
     return selection, GridAxis(extent, lengths[0]), outer, tuple(lengths[::-1])
 
 
+def short_runs():
+    """Runs of so few cells that an axis of several lengths has some."""
+    return mock.patch.object(stepped, "_RUN_CELLS", 4)
+
+
 @given(sliced_axes())
 def test_a_long_slice_gives_what_its_columns_give(sliced):
     selection, inner, *_ = sliced
-    columns, computed = project(selection, inner), LongSlice(selection, inner)
+    columns = project(selection, inner)
     position = np.arange(columns.n_cells)
-    assert computed.n_cells == columns.n_cells
-    assert (computed.step, computed.out_step) == (columns.step, columns.out_step)
-    assert computed.members is None
-    np.testing.assert_array_equal(computed.cell_at(position), columns.cell)
-    np.testing.assert_array_equal(computed.takings(position), columns[1:4])
-    some = position[::-2]  # any positions, in any order
-    np.testing.assert_array_equal(computed.takings(some), columns.takings(some))
-    assert computed.most_taken >= columns.length.max()
-    if computed.common_length is not None:
-        assert set(columns.length.tolist()) == {computed.common_length}
+    with short_runs():
+        computed = LongSlice(selection, inner)
+        assert computed.n_cells == columns.n_cells
+        assert (computed.step, computed.out_step) == (columns.step, columns.out_step)
+        assert computed.members is None
+        np.testing.assert_array_equal(computed.cell_at(position), columns.cell)
+        np.testing.assert_array_equal(computed.takings(position), columns[1:4])
+        some = position[::-2]  # any positions, in any order
+        np.testing.assert_array_equal(computed.takings(some), columns.takings(some))
+        assert computed.most_taken >= columns.length.max()
+        if computed.common_length is not None:
+            assert set(columns.length.tolist()) == {computed.common_length}
 
 
 @given(sliced_axes())
 def test_a_long_slice_is_grouped_by_shard_as_its_columns_are(sliced):
     selection, inner, outer, lengths = sliced
     columns = ShardedAxis.lay(project(selection, inner).cell, inner, outer, lengths)
-    long = LongSlice(selection, inner)
-    computed = LongShards(long, selection, inner, outer, lengths)
-    nth, position = np.arange(columns.n_shards), np.arange(long.n_cells)
-    assert computed.n_shards == columns.n_shards
-    np.testing.assert_array_equal(computed.shards_at(nth), columns.shard_cell)
-    np.testing.assert_array_equal(computed.bounds_at(nth), columns.bounds_at(nth))
-    assert columns.most_cells <= computed.most_cells <= columns.most_cells + 1
-    for mine, theirs in zip(
-        computed.in_index(position), columns.in_index(position), strict=True
-    ):
-        for level, other in zip(mine, theirs, strict=True):
-            np.testing.assert_array_equal(level, other)
+    with short_runs():
+        long = LongSlice(selection, inner)
+        computed = LongShards(long, selection, inner, outer, lengths)
+        nth, position = np.arange(columns.n_shards), np.arange(long.n_cells)
+        assert computed.n_shards == columns.n_shards
+        np.testing.assert_array_equal(computed.shards_at(nth), columns.shard_cell)
+        np.testing.assert_array_equal(computed.bounds_at(nth), columns.bounds_at(nth))
+        assert columns.most_cells <= computed.most_cells <= columns.most_cells + 1
+        for mine, theirs in zip(
+            computed.in_index(position), columns.in_index(position), strict=True
+        ):
+            for level, other in zip(mine, theirs, strict=True):
+                np.testing.assert_array_equal(level, other)
 
 
 def test_slices_that_take_whole_cells_are_known_to_take_as_many_of_each():
@@ -102,18 +110,19 @@ def test_only_slices_over_many_cells_are_long():
 @given(sts.layouts(), st.data())
 def test_a_plan_over_long_axes_is_the_plan_over_columns(layout, data):
     selection = basic(data.draw(sts.basic_keys(layout.shape)), layout.shape)
-    with mock.patch.object(axes, "LONG_CELLS", 0):
-        computed = plan_read(layout, [selection])
     columns = plan_read(layout, [selection])
-    assert computed.n_chunks == columns.n_chunks
-    for mine, other in zip(
-        sts.pieces_of(computed), sts.pieces_of(columns), strict=True
-    ):
-        for column, expected in zip(flat(mine), flat(other), strict=True):
-            np.testing.assert_array_equal(column, expected)
-        for position in mine.position.T:
-            there = columns.parts[0].chunk_coordinate(position)
-            assert computed.parts[0].chunk_coordinate(position) == there
+    with short_runs(), mock.patch.object(axes, "LONG_CELLS", 0):
+        computed = plan_read(layout, [selection])
+    with short_runs():
+        assert computed.n_chunks == columns.n_chunks
+        for mine, other in zip(
+            sts.pieces_of(computed), sts.pieces_of(columns), strict=True
+        ):
+            for column, expected in zip(flat(mine), flat(other), strict=True):
+                np.testing.assert_array_equal(column, expected)
+            for position in mine.position.T:
+                there = columns.parts[0].chunk_coordinate(position)
+                assert computed.parts[0].chunk_coordinate(position) == there
 
 
 def flat(block):
@@ -170,6 +179,29 @@ def test_a_plan_keeps_nothing_of_a_long_axis(key, per_shard):
         tracemalloc.stop()
     assert plan.n_chunks > N // 8
     assert n_chunks > 0
+    assert peak < 8 * MIB
+
+
+@pytest.mark.parametrize("per_shard", [0, 1 << 15])
+def test_a_plan_keeps_nothing_of_a_stepped_slice_over_cells_of_several_lengths(
+    per_shard,
+):
+    lengths = np.resize(2 * np.array([3, 1, 2, 6]), N) * max(per_shard, 1)
+    axis = GridAxis(int(lengths.sum()), 0, np.append(0, np.cumsum(lengths)))
+    levels = (sts.make_level((2,)),) if per_shard else ()
+    layout = sts.make_layout((axis.extent,), (axis,), levels)
+    selection = basic(np.s_[5 :: 7 * max(per_shard, 1)], layout.shape)
+    del lengths
+    tracemalloc.start()
+    try:
+        plan = plan_read(layout, [selection])
+        n_chunks = sum(block.n_chunks for block in islice(plan.blocks(), 3))
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert plan.n_chunks > N // 2
+    assert n_chunks > 0
+    assert held < 2 * MIB
     assert peak < 8 * MIB
 
 

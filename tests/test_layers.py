@@ -25,7 +25,7 @@ WALK = (
     ("layout", "listing"),
     ("numbering",),
     ("selection", "stores.base", "codecs.base", "rolling.window"),
-    ("index_arrays", "blocks", "index", "coalesce", "indexer"),
+    ("index_arrays", "blocks", "index", "coalesce", "indexer", "stepped"),
     (
         *("expressions", "axes", "chunk_cache", "known", "points", "touched"),
         *("portions", "clipping"),
@@ -80,6 +80,7 @@ PURE = {
     "clipping",
     "blocks",
     "axes",
+    "stepped",
     "grid",
     "points",
     "touched",
