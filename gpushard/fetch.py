@@ -81,7 +81,9 @@ def fetch_indexes(
     with tally.stage("index"):
         answers = source.store.read(requests)
     tally.add(n_index_requests=len(requests))
-    for i, answer in zip(wanted, answers, strict=True):
+    for n, i in enumerate(wanted):
+        # What was parsed is let go: of many indexes one at a time is held twice.
+        answer, answers[n] = answers[n], None
         if answer is not None:
             tally.add(index_nbytes=len(answer.data))
             try:

@@ -43,6 +43,11 @@ class GridPart:
         return tuple(axis.n_shards for axis in self.sharded)
 
     @property
+    def n_shards(self) -> int:
+        """Stored objects touched."""
+        return prod(self.shard_grid)
+
+    @property
     def n_chunks(self) -> int:
         """Inner chunks wanted."""
         return prod(p.n_cells for p in self.projections)

@@ -61,7 +61,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "min_nbytes_per_s": (1, _LARGEST),
 }
 """Smallest and largest value of each knob."""
-LIMITS = ("max_chunk_nbytes", "max_index_nbytes", "max_sharding_depth")
+LIMITS = ("max_chunk_nbytes", "max_index_nbytes", "max_sharding_depth", "memory_limit")
 """Knobs that bound what an array may ask for; a `LimitError` names the one to raise."""
 PLACEMENTS = ("cost", "device", "host")
 """Values of `Options.placement`."""
@@ -141,10 +141,10 @@ class Options:
     threads
         Worker threads of the CPU path. Decoders release the GIL, so one per CPU.
     memory_limit
-        Bytes of staging (encoded and decoded inner chunks in flight) a read may hold
-        beside its output. Left at the default, a read that a device decodes may hold
-        an eighth of what is free there, up to 4 GiB: it takes thousands of streams to
-        keep a GPU busy.
+        Bytes of staging (shard indexes, and encoded and decoded inner chunks, in
+        flight) a read may hold beside its output. Left at the default, a read that a
+        device decodes may hold an eighth of what is free there, up to 4 GiB: it takes
+        thousands of streams to keep a GPU busy.
     batch_nbytes
         Encoded bytes fetched and decoded as one unit of work. Large enough that the
         request overhead vanishes, small enough that several fit in the caches and in
@@ -190,8 +190,8 @@ class Options:
         fetched at once are held to it, too. 2 GiB are the most that Blosc and the
         codecs of Zarr v2 take. Lower it to `memory_limit` where arrays are not trusted.
     max_index_nbytes
-        Largest shard index accepted. 32 MiB are two million inner chunks a shard, and
-        to read all of them takes two to four times as much.
+        Largest shard index accepted. 32 MiB are two million inner chunks a shard; it
+        takes twice as much of `memory_limit`, and may take half of that.
     max_sharding_depth
         Deepest nesting of sharding codecs accepted.
     patience_s

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import prod
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gpushard.blocks import Planned, ShardBlock
+from gpushard.index_room import held_nbytes, n_at_once
 from gpushard.job import Job, rows_of
+from gpushard.options import MIB
 from gpushard.selection import Ints
 
-# An index is held encoded, decoded and as columns, and in flight beside another one.
-_COPIES = 4
+# Indexes in hand that take no more are not worth another limit for the rest.
+_LITTLE_NBYTES = MIB
+
+
+def beside_indexes(jobs: Sequence[Job]) -> Sequence[Job]:
+    """The jobs, held to what the shard indexes in hand leave of the memory limit.
+
+    Those of one job are read while another one's inner chunks are still decoded.
+    """
+    nbytes = max(map(_indexes_nbytes, jobs), default=0)
+    if nbytes <= _LITTLE_NBYTES:
+        return jobs
+    return [replace(job, source=job.source.beside(nbytes)) for job in jobs]
+
+
+def _indexes_nbytes(job: Job) -> int:
+    """Memory of the indexes in hand, as soon as it is worth a closer look."""
+    source, n_chunks = job.source, job.plan.n_chunks
+    nbytes = held_nbytes(source, n_chunks, n_chunks)
+    if nbytes > _LITTLE_NBYTES:
+        return held_nbytes(source, job.plan.n_shards, n_chunks)
+    return nbytes
 
 
 def cut_shards(job: Job, block: Planned) -> Iterator[Planned]:
@@ -22,7 +44,7 @@ def cut_shards(job: Job, block: Planned) -> Iterator[Planned]:
     if not job.source.layout.levels or n_shards <= 1:
         yield block
         return
-    n_fitting = _n_fitting(job, block, 0)
+    n_fitting = n_at_once(job.source, 0)
     for first in range(0, n_shards, n_fitting):
         marked = np.zeros(n_shards, bool)
         marked[first : first + n_fitting] = True
@@ -43,7 +65,7 @@ def _cut_nested(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
     """Pieces whose nested shards have indexes that fit, of one such shard at least."""
     pieces = [block]
     for level in range(1, len(job.source.layout.levels)):
-        n_fitting = _n_fitting(job, block, level)
+        n_fitting = n_at_once(job.source, level)
         if len(block.shard) > n_fitting:
             pieces = [
                 piece.at(np.flatnonzero(group == k))
@@ -52,15 +74,6 @@ def _cut_nested(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
                 for k in np.unique(group).tolist()
             ]
     return iter(pieces)
-
-
-def _n_fitting(job: Job, block: Planned, level: int) -> int:
-    """How many shards of a level have indexes that fit, one at least."""
-    source = job.source
-    first = tuple(block.shard_coords[0].tolist())
-    n_entries = prod(source.chunks_per_shard(first, level))
-    index_nbytes = source.layout.levels[level].index_nbytes(n_entries)
-    return max(1, source.options.memory_limit // (_COPIES * index_nbytes))
 
 
 def _nested(block: ShardBlock, level: int) -> Ints:

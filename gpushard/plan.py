@@ -42,6 +42,11 @@ class ReadPlan:
         """Inner chunks wanted, counted once for each part that wants them."""
         return sum(part.n_chunks for part in self.parts)
 
+    @property
+    def n_shards(self) -> int:
+        """Stored objects touched, counted as the inner chunks are."""
+        return sum(part.n_shards for part in self.parts)
+
     def blocks(self) -> Iterator[Planned]:
         """All inner chunks, each shard in one block for all parts that go together.
 

@@ -84,6 +84,11 @@ class PointPart:
         )
 
     @property
+    def n_shards(self) -> int:
+        """Stored objects touched."""
+        return len(run_starts(self.shard_cell))
+
+    @property
     def n_chunks(self) -> int:
         """Inner chunks wanted."""
         return self.cell.shape[1]

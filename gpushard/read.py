@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from gpushard.blocks import Planned
 from gpushard.errors import ObjectChangedError, naming
 from gpushard.gone import forget
+from gpushard.index_room import refuse_large
 from gpushard.job import Job, SelfReader, rows_of
-from gpushard.pieces import cut_shards
+from gpushard.pieces import beside_indexes, cut_shards
 from gpushard.ranges import range_tasks
 from gpushard.whole import fetched_whole, whole_tasks
 from gpushard.workers import Opener, Task, Work, run_tasks
@@ -57,6 +58,8 @@ def begin(jobs: Sequence[Job]) -> None:
         if job.plan.n_chunks:
             with _named(job):
                 job.source.refuse_large()
+                refuse_large(job.source)
+    jobs = beside_indexes(jobs)
     n_workers = _n_workers(jobs)
     directs = [(job, direct) for job in jobs if (direct := job.sink.direct(job))]
     run_tasks(_direct_tasks(directs, n_workers), n_workers)

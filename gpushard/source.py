@@ -265,17 +265,36 @@ class Source:
         )
 
     @cached_property
+    def index_nbytes(self) -> tuple[int, ...]:
+        """Encoded size of a shard index at each sharding level, of the largest one."""
+        shape = tuple(axis.longest for axis in self.layout.axes)
+        sizes: list[int] = []
+        for level in self.layout.levels:
+            pairs = zip(shape, level.chunk_shape, strict=True)
+            sizes.append(level.index_nbytes(prod(n // cell for n, cell in pairs)))
+            shape = level.chunk_shape
+        return tuple(sizes)
+
+    @cached_property
     def has_large_indexes(self) -> bool:
         """Whether a few shard indexes at once would not fit the memory limit."""
-        first = (0,) * self.layout.ndim
-        if not all(axis.n_cells for axis in self.layout.axes):
-            return False
-        nbytes = sum(
-            level.index_nbytes(prod(self.chunks_per_shard(first, k)))
-            for k, level in enumerate(self.layout.levels)
-        )
         n_shards = self.options.small_read_chunks
-        return 4 * n_shards * nbytes > self.options.memory_limit
+        return 4 * n_shards * sum(self.index_nbytes) > self.options.memory_limit
+
+    def beside(self, nbytes: int) -> Source:
+        """The same array, its reads held to what `nbytes` leave of the memory limit."""
+        limit = self.options.memory_limit
+        # In steps, so that reads find one made before, and what it has found out.
+        step = max(1, limit // 16)
+        left = max(limit // 4, limit - -(-nbytes // step) * step, 1)
+        if left not in self._narrower:
+            self._narrower[left] = self.limited(left)
+        return self._narrower[left]
+
+    @cached_property
+    def _narrower(self) -> dict[int, Source]:
+        """The same array under some lower memory limits."""
+        return {}
 
     @property
     def is_held(self) -> bool:

@@ -88,7 +88,7 @@ def test_each_limit_that_an_error_names_can_be_set(name):
     "limit",
     [
         *("max_chunk_nbytes", "max_chunk_nbytes=", "max_chunk_nbytes=4G", "4GiB"),
-        *("max_chunk_nbytes=-1", "max_chunk_nbytes=0", "memory_limit=4GiB"),
+        *("max_chunk_nbytes=-1", "max_chunk_nbytes=0", "threads=4"),
         *("max_chunk_nbytes=1e9", "max_sharding_depth=65", "max_chunk_nbytes=x"),
     ],
 )

@@ -40,7 +40,7 @@ WALK = (
     ("hierarchies",),
     ("metadata", "transformer"),
     ("source", "rolling.watch"),
-    ("devices.direct", "gone", "keeping"),
+    ("devices.direct", "gone", "index_room", "keeping"),
     ("fetch", "ranged"),
     ("job", "devices.landing"),
     ("entries", "locate", "pieces"),

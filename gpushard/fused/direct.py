@@ -26,6 +26,7 @@ from gpushard.fused.files import window_nbytes
 from gpushard.fused.kept import KeptBoxes, kept_boxes
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxRunner
+from gpushard.index_room import n_at_once
 from gpushard.job import SMALLEST_SHARE_NBYTES, Job
 from gpushard.known import KnownIndex
 from gpushard.selection import Ints, Members
@@ -49,8 +50,6 @@ class _Shards(NamedTuple):
         Number of the first of them, in C order over the part's shard grid.
     handles
         Their files; None where there is none.
-    known
-        Their indexes, of whose columns the loops know but the addresses.
     boxes
         int64, shape (n_boxes, FIRST_LENGTH + n_axes).
     bounds
@@ -61,7 +60,6 @@ class _Shards(NamedTuple):
 
     first: int
     handles: Sequence[Handle | None]
-    known: Sequence[KnownIndex | None]
     boxes: Ints
     bounds: Ints
     kept: KeptBoxes | None
@@ -105,6 +103,7 @@ class DirectRead:
         n_shards = prod(self._part.shard_grid)
         largest = prod(int(np.diff(c.bounds).max(initial=0)) for c in self._cells)
         step = min(max(1, blocks.BLOCK_CHUNKS // max(largest, 1)), _MOST_SHARDS)
+        step = min(step, n_at_once(self._job.source, 0))
         for first in range(0, n_shards, step):
             for shards in self._shards(first, min(first + step, n_shards)):
                 n_boxes = len(shards.boxes)
@@ -146,7 +145,7 @@ class DirectRead:
             kept = kept_boxes(self._job.source, boxes, known, bounds[1:], n_wanted)
             if kept is not None and self._job.tally.is_summed:
                 self._job.tally.add(n_kept_inner_chunks=kept.n_found)
-            yield _Shards(first, handles, known, boxes, bounds, kept)
+            yield _Shards(first, handles, boxes, bounds, kept)
 
     def _boxes(
         self, first: int, rows: Sequence[tuple[int, ...]], ranges: Ints

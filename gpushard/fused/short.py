@@ -29,6 +29,7 @@ from gpushard.fused.laid import Boxes, Coordinate, Mesh, Scattered, grid_of, lai
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxPlacer, Loops
 from gpushard.gone import deleted
+from gpushard.index_room import are_many
 from gpushard.job import SMALLEST_SHARE_NBYTES
 from gpushard.known import KnownIndex
 from gpushard.report import Tally
@@ -131,13 +132,18 @@ class ShortReader:
     def _indexes(
         self, source: Source, coordinates: Sequence[Coordinate], keys: Sequence[str]
     ) -> Sequence[KnownIndex | None] | None:
-        """Index of each shard, None where it is missing; None if one is damaged."""
+        """Index of each shard, None where it is missing.
+
+        None if one is damaged, or those that are to be read are worth cutting.
+        """
         known = [
             known_index(source, c, key)
             for c, key in zip(coordinates, keys, strict=True)
         ]
         if None not in known:
             return known
+        if are_many(source, len(keys)):
+            return None
         found = fetch_indexes(source, np.array(coordinates, np.int64), Tally())
         sound = [k for k in found if not isinstance(k, CorruptShardError)]
         return sound if len(sound) == len(found) else None

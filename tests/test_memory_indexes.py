@@ -1,0 +1,129 @@
+"""Shard indexes count against the memory limit, or are refused by name."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import gpushard
+from asked_store import IN_REQUESTS, put
+from asked_store import opened as opened_and_asked
+from damaged_arrays import WAYS, on_host, opened
+from gpushard import read
+from gpushard.errors import LimitError
+from gpushard.options import KIB, MIB
+from spec_shards import LITTLE, document, sharding
+
+INDEXED = {"index_codecs": [LITTLE]}
+N_SHARDS, PER_SHARD = 64, 16 * KIB
+
+
+def put_empty(place: Any, n_shards: int, per_shard: int) -> Any:
+    """Shards of nothing but an index, in which every inner chunk is missing."""
+    meta = document((n_shards * per_shard,), (per_shard,), sharding((1,), **INDEXED))
+    index = np.full((per_shard, 2), 2**64 - 1, "<u8").tobytes()
+    return put(place, meta, **{f"c_{k}": index for k in range(n_shards)})
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """64 shards with indexes of 256 KiB."""
+    return put_empty(tmp_path_factory.mktemp("many"), N_SHARDS, PER_SHARD)
+
+
+@pytest.mark.parametrize("few", [0, 8], ids=["long way", "short way"])
+@pytest.mark.parametrize("way", ["plain", "compiled", "device"])
+def test_indexes_of_many_shards_stay_within_the_memory_limit(way, few, many):
+    limit = 8 * MIB
+    kept = {"memory_limit": limit, "index_cache_nbytes": 0, "small_read_chunks": few}
+    a = opened(many, way, **kept)
+    key = slice(None, None, PER_SHARD)
+    a.read(slice(0, 2 * PER_SHARD, PER_SHARD))  # what is loaded once
+    tracemalloc.start()
+    try:
+        found = a.read(key)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert not on_host(found).any()
+    assert peak < N_SHARDS + limit
+
+
+def test_of_several_indexes_one_at_a_time_is_held_twice(many):
+    """Of 64 indexes of 256 KiB, read as one: 17 bytes an entry, and 16 of one."""
+    a, _ = opened_and_asked(many, memory_limit=64 * MIB, small_read_chunks=0)
+    a.read(slice(0, 2 * PER_SHARD, PER_SHARD))  # what is loaded once
+    tracemalloc.start()
+    try:
+        a.read(slice(None, None, PER_SHARD))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 17 * N_SHARDS * PER_SHARD + 2 * MIB
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_index_that_takes_half_of_the_limit_is_refused_by_name(way, tmp_path):
+    put_empty(tmp_path, 1, 1 << 18)
+    for limit, is_read in ((16 * MIB, True), (15 * MIB, False)):
+        a = opened(tmp_path, way, memory_limit=limit)
+        for key in (slice(None), slice(5, 6)):
+            if is_read:
+                assert not on_host(a.read(key)).any()
+                continue
+            with pytest.raises(LimitError, match=r"raise options\.memory_limit"):
+                a.read(key)
+
+
+def test_an_index_of_two_mebibytes_is_read_whatever_the_limit_is(tmp_path):
+    put_empty(tmp_path, 1, 1 << 17)
+    a = opened(tmp_path, "plain", memory_limit=1)
+    assert not a[:].any()
+
+
+def test_nested_indexes_are_refused_with_those_around_them(tmp_path):
+    n = 1 << 17
+    nested = sharding((n,), codecs=[sharding((1,), **INDEXED)], **INDEXED)
+    put(tmp_path, document((n * n,), (n * n,), nested))
+    options = gpushard.Options(memory_limit=15 * MIB, small_read_chunks=0)
+    with pytest.raises(LimitError, match="memory_limit"):
+        gpushard.open_array(tmp_path, device="cpu", options=options)[:10]
+    options = options.but(memory_limit=16 * MIB)
+    assert not gpushard.open_array(tmp_path, device="cpu", options=options)[:10].any()
+
+
+@pytest.mark.parametrize(("per_shard", "left"), [(1 << 10, 16), (1 << 16, 13)])
+def test_indexes_in_hand_leave_less_for_what_is_fetched(
+    tmp_path, monkeypatch, per_shard, left
+):
+    """One of 1 MiB is held with 1.1 MiB of columns: 3 sixteenths of the limit."""
+    put_empty(tmp_path, 1, per_shard)
+    seen: list[int | None] = []
+    real = read.run_tasks
+
+    def run_tasks(tasks: Any, n_workers: int, most_nbytes: int | None = None) -> None:
+        seen.append(most_nbytes)
+        real(tasks, n_workers, most_nbytes)
+
+    monkeypatch.setattr(read, "run_tasks", run_tasks)
+    limit = 16 * MIB
+    a, _ = opened_and_asked(
+        tmp_path, IN_REQUESTS, memory_limit=limit, small_read_chunks=0
+    )
+    assert not a[:].any()
+    assert seen[-1] == limit * left // 16 // 2
+
+
+def test_the_memory_limit_can_be_raised_where_the_refusal_is_met(tmp_path):
+    put_empty(tmp_path, 1, 1 << 18)
+    given = {"codec_pipeline.path": "gpushard.GpushardCodecPipeline"}
+    with zarr.config.set({**given, "gpushard.memory_limit": 4 * MIB}):
+        a = zarr.open_array(tmp_path, mode="r")
+        with pytest.raises(LimitError, match=r"gpushard\.memory_limit"):
+            a[:]
+    with zarr.config.set({**given, "gpushard.memory_limit": 16 * MIB}):
+        assert not a[:].any()
