@@ -136,7 +136,7 @@ class TrueElements:
         out_first, out_last = self._before[number : number + 2].tolist()
         found = np.flatnonzero(self._flat.given(first, last))
         if len(found) != out_last - out_first:
-            raise _changed()
+            raise changed()
         found += first
         along = np.unravel_index(found, self._shape) if self.n_axes > 1 else (found,)
         return ListedBlock(along, np.arange(out_first, out_last, dtype=np.int64))
@@ -239,13 +239,13 @@ def joined(blocks: Iterable[ListedBlock], n_axes: int, n_elements: int) -> Liste
     for block in blocks:
         end = done + len(block.out_index)
         if end > n_elements:
-            raise _changed()
+            raise changed()
         given = *block.coordinates, block.out_index
         for column, some in zip(columns, given, strict=True):
             column[done:end] = some
         done = end
     if done < n_elements:
-        raise _changed()
+        raise changed()
     return ListedBlock(columns[:-1], columns[-1])
 
 
@@ -270,14 +270,15 @@ def _wrapped(index: NDArray[Any], extent: int) -> Ints:
     """Indexes counted from the start of an axis; `index` is a copy of the user's."""
     low, high = index.min(), index.max()
     if high >= extent or low < -extent:
-        raise _changed()
+        raise changed()
     index = index.astype(np.int64, copy=False)
     if low < 0:
         index[index < 0] += extent
     return index
 
 
-def _changed() -> SelectionError:
+def changed() -> SelectionError:
+    """Error of elements that are not those that were counted."""
     return SelectionError(
         "an index array or a mask was changed while the elements it names were read",
         hint="let no other thread write to it, and read into other memory",

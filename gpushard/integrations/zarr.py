@@ -50,7 +50,7 @@ from gpushard.metadata import parse_array
 from gpushard.options import Options
 from gpushard.report import Tally
 from gpushard.results import ReadRequest, read_on_host
-from gpushard.selection import Selection
+from gpushard.selection import Wanted
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
 
@@ -367,7 +367,7 @@ def _check_dtype(layout: ArrayLayout, dtype: np.dtype[Any]) -> None:
 
 
 def _read_into(
-    source: Source, selection: Selection, array: Any, tally: Tally | None
+    source: Source, selection: Wanted, array: Any, tally: Tally | None
 ) -> None:
     request = ReadRequest([selection], [array], source.layout.dtype, tally=tally)
     if not hasattr(array, "__cuda_array_interface__"):

@@ -13,19 +13,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpushard.errors import UnsupportedError
+from gpushard.index_arrays import KEPT_ELEMENTS
+from gpushard.integrations.zarr_lists import (
+    ChunkLists,
+    Elements,
+    Taken,
+    as_array,
+    count_of,
+)
 from gpushard.layout import ChunkKeys, GridAxis
+from gpushard.listing import Listing
 from gpushard.selection import (
     AxisSelection,
     IndexAxis,
     Ints,
+    Listed,
     Orthogonal,
     Points,
-    Selection,
     SliceAxis,
+    Wanted,
+    crossed,
 )
-
-Elements = range | Ints
-"""Elements along one axis, from the start of a chunk or of the output."""
 
 
 class Entry(NamedTuple):
@@ -48,7 +56,7 @@ class _Piece(NamedTuple):
     """What one chunk gives along one axis."""
 
     elements: Elements
-    out: Elements | None  # None: the output does not have the axis
+    out: range | Ints | None  # None: the output does not have the axis
 
 
 def split_key(key: str, keys: ChunkKeys, ndim: int) -> tuple[str, tuple[int, ...]]:
@@ -79,7 +87,7 @@ def selection_of(
     axes: Sequence[GridAxis],
     out_shape: tuple[int, ...],
     drop_axes: Sequence[int],
-) -> Selection:
+) -> Wanted:
     """Selection that all `entries` together make.
 
     Parameters
@@ -112,21 +120,36 @@ def selection_of(
         raise _unusual("the wanted chunks are no part of a grid")
     joined = [_joined(known, axis) for known, axis in zip(along, axes, strict=True)]
     kept = [axis for axis in joined if not (isinstance(axis, SliceAxis) and axis.drop)]
-    if tuple(axis.length for axis in kept) != out_shape:
+    if tuple(_length_of(axis) for axis in kept) != out_shape:
         raise _unusual("the wanted elements do not fill the output")
-    return Orthogonal(tuple(joined), out_shape)
+    laid = [axis for axis in joined if isinstance(axis, SliceAxis | IndexAxis)]
+    if len(laid) < len(joined):
+        return crossed(joined)
+    return Orthogonal(tuple(laid), out_shape)
 
 
-def extent_of(selection: Selection) -> tuple[int, ...]:
+def extent_of(selection: Wanted) -> tuple[int, ...]:
     """Shape of the smallest array that has all elements of a selection."""
     if isinstance(selection, Points):
         return tuple(int(c.max(initial=-1)) + 1 for c in selection.coordinates)
-    return tuple(
-        int(axis.element.max(initial=-1)) + 1
-        if isinstance(axis, IndexAxis)
-        else axis.start + (axis.length - 1) * axis.step + 1
-        for axis in selection.axes
-    )
+    if not isinstance(selection, Listed):
+        return tuple(map(_end_of, selection.axes))
+    listing = selection.listing
+    ends = np.zeros(listing.n_axes, np.int64)
+    for number in range(listing.n_blocks):
+        along = listing.block(number).coordinates
+        np.maximum(ends, [c.max(initial=-1) + 1 for c in along], out=ends)
+    if selection.around is None:
+        return tuple(ends.tolist())
+    around = list(map(_end_of, selection.around.axes))
+    around[selection.axis] = int(ends[0])
+    return tuple(around)
+
+
+def _end_of(axis: AxisSelection) -> int:
+    if isinstance(axis, IndexAxis):
+        return int(axis.element.max(initial=-1)) + 1
+    return axis.start + (axis.length - 1) * axis.step + 1
 
 
 def grown_irregularly() -> UnsupportedError:
@@ -153,21 +176,32 @@ def _is_points(entry: Entry, ndim: int) -> bool:
 
 def _points(
     entries: Sequence[Entry], axes: Sequence[GridAxis], out_shape: tuple[int, ...]
-) -> Points:
-    coordinates: list[list[Ints]] = [[] for _ in axes]
-    out_index: list[Ints] = []
+) -> Points | Listed:
+    taken: list[Taken] = []
     for entry in entries:
         (out_selector,) = _as_tuple(entry.out_selection)
-        out_index.append(_array(_elements(out_selector, prod(out_shape))))
-        selectors = entry.chunk_selection
-        for d, (axis, at) in enumerate(zip(axes, entry.coordinate, strict=True)):
-            elements = _array(_elements(selectors[d], _cell_length(axis, at)))
-            coordinates[d].append(elements + int(axis.start_of(at)))
-    joined = tuple(np.concatenate(column) for column in coordinates)
-    where = np.concatenate(out_index)
-    if any(c.shape != where.shape for c in joined) or out_shape != where.shape:
+        out = _places(out_selector, prod(out_shape))
+        pairs = list(zip(axes, entry.coordinate, strict=True))
+        along = tuple(
+            _elements(selector, _cell_length(*pair))
+            for selector, pair in zip(entry.chunk_selection, pairs, strict=True)
+        )
+        if any(count_of(elements) != len(out) for elements in along):
+            raise _unusual("input and output of a chunk differ in length")
+        starts = tuple(int(axis.start_of(at)) for axis, at in pairs)
+        taken.append(Taken(starts, along, out))
+    n_points = sum(len(one.out) for one in taken)
+    if out_shape != (n_points,):
         raise _unusual("the wanted points do not fill the output")
-    return Points(joined, where, out_shape)
+    if n_points > KEPT_ELEMENTS:
+        return Listed(ChunkLists(taken), out_shape)
+    joined = tuple(
+        np.concatenate([as_array(one.along[d]) + one.starts[d] for one in taken])
+        for d in range(len(axes))
+    )
+    return Points(
+        joined, np.concatenate([as_array(one.out) for one in taken]), out_shape
+    )
 
 
 def _pieces(
@@ -191,8 +225,8 @@ def _pieces(
     pieces: list[_Piece] = []
     for d, (axis, at) in enumerate(zip(axes, entry.coordinate, strict=True)):
         elements = _elements(selectors[d], _cell_length(axis, at))
-        out = _elements(*next(outs)) if is_kept[d] else None
-        if len(elements) != (1 if out is None else len(out)):
+        out = _places(*next(outs)) if is_kept[d] else None
+        if count_of(elements) != (1 if out is None else len(out)):
             raise _unusual("input and output of a chunk differ in length")
         pieces.append(_Piece(elements, out))
     return pieces
@@ -219,31 +253,44 @@ def _elements(selector: Any, length: int) -> Elements:
     if array.size != max(array.shape, default=1):
         raise _unusual("an axis has an index of several dimensions")
     if array.dtype == bool:
-        return np.flatnonzero(array).astype(np.int64)
+        return array.reshape(-1)
     if array.dtype.kind not in "iu":
         raise _unusual(f"an index is of data type {array.dtype}")
-    elements = array.reshape(-1).astype(np.int64)
+    elements = array.reshape(-1).astype(np.int64, copy=False)
     if elements.size and not 0 <= elements.min() <= elements.max() < length:
         raise _unusual("an index is out of bounds")
     return elements
 
 
-def _array(elements: Elements) -> Ints:
-    if isinstance(elements, range):
-        return np.arange(elements.start, elements.stop, elements.step, dtype=np.int64)
-    return elements
+def _places(selector: Any, length: int) -> range | Ints:
+    """As `_elements`, of the output."""
+    elements = _elements(selector, length)
+    return elements if isinstance(elements, range) else as_array(elements)
+
+
+def _length_of(axis: AxisSelection | Listing) -> int:
+    if isinstance(axis, SliceAxis | IndexAxis):
+        return axis.length
+    return axis.n_elements
 
 
 def _same(one: _Piece, other: _Piece) -> bool:
     """Whether two pieces are equal; zarr makes most of the same objects."""
     return all(
-        a is b
-        or (a is not None and b is not None and np.array_equal(_array(a), _array(b)))
+        a is b or (a is not None and b is not None and _equal(a, b))
         for a, b in zip(one, other, strict=True)
     )
 
 
-def _joined(known: dict[int, _Piece], axis: GridAxis) -> AxisSelection:
+def _equal(one: Elements, other: Elements) -> bool:
+    if isinstance(one, range) or isinstance(other, range):
+        return np.array_equal(as_array(one), as_array(other))
+    if one.dtype != other.dtype:  # a mask, and indexes
+        return np.array_equal(as_array(one), as_array(other))
+    return np.array_equal(one, other)
+
+
+def _joined(known: dict[int, _Piece], axis: GridAxis) -> AxisSelection | Listing:
     """Selection along an axis, from what each of its chunks gives."""
     pieces = [(int(axis.start_of(at)), known[at]) for at in sorted(known)]
     ordered = _as_slice(pieces)
@@ -251,20 +298,28 @@ def _joined(known: dict[int, _Piece], axis: GridAxis) -> AxisSelection:
         return ordered
     if any(piece.out is None for _, piece in pieces):
         raise _unusual("an axis that is dropped has several elements")
+    taken = [
+        Taken((start,), (piece.elements,), piece.out)
+        for start, piece in pieces
+        if piece.out is not None
+    ]
+    if sum(len(one.out) for one in taken) > KEPT_ELEMENTS:
+        return ChunkLists(taken)
     return IndexAxis(
-        np.concatenate([_array(piece.elements) + start for start, piece in pieces]),
-        np.concatenate([_array(p.out) for _, p in pieces if p.out is not None]),
+        np.concatenate([as_array(one.along[0]) + one.starts[0] for one in taken]),
+        np.concatenate([as_array(one.out) for one in taken]),
     )
 
 
 def _as_slice(pieces: Sequence[tuple[int, _Piece]]) -> SliceAxis | None:
     """The slice that the pieces of an axis continue one after the other, if any."""
     start, (elements, out) = pieces[0]
-    first = start + int(elements[0]) if len(elements) else start
     if out is None:
+        first = start + int(as_array(elements)[0])
         return SliceAxis(first, 1, 1, drop=True) if len(pieces) == 1 else None
     if not (isinstance(elements, range) and isinstance(out, range)):
         return None
+    first = start + (elements[0] if len(elements) else 0)
     step, out_start, length = elements.step, out.start, 0
     for start, (more, out_more) in pieces:
         follows = (

@@ -1,0 +1,125 @@
+"""Very many elements that zarr lists chunk by chunk, kept as it lists them.
+
+Columns over all of them would take many times as much; so they are taken a block at a
+time, as `gpushard.listing` does with what users give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.listing import BLOCK_ELEMENTS, ListedBlock, changed
+from gpushard.selection import Ints
+
+Elements = range | Ints | NDArray[np.bool_]
+"""Elements along one axis, from the start of a chunk or of the output; or a mask."""
+
+
+class Taken(NamedTuple):
+    """What is taken of one chunk.
+
+    Attributes
+    ----------
+    starts
+        Where the chunk begins along each axis that is listed.
+    along
+        What is taken along each of them, from there on.
+    out
+        Where the elements land.
+    """
+
+    starts: tuple[int, ...]
+    along: tuple[Elements, ...]
+    out: range | Ints
+
+
+class _Cut(NamedTuple):
+    """Some of what is taken of a chunk: by their places, and by their numbers."""
+
+    taken: Taken
+    places: slice
+    numbers: slice
+
+
+class ChunkLists:
+    """Elements that are taken of some chunks; see `gpushard.listing.Listing`.
+
+    Parameters
+    ----------
+    taken
+        One a chunk, one at least.
+    """
+
+    def __init__(self, taken: Sequence[Taken]) -> None:
+        self._taken = taken
+        self.n_axes = len(taken[0].starts)
+        self._blocks = list(_blocks(taken))
+        self.n_blocks = len(self._blocks)
+        self.n_elements = sum(len(one.out) for one in taken)
+
+    def block(self, number: int) -> ListedBlock:
+        """Elements of a block; see `Listing`."""
+        cuts = self._blocks[number]
+        coordinates = tuple(
+            np.concatenate(
+                [as_array(c.taken.along[d], c.places) + c.taken.starts[d] for c in cuts]
+            )
+            for d in range(self.n_axes)
+        )
+        out_index = np.concatenate([as_array(c.taken.out, c.numbers) for c in cuts])
+        if any(len(along) != len(out_index) for along in coordinates):
+            raise changed()
+        return ListedBlock(coordinates, out_index)
+
+    def overlaps(self, array: NDArray[Any]) -> bool:
+        """Whether writing to `array` may change the elements; see `Listing`."""
+        return any(
+            isinstance(elements, np.ndarray) and np.may_share_memory(elements, array)
+            for one in self._taken
+            for elements in one.along
+        )
+
+
+def count_of(elements: Elements) -> int:
+    """Number of elements."""
+    if isinstance(elements, np.ndarray) and elements.dtype == bool:
+        return int(np.count_nonzero(elements))
+    return len(elements)
+
+
+def as_array(elements: Elements, places: slice = slice(None)) -> Ints:
+    """The elements at some places: int64, shape (n,)."""
+    some = elements[places]
+    if isinstance(some, range):
+        return np.arange(some.start, some.stop, some.step, dtype=np.int64)
+    if some.dtype == bool:
+        return np.flatnonzero(some) + (places.start or 0)
+    return some.astype(np.int64, copy=False)
+
+
+def _blocks(taken: Sequence[Taken]) -> Iterator[list[_Cut]]:
+    """What each block is made of: a part of a chunk's elements, or several chunks'."""
+    block: list[_Cut] = []
+    n_places = 0
+    for one in taken:
+        n_before = 0
+        length = len(one.along[0])
+        for first in range(0, length, BLOCK_ELEMENTS):
+            last = min(first + BLOCK_ELEMENTS, length)
+            places = slice(first, last)
+            n = last - first
+            for elements in one.along:
+                if isinstance(elements, np.ndarray) and elements.dtype == bool:
+                    n = int(np.count_nonzero(elements[places]))
+            if n_places + last - first > BLOCK_ELEMENTS:
+                yield block
+                block, n_places = [], 0
+            block.append(_Cut(one, places, slice(n_before, n_before + n)))
+            n_places += last - first
+            n_before += n
+    if block:
+        yield block
