@@ -81,7 +81,10 @@ def test_a_long_slice_is_grouped_by_shard_as_its_columns_are(sliced):
         assert computed.n_shards == columns.n_shards
         np.testing.assert_array_equal(computed.shards_at(nth), columns.shard_cell)
         np.testing.assert_array_equal(computed.bounds_at(nth), columns.bounds_at(nth))
-        assert columns.most_cells <= computed.most_cells <= columns.most_cells + 1
+        assert computed.most_cells >= columns.most_cells
+        # Then one of them, and they are all of a length, is touched from end to end.
+        if columns.n_shards > 2 and outer.boundaries is None:
+            assert computed.most_cells <= columns.most_cells + 1
         for mine, theirs in zip(
             computed.in_index(position), columns.in_index(position), strict=True
         ):
