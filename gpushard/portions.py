@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.layout import ArrayLayout
+from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.listing import ListedBlock, Listing, joined
 from gpushard.numbering import Numbers, chunk_digits, numbers_of, shard_digits
 from gpushard.selection import (
@@ -45,23 +45,34 @@ class Group(NamedTuple):
         Gives them, one at a time, as often as it is called.
     is_split
         Whether they are several, which share shards.
+    n_elements
+        Of all of them.
     """
 
     portions: Callable[[], Iterator[Selection]]
     is_split: bool
+    n_elements: int
 
 
-def groups_of(listed: Listed, layout: ArrayLayout, most: int) -> Iterator[Group]:
+def groups_of(
+    listed: Listed,
+    layout: ArrayLayout,
+    most: int,
+    inner_axes: Sequence[GridAxis] | None = None,
+) -> Iterator[Group]:
     """All elements of a selection, in portions of at most `most` of them.
 
     Parameters
     ----------
     layout
-        The array that is read.
+        The array that is read, or written to.
+    inner_axes
+        The grid along which shards are cut; None: that of the innermost inner chunks.
     """
+    inner_axes = layout.inner_axes if inner_axes is None else inner_axes
     axes = range(layout.ndim) if listed.around is None else [listed.axis]
     outer = [layout.axes[d] for d in axes]
-    inner = [layout.inner_axes[d] for d in axes]
+    inner = [inner_axes[d] for d in axes]
     digits = [shard_digits(outer)]
     if layout.levels:
         digits.append(chunk_digits(inner, outer))
@@ -69,7 +80,7 @@ def groups_of(listed: Listed, layout: ArrayLayout, most: int) -> Iterator[Group]
     cutter = _Cutter(listed.listing, keys, most)
     for span in cutter.spans(_Span.whole(listed.listing)):
         portions = partial(_portions, listed, cutter, span)
-        yield Group(portions, span.n_elements > most)
+        yield Group(portions, span.n_elements > most, span.n_elements)
 
 
 def _portions(listed: Listed, cutter: _Cutter, span: _Span) -> Iterator[Selection]:

@@ -34,7 +34,7 @@ from gpushard.stores.local import LocalStore
 from gpushard.stores.patience import Patience
 from gpushard.stores.remote import RemoteStore
 from gpushard.stores.zarr_store import ZarrStore
-from gpushard.writing.assign import WriteSession
+from gpushard.writing.assign import n_shards_at_once
 from gpushard.writing.encode import Encoder
 from hostile_shards import ZSTD
 from rolling_arrays import rolling, steps
@@ -72,7 +72,7 @@ def test_shards_are_written_side_by_side_by_the_threads_asked_for(tmp_path, thre
     meta = document((64,), (8,), sharding((4,)))
     put(tmp_path, meta)
     a = gpushard.open_array(tmp_path, device="cpu", options=Options(threads=threads))
-    assert WriteSession(a.source).n_shards_at_once() == n
+    assert n_shards_at_once(a.source) == n
 
 
 @pytest.mark.parametrize(("fraction", "is_kept"), [(0.4, False), (0.9, True)])

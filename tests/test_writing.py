@@ -16,7 +16,7 @@ from gpushard.index import MISSING
 from gpushard.options import Options, WriteOptions
 from gpushard.stores.files import LockedFile
 from gpushard.stores.local import LocalStore
-from gpushard.writing.assign import WriteSession
+from gpushard.writing.assign import n_shards_at_once
 from gpushard.writing.shard import Region, StoredShard
 from zarr_oracle import assert_same_bits
 
@@ -341,12 +341,12 @@ def test_a_read_only_store_is_refused(wrap, tmp_path):
 def test_memory_bounds_the_shards_under_way(tmp_path):
     def at_once(limit):
         options = Options(threads=8, memory_limit=limit)
-        return WriteSession(new(tmp_path / str(limit), options=options).source)
+        return n_shards_at_once(new(tmp_path / str(limit), options=options).source)
 
     shard_nbytes = 8 * 16 * 4
-    assert at_once(1).n_shards_at_once() == 1
-    assert at_once(6 * shard_nbytes).n_shards_at_once() == 2
-    assert at_once(1 << 30).n_shards_at_once() == 8
+    assert at_once(1) == 1
+    assert at_once(6 * shard_nbytes) == 2
+    assert at_once(1 << 30) == 8
 
 
 def test_objects_are_written_through_conditional_puts():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
 from math import prod
@@ -15,7 +16,7 @@ from gpushard.errors import (
     GpushardError,
     OptionError,
 )
-from gpushard.selection import Orthogonal, Selection, Wanted, laid_out
+from gpushard.selection import Listed, Orthogonal, Selection, Wanted, laid_out
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces
 from gpushard.stores.files import FileWriter, LockedFile
@@ -30,7 +31,8 @@ from gpushard.writing.in_place import (
     recover,
     verifies,
 )
-from gpushard.writing.on_device import values_on_device
+from gpushard.writing.listed import can_be_cut, listed_cells
+from gpushard.writing.on_device import DeviceValues, values_on_device
 from gpushard.writing.regions import Box, Cell, Part, part_of
 from gpushard.writing.shard import Region, StoredShard
 from gpushard.writing.strategies import ShardUpdate, patch_of, refuse_unsuitable
@@ -76,13 +78,33 @@ def assign(
     StoreError
         The store failed. Shards before this one may be written.
     """
-    change = change_of(source, laid_out(selection), value, device)
+    cells, values = _cells_and_values(source, selection, value, device)
     session = WriteSession(source, writer)
-    tasks = (
-        partial(session.write, cell, change.within(inner))
-        for cell, inner in change.part.cells(source.layout.axes)
-    )
-    run_tasks(tasks, session.n_shards_at_once())
+    tasks = (partial(session.write, cell, Change(part, values)) for cell, part in cells)
+    run_tasks(tasks, n_shards_at_once(source))
+
+
+def _cells_and_values(
+    source: Source, selection: Wanted, value: Any, device: Device | None
+) -> tuple[Iterator[tuple[Cell, Part]], NDArray[Any] | DeviceValues]:
+    """Stored objects that are written to, each with its part, and what parts take."""
+    is_there = device is not None and hasattr(value, "__cuda_array_interface__")
+    if is_there or not isinstance(selection, Listed) or not can_be_cut(source):
+        change = change_of(source, laid_out(selection), value, device)
+        return change.part.cells(source.layout.axes), change.values
+    values = fitting_values(value, selection.shape, source.layout.dtype)
+    around = selection.around
+    laid = values.reshape(-1) if around is None else around.on_grid(values)
+    return listed_cells(source, selection, n_shards_at_once(source)), laid
+
+
+def n_shards_at_once(source: Source) -> int:
+    """Shards that may be under way together within the memory limit."""
+    axes = source.layout.axes
+    lengths = (int(axis.length_of(0)) for axis in axes if axis.n_cells)
+    shard_nbytes = prod(lengths) * source.layout.dtype.itemsize
+    n = source.options.memory_limit // max(1, _COPIES * shard_nbytes)
+    return max(1, min(source.options.threads, n))
 
 
 def change_of(
@@ -132,16 +154,6 @@ class WriteSession:
                 got=source.store.url,
                 hint="write with 'rewrite'",
             )
-
-    def n_shards_at_once(self) -> int:
-        """Shards that may be under way together within the memory limit."""
-        options = self.source.options
-        lengths = (
-            int(axis.length_of(0)) for axis in self.source.layout.axes if axis.n_cells
-        )
-        shard_nbytes = prod(lengths) * self.source.layout.dtype.itemsize
-        n = options.memory_limit // max(1, _COPIES * shard_nbytes)
-        return max(1, min(options.threads, n))
 
     def write(self, coordinate: Cell, change: Change) -> None:
         """Write to one stored object.

@@ -6,9 +6,12 @@ written, in the region's own coordinates, and which of the values each one takes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise, product
+from functools import cached_property
+from itertools import groupby, pairwise, product
+from math import prod
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -104,7 +107,63 @@ class Scattered:
         region[self.coordinates] = values[self.out_index]
 
 
-Part = Box | Scattered
+@dataclass(frozen=True)
+class InPortions:
+    """A list of elements of one region, too many for columns over all of them.
+
+    Attributes
+    ----------
+    portions
+        Gives some of them at a time, as often as it is called, those of an inner chunk
+        one after the other, and of equal ones the last one last.
+    extents
+        Of the region.
+    n_elements
+        Of all portions.
+    are_distinct
+        Whether none of them comes twice.
+    """
+
+    portions: Callable[[], Iterator[Scattered]]
+    extents: tuple[int, ...]
+    n_elements: int
+    are_distinct: bool = False
+
+    def cells(self, grid: tuple[GridAxis, ...]) -> Iterator[tuple[Cell, Scattered]]:
+        """Cells of `grid` that are written to, each with its part."""
+        cut = (found for part in self.portions() for found in part.cells(grid))
+        for cell, found in groupby(cut, key=itemgetter(0)):
+            yield cell, _joined([part for _, part in found])
+
+    def covers(self, extents: tuple[int, ...]) -> bool:
+        """Whether every element of the region, of `extents`, is written."""
+        return self._n_distinct == prod(extents)
+
+    def assign(self, region: NDArray[Any], values: NDArray[Any]) -> None:
+        """Put the values into the elements of `region` that they are for."""
+        for part in self.portions():
+            part.assign(region, values)
+
+    @cached_property
+    def _n_distinct(self) -> int:
+        """Elements that are written to; no fewer, where these cannot be all."""
+        if self.are_distinct or self.n_elements < prod(self.extents):
+            return self.n_elements
+        is_written = np.zeros(self.extents, bool)
+        for part in self.portions():
+            is_written[part.coordinates] = True
+        return int(np.count_nonzero(is_written))
+
+
+def _joined(parts: list[Scattered]) -> Scattered:
+    if len(parts) == 1:
+        return parts[0]
+    along = zip(*(part.coordinates for part in parts), strict=True)
+    coordinates = tuple(np.concatenate(column) for column in along)
+    return Scattered(coordinates, np.concatenate([part.out_index for part in parts]))
+
+
+Part = Box | Scattered | InPortions
 
 
 def part_of(selection: Selection, values: NDArray[Any]) -> tuple[Part, NDArray[Any]]:

@@ -1,0 +1,125 @@
+"""Very many listed elements that are written to: some shards' at a time.
+
+Columns over all of them would take many times what the user's own arrays do. A shard is
+written once all the same, of too many elements by its inner chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from gpushard.layout import ArrayLayout, GridAxis
+from gpushard.listing import TrueElements
+from gpushard.portions import Group, groups_of
+from gpushard.selection import IndexAxis, Listed, Orthogonal, Selection
+from gpushard.source import Source
+from gpushard.writing.regions import (
+    Box,
+    Cell,
+    InPortions,
+    Part,
+    Scattered,
+)
+from gpushard.writing.shard import Region
+
+# What an element takes while shards are written, beside 16 for each of its coordinates.
+_ELEMENT_NBYTES = 96
+_LEAST_ELEMENTS = 1 << 14
+# Portions are cut by one number a shard, of those that there may be.
+_MOST_SHARDS = 1 << 62
+
+
+def can_be_cut(source: Source) -> bool:
+    """Whether the shards of an array can be told apart by a number each."""
+    return prod(axis.n_cells for axis in source.layout.axes) < _MOST_SHARDS
+
+
+def listed_cells(
+    source: Source, listed: Listed, n_at_once: int
+) -> Iterator[tuple[Cell, Part]]:
+    """Stored objects that are written to, each with what of it is.
+
+    Parameters
+    ----------
+    source
+        The array, which `can_be_cut`.
+    listed
+        Where in it.
+    n_at_once
+        Objects that are under way together.
+
+    Raises
+    ------
+    SelectionError
+        An index array or a mask was changed meanwhile.
+    """
+    layout = source.layout
+    if layout.ndim == 1:
+        listed = listed._replace(around=None)
+    nbytes = _ELEMENT_NBYTES + 16 * listed.listing.n_axes
+    # Those of a group that is cut, and of the objects that were cut from those before.
+    share = source.options.memory_limit // 2 // (n_at_once + 1)
+    most = max(share // nbytes, _LEAST_ELEMENTS)
+    for group in groups_of(listed, layout, most, _inner_axes(layout)):
+        if group.is_split and listed.around is None:
+            are_distinct = isinstance(listed.listing, TrueElements)
+            yield _in_portions(source, group, are_distinct=are_distinct)
+        else:
+            yield from _part(_joined(group, listed)).cells(layout.axes)
+
+
+def _inner_axes(layout: ArrayLayout) -> tuple[GridAxis, ...]:
+    """Grid of the outermost inner chunks: what a shard is put together of."""
+    if not layout.levels:
+        return layout.axes
+    pairs = zip(layout.shape, layout.levels[0].chunk_shape, strict=True)
+    return tuple(GridAxis(extent, cell) for extent, cell in pairs)
+
+
+def _joined(group: Group, listed: Listed) -> Selection:
+    """All portions of a group as one selection.
+
+    Of one that is split they are several, along one axis, in one row of shards.
+    """
+    first, *others = group.portions()
+    if not others:
+        return first
+    along = [
+        taken
+        for one in (first, *others)
+        if isinstance(one, Orthogonal)
+        and isinstance(taken := one.axes[listed.axis], IndexAxis)
+    ]
+    joined = IndexAxis(*(np.concatenate(c) for c in zip(*along, strict=True)))
+    assert isinstance(first, Orthogonal)  # noqa: S101 - of points none are joined
+    axes = (*first.axes[: listed.axis], joined, *first.axes[listed.axis + 1 :])
+    return first._replace(axes=axes)
+
+
+def _part(selection: Selection) -> Box | Scattered:
+    if isinstance(selection, Orthogonal):
+        return Box(selection.axes)
+    return Scattered(selection.coordinates, selection.out_index)
+
+
+def _in_portions(
+    source: Source, group: Group, *, are_distinct: bool
+) -> tuple[Cell, Part]:
+    """The one object that a group of several portions is of."""
+    axes = source.layout.axes
+    ((cell, _),) = _part(next(group.portions())).cells(axes)
+    extents = Region.of_object(source, cell).extents
+    portions = partial(_portions, source, group)
+    return cell, InPortions(portions, extents, group.n_elements, are_distinct)
+
+
+def _portions(source: Source, group: Group) -> Iterator[Scattered]:
+    """Portions of one object, in its own coordinates."""
+    for selection in group.portions():
+        for _, part in _part(selection).cells(source.layout.axes):
+            assert isinstance(part, Scattered)  # noqa: S101 - a group of points
+            yield part
