@@ -1,13 +1,11 @@
 // Turns Blosc 1 frames into tables of the streams in them, for the vendor's decoders.
 //
 //   frames (rows)        | row 0 | row 1 | ... |
-//     | gs_blosc_count     checks; streams per class and row, filter per row
+//     | gs_blosc_count     checks; streams per class, filter per row
 //     v
-//   count[class][row]    | raw: r0 r1 ... | lz4: r0 r1 ... | ... | zstd: r0 r1 ... |
-//     | gs_scan            (the host reads `totals` meanwhile and sizes the tables)
-//     v
-//   first[class][row]    where each row's streams of a class begin in the tables
-//     | gs_blosc_fill
+//   first[class][row]    where a row's streams of a class begin among all of that class;
+//     |                  rows follow one another as they were counted, in any order
+//     | gs_blosc_fill      (the host has read `totals` by then, and sized the tables)
 //     v
 //   streams              | raw ... | lz4 ... | snappy ... | zlib ... | zstd ... |
 //     | gs_copy_streams (raw), nvCOMP (the rest), gs_fold
@@ -28,7 +26,8 @@ struct BloscRows {
     uint32_t* filter;        // out: FILTER_*
     uint32_t* typesize;      // out
     uint32_t* block_nbytes;  // out
-    uint32_t* count;         // out: [CLASS_COUNT][n_rows]
+    uint32_t* first;         // out: [CLASS_COUNT][n_rows]; of no meaning where a row has
+                             // no stream of the class
     uint64_t* totals;        // [3][CLASS_COUNT], zeroed before: streams, their decoded
                              // bytes, and the decoded bytes of the largest; then rows
                              // that are to be unshuffled, by bytes and by bits
@@ -46,16 +45,18 @@ struct BloscRows {
 };
 static_assert(sizeof(BloscRows) == 16 * 8, "the host packs the same");
 
-// Tables with one entry a stream, but for the first two.
+// Tables with one entry a stream, but for the first.
 struct BloscStreams {
-    const uint32_t* first;  // [CLASS_COUNT][n_rows], from gs_scan
-    const uint64_t* dst;    // [n_rows]: where each row is decoded to (`stage` above)
+    const uint64_t* dst;  // [n_rows]: where each row is decoded to (`stage` above)
     uint64_t* stream_src;
     uint64_t* stream_nbytes;
     uint64_t* stream_dst;
     uint64_t* stream_capacity;
     uint32_t* stream_row;
+    uint32_t begin[CLASS_COUNT];  // where each class begins
+    uint32_t reserved;
 };
+static_assert(sizeof(BloscStreams) == 9 * 8, "the host packs the same");
 
 GS_DEVICE ByteSpan frame_of(const BloscRows& rows, uint32_t row) {
     return {reinterpret_cast<const uint8_t*>(rows.src[row]), rows.src_nbytes[row]};
@@ -101,16 +102,19 @@ GS_DEVICE BloscTally tally_frame(
     return tally;
 }
 
-GS_DEVICE void add_to_totals(
+// Gives how many streams of the class were counted before; 32 bits hold as many as the
+// host makes tables of.
+GS_DEVICE uint32_t add_to_totals(
     uint64_t* totals, uint32_t stream_class, uint32_t n_streams, uint64_t nbytes,
     uint64_t nbytes_max) {
-    if (!n_streams) return;
-    // CUDA's atomics know this 64-bit type only.
-    typedef unsigned long long Word;
-    Word* words = reinterpret_cast<Word*>(totals) + stream_class;
-    atomicAdd(words, static_cast<Word>(n_streams));
-    atomicAdd(words + CLASS_COUNT, static_cast<Word>(nbytes));
-    atomicMax(words + 2 * CLASS_COUNT, static_cast<Word>(nbytes_max));
+    if (!n_streams) return 0;
+    typedef unsigned long long Word;  // as in take_from
+    uint64_t* const of_class = totals + stream_class;
+    take_from(of_class + CLASS_COUNT, nbytes);
+    atomicMax(
+        reinterpret_cast<Word*>(of_class + 2 * CLASS_COUNT),
+        static_cast<Word>(nbytes_max));
+    return static_cast<uint32_t>(take_from(of_class, n_streams));
 }
 
 // By one lane: where a row goes on, once it is decoded with `filter` still on it.
@@ -125,11 +129,8 @@ GS_DEVICE void route_row(
         rows.next[row] = rows.staging[row];
         rows.planes[row] = fast_divisor(header.block_nbytes);
     } else if (filter != FILTER_NONE) {
-        typedef unsigned long long Word;  // as in add_to_totals
-        atomicAdd(
-            reinterpret_cast<Word*>(rows.totals) + 3 * CLASS_COUNT +
-                (filter == FILTER_BIT_SHUFFLE),
-            static_cast<Word>(1));
+        const uint32_t which = filter == FILTER_BIT_SHUFFLE;
+        take_from(rows.totals + 3 * CLASS_COUNT + which, 1);
     }
 }
 
@@ -140,14 +141,12 @@ GS_DEVICE void write_row(
     route_row(rows, row, header, blosc_filter(header));
     rows.typesize[row] = header.typesize;
     rows.block_nbytes[row] = header.block_nbytes;
-    rows.count[uint64_t(CLASS_RAW) * rows.n_rows + row] = tally.n_raw;
-    add_to_totals(
+    rows.first[uint64_t(CLASS_RAW) * rows.n_rows + row] = add_to_totals(
         rows.totals, CLASS_RAW, tally.n_raw, header.nbytes - tally.compressed_nbytes,
         header.nbytes - tally.compressed_nbytes);
     if (!tally.n_compressed) return;
     const uint32_t compressor = blosc_compressor(header);
-    rows.count[uint64_t(compressor) * rows.n_rows + row] = tally.n_compressed;
-    add_to_totals(
+    rows.first[uint64_t(compressor) * rows.n_rows + row] = add_to_totals(
         rows.totals, compressor, tally.n_compressed, tally.compressed_nbytes,
         tally.compressed_nbytes_max);
 }
@@ -158,7 +157,6 @@ constexpr int gs_blosc_count_threads = 128;
 extern "C" __global__ void __launch_bounds__(gs_blosc_count_threads)
 gs_blosc_count(const BloscRows rows) {
     const uint32_t n_warps = gridDim.x * (blockDim.x / WARP_LANES);
-    const uint32_t lane = lane_of_thread();
     for (uint32_t row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP_LANES;
          row < rows.n_rows; row += n_warps) {
         const ByteSpan frame = frame_of(rows, row);
@@ -172,9 +170,9 @@ gs_blosc_count(const BloscRows rows) {
             tally = tally_frame(frame, header, rows.accept_unsized != 0);
             status = tally.status;
         }
-        if (lane < CLASS_COUNT) rows.count[uint64_t(lane) * rows.n_rows + row] = 0;
-        __syncwarp();  // all lanes have read the status of the row
-        if (lane != 0) continue;
+        // A lane that comes late reads a status from here on, but only of a row that needs
+        // no tally: the lanes meet in it.
+        if (lane_of_thread() != 0) continue;
         rows.status[row] = status;
         rows.filter[row] = FILTER_NONE;
         rows.typesize[row] = 1;
@@ -182,32 +180,6 @@ gs_blosc_count(const BloscRows rows) {
         rows.stage[row] = rows.next[row] = rows.decoded[row];
         if (rows.planes != nullptr) rows.planes[row] = {0, 0, 0, 0};
         if (status == STATUS_OK) write_row(rows, row, header, tally);
-    }
-}
-
-constexpr int gs_scan_threads = 512;
-
-// Exclusive prefix sum: first[k] = count[0] + ... + count[k - 1]. One block.
-extern "C" __global__ void __launch_bounds__(gs_scan_threads)
-gs_scan(const uint32_t* count, uint32_t* first, uint32_t n) {
-    constexpr uint32_t PER_THREAD = 4;
-    constexpr uint32_t TILE = gs_scan_threads * PER_THREAD;
-    __shared__ uint32_t until_warp[gs_scan_threads / WARP_LANES];
-    uint32_t before = 0;
-    for (uint64_t tile = 0; tile < n; tile += TILE) {
-        const uint64_t at = tile + uint64_t(threadIdx.x) * PER_THREAD;
-        uint32_t sums[PER_THREAD];  // of the entries before each of mine
-        uint32_t mine = 0;
-        for (uint32_t k = 0; k < PER_THREAD; k++) {
-            sums[k] = mine;
-            mine += at + k < n ? count[at + k] : 0;
-        }
-        uint32_t total;
-        const uint32_t start = before + exclusive_sum_of_block(mine, total, until_warp);
-        for (uint32_t k = 0; k < PER_THREAD; k++) {
-            if (at + k < n) first[at + k] = start + sums[k];
-        }
-        before += total;
     }
 }
 
@@ -274,7 +246,8 @@ constexpr int gs_blosc_fill_threads = 128;
 // Writes the streams of the rows that gs_blosc_count found fine; nothing may change a
 // status in between. For zlib bare deflate streams are given.
 extern "C" __global__ void __launch_bounds__(gs_blosc_fill_threads)
-gs_blosc_fill(const BloscRows rows, const BloscStreams streams) {
+gs_blosc_fill(
+    const BloscRows rows, const __grid_constant__ BloscStreams streams) {
     const uint32_t n_warps = gridDim.x * (blockDim.x / WARP_LANES);
     for (uint32_t row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP_LANES;
          row < rows.n_rows; row += n_warps) {
@@ -287,7 +260,9 @@ gs_blosc_fill(const BloscRows rows, const BloscStreams streams) {
         const uint64_t raw_entry = uint64_t(CLASS_RAW) * rows.n_rows + row;
         const uint64_t entry =
             uint64_t(blosc_compressor(header)) * rows.n_rows + row;
-        const StreamCursor cursor = {streams.first[raw_entry], streams.first[entry]};
+        const StreamCursor cursor = {
+            streams.begin[CLASS_RAW] + rows.first[raw_entry],
+            streams.begin[blosc_compressor(header)] + rows.first[entry]};
         if (!(header.flags & BLOSC_MEMCPYED)) {
             write_frame(frame, header, streams, row, cursor);
         } else if (lane_of_thread() == 0 && header.nbytes) {

@@ -117,6 +117,12 @@ GS_DEVICE uint32_t fast_remainder(
 }
 
 #if defined(__CUDACC__)
+// Adds to a counter; gives what it was before.
+GS_DEVICE uint64_t take_from(uint64_t* counter, uint64_t n) {
+    typedef unsigned long long Word;  // the 64-bit type that CUDA's atomics know
+    return atomicAdd(reinterpret_cast<Word*>(counter), static_cast<Word>(n));
+}
+
 // Gives row `row` its status, unless it has one already.
 GS_DEVICE void fail_row(Status* status, uint64_t row, Status why) {
     atomicCAS(status + row, STATUS_OK, why);

@@ -1,28 +1,33 @@
-// Verifies the checksums that compressors put behind their streams. They are of the
-// decoded bytes, and the vendor's decoders do not look at them.
+// Folds what a decoder says of streams into their rows, as gs_fold does, and verifies the
+// checksums that compressors put behind them. These are of the decoded bytes, and the
+// vendor's decoders do not look at them.
 //
 //   gzip (RFC 1952)    | header | deflate | CRC-32 4, little-endian | size 4 |
 //   zlib (RFC 1950)    | header | deflate | Adler-32 4, big-endian |
 //   zstd (RFC 8878)    | header | blocks  | low half of XXH64, 4, little-endian |
 //                        only where the descriptor says so
 //
-// The tables are those that the decoder was given. Streams of rows with a status are
-// left out: their bytes are of no meaning. A row whose checksum differs gets CHECKSUM.
+// The tables are those that the decoder was given, and those that it filled. Streams of
+// rows with a status are left out: their bytes are of no meaning. A row whose checksum
+// differs gets CHECKSUM.
 #include "crc.cuh"
 #include "scan.cuh"
+#include "streams.cuh"
 #include "zstd_format.cuh"
 
 struct Trailers {
     const uint64_t* stream_src;
     const uint64_t* stream_nbytes;
     const uint64_t* stream_dst;
-    const uint64_t* stream_capacity;  // all of it is decoded
+    const uint64_t* stream_capacity;  // all of it is decoded, if a stream is
     const uint32_t* stream_row;       // null: stream k is that of row k
     Status* status;
+    const int32_t* decoder_status;
+    const uint64_t* actual_nbytes;
     uint32_t n_streams;
     uint32_t reserved;
 };
-static_assert(sizeof(Trailers) == 7 * 8, "the host packs the same");
+static_assert(sizeof(Trailers) == 9 * 8, "the host packs the same");
 
 GS_DEVICE uint32_t row_of(const Trailers& trailers, uint32_t stream) {
     return trailers.stream_row ? trailers.stream_row[stream] : stream;
@@ -40,11 +45,24 @@ GS_DEVICE ByteSpan encoded_of(
         trailers.stream_nbytes[stream] + nbytes};
 }
 
-// Whether the row of a stream is still fine: the same answer for all threads of the
-// block, while other blocks may mark the row. Ends with a barrier.
+GS_DEVICE Outcomes outcomes_of(const Trailers& trailers) {
+    return {
+        trailers.decoder_status, trailers.actual_nbytes, trailers.stream_capacity};
+}
+
+GS_DEVICE void fold(const Trailers& trailers, uint32_t stream) {
+    const uint32_t row = row_of(trailers, stream);
+    fold_stream(outcomes_of(trailers), stream, trailers.status, row);
+}
+
+// Folds a stream, and tells whether its row is still fine: the same answer for all threads
+// of the block, while other blocks may mark the row. Ends with a barrier.
 GS_DEVICE bool is_fine_for_block(
     const Trailers& trailers, uint32_t stream, Status& shared) {
-    if (threadIdx.x == 0) shared = trailers.status[row_of(trailers, stream)];
+    if (threadIdx.x == 0) {
+        fold(trailers, stream);
+        shared = trailers.status[row_of(trailers, stream)];
+    }
     __syncthreads();
     const bool is_fine = shared == STATUS_OK;
     __syncthreads();
@@ -255,7 +273,8 @@ GS_DEVICE uint64_t xxh_finished(const uint64_t* accumulators, const ByteSpan& da
 constexpr int gs_verify_zstd_threads = 128;
 constexpr uint32_t XXH_NBYTES = 4;
 
-// Four threads a stream: few streams take long, but no longer than to decode them.
+// Four threads a stream: few streams take long, but no longer than to decode them. A
+// stream is the only one of its row: frames in Blosc have no checksum.
 extern "C" __global__ void __launch_bounds__(gs_verify_zstd_threads)
 gs_verify_zstd(const Trailers trailers) {
     constexpr uint32_t STREAMS = gs_verify_zstd_threads / XXH_LANES;
@@ -268,7 +287,9 @@ gs_verify_zstd(const Trailers trailers) {
         bool has_checksum = false;
         ByteSpan decoded = {nullptr, 0};
         ByteSpan frame = {nullptr, 0};
-        if (k < trailers.n_streams &&
+        if (k < trailers.n_streams && lane == 0) fold(trailers, k);
+        // Not what lane 0 may be writing: a row whose stream is decoded it leaves alone.
+        if (k < trailers.n_streams && is_decoded(outcomes_of(trailers), k) &&
             trailers.status[row_of(trailers, k)] == STATUS_OK) {
             frame = encoded_of(trailers, k, 0);
             decoded = {decoded_of(trailers, k), trailers.stream_capacity[k]};

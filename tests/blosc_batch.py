@@ -9,6 +9,7 @@ import numpy as np
 from blosc_cases import NBYTES, OK, parsed
 from gpushard.codecs import blosc_frame
 from gpushard.devices.scatter_structs import FAST_DIVISOR
+from gpushard.devices.structs import BLOSC_STREAMS
 from kernel_rows import POISON, addresses, held, outputs, sizes, struct
 
 CLASSES = ("raw", "lz4", "snappy", "zlib", "zstd")
@@ -26,8 +27,7 @@ class Batch:
         self.status, self.filter, self.typesize, self.block_nbytes = (
             np.zeros(n_rows, np.uint32) for _ in range(4)
         )
-        self.count = np.full((len(CLASSES), n_rows), POISON, np.uint32)
-        self.first = np.full_like(self.count, POISON)
+        self.first = np.full((len(CLASSES), n_rows), POISON, np.uint32)
         self.all_totals = np.zeros(3 * len(CLASSES) + 2, np.uint64)
         self.totals = self.all_totals[:-2].reshape(3, -1)
         self.n_shuffled = self.all_totals[-2:]
@@ -39,27 +39,22 @@ class Batch:
         self.accept_unsized = True
 
     def run(self, kernels, schedule=0, grid=2):
-        """Count, scan, fill; the stream tables are as long as the totals say."""
+        """Count, fill; the stream tables are as long as the totals say."""
         rows = self._rows()
         kernels.launch("gs_blosc_count", grid, 128, [rows], schedule=schedule)
-        n_counts = np.uint32(self.count.size)
-        args = [self.count, self.first, n_counts]
-        kernels.launch("gs_scan", 1, 512, args, schedule=schedule)
         n_streams = int(self.totals[0].sum())
         self.stream_src, self.stream_nbytes, self.stream_dst, self.stream_capacity = (
             np.zeros(n_streams, np.uint64) for _ in range(4)
         )
         self.stream_row = np.full(n_streams, 2**32 - 1, np.uint32)
-        streams = struct(
-            first=self.first,
-            dst=self.dst,
-            stream_src=self.stream_src,
-            stream_nbytes=self.stream_nbytes,
-            stream_dst=self.stream_dst,
-            stream_capacity=self.stream_capacity,
-            stream_row=self.stream_row,
-        )
-        kernels.launch("gs_blosc_fill", grid, 128, [rows, streams], schedule=schedule)
+        streams = np.zeros((), BLOSC_STREAMS)
+        tables = (self.dst, self.stream_src, self.stream_nbytes)
+        tables += (self.stream_dst, self.stream_capacity, self.stream_row)
+        for name, table in zip(BLOSC_STREAMS.names, tables, strict=False):
+            streams[name] = table.ctypes.data
+        streams["begin"] = np.cumsum(self.totals[0]) - self.totals[0]
+        args = [rows, streams[()]]
+        kernels.launch("gs_blosc_fill", grid, 128, args, schedule=schedule)
         return self.status.tolist()
 
     def _rows(self):
@@ -71,7 +66,7 @@ class Batch:
             filter=self.filter,
             typesize=self.typesize,
             block_nbytes=self.block_nbytes,
-            count=self.count,
+            first=self.first,
             totals=self.all_totals,
             staging=self._staging,
             decoded=self._decoded,
@@ -91,9 +86,16 @@ class Batch:
         return next(room for room in rooms if room.ctypes.data == address)
 
     def streams_of(self, stream_class):
-        """Rows of (row, source offset, source size, decoded offset, decoded size)."""
+        """Rows of (row, source offset, source size, decoded offset, decoded size).
+
+        Sorted by row; those of a row are neighbours, as they were found.
+        """
         start = int(self.totals[0, :stream_class].sum())
-        part = slice(start, start + int(self.totals[0, stream_class]))
+        part = np.arange(start, start + int(self.totals[0, stream_class]))
+        assert np.count_nonzero(np.diff(self.stream_row[part])) == max(
+            len(set(self.stream_row[part].tolist())) - 1, 0
+        )
+        part = part[np.argsort(self.stream_row[part], kind="stable")]
         row = self.stream_row[part]
         return np.column_stack(
             [

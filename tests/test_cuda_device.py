@@ -168,11 +168,10 @@ def test_a_kernel_may_be_the_first_call_of_a_thread(cupy):
     memory, stream = device.allocate(4096), device.create_stream()
 
     def launch():
-        address = np.uint64(memory.address)
+        at = np.uint64(memory.address)
         try:
-            device.launch(
-                "gs_verdict", (1, 1), (address, np.uint32(0), address), stream
-            )
+            args = (at, at, at, np.uint64(0), at, np.uint32(0))
+            device.launch("gs_fold", (1, 1), args, stream)
         except gpushard.DeviceError as error:
             failures.append(error)
 
@@ -354,6 +353,6 @@ def test_cupy_compiles_the_kernels(real_cupy, monkeypatch, tmp_path):
     except RuntimeError as error:
         pytest.skip(f"NVRTC cannot be used here: {error}")
     modules = CudaModules(real_cupy.cuda, (9, 0), "cuda:0")
-    source = load_kernel_sources()["gs_verdict"]
+    source = load_kernel_sources()["gs_fold"]
     assert source.headers
     assert modules.cubin(source)[:4] == b"\x7fELF"

@@ -125,10 +125,10 @@ def test_only_the_damaged_inner_chunk_is_refused(tmp_path, chain):
 
     def watched(kernel, *rest):
         launch(kernel, *rest)
-        if kernel == "gs_verdict":
+        if kernel.startswith("gs_scatter"):
             device.drain()
             with device.open_memory():
-                seen.append(statuses_before(rest[1]))
+                seen.append(statuses_of(rest[1][0]))
 
     device.launch = watched
     with pytest.raises(gpushard.ChecksumError):
@@ -136,9 +136,9 @@ def test_only_the_damaged_inner_chunk_is_refused(tmp_path, chain):
     assert [sorted(statuses) for statuses in seen] == [[*[OK] * 7, Status.CHECKSUM]]
 
 
-def statuses_before(parameters):
-    """Statuses that `gs_verdict` is launched on."""
-    address, n_rows, _ = map(int, parameters)
+def statuses_of(scatter):
+    """Statuses of the rows that a scatter is launched on."""
+    address, n_rows = int(scatter["status"]), int(scatter["n_rows"])
     return list(np.frombuffer(ctypes.string_at(address, 4 * n_rows), np.uint32))
 
 

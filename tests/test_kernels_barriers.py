@@ -16,22 +16,22 @@ import numpy as np
 import pytest
 
 import scatter_cases
-from blosc_batch import Batch
-from blosc_cases import NBYTES, frames_of
 from cuda_host.deaths import deaths_of
 from cuda_host.launch import SCHEDULES, Kernels
+from gpushard.devices.filters import FilterRows, ItemFilter
 from gpushard.devices.kernels import kernel_directory
 from kernel_rows import addresses, held, sizes
 from scatter_cases import launch
 from test_kernels_crc32c import message, signed
 from test_kernels_scatter_turn import laid, turned_case
+from test_kernels_streams import TRAILER
 from test_kernels_trailers import FORMATS, Streams
 from test_kernels_trailers import message as numbered_message
 
 BARRIER = re.compile(r"^ *__sync(?:threads|warp)\(\);", re.MULTILINE)
 SOURCES = {path.name: path.read_text() for path in kernel_directory().glob("*.cu*")}
 # Whose kernels run with the headers that have barriers.
-USERS = {"crc.cuh": "crc32c.cu", "scan.cuh": "gate.cu"}
+USERS = {"crc.cuh": "crc32c.cu", "scan.cuh": "filters.cu"}
 
 
 def checksums(kernels, schedule):
@@ -45,39 +45,27 @@ def checksums(kernels, schedule):
     return [src_nbytes, status]
 
 
-def offsets_and_streams(kernels, schedule):
-    """Offsets of more streams than threads, and a few streams that are moved."""
-    nbytes = np.random.default_rng(1).integers(0, 999, 1500).astype(np.uint64)
-    offset = np.zeros(len(nbytes) + 1, np.uint64)
-    args = [nbytes, offset, np.uint32(len(nbytes))]
-    kernels.launch("gs_align_offsets", 1, 512, args, schedule=schedule)
+def moved_streams(kernels, schedule):
+    """A few streams that one block moves, and the zlib trailers behind them."""
     streams = [held(message(5000 + k)) for k in range(4)]
-    src, arena = addresses(streams), np.zeros(4 * 5004, np.uint8)
-    places = np.arange(5, dtype=np.uint64) * np.uint64(5004)
-    args = [src, sizes(streams), places, addresses([arena])[0], np.uint32(4)]
+    nbytes = sizes(streams) - np.uint64(TRAILER)
+    src, arena = addresses(streams), np.zeros(4 * 5008, np.uint8)
+    used, base = np.zeros(1, np.uint64), addresses([arena])[0]
+    args = [src, nbytes, used, base, np.uint32(len(streams))]
     kernels.launch("gs_realign", 1, 128, args, schedule=schedule)
-    # What lies between the streams is nobody's.
-    ends = zip(places.astype(int), map(len, streams), strict=False)
-    return [offset, *(arena[place : place + n] for place, n in ends)]
+    return [arena, src - base, used]
 
 
-def verdict(kernels, schedule):
-    status = (np.arange(700) % 7).astype(np.uint32)
-    words = np.zeros(16, np.uint32)
-    args = [status, np.uint32(len(status)), words]
-    kernels.launch("gs_verdict", 1, 256, args, schedule=schedule)
-    return [words]
-
-
-def gates(kernels, schedule):
-    return [*offsets_and_streams(kernels, schedule), *verdict(kernels, schedule)]
-
-
-def frames(kernels, schedule):
-    """Counts of the streams of a few frames, one warp after the other."""
-    batch = Batch(frames_of(NBYTES)[:12])
-    batch.run(kernels, schedule, grid=1)
-    return [batch.count, batch.status]
+def sums(kernels, schedule):
+    """Sums of a few rows, of more items than a block takes at a time."""
+    rows = [held(message(8 * 1300 + k)[: 8 * 1300]) for k in range(3)]
+    decoded = [np.zeros(1300, np.int64) for _ in rows]
+    items = ItemFilter("gs_delta", 1300, np.dtype("i8"), np.dtype("i8"))
+    tables = addresses(rows), sizes(rows), addresses(decoded), np.zeros(3, np.uint32)
+    at = (int(table.ctypes.data) for table in tables)
+    record = items.pack(FilterRows(*at, len(rows)))
+    kernels.launch("gs_delta", 1, 256, [record], schedule=schedule)
+    return decoded
 
 
 def turns(kernels, schedule):
@@ -110,14 +98,18 @@ def trailers(kernels, schedule):
 
 RUNS = {
     "crc32c.cu": checksums,
-    "gate.cu": gates,
-    "blosc.cu": frames,
+    "gate.cu": moved_streams,
+    "filters.cu": sums,
     "scatter_turn.cu": turns,
     "trailers.cu": trailers,
 }
-# Without these, threads that disagree about a row go to different barriers: the shim
-# ends the process.
-DEADLY = {("trailers.cu", 0), ("trailers.cu", 1)}
+# Without these, threads that disagree about a row go to different barriers, where the
+# shim ends the process; or they copy to an address that nobody has written yet.
+DEADLY = {
+    ("trailers.cu", 0): signal.SIGABRT,
+    ("trailers.cu", 1): signal.SIGABRT,
+    ("gate.cu", 0): signal.SIGSEGV,
+}
 ALL_BARRIERS = [
     (name, nth)
     for name, text in sorted(SOURCES.items())
@@ -149,7 +141,7 @@ def kernels_without(name, nth):
 def test_all_barriers_are_found_and_run():
     stated = re.findall(r"__sync(?:threads|warp)\(", "".join(SOURCES.values()))
     assert len(ALL_BARRIERS) == len(stated)
-    assert set(ALL_BARRIERS) >= DEADLY
+    assert set(ALL_BARRIERS) >= DEADLY.keys()
     assert {USERS.get(name, name) for name, _ in BARRIERS} == set(RUNS)
 
 
@@ -169,19 +161,15 @@ def test_a_barrier_that_is_skipped_is_noticed(name, nth):
 @pytest.mark.parametrize(("name", "nth"), sorted(DEADLY))
 def test_a_barrier_that_is_skipped_ends_the_process(name, nth):
     death = deaths()[name, nth]
-    assert death.status == -signal.SIGABRT
-    assert "cuda_host: gs_verify_" in death.said, death.said
+    assert death.status == -DEADLY[name, nth], death.said
+    is_told = "cuda_host: gs_verify_" in death.said
+    assert is_told == (DEADLY[name, nth] == signal.SIGABRT), death.said
 
 
 @cache
 def deaths():
     """How runs end without the barriers that none survives."""
-    calls = {
-        (
-            name,
-            nth,
-        ): f"list(b.results(b.kernels_without({name!r}, {nth}), {name!r}))"
-        for name, nth in DEADLY
-    }
+    run = "list(b.results(b.kernels_without({0!r}, {1}), {0!r}))"
+    calls = {barrier: run.format(*barrier) for barrier in DEADLY}
     found = deaths_of(list(calls.values()), "import test_kernels_barriers as b")
     return dict(zip(calls, found, strict=True))

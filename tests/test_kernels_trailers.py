@@ -61,7 +61,10 @@ class Streams:
         self.before = np.array([before for _, before, _ in made], np.uint64)
         self.around = np.array([before + after for _, before, after in made], np.uint64)
 
-    def verify(self, kernels, *, rows=None, status=None, schedule=0, grid=2):
+    def verify(
+        self, kernels, *, rows=None, status=None, failures=(), short=(), **launched
+    ):
+        """Statuses of the rows; streams that a decoder refused, or cut short."""
         n = len(self.decoded)
         src = addresses(self.encoded) + self.before
         nbytes = np.array([len(e) for e in self.encoded], np.uint64) - self.around
@@ -69,15 +72,20 @@ class Streams:
         capacity = np.array([len(d) for d in self.decoded], np.uint64)
         row = None if rows is None else np.array(rows, np.uint32)
         status = np.zeros(n, np.uint32) if status is None else status
+        decoder_status, actual = np.zeros(n, np.int32), capacity.copy()
+        decoder_status[list(failures)] = 12
+        actual[list(short)] -= np.uint64(1)
         record = np.zeros((), TRAILERS)
-        columns = (src, nbytes, dst, capacity, row, status)
+        columns = (src, nbytes, dst, capacity, row, status, decoder_status, actual)
         for name, column in zip(TRAILERS.names, columns, strict=False):
             record[name] = 0 if column is None else column.ctypes.data
         record["n_streams"] = n
-        threads = kernels.threads(self.kernel)
-        args = [record[()]]
-        kernels.launch(self.kernel, grid, threads, args, schedule=schedule)
+        self._launch(kernels, record[()], **launched)
         return status.tolist()
+
+    def _launch(self, kernels, record, *, schedule=0, grid=2):
+        threads = kernels.threads(self.kernel)
+        kernels.launch(self.kernel, grid, threads, [record], schedule=schedule)
 
 
 def message(nbytes, seed=0):
@@ -139,6 +147,34 @@ def test_of_many_streams_in_a_row_one_wrong_one_marks_it(kernels, kernel, schedu
     status = np.zeros(10, np.uint32)
     got = streams.verify(kernels, rows=rows, status=status, schedule=schedule, grid=7)
     assert got == [CHECKSUM, *[OK] * 4, CHECKSUM, *[OK] * 3, CHECKSUM]
+
+
+@schedules
+@each_format
+def test_failed_and_short_streams_mark_their_rows(kernels, kernel, schedule):
+    streams = Streams(kernel, [message(n) for n in range(40, 46)])
+    status = np.array([OK, OK, OK, CHECKSUM, CHECKSUM, OK], np.uint32)
+    got = streams.verify(
+        kernels, status=status, failures=[1, 3], short=[1, 2, 4], schedule=schedule
+    )
+    assert got == [OK, Status.DECODER, Status.SHORT, CHECKSUM, CHECKSUM, OK]
+
+
+@schedules
+@pytest.mark.parametrize("kernel", ["gs_verify_zlib", "gs_verify_gzip"])
+def test_what_did_not_come_out_marks_a_row_of_many_streams(kernels, kernel, schedule):
+    streams = Streams(kernel, [message(50, k) for k in range(6)])
+    rows = [1, 1, 1, 0, 0, 0]
+    for failures, short, wanted in (
+        ([1], [0, 2], Status.DECODER),
+        ([2], [1], Status.DECODER),
+        ([], [2], Status.SHORT),
+    ):
+        got = streams.verify(
+            kernels, rows=rows, status=np.zeros(2, np.uint32), failures=failures,
+            short=short, schedule=schedule,
+        )  # fmt: skip
+        assert got == [OK, wanted]
 
 
 def test_a_zstd_frame_without_checksum_is_not_judged(kernels):

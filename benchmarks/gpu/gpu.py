@@ -103,11 +103,11 @@ def timed(
 
 
 def _seconds(device: Device, stream: int, enqueue: Callable[[], None], n: int) -> float:
-    device.wait(device.record(stream))
+    device.wait_for(stream)
     started = perf_counter()
     for _ in range(n):
         enqueue()
-    device.wait(device.record(stream))
+    device.wait_for(stream)
     return (perf_counter() - started) / n
 
 
@@ -125,5 +125,5 @@ def fetched(device: Device, address: int, nbytes: int) -> NDArray[np.uint8]:
     host = device.allocate_pinned(max(nbytes, 1))[:nbytes]
     stream = device.create_stream()
     device.download(host, address, stream)
-    device.wait(device.record(stream))
+    device.wait_for(stream)
     return host.copy()

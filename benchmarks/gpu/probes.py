@@ -141,7 +141,7 @@ def checksums(name: str, run: Run) -> None:
     conf = device.decoder.crc32c_conf(len(plain), longest, stream)
     tables: StreamTables = batch.tables
     device.decoder.crc32c_async(tables, tables.actual_nbytes, conf, stream)
-    device.wait(device.record(stream))
+    device.wait_for(stream)
     found = fetched(device, tables.actual_nbytes, 4 * len(plain)).view(np.uint32)
     run.put(name, is_right=found.tolist() == [crc32c.crc32c(p) for p in plain])
 
@@ -188,7 +188,7 @@ def calls(name: str, run: Run) -> None:
             started = perf_counter()
             batch.enqueue(stream)
             seconds.append(perf_counter() - started)
-            device.wait(device.record(stream))
+            device.wait_for(stream)
         run.put(f"{name}/{count}", seconds=seconds)
 
 

@@ -129,7 +129,7 @@ class Batch:
         """Status, size that is claimed and what lies there, of each stream."""
         stream = self.device.create_stream()
         self.enqueue(stream)
-        self.device.wait(self.device.record(stream))
+        self.device.wait_for(stream)
         count = self.tables.count
         told = fetched(self.device, self.tables.actual_nbytes, 12 * count)
         actual = told[: 8 * count].view(np.uint64)
@@ -150,5 +150,5 @@ def _uploaded(device: Device, content: NDArray[np.uint8], stream: int) -> Any:
     host[:] = content
     buffer = device.allocate(len(content) + _PADDING_NBYTES)
     device.upload(buffer.address, host, stream)
-    device.wait(device.record(stream))
+    device.wait_for(stream)
     return buffer

@@ -1,8 +1,8 @@
 """What the reader asks of a device: memory, copies, launches, streams and events.
 
 Everything is ordered by streams: an operation runs when those before it on its stream,
-and the events its stream waits for, are done. Nothing but `Device.wait` makes the host
-wait, and nothing waits for the whole device.
+and the events its stream waits for, are done. The host waits in `Device.wait` and
+`wait_for` alone, and nothing waits for the whole device.
 """
 
 from __future__ import annotations
@@ -192,10 +192,6 @@ class Device(Protocol):
         """Copy rows of device memory to other places there, on `stream`."""
         ...
 
-    def clear(self, address: int, nbytes: int, stream: Stream) -> None:
-        """Set device memory to zero, on `stream`."""
-        ...
-
     def launch(
         self, kernel: str, grid: Grid, parameters: Sequence[Any], stream: Stream
     ) -> None:
@@ -230,6 +226,16 @@ class Device(Protocol):
         ------
         DeviceError
             Work on the device failed; the device cannot be used any more.
+        """
+        ...
+
+    def wait_for(self, stream: Stream) -> None:
+        """Let the host wait until all that is queued on `stream` is done.
+
+        Raises
+        ------
+        DeviceError
+            As of `wait`.
         """
         ...
 

@@ -16,10 +16,9 @@ from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
 from gpushard.devices.row_tables import (
     RowTables,
     add_dummies,
+    add_results,
     reserve_dummy_room,
-    reserve_results,
     reserve_scratch,
-    results_at,
 )
 from gpushard.devices.scatter_structs import (
     FAST_DIVISOR,
@@ -164,11 +163,9 @@ def decode_and_scatter(
     planes_at = _add_planes(page, chain, n_rows)
     dummies_at = add_dummies(page)
     parts = _lay_parts(page, targets, rows)
+    totals_at, realigned_at, status_at = add_results(page, n_rows)
     scratch_at, dummy_at = reserve_scratch(page, n_rows), reserve_dummy_room(page)
-    results, results_nbytes = reserve_results(page, n_rows)
     address = lane.place_page(page)
-    lane.device.clear(address + results, results_nbytes, lane.stream)
-    verdict, status = results_at(address + results)
     tables = RowTables(
         n_rows,
         address + src_at,
@@ -184,19 +181,17 @@ def decode_and_scatter(
         chain.fused_nbytes,
         {algorithm: address + at for algorithm, at in dummies_at.items()},
         address + dummy_at,
-        verdict,
-        status,
+        address + totals_at,
+        address + realigned_at,
+        address + status_at,
         address + scratch_at,
     )
     decoder = Decoder(lane, tables, True, tables.src, tables.src_nbytes)
     for index, step in enumerate(chain.steps):
         decoder.run(step, index)
-    decoder.judge()
     for part in parts:
-        _scatter(lane, part, address, decoder.src, status, decoder.planes)
-    verdict_host, status_host = lane.read_verdict(verdict, n_rows)
-    event = lane.device.record(lane.stream)
-    lane.pending = Pending(event, verdict_host, status_host, settle)
+        _scatter(lane, part, address, decoder.src, tables.status, decoder.planes)
+    lane.pending = Pending(lane.read_statuses(tables.status, n_rows), settle)
 
 
 def _add_step_columns(
@@ -298,7 +293,4 @@ def _scatter(
 
 def _settle_nothing(lane: Lane) -> None:
     """The batch can only succeed: nothing to look at but its end."""
-    fine = np.zeros(1, np.uint32)
-    lane.pending = Pending(
-        lane.device.record(lane.stream), fine, fine, lambda _rows: None
-    )
+    lane.pending = Pending(np.zeros(0, np.uint32), lambda _: None)

@@ -231,7 +231,7 @@ class _Run:
 
     def wait(self) -> None:
         """Wait for all that is under way."""
-        self._device.wait(self._device.record(self.stream))
+        self._device.wait_for(self.stream)
 
     def end(self) -> None:
         """Give all back, also after a failure."""

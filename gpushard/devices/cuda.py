@@ -179,11 +179,6 @@ class CudaDevice:
         with self._current():
             self._runtime.memcpyAsync(to, source, nbytes, kind, stream)
 
-    def clear(self, address: int, nbytes: int, stream: Stream) -> None:
-        """Set device memory to zero, on `stream`."""
-        with self._current():
-            self._runtime.memsetAsync(address, 0, nbytes, stream)
-
     def launch(
         self, kernel: str, grid: Grid, parameters: Sequence[Any], stream: Stream
     ) -> None:
@@ -227,6 +222,17 @@ class CudaDevice:
         done: Any = event
         with self._current():
             done.synchronize()
+
+    def wait_for(self, stream: Stream) -> None:
+        """Let the host wait until all that is queued on `stream` is done.
+
+        Raises
+        ------
+        DeviceError
+            As of `wait`.
+        """
+        with self._current():
+            self._runtime.streamSynchronize(stream)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """cupy.ndarray of `shape`, its content undefined.

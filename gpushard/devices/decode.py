@@ -121,11 +121,6 @@ class Decoder:
             self._launch(items.kernel, (n_rows, n_pieces), items.pack(rows))
         self.src = dst
 
-    def judge(self) -> None:
-        """Enqueue the verdict: how many rows are refused, and which is the first."""
-        status, verdict = _u8(self.tables.status), _u8(self.tables.verdict)
-        self._launch("gs_verdict", (1, 1), status, _u4(self.tables.n_rows), verdict)
-
     def _launch(self, kernel: str, grid: Grid, *parameters: object) -> None:
         grid = min(grid[0], _MAX_BLOCKS), grid[1]
         self.lane.device.launch(kernel, grid, parameters, self.lane.stream)
@@ -166,13 +161,13 @@ class Decoder:
         self.src = dst
 
     def _realign(self, src: int, nbytes: int, n_streams: int, total: int) -> None:
-        """Copy streams to multiples of 4 bytes, which nvCOMP's Deflate needs."""
-        room = self.lane.realigned.address(8 * (n_streams + 1) + 16 + total)
-        arena = room + -(-8 * (n_streams + 1) // 16) * 16
-        n = _u4(n_streams)
-        self._launch("gs_align_offsets", (1, 1), _u8(nbytes), _u8(room), n)
-        places = _u8(src), _u8(nbytes), _u8(room), _u8(arena)
-        self._launch("gs_realign", (n_streams, 1), *places, n)
+        """Copy streams to multiples of 4 bytes, which nvCOMP's Deflate needs.
+
+        Once a batch: what is taken of the room is counted from zero on.
+        """
+        arena = self.lane.realigned.address(total)
+        places = _u8(src), _u8(nbytes), _u8(self.tables.n_realigned), _u8(arena)
+        self._launch("gs_realign", (n_streams, 1), *places, _u4(n_streams))
 
     def _decode_streams(
         self,
@@ -201,6 +196,11 @@ class Decoder:
             n_streams, src, nbytes, dst, capacity, actual, decoder_status
         )
         decoder.decompress_async(algorithm, tables, temp, temp_nbytes, lane.stream)
+        verifier = verifier_of(algorithm, is_in_blosc=row_of_stream != 0)
+        if verifier:
+            record = pack_trailers(tables, row_of_stream, self.tables.status)
+            self._launch(verifier, (n_streams, 1), record)
+            return
         self._launch_over(
             "gs_fold",
             n_streams,
@@ -211,10 +211,6 @@ class Decoder:
             _u8(self.tables.status),
             _u4(n_streams),
         )
-        verifier = verifier_of(algorithm, is_in_blosc=row_of_stream != 0)
-        if verifier:
-            record = pack_trailers(tables, row_of_stream, self.tables.status)
-            self._launch(verifier, (n_streams, 1), record)
 
     def _unfilter(
         self, kernel: str, src: int, dst: int, filters: Sequence[int], step: Step
@@ -236,14 +232,12 @@ class Decoder:
         planes = columns.take(FAST_DIVISOR.itemsize * n_rows)
         stage, following = columns.take(8 * n_rows), columns.take(8 * n_rows)
         filters = [columns.take(4 * n_rows) for _ in range(3)]
-        count = columns.take(4 * len(StreamClass) * n_rows)
         first = columns.take(4 * len(StreamClass) * n_rows)
-        totals = tables.verdict - TOTALS_NBYTES - 8
         rows = np.zeros((), BLOSC_ROWS)
         rows["src"], rows["src_nbytes"] = self.src, self.src_nbytes
         rows["status"] = tables.status
         rows["filter"], rows["typesize"], rows["block_nbytes"] = filters
-        rows["count"], rows["totals"] = count, totals
+        rows["first"], rows["totals"] = first, tables.totals
         rows["staging"], rows["decoded"] = staging, dst
         rows["stage"], rows["next"] = stage, following
         if is_last and tables.fused_nbytes:
@@ -252,13 +246,11 @@ class Decoder:
         rows["decoded_nbytes"], rows["n_rows"] = step.decoded_nbytes, n_rows
         rows["accept_unsized"] = self.accept_unsized
         self._launch_over("gs_blosc_count", _WARP * n_rows, rows[()])
-        n_counts = _u4(len(StreamClass) * n_rows)
-        self._launch("gs_scan", (1, 1), _u8(count), _u8(first), n_counts)
         host = lane.totals_host.view(TOTALS_NBYTES)
-        lane.device.download(host, totals, lane.stream)
-        lane.device.wait(lane.device.record(lane.stream))
+        lane.device.download(host, tables.totals, lane.stream)
+        lane.wait_here()
         found = host.view(np.uint64).astype(np.int64)
-        self._blosc_streams(rows, first, stage, list(found[:-2].reshape(3, -1)))
+        self._blosc_streams(rows, stage, list(found[:-2].reshape(3, -1)))
         for kernel, n_shuffled in zip(_UNFILTERS, found[-2:].tolist(), strict=True):
             if n_shuffled:
                 self._unfilter(kernel, staging, dst, filters, step)
@@ -267,7 +259,6 @@ class Decoder:
     def _blosc_streams(
         self,
         rows: NDArray[Any],
-        first: int,
         stage: int,
         totals: Sequence[NDArray[np.int64]],
     ) -> None:
@@ -280,7 +271,7 @@ class Decoder:
         tables = [columns.take(8 * n_all) for _ in range(4)]
         row_of_stream = columns.take(4 * n_all)
         record = np.zeros((), BLOSC_STREAMS)
-        record["first"], record["dst"] = first, stage
+        record["dst"], record["begin"] = stage, np.cumsum(n_streams) - n_streams
         names = ("stream_src", "stream_nbytes", "stream_dst", "stream_capacity")
         for name, table in zip(names, tables, strict=True):
             record[name] = table

@@ -122,14 +122,14 @@ class SlotLanding:
         first -= first % ALIGNMENT
         last = int((encoded.at + encoded.nbytes).max())
         address = lane.upload(self.memory[first:last])
-        self.slot.note_copy(lane.stream)
+        self.slot.note_copy(lane)
         return (encoded.at + (address - first)).astype(np.uint64)
 
     def land(self, lane: Lane, copies: Copies) -> None:
         """Enqueue, as the batch of a lane, copies to where bytes are to stay."""
         columns = (column.tolist() for column in copies)
         copy_straight(lane, self.memory, list(zip(*columns, strict=True)))
-        self.slot.note_copy(lane.stream)
+        self.slot.note_copy(lane)
 
     def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
         """Views on the slot."""

@@ -1,7 +1,7 @@
 """A lane: one stream, with the memory that a batch needs on its way.
 
 A batch runs wholly on one lane. Its slabs are used again by the next batch of the lane
-once the event behind the one before is done; batches of other lanes run meanwhile.
+once the one before is done; batches of other lanes run meanwhile.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import Device, Event
+from gpushard.devices.base import Device
 from gpushard.devices.budget import Budget
 from gpushard.devices.slabs import PinnedSlab, Slab, TablePage
-from gpushard.devices.structs import VERDICT_NBYTES
 
 # Kernels and decoders may look a few bytes past either end of what they are given.
 PADDING_NBYTES = 64
@@ -30,16 +29,13 @@ class Pending:
 
     Attributes
     ----------
-    event
-        Done when the batch is.
     statuses
-        uint32, shape (n_rows,), pinned. What became of each row, once it is done.
+        uint32, shape (n_rows,), pinned. What became of each row, once it is done; of no
+        rows where the batch can only succeed.
     settle
-        Called with the rows whose status is not OK, and the bytes of the batch.
+        Called with the rows whose status is not OK.
     """
 
-    event: Event
-    verdict: NDArray[np.uint32]
     statuses: NDArray[np.uint32]
     settle: Callable[[NDArray[np.int64]], None]
 
@@ -54,6 +50,9 @@ class Lane:
         What a batch may hold, as a rule.
     encoded_nbytes
         Encoded bytes of the batch in hand, those that rows share counted for each.
+    n_waits
+        How often the host has waited for all that was queued. What was queued before
+        the last time is done.
     """
 
     device: Device
@@ -61,6 +60,7 @@ class Lane:
     stream: int = field(init=False)
     pending: Pending | None = field(init=False, default=None)
     encoded_nbytes: int = field(init=False, default=0)
+    n_waits: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         device, most_nbytes = self.device, self.budget.encoded_nbytes
@@ -83,12 +83,12 @@ class Lane:
             self.page,
         )
         self.page_host = PinnedSlab(device)
-        self.verdict_host = PinnedSlab(device)
+        self.statuses_host = PinnedSlab(device)
         self.totals_host = PinnedSlab(device)
         self._pinned = (
             self.encoded_host,
             self.page_host,
-            self.verdict_host,
+            self.statuses_host,
             self.totals_host,
         )
 
@@ -112,7 +112,18 @@ class Lane:
             Work on the device failed.
         """
         self.pending = None
-        self.device.wait(self.device.record(self.stream))
+        self.wait_here()
+
+    def wait_here(self) -> None:
+        """Wait for all that is queued on the stream.
+
+        Raises
+        ------
+        DeviceError
+            Work on the device failed.
+        """
+        self.device.wait_for(self.stream)
+        self.n_waits += 1
 
     def release(self) -> None:
         """Wait for all that is under way, and give the memory back.
@@ -139,11 +150,12 @@ class Lane:
         pending, self.pending = self.pending, None
         if pending is None:
             return
-        self.device.wait(pending.event)
+        self.wait_here()
         for slab in self._slabs:
             slab.settle()
-        if pending.verdict[0]:
-            pending.settle(np.flatnonzero(pending.statuses))
+        refused = np.flatnonzero(pending.statuses)
+        if len(refused):
+            pending.settle(refused)
 
     def upload_bytes(self, pieces: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]:
         """Device address of each piece, copied side by side; uint64, shape (n,)."""
@@ -172,7 +184,7 @@ class Lane:
         host = self.returned_host.view(nbytes)
         if nbytes:
             self.device.download(host, address, self.stream)
-            self.device.wait(self.device.record(self.stream))
+            self.wait_here()
         return host
 
     def place_page(self, page: TablePage) -> int:
@@ -184,11 +196,8 @@ class Lane:
             self.device.upload(address, host, self.stream)
         return address
 
-    def read_verdict(
-        self, address: int, n_rows: int
-    ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Verdict and statuses of a batch, on their way to the host."""
-        host = self.verdict_host.view(VERDICT_NBYTES + 4 * n_rows)
+    def read_statuses(self, address: int, n_rows: int) -> NDArray[np.uint32]:
+        """Statuses of the rows of a batch, on their way to the host: its verdict."""
+        host = self.statuses_host.view(4 * n_rows)
         self.device.download(host, address, self.stream)
-        words = host.view(np.uint32)
-        return words[:16], words[16:]
+        return host.view(np.uint32)

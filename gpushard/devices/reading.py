@@ -276,7 +276,7 @@ def _read_by_host(  # noqa: PLR0913  as its caller
             piece = plain[first : first + _PIECE_NBYTES]
             room[: len(piece)] = piece
             device.upload(output.address + first, room[: len(piece)], stream)
-            device.wait(device.record(stream))
+            device.wait_for(stream)
     device.release_stream(stream)
     return job
 

@@ -5,12 +5,22 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.base import Device, Event, Stream
+from gpushard.devices.lane import Lane
 from gpushard.devices.slabs import PinnedSlab
+
+
+class _Copy(NamedTuple):
+    """A copy of what lies in a slot, and what a lane had waited for before it."""
+
+    lane: Lane
+    event: Event
+    n_waits: int
 
 
 class Slot:
@@ -19,11 +29,15 @@ class Slot:
     def __init__(self, device: Device, most_nbytes: int) -> None:
         self._device = device
         self._slab = PinnedSlab(device, most_nbytes)
-        self._copied: dict[Stream, Event] = {}
+        self._copied: dict[Stream, _Copy] = {}
 
-    def note_copy(self, stream: Stream) -> None:
-        """Say that a copy of what lies here has been enqueued on `stream`."""
-        self._copied[stream] = self._device.record(stream)
+    def note_copy(self, lane: Lane) -> None:
+        """Say that a copy of what lies here has been enqueued on a lane.
+
+        Every wait for the lane from here on is one for the copy, too.
+        """
+        event = self._device.record(lane.stream)
+        self._copied[lane.stream] = _Copy(lane, event, lane.n_waits)
 
     def reclaim(self) -> None:
         """Wait until the device has copied what lies here.
@@ -35,7 +49,8 @@ class Slot:
         """
         while self._copied:
             _, copied = self._copied.popitem()
-            self._device.wait(copied)
+            if copied.lane.n_waits == copied.n_waits:
+                self._device.wait(copied.event)
 
     def memory(self, nbytes: int) -> NDArray[np.uint8]:
         """`nbytes` bytes: uint8, host, pinned."""

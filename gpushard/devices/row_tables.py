@@ -11,7 +11,7 @@ import numpy as np
 
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.slabs import TablePage
-from gpushard.devices.structs import VERDICT_NBYTES, StreamClass
+from gpushard.devices.structs import StreamClass
 
 # Streams that decode to one byte: what a decoder is given instead of a refused one.
 # zstd: RFC 8878 3.1.1, one raw block; LZ4 block: one literal; deflate: RFC 1951 3.2.4,
@@ -56,8 +56,10 @@ class RowTables:
         As `DeviceChain.fused_nbytes`.
     dummies, dummy_dst
         The streams in `DUMMIES` one after the other, and room for what they decode to.
-    verdict, status
-        What became of the batch: 64 bytes, then uint32, one a row.
+    totals, n_realigned, status
+        Zero at first. Streams that Blosc frames have, `TOTALS_NBYTES`; bytes of the
+        room for realigned streams that are taken, uint64; and what became of each row,
+        uint32.
     """
 
     n_rows: int
@@ -71,7 +73,8 @@ class RowTables:
     fused_nbytes: int
     dummies: dict[Algorithm, int]
     dummy_dst: int
-    verdict: int
+    totals: int
+    n_realigned: int
     status: int
     scratch: int
 
@@ -82,10 +85,10 @@ def reserve_scratch(page: TablePage, n_rows: int) -> int:
 
 
 _N_SCRATCH_COLUMNS = 16
-# Stream tables (4 * 8), then Blosc's (3 * 4 + 2 * 4 * 5 + 2 * 8 + 16), some of which
-# the scatter reads.
+# Stream tables (4 * 8), then Blosc's (3 * 4 + 4 * 5 + 2 * 8 + 16), some of which the
+# scatter reads.
 STREAM_TABLES_NBYTES = 32
-_SCRATCH_NBYTES_PER_ROW = STREAM_TABLES_NBYTES + 84
+_SCRATCH_NBYTES_PER_ROW = STREAM_TABLES_NBYTES + 64
 
 
 class Columns:
@@ -109,16 +112,13 @@ def add_dummies(page: TablePage) -> dict[Algorithm, int]:
     }
 
 
-def reserve_results(page: TablePage, n_rows: int) -> tuple[int, int]:
-    """Offset and size of what is cleared before a batch: totals, verdict, statuses."""
-    nbytes = TOTALS_NBYTES + 8 + VERDICT_NBYTES + 4 * n_rows
-    return page.reserve(nbytes), nbytes
+def add_results(page: TablePage, n_rows: int) -> tuple[int, int, int]:
+    """Offsets of `RowTables.totals`, `n_realigned` and `status`.
 
-
-def results_at(address: int) -> tuple[int, int]:
-    """Addresses of the verdict and of the statuses in the results at `address`."""
-    verdict = address + TOTALS_NBYTES + 8
-    return verdict, verdict + VERDICT_NBYTES
+    Their zeros are uploaded with the rest, which is a call less than to clear them.
+    """
+    totals = page.add(np.zeros(TOTALS_NBYTES + 8, np.uint8))
+    return totals, totals + TOTALS_NBYTES, page.add(np.zeros(n_rows, np.uint32))
 
 
 def reserve_dummy_room(page: TablePage) -> int:

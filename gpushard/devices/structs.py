@@ -35,7 +35,7 @@ BLOSC_ROWS = np.dtype(
         ("filter", "u8"),
         ("typesize", "u8"),
         ("block_nbytes", "u8"),
-        ("count", "u8"),
+        ("first", "u8"),
         ("totals", "u8"),
         ("staging", "u8"),
         ("decoded", "u8"),
@@ -53,16 +53,17 @@ BLOSC_ROWS = np.dtype(
 
 BLOSC_STREAMS = np.dtype(
     [
-        ("first", "u8"),
         ("dst", "u8"),
         ("stream_src", "u8"),
         ("stream_nbytes", "u8"),
         ("stream_dst", "u8"),
         ("stream_capacity", "u8"),
         ("stream_row", "u8"),
+        ("begin", "u4", (5,)),
+        ("reserved", "u4"),
     ]
 )
-"""`BloscStreams` of ``kernels/blosc.cu``."""
+"""`BloscStreams` of ``kernels/blosc.cu``; `begin` of each `StreamClass`."""
 
 UNFILTER = np.dtype(
     [
@@ -87,6 +88,8 @@ TRAILERS = np.dtype(
         ("stream_capacity", "u8"),
         ("stream_row", "u8"),
         ("status", "u8"),
+        ("decoder_status", "u8"),
+        ("actual_nbytes", "u8"),
         ("n_streams", "u4"),
         ("reserved", "u4"),
     ]
@@ -112,9 +115,6 @@ FILTER = np.dtype(
 
 BYTE_SHUFFLED = 1
 """`FILTER_BYTE_SHUFFLE` of ``kernels/shuffle_format.cuh``."""
-
-VERDICT_NBYTES = 64
-"""What `gs_verdict` writes: rows that are not OK, the first of them, then counts."""
 
 
 class StreamClass(IntEnum):

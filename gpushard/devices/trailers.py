@@ -1,4 +1,7 @@
-"""Checksums behind streams, of their decoded bytes, and the kernels that verify."""
+"""Checksums behind streams, of their decoded bytes, and the kernels that verify.
+
+They fold what the decoder says of streams into their rows as well.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def verifier_of(algorithm: Algorithm, *, is_in_blosc: bool) -> str | None:
 
 
 def pack_trailers(tables: StreamTables, row_of_stream: int, status: int) -> Any:
-    """Parameter of the kernel: the tables that the decoder was given, and its rows.
+    """Parameter of the kernel: the tables of the decoder, and the rows of streams.
 
     Parameters
     ----------
@@ -41,5 +44,7 @@ def pack_trailers(tables: StreamTables, row_of_stream: int, status: int) -> Any:
     record["stream_src"], record["stream_nbytes"] = tables.src, tables.src_nbytes
     record["stream_dst"], record["stream_capacity"] = tables.dst, tables.capacity
     record["stream_row"], record["status"] = row_of_stream, status
+    record["decoder_status"] = tables.statuses
+    record["actual_nbytes"] = tables.actual_nbytes
     record["n_streams"] = tables.count
     return record[()]

@@ -130,15 +130,14 @@ class Runtime:
         device.copy_rows(RowCopy(dst, dpitch, src, spitch, width, height), queue)
 
     @strict
-    def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
-        assert value == 0
-        device, queue = self._cupy.queue(stream)
-        device.clear(ptr, size, queue)
-
-    @strict
     def eventRecord(self, event: int, stream: int) -> None:
         device, queue = self._cupy.queue(stream)
         EVENTS[event].marker = device.record(queue)
+
+    @strict
+    def streamSynchronize(self, stream: int) -> None:
+        device, queue = self._cupy.queue(stream)
+        device.wait_for(queue)
 
     @strict
     def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,6 +120,7 @@ class EmulatedDevice:
     n_runs: int = 0
     is_broken: bool = False
     rates: Mapping[str, Rates] = field(default_factory=lambda: RATES)
+    memory_kind: ClassVar[type[Memory]] = Memory
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -160,7 +161,7 @@ class EmulatedDevice:
 
     def allocate(self, nbytes: int) -> EmulatedBuffer:
         self._take("allocate", nbytes)
-        memory = Memory(nbytes)
+        memory = self.memory_kind(nbytes)
         with self._lock:
             self._memories[memory.address] = memory
             self._held_nbytes += nbytes
@@ -269,6 +270,10 @@ class EmulatedDevice:
             with self.open_memory():
                 while not (event.done or self.is_broken):
                     self._run_any("a stream waits for an event that never comes")
+
+    def wait_for(self, stream: int) -> None:
+        self.wait(self.record(stream))
+        self.n_calls -= 1  # two here are one of the driver
 
     def drain(self) -> None:
         """Run all that is queued: what a test does before it looks."""
