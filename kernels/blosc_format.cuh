@@ -18,6 +18,7 @@
 
 constexpr uint32_t BLOSC_HEADER_NBYTES = 16;
 constexpr uint32_t BLOSC_VERSION = 2;
+constexpr uint32_t BLOSC_STREAMS_VERSION = 1;  // of every compressor
 constexpr uint32_t BLOSC_MAX_SPLITS = 16;        // blosc.c, MAX_SPLITS
 constexpr uint32_t BLOSC_MIN_SPLIT_NBYTES = 128;  // blosc.c, MIN_BUFFERSIZE
 enum BloscFlag {
@@ -200,7 +201,10 @@ GS_DEVICE void tally_blosc_block(
 GS_DEVICE bool is_unusual(const BloscHeader& header, const ByteSpan& frame) {
     const bool has_tiny_blocks =
         header.n_blocks > 1 && header.block_nbytes < BLOSC_MIN_SPLIT_NBYTES;
-    return has_tiny_blocks || frame.nbytes >> 31;
+    // c-blosc refuses compressed blocks of another version, of which none was made.
+    const bool is_of_other_version =
+        header.n_blocks && read_u8(frame, 1) != BLOSC_STREAMS_VERSION;
+    return has_tiny_blocks || is_of_other_version || frame.nbytes >> 31;
 }
 
 // Whether streams share bytes of the frame, which would multiply the work.

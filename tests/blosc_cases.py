@@ -97,6 +97,8 @@ CASES = {
     "two blocks at one place": (changed(ZSTD, 20, "<4s", ZSTD[16:20]), HOST),
     "blosclz": (BLOSCLZ, HOST),
     "blocks of one byte": (tiny_blocks(), HOST),
+    "streams of version 3": (changed(SPLIT, 1, "<B", 3), HOST),
+    "memcpyed, of version 3": (changed(STORED, 1, "<B", 3), OK),
     "zstd stream with dictionary": (with_stream_byte(ZSTD, 4, 0x21), HOST),
     "zstd stream with other magic": (with_stream_byte(ZSTD, 0, 0), FORMAT),
     "snappy stream of another size": (with_stream_byte(SNAPPY, 0, 1), FORMAT),

@@ -13,6 +13,7 @@ import zstandard
 
 import gpushard
 from array_strategies import codec
+from fuzz import shard_cases, target_device
 from gpushard.codecs.zstd import from_spec
 from gpushard.errors import (
     ChecksumError,
@@ -224,3 +225,14 @@ def test_an_inner_chunk_in_the_index_stays_what_it_was(tmp_path):
     a[0] = 50
     assert np.array_equal(a[6:], want)
     assert a[:6].tolist() == [50, 2, 3, 4, 5, 6]
+
+
+# ---- Blosc: a device read streams of a version that c-blosc refuses
+
+
+@pytest.mark.parametrize("cname", ["lz4", "zlib"])
+def test_blosc_streams_of_another_version_are_refused_by_a_device_too(cname):
+    number = [*shard_cases.CHAINS].index(f"blosc {cname}")
+    frames = bytearray(shard_cases.cases()[number].object)
+    frames[1] = 3  # of the first frame, with which the shard begins
+    assert not target_device.check(bytes([number, 0]) + frames)
