@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gpushard.blocks import ShardBlock
 from gpushard.devices.chain import DeviceChain, Step, StepKind
 from gpushard.devices.decode import Decoder, landing_alignment
+from gpushard.devices.joining import Grouping
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
 from gpushard.devices.row_tables import (
@@ -36,31 +37,33 @@ _PITCH = 256
 
 
 class Rows(NamedTuple):
-    """Inner chunks of a batch, those of one part side by side.
+    """Inner chunks of a batch, those of one target side by side.
 
     Attributes
     ----------
-    part
+    target
         int64, shape (n_rows,), ascending.
     position
-        int64, shape (n, n_rows). As in `ShardBlock`.
+        int64, shape (n, n_rows). As `Grouping.positions` gives it.
     """
 
-    part: Ints
+    target: Ints
     position: Ints
 
     @classmethod
-    def of(cls, block: ShardBlock, columns: Ints) -> Rows:
-        """The given columns of a block, which are sorted by part."""
-        return cls(block.part[columns], block.position[:, columns])
+    def of(cls, block: ShardBlock, columns: Ints, grouping: Grouping) -> Rows:
+        """The given columns of a block, which are sorted by target."""
+        part = block.part[columns]
+        position = grouping.positions(block.position[:, columns], part)
+        return cls(grouping.of_part[part], position)
 
-    def by_part(self) -> Iterator[tuple[int, slice]]:
-        """Each part that has rows, and which they are."""
+    def by_target(self) -> Iterator[tuple[int, slice]]:
+        """Each target that has rows, and which they are."""
         first = 0
-        while first < len(self.part):
-            p = int(self.part[first])
-            last = int(np.searchsorted(self.part, p, side="right"))
-            yield p, slice(first, last)
+        while first < len(self.target):
+            t = int(self.target[first])
+            last = int(np.searchsorted(self.target, t, side="right"))
+            yield t, slice(first, last)
             first = last
 
 
@@ -79,8 +82,8 @@ class Payload(NamedTuple):
     nbytes: Ints
 
 
-class _Part(NamedTuple):
-    """Rows of one part on their way to its target."""
+class _Scatter(NamedTuple):
+    """Rows on their way to their target."""
 
     target: PlacedTarget
     rows: slice
@@ -90,13 +93,7 @@ class _Part(NamedTuple):
 
 def scatter_fill(lane: Lane, targets: Sequence[PlacedTarget], rows: Rows) -> None:
     """Enqueue the fill value where missing inner chunks would land."""
-    page = TablePage()
-    absent = page.add(np.zeros(len(rows.part), np.uint64))
-    parts = _lay_parts(page, targets, rows)
-    address = lane.place_page(page)
-    for part in parts:
-        _scatter(lane, part, address, address + absent, 0)
-    _settle_nothing(lane)
+    scatter_decoded(lane, targets, rows, np.zeros(len(rows.target), np.uint64))
 
 
 def scatter_decoded(
@@ -110,14 +107,15 @@ def scatter_decoded(
     Parameters
     ----------
     src
-        uint64, host, shape (n_rows,). Device address of byte 0 of each inner chunk.
+        uint64, host, shape (n_rows,). Device address of byte 0 of each inner chunk; 0
+        for a missing one.
     """
     page = TablePage()
     table = page.add(src)
-    parts = _lay_parts(page, targets, rows)
+    scatters = _lay_scatters(page, targets, rows)
     address = lane.place_page(page)
-    for part in parts:
-        _scatter(lane, part, address, address + table, 0)
+    for scatter in scatters:
+        _launch(lane, scatter, address, address + table, 0)
     _settle_nothing(lane)
 
 
@@ -152,7 +150,7 @@ def decode_and_scatter(
     settle
         Called, when the batch is done, with the rows that the device refused.
     """
-    n_rows = len(rows.part)
+    n_rows = len(rows.target)
     lane.encoded_nbytes = int(payload.nbytes.sum())
     page = TablePage()
     src_at = page.add(payload.src)
@@ -162,7 +160,7 @@ def decode_and_scatter(
     *arenas_at, landings_at = _add_arenas(page, lane, chain, landings)
     planes_at = _add_planes(page, chain, n_rows)
     dummies_at = add_dummies(page)
-    parts = _lay_parts(page, targets, rows)
+    scatters = _lay_scatters(page, targets, rows)
     totals_at, realigned_at, status_at = add_results(page, n_rows)
     scratch_at, dummy_at = reserve_scratch(page, n_rows), reserve_dummy_room(page)
     address = lane.place_page(page)
@@ -189,8 +187,8 @@ def decode_and_scatter(
     decoder = Decoder(lane, tables, True, tables.src, tables.src_nbytes)
     for index, step in enumerate(chain.steps):
         decoder.run(step, index)
-    for part in parts:
-        _scatter(lane, part, address, decoder.src, tables.status, decoder.planes)
+    for scatter in scatters:
+        _launch(lane, scatter, address, decoder.src, tables.status, decoder.planes)
     lane.pending = Pending(lane.read_statuses(tables.status, n_rows), settle)
 
 
@@ -222,11 +220,11 @@ def _landings(
     lane: Lane, chain: DeviceChain, targets: Sequence[PlacedTarget], rows: Rows
 ) -> Ints:
     """Where in an output each row is decoded to; 0 if it has to be scattered."""
-    landings = np.zeros(len(rows.part), np.int64)
+    landings = np.zeros(len(rows.target), np.int64)
     alignment = landing_alignment(lane.device.decoder, chain.steps[-1])
     if alignment:
-        for p, some in rows.by_part():
-            target = targets[p].target
+        for t, some in rows.by_target():
+            target = targets[t].target
             found = target.landings(rows.position[:, some], chain.decoded_nbytes)
             landings[some] = np.where(found % alignment, 0, found)
     return landings
@@ -260,33 +258,33 @@ def _n_writes(step: Step) -> int:
     return 2 if step.kind is StepKind.BLOSC else 1
 
 
-def _lay_parts(
+def _lay_scatters(
     page: TablePage, targets: Sequence[PlacedTarget], rows: Rows
-) -> list[_Part]:
-    parts: list[_Part] = []
-    for p, some in rows.by_part():
-        batch = targets[p].target.scatter.batch(rows.position[:, some])
-        parts.append(_Part(targets[p], some, batch, page.add(batch.tables)))
-    return parts
+) -> list[_Scatter]:
+    scatters: list[_Scatter] = []
+    for t, some in rows.by_target():
+        batch = targets[t].target.scatter.batch(rows.position[:, some])
+        scatters.append(_Scatter(targets[t], some, batch, page.add(batch.tables)))
+    return scatters
 
 
-def _scatter(
-    lane: Lane, part: _Part, page: int, src: int, status: int, planes: int = 0
+def _launch(
+    lane: Lane, some: _Scatter, page: int, src: int, status: int, planes: int = 0
 ) -> None:
     """Launch one scatter; `src`, `status`, `planes` are tables of all rows, or 0."""
-    scatter = part.target.target.scatter
-    first = part.rows.start
+    scatter = some.target.target.scatter
+    first = some.rows.start
     addresses = Addresses(
-        part.target.tables,
-        page + part.tables,
-        part.target.target.out,
+        some.target.tables,
+        page + some.tables,
+        some.target.target.out,
         src + 8 * first,
         status + 4 * first if status else 0,
         planes + FAST_DIVISOR.itemsize * first if planes else 0,
     )
     kernel = scatter.planes_kernel if planes else scatter.kernel
-    parameter: Any = scatter.pack(part.batch, addresses)
-    n_blocks = part.batch.n_blocks(threads_of(kernel))
+    parameter: Any = scatter.pack(some.batch, addresses)
+    n_blocks = some.batch.n_blocks(threads_of(kernel))
     if n_blocks:
         lane.device.launch(kernel, (n_blocks, 1), [parameter], lane.stream)
 

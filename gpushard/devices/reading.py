@@ -20,7 +20,7 @@ from gpushard.devices.chain import (
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.scatter_transfer import Affine, plan_transfer
 from gpushard.devices.sink import DeviceSink
-from gpushard.devices.target import DeviceTarget
+from gpushard.devices.target import lay_targets
 from gpushard.errors import DeviceMemoryError, UnsupportedError
 from gpushard.job import Job
 from gpushard.options import DEFAULT, GIB, MIB
@@ -231,12 +231,11 @@ def _device_sink(
         Not even its tables fit.
     """
     chain, why = choose_chain(source)
-    if chain is None:
+    shape = source.chunk_shape
+    if chain is None or shape is None:
         return None
-    targets = [
-        DeviceTarget.lay(part, output, chain, source.layout.fill_value)
-        for part, output in zip(plan.parts, outputs, strict=True)
-    ]
+    fill_value = source.layout.fill_value
+    targets = lay_targets(plan.parts, outputs, chain, fill_value, shape)
     return DeviceSink(
         device, chain, targets, source=source, decodes=not why, entries=entries
     )

@@ -14,7 +14,7 @@ ends becomes the run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -124,7 +124,10 @@ class Runs(NamedTuple):
 
 
 class Column(NamedTuple):
-    """Offsets that depend on the position along `axis`, where no length does."""
+    """Offsets that depend on the position along `axis`, where no length does.
+
+    Axis -1 are the outputs; see `Boxes.into`.
+    """
 
     axis: int
     landings: Landings | FarLandings
@@ -156,6 +159,14 @@ class Boxes:
     def nest(self) -> tuple[Loop, ...]:
         """The run and the loops around it."""
         return (self.run, *self.loops)
+
+    def into(self, out_offset: Ints) -> Boxes:
+        """The same in several outputs, by a last position of each row: which one.
+
+        `out_offset`: int64, shape (n_outputs,), bytes from the first output to each.
+        """
+        outputs = Column(-1, Landings(np.zeros_like(out_offset), out_offset))
+        return replace(self, columns=(*self.columns, outputs))
 
     @property
     def largest_nbytes(self) -> int:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.devices.joining import JoinedGrids
 from gpushard.devices.scatter_boxes import (
     Boxes,
     Column,
@@ -199,7 +200,7 @@ class GridScatter:
     @classmethod
     def lay(
         cls,
-        part: GridPart,
+        part: GridPart | JoinedGrids,
         in_strides: Sequence[int],
         out_strides: Sequence[int],
         transfer: Transfer,
@@ -211,12 +212,12 @@ class GridScatter:
         Parameters
         ----------
         part
-            The selection, laid over the grid.
+            The selection, laid over the grid, or several.
         in_strides
             Bytes between neighbours in a decoded inner chunk, one an axis of the
             array (transposes folded in).
         out_strides
-            Bytes between neighbours in the output, one an axis of the array, any sign.
+            Bytes between neighbours in an output, one an axis of the array, any sign.
         transfer
             What happens to the elements.
         fill
@@ -231,6 +232,8 @@ class GridScatter:
         """
         check_limit("axes of an array", len(in_strides), MAX_AXES + 1)
         boxes = lay_boxes(part.projections, in_strides, out_strides, transfer)
+        if isinstance(part, JoinedGrids):
+            boxes = boxes.into(part.out_offset)
         check_limit("bytes wanted of an inner chunk", boxes.largest_nbytes, LIMIT)
         squares = turned(boxes, transfer, shuffle.item_nbytes)
         boxes = boxes if squares is None else squares
@@ -277,7 +280,7 @@ class GridScatter:
         ----------
         position
             int64, shape (ndim, n_rows). Position of each row in the projections, as
-            in `ShardBlock`.
+            in `ShardBlock`; of several selections a row more, which one it is of.
 
         Raises
         ------

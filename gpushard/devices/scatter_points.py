@@ -45,13 +45,18 @@ class PointScatter:
         Name of the kernel to launch: the same, whether there is a table of planes.
     tables
         uint8, shape (n_bytes,), host.
+    bounds
+        int64, shape (n_chunks + 1,). Points of inner chunk i are
+        ``bounds[i]:bounds[i + 1]``.
+    landings
+        `LANDING`, shape (n_points,), host. Offsets of each at both ends.
     """
 
     kernel: str
     planes_kernel: str
     tables: NDArray[np.uint8]
-    _bounds: Ints
-    _landings: NDArray[Any]
+    bounds: Ints
+    landings: NDArray[Any]
     _units: int
     _transfer: NDArray[Any]
     _shuffle: Shuffle
@@ -102,6 +107,29 @@ class PointScatter:
             shuffle,
         )
 
+    @classmethod
+    def join(cls, several: Sequence[PointScatter], out_offset: Ints) -> PointScatter:
+        """Scatter of several point selections, whose inner chunks follow one another.
+
+        Parameters
+        ----------
+        several
+            Laid alike, but for the outputs.
+        out_offset
+            int64, shape (n,). Bytes from the first output to each.
+        """
+        n_points = [len(scatter.landings) for scatter in several]
+        landings = np.concatenate([scatter.landings for scatter in several])
+        landings["out_offset"] += np.repeat(out_offset, n_points)
+        before = np.cumsum(n_points) - n_points
+        firsts = zip(several, before, strict=True)
+        bounds = [scatter.bounds[:-1] + first for scatter, first in firsts]
+        return replace(
+            several[0],
+            landings=landings,
+            bounds=np.concatenate([*bounds, [len(landings)]]),
+        )
+
     def runs(self, position: Ints) -> None:
         """Nothing: points do not go side by side."""
 
@@ -119,15 +147,15 @@ class PointScatter:
         UnsupportedError
             The batch has 2**31 units or more.
         """
-        first = self._bounds[position[0]]
-        count = self._bounds[position[0] + 1] - first
+        first = self.bounds[position[0]]
+        count = self.bounds[position[0] + 1] - first
         row = np.repeat(np.arange(len(count), dtype=np.uint32), count)
         before = np.cumsum(count) - count
         nth = np.arange(len(row), dtype=np.int64) + (first - before)[row]
         n_units = len(row) * self._units
         check_limit("units of a batch of points", n_units, LIMIT)
         tables = TableWriter()
-        places = tables.add(self._landings[nth]), tables.add(row)
+        places = tables.add(self.landings[nth]), tables.add(row)
         return ScatterBatch(tables.joined(), len(count), n_units, n_units, places)
 
     def pack(self, batch: ScatterBatch, at: Addresses) -> Any:

@@ -26,7 +26,7 @@ from gpushard.devices.landing import Encoded, SlotLanding, brought_back
 from gpushard.devices.lane import Lane
 from gpushard.devices.placement import estimate, load_of
 from gpushard.devices.straight import straight_copies
-from gpushard.devices.target import DeviceTarget, PlacedTarget, place_targets
+from gpushard.devices.target import PlacedTarget, Targets, place_targets
 from gpushard.errors import DeviceError, DeviceMemoryError
 from gpushard.job import Answer, Job
 from gpushard.place import completed, decode_row
@@ -52,7 +52,7 @@ class DeviceSink:
     chain
         What it does to inner chunks.
     targets
-        One a part of the plan, in device memory.
+        Where the parts of the plan land, in device memory.
     source
         The array: its store says how payload is fetched, its options bound the memory.
     decodes
@@ -67,7 +67,7 @@ class DeviceSink:
         self,
         device: Device,
         chain: DeviceChain,
-        targets: Sequence[DeviceTarget],
+        targets: Targets,
         *,
         source: Source,
         decodes: bool,
@@ -86,6 +86,7 @@ class DeviceSink:
             device, source, self.batch_nbytes, self._lane, decodes=decodes
         )
         self.fetch = self._fetch.fetch
+        self._grouping = targets.grouping
         self._targets = self._placed(targets)
         self._is_placed = device.record(self._lanes[0].stream)
         for lane in self._lanes:
@@ -94,9 +95,9 @@ class DeviceSink:
                 device.await_event(lane.stream, entry)
             self._idle.put(lane)
 
-    def _placed(self, targets: Sequence[DeviceTarget]) -> list[PlacedTarget]:
+    def _placed(self, targets: Targets) -> list[PlacedTarget]:
         try:
-            return place_targets(self.device, targets, self._lanes[0].stream)
+            return place_targets(self.device, targets.laid, self._lanes[0].stream)
         except DeviceMemoryError:
             self._give_streams_back()
             raise
@@ -213,8 +214,8 @@ class DeviceSink:
             self._idle.put(lane)
 
     def _cut(self, block: ShardBlock, columns: Ints) -> Iterator[Ints]:
-        """Columns sorted by part, as many at a time as fit a batch."""
-        ordered = columns[np.argsort(block.part[columns], kind="stable")]
+        """Columns sorted by target, as many at a time as fit a batch."""
+        ordered = columns[self._order(block, columns)]
         first = 0
         while first < len(ordered):
             n_rows = self.max_rows  # which becomes less where memory runs out
@@ -228,7 +229,7 @@ class DeviceSink:
             some = rows[first : first + size]
             lane.retire_all()
             try:
-                scatter_fill(lane, self._targets, Rows.of(block, some))
+                scatter_fill(lane, self._targets, self._rows(block, some))
             except DeviceMemoryError:
                 self._make_room(lane)
                 if len(some) == 1:
@@ -292,13 +293,21 @@ class DeviceSink:
             self._idle.put(other)
 
     def _batches(self, block: ShardBlock, encoded: Encoded) -> Iterator[Encoded]:
-        """As many at a time as fit a batch: neighbours in memory, sorted by part."""
+        """As many at a time as fit a batch: neighbours in memory, sorted by target."""
         first = 0
         while first < len(encoded):
             n_rows = self.max_rows  # which becomes less where memory runs out
             some = encoded[first : first + n_rows]
             first += n_rows
-            yield some[np.argsort(block.part[some.column], kind="stable")]
+            yield some[self._order(block, some.column)]
+
+    def _order(self, block: ShardBlock, columns: Ints) -> Ints:
+        """Order of columns of a block by the targets that write them."""
+        target = self._grouping.of_part[block.part[columns]]
+        return np.argsort(target, kind="stable")
+
+    def _rows(self, block: ShardBlock, columns: Ints) -> Rows:
+        return Rows.of(block, columns, self._grouping)
 
     def _enqueue(
         self,
@@ -312,7 +321,7 @@ class DeviceSink:
         if not decodes:
             self._scatter_from_host(lane, job, block, encoded)
             return
-        rows = Rows.of(block, encoded.column)
+        rows = self._rows(block, encoded.column)
         if not self.chain.steps and isinstance(encoded.landing, SlotLanding):
             starts = encoded.at - encoded.low
             copies = straight_copies(self._targets, rows, starts)
@@ -339,7 +348,7 @@ class DeviceSink:
     ) -> None:
         """Decode on the host, to the end or to the error that it is, and scatter."""
         src = lane.upload_bytes(self._decoded(job, block, encoded))
-        scatter_decoded(lane, self._targets, Rows.of(block, encoded.column), src)
+        scatter_decoded(lane, self._targets, self._rows(block, encoded.column), src)
 
     def _decoded(
         self, job: Job, block: ShardBlock, encoded: Encoded

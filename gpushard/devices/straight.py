@@ -54,11 +54,11 @@ def straight_copies(
     -------
     None if one of them does not land so, or it would take too many.
     """
-    n_rows = len(rows.part)
+    n_rows = len(rows.target)
     source, address = np.empty(n_rows, np.int64), np.empty(n_rows, np.int64)
     nbytes = np.empty(n_rows, np.int64)
-    for p, some in rows.by_part():
-        target = targets[p].target
+    for t, some in rows.by_target():
+        target = targets[t].target
         runs = target.scatter.runs(rows.position[:, some])
         if runs is None:
             return None

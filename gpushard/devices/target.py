@@ -1,4 +1,4 @@
-"""Where a part of a plan lands in device memory."""
+"""Where the parts of a plan land in device memory."""
 
 from __future__ import annotations
 
@@ -11,67 +11,75 @@ from numpy.typing import NDArray
 
 from gpushard.devices.base import Device, DeviceBuffer, Stream
 from gpushard.devices.chain import DeviceChain
+from gpushard.devices.joining import (
+    Grouping,
+    group,
+    join_grids,
+    layout_of,
+    offsets_of,
+)
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.scatter_params import GridScatter
 from gpushard.devices.scatter_points import PointScatter
 from gpushard.devices.scatter_structs import NO_SHUFFLE, Shuffle
-from gpushard.devices.scatter_transfer import fill_element, plan_transfer
+from gpushard.devices.scatter_transfer import Transfer, fill_element, plan_transfer
 from gpushard.devices.slabs import TablePage
 from gpushard.grid import GridPart
 from gpushard.plan import Part
+from gpushard.points import PointPart
 from gpushard.selection import Ints, Orthogonal, SliceAxis
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTarget:
-    """One part of a plan, laid out for the scatter kernels.
+    """Parts of a plan that one launch writes, laid out for the scatter kernels.
 
     Attributes
     ----------
-    part
-        The part.
     out
-        Address of element 0 of its output.
+        Address of element 0 of the output, of several parts the first one's.
     scatter
         What the kernels are told.
     """
 
-    part: Part
     out: int
     scatter: GridScatter | PointScatter
 
     @classmethod
     def lay(
         cls,
-        part: Part,
-        output: DeviceOutput,
+        parts: Sequence[Part],
+        outputs: Sequence[DeviceOutput],
         chain: DeviceChain,
         fill_value: NDArray[Any],
     ) -> DeviceTarget:
-        """Target that writes `part` into `output`.
+        """Target that writes parts of one layout, each into its output.
 
         Raises
         ------
         UnsupportedError
             The kernels do not convert between the two data types.
         """
-        transfer = plan_transfer(
-            chain.dtype,
-            output.dtype,
-            is_swapped=chain.is_swapped,
-            affine=output.affine,
-        )
-        fill = fill_element(fill_value, output.dtype, output.affine)
+        first = outputs[0]
+        fill = fill_element(fill_value, first.dtype, first.affine)
         shuffle = NO_SHUFFLE
         if chain.fused_nbytes:
             shuffle = Shuffle(chain.fused_nbytes, chain.decoded_nbytes)
-        how = transfer, fill, shuffle
-        if isinstance(part, GridPart):
-            strides = grid_strides(part.selection, output.strides)
-            scatter = GridScatter.lay(part, chain.strides, strides, *how)
-        else:
-            scatter = PointScatter.lay(part, chain.strides, output.strides, *how)
-        return cls(part, output.address, scatter)
+        how = _transfer(first, chain), fill, shuffle
+        out = [output.address for output in outputs]
+        grids = [part for part in parts if isinstance(part, GridPart)]
+        if grids:
+            part = grids[0] if len(grids) == 1 else join_grids(grids, out)
+            strides = _strides(grids[0], first)
+            return cls(out[0], GridScatter.lay(part, chain.strides, strides, *how))
+        points = [
+            PointScatter.lay(part, chain.strides, output.strides, *how)
+            for part, output in zip(parts, outputs, strict=True)
+            if isinstance(part, PointPart)
+        ]
+        if len(points) == 1:
+            return cls(out[0], points[0])
+        return cls(out[0], PointScatter.join(points, offsets_of(out)))
 
     def landings(self, position: Ints, decoded_nbytes: int) -> Ints:
         """Where rows can be decoded to at once, because they land whole as they are.
@@ -79,7 +87,7 @@ class DeviceTarget:
         Parameters
         ----------
         position
-            int64, shape (n, n_rows), as in `ShardBlock`.
+            int64, shape (n, n_rows), as `Grouping.positions` gives it.
         decoded_nbytes
             Size of a decoded inner chunk.
 
@@ -92,6 +100,64 @@ class DeviceTarget:
             return np.zeros(position.shape[1], np.int64)
         is_whole = runs.nbytes == decoded_nbytes
         return np.where(is_whole, self.out + runs.out_offset, 0)
+
+
+class Targets(NamedTuple):
+    """All parts of a plan: what is launched, and which part it writes.
+
+    Attributes
+    ----------
+    laid
+        One a group of parts.
+    grouping
+        The groups.
+    """
+
+    laid: tuple[DeviceTarget, ...]
+    grouping: Grouping
+
+
+def lay_targets(
+    parts: Sequence[Part],
+    outputs: Sequence[DeviceOutput],
+    chain: DeviceChain,
+    fill_value: NDArray[Any],
+    chunk_shape: tuple[int, ...],
+) -> Targets:
+    """Targets of the parts of a plan, as few as launches can write.
+
+    Parameters
+    ----------
+    chunk_shape
+        Of every inner chunk.
+
+    Raises
+    ------
+    UnsupportedError
+        The kernels do not convert between the data types.
+    """
+    kinds = {(output.dtype, output.affine): output for output in outputs}
+    transfers = {kind: _transfer(output, chain) for kind, output in kinds.items()}
+    layouts = [
+        layout_of(
+            part,
+            _strides(part, output),
+            transfers[output.dtype, output.affine],
+            chunk_shape,
+        )
+        for part, output in zip(parts, outputs, strict=True)
+    ]
+    grouping = group(parts, layouts)
+    laid = (
+        DeviceTarget.lay(
+            [parts[k] for k in members],
+            [outputs[k] for k in members],
+            chain,
+            fill_value,
+        )
+        for members in grouping.groups
+    )
+    return Targets(tuple(laid), grouping)
 
 
 class PlacedTarget(NamedTuple):
@@ -120,6 +186,20 @@ def place_targets(
         PlacedTarget(target, memory.address + place, memory, host)
         for target, place in zip(targets, places, strict=True)
     ]
+
+
+def _transfer(output: DeviceOutput, chain: DeviceChain) -> Transfer:
+    """What happens to elements on their way into `output`."""
+    return plan_transfer(
+        chain.dtype, output.dtype, is_swapped=chain.is_swapped, affine=output.affine
+    )
+
+
+def _strides(part: Part, output: DeviceOutput) -> Sequence[int]:
+    """Strides of an output, of a `GridPart` with one axis a dimension of the array."""
+    if isinstance(part, GridPart):
+        return grid_strides(part.selection, output.strides)
+    return output.strides
 
 
 def grid_strides(selection: Orthogonal, strides: Sequence[int]) -> tuple[int, ...]:

@@ -1,0 +1,205 @@
+"""Parts of a plan that are laid out alike, as one that a single launch writes.
+
+A scatter finds where a row lands in tables of touched cells, by the row's position
+along each axis. Cells of several parts are one such table, one part behind the other;
+where the output of each part lies is a table more, looked up by the part's number.
+
+    part 0     cells 0 1 2       position 1 in part 1 -> cell 4
+    part 1     cells 3 4         and beyond, to output 1
+    outputs    0  out[1] - out[0]
+
+Pure: NumPy only, no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from gpushard.axes import Projected
+from gpushard.devices.scatter_structs import LIMIT, MAX_AXES
+from gpushard.devices.scatter_transfer import Transfer
+from gpushard.grid import GridPart
+from gpushard.plan import Part
+from gpushard.selection import Ints, Members, Projection
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedGrids:
+    """Orthogonal selections whose outputs have the same strides.
+
+    Attributes
+    ----------
+    projections
+        One an axis of the array, over the cells of all of them.
+    out_offset
+        int64, shape (n_parts,). Bytes from the first output to each.
+    """
+
+    projections: tuple[Projection, ...]
+    out_offset: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Which parts go together, and what that makes of their positions.
+
+    Attributes
+    ----------
+    groups
+        Numbers of the parts of each group.
+    of_part
+        int64, shape (n_parts,). The group of each.
+    shift
+        int64, shape (n, n_parts); None if each part is a group. What is added to the
+        positions of a part's rows; last, its number in the group.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    of_part: Ints
+    shift: Ints | None
+
+    def positions(self, position: Ints, part: Ints) -> Ints:
+        """Positions of rows in their groups, by those in their parts.
+
+        Parameters
+        ----------
+        position
+            int64, shape (n, n_rows), as in `ShardBlock`.
+        part
+            int64, shape (n_rows,).
+
+        Returns
+        -------
+        int64, shape (n, n_rows), and a row more if parts go together.
+        """
+        if self.shift is None:
+            return position
+        shift = self.shift[:, part]
+        return np.vstack([position + shift[: len(position)], shift[-1:]])
+
+
+class _Along(NamedTuple):
+    """What axes have in common whose cells may stand in one table.
+
+    Attributes
+    ----------
+    longest
+        No more elements are taken of any cell.
+    """
+
+    longest: int
+    step: int
+    out_step: int
+    has_members: bool
+
+
+def layout_of(
+    part: Part,
+    strides: Sequence[int],
+    transfer: Transfer,
+    chunk_shape: tuple[int, ...],
+) -> Hashable | None:
+    """What parts have in common that go together; None if this one goes with none.
+
+    Parameters
+    ----------
+    strides
+        Bytes between neighbours in the output, one an axis of the array; of points,
+        any.
+    transfer
+        What happens to the elements.
+    chunk_shape
+        Of every inner chunk.
+    """
+    if not isinstance(part, GridPart):
+        return "points", transfer
+    several = [p for p in part.projections if isinstance(p, Projection)]
+    if len(several) < len(part.projections) or len(several) == MAX_AXES:
+        return None  # columns that are computed; or no room for one more
+    axes = tuple(map(_along, several, chunk_shape))
+    if prod(axis.longest for axis in axes) * transfer.out_nbytes >= LIMIT:
+        return None  # together they might take more of an inner chunk than alone
+    return "grid", transfer, tuple(strides), axes
+
+
+def group(parts: Sequence[Part], layouts: Sequence[Hashable | None]) -> Grouping:
+    """Parts of the same layout, together."""
+    found: dict[Hashable, list[int]] = {}
+    for k, layout in enumerate(layouts):
+        found.setdefault((k,) if layout is None else layout, []).append(k)
+    groups = tuple(map(tuple, found.values()))
+    of_part = np.zeros(len(parts), np.int64)
+    for number, members in enumerate(groups):
+        of_part[list(members)] = number
+    if len(groups) == len(parts):
+        return Grouping(groups, of_part, None)
+    n_rows = max(len(_n_cells(part)) for part in parts)
+    shift = np.zeros((max(n_rows, 1) + 1, len(parts)), np.int64)
+    for members in groups:
+        n_cells = np.array([_n_cells(parts[k]) for k in members], np.int64).T
+        shift[: len(n_cells), members] = np.cumsum(n_cells, axis=1) - n_cells
+        shift[-1, members] = np.arange(len(members))
+    return Grouping(groups, of_part, shift)
+
+
+def join_grids(parts: Sequence[GridPart], out: Sequence[int]) -> JoinedGrids:
+    """Orthogonal selections of one layout as one.
+
+    Parameters
+    ----------
+    out
+        Address of element 0 of each output.
+    """
+    along = zip(*(part.projections for part in parts), strict=True)
+    return JoinedGrids(tuple(map(_join_axis, along)), offsets_of(out))
+
+
+def offsets_of(out: Sequence[int]) -> Ints:
+    """Bytes from the first output to each: int64, shape (n_parts,)."""
+    return np.array([address - out[0] for address in out], np.int64)
+
+
+def _along(projection: Projection, extent: int) -> _Along:
+    longest = extent
+    if projection.members is not None:  # which may repeat
+        longest = 1 << len(projection.members.in_index).bit_length()
+    has_members = projection.members is not None
+    return _Along(longest, projection.step, projection.out_step, has_members)
+
+
+def _n_cells(part: Part) -> list[int]:
+    """Positions that rows of a part may have, along each axis."""
+    if isinstance(part, GridPart):
+        return [projection.n_cells for projection in part.projections]
+    return [part.n_chunks]
+
+
+def _join_axis(projections: Sequence[Projected]) -> Projection:
+    """One axis of several selections: their cells, one selection behind the other."""
+    several = [p for p in projections if isinstance(p, Projection)]
+    first = several[0]
+    members = [p.members for p in several if p.members is not None]
+    return Projection(
+        np.concatenate([p.cell for p in several]),
+        np.concatenate([p.in_start for p in several]),
+        np.concatenate([p.length for p in several]),
+        np.concatenate([p.out_start for p in several]),
+        first.step,
+        first.out_step,
+        _join_members(members) if members else None,
+    )
+
+
+def _join_members(several: Sequence[Members]) -> Members:
+    n_before = np.cumsum([0, *(len(m.in_index) for m in several)])
+    starts = [m.bounds[:-1] + n for m, n in zip(several, n_before, strict=False)]
+    return Members(
+        np.concatenate([*starts, n_before[-1:]]),
+        np.concatenate([m.in_index for m in several]),
+        np.concatenate([m.out_index for m in several]),
+    )
