@@ -110,7 +110,8 @@ constexpr int gs_realign_threads = 128;
 
 // Copies each stream, with the zlib trailer behind it, to a multiple of 4 in `arena`, and
 // lets its table entry point there. `used` counts the bytes of the arena that are taken,
-// in whatever order blocks come. One block a stream; `arena` is 16-aligned.
+// in whatever order blocks come. One block a stream; `arena` is 16-aligned. The launch
+// bounds name a number of blocks, or the compiler would spill registers for more of them.
 extern "C" __global__ void __launch_bounds__(gs_realign_threads, 8)
 gs_realign(
     uint64_t* stream_src, const uint64_t* stream_nbytes, uint64_t* used, uint64_t arena,

@@ -14,7 +14,7 @@ from pkgutil import iter_modules
 import numpy as np
 import pytest
 
-from fuzz import kernels, mutations, running
+from fuzz import kernels, mutations, running, sanitized
 from fuzz.guard import GuardedRoom
 from gpushard import fused, index
 from gpushard.codecs import blosc_blocks, gzip
@@ -261,3 +261,21 @@ def test_the_kernels_parsers_hold_under_sanitizers():
         assert found[status] > 1000
     # The seeds alone do not meet every branch: coverage is what keeps inputs.
     assert n_kept > 100
+
+
+def test_damaged_indexes_meet_kernels_under_sanitizers():
+    accepted, refused = sanitized.explored(100, seed=1)
+    assert accepted + refused == 100
+    assert min(accepted, refused) > 20
+
+
+def test_a_byte_too_many_is_seen_under_sanitizers():
+    """A size that the index does not give: the kernels read what is nobody's."""
+    planted = """
+from gpushard.devices import batch, sink
+sink.Payload = lambda src, nbytes: batch.Payload(src, nbytes + 1)
+"""
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        sanitized.explored(20, seed=1, before=planted)
+    assert "heap-buffer-overflow" in caught.value.stderr
+    assert "gs_" in caught.value.stderr

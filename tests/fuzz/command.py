@@ -10,7 +10,7 @@ from types import ModuleType
 
 from fuzz import running
 
-KERNELS = "kernels"
+KERNELS, TABLES = "kernels", "tables"
 KEPT = Path(__file__).resolve().parents[2] / ".pytest_cache" / "fuzz"
 
 
@@ -21,6 +21,10 @@ def main() -> None:
         from fuzz.kernels import fuzz_kernels
 
         fuzz_kernels(arguments.runs, arguments.seed)
+    elif arguments.target == TABLES and not arguments.inputs:
+        from fuzz.sanitized import fuzz_tables
+
+        fuzz_tables(arguments.runs, arguments.seed)
     elif arguments.inputs:
         replay(running.load(arguments.target), arguments.inputs)
     else:
@@ -29,7 +33,7 @@ def main() -> None:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python tests/fuzz", description=main.__doc__)
-    parser.add_argument("target", choices=[*running.TARGETS, KERNELS])
+    parser.add_argument("target", choices=[*running.TARGETS, KERNELS, TABLES])
     parser.add_argument("inputs", nargs="*", type=Path, help="run only these files")
     parser.add_argument("--runs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)

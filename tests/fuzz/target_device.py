@@ -30,23 +30,23 @@ NAME = "device"
 ROOM_NBYTES = 8 << 30
 
 _AS_IT_IS, _SELECTION = 1, 2
-_PLAIN = Options(threads=1, small_read_chunks=0, compile_nbytes=2**62)
-_DEVICE = _PLAIN.but(placement="device")
-_KEYS: tuple[Any, ...] = (..., np.s_[::-3, 5:30:2], np.s_[3:9, 20], np.s_[15:0:-1, :])
+PLAIN = Options(threads=1, small_read_chunks=0, compile_nbytes=2**62)
+_DEVICE = PLAIN.but(placement="device")
+KEYS: tuple[Any, ...] = (..., np.s_[::-3, 5:30:2], np.s_[3:9, 20], np.s_[15:0:-1, :])
 
 
 def seeds() -> list[bytes]:
-    for case in _arrays():  # compiles kernels: seconds that no input is to blame for
+    for case in arrays():  # compiles kernels: seconds that no input is to blame for
         _on_device(case.opened(None, _DEVICE), ..., seed=1)
     return [
         bytes([k, _SELECTION * nth]) + case.object
-        for k, case in enumerate(_arrays())
-        for nth in range(len(_KEYS))
+        for k, case in enumerate(arrays())
+        for nth in range(len(KEYS))
     ]
 
 
 @cache
-def _arrays() -> tuple[Any, ...]:
+def arrays() -> tuple[Any, ...]:
     """Cases of every chain in a shard."""
     return cases()[: len(CHAINS)]
 
@@ -55,18 +55,18 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     """Another entry in the index, or other bytes."""
     if len(data) < 3 or rng.random() < 0.5:
         return damaged(data, rng)
-    case = _arrays()[data[0] % len(_arrays())]
+    case = arrays()[data[0] % len(arrays())]
     return data[:2] + case.with_other_entry(data[2:], rng)
 
 
 def check(data: bytes) -> bool:
     if len(data) < 2:
         return False
-    case, flags = _arrays()[data[0] % len(_arrays())], data[1]
+    case, flags = arrays()[data[0] % len(arrays())], data[1]
     stored = data[2:] if flags & _AS_IT_IS else case.repaired(data[2:])
     held = OneObject.room.hold(stored)
-    key = _KEYS[flags // _SELECTION % len(_KEYS)]
-    want = _outcome(case.opened(held, _PLAIN), key)
+    key = KEYS[flags // _SELECTION % len(KEYS)]
+    want = outcome(case.opened(held, PLAIN), key)
     got = _on_device(case.opened(held, _DEVICE), key, seed=len(data))
     if isinstance(want, CorruptShardError):
         assert isinstance(got, CorruptShardError), (want, got)
@@ -79,12 +79,12 @@ def check(data: bytes) -> bool:
 def _on_device(a: gpushard.Array, key: Any, seed: int) -> Any:
     """Outcome of a read to a new device, which does things in an order by `seed`."""
     device = EmulatedDevice(*emulated(), seed=seed)
-    got = _outcome(gpushard.Array(a.source, device=device), key)
+    got = outcome(gpushard.Array(a.source, device=device), key)
     assert device.standin.complaints == []
     return got
 
 
-def _outcome(a: Any, key: Any) -> Any:
+def outcome(a: Any, key: Any) -> Any:
     try:
         return on_host(a[key])
     except CorruptShardError as error:
