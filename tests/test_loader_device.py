@@ -103,6 +103,21 @@ def test_windows_are_those_of_the_host(device, options, padding):
     assert_as_on_the_host(device, arrays, **options, **shared)
 
 
+def test_patches_of_a_load_share_a_launch(device, monkeypatch):
+    loads = []
+    job = device_reading.device_job
+    monkeypatch.setattr(
+        device_reading, "device_job", lambda *a, **k: loads.append(a) or job(*a, **k)
+    )
+    scans = stored(SCANS, (4, 5, 3), (8, 10, 3))
+    options = {"window": (4, 3, 5), "stride": (1, 2, 4), "shuffle": True}
+    with Loader(scans, device=device, batch_size=16, **options) as loader:
+        n_samples = sum(batch.shape[0] for batch in loader)
+    launches = [what for *_, what in device.log if what.startswith("gs_scatter")]
+    assert n_samples > 50
+    assert len(launches) == len(loads)
+
+
 @pytest.mark.parametrize(
     "options",
     [
