@@ -262,6 +262,39 @@ def test_a_shard_replaced_meanwhile_is_verified_again(n_times, tmp_path, monkeyp
     assert result.counts["n_inner_chunks"] == 9 * 16
 
 
+@pytest.mark.parametrize("n_kept", [0, 2, 100])
+def test_what_was_found_of_a_shard_replaced_meanwhile_counts_nowhere(
+    n_kept, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("gpushard.inspection.progress.MOST_FINDINGS", n_kept)
+    made(tmp_path / "a", compressors=Crc32cCodec())
+    whole = (tmp_path / "a/c/1/1").read_bytes()
+    for k in range(16):
+        flip(tmp_path / "a/c/1/1", 68 * k + 3)
+    flip(tmp_path / "a/c/2/2", 3)
+    options = gpushard.Options(memory_limit=300, threads=1)
+    source = gpushard.open_array(tmp_path / "a", options=options).source
+    read, n_asked = source.store.read, [0]
+
+    def replacing(requests):
+        for request in requests:
+            if request.version is not None and request.key == "c/1/1":
+                n_asked[0] += 1
+                if n_asked[0] == 5:
+                    (tmp_path / "a/c/1/1").write_bytes(whole)
+                    raise gpushard.errors.ObjectChangedError("replaced")
+        return read(requests)
+
+    monkeypatch.setattr(type(source.store), "read", lambda _, r: replacing(r))
+    result = verify_array(source)
+    assert n_asked[0] > 5
+    assert (result.n_findings, result.n_damage) == (1, 1)
+    assert result.n_damaged_inner_chunks == 1
+    kept = [("checksum", "c/2/2", (8, 8))]
+    assert told(result) == kept[:n_kept]
+    assert result.counts["n_shards"] == 9
+
+
 def test_memory_stays_bounded_however_large_a_shard_is(tmp_path):
     z = zarr.create_array(
         tmp_path / "a", shape=(64 * MIB,), chunks=(MIB // 2,), shards=(64 * MIB,),

@@ -89,6 +89,7 @@ PURE = {
     "coalesce",
     "spans",
     "inspection.columns",
+    "inspection.progress",
     "rolling.window",
     "rolling.logical",
 }

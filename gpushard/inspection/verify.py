@@ -19,13 +19,14 @@ from gpushard.inspection.contents import (
     contents_of,
     is_read_whole,
 )
-from gpushard.inspection.findings import MOST_FINDINGS, Check, Finding, Verification
+from gpushard.inspection.findings import Check, Finding, Verification
 from gpushard.inspection.payload import (
     PayloadCheck,
     index_entries,
     n_workers,
     payload_tasks,
 )
+from gpushard.inspection.progress import Found
 from gpushard.known import IndexCache
 from gpushard.source import Source
 from gpushard.stores.files import FileWriter
@@ -78,7 +79,6 @@ def verify_array(
     changed = sorted(run.changed)
     run.is_second = True
     for coordinate in changed:
-        run.forget(coordinate)
         run_tasks(run.tasks(iter([coordinate])), workers)
     result = run.result()
     result.seconds = perf_counter() - started
@@ -100,10 +100,7 @@ class _Run:
     is_second: bool = False
     n_unreadable: int = 0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
-    _findings: dict[Coordinate, list[Finding]] = field(
-        default_factory=dict[Coordinate, list[Finding]]
-    )
-    _totals: dict[str, int] = field(default_factory=dict[str, int])
+    _found: Found = field(default_factory=Found)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _is_size_unknown: bool = False
 
@@ -143,27 +140,42 @@ class _Run:
             return contents_of(self.source, some)
         except StoreError as error:
             if len(some) == 1:
+                self._begin(some[0])
                 self._give_up(some[0], error, None)
+                self._end(some[0])
                 self.progress(1, 0)
                 return []
         return [one for coordinate in some for one in self._contents([coordinate])]
 
     def _object_tasks(self, contents: Contents) -> Iterator[Task]:
+        self._begin(contents.coordinate)
         self._record(contents)
         n_stored = 0 if contents.chunks is None else len(contents.chunks.stored)
         tasks = payload_tasks(self.check, contents, self._report, self._advance)
         n_tasks = 0
         for task in tasks:
             n_tasks += 1
+            self._begin(contents.coordinate)
             yield partial(self._guarded, task, contents)
         if not n_tasks or not n_stored:
             self.progress(1, 0)
+        self._end(contents.coordinate)
 
     def _guarded(self, task: Task, contents: Contents) -> None:
         try:
             task()
         except StoreError as error:
             self._give_up(contents.coordinate, error, contents)
+        self._end(contents.coordinate)
+
+    def _begin(self, coordinate: Coordinate) -> None:
+        with self._lock:
+            self._found.begin(coordinate)
+
+    def _end(self, coordinate: Coordinate) -> None:
+        with self._lock:  # what was replaced is verified again
+            is_void = coordinate in self.changed and not self.is_second
+            self._found.end(coordinate, counts=not is_void)
 
     def _give_up(
         self, coordinate: Coordinate, error: StoreError, contents: Contents | None
@@ -255,27 +267,13 @@ class _Run:
 
     def _note(self, coordinate: Coordinate, finding: Finding) -> None:
         with self._lock:
-            mine = self._findings.setdefault(coordinate, [])
-            totals = self._totals
-            totals["all"] = totals.get("all", 0) + 1
-            totals[finding.severity] = totals.get(finding.severity, 0) + 1
-            lost = finding.n_inner_chunks if finding.is_damage else 0
-            totals["chunks"] = totals.get("chunks", 0) + lost
-            if totals["all"] <= MOST_FINDINGS:
-                mine.append(finding)
-
-    def forget(self, coordinate: Coordinate) -> None:
-        """Let nothing be known of an object that was replaced while it was verified."""
-        for finding in self._findings.pop(coordinate, []):
-            self._totals["all"] -= 1
-            self._totals[finding.severity] -= 1
-            self._totals["chunks"] -= finding.n_inner_chunks * finding.is_damage
+            self._found.note(coordinate, finding)
 
     def result(self) -> Verification:
         """What was found."""
-        totals = self._totals
+        totals = self._found.totals
         checks = [*self._index_checks(), *self.check.described(self.source)]
-        findings = self._findings
+        findings = self._found.findings
         found = [f for at in sorted(findings) for f in _sorted(findings[at])]
         refused = self.check.refused
         if refused is not None:
@@ -287,10 +285,10 @@ class _Run:
             checks,
             self.counts,
             found,
-            totals.get("all", 0) + n_refused,
-            totals.get("damage", 0),
-            totals.get("unverified", 0) + n_refused,
-            totals.get("chunks", 0),
+            sum(totals[:3]) + n_refused,
+            totals.damage,
+            totals.unverified + n_refused,
+            totals.n_inner_chunks,
         )
 
     def _index_checks(self) -> list[Check]:
