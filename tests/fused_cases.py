@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +62,7 @@ def stored(
     *,
     negated: bool = False,
 ) -> StoredArray:
-    """Array of `VALUES`, or of their opposites."""
+    """Array of `VALUES`, or of their opposites; its objects are the caller's own."""
     sharding = codec(
         "sharding_indexed",
         chunk_shape=CHUNK,
@@ -85,8 +87,16 @@ def stored(
         "codecs": [sharding],
         "attributes": {},
     }
+    written = _written(json.dumps(document), dtype, negated)
+    return StoredArray(dict(written.objects), written.full)
+
+
+@cache
+def _written(document: str, dtype: str, negated: bool) -> StoredArray:
     values = VALUES.astype(dtype)
-    return write(document, [(..., -values if negated else values)])
+    found = write(json.loads(document), [(..., -values if negated else values)])
+    found.full.flags.writeable = False
+    return found
 
 
 class Seen:

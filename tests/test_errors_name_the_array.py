@@ -20,10 +20,11 @@ from gpushard import Options
 BOTH = pytest.mark.parametrize("n", [0, 8])
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
     """Group with arrays of four kinds of chunks, and one of metadata only."""
-    root = zarr.create_group(tmp_path / "g")
+    place = tmp_path_factory.mktemp("written")
+    root = zarr.create_group(place)
     values = np.arange(8 * 6, dtype="i4").reshape(8, 6)
     kinds = {
         "sharded": {"chunks": (2, 3), "shards": (4, 6)},
@@ -32,7 +33,13 @@ def place(tmp_path: Path) -> Path:
     }
     for name, kind in kinds.items():
         root.create_array(name, shape=(8, 6), dtype="i4", **kind)[...] = values
-    return tmp_path / "g"
+    return place
+
+
+@pytest.fixture
+def place(written, tmp_path) -> Path:
+    """A copy of it, for each test to change."""
+    return shutil.copytree(written, tmp_path / "g")
 
 
 def opened(place: Path, name: str, n: int = 8) -> gpushard.Array:
