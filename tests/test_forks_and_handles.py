@@ -173,7 +173,7 @@ def open_read_and_close(place: Any, n_cycles: int) -> None:
             assert np.array_equal(a[_PIECE], VALUES[_PIECE])
 
 
-N_CYCLES = int(os.environ.get("GPUSHARD_CYCLES", "500"))
+N_CYCLES = int(os.environ.get("GPUSHARD_CYCLES", "300"))
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux tells")
@@ -202,7 +202,7 @@ def test_opening_reading_and_closing_leaks_neither_memory_nor_handles(
 def assert_nothing_leaks(
     cycle: Callable[[int], None], n_cycles: int, most_threads: int, n_handles_kept=0
 ) -> None:
-    cycle(100)
+    cycle(min(100, n_cycles // 2))
     gc.collect()
     handles, memory, threads = n_handles(), resident_nbytes(), threading.active_count()
     cycle(n_cycles)

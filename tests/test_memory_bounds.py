@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -71,7 +72,8 @@ def put_large_indexes(root: Path) -> None:
         meta = document((k * n,), (n,), sharding((1,), **index_only))
         shards = {f"c_{i}": (LARGE, b"") for i in range(k)}
         put(root / f"{k} indexes of {16 * n // MIB} MiB", meta, **shards)
-    n = 1 << 12
+    # Four times the memory limit, were the pieces held together.
+    n = 1 << 10
     entries = np.empty((n, 2), "<u8")
     entries[:, 0] = np.arange(n)
     entries[:, 1] = 128 * KIB
@@ -97,10 +99,18 @@ def put_rows(root: Path) -> None:
         put(root / name, hostile.document(), c_0=hostile.shard)
 
 
-@pytest.fixture(params=["plain", "compiled", "device"])
-def way_and_arrays(request, tmp_path):
-    root = tmp_path
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Directory of the arrays that are read in every way."""
+    root = tmp_path_factory.mktemp("rows")
     put_rows(root)
+    return root
+
+
+@pytest.fixture(params=["plain", "compiled", "device"])
+def way_and_arrays(request, rows, tmp_path):
+    root = tmp_path
+    shutil.copytree(rows, root, copy_function=os.link, dirs_exist_ok=True)
     if request.param == "plain":  # what lies ahead of decoding is the same for all
         put_large_objects(root)
     if request.param != "device":  # which takes minutes for two million inner chunks
