@@ -169,10 +169,11 @@ class Options:
         It comes on top of `memory_limit`, so it is for you to allow: 0 keeps none. It
         pays where reads share inner chunks: docs/arrays.md tells which.
     compile_nbytes
-        Decoded size, of all reads of the process together, from which on the compiled
-        loops are loaded (numba): half a second once a process, and seconds once a
-        machine. 64 MiB take about as long without them; who has read so much is likely
-        to read as much again. Once loaded, all reads take them.
+        Decoded size, of all reads of the process together, from which on loops are
+        compiled for reads (numba): seconds once a machine. Who has read so much is
+        likely to read as much again. Where an earlier process has compiled them, they
+        are loaded in milliseconds, from a 64th of that size on. Once loaded, all reads
+        take them.
     placement
         Where a read into a device's memory decodes what the device can: "cost" goes by
         an estimate, batch by batch; "device" and "host" settle it.

@@ -232,7 +232,7 @@ def test_what_the_loops_cannot_do_goes_the_plain_way(seen, monkeypatch):
 
 
 def test_small_reads_never_load_the_loops(seen, monkeypatch):
-    def load():
+    def load(**_):
         raise AssertionError("loaded")
 
     monkeypatch.setattr(choice, "_loaded", [])
@@ -243,12 +243,18 @@ def test_small_reads_never_load_the_loops(seen, monkeypatch):
     assert kind_of_sink(seen) is HostSink
 
 
-def test_many_small_reads_load_the_loops_in_the_end(seen, monkeypatch):
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_many_small_reads_load_the_loops_in_the_end(is_kept, seen, monkeypatch):
+    loops = choice._load()
+    monkeypatch.setattr(choice, "_loaded", [])
+    monkeypatch.setattr(choice, "_kept", lambda: loops if is_kept else None)
+    monkeypatch.setattr(choice, "_compiled", lambda: loops)
     monkeypatch.setattr(choice._suitable_reads, "nbytes", 0)
-    options = Options(small_read_chunks=0, compile_nbytes=5 * 40 * 1024)
+    most = 5 * VALUES.nbytes * (64 if is_kept else 1)
+    options = Options(small_read_chunks=0, compile_nbytes=most)
     a = gpushard.open_array(held(stored([ZSTD]).objects), options=options)
     kinds = []
-    for _ in range(8):
+    for _ in range(7):
         a[...]
         kinds.append(kind_of_sink(seen))
     assert kinds[0] is HostSink
@@ -267,19 +273,6 @@ def test_checksums_are_those_of_the_crc32c_package():
             want = crc32c(part)
             for compute in (calls.crc32c, calls._crc32c_by_table):
                 assert compute(address_of(data) + start, nbytes) == want
-
-
-@pytest.mark.parametrize("error", [RuntimeError, OSError])
-def test_the_loops_do_without_a_folder_to_be_kept_in(error, monkeypatch):
-    from gpushard.fused import loading
-
-    def warm(_stamp, *, keeps):
-        if keeps:
-            raise error("no locator available")
-        return "compiled here"
-
-    monkeypatch.setattr(loading, "_warm", warm)
-    assert loading.load() == "compiled here"
 
 
 @pytest.mark.parametrize("kind", range(6))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from fused_cases import (
     watch_sinks,
 )
 from gpushard import results
-from gpushard.fused import choice, laid, short
+from gpushard.fused import choice, laid, loading, short
 from selection_strategies import (
     basic_keys,
     masks,
@@ -297,18 +298,57 @@ def test_rows_of_any_number_of_bytes_are_copied_whole(chain, seen, tmp_path):
     assert seen.n_short == len(lengths)
 
 
-def test_no_read_has_the_loops_compiled_once_more(opened):
-    loaded = choice._load()
-    rows = np.arange(99)[::-3]
-    for read in (
-        lambda: opened[BOX],
-        lambda: opened[rows],
-        lambda: opened.vindex[rows, rows[::-1] % 90],
-        lambda: opened.vindex[VALUES > 990],
-    ):
-        read()
+@pytest.mark.parametrize("options", [SHORT, FUSED], ids=["short", "direct"])
+def test_the_loops_are_given_arrays_in_c_order(options, monkeypatch, tmp_path):
+    """They know but the addresses."""
+    loops, seen = choice._load(), set()
+
+    def spied(name):
+        plain = getattr(loading.Compiled, name)
+
+        def run(self, *arguments):
+            seen.add(name)
+            for array in arguments:
+                if isinstance(array, np.ndarray):
+                    assert array.flags.c_contiguous
+                    assert array.dtype in (np.int64, np.bool_)
+            return plain(self, *arguments)
+
+        return run
+
     for name in ("place_boxes", "plan_boxes", "plan_axes", "plan_points"):
-        assert len(getattr(loaded, name).signatures) == 1
+        monkeypatch.setattr(loading.Compiled, name, spied(name))
+    place = volume(tmp_path, [ZSTD], index_order=[0, 2, 1])
+    a = gpushard.open_array(place, options=options)
+    rows = np.arange(a.shape[0])[::-3]
+    for key in (np.s_[...], np.s_[1:9, ::-2, 3], np.s_[:, 2:5]):
+        a[key]
+    a.oindex[rows, 2:5]
+    a.oindex[rows, :, [3, 1]]
+    a.vindex[rows, rows % 5, rows % 7]
+    short = {"plan_axes", "plan_points"} if options is SHORT else {"plan_boxes"}
+    assert seen == {"place_boxes", *short}
+    assert choice._load() is loops
+
+
+@given(st.data())
+def test_planning_stays_within_its_room(stored_volume, data):
+    key = data.draw(orthogonal_keys(VOLUME.shape))
+    points = data.draw(point_keys(VOLUME.shape))
+    guarded = []
+
+    def empty(n_words, dtype):
+        guarded.append(np.full(n_words + 128, -7, dtype))
+        return guarded[-1][64:-64]
+
+    a = gpushard.open_array(stored_volume, options=SHORT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "np", SimpleNamespace(empty=empty, int64=np.int64))
+        a.oindex[key]
+        a.vindex[points]
+    for words in guarded:
+        assert (words[:64] == -7).all()
+        assert (words[-64:] == -7).all()
 
 
 @pytest.mark.skipif(not IO.exists(), reason="only Linux counts what a process reads")

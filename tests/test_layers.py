@@ -159,9 +159,9 @@ LAZY = {
 # Modules that consist of compiled code, and are themselves imported only when used.
 COMPILED = {
     "fused.calls",
+    "fused.compiling",
     "fused.copies",
     "fused.frames",
-    "fused.loading",
     "fused.loops",
     "fused.lz4",
     "fused.zstd_frames",

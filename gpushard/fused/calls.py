@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
-from numba import njit, types
+from numba import carray, njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -26,7 +26,9 @@ _HAS_CRC32 = bool(binding.get_host_cpu_features().get("sse4.2"))
 _NO_WRAPPERS: dict[str, Any] = dict.fromkeys(
     ("no_cpython_wrapper", "no_cfunc_wrapper"), True
 )
-inner = njit(nogil=True, **_NO_WRAPPERS)
+# No error is raised in loops: so nothing of Python is called from them.
+PLAIN_ERRORS: dict[str, Any] = {"error_model": "numpy"}
+inner = njit(nogil=True, **_NO_WRAPPERS, **PLAIN_ERRORS)
 
 
 def _function(result_bits: int, argument_bits: tuple[int, ...]) -> Any:
@@ -80,6 +82,30 @@ def _load(bits: int) -> Any:
             return value if bits == 64 else builder.zext(value, _INT64)
 
         return types.int64(address), generate
+
+    return load
+
+
+@intrinsic
+def _pointer(_typing: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = context.get_value_type(signature.return_type)
+        return builder.inttoptr(values[0], kind)
+
+    return types.voidptr(address), generate
+
+
+def tuple_at(kind: Any) -> Any:
+    """Read a named tuple of int64, whose words stand at an address."""
+    numba_type = types.NamedUniTuple(types.int64, len(kind._fields), kind)
+
+    @intrinsic
+    def load(_typing: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+            pointer = context.get_value_type(numba_type).as_pointer()
+            return builder.load(builder.inttoptr(values[0], pointer), align=1)
+
+        return numba_type(address), generate
 
     return load
 
@@ -167,12 +193,31 @@ copy_128 = _transfer(128, swaps=False)
 swap_16, swap_32 = _transfer(16, swaps=True), _transfer(32, swaps=True)
 swap_64 = _transfer(64, swaps=True)
 # Called without what numba passes itself, of which type checkers do not know.
+pointer: Any = _pointer
 copy_bytes: Any = _copy_bytes
 store_int32, store_int64 = _store(32), _store(64)
 store_bool: Any = _store_bool
 _crc32: Any = _crc32_of_8
 load_8, load_16, load_32, load_64 = _load(8), _load(16), _load(32), _load(64)
 _TABLES = _slice_tables()
+
+
+@inner
+def word(at: int, n: int) -> int:
+    """The n-th of the int64 at an address."""
+    return load_64(at + 8 * n)
+
+
+@inner
+def ints(address: int, shape: Any) -> Any:
+    """Array of the int64 at an address, in C order."""
+    return carray(pointer(address), shape, np.int64)
+
+
+@inner
+def bools(address: int, shape: Any) -> Any:
+    """Array of the booleans at an address, in C order."""
+    return carray(pointer(address), shape, np.bool_)
 
 
 @njit(nogil=True)

@@ -22,6 +22,9 @@ from gpushard.plan import ReadPlan
 from gpushard.scatter import GridTarget
 from gpushard.source import Source
 
+# Of `Options.compile_nbytes`, what pays for loading loops that were compiled before.
+_KEPT_SHARE = 64
+
 
 class _Suitable:
     """What the process read so far that the loops could have read."""
@@ -62,9 +65,11 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
     """
     host = HostSink(plan.parts, outs)
     chain = _suitable(source, plan, outs)
-    if chain is None or not _pays(plan.n_chunks * source.chunk_nbytes, source.options):
+    if chain is None:
         return host
-    loops = _loops(chain.kind)
+    # Threads may count at the same time: what is lost delays the loading a little.
+    _suitable_reads.nbytes += plan.n_chunks * source.chunk_nbytes
+    loops = _loops(chain.kind, source.options)
     if loops is None:
         return host
     landings = [
@@ -73,13 +78,6 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
         if can_cut(part)
     ]
     return FusedSink(host, BoxRunner(landings, chain, loops), landings)
-
-
-def _pays(nbytes: int, options: Options) -> bool:
-    """Whether a read of so many bytes, and those before it, are worth the loops."""
-    # Threads may count at the same time: what is lost delays the loading a little.
-    _suitable_reads.nbytes += nbytes
-    return _suitable_reads.nbytes >= options.compile_nbytes
 
 
 def _suitable(
@@ -101,32 +99,46 @@ def are_loaded() -> bool:
 
 def loaded_loops(kind: int, options: Options) -> Loops | None:
     """Compiled loops for a kind of chain, where earlier reads have paid for them."""
-    return _loops(kind) if _loaded and _pays(0, options) else None
+    return _loops(kind, options) if _loaded else None
 
 
-def _loops(kind: int) -> Loops | None:
-    """Compiled loops for a kind of chain; None if a library for it is missing."""
-    library = find_library(kind)
-    loaded = None if library is None else _load()
-    if library is None or loaded is None:
+def _loops(kind: int, options: Options) -> Loops | None:
+    """Compiled loops for a kind of chain, where reads have paid for them.
+
+    None if a library for it is missing, too.
+    """
+    n_read = _suitable_reads.nbytes
+    if n_read < options.compile_nbytes // _KEPT_SHARE:
         return None
-    return Loops(loaded, library, pread_address())
+    library = find_library(kind)
+    if library is None:
+        return None
+    loaded = _load(compiles=n_read >= options.compile_nbytes)
+    return None if loaded is None else Loops(loaded, library, pread_address())
 
 
 @cache
-def _has_numba() -> bool:
+def _kept() -> Any:
+    """The loops as another process compiled them, looked for once; None without."""
+    from gpushard.fused.loading import load_kept
+
+    return load_kept()
+
+
+def _compiled() -> Any:
     try:
-        import gpushard.fused.loading  # noqa: F401 - numba may refuse this NumPy
-    except ImportError:
-        return False
-    return True
+        from gpushard.fused.loading import load
+
+        return load()
+    except ImportError:  # no numba, or one that refuses this NumPy
+        return None
 
 
-def _load() -> Any:
+def _load(*, compiles: bool = True) -> Any:
     """The compiled loops (`loading.Compiled`), loaded once a process; None without."""
     with _turn.lock:
-        if not _loaded and _has_numba():
-            from gpushard.fused.loading import load
-
-            _loaded.append(load())
+        if not _loaded and (kept := _kept()) is not None:
+            _loaded.append(kept)
+        if not _loaded and compiles:
+            _loaded.append(_compiled())
     return _loaded[0] if _loaded else None

@@ -22,11 +22,12 @@ RAW, ZSTD, BLOSC, LZ4, GZIP, ZLIB, INFLATE, LIBDEFLATE = range(8)
 # Changes to elements; 2, 4 and 8 stand for as many bytes to be reversed.
 COPY, BOOL = 0, 1
 
-# NumPy 2 allows 64 axes.
-WORK_AXES = 64
+# Room of `place_boxes`: a column an axis (NumPy 2 allows 64), a row a use.
+WORK_ROWS, WORK_AXES = 5, 64
 
 # Of a cell along an axis (`gpushard.fused.cells`).
 ORDINAL, INNER, OUTER, LENGTH = range(4)
+CELL_ROWS = 4
 
 # Of an axis that is taken by a slice: bytes between wanted neighbours in the inner
 # chunk and in the output; the first element, the step and how many there are; where the
@@ -35,10 +36,21 @@ ORDINAL, INNER, OUTER, LENGTH = range(4)
 # touched. By an index: STEP is 0, and FIRST where its elements begin among all axes'.
 INNER_STEP, OUTER_STEP, FIRST, STEP, N_ELEMENTS, OUT_OFFSET = range(6)
 CELL, PER_SHARD, INDEX_STRIDE, CHUNK_STRIDE, N_CELLS, N_SHARDS = range(6, 12)
+AXIS_ROWS = 12
 
 # Of a shard: addresses of its index' columns, 0 where there is no object; its file; and
 # how many boxes there are up to its last.
 OFFSETS, SIZES, STATES, HANDLE, END = range(5)
+SHARD_COLUMNS = 5
+
+# What the compiled function is called to do, and the words that say so ahead of a
+# `Decoder` or a `Planned` (int64; arrays by address): 0 is one of these; 1 to 3 the
+# strides, for how many parts and axes; 4 and 5 the boxes and how many they are. To
+# place them, 6 is room and 7 whether each was placed. To plan them, 6 and 7 are the
+# shards and their number, 8 and 9 cells, elements or points and how many
+# they are, 10 the ranges or axes.
+PLACE_BOXES, PLAN_BOXES, PLAN_AXES, PLAN_POINTS = range(4)
+WORDS = 11
 
 # Reading on costs what another call does (0.4 us from the page cache) for so many bytes
 # that nobody wants.
@@ -88,3 +100,36 @@ class Decoder(NamedTuple):
     window_nbytes: int
     itemsize: int
     change: int
+
+
+class Planned(NamedTuple):
+    """What the loops need to know of an array and of an output, to plan boxes.
+
+    Attributes
+    ----------
+    chunk_nbytes, itemsize
+        Decoded size of an inner chunk, and of an element.
+    limit_nbytes
+        Most bytes that an inner chunk may be stored in.
+    is_plain
+        Whether inner chunks are stored as plain elements.
+    fill
+        Address of an inner chunk of fill values, as it would be stored.
+    target
+        Address of the output's first element.
+    room
+        Address of room for the loops themselves.
+    """
+
+    chunk_nbytes: int
+    itemsize: int
+    limit_nbytes: int
+    is_plain: int
+    fill: int
+    target: int
+    room: int
+
+
+def sorting_words(n_boxes: int, n_columns: int) -> int:
+    """Room, in int64, to count along axes and to sort the boxes of a shard."""
+    return n_columns + n_boxes * (2 + n_columns)

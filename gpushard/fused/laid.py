@@ -82,7 +82,7 @@ class Mesh(NamedTuple):
         """Boxes, from rows of the shards (`columns.OFFSETS` and on)."""
         boxes = _room(self.n_most, self.axes)
         strides = self.axes[:2].reshape(2, 1, -1)
-        n_wanted, _ = compiled.plan_axes(
+        n_wanted = compiled.plan_axes(
             planned, strides, self.axes, self.elements, rows, boxes
         )
         return Boxes(boxes[: rows.item(-1, END)], strides, n_wanted)
@@ -110,8 +110,8 @@ class Scattered(NamedTuple):
         """Boxes, from rows of the shards (`columns.OFFSETS` and on)."""
         n_points = self.points.shape[1]
         boxes = _room(n_points, self.axes)
-        compiled.plan_points(planned, self.axes, self.points, rows, boxes)
         strides = np.zeros((2, 1, self.axes.shape[1]), np.int64)
+        compiled.plan_points(planned, self.axes, self.points, rows, boxes)
         return Boxes(boxes[: rows.item(-1, END)], strides, n_points)
 
 

@@ -1,69 +1,174 @@
-"""The compiled loops, loaded: compiled here, or kept from another process."""
+"""The compiled loops, ready to be called: kept by another process, or compiled here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+import ctypes
+from struct import Struct
+from typing import Any
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gpushard.fused import loops, planning
-from gpushard.fused.columns import FIRST_LENGTH, WORK_AXES, Decoder
+from gpushard.fused import kept_code
+from gpushard.fused.columns import (
+    PLACE_BOXES,
+    PLAN_AXES,
+    PLAN_BOXES,
+    PLAN_POINTS,
+    WORDS,
+    Decoder,
+    Planned,
+    sorting_words,
+)
+from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
+from gpushard.fused.room import address_of
+from gpushard.selection import Ints
+
+_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)
+_PLACING = Struct(f"={WORDS + len(Decoder._fields)}q").pack
+_PLANNING = Struct(f"={WORDS + len(Planned._fields)}q").pack
+_UNUSED = (0,) * (WORDS - 8)
 
 
-class Compiled(NamedTuple):
-    """The loops, and the types of what they take.
+class Compiled:
+    """The loops. They run without the GIL.
 
-    Attributes
+    All arrays that they take are in C order. What they mean stands in
+    `gpushard.fused.loops` and `gpushard.fused.planning`.
+
+    Parameters
     ----------
-    place_boxes, decoder
-        As in `gpushard.fused.loops` and `gpushard.fused.columns`.
-    plan_boxes, plan_axes, plan_points, planned
-        As in `gpushard.fused.planning`.
+    address
+        Of the compiled function.
+    holder
+        Whose memory that is in.
     """
 
-    place_boxes: Callable[..., Any]
-    decoder: type[Decoder]
-    plan_boxes: Callable[..., Any]
-    plan_axes: Callable[..., Any]
-    plan_points: Callable[..., Any]
-    planned: type[planning.Planned]
+    def __init__(self, address: int, holder: Any = None) -> None:
+        self._run = _FUNCTION(address)
+        self._holder = holder
+
+    def place_boxes(
+        self,
+        decoder: Decoder,
+        boxes: Ints,
+        strides: Ints,
+        work: Ints,
+        is_placed: NDArray[np.bool_],
+    ) -> None:
+        """Decode and copy boxes (see `loops.place_boxes`)."""
+        _, n_parts, n_axes = strides.shape
+        self._run(
+            _PLACING(
+                PLACE_BOXES,
+                address_of(strides),
+                n_parts,
+                n_axes,
+                address_of(boxes),
+                len(boxes),
+                address_of(work),
+                address_of(is_placed),
+                *_UNUSED,
+                *decoder,
+            )
+        )
+
+    def plan_boxes(
+        self,
+        planned: Planned,
+        strides: Ints,
+        cells: Ints,
+        ranges: Ints,
+        shards: Ints,
+        boxes: Ints,
+    ) -> None:
+        """Write the boxes of shards (see `planning.plan_boxes`)."""
+        n_most = int(ranges[1].prod(axis=1).max(initial=0))
+        n_words = sorting_words(n_most, boxes.shape[1])
+        self._plan(PLAN_BOXES, planned, n_words, strides, boxes, shards, cells, ranges)
+
+    def plan_axes(
+        self,
+        planned: Planned,
+        strides: Ints,
+        axes: Ints,
+        elements: Ints,
+        shards: Ints,
+        boxes: Ints,
+    ) -> int:
+        """Write boxes, and say how many there should be (see `planning.plan_axes`)."""
+        n_boxes, n_columns = boxes.shape
+        n_axes = axes.shape[1]
+        # Cells: numbers from 1 on add up to less than their product and how many.
+        more = 4 * (n_boxes + n_axes + len(shards) * n_axes)
+        n_words = sorting_words(n_boxes, n_columns) + more
+        return self._plan(
+            PLAN_AXES, planned, n_words, strides, boxes, shards, elements, axes
+        )
+
+    def plan_points(
+        self, planned: Planned, axes: Ints, points: Ints, shards: Ints, boxes: Ints
+    ) -> None:
+        """Write the boxes of points (see `planning.plan_points`)."""
+        n_words = sorting_words(*boxes.shape)
+        strides = axes[:2].reshape(2, 1, -1)  # for the number of axes
+        self._plan(PLAN_POINTS, planned, n_words, strides, boxes, shards, points, axes)
+
+    def _plan(
+        self, which: int, planned: Planned, n_words: int, /, *arrays: Ints
+    ) -> int:
+        """Plan with so much room; `arrays` in the order of the words for them."""
+        strides, boxes, shards, columns, table = arrays
+        room = np.empty(n_words, np.int64)
+        return self._run(
+            _PLANNING(
+                which,
+                address_of(strides),
+                1,
+                strides.shape[2],
+                address_of(boxes),
+                len(boxes),
+                address_of(shards),
+                len(shards),
+                address_of(columns),
+                columns.shape[1],
+                address_of(table),
+                *planned._replace(room=address_of(room)),
+            )
+        )
+
+
+def load_kept() -> Compiled | None:
+    """The loops as another process compiled them; None where none are kept."""
+    code = kept_code.find()
+    return None if code is None else _runnable(code)
 
 
 def load() -> Compiled:
-    """The loops, ready to run."""
-    stamp = _sources_stamp()
+    """The loops: kept, or compiled now, and kept for others where that can be done."""
+    return load_kept() or _compile()
+
+
+def _runnable(code: MachineCode) -> Compiled | None:
+    mapped = kept_code.mapped(code)
+    return None if mapped is None else Compiled(mapped.address, mapped)
+
+
+def _compile() -> Compiled:
+    from gpushard.fused import compiling
+
+    stamp = crc32(kept_code.sources())
+    if kept_code.place() is None:
+        try:
+            return Compiled(compiling.compiled(stamp, keeps=True).address)
+        except (RuntimeError, OSError):  # no folder of numba's, or a full one
+            return Compiled(compiling.compiled(stamp, keeps=False).address)
+    function = compiling.compiled(stamp, keeps=False)
     try:
-        return _warm(stamp, keeps=True)
-    except (RuntimeError, OSError):  # no folder, or a full one, to keep them in
-        return _warm(stamp, keeps=False)
-
-
-def _sources_stamp() -> int:
-    """Number of all that is compiled; numba looks at the age of one file alone."""
-    folder = Path(__file__).parent
-    names = ("calls", "columns", "copies", "frames", "loops", "lz4", "planning")
-    return crc32(b"".join((folder / f"{name}.py").read_bytes() for name in names))
-
-
-def _warm(stamp: int, *, keeps: bool) -> Compiled:
-    """The loops, once called with nothing to do: so they are compiled."""
-    place_boxes = loops.compiled(stamp, keeps=keeps)
-    plan_boxes, plan_axes, plan_points = planning.compiled(stamp, keeps=keeps)
-    decoder = Decoder(*[0] * len(Decoder._fields))
-    boxes = np.empty((0, FIRST_LENGTH + 1), np.int64)
-    strides = np.empty((2, 1, 1), np.int64)
-    work = np.empty((4, WORK_AXES), np.int64)
-    place_boxes(decoder, boxes, strides, work, np.empty(0, np.bool_))
-    planned = planning.Planned(*[0] * len(planning.Planned._fields))
-    cells, ranges = np.empty((4, 0), np.int64), np.empty((2, 0, 1), np.int64)
-    shards = np.empty((0, 5), np.int64)
-    plan_boxes(planned, strides, cells, ranges, shards, boxes)
-    axes, elements = np.zeros((12, 1), np.int64), np.empty((2, 0), np.int64)
-    plan_axes(planned, strides, axes, elements, shards, boxes)
-    plan_points(planned, axes, np.empty((3, 0), np.int64), shards, boxes)
-    return Compiled(
-        place_boxes, Decoder, plan_boxes, plan_axes, plan_points, planning.Planned
-    )
+        code = movable_code(compiling.object_of(function), function.name)
+    except NotMovableError:
+        return Compiled(function.address)
+    kept_code.keep(code)
+    # What is kept is what runs here too.
+    return _runnable(code) or Compiled(function.address)

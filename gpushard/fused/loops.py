@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numba import njit
-
 from gpushard.fused import calls
 from gpushard.fused.columns import (
     BLOSC,
@@ -244,56 +241,50 @@ def _decode_box(
     return _decode(d, address, box[NBYTES], target, wanted)
 
 
-def compiled(stamp: int, *, keeps: bool) -> Any:
-    """The loop over boxes; `keeps` it for other processes, which compare `stamp`.
+@calls.inner
+def place_boxes(d: Decoder, boxes: Any, strides: Any, work: Any, is_placed: Any) -> int:
+    """Decode and copy boxes, those of one inner chunk side by side, decoded once.
 
-    It takes what the chain and the thread have (`Decoder`); the boxes, int64, shape
-    (n_boxes, FIRST_LENGTH + n_axes), in C order, those of one inner chunk side by side,
-    so that it is decoded once; bytes between wanted neighbours in the inner chunk and
-    in each output, int64, shape (2, n_parts, n_axes); room, int64, shape
-    (4, WORK_AXES); and bool, shape (n_boxes,), which it sets to whether each box was
-    decoded and copied. Boxes that are placed without being decoded to where they should
-    be kept lose that place.
+    Boxes are int64, shape (n_boxes, FIRST_LENGTH + n_axes); `strides` are bytes between
+    wanted neighbours in the inner chunk and in each output, int64, shape
+    (2, n_parts, n_axes); `work` is room, int64, shape (WORK_ROWS, WORK_AXES). Sets
+    `is_placed`, bool, shape (n_boxes,). Boxes that are placed without being decoded to
+    where they should be kept lose that place.
     """
-
-    @njit(nogil=True, cache=keeps)
-    def place_boxes(
-        d: Decoder, boxes: Any, strides: Any, work: Any, is_placed: Any
-    ) -> int:
-        is_raw = d.kind == RAW and not d.has_crc
-        is_plain = is_raw and d.change == COPY
-        held = np.full(3, NO_FILE, np.int64)
-        decoded, before, before_nbytes, before_file = 0, 0, -1, NO_FILE
-        i = 0
-        while i < boxes.shape[0]:
-            box = boxes[i]
-            source, nbytes, target = box[SOURCE], box[NBYTES], box[TARGET]
-            file = box[FILE]
-            run, n_axes = merge_axes(d, box, strides, work)
-            if is_plain and file >= 0 and nbytes == d.chunk_nbytes:
-                n_read, n = _read_plain(d, boxes, i, (run, n_axes), strides, work)
-                is_placed[i : i + n] = n_read > 0
-                i += n
-                if n:
-                    continue
-            # Of plain elements another box may want bytes that were not read before.
-            is_new = source != before or nbytes != before_nbytes or file != before_file
-            if is_new or is_raw:
-                address = source
-                if file >= 0:
-                    # The address that byte 0 of the inner chunk would have.
-                    is_there = _read_ahead(d, box, held)
-                    address = d.window + source - held[1] if is_there else 0
-                is_whole = n_axes == 0 and run == d.chunk_nbytes and d.change == COPY
-                place = target if is_whole else d.scratch
-                decoded = _decode_box(d, boxes, i, address, place, strides)
-                before, before_nbytes, before_file = source, nbytes, file
-            else:
-                box[KEEP] = 0
-            is_placed[i] = decoded != 0
-            if decoded not in (0, target):
-                copy_box(d, target, decoded + box[OFFSET], run, n_axes, work)
-            i += 1
-        return stamp
-
-    return place_boxes
+    is_raw = d.kind == RAW and not d.has_crc
+    is_plain = is_raw and d.change == COPY
+    held = work[4]
+    held[0] = NO_FILE
+    decoded, before, before_nbytes, before_file = 0, 0, -1, NO_FILE
+    i = 0
+    while i < boxes.shape[0]:
+        box = boxes[i]
+        source, nbytes, target = box[SOURCE], box[NBYTES], box[TARGET]
+        file = box[FILE]
+        run, n_axes = merge_axes(d, box, strides, work)
+        if is_plain and file >= 0 and nbytes == d.chunk_nbytes:
+            n_read, n = _read_plain(d, boxes, i, (run, n_axes), strides, work)
+            for k in range(i, i + n):
+                is_placed[k] = n_read > 0
+            i += n
+            if n:
+                continue
+        # Of plain elements another box may want bytes that were not read before.
+        is_new = source != before or nbytes != before_nbytes or file != before_file
+        if is_new or is_raw:
+            address = source
+            if file >= 0:
+                # The address that byte 0 of the inner chunk would have.
+                is_there = _read_ahead(d, box, held)
+                address = d.window + source - held[1] if is_there else 0
+            is_whole = n_axes == 0 and run == d.chunk_nbytes and d.change == COPY
+            place = target if is_whole else d.scratch
+            decoded = _decode_box(d, boxes, i, address, place, strides)
+            before, before_nbytes, before_file = source, nbytes, file
+        else:
+            box[KEEP] = 0
+        is_placed[i] = decoded != 0
+        if decoded not in (0, target):
+            copy_box(d, target, decoded + box[OFFSET], run, n_axes, work)
+        i += 1
+    return 0

@@ -6,12 +6,9 @@ for an array with one sharding level, a box at a time. Imported as `loops` is.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from numba import njit
-
-from gpushard.fused import calls
+from gpushard.fused import calls, columns
 from gpushard.fused.columns import (
     CELL,
     CHUNK_STRIDE,
@@ -47,33 +44,11 @@ from gpushard.fused.columns import (
     STATES,
     STEP,
     TARGET,
+    Planned,
 )
 from gpushard.index import CORRUPT, MISSING
 
-
-class Planned(NamedTuple):
-    """What the loop needs to know of an array and of an output.
-
-    Attributes
-    ----------
-    chunk_nbytes, itemsize
-        Decoded size of an inner chunk, and of an element.
-    limit_nbytes
-        Most bytes that an inner chunk may be stored in.
-    is_plain
-        Whether inner chunks are stored as plain elements.
-    fill
-        Address of an inner chunk of fill values, as it would be stored.
-    target
-        Address of the output's first element.
-    """
-
-    chunk_nbytes: int
-    itemsize: int
-    limit_nbytes: int
-    is_plain: int
-    fill: int
-    target: int
+sorting_words = calls.inner(columns.sorting_words)
 
 
 @calls.inner
@@ -118,7 +93,9 @@ def _plan_shard(
     """Write the boxes of one shard, in C order; False where the index is no help."""
     first, count = ranges[0], ranges[1]
     n_axes = len(count)
-    at = np.zeros(n_axes, np.int64)
+    at = calls.ints(p.room, (n_axes,))
+    for axis in range(n_axes):
+        at[axis] = 0
     for k in range(boxes.shape[0]):
         box = boxes[k]
         ordinal, offset, target = 0, 0, p.target
@@ -165,28 +142,35 @@ def _merge(boxes: Any, order: Any, start: int, width: int, merged: Any) -> None:
 
 
 @calls.inner
-def _order(boxes: Any) -> Any:
+def _order(boxes: Any, order: Any, merged: Any) -> Any:
     """Numbers of a shard's boxes, in the order of the bytes that they need."""
     n, width = boxes.shape[0], 1
-    order, merged = np.empty(n, np.int64), np.empty(n, np.int64)
     for k in range(n):
         order[k] = k
     while width < n:
-        for start in range(0, n, 2 * width):
+        start = 0
+        while start < n:
             _merge(boxes, order, start, width, merged)
+            start += 2 * width
         order, merged = merged, order
         width *= 2
     return order
 
 
 @calls.inner
-def _sort(boxes: Any) -> None:
+def _sort(boxes: Any, room: int) -> None:
     """Put a shard's boxes in the order of the bytes that they need."""
-    for k in range(1, boxes.shape[0]):
+    n, n_columns = boxes.shape
+    for k in range(1, n):
         if boxes[k, LOW] < boxes[k - 1, LOW]:
-            order, unsorted = _order(boxes), boxes.copy()
-            for i in range(boxes.shape[0]):
-                for column in range(boxes.shape[1]):
+            numbers = calls.ints(room, (2, n))
+            order = _order(boxes, numbers[0], numbers[1])
+            unsorted = calls.ints(room + 8 * numbers.size, (n, n_columns))
+            for i in range(n):
+                for column in range(n_columns):
+                    unsorted[i, column] = boxes[i, column]
+            for i in range(n):
+                for column in range(n_columns):
                     boxes[i, column] = unsorted[order[i], column]
             return
 
@@ -203,24 +187,6 @@ def _put_reach(boxes: Any) -> None:
         ):
             reach = max(reach, boxes[k + 1, REACH])
         boxes[k, REACH] = reach
-
-
-@calls.inner
-def _plan_shards(
-    p: Planned, strides: Any, cells: Any, ranges: Any, shards: Any, boxes: Any
-) -> None:
-    """Write the boxes of shards, and where those of each end."""
-    done = 0
-    for s in range(len(shards)):
-        n = 1
-        for axis in range(ranges.shape[2]):
-            n *= ranges[1, s, axis]
-        some = boxes[done : done + n]
-        if _plan_shard(p, strides, cells, ranges[:, s], shards[s], some):
-            _sort(some)
-            _put_reach(some)
-            done += n
-        shards[s, END] = done
 
 
 @calls.inner
@@ -247,7 +213,7 @@ def _lay_slice(axis: Any, done: int, cells: Any, spans: Any) -> int:
         if shard != before:
             before = shard
             s += 1
-            spans[0, s] = done
+            spans[0, s], spans[1, s] = done, 0
         spans[1, s] += 1
         k += n
         done += 1
@@ -269,7 +235,7 @@ def _lay_index(axis: Any, elements: Any, done: int, cells: Any, spans: Any) -> i
             if shard != before:
                 before = shard
                 s += 1
-                spans[0, s] = done
+                spans[0, s], spans[1, s] = done, 0
             spans[1, s] += 1
             done += 1
         next_element, next_out = element + 1, out + 1
@@ -292,8 +258,76 @@ def _lay_axes(axes: Any, elements: Any, cells: Any, spans: Any) -> int:
 
 
 @calls.inner
-def _plan_points(p: Planned, axes: Any, points: Any, shards: Any, boxes: Any) -> None:
-    """Write a box a point, and where those of each shard end."""
+def _cross(axes: Any, spans: Any, ranges: Any) -> None:
+    """Write each shard's cells along all axes, from those along each."""
+    for s in range(ranges.shape[1]):
+        rest = s
+        for axis in range(axes.shape[1] - 1, -1, -1):
+            at = rest % axes[N_SHARDS, axis]
+            rest //= axes[N_SHARDS, axis]
+            ranges[0, s, axis] = spans[axis, 0, at]
+            ranges[1, s, axis] = spans[axis, 1, at]
+
+
+@calls.inner
+def plan_boxes(
+    p: Planned, strides: Any, cells: Any, ranges: Any, shards: Any, boxes: Any
+) -> None:
+    """Write the boxes of shards, and where those of each end.
+
+    `strides` are as `loops.place_boxes` takes them; `cells` those of all axes, int64,
+    shape (4, n_cells); `ranges` where each shard's cells begin and how many there are,
+    int64, shape (2, n_shards, n_axes); `shards` is int64, shape (n_shards, 5). Room is
+    needed as `sorting_words` says, for the largest shard. A shard whose index is no
+    help has no boxes.
+    """
+    done = 0
+    for s in range(len(shards)):
+        n = 1
+        for axis in range(ranges.shape[2]):
+            n *= ranges[1, s, axis]
+        some = boxes[done : done + n]
+        if _plan_shard(p, strides, cells, ranges[:, s], shards[s], some):
+            _sort(some, p.room)
+            _put_reach(some)
+            done += n
+        shards[s, END] = done
+
+
+@calls.inner
+def plan_axes(
+    p: Planned, strides: Any, axes: Any, elements: Any, shards: Any, boxes: Any
+) -> int:
+    """As `plan_boxes`, of axes that are still to be laid out; how many boxes they make.
+
+    `axes` is int64, shape (12, n_axes); `elements` are those that indexes take, int64,
+    shape (2, n_elements): which, ascending along each axis, and where in the output.
+    Room is needed to sort all boxes and, behind that, 4 words a cell and 4 a shard and
+    axis.
+    """
+    n_axes, n_cells, most_shards = axes.shape[1], 0, 0
+    for axis in range(n_axes):
+        n_cells += axes[N_CELLS, axis]
+        most_shards = max(most_shards, axes[N_SHARDS, axis])
+    room = p.room + 8 * sorting_words(boxes.shape[0], boxes.shape[1])
+    cells = calls.ints(room, (4, n_cells))
+    room += 8 * cells.size
+    spans = calls.ints(room, (n_axes, 2, most_shards))
+    room += 8 * spans.size
+    ranges = calls.ints(room, (2, len(shards), n_axes))
+    n_boxes = _lay_axes(axes, elements, cells, spans)
+    _cross(axes, spans, ranges)
+    plan_boxes(p, strides, cells, ranges, shards, boxes)
+    return n_boxes
+
+
+@calls.inner
+def plan_points(p: Planned, axes: Any, points: Any, shards: Any, boxes: Any) -> None:
+    """As `plan_boxes`, a box a point.
+
+    `points` is int64, shape (2 + n_axes, n_points), by shard: the number of the shard,
+    the place in the output and the coordinates.
+    """
     done, k = 0, 0
     for s in range(len(shards)):
         first = done
@@ -315,66 +349,8 @@ def _plan_points(p: Planned, axes: Any, points: Any, shards: Any, boxes: Any) ->
             done += 1
             k += 1
         if is_sound:
-            _sort(boxes[first:done])
+            _sort(boxes[first:done], p.room)
             _put_reach(boxes[first:done])
         else:
             done = first
         shards[s, END] = done
-
-
-@calls.inner
-def _cross(axes: Any, spans: Any, ranges: Any) -> None:
-    """Write each shard's cells along all axes, from those along each."""
-    for s in range(ranges.shape[1]):
-        rest = s
-        for axis in range(axes.shape[1] - 1, -1, -1):
-            at = rest % axes[N_SHARDS, axis]
-            rest //= axes[N_SHARDS, axis]
-            ranges[0, s, axis] = spans[axis, 0, at]
-            ranges[1, s, axis] = spans[axis, 1, at]
-
-
-def compiled(stamp: int, *, keeps: bool) -> tuple[Any, Any, Any]:
-    """Loops over shards; `keeps` them for other processes, which compare `stamp`.
-
-    They take the strides of the read (see `loops.compiled`); the shards, int64, shape
-    (n_shards, 5), of which they set where their boxes end; and room for all boxes,
-    which they fill. A shard whose index is no help has none. The first also takes the
-    cells of all axes, int64, shape (4, n_cells), and where each shard's cells begin and
-    how many there are, int64, shape (2, n_shards, n_axes). The second lays out the axes
-    by itself, int64, shape (12, n_axes), and says how many boxes they make; elements
-    that indexes take stand in int64, shape (2, n_elements): which, ascending along each
-    axis, and where in the output. The third takes points instead, by shard: int64,
-    shape (2 + n_axes, n_points), whose rows are the number of the shard, the place in
-    the output and the coordinates.
-    """
-
-    @njit(nogil=True, cache=keeps)
-    def plan_boxes(
-        p: Planned, strides: Any, cells: Any, ranges: Any, shards: Any, boxes: Any
-    ) -> int:
-        _plan_shards(p, strides, cells, ranges, shards, boxes)
-        return stamp
-
-    @njit(nogil=True, cache=keeps)
-    def plan_axes(
-        p: Planned, strides: Any, axes: Any, elements: Any, shards: Any, boxes: Any
-    ) -> tuple[int, int]:
-        n_axes, n_cells, most_shards = axes.shape[1], 0, 0
-        for axis in range(n_axes):
-            n_cells += axes[N_CELLS, axis]
-            most_shards = max(most_shards, axes[N_SHARDS, axis])
-        cells = np.empty((4, n_cells), np.int64)
-        spans = np.zeros((n_axes, 2, most_shards), np.int64)
-        ranges = np.empty((2, len(shards), n_axes), np.int64)
-        n_boxes = _lay_axes(axes, elements, cells, spans)
-        _cross(axes, spans, ranges)
-        _plan_shards(p, strides, cells, ranges, shards, boxes)
-        return n_boxes, stamp
-
-    @njit(nogil=True, cache=keeps)
-    def plan_points(p: Planned, axes: Any, points: Any, shards: Any, boxes: Any) -> int:
-        _plan_points(p, axes, points, shards, boxes)
-        return stamp
-
-    return plan_boxes, plan_axes, plan_points

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.fused.columns import WORK_AXES
+from gpushard.fused.columns import WORK_AXES, WORK_ROWS
 from gpushard.fused.libraries import find_library
 from gpushard.options import KIB, MIB
 
@@ -37,7 +37,7 @@ class Room(threading.local):
     def __init__(self) -> None:
         self._contexts: dict[int, tuple[int, Any]] = {}
         self._kept: dict[str, Buffer] = {}
-        self.work = np.empty((4, WORK_AXES), np.int64)
+        self.work = np.empty((WORK_ROWS, WORK_AXES), np.int64)
 
     def context(self, kind: int) -> int:
         """Address of this thread's context for a kind of chain; 0 if there is none."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gpushard.blocks import ShardBlock
 from gpushard.fused import boxes
 from gpushard.fused.chain import FusedChain
-from gpushard.fused.columns import BLOSC, COPY, NBYTES, RAW
+from gpushard.fused.columns import BLOSC, COPY, NBYTES, RAW, Decoder, Planned
 from gpushard.fused.libraries import Library
 from gpushard.fused.room import Room
 from gpushard.selection import Ints
@@ -34,7 +34,7 @@ class Loops:
     Attributes
     ----------
     compiled
-        The loops, and the types of what they take.
+        The loops.
     library
         The decompressor.
     read
@@ -45,19 +45,22 @@ class Loops:
     library: Library
     read: int
 
-    def planned(self, source: Source, chain: FusedChain, fill: int, target: int) -> Any:
+    def planned(
+        self, source: Source, chain: FusedChain, fill: int, target: int
+    ) -> Planned:
         """What planning has to know of an array, and of an output at `target`.
 
         `fill` is the address of an inner chunk of fill values, as it would be stored.
         """
         shape = source.chunk_shape or ()
-        return self.compiled.planned(
+        return Planned(
             chain.chunk_nbytes,
             chain.dtype.itemsize,
             min(source.pipeline.encoded_limit(shape), 1 << 62),
             int(source.raw_strides is not None),
             fill,
             target,
+            0,
         )
 
 
@@ -100,7 +103,7 @@ class BoxPlacer:
         scratch = _room.buffer("scratch", chain.chunk_nbytes)
         widest = int(columns[:, NBYTES].max(initial=0)) if chain.kind == BLOSC else 0
         staging = _room.buffer("staging", widest)
-        decoder = self._loops.compiled.decoder(
+        decoder = Decoder(
             library.decoder,
             int(chain.has_crc),
             library.function,
@@ -124,12 +127,12 @@ class BoxPlacer:
         `change` is what is done to elements on the way.
         """
         chain = self.chain
-        nothing = dict.fromkeys(self._loops.compiled.decoder._fields, 0)
+        nothing = dict.fromkeys(Decoder._fields, 0)
         nothing |= {"kind": RAW, "change": change, "itemsize": chain.dtype.itemsize}
         nothing["chunk_nbytes"] = chain.chunk_nbytes
-        return self._place(self._loops.compiled.decoder(**nothing), columns)
+        return self._place(Decoder(**nothing), columns)
 
-    def _place(self, decoder: Any, columns: Ints) -> Bools:
+    def _place(self, decoder: Decoder, columns: Ints) -> Bools:
         is_placed = np.zeros(len(columns), np.bool_)
         self._loops.compiled.place_boxes(
             decoder, columns, self._strides, _room.work, is_placed

@@ -1,0 +1,133 @@
+"""The loops, compiled (numba): one function that C could call, at an address.
+
+Imported only where no machine code of them is kept yet: numba takes half a second, and
+130 MiB.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import binding
+from numba import cfunc, types
+
+from gpushard.fused import calls
+from gpushard.fused.columns import (
+    AXIS_ROWS,
+    CELL_ROWS,
+    FIRST_LENGTH,
+    PLACE_BOXES,
+    PLAN_AXES,
+    PLAN_BOXES,
+    SHARD_COLUMNS,
+    WORDS,
+    WORK_AXES,
+    WORK_ROWS,
+    Decoder,
+    Planned,
+)
+from gpushard.fused.loops import place_boxes
+from gpushard.fused.planning import plan_axes, plan_boxes, plan_points
+
+_decoder, _planned = calls.tuple_at(Decoder), calls.tuple_at(Planned)
+
+
+class Compiled(NamedTuple):
+    """The compiled function.
+
+    Attributes
+    ----------
+    address
+        Where it lies in this process.
+    name
+        What it is called in `assembly`.
+    assembly
+        Its module, as LLVM writes it; without the function where that comes from
+        numba's cache.
+    """
+
+    address: int
+    name: str
+    assembly: str
+
+
+@calls.inner
+def _place(at: int, strides: Any, boxes: Any) -> None:
+    work, is_placed = calls.word(at, 6), calls.word(at, 7)
+    place_boxes(
+        _decoder(at + 8 * WORDS),
+        boxes,
+        strides,
+        calls.ints(work, (WORK_ROWS, WORK_AXES)),
+        calls.bools(is_placed, (boxes.shape[0],)),
+    )
+
+
+@calls.inner
+def _plan(at: int, strides: Any, boxes: Any) -> int:
+    n_axes = strides.shape[2]
+    shards = calls.ints(calls.word(at, 6), (calls.word(at, 7), SHARD_COLUMNS))
+    first, n, table = calls.word(at, 8), calls.word(at, 9), calls.word(at, 10)
+    planned = _planned(at + 8 * WORDS)
+    which = calls.word(at, 0)
+    if which == PLAN_BOXES:
+        cells = calls.ints(first, (CELL_ROWS, n))
+        ranges = calls.ints(table, (2, len(shards), n_axes))
+        plan_boxes(planned, strides, cells, ranges, shards, boxes)
+        return 0
+    axes = calls.ints(table, (AXIS_ROWS, n_axes))
+    if which == PLAN_AXES:
+        elements = calls.ints(first, (2, n))
+        return plan_axes(planned, strides, axes, elements, shards, boxes)
+    points = calls.ints(first, (2 + n_axes, n))
+    plan_points(planned, axes, points, shards, boxes)
+    return 0
+
+
+def compiled(stamp: int, *, keeps: bool) -> Compiled:
+    """The function; numba `keeps` it for other processes, which compare `stamp`.
+
+    It takes the address of words, int64, as `gpushard.fused.loading` packs them.
+    """
+
+    @cfunc(types.int64(types.int64), cache=keeps, **calls.PLAIN_ERRORS)
+    def gpushard_loops(at: int) -> int:
+        n_axes, n_boxes = calls.word(at, 3), calls.word(at, 5)
+        strides = calls.ints(calls.word(at, 1), (2, calls.word(at, 2), n_axes))
+        boxes = calls.ints(calls.word(at, 4), (n_boxes, FIRST_LENGTH + n_axes))
+        if calls.word(at, 0) == PLACE_BOXES:
+            _place(at, strides, boxes)
+            return stamp
+        return _plan(at, strides, boxes)
+
+    return Compiled(
+        gpushard_loops.address or 0,
+        gpushard_loops.native_name,
+        gpushard_loops.inspect_llvm(),
+    )
+
+
+def object_of(function: Compiled) -> bytes:
+    """Relocatable object of a compiled function and what it calls, for this CPU."""
+    module = binding.parse_assembly(function.assembly)
+    for values in (module.functions, module.global_variables):
+        for value in values:
+            if not value.is_declaration and value.name != function.name:
+                value.linkage = "internal"
+    machine = binding.Target.from_default_triple().create_target_machine(
+        cpu=binding.get_host_cpu_name(),
+        features=binding.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="pic",
+        codemodel="small",
+    )
+    options = binding.create_pipeline_tuning_options(speed_level=3)
+    passes = binding.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(module, passes)
+    # numba counts who holds an array. Nobody holds these, which shows once calls are in
+    # their places: then what counts is dropped, and with it the calls of Python.
+    rest = binding.create_new_module_pass_manager()
+    rest.add_ipsccp_pass()
+    rest.add_global_dead_code_eliminate_pass()
+    rest.run(module, passes)
+    return machine.emit_object(module)

@@ -1,0 +1,151 @@
+"""Machine code of the loops, kept on disk for later processes, and mapped to be run.
+
+Whoever can write to where it is kept can run code as you, as with all that Python
+caches: folders and files that others could have written are left alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import stat
+import sys
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gpushard.devices.kernels import cache_directory
+from gpushard.fused.elf import MachineCode
+from gpushard.fused.room import address_of
+
+# The modules, below the package, that the code is made of.
+SOURCES = (
+    *("codecs/blosc_frame", "index", "fused/calls", "fused/columns", "fused/compiling"),
+    *("fused/copies", "fused/elf", "fused/frames", "fused/loops", "fused/lz4"),
+    *("fused/planning", "fused/zstd_frames"),
+)
+_MAGIC = b"gpushard loops 1\n"
+_HEAD_NBYTES = len(_MAGIC) + sha256().digest_size
+_CPU_INFO = Path("/proc/cpuinfo")
+# Of a CPU in there; what it can do are its flags.
+_CPU_FIELDS = ("vendor_id", "cpu family", "model", "flags")
+
+
+class Mapped(NamedTuple):
+    """Machine code in memory: where its function is, and what holds the memory."""
+
+    address: int
+    memory: mmap.mmap
+
+
+@cache
+def sources() -> bytes:
+    """Text of all that is compiled."""
+    package = Path(__file__).parents[1]
+    return b"".join((package / f"{name}.py").read_bytes() for name in SOURCES)
+
+
+@cache
+def place() -> Path | None:
+    """File for code of these sources, compilers and CPU; None where none is kept.
+
+    That is but on Linux and x86-64, and where a folder can be written by nobody else.
+    """
+    if sys.platform != "linux" or os.uname().machine != "x86_64":
+        return None
+    try:
+        parts = [_installation("numba"), _installation("llvmlite"), _cpu()]
+        folder = cache_directory().parent / "loops"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(folder.stat()) or not os.access(folder, os.W_OK):
+            return None
+    except OSError:
+        return None
+    digest = sha256("\n".join(parts).encode() + sources())
+    return folder / f"{digest.hexdigest()}.bin"
+
+
+def find() -> MachineCode | None:
+    """Code that was kept; None if there is none that can be trusted."""
+    path = place()
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            is_ours = _is_ours(os.fstat(file.fileno()))
+            data = file.read() if is_ours else b""
+    except OSError:
+        return None
+    content = data[_HEAD_NBYTES:]
+    if data[:_HEAD_NBYTES] != _MAGIC + sha256(content).digest():
+        return None  # cut short, or damaged
+    head, _, code = content.partition(b"\n")
+    fields = json.loads(head)
+    return MachineCode(code, fields["entry"], tuple(fields["imports"]))
+
+
+def keep(code: MachineCode) -> None:
+    """Keep code for later processes; a full disk is no error."""
+    path = place()
+    if path is None:
+        return
+    head = json.dumps({"entry": code.entry, "imports": code.imports}).encode()
+    content = head + b"\n" + code.data
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(file, "wb") as out:
+            out.write(_MAGIC + sha256(content).digest() + content)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+
+
+def mapped(code: MachineCode) -> Mapped | None:
+    """Code where it can be run; None if the system lets nobody run what was written."""
+    library = ctypes.CDLL(None)
+    slots = b"".join(
+        (ctypes.cast(library[name], ctypes.c_void_p).value or 0).to_bytes(8, "little")
+        for name in code.imports
+    )
+    n = len(code.data)
+    memory = mmap.mmap(-1, n, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.write(slots + code.data[len(slots) :])
+    start = address_of(np.frombuffer(memory, np.uint8))
+    may = mmap.PROT_READ | mmap.PROT_EXEC
+    if library.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(n), may) != 0:
+        return None
+    return Mapped(start + code.entry, memory)
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    """Whether nobody else can have written a file, or to a folder."""
+    for_others = stat.S_IWGRP | stat.S_IWOTH
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & for_others
+
+
+def _installation(package: str) -> str:
+    """What tells one installation of a package from another."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(package)
+    found = os.stat(spec.origin)
+    return f"{package} {found.st_size} {found.st_mtime_ns}"
+
+
+def _cpu() -> str:
+    """What tells this CPU from others."""
+    fields: dict[str, str] = {}
+    with _CPU_INFO.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if not name.strip():
+                break  # the next one
+            fields[name.strip()] = value.strip()
+    return "\n".join(fields.get(name, "") for name in _CPU_FIELDS)
