@@ -107,7 +107,8 @@ def allowed(data, codec):
         return {SIZE}
     if header.flags & blosc_frame.MEMCPYED:
         return {OK}
-    if header.block_nbytes < 128 and header.n_blocks > 1:
+    is_of_other_version = data[1] != 1
+    if is_of_other_version or (header.block_nbytes < 128 and header.n_blocks > 1):
         return {HOST}
     return allowed_by_streams(data, codec)
 
