@@ -283,3 +283,14 @@ def test_a_later_process_needs_no_compiler(tmp_path):
         check=True,
     )
     assert int(done.stdout) == int(VALUES.sum())
+
+
+def test_who_has_no_home_keeps_nothing(folder, monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    kept_code.place.cache_clear()
+    assert kept_code.place() is None
+    assert not folder.exists()

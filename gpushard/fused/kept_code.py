@@ -65,7 +65,7 @@ def place() -> Path | None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_ours(folder.stat()) or not os.access(folder, os.W_OK):
             return None
-    except OSError:
+    except (OSError, RuntimeError):  # or nobody has a home
         return None
     digest = sha256("\n".join(parts).encode() + sources())
     return folder / f"{digest.hexdigest()}.bin"
