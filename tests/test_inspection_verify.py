@@ -354,9 +354,9 @@ def test_chunks_that_only_their_bytes_tell_the_size_of_are_held_within_the_limit
     z[...] = 7
     seen: list[int] = []
 
-    def told_of(source, some):
+    def told_of(source, some, *most):
         seen.append(len(some))
-        return contents_of(source, some)
+        return contents_of(source, some, *most)
 
     monkeypatch.setattr("gpushard.inspection.verify.contents_of", told_of)
     for limit, most in ((4 * 16 * 3, 3), (1, 1)):

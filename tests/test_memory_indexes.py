@@ -15,8 +15,9 @@ from asked_store import opened as opened_and_asked
 from damaged_arrays import WAYS, on_host, opened
 from gpushard import read
 from gpushard.errors import LimitError
+from gpushard.inspection.verify import verify_array
 from gpushard.options import KIB, MIB
-from spec_shards import LITTLE, document, sharding
+from spec_shards import LITTLE, document, index_of, sharding
 
 INDEXED = {"index_codecs": [LITTLE]}
 N_SHARDS, PER_SHARD = 64, 16 * KIB
@@ -127,3 +128,42 @@ def test_the_memory_limit_can_be_raised_where_the_refusal_is_met(tmp_path):
             a[:]
     with zarr.config.set({**given, "gpushard.memory_limit": 16 * MIB}):
         assert not a[:].any()
+
+
+def put_index(place: Any, entries: Any) -> Any:
+    """Array of 2-byte inner chunks, their shard's index behind so many bytes."""
+    n = len(entries)
+    meta = document((n,), (n,), sharding((1,), index_codecs=[LITTLE]), dtype="uint16")
+    return put(place, meta, c_0=bytes(2 * n) + entries.astype("<u8").tobytes())
+
+
+def test_an_index_is_verified_within_the_memory_limit_or_refused_by_name(tmp_path):
+    n = 1 << 18
+    overlapping = np.stack([np.arange(n), np.full(n, 2)], 1)
+    a = gpushard.open_array(put_index(tmp_path, overlapping), device="cpu")
+    limit = 96 * n * 4 // 3 + 4
+    verify_array(gpushard.open_array(tmp_path, device="cpu").source)
+    tracemalloc.start()
+    result = verify_array(a.source.limited(limit))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert result.counts["n_inner_chunks"] == n
+    assert result.findings[0].kind == "overlap"
+    assert peak < limit
+    with pytest.raises(gpushard.LimitError, match=r"raise options.memory_limit"):
+        verify_array(a.source.limited(limit - 128))
+
+
+def test_nested_indexes_are_verified_within_the_memory_limit_or_refused(tmp_path):
+    n = 1 << 9
+    nested = sharding((n,), codecs=[sharding((1,), index_codecs=[LITTLE])])
+    inner = np.full((n, 2), 2**64 - 1, "<u8").tobytes()
+    entries = [(0, len(inner))] * n
+    meta = document((n * n,), (n * n,), nested)
+    a = gpushard.open_array(
+        put(tmp_path, meta, c_0=inner + index_of(entries)), device="cpu"
+    )
+    limit = 96 * n * n * 4 // 3 + 4
+    assert verify_array(a.source.limited(limit)).status == "whole"
+    with pytest.raises(gpushard.LimitError, match=r"raise options.memory_limit"):
+        verify_array(a.source.limited(limit - 128))

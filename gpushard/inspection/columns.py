@@ -110,14 +110,19 @@ def byte_use(chunks: StoredChunks) -> ByteUse:
     stop = np.concatenate([chunks.index_stop, chunks.stop[stored]])
     row = np.concatenate([np.full(len(chunks.index_start), -1, np.int64), stored])
     by_start = np.lexsort((stop, start))
-    start, stop, row = start[by_start], stop[by_start], row[by_start]
+    # One after the other: of very many pieces each column counts.
+    start = start[by_start]
+    stop = stop[by_start]
+    row = row[by_start]
+    del by_start, stored
     # Where all pieces so far end, ahead of each piece and behind the last one.
-    reach = np.concatenate([[0], np.maximum.accumulate(stop)]) if len(stop) else _ZERO
-    gap_start, gap_stop = reach[:-1], start
-    if chunks.object_nbytes is not None:
-        gap_start = reach
-        gap_stop = np.append(start, chunks.object_nbytes)
-    is_gap = gap_stop > gap_start
+    reach = np.zeros(len(stop) + 1, np.int64)
+    np.maximum.accumulate(stop, out=reach[1:])
+    is_gap = start > reach[:-1]
+    gap_start, gap_stop = reach[:-1][is_gap], start[is_gap]
+    if chunks.object_nbytes is not None and chunks.object_nbytes > reach[-1]:
+        gap_start = np.append(gap_start, reach[-1])
+        gap_stop = np.append(gap_stop, chunks.object_nbytes)
     is_chunk = row >= 0
     first, other, n_shared = _overlaps(start, stop, reach)
     # Of an index and an inner chunk, the latter is told.
@@ -126,15 +131,12 @@ def byte_use(chunks: StoredChunks) -> ByteUse:
     begins = row[first] >= 0
     return ByteUse(
         row[is_chunk],
-        gap_start[is_gap],
-        gap_stop[is_gap],
+        gap_start,
+        gap_stop,
         np.where(begins, row[first], row[other]),
         np.where(begins, row[other], row[first]),
         n_shared,
     )
-
-
-_ZERO = np.zeros(1, np.int64)
 
 
 def _overlaps(start: Ints, stop: Ints, reach: Ints) -> tuple[Ints, Ints, int]:
@@ -146,14 +148,18 @@ def _overlaps(start: Ints, stop: Ints, reach: Ints) -> tuple[Ints, Ints, int]:
     equal = np.zeros(n, bool)
     equal[1:] = (start[1:] == start[:-1]) & (stop[1:] == stop[:-1])
     equal &= stop > start
-    # The last piece so far that reaches as far as any.
-    farthest = np.where(stop == reach[1:], np.arange(n), 0) if n else np.arange(0)
-    farthest = np.maximum.accumulate(farthest)
     begins_inside = np.zeros(n, bool)
     begins_inside[1:] = (start[1:] < reach[1:-1]) & (stop[1:] > start[1:])
     # Of pieces that share their bytes, only the first can overlap what lies before.
     rows = np.flatnonzero(begins_inside & ~equal)
-    return rows, farthest[rows - 1], int(np.count_nonzero(equal))
+    n_equal = int(np.count_nonzero(equal))
+    if not len(rows):
+        return rows, rows, n_equal
+    # The last piece so far that reaches as far as any.
+    farthest = np.arange(n)
+    farthest[stop != reach[1:]] = 0
+    np.maximum.accumulate(farthest, out=farthest)
+    return rows, farthest[rows - 1], n_equal
 
 
 def cells_of(level: ShardLevel, index_shape: tuple[int, ...]) -> Ints:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import CorruptShardError
+from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetch import (
     Extent,
     NestedShard,
@@ -70,11 +70,24 @@ def is_read_whole(source: Source) -> bool:
     return bool(source.layout.object_codecs)
 
 
-def contents_of(source: Source, coordinates: Sequence[Coordinate]) -> list[Contents]:
+def contents_of(
+    source: Source,
+    coordinates: Sequence[Coordinate],
+    most_entries: int | None = None,
+) -> list[Contents]:
     """What the objects at `coordinates` hold, asked side by side.
+
+    Parameters
+    ----------
+    source, coordinates
+        The array, and which objects of it.
+    most_entries
+        Entries of one object's indexes that may be held at a level; None: any number.
 
     Raises
     ------
+    LimitError
+        There are more.
     StoreError
         The store failed.
     ObjectChangedError
@@ -86,7 +99,7 @@ def contents_of(source: Source, coordinates: Sequence[Coordinate]) -> list[Conte
         return _unsharded(source, coordinates)
     found = fetch_indexes(source, np.array(coordinates, np.int64), _TALLY)
     return [
-        _sharded(source, coordinate, known)
+        _sharded(source, coordinate, known, most_entries)
         for coordinate, known in zip(coordinates, found, strict=True)
     ]
 
@@ -188,7 +201,10 @@ def n_chunks_of(source: Source, coordinate: Coordinate) -> int:
 
 
 def _sharded(
-    source: Source, coordinate: Coordinate, known: KnownIndex | CorruptShardError | None
+    source: Source,
+    coordinate: Coordinate,
+    known: KnownIndex | CorruptShardError | None,
+    most_entries: int | None,
 ) -> Contents:
     key = source.key(coordinate)
     if known is None:
@@ -197,7 +213,7 @@ def _sharded(
         return _broken(source, coordinate, Finding.of(known, key, kind="index"))
     walk = _Walk(source, coordinate, known)
     for level in range(1, len(source.layout.levels)):
-        walk.descend(level)
+        walk.descend(level, most_entries)
     return Contents(
         coordinate,
         key,
@@ -244,12 +260,15 @@ class _Walk:
             n_entries = len(known.index.state)
             self._index_ranges.append(index_range(source, 0, extent, n_entries))
 
-    def descend(self, level: int) -> None:
+    def descend(self, level: int, most_entries: int | None) -> None:
         """Take the inner chunks found so far for shards, and read their indexes."""
         source, outer = self._source, self._rows
         shapes = [lv.chunk_shape for lv in source.layout.levels[level - 1 : level + 1]]
         ratio = np.array(shapes[0], np.int64) // np.array(shapes[1], np.int64)
         present = np.flatnonzero(outer.state == PRESENT)
+        n_entries = prod(source.chunks_per_shard(self._parent[0], level))
+        if most_entries is not None and len(present) * n_entries > most_entries:
+            raise too_many_entries(source, len(present) * n_entries, most_entries)
         ranges = np.stack([outer.start[present], outer.stop[present]], axis=1)
         unique, which = np.unique(ranges, axis=0, return_inverse=True)
         nested = [NestedShard(0, *row) for row in unique.tolist()]
@@ -264,7 +283,6 @@ class _Walk:
             else:
                 rows.append(row)
                 indexes.append(index)
-        n_entries = prod(source.chunks_per_shard(self._parent[0], level))
         for shard, index in zip(nested, found, strict=True):
             if not isinstance(index, CorruptShardError):
                 extent = Extent(self._key, shard.start, shard.stop - shard.start)
@@ -284,15 +302,16 @@ class _Walk:
         source = self._source
         shape = source.chunks_per_shard(self._parent[0], level)
         cells = cells_of(source.layout.levels[level], shape)
-        coordinate = origins[:, None, :] + cells[None]
+        if len(origins) == 1:  # as large as the index: not twice
+            cells += origins[0]
+            coordinate = cells
+        else:
+            coordinate = origins[:, None, :] + cells[None]
         # Without axes, the number of rows cannot be told from that of the numbers.
         coordinate = coordinate.reshape(len(origins) * len(cells), cells.shape[1])
-        empty = np.empty(0, np.int64)
-        offset = np.concatenate([empty, *(index.offset for index in indexes)])
-        nbytes = np.concatenate([empty, *(index.nbytes for index in indexes)])
-        state = np.concatenate(
-            [np.empty(0, np.uint8), *(index.state for index in indexes)]
-        )
+        offset = _column([index.offset for index in indexes], np.int64)
+        nbytes = _column([index.nbytes for index in indexes], np.int64)
+        state = _column([index.state for index in indexes], np.uint8)
         rows = np.flatnonzero(state == CORRUPT)
         self._tell_corrupt(level, indexes, coordinate, rows)
         is_present = state == PRESENT
@@ -334,3 +353,21 @@ class _Walk:
                 n_inner_chunks=n_chunks if inside else 0,
             )
         )
+
+
+def too_many_entries(source: Source, n_entries: int, most: int) -> LimitError:
+    """Error of indexes of one object that would take too much memory."""
+    return LimitError(
+        "the shard indexes of one object take too much memory to be verified",
+        array_path=source.layout.path,
+        expected=f"at most {most} entries",
+        got=f"{n_entries} entries",
+        hint="raise options.memory_limit",
+    )
+
+
+def _column(columns: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    """One column of several; a single one as it is."""
+    if len(columns) == 1:
+        return columns[0]
+    return np.concatenate([np.empty(0, dtype), *columns])

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from gpushard import blocks
 from gpushard.errors import ObjectChangedError, StoreError
-from gpushard.inspection.columns import byte_use
+from gpushard.inspection.columns import ByteUse, StoredChunks, byte_use
 from gpushard.inspection.contents import (
     Contents,
     Coordinate,
@@ -23,10 +23,16 @@ from gpushard.inspection.findings import Check, Finding, Verification
 from gpushard.inspection.payload import (
     PayloadCheck,
     index_entries,
-    n_workers,
     payload_tasks,
 )
 from gpushard.inspection.progress import Found
+from gpushard.inspection.room import (
+    beside_indexes,
+    most_entries,
+    outer_entries,
+    refuse_many,
+    workers,
+)
 from gpushard.known import IndexCache
 from gpushard.source import Source
 from gpushard.stores.files import FileWriter
@@ -48,7 +54,7 @@ def verify_array(
 ) -> Verification:
     """What is wrong with the stored objects of an array.
 
-    Memory is bounded by the indexes and payload that are in flight.
+    It holds what a read may: indexes, and the payload in flight.
 
     Parameters
     ----------
@@ -63,8 +69,8 @@ def verify_array(
     Raises
     ------
     LimitError
-        Objects that have to be held whole are larger than the options allow. Of inner
-        chunks that is a finding, as all else is verified.
+        Objects that have to be held whole are larger than the options allow, or their
+        indexes are. Of inner chunks that is a finding, as all else is verified.
     StoreError
         The store fails time and again; that of single objects is a finding.
     """
@@ -73,13 +79,15 @@ def verify_array(
     if is_read_whole(source):
         source.refuse_large(in_part=False)
     check = PayloadCheck.of(source, decodes=decodes)
-    run = _Run(source, check, progress or _no_progress)
-    workers = n_workers(source) if not source.has_large_indexes else 1
-    run_tasks(run.tasks(run.coordinates()), workers)
+    refuse_many(source, outer_entries(source))
+    n_workers = workers(source)
+    run = _Run(beside_indexes(source), check, progress or _no_progress)
+    run.most_entries = most_entries(source)
+    run_tasks(run.tasks(run.coordinates()), n_workers)
     changed = sorted(run.changed)
     run.is_second = True
     for coordinate in changed:
-        run_tasks(run.tasks(iter([coordinate])), workers)
+        run_tasks(run.tasks(iter([coordinate])), n_workers)
     result = run.result()
     result.seconds = perf_counter() - started
     return result
@@ -98,6 +106,7 @@ class _Run:
     progress: Progress
     changed: set[Coordinate] = field(default_factory=set[Coordinate])
     is_second: bool = False
+    most_entries: int | None = None
     n_unreadable: int = 0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     _found: Found = field(default_factory=Found)
@@ -137,7 +146,7 @@ class _Run:
     def _contents(self, some: list[Coordinate]) -> list[Contents]:
         """Contents of objects; those that cannot be read are findings."""
         try:
-            return contents_of(self.source, some)
+            return contents_of(self.source, some, self.most_entries)
         except StoreError as error:
             if len(some) == 1:
                 self._begin(some[0])
@@ -185,7 +194,8 @@ class _Run:
         with self._lock:
             if is_changed and not self.is_second:
                 if coordinate not in self.changed and contents is not None:
-                    self._count(contents, -1)  # it is going to be another
+                    # It is going to be another.
+                    self._count(contents, -1, _unused_nbytes(contents))
                 self.changed.add(coordinate)
                 return
             self.n_unreadable += not is_changed
@@ -198,14 +208,18 @@ class _Run:
     def _record(self, contents: Contents) -> None:
         """Count what an object holds, and note what its indexes tell."""
         findings = list(contents.findings)
+        n_unused = 0
         if contents.chunks is not None:
-            findings += _overlaps(contents)
+            use = byte_use(contents.chunks)
+            findings += _overlaps(contents.key, contents.chunks, use)
+            n_unused = use.unused_nbytes
+            del use
         with self._lock:
-            self._count(contents, 1)
+            self._count(contents, 1, n_unused)
         for finding in self._with_note(contents, findings):
             self._note(contents.coordinate, finding)
 
-    def _count(self, contents: Contents, sign: int) -> None:
+    def _count(self, contents: Contents, sign: int, unused_nbytes: int) -> None:
         """Count what an object holds in, or out again."""
         chunks = contents.chunks
         counts = {"n_shards": 1, "n_missing_shards": int(not contents.exists)}
@@ -216,7 +230,7 @@ class _Run:
                 "n_missing_inner_chunks": len(chunks.missing(self.source.layout)),
                 "payload_nbytes": chunks.payload_nbytes,
                 "stored_nbytes": chunks.end,
-                "unused_nbytes": byte_use(chunks).unused_nbytes,
+                "unused_nbytes": unused_nbytes,
             }
             self._is_size_unknown |= chunks.object_nbytes is None
         for name, n in counts.items():
@@ -330,22 +344,22 @@ def n_objects(source: Source) -> int:
     return prod(axis.n_cells for axis in source.layout.axes)
 
 
-def _overlaps(contents: Contents) -> list[Finding]:
+def _unused_nbytes(contents: Contents) -> int:
+    return 0 if contents.chunks is None else byte_use(contents.chunks).unused_nbytes
+
+
+def _overlaps(key: str, chunks: StoredChunks, use: ByteUse) -> list[Finding]:
     """Inner chunks that lie in bytes of others, the first of them one by one."""
-    chunks = contents.chunks
-    if chunks is None:
-        return []
-    use = byte_use(chunks)
     findings: list[Finding] = []
-    pairs = zip(use.overlapping.tolist(), use.overlapped.tolist(), strict=True)
-    for row, other in islice(pairs, _MOST_REMARKS):
+    first, others = use.overlapping[:_MOST_REMARKS], use.overlapped[:_MOST_REMARKS]
+    for row, other in zip(first.tolist(), others.tolist(), strict=True):
         what = "an index"
         if other >= 0:
             what = f"inner chunk {tuple(chunks.coordinate[other].tolist())}"
         findings.append(
             Finding(
                 "overlap",
-                contents.key,
+                key,
                 tuple(chunks.coordinate[row].tolist()),
                 0,
                 f"an inner chunk lies in bytes of {what}: legal, but rarely meant",
