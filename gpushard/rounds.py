@@ -91,7 +91,10 @@ def _read_together(
 def _read_cut(source: Source, listed: Listed, out: Any, read: Reader) -> None:
     """Read portions of a selection, one after the other."""
     limit = source.options.memory_limit
-    most = max(limit // 2 // _element_nbytes(listed), _LEAST_ELEMENTS)
+    # Columns along other axes are there in each round.
+    others_nbytes = 0 if listed.around is None else _columns_nbytes(listed.around)
+    room = max(limit // 2 - others_nbytes, limit // 4)
+    most = max(room // _element_nbytes(listed), _LEAST_ELEMENTS)
     beside = _beside(source, limit // 2)
 
     def read_all(group: Group) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 
 from damaged_arrays import on_host, opened
+from gpushard import index_arrays, rounds
 from gpushard.options import KIB, MIB
 
 SIDE = 512
@@ -59,3 +61,26 @@ def test_listed_elements_stay_within_the_memory_limit(way, key, root):
         tracemalloc.stop()
     np.testing.assert_array_equal(on_host(found), expected)
     assert peak < expected.nbytes + LIMIT
+
+
+@pytest.mark.parametrize(("limit", "most"), [(4096, 13), (1024, 2), (2**16, 333)])
+def test_columns_along_other_axes_count_against_the_memory_limit(
+    limit, most, root, monkeypatch
+):
+    """Of eight rows they take 768 bytes; a quarter of the limit is left at least."""
+    monkeypatch.setattr(index_arrays, "KEPT_ELEMENTS", 3)
+    monkeypatch.setattr(rounds, "_LEAST_ELEMENTS", 1)
+    seen: list[int] = []
+    real = rounds.groups_of
+
+    def groups_of(listed: Any, layout: Any, most: int) -> Any:
+        seen.append(most)
+        return real(listed, layout, most)
+
+    monkeypatch.setattr(rounds, "groups_of", groups_of)
+    rows, columns = np.arange(8), np.tile(np.arange(SIDE), 4)
+    a = opened(root / "square", "plain", memory_limit=limit)
+    found = a.oindex[rows, columns]
+    expected = VALUES.reshape(SIDE, SIDE)[np.ix_(rows, columns)]
+    np.testing.assert_array_equal(found, expected)
+    assert seen == [most]
