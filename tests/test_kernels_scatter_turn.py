@@ -57,11 +57,14 @@ def test_transposed_inner_chunks_are_turned(cells, dtype, schedule):
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
-@pytest.mark.parametrize("steps", [(1, 1, 1), (2, 1, -1)])
-def test_any_order_of_axes_meets_any_other(order, steps):
+@pytest.mark.parametrize("nth", range(2))
+def test_any_order_of_axes_meets_any_other(order, nth):
     array = random_elements((36, 50, 40), np.dtype("i2"), 3)
     case = straight_case(array, (20, 33, 17), axis_order=order)
-    for out_order in permutations(range(3)):
+    # Each order, of either side, meets either kind of steps.
+    out_orders = list(permutations(range(3)))[nth::2]
+    for k, out_order in enumerate(out_orders, sum(order[:2])):
+        steps = ((1, 1, 1), (2, 1, -1))[k % 2]
         form = steps, out_order, (0, 0, 1), 0
         names = assert_kernels_write_what_numpy_writes(case, form)
         is_turned = order[-1] != out_order[-1]

@@ -42,7 +42,7 @@ COMMON_FLAGS = (
 BUILD_FLAGS = {
     "plain": ("-O2",),
     "asan": (
-        "-O1",
+        "-Og",
         # Calls instead of code in place at each access: g++ takes half the time.
         "--param=asan-instrumentation-with-call-threshold=0",
         "-fno-omit-frame-pointer",
