@@ -6,6 +6,7 @@ import ctypes
 import pickle
 import re
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from cuda_host.build import CACHE, only_one
+from cuda_host.build import CACHE, HERE, only_one
 
 _SECTION = re.compile(r"\s*\.section\s+\.text\.(\w+)")
 _PATTERNS = ("cu13/lib/libnvrtc.so.*", "cuda_nvrtc/lib/libnvrtc.so.*")
@@ -62,13 +63,15 @@ def supported_architectures() -> list[int]:
     return list(found)
 
 
+Program = tuple[str, str, Mapping[str, str], Sequence[str]]
+"""Name of a source, its text, what it includes by name, and options."""
+
+
 def compile_once(
     name: str, text: str, headers: Mapping[str, str], options: Sequence[str]
 ) -> Compiled:
     """As `compile_cubin`, kept for other processes and later runs."""
-    asked = (nvrtc()._name, name, text, sorted(headers.items()), tuple(options))
-    digest = sha256(repr((_version(), asked)).encode()).hexdigest()
-    place = CACHE / f"{Path(name).stem}-{digest[:20]}.cubin"
+    place = _place_of(name, text, headers, options)
     if not place.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         with only_one(place):
@@ -78,6 +81,42 @@ def compile_once(
                 fresh.write_bytes(pickle.dumps(compiled))
                 fresh.replace(place)
     return pickle.loads(place.read_bytes())
+
+
+def compile_apart(programs: Sequence[Program]) -> None:
+    """As `compile_once`, each of many, in one process of their own.
+
+    NVRTC keeps some of what ``--Ofast-compile`` sets: what the same process compiles
+    later comes out differently.
+    """
+    places = [_place_of(*program) for program in programs]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with only_one(CACHE / "apart"):
+        if all(place.exists() for place in places):
+            return
+        plain = [(name, text, dict(h), list(o)) for name, text, h, o in programs]
+        subprocess.run(
+            [sys.executable, "-c", _COMPILE],
+            input=pickle.dumps(plain),
+            check=True,
+            cwd=HERE.parent,
+        )
+
+
+_COMPILE = """
+import pickle, sys
+from cuda_host.nvrtc import compile_once
+for program in pickle.load(sys.stdin.buffer):
+    compile_once(*program)
+"""
+
+
+def _place_of(
+    name: str, text: str, headers: Mapping[str, str], options: Sequence[str]
+) -> Path:
+    asked = (nvrtc()._name, name, text, sorted(headers.items()), tuple(options))
+    digest = sha256(repr((_version(), asked)).encode()).hexdigest()
+    return CACHE / f"{Path(name).stem}-{digest[:20]}.cubin"
 
 
 def _version() -> tuple[int, int]:
