@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -92,10 +93,14 @@ def _with_true_bools(values: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
+# To make a strategy takes longer than to draw from it: what can be is made once.
+_NAMES = st.sampled_from([*_PLAIN, *_PLAIN, *map(str, range(len(_FURTHER)))])
+
+
 @st.composite
 def elements(draw: st.DrawFn) -> Elements:
     """Any data type, any spelling of its fill value."""
-    name = draw(st.sampled_from([*_PLAIN, *_PLAIN, *map(str, range(len(_FURTHER)))]))
+    name = draw(_NAMES)
     if name in _PLAIN:
         fill_json = draw(st.sampled_from(_PLAIN[name]))
         return Elements(np.dtype(name), name, fill_json)
@@ -182,16 +187,26 @@ def _filters(dtype: np.dtype[Any]) -> list[Json]:
     return []
 
 
-@st.composite
-def _bytes_codec(draw: st.DrawFn) -> Json:
-    return codec("bytes", endian=draw(st.sampled_from(["little", "big"])))
+_BYTES_CODEC = st.sampled_from(["little", "big"]).map(
+    lambda endian: codec("bytes", endian=endian)
+)
+_UP_TO_TWO = st.lists(BYTES_BYTES, max_size=2)
+_ONE_OR_TWO = st.lists(BYTES_BYTES, min_size=1, max_size=2)
+_CHECKSUMS = st.sampled_from([[], [{"name": "crc32c"}]])
+_LOCATIONS = st.sampled_from(["start", "end", None])
 
 
+@cache
+def _orders(ndim: int) -> st.SearchStrategy[list[int]]:
+    return st.permutations(range(ndim))
+
+
+@cache
 @st.composite
 def _transposes(draw: st.DrawFn, ndim: int) -> list[list[int]]:
     if ndim < 1 or draw(st.integers(0, 2)):
         return []
-    return [list(draw(st.permutations(range(ndim))))]
+    return [list(draw(_orders(ndim)))]
 
 
 @st.composite
@@ -205,19 +220,20 @@ def _innermost(draw: st.DrawFn, of: Elements, ndim: int) -> tuple[list[Json], bo
     # zarr 3.1 reads big-endian elements behind a filter as little-endian ones.
     big_allowed = HAS_RECTILINEAR or not filtered
     codecs.append(
-        draw(_bytes_codec()) if big_allowed else codec("bytes", endian="little")
+        draw(_BYTES_CODEC) if big_allowed else codec("bytes", endian="little")
     )
     if not filtered and not draw(st.integers(0, 5)):
         codecs.append(codec("numcodecs.shuffle", elementsize=of.dtype.itemsize))
-    codecs += draw(st.lists(BYTES_BYTES, max_size=2))
+    codecs += draw(_UP_TO_TWO)
     return codecs, filtered
 
 
+@cache
 @st.composite
 def _index_codecs(draw: st.DrawFn, ndim: int) -> list[Json]:
     codecs = [codec("transpose", order=order) for order in draw(_transposes(ndim + 1))]
-    codecs.append(draw(_bytes_codec()))
-    return codecs + draw(st.sampled_from([[], [{"name": "crc32c"}]]))
+    codecs.append(draw(_BYTES_CODEC))
+    return codecs + draw(_CHECKSUMS)
 
 
 @st.composite
@@ -245,17 +261,18 @@ def _chain(
         "codecs": inner,
         "index_codecs": draw(_index_codecs(len(axes))),
     }
-    location = draw(st.sampled_from(["start", "end", None]))
+    location = draw(_LOCATIONS)
     if location is not None:
         configuration["index_location"] = location
     codecs.append(codec("sharding_indexed", **configuration))
     if not draw(st.integers(0, 4)):
-        codecs += draw(st.lists(BYTES_BYTES, min_size=1, max_size=2))
+        codecs += draw(_ONE_OR_TWO)
     return codecs, tame
 
 
 # Arrays
 
+_KINDS = st.sampled_from(["whole", "whole", "none", "boxes"])
 _LONGEST = {0: 0, 1: 40, 2: 11, 3: 7, 4: 4, 5: 3}
 
 
@@ -339,7 +356,7 @@ def _grid(draw: st.DrawFn, shape: tuple[int, ...], cell: list[int]) -> Json:
 def _regions(draw: st.DrawFn, shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
     """What is written: everything, nothing, or a few boxes."""
     whole = tuple(slice(0, n) for n in shape)
-    kind = draw(st.sampled_from(["whole", "whole", "none", "boxes"]))
+    kind = draw(_KINDS)
     if kind != "boxes":
         return [whole] if kind == "whole" else []
     boxes: list[tuple[slice, ...]] = []

@@ -1,8 +1,12 @@
-"""Hypothesis strategies for the pure rooms: axes, layouts, keys, selections."""
+"""Hypothesis strategies for the pure rooms: axes, layouts, keys, selections.
+
+Strategies of an axis are made once: to make one takes longer than to draw from it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -108,6 +112,7 @@ def make_level(chunk_shape, axis_order=None):
     return ShardLevel(tuple(chunk_shape), tuple(order), "end", _PLAIN, 0)
 
 
+@cache
 def slices(extent):
     """Slices of any step, with bounds inside and outside of the axis."""
     bound = st.none() | st.integers(-extent - 3, extent + 3)
@@ -129,7 +134,7 @@ def basic_keys(draw, shape):
         n_front = n_given
     behind = n_given - n_front
     extents = (*shape[:n_front], *(shape[-behind:] if behind else ()))
-    items = [draw(_integers(n) | slices(n) if n else slices(n)) for n in extents]
+    items = [draw(_integers_and_slices(n)) for n in extents]
     if has_ellipsis:
         items.insert(n_front, Ellipsis)
     for _ in range(draw(st.integers(0, 2))):
@@ -143,6 +148,12 @@ def _integers(extent):
     return st.integers(-extent, extent - 1)
 
 
+@cache
+def _integers_and_slices(extent):
+    return _integers(extent) | slices(extent) if extent else slices(extent)
+
+
+@cache
 def index_lists(extent, max_size=10):
     """Integer arrays of one dimension: unordered, repeated, negative, empty."""
     if not extent:
@@ -152,6 +163,7 @@ def index_lists(extent, max_size=10):
     return st.builds(np.array, values, dtype=dtypes)
 
 
+@cache
 def masks(shape):
     """Boolean arrays of `shape`."""
     n = prod(shape)
@@ -163,11 +175,13 @@ def masks(shape):
 @st.composite
 def orthogonal_keys(draw, shape):
     """One selector an axis: an integer, a slice, integers, or a mask."""
-    items: list[Any] = []
-    for extent in shape:
-        kinds = [slices(extent), index_lists(extent), masks((extent,))]
-        items.append(draw(st.one_of(*kinds, *([_integers(extent)] if extent else []))))
-    return tuple(items)
+    return tuple(draw(_selectors(extent)) for extent in shape)
+
+
+@cache
+def _selectors(extent):
+    kinds = [slices(extent), index_lists(extent), masks((extent,))]
+    return st.one_of(*kinds, *([_integers(extent)] if extent else []))
 
 
 @st.composite
