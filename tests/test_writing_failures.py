@@ -340,7 +340,7 @@ def test_a_reader_beside_a_writer_sees_old_or_new_or_an_error(strategy, tmp_path
     while reader.poll() is None and value < 20_000:
         value += 1
         n_beside += begun.exists()
-        one[4:-4] = 0 if n_beside > 300 else value
+        one[4:-4] = 0 if n_beside > 100 else value
         if value % 50 == 0:
             gpushard.compact(one)
     out, errors = reader.communicate(timeout=60)
