@@ -16,6 +16,7 @@ import zarr
 
 from cli_runs import run, write_sample, write_shards
 from gpushard.cli import files
+from warm_cli import WarmCli
 
 COMMANDS = {
     "info": ("info", "{array}"),
@@ -42,6 +43,22 @@ def words(name, array, tmp_path):
     return [word.format(**places) for word in COMMANDS[name]]
 
 
+@pytest.fixture(scope="module")
+def warm():
+    """A process that has loaded what each command loads, and forks."""
+    with WarmCli() as started:
+        yield started
+
+
+def ended_warm(warm, arguments, stdout):
+    """What stderr is told, and the exit status."""
+    reading, writing = os.pipe()
+    warm.start(list(arguments), stdout, writing, is_slow=False)
+    os.close(writing)
+    with open(reading) as told:
+        return told.read(), warm.status()
+
+
 def shell(*arguments, **options):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "gpushard", *map(str, arguments)]
@@ -59,9 +76,10 @@ def ended(*arguments, **options):
 
 
 @every_command
-def test_a_full_disk_behind_stdout_exits_with_2(name, sample, tmp_path):
+def test_a_full_disk_behind_stdout_exits_with_2(name, sample, tmp_path, warm):
     with open("/dev/full", "w") as full:
-        code, _, told = ended(*words(name, sample / "u", tmp_path), stdout=full)
+        given = words(name, sample / "u", tmp_path)
+        told, code = ended_warm(warm, given, full.fileno())
     (line,) = told.splitlines()
     assert code == 2
     assert line.startswith("gpushard: standard output cannot be written: No space left")
@@ -86,10 +104,12 @@ def pipe_that_nobody_reads():
 
 
 @every_command
-def test_a_pipe_that_nobody_reads_ends_a_command_in_silence(name, sample, tmp_path):
+def test_a_pipe_that_nobody_reads_ends_a_command_in_silence(
+    name, sample, tmp_path, warm
+):
     with pipe_that_nobody_reads() as pipe:
-        done = ended(*words(name, sample / "u", tmp_path), stdout=pipe)
-    assert done == (141, None, "")
+        done = ended_warm(warm, words(name, sample / "u", tmp_path), pipe)
+    assert done == ("", 141)
 
 
 def test_a_pipe_that_nobody_reads_ends_help_in_silence():
@@ -124,37 +144,21 @@ def test_characters_that_stdout_lacks_are_replaced(tmp_path, monkeypatch):
 # interrupts
 
 
-SLOW = """
-import sys, time
-import gpushard.stores.local as local
-def wait(*_, **__):
-    print("reading", file=sys.stderr, flush=True)
-    time.sleep(60)
-local.LocalStore.read = wait
-from gpushard.cli import main
-main()
-"""
-
-
 @every_reader
-def test_an_interrupt_exits_with_130_at_once(name, sample, tmp_path):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, *words(name, sample / "u", tmp_path)],
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    line = process.stderr.readline()
-    assert line == "reading\n"
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert out == ""
-    assert "interrupted" in err
-    assert "Traceback" not in err
+def test_an_interrupt_exits_with_130_at_once(name, sample, tmp_path, warm):
+    out, err = os.pipe(), os.pipe()
+    given = words(name, sample / "u", tmp_path)
+    pid = warm.start(given, out[1], err[1], is_slow=True)
+    os.close(out[1])
+    os.close(err[1])
+    with open(out[0]) as printed, open(err[0]) as told:
+        assert told.readline() == "reading\n"
+        os.kill(pid, signal.SIGINT)
+        assert printed.read() == ""
+        rest = told.read()
+    assert warm.status() == 130
+    assert "interrupted" in rest
+    assert "Traceback" not in rest
 
 
 # errors for programs
