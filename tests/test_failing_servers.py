@@ -36,6 +36,8 @@ FEW = np.s_[1:3, 3:9]
 """One inner chunk of four in a shard: its index and its bytes are requested apart."""
 # As long as nobody has to wait; 15 is the default that the documentation tells of.
 PATIENCE_S = float(os.environ.get("GPUSHARD_PATIENCE_S", "1.5"))
+N_READS = int(os.environ.get("GPUSHARD_READS", "700"))
+"""Of the small way, beside a writer; a quarter as many of other ways."""
 
 
 @pytest.fixture
@@ -251,10 +253,8 @@ def test_an_interrupted_read_leaves_nothing_running(server):
     assert time.perf_counter() - started < 8
 
 
-@pytest.mark.parametrize(
-    ("way", "n_reads"), [("small", 2000), ("plain", 500), ("device", 500)]
-)
-def test_thousands_of_reads_beside_a_writer_see_no_mixture(tmp_path, way, n_reads):
+@pytest.mark.parametrize("way", ["small", "plain", "device"])
+def test_reads_beside_a_writer_see_no_mixture(tmp_path, way):
     """Behind a server: index and payload come in two requests each."""
     places = [
         write_values(tmp_path / f"v{k}", np.full_like(VALUES, 1000 + k))
@@ -279,7 +279,7 @@ def test_thousands_of_reads_beside_a_writer_see_no_mixture(tmp_path, way, n_read
         writer.start()
         try:
             a = opened(server, way)
-            for _ in range(n_reads):
+            for _ in range(N_READS if way == "small" else N_READS // 4):
                 try:
                     got = np.unique(on_host(a[1:6, 3:18]))
                 except gpushard.ObjectChangedError:

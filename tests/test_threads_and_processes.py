@@ -69,7 +69,7 @@ def test_eight_threads_read_one_array(tmp_path, options):
 
     def read(k: int) -> None:
         rng = np.random.default_rng(k)
-        for _ in range(60):
+        for _ in range(20):
             i, j = rng.integers(0, 128), rng.integers(0, 64)
             assert a[int(i), int(j)] == VALUES[i, j]
             assert np.array_equal(a[i : i + 20, ::-1], VALUES[i : i + 20, ::-1])
@@ -112,7 +112,7 @@ def test_a_read_of_a_shard_that_is_replaced_is_of_one_version(
 
     def write() -> None:
         for n in range(4000):
-            if n >= 40 and len(seen) > 1:  # readers had their turn
+            if n >= 16 and len(seen) > 1:  # readers had their turn
                 break
             source = tmp_path / f"v{n % VERSIONS}"
             for file in shard_files(source):
