@@ -58,9 +58,11 @@ def place(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "tests/data/real/mnist.zarr", "mnist.zarr")
     add_to_xarray()
     add_to_zarr()
-    # Examples choose pipelines, and that for good.
-    with zarr.config.set(deepcopy(zarr.config.config)):
-        yield tmp_path
+    # Examples choose pipelines and settings that were not there, and that for good.
+    before = deepcopy(zarr.config.config)
+    yield tmp_path
+    zarr.config.config.clear()
+    zarr.config.config.update(before)
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ class Fakery:
             CUDARuntimeError=RefusalError,
             getDeviceCount=lambda: self.answer(self.n_devices),
             memGetInfo=lambda: self.answer((5, 9)),
-            memsetAsync=lambda *_: self.answer(None),
+            memcpyAsync=lambda *_: self.answer(None),
         )
         memory = SimpleNamespace(OutOfMemoryError=FullError)
         driver = SimpleNamespace(CUDADriverError=RefusalError)
@@ -188,7 +188,7 @@ def test_a_lack_of_memory_leaves_the_device_usable(fakery):
     for error in (FullError("pool"), RefusalError(2, "cudaErrorMemoryAllocation")):
         fakery.fails_with = error
         with pytest.raises(DeviceMemoryError, match="has not enough memory"):
-            device.clear(0, 1, 0)
+            device.copy(0, 0, 1, 0)
     device.check()
 
 
@@ -196,7 +196,7 @@ def test_an_error_that_stays_breaks_the_device_for_good(fakery):
     device = CudaDevice(0)
     fakery.fails_with = RefusalError(700, "cudaErrorIllegalAddress")
     with pytest.raises(DeviceError, match=r"failed: cudaErrorIllegalAddress.*process"):
-        device.clear(0, 1, 0)
+        device.copy(0, 0, 1, 0)
     fakery.fails_with = None
     with pytest.raises(DeviceError, match=r"before.*IllegalAddress.*new process"):
         device.check()
@@ -208,9 +208,9 @@ def test_an_error_of_one_call_does_not_break_the_device(fakery):
     def refuse(*_):
         raise RefusalError(1, "cudaErrorInvalidValue")
 
-    fakery.module.cuda.runtime.memsetAsync = refuse
+    fakery.module.cuda.runtime.memcpyAsync = refuse
     with pytest.raises(DeviceError, match="InvalidValue"):
-        device.clear(0, 1, 0)
+        device.copy(0, 0, 1, 0)
     device.check()
 
 

@@ -31,6 +31,8 @@ _ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h
 # Mutated inputs that are mutated further.
 _KEPT = 50
 _FUSED = Path(__file__).resolve().parents[2] / "gpushard" / "fused"
+# Of its module, whose other functions Python runs, the loops take one.
+_COMPILED_ELSEWHERE = "columns"
 
 
 def load(name: str) -> ModuleType:
@@ -59,7 +61,8 @@ def compiled_modules() -> list[str]:
     return [
         f"gpushard.fused.{path.stem}"
         for path in sorted(_FUSED.glob("*.py"))
-        if re.search("from numba import|@calls.inner", path.read_text())
+        if path.stem == _COMPILED_ELSEWHERE
+        or re.search("from numba import|@calls.inner", path.read_text())
     ]
 
 
