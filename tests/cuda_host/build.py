@@ -40,7 +40,7 @@ COMMON_FLAGS = (
     "-Werror",
 )
 BUILD_FLAGS = {
-    "plain": ("-O2",),
+    "plain": ("-O1",),
     "asan": (
         "-Og",
         # Calls instead of code in place at each access: g++ takes half the time.
@@ -52,7 +52,7 @@ BUILD_FLAGS = {
         # Shared memory lies in a section of its own; without this it has no red zones.
         "-fsanitize-sections=gs_shared",
     ),
-    "ucontext": ("-O2", "-DGS_HOST_UCONTEXT"),
+    "ucontext": ("-O1", "-DGS_HOST_UCONTEXT"),
 }
 
 
