@@ -68,12 +68,7 @@ def check(data: bytes) -> bool:
     key = KEYS[flags // _SELECTION % len(KEYS)]
     want = outcome(case.opened(held, PLAIN), key)
     got = _on_device(case.opened(held, _DEVICE), key, seed=len(data))
-    if isinstance(want, CorruptShardError):
-        assert isinstance(got, CorruptShardError), (want, got)
-        return False
-    assert not isinstance(got, CorruptShardError), got
-    assert_same_bits(got, want)
-    return True
+    return agreed(got, want)
 
 
 def _on_device(a: gpushard.Array, key: Any, seed: int) -> Any:
@@ -90,3 +85,13 @@ def outcome(a: Any, key: Any) -> Any:
     except CorruptShardError as error:
         assert_is_told(error)
         return error
+
+
+def agreed(got: Any, want: Any) -> bool:
+    """Whether both outcomes are values, which must be the same; or both are errors."""
+    if isinstance(want, CorruptShardError):
+        assert isinstance(got, CorruptShardError), (want, got)
+        return False
+    assert not isinstance(got, CorruptShardError), got
+    assert_same_bits(got, want)
+    return True
