@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from unittest import mock
 
 import numpy as np
@@ -22,8 +23,12 @@ from device_fetch_cases import (
 )
 from gpushard import expressions
 from gpushard.devices import fetching, landing, sink
+from gpushard.devices.lane import Lane
+from gpushard.devices.output import DeviceOutput
+from gpushard.devices.reading import read_to_device
 from gpushard.devices.ring import Slot
 from gpushard.options import KIB, MIB, Options
+from gpushard.report import Tally
 from gpushard.selection import whole
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.local import LocalStore
@@ -77,6 +82,23 @@ def test_a_slot_that_is_not_waited_for_would_show(tmp_path):
         except AssertionError:
             return  # the device saw that memory was gone before its copy
     assert (results[0] != values).any()
+
+
+def test_a_wait_that_is_not_over_frees_no_slot(monkeypatch):
+    device = emulated()
+    lane, slot = Lane(device, small_batches(1000)), Slot(device, 100)
+    lane.upload(slot.memory(100))
+    slot.note_copy(lane)
+    is_copied, wait_for = [], device.wait_for
+
+    def wait(stream):
+        slot.reclaim()  # as another thread may meanwhile
+        is_copied.append("upload" in [kind for _, kind, _ in device.log])
+        wait_for(stream)
+
+    monkeypatch.setattr(device, "wait_for", wait)
+    lane.wait_here()
+    assert is_copied == [True]
 
 
 def test_local_files_are_read_into_the_slot_itself(tmp_path, monkeypatch):
@@ -319,6 +341,24 @@ def test_neighbours_in_a_file_that_go_to_two_arrays_are_two_copies(tmp_path):
     for key, result in zip(keys, results, strict=True):
         assert_same_bits(result, values[key])
     assert kinds_of(device)[0][1:] == [8 * 80 * 4] * 2
+
+
+def test_neighbours_that_go_to_two_outputs_side_by_side_are_two_copies(tmp_path):
+    values = stored(tmp_path, None, SHAPE, **WIDE)
+    a = gpushard.open_array(tmp_path)
+    device = emulated()
+    # As two allocations may lie in a device's memory: no copy may span both.
+    buffer = device.allocate(values[8:32].nbytes)
+    ends, strides = [8, 16, 32], values.strides
+    selections, outputs = [], []
+    for first, last in pairwise(ends):
+        address = buffer.address + values[8:first].nbytes
+        shape = (last - first, SHAPE[1])
+        outputs.append(DeviceOutput(address, shape, strides, a.dtype))
+        selections.append(expressions.basic((slice(first, last),), a.shape))
+    read_to_device(a.source, selections, outputs, device, tally=Tally())
+    assert_same_bits(buffer.read().view(a.dtype).reshape(24, 80), values[8:32])
+    assert kinds_of(device)[0][1:] == [8 * 80 * 4, 16 * 80 * 4]
 
 
 def test_more_copies_than_a_batch_may_take_are_a_scatter(tmp_path):

@@ -45,17 +45,20 @@ class Rows(NamedTuple):
         int64, shape (n_rows,), ascending.
     position
         int64, shape (n, n_rows). As `Grouping.positions` gives it.
+    part
+        int64, shape (n_rows,). The part of the plan, which has an output of its own.
     """
 
     target: Ints
     position: Ints
+    part: Ints
 
     @classmethod
     def of(cls, block: ShardBlock, columns: Ints, grouping: Grouping) -> Rows:
         """The given columns of a block, which are sorted by target."""
         part = block.part[columns]
         position = grouping.positions(block.position[:, columns], part)
-        return cls(grouping.of_part[part], position)
+        return cls(grouping.of_part[part], position, part)
 
     def by_target(self) -> Iterator[tuple[int, slice]]:
         """Each target that has rows, and which they are."""

@@ -2,7 +2,7 @@
 
 What is stored without a codec to undo, and is side by side in the inner chunk and in
 the output alike, needs neither an arena nor a scatter. Inner chunks that are neighbours
-at both ends are one copy. Pure: what is copied, not how.
+at both ends, of one output, are one copy. Pure: what is copied, not how.
 """
 
 from __future__ import annotations
@@ -65,15 +65,20 @@ def straight_copies(
         source[some] = at[some] + runs.in_offset
         address[some] = target.out + runs.out_offset
         nbytes[some] = runs.nbytes
-    return _joined(source, address, nbytes)
+    return _joined(rows.part, source, address, nbytes)
 
 
-def _joined(source: Ints, address: Ints, nbytes: Ints) -> Copies | None:
-    """Neighbours at both ends as one; None if too many are left."""
+def _joined(part: Ints, source: Ints, address: Ints, nbytes: Ints) -> Copies | None:
+    """Neighbours at both ends as one; None if too many are left.
+
+    Outputs that are neighbours may be allocations of their own, which no copy spans.
+    """
     order = np.argsort(source, kind="stable")
-    source, address, nbytes = source[order], address[order], nbytes[order]
+    part, source = part[order], source[order]
+    address, nbytes = address[order], nbytes[order]
     is_first = np.ones(len(order), np.bool_)
-    is_first[1:] = _gaps(source, nbytes) | _gaps(address, nbytes)
+    is_first[1:] = part[1:] != part[:-1]
+    is_first[1:] |= _gaps(source, nbytes) | _gaps(address, nbytes)
     firsts = np.flatnonzero(is_first)
     if len(firsts) > MAX_COPIES:
         return None
