@@ -14,7 +14,7 @@ from cuda_host.arrays import EmulatedArray
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
-from gpushard.devices import reading
+from gpushard.devices import reading, sink
 from gpushard.devices.sink import DeviceSink
 from zarr_oracle import assert_same_bits
 
@@ -80,8 +80,11 @@ def test_a_read_casts_into_the_callers_array(stored, device):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_nothing_is_written_before_what_the_callers_stream_does_first(stored, seed):
+def test_nothing_is_written_before_what_the_callers_stream_does_first(
+    stored, seed, monkeypatch
+):
     place, values = stored
+    monkeypatch.setattr(sink, "MAX_ROWS", 2)  # batches on both lanes
     device = EmulatedDevice(KERNELS, load_standin(), seed=seed)
     a = gpushard.open_array(place, device=device)
     out = device.empty((64, 48), np.dtype("i4"))

@@ -213,6 +213,29 @@ def test_blosclz_is_decoded_on_the_host_and_the_rest_is_not(tmp_path):
     assert job.tally.counts["n_refused_inner_chunks"] > 0
 
 
+def test_frames_of_several_compressors_are_a_batch(tmp_path):
+    values = np.random.default_rng(3).integers(0, 50, (48, 48), "i4")
+    for k, cname in enumerate(("lz4", "zlib", "zstd")):
+        compressor = BloscCodec(cname=cname, shuffle="shuffle", blocksize=256)
+        zarr.create_array(
+            tmp_path / cname,
+            shape=values.shape,
+            chunks=(16, 48),
+            dtype="i4",
+            compressors=compressor,
+        )[...] = values
+        frame = tmp_path / cname / f"c/{k}/0"
+        frame.replace(tmp_path / f"lz4/c/{k}/0")
+    a = gpushard.open_array(tmp_path / "lz4")
+    for seed in range(3):
+        device = emulated(seed=seed)
+        results, job = read_on_device(a, [whole(a.shape)], device)
+        assert_same_bits(results[0], values)
+        assert "n_refused_inner_chunks" not in job.tally.counts
+        decoded = [what for _, kind, what in device.log if kind == "decode"]
+        assert len(decoded) == 3  # one for each, of one batch
+
+
 @pytest.mark.parametrize("chain", [c for c in CHAINS if c != "none"])
 def test_a_batch_takes_few_driver_calls(tmp_path, chain):
     stored(tmp_path, CHAINS[chain], shape=(16, 20))

@@ -181,6 +181,12 @@ def test_what_together_may_be_too_much_stays_apart(monkeypatch):
     assert grouped(keys) == ((0, 1),)
 
 
+def test_as_many_axes_as_kernels_take_leave_no_room_for_outputs(monkeypatch):
+    keys = [np.s_[:4, :7], np.s_[3:9, 30:37]]
+    monkeypatch.setattr(joining, "MAX_AXES", 2)
+    assert grouped(keys) == ((0,), (1,))
+
+
 def test_columns_that_are_computed_stay_apart(monkeypatch):
     monkeypatch.setattr(axes, "LONG_CELLS", 2)
     keys = [np.s_[:, :7], np.s_[:, 30:37]]
@@ -222,3 +228,30 @@ def test_outputs_may_lie_in_any_order_with_gaps_between():
     for k, key in enumerate(keys):
         wanted[11 - k, :, 1:5] = values[key]
     assert_same_bits(buffer.read().view("i4").reshape(gaps.shape), wanted)
+
+
+def read_into(a, selections, dtypes):
+    """Results in outputs of these data types."""
+    device = emulated()
+    outs = [np.empty(s.shape, t) for s, t in zip(selections, dtypes, strict=True)]
+    buffers = [device.allocate(out.nbytes) for out in outs]
+    outputs = [
+        DeviceOutput(buffer.address, out.shape, out.strides, out.dtype)
+        for buffer, out in zip(buffers, outs, strict=True)
+    ]
+    read_to_device(a.source, selections, outputs, device, tally=Tally())
+    shapes = [(buffer.read(), out) for buffer, out in zip(buffers, outs, strict=True)]
+    return [got.view(out.dtype).reshape(out.shape) for got, out in shapes]
+
+
+def test_outputs_of_another_data_type_are_written_apart():
+    a, values = stored("zstd")
+    dtypes = ["i4", "f4", "i4", "f4"]
+    keys = patches(4)
+    results = read_into(a, [expressions.basic(key, SHAPE) for key in keys], dtypes)
+    for key, dtype, result in zip(keys, dtypes, results, strict=True):
+        assert_same_bits(result, values[key].astype(dtype))
+    points = [([1, 5], [2, 3]), ([20, 9], [7, 38])] * 2
+    results = read_into(a, [expressions.points(key, SHAPE) for key in points], dtypes)
+    for key, dtype, result in zip(points, dtypes, results, strict=True):
+        assert_same_bits(result, values[key].astype(dtype))
