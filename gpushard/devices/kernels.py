@@ -175,8 +175,10 @@ def threads_of(kernel: str) -> int:
 
 def cache_directory() -> Path:
     """Where compiled kernels are kept (XDG base directories)."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "gpushard" / "kernels"
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not root.is_absolute():  # to be ignored, says the specification
+        root = Path.home() / ".cache"
+    return root / "gpushard" / "kernels"
 
 
 def keep_file(path: Path, content: bytes) -> None:

@@ -42,8 +42,8 @@ class Compiled(NamedTuple):
     name
         What it is called in `assembly`.
     assembly
-        Its module, as LLVM writes it; without the function where that comes from
-        numba's cache.
+        Its module, as LLVM writes it; empty where numba keeps the function, of which
+        it knows no more once it is loaded again.
     """
 
     address: int
@@ -103,7 +103,7 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
     return Compiled(
         gpushard_loops.address or 0,
         gpushard_loops.native_name,
-        gpushard_loops.inspect_llvm(),
+        "" if keeps else gpushard_loops.inspect_llvm(),
     )
 
 

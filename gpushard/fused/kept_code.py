@@ -12,6 +12,8 @@ import mmap
 import os
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
@@ -24,11 +26,12 @@ from gpushard.devices.kernels import cache_directory
 from gpushard.fused.elf import MachineCode
 from gpushard.fused.room import address_of
 
-# The modules, below the package, that the code is made of.
+# The modules, below the package, that the file is made of.
 SOURCES = (
     *("codecs/blosc_frame", "index", "fused/calls", "fused/columns", "fused/compiling"),
     *("fused/copies", "fused/elf", "fused/frames", "fused/loops", "fused/lz4"),
     *("fused/planning", "fused/zstd_frames"),
+    "fused/kept_code",  # how it is laid down
 )
 _MAGIC = b"gpushard loops 1\n"
 _HEAD_NBYTES = len(_MAGIC) + sha256().digest_size
@@ -55,16 +58,19 @@ def sources() -> bytes:
 def place() -> Path | None:
     """File for code of these sources, compilers and CPU; None where none is kept.
 
-    That is but on Linux and x86-64, and where a folder can be written by nobody else.
+    That is but on Linux and x86-64, and in a folder that nobody else can write to.
     """
     if sys.platform != "linux" or os.uname().machine != "x86_64":
         return None
     try:
         parts = [_installation("numba"), _installation("llvmlite"), _cpu()]
         folder = cache_directory().parent / "loops"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_ours(folder.stat()) or not os.access(folder, os.W_OK):
+        if not folder.is_absolute():
             return None
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _opened(folder):
+            if not os.access(folder, os.W_OK):
+                return None
     except (OSError, RuntimeError):  # or nobody has a home
         return None
     digest = sha256("\n".join(parts).encode() + sources())
@@ -77,9 +83,8 @@ def find() -> MachineCode | None:
     if path is None:
         return None
     try:
-        with path.open("rb") as file:
-            is_ours = _is_ours(os.fstat(file.fileno()))
-            data = file.read() if is_ours else b""
+        with _opened(path.parent) as folder:
+            data = _content(path.name, folder)
     except OSError:
         return None
     content = data[_HEAD_NBYTES:]
@@ -97,14 +102,8 @@ def keep(code: MachineCode) -> None:
         return
     head = json.dumps({"entry": code.entry, "imports": code.imports}).encode()
     content = head + b"\n" + code.data
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(file, "wb") as out:
-            out.write(_MAGIC + sha256(content).digest() + content)
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
+    with suppress(OSError), _opened(path.parent) as folder:
+        _write(path.name, folder, _MAGIC + sha256(content).digest() + content)
 
 
 def mapped(code: MachineCode) -> Mapped | None:
@@ -122,6 +121,54 @@ def mapped(code: MachineCode) -> Mapped | None:
     if library.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(n), may) != 0:
         return None
     return Mapped(start + code.entry, memory)
+
+
+def may_run() -> bool:
+    """Whether the system lets a process run what it has written (Linux; W^X)."""
+    nothing = MachineCode(b"\0", 0, ())
+    return sys.platform != "linux" or mapped(nothing) is not None
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """The folder, open, as no other was meant: what is done in it is done by names.
+
+    Who may write above it can put a link in its place, to anything of ours.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    above = os.open(folder.parent, flags)
+    try:
+        fd = os.open(folder.name, flags, dir_fd=above)
+    finally:
+        os.close(above)
+    try:
+        if not _is_ours(os.fstat(fd)):
+            raise PermissionError(folder)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _content(name: str, folder: int) -> bytes:
+    """What is in a file; nothing where it is no file of ours."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    with os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as file:
+        found = os.fstat(file.fileno())
+        is_ours = stat.S_ISREG(found.st_mode) and _is_ours(found)
+        return file.read() if is_ours else b""
+
+
+def _write(name: str, folder: int, content: bytes) -> None:
+    """Write a file that other processes may be writing too, whole or not at all."""
+    part = f"{name}.{os.getpid()}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        with os.fdopen(os.open(part, flags, 0o600, dir_fd=folder), "wb") as out:
+            out.write(content)
+        os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        # Another's, too: a process of that number that was ended, or of elsewhere.
+        os.unlink(part, dir_fd=folder)
 
 
 def _is_ours(found: os.stat_result) -> bool:
@@ -148,4 +195,6 @@ def _cpu() -> str:
             if not name.strip():
                 break  # the next one
             fields[name.strip()] = value.strip()
+    if not fields.get("flags"):
+        raise FileNotFoundError(_CPU_INFO)  # nothing would tell it from others
     return "\n".join(fields.get(name, "") for name in _CPU_FIELDS)

@@ -145,9 +145,12 @@ def load_kept() -> Compiled | None:
     return None if code is None else _runnable(code)
 
 
-def load() -> Compiled:
-    """The loops: kept, or compiled now, and kept for others where that can be done."""
-    return load_kept() or _compile()
+def load() -> Compiled | None:
+    """The loops: kept, or compiled now, and kept for others where that can be done.
+
+    None where nothing may be run that this process has written: numba would not notice.
+    """
+    return load_kept() or (_compile() if kept_code.may_run() else None)
 
 
 def _runnable(code: MachineCode) -> Compiled | None:
