@@ -92,6 +92,17 @@ def test_a_long_slice_is_grouped_by_shard_as_its_columns_are(sliced):
                 np.testing.assert_array_equal(level, other)
 
 
+def test_cells_of_any_run_are_found_after_those_of_another():
+    axis = GridAxis(60, 0, np.append(0, np.cumsum([1, 2, 3] * 10)))
+    selection = SliceAxis(2, 3, 20)
+    cells = project(selection, axis).cell
+    with short_runs():
+        computed = stepped.SteppedCells(selection, axis)
+        assert computed.n_cells == len(cells) > 2 * stepped._RUN_CELLS
+        for position in (np.arange(20), np.array([19, 0, 7]), np.array([3])):
+            np.testing.assert_array_equal(computed.cell_at(position), cells[position])
+
+
 def test_slices_that_take_whole_cells_are_known_to_take_as_many_of_each():
     axis = GridAxis(60, 6)
     assert LongSlice(SliceAxis(0, 1, 60), axis).common_length == 6
