@@ -181,7 +181,7 @@ def fetch_nested_indexes(
         try:
             ranges.append(index_range(source, level, extents[i], prod(shape)))
         except CorruptShardError as error:
-            found[i] = error
+            found[i] = error.with_traceback(None)  # which holds what it was raised of
         else:
             wanted.append(i)
     parent = [nested[i].parent for i in wanted]
@@ -194,7 +194,7 @@ def fetch_nested_indexes(
         try:
             index = found[i] = _decode_index(source, level, data, shape, extents[i])
         except CorruptShardError as error:
-            found[i] = error
+            found[i] = error.with_traceback(None)
         else:
             if lasts(version):
                 source.indexes.put(keys[i], KnownIndex(index, version))

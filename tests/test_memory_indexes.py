@@ -163,7 +163,24 @@ def test_nested_indexes_are_verified_within_the_memory_limit_or_refused(tmp_path
     a = gpushard.open_array(
         put(tmp_path, meta, c_0=inner + index_of(entries)), device="cpu"
     )
-    limit = 96 * n * n * 4 // 3 + 4
+    limit = 96 * n * (n + 16) * 4 // 3 + 4
     assert verify_array(a.source.limited(limit)).status == "whole"
     with pytest.raises(gpushard.LimitError, match=r"raise options.memory_limit"):
         verify_array(a.source.limited(limit - 128))
+
+
+def test_of_many_nested_shards_each_takes_what_it_counts(tmp_path):
+    """Damaged ones too: each is an error, of which few are told one by one."""
+    n, nested = 2_000, b"\x11" * 20
+    nbytes = len(nested)
+    inner = sharding((1,), codecs=[sharding((1,))], index_codecs=[LITTLE])
+    index = index_of([(k * nbytes, nbytes) for k in range(n)], checksum=False)
+    put(tmp_path, document((n,), (n,), inner), c_0=nested * n + index)
+    a = gpushard.open_array(tmp_path, device="cpu")
+    verify_array(gpushard.open_array(tmp_path, device="cpu").source.limited(16 * MIB))
+    tracemalloc.start()
+    result = verify_array(a.source)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (result.n_damaged_inner_chunks, len(result.findings)) == (n, 1_001)
+    assert peak < n * (1 + 16) * 96

@@ -32,6 +32,8 @@ Coordinate = tuple[int, ...]
 
 # Damaged entries told one by one; the rest of a shard's are counted in the last.
 _MOST_ENTRIES = 1_000
+# What a nested index takes beside its entries, as so many of these: 1.5 KiB.
+_INDEX_ENTRIES = 16
 _TALLY = Tally(is_wanted=False)
 
 
@@ -267,22 +269,26 @@ class _Walk:
         ratio = np.array(shapes[0], np.int64) // np.array(shapes[1], np.int64)
         present = np.flatnonzero(outer.state == PRESENT)
         n_entries = prod(source.chunks_per_shard(self._parent[0], level))
-        if most_entries is not None and len(present) * n_entries > most_entries:
-            raise too_many_entries(source, len(present) * n_entries, most_entries)
+        n_held = len(present) * (n_entries + _INDEX_ENTRIES)
+        if most_entries is not None and n_held > most_entries:
+            raise too_many_entries(source, n_held, most_entries)
         ranges = np.stack([outer.start[present], outer.stop[present]], axis=1)
         unique, which = np.unique(ranges, axis=0, return_inverse=True)
         nested = [NestedShard(0, *row) for row in unique.tolist()]
         found: list[ShardIndex | CorruptShardError] = []
         if nested:
             found = fetch_nested_indexes(source, level, nested, [self._parent], _TALLY)
-        rows, indexes = [], []
+        rows, indexes, lost = [], [], []
         for row, at in zip(present.tolist(), which.reshape(-1).tolist(), strict=True):
             index = found[at]
             if isinstance(index, CorruptShardError):
-                self._lose(index, outer.coordinate[row] * ratio, int(ratio.prod()))
+                lost.append(row)
+                if len(lost) <= _MOST_ENTRIES:
+                    self._lose(index, outer.coordinate[row] * ratio, int(ratio.prod()))
             else:
                 rows.append(row)
                 indexes.append(index)
+        self._lose_more(outer.coordinate[lost[_MOST_ENTRIES:]] * ratio, ratio)
         for shard, index in zip(nested, found, strict=True):
             if not isinstance(index, CorruptShardError):
                 extent = Extent(self._key, shard.start, shard.stop - shard.start)
@@ -338,6 +344,19 @@ class _Walk:
             self.findings.append(
                 Finding.of(error, self._key, kind="bounds", n_inner_chunks=n_lost)
             )
+
+    def _lose_more(self, first: Ints, ratio: Ints) -> None:
+        """Note nested shards of `ratio` inner chunks that are not told one by one."""
+        if not len(first):
+            return
+        error = CorruptShardError(
+            f"the indexes of {len(first)} more nested shards cannot be read"
+        )
+        n_inside = int(np.count_nonzero(is_inside(self._source.layout, first)))
+        n_lost = n_inside * int(ratio.prod())
+        self.findings.append(
+            Finding.of(error, self._key, kind="index", n_inner_chunks=n_lost)
+        )
 
     def _lose(
         self, error: CorruptShardError, first: Ints, n_chunks: int, kind: Kind = "index"
