@@ -13,8 +13,10 @@ import gpushard
 from asked_store import IN_REQUESTS, put
 from asked_store import opened as opened_and_asked
 from damaged_arrays import WAYS, on_host, opened
-from gpushard import read
+from gpushard import index_room, read
 from gpushard.errors import LimitError
+from gpushard.inspection import room
+from gpushard.inspection.payload import n_workers
 from gpushard.inspection.verify import verify_array
 from gpushard.options import KIB, MIB
 from spec_shards import LITTLE, document, index_of, sharding
@@ -184,3 +186,22 @@ def test_of_many_nested_shards_each_takes_what_it_counts(tmp_path):
     tracemalloc.stop()
     assert (result.n_damaged_inner_chunks, len(result.findings)) == (n, 1_001)
     assert peak < n * (1 + 16) * 96
+
+
+def test_nested_indexes_in_hand_count_one_for_each_inner_chunk(tmp_path):
+    nested = sharding((64,), codecs=[sharding((1,), **INDEXED)], **INDEXED)
+    put(tmp_path, document((2048,), (2048,), nested))
+    source = gpushard.open_array(tmp_path, device="cpu").source
+    assert source.index_nbytes == (32 * 16, 64 * 16)
+    assert index_room.held_nbytes(source, 1, 10) == 17 * (32 + 10 * 64) * 2
+
+
+def test_what_indexes_take_is_left_to_fewer_tasks_and_less_payload(tmp_path):
+    put_empty(tmp_path, 1, 1 << 16)
+    four = gpushard.Options(threads=4)
+    source = gpushard.open_array(tmp_path, device="cpu", options=four).source
+    nbytes = 96 << 16
+    tight, wide = source.limited(8 * nbytes), source.limited(10**12)
+    assert room.workers(tight) == 1
+    assert room.workers(wide) == n_workers(wide) > 1
+    assert room.beside_indexes(tight).options.memory_limit < tight.options.memory_limit
