@@ -13,6 +13,8 @@ from gpushard.source import Source
 
 # What is held of an index while it is parsed: its bytes, and 17 for an entry of 16.
 _COPIES = 17 / 8
+# Beside its entries an index takes 1.4 KiB, whatever its size: what copies make of it.
+_EACH_NBYTES = 700
 # Indexes that are read together take so much less than half of the limit, encoded a
 # quarter; more than this many bytes need not be asked for at once.
 _SHARE = 4
@@ -28,7 +30,7 @@ def n_at_once(source: Source, level: int) -> int:
     """Shard indexes of a level that may be read together, one at least."""
     sizes = source.index_nbytes
     room = min(source.options.memory_limit // _SHARE, _MOST_NBYTES) // len(sizes)
-    return max(1, room // max(1, sizes[level]))
+    return max(1, room // (sizes[level] + _EACH_NBYTES))
 
 
 def are_many(source: Source, n_shards: int) -> bool:
@@ -42,7 +44,7 @@ def held_nbytes(source: Source, n_shards: int, n_chunks: int) -> int:
     nbytes = 0
     for level, index_nbytes in enumerate(source.index_nbytes):
         most = min(n_chunks if level else n_shards, BLOCK_SHARDS)
-        nbytes += min(most, n_at_once(source, level)) * index_nbytes
+        nbytes += min(most, n_at_once(source, level)) * (index_nbytes + _EACH_NBYTES)
     return int(_COPIES * nbytes)
 
 
