@@ -48,6 +48,12 @@ def held_nbytes(source: Source, n_shards: int, n_chunks: int) -> int:
     return int(_COPIES * nbytes)
 
 
+def least_limit(source: Source) -> int:
+    """Memory limit below which reads of the array are refused; 0 if none are."""
+    nbytes = sum(source.index_nbytes)
+    return _SHARE * nbytes if nbytes > _LEAST_NBYTES else 0
+
+
 def refuse_large(source: Source) -> None:
     """Refuse shard indexes that take more than half of the memory limit.
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import gpushard
+from asked_store import put
 from cli_runs import run, run_json, sentence, write_sample, write_shards
+from spec_shards import LITTLE, document, sharding
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +123,16 @@ def test_hints_are_in_the_words_of_the_command_line(tmp_path):
     assert "raise --memory" in limited
     for line in (occupied, marked, limited):
         assert "=" not in line
+
+
+def test_an_index_too_large_for_the_limit_names_the_option_that_raises_it(tmp_path):
+    n = 1 << 18
+    meta = document((n,), (n,), sharding((1,), index_codecs=[LITTLE]))
+    src = put(tmp_path / "src", meta, c_0=b"\xff" * 16 * n)
+    small = ("--memory", "1", "--shards", "4096", "--chunks", "4096")
+    line = sentence(run("convert", src, tmp_path / "dst", *small, code=2))
+    assert "shard index" in line
+    assert line.endswith("raise --memory.")
 
 
 def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from typing import Any
 
@@ -206,3 +207,36 @@ def test_what_indexes_take_is_left_to_fewer_tasks_and_less_payload(tmp_path):
     assert room.workers(tight) == 1
     assert room.workers(wide) == n_workers(wide) > 1
     assert room.beside_indexes(tight).options.memory_limit < tight.options.memory_limit
+
+
+@pytest.mark.parametrize(("limit", "n_threads"), [(64 * MIB, 4), (36 * MIB, 1)])
+def test_a_conversion_leaves_its_reads_room_for_large_indexes(
+    limit, n_threads, tmp_path
+):
+    n = 1 << 18
+    src = put_empty(tmp_path / "a", 4, n)
+    how = {"memory_limit": limit, "num_threads": n_threads, "chunks": (n,)}
+    gpushard.convert(src, tmp_path / "b", shards=(n,), **how)
+    assert not gpushard.open_array(tmp_path / "b", device="cpu")[:].any()
+
+
+def test_a_conversion_reads_back_shards_with_large_indexes(tmp_path, monkeypatch):
+    monkeypatch.setattr(index_room, "_LEAST_NBYTES", 0)
+    n = 1 << 11
+    src = put(tmp_path / "a", document((n,), (n,), LITTLE), c_0=bytes([7]) * n)
+    how = {"memory_limit": 300 * KIB, "num_threads": 1, "chunks": (1,)}
+    gpushard.convert(src, tmp_path / "b", shards=(n,), verify=True, **how)
+
+
+# The indexes take more than a shard, and less.
+@pytest.mark.parametrize("n_together", [24, 80])
+def test_a_conversion_names_a_limit_that_leaves_indexes_room(n_together, tmp_path):
+    n = 1 << 18
+    src = put_empty(tmp_path / "a", 1, n)
+    how = {"num_threads": 1, "chunks": (n,), "shards": (n_together * n,)}
+    with pytest.raises(gpushard.OptionError, match="memory limit") as told:
+        gpushard.convert(src, tmp_path / "b", memory_limit=MIB, **how)
+    enough = int(re.findall(r"memory_limit of (\d+)", str(told.value))[0])
+    with pytest.raises(gpushard.GpushardError, match="memory"):
+        gpushard.convert(src, tmp_path / "b", memory_limit=enough - 2, **how)
+    gpushard.convert(src, tmp_path / "c", memory_limit=enough, **how)

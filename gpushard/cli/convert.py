@@ -32,6 +32,7 @@ _SPELLINGS = {
     "pass overwrite=True": "give --overwrite",
     "overwrite=True": "--overwrite",
     "resume=False": "--no-resume",
+    "options.memory_limit": "--memory",
     "memory_limit": "--memory",
 }
 _SHAPE_HELP = "Lengths such as 8,721,1440, or one for all axes."

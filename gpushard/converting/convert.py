@@ -27,6 +27,7 @@ from gpushard.converting.progress import Progress, counted
 from gpushard.converting.tiles import budget_for
 from gpushard.errors import OptionError, naming
 from gpushard.hierarchies.documents import join
+from gpushard.index_room import least_limit
 from gpushard.layout import ArrayLayout
 from gpushard.options import DEFAULT, Options
 from gpushard.rolling.watch import watched
@@ -182,8 +183,14 @@ class _Job:
     def copy(self, store: Store, options: Options) -> Copy:
         """The work on its shards."""
         joins = not isinstance(store, LocalStore)
-        budget = budget_for(self.source.layout, self.plan.layout, options, joins=joins)
         target = Source.prepare(self.plan.layout, store, options)
+        budget = budget_for(
+            self.source.layout,
+            self.plan.layout,
+            options,
+            joins=joins,
+            least_read_nbytes=max(map(least_limit, (self.source, target))),
+        )
         return Copy(self.source, target, self.mark, budget)
 
 

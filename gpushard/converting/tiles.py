@@ -20,6 +20,8 @@ Box = tuple[slice, ...]
 
 # Part of the memory limit that reads of the source may take for encoded bytes.
 _READ_SHARE = 4
+# And the largest part, for shard indexes that such reads would refuse.
+_INDEX_SHARE = 2
 # An encoder holds this many inner chunks a thread, each as elements and encoded.
 _CHUNKS_PER_THREAD, _COPIES = 4, 2
 
@@ -50,7 +52,12 @@ class Budget:
 
 
 def budget_for(
-    source: ArrayLayout, target: ArrayLayout, options: Options, *, joins: bool
+    source: ArrayLayout,
+    target: ArrayLayout,
+    options: Options,
+    *,
+    joins: bool,
+    least_read_nbytes: int = 0,
 ) -> Budget:
     """Budget of a conversion that keeps to the options' memory limit and threads.
 
@@ -58,6 +65,9 @@ def budget_for(
     ----------
     joins
         Whether the store takes a shard's bytes in one piece, which is a copy of them.
+    least_read_nbytes
+        Memory limit with which a read takes the shard indexes of either array. Each
+        read is given as much, as long as half of the conversion's limit allows it.
 
     Raises
     ------
@@ -66,20 +76,17 @@ def budget_for(
     """
     shard, chunk = _shape(target.shards), _shape(target.chunks)
     itemsize = target.dtype.itemsize
-    room = options.memory_limit - options.memory_limit // _READ_SHARE
+    limit = options.memory_limit
+    least_nbytes = min(least_read_nbytes, limit // _INDEX_SHARE)
+    read_nbytes = max(limit // _READ_SHARE, least_nbytes)
+    room = limit - read_nbytes
     shard_nbytes, chunk_nbytes = prod(shard) * itemsize, prod(chunk) * itemsize
     encoder_nbytes = _CHUNKS_PER_THREAD * _COPIES * chunk_nbytes
     # What codecs make of a shard may take as much room as its elements.
     held_nbytes = (2 if joins else 1) * shard_nbytes + encoder_nbytes
     left = room - held_nbytes
     if left < chunk_nbytes:
-        needed = held_nbytes + chunk_nbytes
-        raise OptionError(
-            "a shard of the converted array does not fit the memory limit",
-            expected=f"memory_limit of {needed * _READ_SHARE // (_READ_SHARE - 1) + 1}",
-            got=options.memory_limit,
-            hint="raise memory_limit, or choose smaller shards or inner chunks",
-        )
+        raise _too_small(limit, held_nbytes + chunk_nbytes, least_read_nbytes)
     counts, slab = (1,) * len(shard), shard
     if left >= shard_nbytes:
         counts = _counts(source, target, left // (2 * shard_nbytes) or 1)
@@ -88,14 +95,29 @@ def budget_for(
         slab = _slab(shard, chunk, left // chunk_nbytes)
         tile_nbytes = prod(slab) * itemsize
     in_flight = tile_nbytes + held_nbytes
-    n_tiles = max(1, min(options.threads, room // in_flight))
+    n_tiles = max(
+        1,
+        min(options.threads, room // in_flight, read_nbytes // max(1, least_nbytes)),
+    )
     spare = (room // n_tiles - in_flight) // encoder_nbytes
     return Budget(
         counts=counts,
         slab=slab,
         n_tiles=n_tiles,
         encoder_threads=max(1, min(options.threads // n_tiles, 1 + spare)),
-        read_nbytes=max(1, options.memory_limit // _READ_SHARE // n_tiles),
+        read_nbytes=max(1, read_nbytes // n_tiles),
+    )
+
+
+def _too_small(limit: int, needed: int, least_read_nbytes: int) -> OptionError:
+    """Error for a limit that leaves no `needed` bytes beside reads."""
+    quarter = needed * _READ_SHARE // (_READ_SHARE - 1) + 1
+    beside_indexes = least_read_nbytes + max(needed, least_read_nbytes)
+    return OptionError(
+        "a shard of the converted array does not fit the memory limit",
+        expected=f"memory_limit of {max(quarter, beside_indexes)}",
+        got=limit,
+        hint="raise memory_limit, or choose smaller shards or inner chunks",
     )
 
 
