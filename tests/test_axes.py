@@ -21,7 +21,7 @@ from gpushard.expressions import basic
 from gpushard.layout import GridAxis
 from gpushard.options import MIB
 from gpushard.plan import plan_read
-from gpushard.selection import Projection, SliceAxis, project
+from gpushard.selection import Projection, SliceAxis, cells_of_slice, project
 from spec_shards import document, sharding
 
 LIMIT = 8 * MIB
@@ -68,6 +68,22 @@ def test_a_long_slice_gives_what_its_columns_give(sliced):
         assert computed.most_taken >= columns.length.max()
         if computed.common_length is not None:
             assert set(columns.length.tolist()) == {computed.common_length}
+
+
+@given(st.lists(st.integers(1, 5), min_size=9, max_size=20), st.data())
+def test_cells_of_several_lengths_are_found_in_any_order_of_their_runs(lengths, data):
+    ends = np.append(0, np.cumsum(lengths))
+    axis = GridAxis(int(ends[-1]), 0, ends)
+    start, step = data.draw(st.integers(0, 4)), data.draw(st.integers(2, 8))
+    length = (axis.extent - 1 - start) // step + 1
+    selection = SliceAxis(start, step, length)
+    cells = cells_of_slice(selection, axis)
+    position = np.array(data.draw(st.permutations(range(len(cells)))))
+    with short_runs():
+        computed = LongSlice(selection, axis)
+        np.testing.assert_array_equal(computed.cell_at(np.arange(len(cells))), cells)
+        for at in position:
+            assert computed.cell_at(at) == cells[at]
 
 
 @given(sliced_axes())
