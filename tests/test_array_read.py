@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import ShardingCodec
 from zarr.storage import MemoryStore
 
 import gpushard
@@ -147,3 +148,38 @@ def test_read_many_writes_into_your_arrays(a):
     assert_same_bits(second, VALUES[4])
     with pytest.raises(gpushard.SelectionError, match="one array a selection"):
         a.read_many([..., ...], out=[None])
+
+
+@pytest.mark.parametrize("n_small", [0, 1000], ids=["long way", "short way"])
+@pytest.mark.parametrize("step", [2, -3])
+def test_index_arrays_meet_a_slice_with_a_step_whatever_way_is_taken(n_small, step):
+    values = np.arange(20**3, dtype="i4").reshape(20, 20, 20)
+    store = MemoryStore()
+    z = zarr.create_array(
+        store, shape=values.shape, shards=(10,) * 3, chunks=(5,) * 3, dtype="i4"
+    )
+    z[...] = values
+    options = Options(small_read_chunks=n_small)
+    a = gpushard.open_array(store, device="cpu", options=options)
+    key = ([0, 12, 3], [1, 7, 19], slice(None, None, step))
+    assert_same_bits(a.oindex[key], values[np.ix_(*key[:2], range(20)[key[2]])])
+
+
+@pytest.mark.parametrize("n_small", [0, 8], ids=["long way", "short way"])
+def test_nested_indexes_of_stores_that_tell_no_version_are_read_anew(n_small):
+    store = MemoryStore()
+    inner = ShardingCodec(chunk_shape=(4,))
+    nested = ShardingCodec(chunk_shape=(16,), codecs=[inner])
+    options = Options(small_read_chunks=n_small)
+    for missing in (slice(8, 12), slice(4, 8)):  # of one size, so where the other was
+        values = np.arange(1, 65, dtype="i4")
+        values[missing] = 0
+        z = zarr.create_array(
+            store, shape=(64,), chunks=(64,), dtype="i4", fill_value=0,
+            serializer=nested, compressors=None, overwrite=True,
+        )  # fmt: skip
+        z[...] = values
+        if missing.start == 8:
+            a = gpushard.open_array(store, device="cpu", options=options)
+        assert_same_bits(a[...], values)
+        assert_same_bits(a[3:10], values[3:10])
