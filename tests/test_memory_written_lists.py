@@ -90,7 +90,7 @@ def writes(draw):
 def test_writes_in_portions_are_those_of_numpy(write, n_block, most):
     shape, cut, kind, key = write
     store = zarr.storage.MemoryStore()
-    expected = np.zeros(shape, "i4")
+    expected = np.full(shape, -1, "i4")  # which no fill value is
     made = zarr.create_array(store, shape=shape, dtype="i4", compressors=None, **cut)
     made[...] = expected
     values = np.arange(1, expected[key].size + 1, dtype="i4")
@@ -127,6 +127,19 @@ def test_a_shard_of_more_elements_than_fit_is_written_once(
     a[mask] = -1
     assert sorted(written) == [(0,), (1,)]
     np.testing.assert_array_equal(a[:], np.where(mask, -1, np.arange(48)))
+
+
+def test_as_many_elements_as_a_shard_has_may_leave_some_as_they_were(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(index_arrays, "KEPT_ELEMENTS", 3)
+    monkeypatch.setattr(listed, "_LEAST_ELEMENTS", 3)
+    kept = {"shards": (8,), "chunks": (4,), "compressors": None}
+    zarr.create_array(tmp_path, shape=8, dtype="i4", **kept)
+    a = gpushard.open_array(tmp_path, device="cpu", options=Options(memory_limit=1))
+    a[:] = -1
+    a.vindex[[6, 0, 1, 1, 2, 3, 4, 5]] = np.arange(8)
+    assert a[:].tolist() == [1, 3, 4, 5, 6, 7, 0, -1]
 
 
 def test_equal_elements_do_not_make_a_whole_region():
