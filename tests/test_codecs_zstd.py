@@ -12,6 +12,7 @@ import pytest
 import zstandard
 
 from gpushard import codecs
+from gpushard.codecs import libzstd
 from gpushard.codecs import zstd as zstd_module
 from gpushard.codecs.base import BytesCodec
 from gpushard.errors import ChecksumError, CorruptShardError
@@ -19,6 +20,17 @@ from gpushard.layout import CodecSpec
 
 BYTE = np.dtype(np.uint8)
 RAW = np.arange(1000, dtype="<i4").tobytes()
+
+
+@pytest.fixture(autouse=True, params=["libzstd", "zstandard"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What decodes single frames of a known size, here small ones too."""
+    if request.param == "zstandard":
+        monkeypatch.setattr(libzstd, "find", lambda: None)
+    elif libzstd.find() is None:
+        pytest.skip("libzstd is not installed on this system")
+    monkeypatch.setattr(libzstd, "LARGE_NBYTES", 0)
+    return request.param
 
 
 @pytest.fixture
@@ -96,6 +108,23 @@ def test_odd_but_legal_streams_are_read(
     limit = len(RAW) if exact else 2 * len(RAW)
     for data in (stream, memoryview(stream), np.frombuffer(stream, np.uint8)):
         assert bytes(zstd.decode(data, limit, exact=exact)) == RAW
+
+
+def test_a_single_frame_goes_through_libzstd_where_it_is(
+    zstd: BytesCodec, library: str
+) -> None:
+    for stream in (frame(), frame(size=False, checksum=True)):
+        decoded = zstd.decode(stream, len(RAW), exact=True)
+        assert isinstance(decoded, np.ndarray) == (library == "libzstd")
+        assert isinstance(zstd.decode(stream, len(RAW), exact=False), bytes)
+    assert ("libzstd" in zstd.library) == (library == "libzstd")
+
+
+def test_a_window_of_2_gib_is_refused_where_no_size_is_told(zstd: BytesCodec) -> None:
+    windowed = struct.pack("<IBB", 0xFD2FB528, 0, 21 << 3) + block(0, 4, b"abcd")
+    for stream, nbytes in ((windowed, 4), (frame(b"ab") + windowed, 6)):
+        with pytest.raises(CorruptShardError, match="memory"):
+            zstd.decode(stream, nbytes, exact=True)
 
 
 def test_rle_block_without_content_size_is_read(zstd: BytesCodec) -> None:

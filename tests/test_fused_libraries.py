@@ -25,7 +25,7 @@ from fused_cases import (
     stored,
     watch_sinks,
 )
-from gpushard.fused import libraries, room, runner
+from gpushard.fused import choice, libraries, runner
 from gpushard.fused.columns import GZIP, INFLATE, LIBDEFLATE
 from gpushard.fused.room import Room
 from gpushard.place import HostSink
@@ -301,7 +301,7 @@ def test_a_context_that_cannot_be_made_leaves_all_to_the_plain_way(
 ):
     found = libraries.find_library(GZIP)
     broken = found._replace(make_context=lambda: (0, None))
-    monkeypatch.setattr(room, "find_library", lambda _: broken)
+    monkeypatch.setattr(choice, "find_library", lambda *_, **__: broken)
     a = gpushard.open_array(held(stored(CHAINS["gzip"]).objects), options=FUSED)
     assert_same_bits(a[...], VALUES)
     assert seen.n_left > 0

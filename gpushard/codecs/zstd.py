@@ -10,6 +10,7 @@ from typing import Any
 
 import zstandard
 
+from gpushard.codecs import libzstd
 from gpushard.codecs.base import (
     DAMAGED_HINT,
     Compressor,
@@ -20,11 +21,14 @@ from gpushard.codecs.base import (
 )
 from gpushard.errors import ChecksumError, CorruptShardError
 from gpushard.layout import CodecSpec
+from gpushard.options import KIB
 
 # RFC 8878: 3.1.1 (magic, checksum), 3.1.1.2 (blocks), 3.1.2 (skippable frames).
 _FRAME_MAGIC = 0xFD2FB528
 _SKIPPABLE_MAGIC = 0x184D2A50
 _BLOCK_MAX_NBYTES = 128 * 1024
+# zstd_decompress.c, ZSTD_MAXWINDOWSIZE_DEFAULT: the largest window of a stream.
+_WINDOW_MAX_NBYTES = (1 << 27) + 1
 _BLOCK_MIN_NBYTES = 4  # a header of three bytes and a byte to be repeated
 _RLE_BLOCK, _COMPRESSED_BLOCK, _RESERVED_BLOCK = 1, 2, 3
 # The lower half of XXH64 of no bytes, seed 0.
@@ -73,6 +77,10 @@ class ZstdCodec(Compressor):
             most = (len(data) // _BLOCK_MIN_NBYTES + 1) * _BLOCK_MAX_NBYTES
             needed = limit if claimed < 0 and exact else claimed
             if 0 < needed <= limit and needed <= most:
+                if exact and limit >= libzstd.LARGE_NBYTES and _has_room(data, claimed):
+                    whole = libzstd.decode_frame(encoded, limit)
+                    if whole is not None:
+                        return whole
                 decoded = _decompressors.one.decompress(
                     data, max_output_size=limit, allow_extra_data=False
                 )
@@ -146,6 +154,13 @@ class ZstdCodec(Compressor):
         )
 
 
+def _has_room(data: Any, claimed: int) -> bool:
+    """Whether zstandard would take the window of a frame that tells no size."""
+    if claimed >= 0:
+        return True
+    return zstandard.get_frame_parameters(data).window_size <= _WINDOW_MAX_NBYTES
+
+
 def _walk_frames(encoded: memoryview) -> Iterator[_Frame]:
     """Each zstd frame in turn; skippable ones are stepped over."""
     start = 0
@@ -189,4 +204,7 @@ def _walk_blocks(encoded: memoryview, start: int) -> tuple[int, int]:
 
 def from_spec(spec: CodecSpec) -> ZstdCodec:
     """Decoder for one entry of `codecs`; its level and checksum do not matter here."""
-    return ZstdCodec(spec.name, library_label("zstandard"))
+    label = library_label("zstandard")
+    if libzstd.find() is not None:
+        label += f", {libzstd.label()} from {libzstd.LARGE_NBYTES // KIB} KiB on"
+    return ZstdCodec(spec.name, label)

@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from gpushard.codecs import libzstd
 from gpushard.fused.boxes import Landing, can_cut
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.libraries import find_library, pread_address
@@ -69,7 +70,7 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
         return host
     # Threads may count at the same time: what is lost delays the loading a little.
     _suitable_reads.nbytes += plan.n_chunks * source.chunk_nbytes
-    loops = _loops(chain.kind, source.options)
+    loops = _loops(chain, source.options)
     if loops is None:
         return host
     landings = [
@@ -97,20 +98,22 @@ def are_loaded() -> bool:
     return bool(_loaded) and _loaded[0] is not None
 
 
-def loaded_loops(kind: int, options: Options) -> Loops | None:
-    """Compiled loops for a kind of chain, where earlier reads have paid for them."""
-    return _loops(kind, options) if _loaded else None
+def loaded_loops(chain: FusedChain, options: Options) -> Loops | None:
+    """Compiled loops for a chain, where earlier reads have paid for them."""
+    return _loops(chain, options) if _loaded else None
 
 
-def _loops(kind: int, options: Options) -> Loops | None:
-    """Compiled loops for a kind of chain, where reads have paid for them.
+def _loops(chain: FusedChain, options: Options) -> Loops | None:
+    """Compiled loops for a chain, where reads have paid for them.
 
     None if a library for it is missing, too.
     """
     n_read = _suitable_reads.nbytes
     if n_read < options.compile_nbytes // _KEPT_SHARE:
         return None
-    library = find_library(kind)
+    library = find_library(
+        chain.kind, is_large=chain.chunk_nbytes >= libzstd.LARGE_NBYTES
+    )
     if library is None:
         return None
     loaded = _load(compiles=n_read >= options.compile_nbytes)

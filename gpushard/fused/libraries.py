@@ -1,7 +1,8 @@
 """Public C interfaces of libraries, and what makes a context for a thread.
 
 They ship in wheels (libzstd in zstandard's cffi module, libblosc2 with its header) or
-with the system: libz nearly everywhere, libdeflate where something else brought it.
+with the system: libz nearly everywhere, libzstd and libdeflate where something else
+brought them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpushard.codecs import libdeflate
+from gpushard.codecs import libdeflate, libzstd
 from gpushard.fused.columns import (
     BLOSC,
     GZIP,
@@ -71,12 +72,15 @@ class _BloscParameters(ctypes.Structure):
 
 
 @cache
-def find_library(kind: int) -> Library | None:
-    """Decompressor of a kind of chain; None where it is not installed."""
+def find_library(kind: int, *, is_large: bool = False) -> Library | None:
+    """Decompressor of a kind of chain; None where it is not installed.
+
+    `is_large` is whether inner chunks have `libzstd.LARGE_NBYTES` or more.
+    """
     if kind in (RAW, LZ4):
         return Library("a copy" if kind == RAW else "LZ4 of their own", kind)
     if kind == ZSTD:
-        return _zstd()
+        return (is_large and _libzstd()) or _zstd()
     if kind == BLOSC:
         return _blosc()
     return _libdeflate(kind) or _libz(kind)
@@ -92,6 +96,19 @@ def pread_address() -> int:
 
 def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _libzstd() -> Library | None:
+    lib = libzstd.find()
+    if lib is None:
+        return None
+
+    def make_context() -> tuple[int, Any]:
+        return _owned(lib.ZSTD_createDCtx(), lib.ZSTD_freeDCtx)
+
+    function = _address(lib.ZSTD_decompressDCtx)
+    name = f"{libzstd.label()} of the system"
+    return Library(name, ZSTD, function, make_context=make_context)
 
 
 def _zstd() -> Library | None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.fused.columns import WORK_AXES, WORK_ROWS
-from gpushard.fused.libraries import find_library
+from gpushard.fused.libraries import Library
 from gpushard.options import KIB, MIB
 
 # Bytes read from a file at a time stay in a core's cache until they are decoded.
@@ -35,17 +35,15 @@ class Room(threading.local):
     """What a thread keeps between batches."""
 
     def __init__(self) -> None:
-        self._contexts: dict[int, tuple[int, Any]] = {}
+        self._contexts: dict[Library, tuple[int, Any]] = {}
         self._kept: dict[str, Buffer] = {}
         self.work = np.empty((WORK_ROWS, WORK_AXES), np.int64)
 
-    def context(self, kind: int) -> int:
-        """Address of this thread's context for a kind of chain; 0 if there is none."""
-        made = self._contexts.get(kind)
+    def context(self, library: Library) -> int:
+        """Address of this thread's context of a decompressor; 0 if there is none."""
+        made = self._contexts.get(library)
         if made is None:
-            library = find_library(kind)
-            made = (0, None) if library is None else library.make_context()
-            self._contexts[kind] = made
+            made = self._contexts[library] = library.make_context()
         return made[0]
 
     def buffer(self, use: str, nbytes: int) -> Buffer:

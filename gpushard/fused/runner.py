@@ -95,7 +95,7 @@ class BoxPlacer:
         `window_nbytes` is the room for what is read from files.
         """
         chain, library = self.chain, self._loops.library
-        context = _room.context(chain.kind)
+        context = _room.context(library)
         if library.function and not context:
             return np.zeros(len(columns), np.bool_)
         # Held here: the loops know but the addresses.

@@ -196,7 +196,7 @@ def _reader(source: Source) -> ShortReader | None:
     ):
         return None
     chain = fused_chain(source)
-    loops = None if chain is None else loaded_loops(chain.kind, source.options)
+    loops = None if chain is None else loaded_loops(chain, source.options)
     if chain is None or loops is None or not loops.read:
         return None
     if chain.chunk_nbytes > source.options.max_chunk_nbytes:
