@@ -5,17 +5,19 @@
 //     v
 //   first[class][row]    where a row's streams of a class begin among all of that class;
 //     |                  rows follow one another as they were counted, in any order
-//     | gs_blosc_fill      (the host has read `totals` by then, and sized the tables)
+//     | gs_blosc_fill      (the host was told `totals` by then, and sized the tables)
 //     v
 //   streams              | raw ... | lz4 ... | snappy ... | zlib ... | zstd ... |
-//     | gs_copy_streams (raw), nvCOMP (the rest), gs_fold
+//     | gs_blosc_copy      raw streams to their rows, zlib's to multiples of 4
+//     | nvCOMP             one call a compressor that there is
+//     | gs_fold            or gs_verify_zlib; of all compressors in one launch
 //     v
 //   staging rows         decoded, still filtered: unfilter.cu, or scatter_planes.cu
 //   decoded rows         those without a filter
 //
 // A warp per row, a lane per block. Every pass walks the bytes anew, bounds-checked.
 #include "blosc_format.cuh"
-#include "copy.cuh"
+#include "realign.cuh"
 #include "scan.cuh"
 
 // Tables with one entry a row, but for the last two.
@@ -30,7 +32,9 @@ struct BloscRows {
                              // no stream of the class
     uint64_t* totals;        // [3][CLASS_COUNT], zeroed before: streams, their decoded
                              // bytes, and the decoded bytes of the largest; then rows
-                             // that are to be unshuffled, by bytes and by bits
+                             // that are to be unshuffled, by bytes and by bits; and last,
+                             // for gs_blosc_count alone, warps that are done
+    uint64_t* totals_host;   // out: `totals` but for the last, in memory of the host
     const uint64_t* staging; // where rows with a filter are decoded to
     const uint64_t* decoded; // where rows without one are, and filtered ones end up
     uint64_t* stage;         // out: where the streams of each row go
@@ -43,7 +47,10 @@ struct BloscRows {
     uint32_t fused_typesize;  // item size of shuffles that are left to the scatter
     uint32_t reserved;
 };
-static_assert(sizeof(BloscRows) == 16 * 8, "the host packs the same");
+static_assert(sizeof(BloscRows) == 17 * 8, "the host packs the same");
+
+constexpr uint32_t TOTALS_COUNT = 3 * CLASS_COUNT + 2;
+static_assert(TOTALS_COUNT <= WARP_LANES, "the lanes of a warp tell them");
 
 // Tables with one entry a stream, but for the first.
 struct BloscStreams {
@@ -151,6 +158,21 @@ GS_DEVICE void write_row(
         tally.compressed_nbytes_max);
 }
 
+// Called by all lanes of each warp, once its lane 0 has added all that it will. The host is
+// told by the last of them, which spares a copy that would have to be waited for.
+GS_DEVICE void tell_host(const BloscRows& rows, uint32_t n_warps) {
+    uint32_t is_last = 0;
+    if (lane_of_thread() == 0) {
+        __threadfence();
+        is_last = take_from(rows.totals + TOTALS_COUNT, 1) == n_warps - 1;
+        __threadfence();
+    }
+    is_last = __shfl_sync(ALL_LANES, is_last, 0);
+    const uint32_t k = lane_of_thread();
+    // As atomics, which no cache of this processor answers.
+    if (is_last && k < TOTALS_COUNT) rows.totals_host[k] = take_from(rows.totals + k, 0);
+}
+
 constexpr int gs_blosc_count_threads = 128;
 
 // Checks every frame: a row that is not fine has a status after this and no streams.
@@ -181,6 +203,7 @@ gs_blosc_count(const BloscRows rows) {
         if (rows.planes != nullptr) rows.planes[row] = {0, 0, 0, 0};
         if (status == STATUS_OK) write_row(rows, row, header, tally);
     }
+    tell_host(rows, n_warps);
 }
 
 // Where a lane's next raw and its next compressed stream go in the tables.
@@ -275,24 +298,38 @@ gs_blosc_fill(
     }
 }
 
-constexpr int gs_copy_streams_threads = 128;
+constexpr uint64_t PIECE_NBYTES = 16 * 1024;
 
-// Copies streams to their places. Blocks along y share a stream in pieces.
-extern "C" __global__ void __launch_bounds__(gs_copy_streams_threads)
-gs_copy_streams(
-    const uint64_t* stream_src, const uint64_t* stream_nbytes,
-    const uint64_t* stream_dst, uint32_t n_streams) {
-    constexpr uint64_t PIECE_NBYTES = 16 * 1024;
-    for (uint32_t k = blockIdx.x; k < n_streams; k += gridDim.x) {
-        const uint8_t* src = reinterpret_cast<const uint8_t*>(stream_src[k]);
-        uint8_t* dst = reinterpret_cast<uint8_t*>(stream_dst[k]);
-        const uint64_t nbytes = stream_nbytes[k];
-        for (uint64_t start = blockIdx.y * PIECE_NBYTES; start < nbytes;
-             start += gridDim.y * PIECE_NBYTES) {
-            const uint64_t left = nbytes - start;
-            copy_bytes(
-                dst + start, src + start, left < PIECE_NBYTES ? left : PIECE_NBYTES,
-                threadIdx.x, gs_copy_streams_threads);
+// Copies a stream; blocks along y share it in pieces.
+GS_DEVICE void copy_raw_stream(const BloscStreams& streams, uint32_t at) {
+    const uint8_t* src = reinterpret_cast<const uint8_t*>(streams.stream_src[at]);
+    uint8_t* dst = reinterpret_cast<uint8_t*>(streams.stream_dst[at]);
+    const uint64_t nbytes = streams.stream_nbytes[at];
+    for (uint64_t start = blockIdx.y * PIECE_NBYTES; start < nbytes;
+         start += gridDim.y * PIECE_NBYTES) {
+        const uint64_t left = nbytes - start;
+        copy_bytes(
+            dst + start, src + start, left < PIECE_NBYTES ? left : PIECE_NBYTES,
+            threadIdx.x, blockDim.x);
+    }
+}
+
+constexpr int gs_blosc_copy_threads = 128;
+
+// What is copied before the decoders run: `n_raw` streams to their places in the rows, and
+// `n_zlib` to where Deflate takes them.
+extern "C" __global__ void __launch_bounds__(gs_blosc_copy_threads, 8)
+gs_blosc_copy(
+    const __grid_constant__ BloscStreams streams, uint32_t n_raw, uint32_t n_zlib,
+    uint64_t* used, uint64_t arena) {
+    __shared__ Move move;
+    for (uint32_t k = blockIdx.x; k < n_raw + n_zlib; k += gridDim.x) {
+        if (k < n_raw) {
+            copy_raw_stream(streams, streams.begin[CLASS_RAW] + k);
+        } else if (blockIdx.y == 0) {
+            const uint32_t at = streams.begin[CLASS_ZLIB] + (k - n_raw);
+            realign_stream(
+                streams.stream_src + at, streams.stream_nbytes[at], {used, arena}, move);
         }
     }
 }

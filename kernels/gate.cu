@@ -12,9 +12,8 @@
 //     | gs_verify_*      the same where streams have a checksum, and those that contradict
 //     v                  theirs mark their rows as well (trailers.cu)
 //   rows      status -> the host
-#include "copy.cuh"
-#include "deflate_format.cuh"
 #include "lz_format.cuh"
+#include "realign.cuh"
 #include "streams.cuh"
 #include "zstd_format.cuh"
 
@@ -104,33 +103,18 @@ gs_gate_zlib(const GateTables tables) {
         [](const ByteSpan& encoded) { return check_zlib(encoded); });
 }
 
-constexpr uint64_t DEFLATE_ALIGNMENT = 4;  // nvCOMP asks for it, of Deflate alone
-
 constexpr int gs_realign_threads = 128;
 
-// Copies each stream, with the zlib trailer behind it, to a multiple of 4 in `arena`, and
-// lets its table entry point there. `used` counts the bytes of the arena that are taken,
-// in whatever order blocks come. One block a stream; `arena` is 16-aligned. The launch
-// bounds name a number of blocks, or the compiler would spill registers for more of them.
+// Copies each stream, with the zlib trailer behind it, to a multiple of 4 in `arena`, as
+// realign_stream does. One block a stream. The launch bounds name a number of blocks, or
+// the compiler would spill registers for more of them.
 extern "C" __global__ void __launch_bounds__(gs_realign_threads, 8)
 gs_realign(
     uint64_t* stream_src, const uint64_t* stream_nbytes, uint64_t* used, uint64_t arena,
     uint32_t n_streams) {
-    __shared__ const uint8_t* src;
-    __shared__ uint8_t* dst;
+    __shared__ Move move;
     for (uint32_t stream = blockIdx.x; stream < n_streams; stream += gridDim.x) {
-        const uint64_t nbytes = stream_nbytes[stream] + ZLIB_TRAILER_NBYTES;
-        if (threadIdx.x == 0) {
-            const uint64_t room =
-                (nbytes + DEFLATE_ALIGNMENT - 1) & ~(DEFLATE_ALIGNMENT - 1);
-            const uint64_t place = arena + take_from(used, room);
-            src = reinterpret_cast<const uint8_t*>(stream_src[stream]);
-            dst = reinterpret_cast<uint8_t*>(place);
-            stream_src[stream] = place;
-        }
-        __syncthreads();
-        copy_bytes(dst, src, nbytes, threadIdx.x, gs_realign_threads);
-        __syncthreads();  // both are read before they become those of the next
+        realign_stream(stream_src + stream, stream_nbytes[stream], {used, arena}, move);
     }
 }
 

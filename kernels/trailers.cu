@@ -9,7 +9,8 @@
 //
 // The tables are those that the decoder was given, and those that it filled. Streams of
 // rows with a status are left out: their bytes are of no meaning. A row whose checksum
-// differs gets CHECKSUM.
+// differs gets CHECKSUM. Streams may stand among those of other compressors, with which
+// they are folded in one launch.
 #include "crc.cuh"
 #include "scan.cuh"
 #include "streams.cuh"
@@ -25,9 +26,11 @@ struct Trailers {
     const int32_t* decoder_status;
     const uint64_t* actual_nbytes;
     uint32_t n_streams;
+    uint32_t first;       // of those with a checksum, and behind the last of them:
+    uint32_t stop;        // for gs_verify_zlib, all the others are folded only
     uint32_t reserved;
 };
-static_assert(sizeof(Trailers) == 9 * 8, "the host packs the same");
+static_assert(sizeof(Trailers) == 10 * 8, "the host packs the same");
 
 GS_DEVICE uint32_t row_of(const Trailers& trailers, uint32_t stream) {
     return trailers.stream_row ? trailers.stream_row[stream] : stream;
@@ -169,6 +172,7 @@ gs_verify_zlib(const Trailers trailers) {
     __shared__ Status shared;
     for (uint32_t k = blockIdx.x; k < trailers.n_streams; k += gridDim.x) {
         if (!is_fine_for_block(trailers, k, shared)) continue;
+        if (k < trailers.first || k >= trailers.stop) continue;
         const uint64_t nbytes = trailers.stream_capacity[k];
         AdlerSums sums = adler_of_thread(decoded_of(trailers, k), nbytes);
         sums.a = sum_of_warp(sums.a % ADLER_MODULUS);

@@ -224,14 +224,18 @@ GS_DEVICE void unshuffle_bits_of_piece(const Piece& piece) {
     }
 }
 
-constexpr int gs_bitunshuffle_threads = 256;
+constexpr int gs_unfilter_threads = 256;
 
-// Rows with FILTER_BIT_SHUFFLE; the rest are left alone.
-extern "C" __global__ void __launch_bounds__(gs_bitunshuffle_threads)
-gs_bitunshuffle(const UnfilterTables tables) {
+// Rows with either filter, for batches that have bits to unshuffle; the rest are left alone.
+extern "C" __global__ void __launch_bounds__(gs_unfilter_threads)
+gs_unfilter(const UnfilterTables tables) {
     for (uint32_t row = blockIdx.x; row < tables.n_rows; row += gridDim.x) {
         if (tables.status[row] != STATUS_OK || !tables.decoded_nbytes) continue;
-        if (tables.filter[row] != FILTER_BIT_SHUFFLE) continue;
-        for_pieces(tables, row, unshuffle_bits_of_piece);
+        const uint32_t filter = tables.filter[row];
+        if (filter == FILTER_BIT_SHUFFLE) {
+            for_pieces(tables, row, unshuffle_bits_of_piece);
+        } else if (filter == FILTER_BYTE_SHUFFLE) {
+            for_pieces(tables, row, unshuffle_piece);
+        }
     }
 }

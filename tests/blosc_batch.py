@@ -8,6 +8,7 @@ import numpy as np
 
 from blosc_cases import NBYTES, OK, parsed
 from gpushard.codecs import blosc_frame
+from gpushard.devices.row_tables import TOTALS_NBYTES
 from gpushard.devices.scatter_structs import FAST_DIVISOR
 from gpushard.devices.structs import BLOSC_STREAMS
 from kernel_rows import POISON, addresses, held, outputs, sizes, struct
@@ -28,9 +29,11 @@ class Batch:
             np.zeros(n_rows, np.uint32) for _ in range(4)
         )
         self.first = np.full((len(CLASSES), n_rows), POISON, np.uint32)
-        self.all_totals = np.zeros(3 * len(CLASSES) + 2, np.uint64)
-        self.totals = self.all_totals[:-2].reshape(3, -1)
-        self.n_shuffled = self.all_totals[-2:]
+        n_totals = TOTALS_NBYTES // 8
+        self.all_totals = np.zeros(n_totals + 1, np.uint64)
+        self.totals_host = np.full(n_totals, POISON, np.uint64)
+        self.totals = self.totals_host[:-2].reshape(3, -1)
+        self.n_shuffled = self.totals_host[-2:]
         self.staging, self.decoded = (outputs(n_rows, decoded_nbytes) for _ in "ab")
         self.dst, self.next = np.zeros((2, n_rows), np.uint64)
         self.planes = np.full(n_rows, 7, FAST_DIVISOR)
@@ -68,6 +71,7 @@ class Batch:
             block_nbytes=self.block_nbytes,
             first=self.first,
             totals=self.all_totals,
+            totals_host=self.totals_host,
             staging=self._staging,
             decoded=self._decoded,
             stage=self.dst,

@@ -23,7 +23,6 @@ from device_fetch_cases import (
 )
 from gpushard import expressions
 from gpushard.devices import fetching, landing, sink
-from gpushard.devices.lane import Lane
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import read_to_device
 from gpushard.devices.ring import Slot
@@ -82,23 +81,6 @@ def test_a_slot_that_is_not_waited_for_would_show(tmp_path):
         except AssertionError:
             return  # the device saw that memory was gone before its copy
     assert (results[0] != values).any()
-
-
-def test_a_wait_that_is_not_over_frees_no_slot(monkeypatch):
-    device = emulated()
-    lane, slot = Lane(device, small_batches(1000)), Slot(device, 100)
-    lane.upload(slot.memory(100))
-    slot.note_copy(lane)
-    is_copied, wait_for = [], device.wait_for
-
-    def wait(stream):
-        slot.reclaim()  # as another thread may meanwhile
-        is_copied.append("upload" in [kind for _, kind, _ in device.log])
-        wait_for(stream)
-
-    monkeypatch.setattr(device, "wait_for", wait)
-    lane.wait_here()
-    assert is_copied == [True]
 
 
 def test_local_files_are_read_into_the_slot_itself(tmp_path, monkeypatch):

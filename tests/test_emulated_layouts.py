@@ -192,7 +192,7 @@ def test_a_last_byte_shuffle_is_undone_by_the_scatter(tmp_path, chain, schedule)
     assert_same_bits(results[1], values[17:2:-3, 5:30])
     assert_same_bits(results[2], values[[3, 1, 19], [2, 39, 0]])
     names = launched(device)
-    assert not {"gs_unshuffle", "gs_bitunshuffle"} & set(names)
+    assert not {"gs_unshuffle", "gs_unfilter"} & set(names)
     assert "gs_scatter_planes_2" in names
 
 

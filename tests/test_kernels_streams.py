@@ -13,6 +13,7 @@ from cuda_host.launch import (
 )
 from gate_cases import OK
 from gpushard.devices.statuses import Status
+from gpushard.devices.structs import BLOSC_STREAMS
 from kernel_rows import POISON, addresses, held, sizes
 
 CHECKSUM, DECODER, SHORT = Status.CHECKSUM, Status.DECODER, Status.SHORT
@@ -22,9 +23,21 @@ TRAILER = 4  # an Adler-32 stands behind each stream, and moves with it
 schedules = pytest.mark.parametrize("schedule", SCHEDULES)
 
 
+NO_ZLIB = np.uint32(0), np.uint64(0), np.uint64(0)
+
+
 @pytest.fixture(scope="module")
 def kernels():
     return Kernels()
+
+
+def stream_tables(src, nbytes, dst, begin=(0, 0, 0, 0, 0)):
+    """Streams of Blosc frames, those of each class from `begin` on."""
+    record = np.zeros((), BLOSC_STREAMS)
+    for name, table in zip(("src", "nbytes", "dst"), (src, nbytes, dst), strict=True):
+        record[f"stream_{name}"] = table.ctypes.data
+    record["begin"] = begin
+    return record[()]
 
 
 # ---- copy
@@ -38,8 +51,9 @@ def test_streams_are_copied_between_all_alignments(kernels, schedule):
     sources = [held(rng.bytes(n), a) for a, _, n in cases]
     targets = [np.full(16 + b + n + 16, POISON, np.uint8) for _, b, n in cases]
     dst = addresses(targets) + np.array([16 + b for _, b, _ in cases], np.uint64)
-    args = [addresses(sources), sizes(sources), dst, np.uint32(len(cases))]
-    kernels.launch("gs_copy_streams", (5, 2), 128, args, schedule=schedule)
+    tables = addresses(sources), sizes(sources), dst
+    args = [stream_tables(*tables), np.uint32(len(cases)), *NO_ZLIB]
+    kernels.launch("gs_blosc_copy", (5, 2), 128, args, schedule=schedule)
     for (_, b, n), source, target in zip(cases, sources, targets, strict=True):
         np.testing.assert_array_equal(target[16 + b : 16 + b + n], source)
         assert (target[: 16 + b] == POISON).all()
@@ -49,30 +63,67 @@ def test_streams_are_copied_between_all_alignments(kernels, schedule):
 # ---- realignment
 
 
+class Moved:
+    """Streams, a trailer behind each, and an arena that they are moved to."""
+
+    def __init__(self, rng):
+        self.lengths = [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 40, 255, 1000] * 4
+        self.streams = [
+            held(
+                rng.integers(0, 256, n + TRAILER, np.uint8).tobytes(), rng.integers(16)
+            )
+            for n in self.lengths
+        ]
+        self.src = addresses(self.streams)
+        self.nbytes = np.array(self.lengths, np.uint64)
+        self.rooms = [-(-n // 4) * 4 + TRAILER for n in self.lengths]
+        self.arena = np.full(sum(self.rooms), POISON, np.uint8)
+        self.used, self.base = np.zeros(1, np.uint64), addresses([self.arena])[0]
+
+    def check(self, src):
+        """Each lies whole in a place of its own, as the entries `src` say."""
+        assert self.used[0] == len(self.arena)
+        places = src - self.base
+        assert not (places % np.uint64(4)).any()
+        in_order = np.argsort(places, kind="stable")
+        room_ends = np.cumsum(np.array(self.rooms)[in_order])
+        np.testing.assert_array_equal(places[in_order], [0, *room_ends[:-1].tolist()])
+        rows = zip(self.streams, places.astype(int), self.rooms, strict=True)
+        for stream, place, room in rows:
+            moved = self.arena[place : place + room]
+            np.testing.assert_array_equal(moved[: stream.nbytes], stream)
+            assert (moved[stream.nbytes :] == POISON).all()
+
+
 @schedules
 def test_streams_move_to_multiples_of_four(kernels, schedule):
-    rng = np.random.default_rng(schedule)
-    lengths = [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 40, 255, 1000] * 4
-    streams = [
-        held(rng.integers(0, 256, n + TRAILER, np.uint8).tobytes(), rng.integers(16))
-        for n in lengths
-    ]
-    src, nbytes = addresses(streams), np.array(lengths, np.uint64)
-    rooms = [-(-n // 4) * 4 + TRAILER for n in lengths]
-    arena = np.full(sum(rooms), POISON, np.uint8)
-    used, base = np.zeros(1, np.uint64), addresses([arena])[0]
-    args = [src, nbytes, used, base, np.uint32(len(streams))]
+    moved = Moved(np.random.default_rng(schedule))
+    n = np.uint32(len(moved.streams))
+    args = [moved.src, moved.nbytes, moved.used, moved.base, n]
     kernels.launch("gs_realign", 3, 128, args, schedule=schedule)
-    assert used[0] == len(arena)
-    places = src - base
-    assert not (places % np.uint64(4)).any()
-    in_order = np.argsort(places, kind="stable")
-    room_ends = np.cumsum(np.array(rooms)[in_order])
-    np.testing.assert_array_equal(places[in_order], [0, *room_ends[:-1].tolist()])
-    for stream, place, room in zip(streams, places.astype(int), rooms, strict=True):
-        moved = arena[place : place + room]
-        np.testing.assert_array_equal(moved[: stream.nbytes], stream)
-        assert (moved[stream.nbytes :] == POISON).all()
+    moved.check(moved.src)
+
+
+@schedules
+@pytest.mark.parametrize("n_between", [0, 3])
+def test_raw_streams_are_copied_as_those_of_zlib_move(kernels, n_between, schedule):
+    rng = np.random.default_rng(schedule)
+    raw = [held(rng.bytes(n), n % 5) for n in (40_001, 0, 17, 300)]
+    targets = [np.full(source.nbytes + 1, POISON, np.uint8) for source in raw]
+    moved, first = Moved(rng), len(raw) + n_between
+    others = np.full(n_between, 12345, np.uint64)  # of other compressors: left alone
+    src = np.concatenate([addresses(raw), others, moved.src])
+    nbytes = np.concatenate([sizes(raw), others, moved.nbytes])
+    dst = np.concatenate([addresses(targets), np.zeros_like(src[len(raw) :])])
+    tables = stream_tables(src, nbytes, dst, [0, len(raw), first, first, len(src)])
+    counts = np.uint32(len(raw)), np.uint32(len(moved.streams))
+    args = [tables, *counts, moved.used, moved.base]
+    kernels.launch("gs_blosc_copy", (3, 2), 128, args, schedule=schedule)
+    moved.check(src[first:])
+    assert (src[len(raw) : first] == others).all()
+    for source, target in zip(raw, targets, strict=True):
+        np.testing.assert_array_equal(target[:-1], source)
+        assert target[-1] == POISON
 
 
 # ---- folding

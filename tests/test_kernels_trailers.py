@@ -62,7 +62,15 @@ class Streams:
         self.around = np.array([before + after for _, before, after in made], np.uint64)
 
     def verify(
-        self, kernels, *, rows=None, status=None, failures=(), short=(), **launched
+        self,
+        kernels,
+        *,
+        rows=None,
+        status=None,
+        failures=(),
+        short=(),
+        verified=None,
+        **launched,
     ):
         """Statuses of the rows; streams that a decoder refused, or cut short."""
         n = len(self.decoded)
@@ -80,6 +88,8 @@ class Streams:
         for name, column in zip(TRAILERS.names, columns, strict=False):
             record[name] = 0 if column is None else column.ctypes.data
         record["n_streams"] = n
+        verified = range(n) if verified is None else verified
+        record["first"], record["stop"] = verified.start, verified.stop
         self._launch(kernels, record[()], **launched)
         return status.tolist()
 
@@ -175,6 +185,18 @@ def test_what_did_not_come_out_marks_a_row_of_many_streams(kernels, kernel, sche
             short=short, schedule=schedule,
         )  # fmt: skip
         assert got == [OK, wanted]
+
+
+@schedules
+def test_streams_of_other_compressors_are_folded_and_not_judged(kernels, schedule):
+    streams = Streams("gs_verify_zlib", [message(50, k) for k in range(7)])
+    for decoded in streams.decoded:
+        decoded[3] ^= 1
+    got = streams.verify(
+        kernels, verified=range(2, 5), failures=[0, 3], short=[6], schedule=schedule
+    )
+    refused, short = Status.DECODER, Status.SHORT
+    assert got == [refused, OK, CHECKSUM, refused, CHECKSUM, OK, short]
 
 
 def test_a_zstd_frame_without_checksum_is_not_judged(kernels):

@@ -36,7 +36,8 @@ SCATTERS = {
 # behind these each time, and what they take alone is taken off.
 _BEHIND = {
     "gs_blosc_count": ("upload",),
-    "gs_realign": ("upload", "gs_gate_zlib", "gs_blosc_fill"),
+    "gs_realign": ("upload", "gs_gate_zlib"),
+    "gs_blosc_copy": ("upload", "gs_blosc_fill"),
 }
 _TICK_S = 1e-7  # what is shorter is not told apart
 

@@ -116,6 +116,8 @@ class Device(Protocol):
     def allocate_pinned(self, nbytes: int) -> NDArray[np.uint8]:
         """Host memory that copies run to and from by themselves: uint8, (nbytes,).
 
+        Kernels may write there, at the host's address.
+
         Raises
         ------
         DeviceMemoryError

@@ -57,7 +57,6 @@ _ALGORITHM_OF_CLASS = {
 _REALIGNED_NBYTES = 16
 # Four addresses or sizes and the row; what came out, and the decoder's status.
 _TABLES_NBYTES_PER_STREAM = 36 + 12
-_UNFILTERS = ("gs_unshuffle", "gs_bitunshuffle")
 # Kernels loop over what is left; this many blocks fill any device several times over.
 _MAX_BLOCKS = 1 << 16
 _WARP = 32
@@ -154,63 +153,71 @@ class Decoder:
         record["n_rows"], record["accept_unsized"] = n_rows, self.accept_unsized
         self._launch_over(gate, n_rows, record[()])
         if algorithm is Algorithm.DEFLATE:
-            nbytes = self.lane.encoded_nbytes + _REALIGNED_NBYTES * n_rows
-            self._realign(streams[0], streams[1], n_rows, nbytes)
+            self._realign(streams[0], streams[1], n_rows)
         largest = max(step.decoded_nbytes, DUMMY_CAPACITY)
-        self._decode_streams(algorithm, streams, n_rows, largest, n_rows * largest, 0)
+        self._decode_streams(algorithm, streams, n_rows, largest)
         self.src = dst
 
-    def _realign(self, src: int, nbytes: int, n_streams: int, total: int) -> None:
-        """Copy streams to multiples of 4 bytes, which nvCOMP's Deflate needs.
-
-        Once a batch: what is taken of the room is counted from zero on.
-        """
-        arena = self.lane.realigned.address(total)
+    def _realign(self, src: int, nbytes: int, n_streams: int) -> None:
+        """Copy streams to multiples of 4 bytes, which nvCOMP's Deflate needs."""
+        arena = self._realigned_room(n_streams)
         places = _u8(src), _u8(nbytes), _u8(self.tables.n_realigned), _u8(arena)
         self._launch("gs_realign", (n_streams, 1), *places, _u4(n_streams))
+
+    def _realigned_room(self, n_streams: int) -> int:
+        """Address of room for so many streams, with their trailers.
+
+        Once a batch: what is taken of it is counted from zero on.
+        """
+        nbytes = self.lane.encoded_nbytes + _REALIGNED_NBYTES * n_streams
+        return self.lane.realigned.address(nbytes)
 
     def _decode_streams(
         self,
         algorithm: Algorithm,
-        streams: list[int],
+        streams: Sequence[int],
         n_streams: int,
         largest: int,
-        total: int,
-        row_of_stream: int,
     ) -> None:
-        """Let the vendor decode, and note on the rows what it says.
+        """Let the vendor decode, a stream a row, and note on the rows what it says.
 
         `streams`: addresses of source, size, destination and capacity of each stream.
+        """
+        decoder, total = self.lane.device.decoder, n_streams * largest
+        temp_nbytes = decoder.temp_nbytes(algorithm, n_streams, largest, total)
+        tables, temp = self._with_outcomes(streams, n_streams, temp_nbytes)
+        decoder.decompress_async(algorithm, tables, temp, temp_nbytes, self.lane.stream)
+        self._fold(verifier_of(algorithm), tables, 0, range(n_streams))
+
+    def _with_outcomes(
+        self, streams: Sequence[int], n_streams: int, temp_nbytes: int
+    ) -> tuple[StreamTables, int]:
+        """Tables with room for what the decoder says, and scratch for it."""
+        columns = Columns(self.lane.temp.address(temp_nbytes + 12 * n_streams + 32))
+        actual, statuses = columns.take(8 * n_streams), columns.take(4 * n_streams)
+        src, nbytes, dst, capacity = streams
+        tables = StreamTables(n_streams, src, nbytes, dst, capacity, actual, statuses)
+        return tables, columns.take(temp_nbytes)
+
+    def _fold(
+        self,
+        verifier: str | None,
+        tables: StreamTables,
+        row_of_stream: int,
+        verified: range,
+    ) -> None:
+        """Note on the rows what the decoder says, and whether checksums differ.
+
         `row_of_stream` is the address of a table, or 0 where stream k is row k.
         """
-        lane = self.lane
-        decoder = lane.device.decoder
-        temp_nbytes = decoder.temp_nbytes(algorithm, n_streams, largest, total)
-        room = lane.temp.address(temp_nbytes + 12 * n_streams + 32)
-        columns = Columns(room)
-        actual = columns.take(8 * n_streams)
-        decoder_status = columns.take(4 * n_streams)
-        temp = columns.take(temp_nbytes)
-        src, nbytes, dst, capacity = streams
-        tables = StreamTables(
-            n_streams, src, nbytes, dst, capacity, actual, decoder_status
-        )
-        decoder.decompress_async(algorithm, tables, temp, temp_nbytes, lane.stream)
-        verifier = verifier_of(algorithm, is_in_blosc=row_of_stream != 0)
+        status, n_streams = self.tables.status, tables.count
         if verifier:
-            record = pack_trailers(tables, row_of_stream, self.tables.status)
+            record = pack_trailers(tables, row_of_stream, status, verified)
             self._launch(verifier, (n_streams, 1), record)
             return
-        self._launch_over(
-            "gs_fold",
-            n_streams,
-            _u8(decoder_status),
-            _u8(actual),
-            _u8(capacity),
-            _u8(row_of_stream),
-            _u8(self.tables.status),
-            _u4(n_streams),
-        )
+        addresses = tables.statuses, tables.actual_nbytes, tables.capacity
+        columns = map(_u8, (*addresses, row_of_stream, status))
+        self._launch_over("gs_fold", n_streams, *columns, _u4(n_streams))
 
     def _unfilter(
         self, kernel: str, src: int, dst: int, filters: Sequence[int], step: Step
@@ -238,6 +245,8 @@ class Decoder:
         rows["status"] = tables.status
         rows["filter"], rows["typesize"], rows["block_nbytes"] = filters
         rows["first"], rows["totals"] = first, tables.totals
+        host = lane.totals_host.view(TOTALS_NBYTES)
+        rows["totals_host"] = host.ctypes.data
         rows["staging"], rows["decoded"] = staging, dst
         rows["stage"], rows["next"] = stage, following
         if is_last and tables.fused_nbytes:
@@ -246,14 +255,12 @@ class Decoder:
         rows["decoded_nbytes"], rows["n_rows"] = step.decoded_nbytes, n_rows
         rows["accept_unsized"] = self.accept_unsized
         self._launch_over("gs_blosc_count", _WARP * n_rows, rows[()])
-        host = lane.totals_host.view(TOTALS_NBYTES)
-        lane.device.download(host, tables.totals, lane.stream)
         lane.wait_here()
         found = host.view(np.uint64).astype(np.int64)
         self._blosc_streams(rows, stage, list(found[:-2].reshape(3, -1)))
-        for kernel, n_shuffled in zip(_UNFILTERS, found[-2:].tolist(), strict=True):
-            if n_shuffled:
-                self._unfilter(kernel, staging, dst, filters, step)
+        if found[-2:].any():
+            kernel = "gs_unfilter" if found[-1] else "gs_unshuffle"
+            self._unfilter(kernel, staging, dst, filters, step)
         self.src = following
 
     def _blosc_streams(
@@ -262,11 +269,11 @@ class Decoder:
         stage: int,
         totals: Sequence[NDArray[np.int64]],
     ) -> None:
-        n_streams, decoded, largest = totals
-        n_all = int(n_streams.sum())
+        n_streams, _, largest = (column.tolist() for column in totals)
+        n_all, n_raw = sum(n_streams), n_streams[StreamClass.RAW]
         if not n_all:
             return
-        self._refuse_too_many(totals)
+        scratch = self._scratch(totals)
         columns = Columns(self.lane.streams.address(36 * n_all + 16 * 8))
         tables = [columns.take(8 * n_all) for _ in range(4)]
         row_of_stream = columns.take(4 * n_all)
@@ -278,45 +285,69 @@ class Decoder:
         record["stream_row"] = row_of_stream
         n_threads = _WARP * self.tables.n_rows
         self._launch_over("gs_blosc_fill", n_threads, rows[()], record[()])
-        begin = 0
-        for kind in StreamClass:
-            n = int(n_streams[kind])
-            mine = [table + 8 * begin for table in tables]
-            if n and kind is StreamClass.RAW:
-                src, nbytes, dst, _ = map(_u8, mine)
-                grid = n, _pieces(int(largest[kind]))
-                self._launch("gs_copy_streams", grid, src, nbytes, dst, _u4(n))
-            elif n:
-                algorithm = _ALGORITHM_OF_CLASS[kind]
-                if algorithm is Algorithm.DEFLATE:
-                    room = self.lane.encoded_nbytes + _REALIGNED_NBYTES * n
-                    self._realign(mine[0], mine[1], n, room)
-                self._decode_streams(
-                    algorithm,
-                    mine,
-                    n,
-                    int(largest[kind]),
-                    int(decoded[kind]),
-                    row_of_stream + 4 * begin,
-                )
-            begin += n
+        self._copy_streams(record, n_streams, largest[StreamClass.RAW])
+        if n_all > n_raw:  # raw ones come first
+            compressed = [table + 8 * n_raw for table in tables]
+            self._decode_classes(
+                compressed, n_streams, scratch, row_of_stream + 4 * n_raw
+            )
 
-    def _refuse_too_many(self, totals: Sequence[NDArray[np.int64]]) -> None:
-        """Let a batch be split whose frames have more streams than is usual.
+    def _copy_streams(
+        self, record: NDArray[Any], n_streams: Sequence[int], largest_raw: int
+    ) -> None:
+        """Copy raw streams to their rows, and Deflate's as `_realign` does."""
+        n_raw, n_zlib = n_streams[StreamClass.RAW], n_streams[StreamClass.ZLIB]
+        if not n_raw + n_zlib:
+            return
+        arena = self._realigned_room(n_zlib) if n_zlib else 0
+        room = _u8(self.tables.n_realigned), _u8(arena)
+        grid = n_raw + n_zlib, _pieces(largest_raw)
+        self._launch("gs_blosc_copy", grid, record[()], _u4(n_raw), _u4(n_zlib), *room)
+
+    def _decode_classes(
+        self,
+        streams: Sequence[int],
+        n_streams: Sequence[int],
+        scratch: dict[StreamClass, int],
+        row_of_stream: int,
+    ) -> None:
+        """Let the vendor decode those of each compressor, and fold all at once."""
+        lane, n_all = self.lane, sum(n_streams[k] for k in scratch)
+        tables, temp = self._with_outcomes(streams, n_all, max(scratch.values()))
+        first, zlib = 0, range(0)
+        for kind, nbytes in scratch.items():
+            mine = range(first, first + n_streams[kind])
+            zlib = mine if kind is StreamClass.ZLIB else zlib
+            first = mine.stop
+            lane.device.decoder.decompress_async(
+                _ALGORITHM_OF_CLASS[kind],
+                _part(tables, mine),
+                temp,
+                nbytes,
+                lane.stream,
+            )
+        # zstd frames with a checksum are left to the host in Blosc: none was written.
+        verifier = verifier_of(Algorithm.DEFLATE) if zlib else None
+        self._fold(verifier, tables, row_of_stream, zlib)
+
+    def _scratch(self, totals: Sequence[NDArray[np.int64]]) -> dict[StreamClass, int]:
+        """Bytes of scratch for each compressor that has streams, in their order.
 
         Raises
         ------
         DeviceMemoryError
-            Their tables and the scratch of the decoder are beyond the budget.
+            That and their tables are beyond the budget: there are more streams than is
+            usual. The batch is to be split.
         """
         n_streams, decoded, largest = (column.tolist() for column in totals)
         decoder = self.lane.device.decoder
-        scratch = [
-            decoder.temp_nbytes(algorithm, n_streams[k], largest[k], decoded[k])
+        scratch = {
+            k: decoder.temp_nbytes(algorithm, n_streams[k], largest[k], decoded[k])
             for k, algorithm in _ALGORITHM_OF_CLASS.items()
             if n_streams[k]
-        ]
-        needed = max(scratch, default=0) + _TABLES_NBYTES_PER_STREAM * sum(n_streams)
+        }
+        tables_nbytes = _TABLES_NBYTES_PER_STREAM * sum(n_streams)
+        needed = max(scratch.values(), default=0) + tables_nbytes
         room = self.lane.budget.streams_nbytes(self.tables.n_rows)
         if needed > room:
             raise DeviceMemoryError(
@@ -325,6 +356,18 @@ class Decoder:
                 got=needed,
                 hint="raise memory_limit",
             )
+        return scratch
+
+
+def _part(tables: StreamTables, streams: range) -> StreamTables:
+    """Tables of some of the streams."""
+    first = streams.start
+    wide = tables.src, tables.src_nbytes, tables.dst, tables.capacity
+    src, nbytes, dst, capacity, actual = (
+        table + 8 * first for table in (*wide, tables.actual_nbytes)
+    )
+    statuses = tables.statuses + 4 * first
+    return StreamTables(len(streams), src, nbytes, dst, capacity, actual, statuses)
 
 
 def landing_alignment(decoder: StreamDecoder, step: Step) -> int:

@@ -24,6 +24,9 @@ from gpushard.selection import Ints
 # in between, so that plain elements that are aligned in a file are so on a device.
 ALIGNMENT = 64
 
+# A copy takes the host as long as half a megabyte takes the bus.
+_MAX_RUNS = 8
+
 _COLUMNS = ("column", "at", "nbytes", "low", "stored_nbytes")
 
 
@@ -205,9 +208,27 @@ def brought_back(lane: Lane, encoded: Encoded, src: NDArray[np.uint64]) -> Encod
 def read_back(
     lane: Lane, src: NDArray[np.uint64], nbytes: Ints
 ) -> list[NDArray[np.uint8]]:
-    """Copies of byte ranges of device memory: uint8, host."""
-    places = zip(src.tolist(), nbytes.tolist(), strict=True)
-    return [lane.read_back(address, n).copy() for address, n in places]
+    """Byte ranges of device memory: uint8, host, until the lane reads back again.
+
+    In up to eight copies, with what lies in the smaller gaps between the ranges.
+    """
+    if not len(src):
+        return []
+    start = src.astype(np.int64)
+    order = np.argsort(start, kind="stable")
+    first = start[order]
+    reached = np.maximum.accumulate(first + nbytes[order])
+    gap = first[1:] - reached[:-1]
+    cuts = np.sort(np.argsort(gap)[max(0, len(gap) - _MAX_RUNS + 1) :]) + 1
+    cuts = cuts[gap[cuts - 1] > 0]
+    run_start = first[np.concatenate([[0], cuts])]
+    run_nbytes = reached[np.concatenate([cuts - 1, [-1]])] - run_start
+    runs = list(zip(run_start.tolist(), run_nbytes.tolist(), strict=True))
+    memory = lane.read_back(runs)
+    of_run = np.searchsorted(run_start, start, side="right") - 1
+    base = np.cumsum(run_nbytes) - run_nbytes - run_start
+    at = (start + base[of_run]).tolist()
+    return [memory[a : a + n] for a, n in zip(at, nbytes.tolist(), strict=True)]
 
 
 def _cut(memory: NDArray[np.uint8], encoded: Encoded) -> list[NDArray[np.uint8]]:

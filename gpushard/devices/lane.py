@@ -48,6 +48,8 @@ class Lane:
     ----------
     budget
         What a batch may hold, as a rule.
+    counts_streams
+        Whether the host waits for each batch's streams to be counted.
     encoded_nbytes
         Encoded bytes of the batch in hand, those that rows share counted for each.
     n_waits
@@ -57,6 +59,7 @@ class Lane:
 
     device: Device
     budget: Budget
+    counts_streams: bool = False
     stream: int = field(init=False)
     pending: Pending | None = field(init=False, default=None)
     encoded_nbytes: int = field(init=False, default=0)
@@ -179,11 +182,19 @@ class Lane:
         address = self.landed.address_anew(nbytes + LANDED_ROOM_NBYTES)
         return -(-(address + PADDING_NBYTES) // PAGE_NBYTES) * PAGE_NBYTES
 
-    def read_back(self, address: int, nbytes: int) -> NDArray[np.uint8]:
-        """Bytes at `address` once all that is queued is done; until the next call."""
-        host = self.returned_host.view(nbytes)
-        if nbytes:
-            self.device.download(host, address, self.stream)
+    def read_back(self, runs: Sequence[tuple[int, int]]) -> NDArray[np.uint8]:
+        """Bytes of `runs`, one behind the other, once all that is queued is done.
+
+        `runs`: addresses on the device and numbers of bytes. Until the next call.
+        """
+        host = self.returned_host.view(sum(nbytes for _, nbytes in runs))
+        at = 0
+        for address, nbytes in runs:
+            if nbytes:
+                part = host[at : at + nbytes]
+                self.device.download(part, address, self.stream)
+                at += nbytes
+        if at:
             self.wait_here()
         return host
 

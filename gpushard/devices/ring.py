@@ -16,10 +16,13 @@ from gpushard.devices.slabs import PinnedSlab
 
 
 class _Copy(NamedTuple):
-    """A copy of what lies in a slot, and what a lane had waited for before it."""
+    """A copy of what lies in a slot, and what a lane had waited for before it.
+
+    `event` is None where the lane is waited for within each batch.
+    """
 
     lane: Lane
-    event: Event
+    event: Event | None
     n_waits: int
 
 
@@ -36,7 +39,7 @@ class Slot:
 
         Every wait for the lane from here on is one for the copy, too.
         """
-        event = self._device.record(lane.stream)
+        event = None if lane.counts_streams else self._device.record(lane.stream)
         self._copied[lane.stream] = _Copy(lane, event, lane.n_waits)
 
     def reclaim(self) -> None:
@@ -49,7 +52,11 @@ class Slot:
         """
         while self._copied:
             _, copied = self._copied.popitem()
-            if copied.lane.n_waits == copied.n_waits:
+            if copied.lane.n_waits > copied.n_waits:
+                continue
+            if copied.event is None:  # its batch ended before streams were counted
+                self._device.wait_for(copied.lane.stream)
+            else:
                 self._device.wait(copied.event)
 
     def memory(self, nbytes: int) -> NDArray[np.uint8]:

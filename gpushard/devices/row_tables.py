@@ -31,6 +31,9 @@ DUMMY_CAPACITY = 256
 TOTALS_NBYTES = (3 * len(StreamClass) + 2) * 8
 """Streams of each class, counted in three ways; then rows with either shuffle."""
 
+_COUNTING_NBYTES = TOTALS_NBYTES + 8
+"""The same, and how many have counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowTables:
@@ -57,9 +60,9 @@ class RowTables:
     dummies, dummy_dst
         The streams in `DUMMIES` one after the other, and room for what they decode to.
     totals, n_realigned, status
-        Zero at first. Streams that Blosc frames have, `TOTALS_NBYTES`; bytes of the
-        room for realigned streams that are taken, uint64; and what became of each row,
-        uint32.
+        Zero at first. Streams that Blosc frames have, `TOTALS_NBYTES`, and how many
+        warps have counted them, uint64; bytes of the room for realigned streams that
+        are taken, uint64; and what became of each row, uint32.
     """
 
     n_rows: int
@@ -117,8 +120,8 @@ def add_results(page: TablePage, n_rows: int) -> tuple[int, int, int]:
 
     Their zeros are uploaded with the rest, which is a call less than to clear them.
     """
-    totals = page.add(np.zeros(TOTALS_NBYTES + 8, np.uint8))
-    return totals, totals + TOTALS_NBYTES, page.add(np.zeros(n_rows, np.uint32))
+    totals = page.add(np.zeros(_COUNTING_NBYTES + 8, np.uint8))
+    return totals, totals + _COUNTING_NBYTES, page.add(np.zeros(n_rows, np.uint32))
 
 
 def reserve_dummy_room(page: TablePage) -> int:

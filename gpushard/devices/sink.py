@@ -20,7 +20,7 @@ from gpushard.devices.batch import (
     scatter_fill,
 )
 from gpushard.devices.budget import N_LANES, Budget
-from gpushard.devices.chain import COMPRESSED, DeviceChain
+from gpushard.devices.chain import COMPRESSED, DeviceChain, StepKind
 from gpushard.devices.fetching import choose_fetch
 from gpushard.devices.landing import Encoded, SlotLanding, brought_back
 from gpushard.devices.lane import Lane
@@ -79,7 +79,8 @@ class DeviceSink:
         budget = Budget.of(chain, source.options, decodes=decodes)
         self.batch_nbytes = budget.encoded_nbytes
         self.max_rows = min(MAX_ROWS, budget.n_rows)
-        self._lanes = [Lane(device, budget) for _ in range(N_LANES)]
+        counts = any(step.kind is StepKind.BLOSC for step in chain.steps)
+        self._lanes = [Lane(device, budget, counts) for _ in range(N_LANES)]
         self._streams = [lane.stream for lane in self._lanes]
         self._idle: queue.SimpleQueue[Lane] = queue.SimpleQueue()
         self._fetch = choose_fetch(

@@ -37,6 +37,7 @@ BLOSC_ROWS = np.dtype(
         ("block_nbytes", "u8"),
         ("first", "u8"),
         ("totals", "u8"),
+        ("totals_host", "u8"),
         ("staging", "u8"),
         ("decoded", "u8"),
         ("stage", "u8"),
@@ -91,6 +92,8 @@ TRAILERS = np.dtype(
         ("decoder_status", "u8"),
         ("actual_nbytes", "u8"),
         ("n_streams", "u4"),
+        ("first", "u4"),
+        ("stop", "u4"),
         ("reserved", "u4"),
     ]
 )

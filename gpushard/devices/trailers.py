@@ -20,17 +20,14 @@ _VERIFIERS = {
 }
 
 
-def verifier_of(algorithm: Algorithm, *, is_in_blosc: bool) -> str | None:
-    """Kernel that verifies streams once they are decoded; None if they say nothing.
-
-    zstd frames in Blosc say nothing: those that do are left to the host by the gate.
-    """
-    if is_in_blosc and algorithm is Algorithm.ZSTD:
-        return None
+def verifier_of(algorithm: Algorithm) -> str | None:
+    """Kernel that verifies streams once they are decoded; None if they say nothing."""
     return _VERIFIERS.get(algorithm)
 
 
-def pack_trailers(tables: StreamTables, row_of_stream: int, status: int) -> Any:
+def pack_trailers(
+    tables: StreamTables, row_of_stream: int, status: int, verified: range
+) -> Any:
     """Parameter of the kernel: the tables of the decoder, and the rows of streams.
 
     Parameters
@@ -39,6 +36,9 @@ def pack_trailers(tables: StreamTables, row_of_stream: int, status: int) -> Any:
         Address of a table, uint32, or 0 where stream k is row k.
     status
         Address of the statuses of the rows.
+    verified
+        Which streams have a checksum, where those of several compressors stand in the
+        tables.
     """
     record = np.zeros((), TRAILERS)
     record["stream_src"], record["stream_nbytes"] = tables.src, tables.src_nbytes
@@ -47,4 +47,5 @@ def pack_trailers(tables: StreamTables, row_of_stream: int, status: int) -> Any:
     record["decoder_status"] = tables.statuses
     record["actual_nbytes"] = tables.actual_nbytes
     record["n_streams"] = tables.count
+    record["first"], record["stop"] = verified.start, verified.stop
     return record[()]

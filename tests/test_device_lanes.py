@@ -1,0 +1,95 @@
+"""What a lane is asked for when its memory is used again, or read back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from zarr.codecs import BloscCodec
+
+import gpushard
+from cuda_host.reads import read_on_device
+from device_fetch_cases import emulated, small_batches, stored
+from gpushard.devices.landing import read_back
+from gpushard.devices.lane import Lane
+from gpushard.devices.ring import Slot
+from gpushard.selection import whole
+from zarr_oracle import assert_same_bits
+
+
+@pytest.mark.parametrize("counts_streams", [False, True])
+def test_a_slot_is_waited_for_unless_its_lane_was(counts_streams):
+    device = emulated()
+    lane = Lane(device, small_batches(1000), counts_streams)
+    slot = Slot(device, 100)
+    lane.upload(slot.memory(100))
+    slot.note_copy(lane)
+    slot.reclaim()
+    assert "upload" in [kind for _, kind, _ in device.log]
+    lane.upload(slot.memory(100))
+    slot.note_copy(lane)
+    lane.wait_here()
+    n_calls = device.n_calls
+    slot.reclaim()
+    assert device.n_calls == n_calls
+
+
+@pytest.mark.parametrize("counts_streams", [False, True])
+def test_a_wait_that_is_not_over_frees_no_slot(monkeypatch, counts_streams):
+    device = emulated()
+    lane = Lane(device, small_batches(1000), counts_streams)
+    slot = Slot(device, 100)
+    lane.upload(slot.memory(100))
+    slot.note_copy(lane)
+    is_copied, wait_for = [], device.wait_for
+
+    def wait(stream):
+        monkeypatch.setattr(device, "wait_for", wait_for)
+        slot.reclaim()  # as another thread may meanwhile
+        is_copied.append("upload" in [kind for _, kind, _ in device.log])
+        wait_for(stream)
+
+    monkeypatch.setattr(device, "wait_for", wait)
+    lane.wait_here()
+    assert is_copied == [True]
+
+
+RANGES = {
+    "none": [],
+    "one": [(7, 20)],
+    "neighbours": [(0, 16), (16, 16), (32, 5)],
+    "shared": [(5, 50), (20, 10), (5, 50), (30, 60)],
+    "contained": [(0, 500), (10, 5), (600, 5), (602, 1)],
+    "empty": [(40, 0), (3, 9), (900, 0)],
+    "unordered": [(700, 30), (2, 1), (300, 44)],
+    "many": [(k * k, 3) for k in range(31)],
+}
+
+
+@pytest.mark.parametrize("ranges", RANGES)
+def test_ranges_are_read_back_in_few_copies_and_one_wait(ranges):
+    device = emulated()
+    lane = Lane(device, small_batches(1000))
+    content = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
+    at, nbytes = np.array(RANGES[ranges], np.int64).reshape(-1, 2).T
+    src = (lane.upload_bytes([content])[0] + at.astype(np.uint64)).astype(np.uint64)
+    device.n_waits, n_before = 0, len(device.log)
+    found = read_back(lane, src, nbytes)
+    assert [f.tobytes() for f in found] == [
+        content[a : a + n].tobytes() for a, n in RANGES[ranges]
+    ]
+    assert device.n_waits == (nbytes.sum() > 0)
+    downloads = [int(n) for _, kind, n in device.log[n_before:] if kind == "download"]
+    assert len(downloads) <= 8
+    # The largest gaps are left out.
+    assert sum(downloads) < (600 if ranges == "many" else nbytes.sum() + 1)
+
+
+def test_what_is_refused_takes_few_calls_whatever_its_number(tmp_path):
+    values = stored(tmp_path, [BloscCodec(cname="blosclz", clevel=9)], (48, 40))
+    a = gpushard.open_array(tmp_path)
+    device = emulated()
+    results, job = read_on_device(a, [whole(a.shape)], device)
+    assert_same_bits(results[0], values)
+    assert job.tally.counts["n_refused_inner_chunks"] == 20
+    # A batch that finds no stream to decode; one that the host decodes; one that fills.
+    assert device.n_calls <= 3 * 20
