@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,21 @@ def test_every_kernel_is_launched_where_the_sanitizer_looks():
     launched, wrong = exercise.exercise(emulated().device)
     assert set(load_kernel_sources()) - launched == exercise.NOT_READ
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["nvidia/cu13/bin", "nvidia/cuda_sanitizer_api/bin"],
+)
+def test_the_sanitizer_of_a_wheel_is_found(tmp_path, monkeypatch, place):
+    tool = tmp_path / place / "compute-sanitizer"
+    tool.parent.mkdir(parents=True)
+    tool.touch(0o755)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+    monkeypatch.setattr(checks, "_PLACES", ("{home}/bin/compute-sanitizer",))
+    monkeypatch.setattr(sys, "path", ["elsewhere", str(tmp_path)])
+    assert checks.find_sanitizer() == str(tool)
 
 
 def arguments(tmp_path, *more, device=DEVICE):

@@ -24,10 +24,11 @@ from cuda_host import cupy_calls, cupy_standin
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
-from gpushard.devices import find
+from gpushard.devices import cuda, find
 from gpushard.devices.cuda import CudaDevice
 from gpushard.devices.cuda_modules import CudaModules
 from gpushard.devices.kernels import load_kernel_sources
+from gpushard.errors import UnsupportedError
 from loader_data import IMAGES, images
 from zarr_oracle import assert_same_bits
 
@@ -125,6 +126,17 @@ def test_batches_of_a_loader_are_made_through_cupy(cupy):
     loader = gpushard.Loader(images(), batch_size=4, device="cuda:1")
     got = [batch.get() for batch in loader]
     assert_same_bits(np.concatenate(got), IMAGES)
+
+
+def test_a_driver_older_than_nvcomp_is_refused(cupy, monkeypatch):
+    major = cuda.load_nvcomp().cuda_major
+    number = (major - 1) * 1000 + 90
+    runtime = sys.modules["cupy"].cuda.runtime
+    monkeypatch.setattr(runtime, "driverGetVersion", lambda: number)
+    told = rf"newer driver.*CUDA {major}.*got one for CUDA {major - 1}\.9; install"
+    with pytest.raises(UnsupportedError, match=told):
+        CudaDevice(0)
+    assert "newer driver" in find.find_device("auto").why
 
 
 def test_kernels_are_compiled_once_for_the_architecture(cupy, tmp_path):

@@ -57,6 +57,7 @@ class Fakery:
         runtime = SimpleNamespace(
             CUDARuntimeError=RefusalError,
             getDeviceCount=lambda: self.answer(self.n_devices),
+            driverGetVersion=lambda: self.answer(13010),
             memGetInfo=lambda: self.answer((5, 9)),
             memcpyAsync=lambda *_: self.answer(None),
         )
@@ -78,7 +79,7 @@ def fakery(monkeypatch):
     """CuPy is there, and so is nvCOMP."""
     made = Fakery()
     monkeypatch.setitem(sys.modules, "cupy", made.module)
-    nvcomp = SimpleNamespace(label="nvCOMP", within=lambda _: nvcomp)
+    nvcomp = SimpleNamespace(label="nvCOMP", cuda_major=13, within=lambda _: nvcomp)
     monkeypatch.setattr(cuda, "load_nvcomp", lambda: nvcomp)
     forget()
     yield made

@@ -168,6 +168,21 @@ def test_the_wheel_is_found(vendor):
     assert load_nvcomp().path == vendor.path
 
 
+def test_the_wheel_is_found_beside_a_package_that_hides_it(
+    vendor, monkeypatch, tmp_path
+):
+    hiding, holding = tmp_path / "a", tmp_path / "b"
+    (hiding / "nvidia").mkdir(parents=True)
+    (hiding / "nvidia" / "__init__.py").touch()
+    library = holding / "nvidia" / "libnvcomp" / "lib64" / "libnvcomp.so.6"
+    library.parent.mkdir(parents=True)
+    library.symlink_to(vendor.path)
+    monkeypatch.setattr(sys, "path", [str(hiding), str(holding)])
+    load_nvcomp.cache_clear()
+    assert load_nvcomp().path == str(library)
+    load_nvcomp.cache_clear()
+
+
 def test_without_a_wheel_the_error_says_what_to_install(monkeypatch):
     load_nvcomp.cache_clear()
     monkeypatch.setattr(nvcomp_module, "_wheel_libraries", lambda: iter(()))

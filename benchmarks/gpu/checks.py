@@ -33,6 +33,11 @@ _PLACES = (
     "/usr/local/cuda*/compute-sanitizer/compute-sanitizer",
     "/usr/local/cuda*/extras/compute-sanitizer/compute-sanitizer",
 )
+# Of the wheels nvidia-cuda-sanitizer-api, by CUDA 13 and 12, in an entry of the path.
+_WHEEL_PLACES = (
+    "nvidia/cu1*/bin/compute-sanitizer",
+    "nvidia/cuda_sanitizer_api/bin/compute-sanitizer",
+)
 
 
 def run_tests(name: str, run: Run) -> None:
@@ -92,8 +97,10 @@ def find_sanitizer() -> str | None:
     home = (
         os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     )
-    for place in _PLACES:
-        paths = sorted(glob.glob(place.format(home=home)))
+    places = [place.format(home=home) for place in _PLACES]
+    places += [f"{root}/{place}" for root in sys.path for place in _WHEEL_PLACES]
+    for place in places:
+        paths = sorted(glob.glob(place))
         if paths:
             return paths[-1]
     return None

@@ -27,7 +27,7 @@ from gpushard.devices.base import (
 )
 from gpushard.devices.cuda_modules import CudaModules
 from gpushard.devices.kernels import threads_of
-from gpushard.devices.nvcomp import load_nvcomp
+from gpushard.devices.nvcomp import Nvcomp, load_nvcomp
 from gpushard.devices.placement import RATES, Rates
 from gpushard.devices.rates import kept_rates
 from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
@@ -85,12 +85,24 @@ class CudaDevice:
                 expected="compute capability {}.{} or later".format(*OLDEST_CAPABILITY),
                 got="{}.{}".format(*self._capability),
             )
-        self.decoder: StreamDecoder = load_nvcomp().within(self._current)
+        self.decoder: StreamDecoder = self._nvcomp().within(self._current)
         self._modules = CudaModules(cupy.cuda, self._capability, self.label)
         self._streams: list[Any] = []  # which end when they are dropped
         self._idle_streams: list[Stream] = []
         self._broken_by = ""
         self._rates: Mapping[str, Rates] | None = None
+
+    def _nvcomp(self) -> Nvcomp:
+        """nvCOMP, if the driver runs what it is for: else each call would fail."""
+        library, newest = load_nvcomp(), self._runtime.driverGetVersion()
+        if newest // 1000 < library.cuda_major:
+            raise UnsupportedError(
+                f"{library.path} is for a newer driver",
+                expected=f"a driver for CUDA {library.cuda_major}",
+                got=f"one for CUDA {_version_text(newest)}",
+                hint="install gpushard[cuda12], or a newer driver",
+            )
+        return library
 
     @property
     def model(self) -> str:

@@ -165,7 +165,7 @@ def kvikio_facts() -> dict[str, Any]:
     except UnsupportedError:
         return {}
     questions: dict[str, Callable[[], Any]] = {
-        "compat_mode": lambda: str(kvikio.defaults.get("compat_mode")),
+        "compat_mode": lambda: kvikio.defaults.get("compat_mode").name,
         "is_compat_mode_preferred": kvikio.defaults.is_compat_mode_preferred,
         "is_gds_available": lambda: kvikio.cufile_driver.get("is_gds_available"),
         "libcufile_version": lambda: kvikio.cufile_driver.libcufile_version(),

@@ -8,11 +8,11 @@ alignments, or to tell its scratch sizes. `nvcomp_abi` has the C side.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -351,11 +351,13 @@ def load_nvcomp() -> Nvcomp:
 
 
 def _wheel_libraries() -> Iterator[Path]:
-    """Shared objects in the wheels nvidia-libnvcomp-cu12 and -cu13, of any major."""
-    spec = find_spec("nvidia")
-    roots = None if spec is None else spec.submodule_search_locations
-    for root in roots or ():
-        yield from Path(root).glob("libnvcomp/lib64/libnvcomp.so.[0-9]*")
+    """Shared objects in the wheels nvidia-libnvcomp-cu12 and -cu13, of any major.
+
+    Not asked for as a module: wheels of CUDA 12.8 and older make `nvidia` a package of
+    one directory, which hides what was installed in others.
+    """
+    for root in dict.fromkeys(sys.path):
+        yield from Path(root).glob("nvidia/libnvcomp/lib64/libnvcomp.so.[0-9]*")
 
 
 def _load(path: str) -> ctypes.CDLL:

@@ -16,6 +16,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable
+from enum import IntEnum
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from cuda_host.device import EmulatedDevice
 
 JUNK = 0x99
+
+
+class CompatMode(IntEnum):
+    """Of kvikio, where it is printed as its number."""
+
+    OFF, ON, AUTO = range(3)
 
 
 class Standin:
@@ -52,7 +59,7 @@ class Standin:
         self.before_bytes: Callable[[], None] = lambda: None
         self.under_way: list[IOFuture] = []
         self.n_preads = self.n_opened = 0
-        self.settings = {"num_threads": 1, "compat_mode": "AUTO"}
+        self.settings = {"num_threads": 1, "compat_mode": CompatMode.AUTO}
         self.defaults = SimpleNamespace(
             get=self.settings.__getitem__,
             set=self.settings.__setitem__,
