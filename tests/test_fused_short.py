@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +25,7 @@ from fused_cases import (
     stored,
     watch_sinks,
 )
-from gpushard import results
-from gpushard.fused import choice, laid, loading, short
+from gpushard.fused import choice, laid, loading
 from selection_strategies import (
     basic_keys,
     masks,
@@ -259,25 +257,6 @@ def test_indexes_that_take_much_of_the_memory_go_another_way(opened, seen):
     assert seen.n_short == 0
     assert_same_bits(opened[BOX], VALUES[BOX])
     assert seen.n_short == 1
-
-
-def test_several_threads_share_the_inner_chunks(seen, monkeypatch, tmp_path):
-    shared: list[int] = []
-    plain = short.run_tasks
-
-    def run_tasks(tasks, n_workers):
-        shared.append(len(tasks))
-        plain(tasks, n_workers)
-
-    monkeypatch.setattr(short, "run_tasks", run_tasks)
-    monkeypatch.setattr(short, "SMALLEST_SHARE_NBYTES", 4096)
-    options = replace(SHORT, threads=3)
-    place = stored([ZSTD]).placed("local", tmp_path)
-    a = gpushard.open_array(place, options=options)
-    for key in (np.s_[...], BOX, np.s_[:, 3]):
-        assert_same_bits(a[key], VALUES[key])
-    assert shared == [3, 3, 2]
-    assert results.short_reader(a.source) is not None
 
 
 @pytest.mark.parametrize("chain", [[], [ZSTD]], ids=["raw", "zstd"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpushard.fused.columns import BLOSC, BOOL, COPY, GZIP, LZ4, RAW, ZLIB, ZSTD
+from gpushard.layout import CodecSpec
+from gpushard.options import KIB
 from gpushard.source import Source
 
 _KINDS = {
@@ -21,6 +23,32 @@ _KINDS = {
     "numcodecs.zlib": ZLIB,
 }
 _CRC32C = "crc32c"
+
+
+class Pace(NamedTuple):
+    """How long reading and decoding take: microseconds an inner chunk, and a KiB more.
+
+    Rough, of one machine (`docs/decisions/2026-11-22-threads-of-short-reads.md`).
+    """
+
+    chunk_us: float
+    kib_us: float
+
+    def work_us(self, nbytes: int) -> float:
+        """How long an inner chunk of `nbytes` takes."""
+        return self.chunk_us + self.kib_us * nbytes / KIB
+
+
+_PACES = {
+    RAW: Pace(1, 0.06),
+    LZ4: Pace(1.7, 0.3),
+    BLOSC: Pace(7, 0.5),
+    ZSTD: Pace(5, 0.9),
+    GZIP: Pace(8, 1.4),
+    ZLIB: Pace(8, 1.4),
+}
+# What Blosc frames are made of, as far as it makes them as fast as that alone.
+_FAST_BLOSC = ("lz4", "lz4hc", "blosclz")
 _FINDING = "fused chain"
 # Blosc counts in 32 bits, headers included.
 _LARGEST_NBYTES = (1 << 31) - 4096
@@ -44,6 +72,8 @@ class FusedChain:
         Data type of the decoded elements.
     change
         `COPY`, `BOOL`, or how many bytes are to be reversed.
+    pace
+        How long its inner chunks take.
     """
 
     kind: int
@@ -52,6 +82,7 @@ class FusedChain:
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
     change: int
+    pace: Pace
 
 
 def fused_chain(source: Source) -> FusedChain | None:
@@ -74,7 +105,13 @@ def _find_chain(source: Source) -> FusedChain | None:
     change = _change(source.pipeline.stored_dtype, dtype)
     if kind is None or len(names) > 1 or change is None or len(strides) == 1:
         return None
-    return FusedChain(kind, has_crc, chunk_nbytes, strides[:-1], dtype, change)
+    pace = _pace(kind, source.layout.chain.bytes_bytes)
+    return FusedChain(kind, has_crc, chunk_nbytes, strides[:-1], dtype, change, pace)
+
+
+def _pace(kind: int, specs: tuple[CodecSpec, ...]) -> Pace:
+    is_fast = kind == BLOSC and specs[0].configuration.get("cname") in _FAST_BLOSC
+    return _PACES[LZ4 if is_fast else kind]
 
 
 def _change(stored: np.dtype[Any], dtype: np.dtype[Any]) -> int | None:

@@ -30,7 +30,6 @@ from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxPlacer, Loops
 from gpushard.gone import deleted
 from gpushard.index_room import are_many
-from gpushard.job import SMALLEST_SHARE_NBYTES
 from gpushard.known import KnownIndex
 from gpushard.report import Tally
 from gpushard.selection import Selection
@@ -39,6 +38,9 @@ from gpushard.stores.local import LocalStore, holds_plain_files
 from gpushard.workers import run_tasks
 
 _FINDING = "short way"
+# To hand a share to another thread takes 0.1 ms, and twice that where other work has
+# taken its caches meanwhile: no share is smaller.
+_SHARE_US = 400
 
 
 class ShortReader:
@@ -160,7 +162,8 @@ class ShortReader:
         nbytes = widest if is_raw else self._chain.chunk_nbytes
         n_threads = min(source.options.threads, source.most_workers)
         n_decoded = int(np.count_nonzero(boxes[:, FILE] != FILLED))
-        n_tasks = min(n_decoded * nbytes // SMALLEST_SHARE_NBYTES, n_threads)
+        work_us = n_decoded * self._chain.pace.work_us(nbytes)
+        n_tasks = min(int(work_us / _SHARE_US), n_threads, n_decoded)
         if n_tasks <= 1:
             return bool(placer.run(boxes, window).all())
         placed: list[bool] = []
