@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 import zarr
 
+from benchmarks import data
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import checks, exercise, ratios
+from benchmarks.gpu import alternatives, checks, choices, exercise, ratios
 from benchmarks.gpu.record import MAX_ATTEMPTS, Record
 from benchmarks.gpu.run import Run, Skipped
 from benchmarks.gpu.sizes import CODECS, TINY
 from benchmarks.gpu.tasks import STAGES, tasks
+from cuda_host import kvikio_standin
 from cuda_host.machine import emulated
 from gpushard.devices.kernels import load_kernel_sources
 
@@ -77,6 +79,85 @@ def test_what_is_asked_of_the_vendors_decoder_comes_out_right_here(rows):
     assert refused == {"two-frames", "skippable-before", "skippable-behind"}
     assert not any(row.get("crashed") for row in rows.values())
     assert rows["probes/crc32c"]["is_right"]
+
+
+def test_both_ways_to_checksums_are_measured_and_come_out_right(rows):
+    row = rows[f"alternatives/crc32c/{TINY.inner_nbytes[0]}"]
+    assert row["is_right"]
+    assert row["own_gb_s"] > 0 < row["nvcomp_gb_s"]
+    wrong = rows | {"alternatives/crc32c/2048": row | {"is_right": False}}
+    assert "choose nothing yet" in choices.choices(wrong)[0]
+
+
+def test_all_settings_of_kvikio_are_measured_beside_the_ring(tmp_path, monkeypatch):
+    machine, found = emulated(), {}
+    standin = kvikio_standin.install(monkeypatch, machine.device)
+    run = Run(DEVICE, "tiny", tmp_path, emit=lambda row: found.update({row["id"]: row}))
+    run.machine = machine
+    alternatives.fetch(run)
+    n_files = len(data.files_of(next(tmp_path.glob("field-none*")))) - 1
+    tried = [row for name, row in found.items() if "/kvikio/" in name]
+    assert len(tried) == 4 * 3
+    assert standin.n_preads == len(tried) * n_files * (1 + 2 * TINY.repetitions)
+    assert all(row["cold_gb_s"] > 0 < row["warm_gb_s"] for row in found.values())
+    assert "n_direct" not in str(found["alternatives/fetch/ring"])
+
+
+CRC = {f"alternatives/crc32c/{k}": {"is_right": True, "own_gb_s": 100.0} for k in "123"}
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ((50.0, 110.0, 400.0), "keep our own kernel; nvCOMP's rate is 1.10"),
+        ((50.0, 130.0, 140.0), "take nvCOMP's preset; nvCOMP's rate is 1.30"),
+    ],
+)
+def test_the_faster_checksum_is_named_where_it_is_worth_it(rates, said):
+    rows = {
+        name: row | {"nvcomp_gb_s": rate}
+        for (name, row), rate in zip(CRC.items(), rates, strict=True)
+    }
+    found = choices.choices(rows)
+    assert said in found[0]
+    assert len(found) == 4
+
+
+def fetched_at(**cold):
+    """Rows of a ring, and of kvikio by threads and MiB."""
+    rates = {
+        name.replace("kvikio_", "kvikio/"): {
+            "cold_gb_s": rate,
+            "warm_gb_s": 30.0,
+            "is_compat": False,
+        }
+        for name, rate in cold.items()
+    }
+    return {f"alternatives/fetch/{name}": row for name, row in rates.items()}
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (
+            fetched_at(ring=5.0, kvikio_8x4=5.5, kvikio_16x4=5.6),
+            [
+                "keep the ring of pinned slots",
+                "take 8 threads and tasks of 4 MiB as now",
+            ],
+        ),
+        (
+            fetched_at(ring=5.0, kvikio_8x4=8.0, kvikio_16x16=12.0),
+            ["take kvikio with GDS", "take 16 threads and tasks of 16 MiB"],
+        ),
+        (fetched_at(ring=5.0), ["keep the ring, 5.0 GB/s"]),
+        ({}, []),
+    ],
+)
+def test_how_to_fetch_is_said_in_words(rows, told):
+    found = choices.choices(rows)
+    assert len(found) == len(told)
+    assert all(words in sentence for words, sentence in zip(told, found, strict=True))
 
 
 def test_each_launch_of_a_batch_has_a_figure(rows):

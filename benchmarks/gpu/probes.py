@@ -235,7 +235,7 @@ def small_reads(name: str, run: Run) -> None:
 
 
 def kvikio(name: str, run: Run) -> None:
-    """Whether kvikio reads by GPUDirect Storage, and what it reaches in either mode."""
+    """Whether kvikio reads by GPUDirect Storage."""
     try:
         import kvikio.cufile_driver
         import kvikio.defaults
@@ -248,21 +248,6 @@ def kvikio(name: str, run: Run) -> None:
         is_compat=bool(module.defaults.is_compat_mode_preferred()),
         has_gds=bool(module.cufile_driver.get("is_gds_available")),
     )
-    sizes = run.sizes
-    layout = Layout.of(sizes, "none", sizes.usual, sizes.distinct_nbytes)
-    file = next(iter(sorted(store(layout, run.root).path.rglob("c/*/*"))))
-    nbytes = file.stat().st_size
-    out: Any = run.machine.device.empty((nbytes,), np.dtype("u1"))
-    for n_threads in (1, 4, 8, 16):
-        module.defaults.set("num_threads", n_threads)
-        with file.open("rb") as held:
-            opened = module.CuFile(f"/proc/self/fd/{held.fileno()}", "r")
-            seconds = []
-            for _ in range(sizes.repetitions + 1):
-                started = perf_counter()
-                opened.pread(out, nbytes, 0).get()
-                seconds.append(perf_counter() - started)
-        run.put(f"{name}/{n_threads}", **rate(nbytes, seconds[1:]))
 
 
 PROBES = {

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.gpu.choices import choices
 from benchmarks.gpu.sizes import CODECS, GIB
 
 Rows = dict[str, dict[str, Any]]
@@ -166,4 +167,5 @@ def render(rows: Rows, *, is_emulated: bool) -> str:
     reached = [r.found / r.target for r in ratios(rows) if r.found]
     if reached:
         lines.append(f"median of found / target: {median(reached):.2f}")
+    lines += choices(rows)
     return "\n".join(lines) + "\n"

@@ -82,7 +82,7 @@ class Batch:
         for piece, start in zip(encoded, starts.tolist(), strict=False):
             first = start + offset
             content[first : first + len(piece)] = np.frombuffer(piece, np.uint8)
-        source = _uploaded(device, content, stream)
+        source = uploaded(device, content, stream)
         sizes = np.tile(np.array(capacities, np.uint64), repeat)
         pitch = -(-sizes // 256) * 256 + 256
         decoded = device.allocate(int(pitch.sum()))
@@ -94,7 +94,7 @@ class Batch:
             sizes,
         ]
         packed = np.concatenate(columns).view(np.uint8)
-        table = _uploaded(device, packed, stream)
+        table = uploaded(device, packed, stream)
         told = device.allocate(12 * count)
         at = [table.address + 8 * count * k for k in range(4)]
         tables = StreamTables(count, *at, told.address, told.address + 8 * count)
@@ -144,7 +144,7 @@ class Batch:
         ]
 
 
-def _uploaded(device: Device, content: NDArray[np.uint8], stream: int) -> Any:
+def uploaded(device: Device, content: NDArray[np.uint8], stream: int) -> Any:
     """Buffer with that content."""
     host = device.allocate_pinned(len(content))[: len(content)]
     host[:] = content

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from benchmarks.gpu import ceilings, checks, peers, probes, replay, whole
+from benchmarks.gpu import alternatives, ceilings, checks, peers, probes, replay, whole
 from benchmarks.gpu.run import Run, facts
 from benchmarks.gpu.sizes import CODECS, Sizes
 
@@ -59,6 +59,8 @@ def tasks(sizes: Sizes) -> list[Task]:
         Task("ceilings", "ceilings/copies", ceilings.copies, 120),
         Task("ceilings", "ceilings/storage", ceilings.storage, 120),
         Task("ceilings", "ceilings/placement", ceilings.placement, 120),
+        Task("ceilings", "alternatives/crc32c", alternatives.checksums, 120),
+        Task("ceilings", "alternatives/fetch", alternatives.fetch, 120),
         *(
             Task("ceilings", f"ceilings/{name}", partial(ceilings.decoder, name))
             for name in ceilings.ALGORITHMS

@@ -1,6 +1,7 @@
 """A machine without a GPU for `python -m benchmarks.gpu`: it measures nothing.
 
-`emulated` is what its ``--device`` is told in tests.
+`emulated` is what its ``--device`` is told in tests, `through_cupy` in rehearsals: that
+which a GPU is measured with, over a stand-in for CuPy.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
+from benchmarks.gpu.gpu import CudaMachine
+from cuda_host import cupy_standin
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
 from device_fetch_cases import LockedDevice
@@ -48,3 +52,22 @@ class EmulatedMachine:
 
 def emulated() -> EmulatedMachine:
     return EmulatedMachine()
+
+
+class MachineOverStandin(CudaMachine):
+    """The machine that a GPU is measured with, over a stand-in for CuPy."""
+
+    is_emulated = True
+
+    def __init__(self) -> None:
+        self.emulated = EmulatedMachine()
+        # For as long as the process lives.
+        cupy_standin.install(pytest.MonkeyPatch(), self.emulated.device)
+        super().__init__()
+
+    def to_device(self, values: NDArray[Any]) -> EmulatedArray:
+        return self.emulated.to_device(values)
+
+
+def through_cupy() -> MachineOverStandin:
+    return MachineOverStandin()
