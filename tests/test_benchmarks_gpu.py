@@ -23,6 +23,7 @@ from benchmarks.gpu.tasks import STAGES, tasks
 from cuda_host import kvikio_standin
 from cuda_host.machine import emulated
 from gpushard.devices.kernels import load_kernel_sources
+from gpushard.devices.nvcomp import Nvcomp
 
 DEVICE = "cuda_host.machine:emulated"
 TESTS = str(Path(__file__).parent)
@@ -87,6 +88,14 @@ def test_both_ways_to_checksums_are_measured_and_come_out_right(rows):
     assert row["own_gb_s"] > 0 < row["nvcomp_gb_s"]
     wrong = rows | {"alternatives/crc32c/2048": row | {"is_right": False}}
     assert "choose nothing yet" in choices.choices(wrong)[0]
+
+
+def test_wrong_checksums_of_the_vendor_are_told(tmp_path, monkeypatch):
+    found = {}
+    run = Run(DEVICE, "tiny", tmp_path, emit=lambda row: found.update({row["id"]: row}))
+    monkeypatch.setattr(Nvcomp, "crc32c_async", lambda *_: None)
+    alternatives.checksums(run)
+    assert [row["is_right"] for row in found.values()] == [False]
 
 
 def test_all_settings_of_kvikio_are_measured_beside_the_ring(tmp_path, monkeypatch):
