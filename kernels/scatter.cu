@@ -113,6 +113,14 @@ gs_scatter_points(const __grid_constant__ Points p) {
     }
 }
 
+// Where a field lies. NVRTC of CUDA 12 has no offsetof.
+template <class Struct, class Field>
+GS_DEVICE uint32_t offset_of(Field Struct::*field) {
+    const uint64_t anywhere = 4096;  // aligned for all
+    const Struct* const there = reinterpret_cast<const Struct*>(anywhere);
+    return static_cast<uint32_t>(reinterpret_cast<uint64_t>(&(there->*field)) - anywhere);
+}
+
 // Sizes of what the host packs and where its fields lie, for the test that holds both
 // sides equal.
 //
@@ -126,20 +134,20 @@ gs_scatter_structs(uint32_t* out) {
         sizeof(Column),
         sizeof(Transfer),
         sizeof(Loop),
-        __builtin_offsetof(Loop, length),
+        offset_of(&Loop::length),
         sizeof(Scatter2),
         sizeof(Scatter4),
         sizeof(Scatter32),
-        __builtin_offsetof(Scatter4, tiles_per_row),
-        __builtin_offsetof(Scatter4, transfer),
-        __builtin_offsetof(Scatter4, n_rows),
-        __builtin_offsetof(Scatter4, in_bits),
-        __builtin_offsetof(Scatter4, run),
-        __builtin_offsetof(Scatter4, columns),
-        __builtin_offsetof(Scatter4, loops),
+        offset_of(&Scatter4::tiles_per_row),
+        offset_of(&Scatter4::transfer),
+        offset_of(&Scatter4::n_rows),
+        offset_of(&Scatter4::in_bits),
+        offset_of(&Scatter4::run),
+        offset_of(&Scatter4::columns),
+        offset_of(&Scatter4::loops),
         sizeof(Points),
-        __builtin_offsetof(Points, transfer),
-        __builtin_offsetof(Points, n_units),
+        offset_of(&Points::transfer),
+        offset_of(&Points::n_units),
     };
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         for (uint32_t i = 0; i < sizeof(found) / sizeof(found[0]); ++i) {

@@ -11,8 +11,10 @@ from hypothesis import settings
 from cuda_host.nvrtc import (
     Compiled,
     compile_apart,
+    compile_cubin,
     compile_once,
     disassemble,
+    nvrtc_of_cuda_12,
     supported_architectures,
 )
 from gpushard.devices.kernels import (
@@ -70,6 +72,16 @@ def compile_the_rest():
     """Compile all sources for all architectures that they are not optimised for."""
     rest = [a for a in ARCHITECTURES if a not in OPTIMISED and is_supported(a)]
     compile_apart([program(source, a) for a in rest for _, source in SOURCES])
+
+
+@each_source
+def test_cuda_12_takes_every_source(source):
+    """Its front end, which knows less than that of CUDA 13."""
+    options = [*nvrtc_options((9, 0)), "--fdevice-syntax-only"]
+    library = nvrtc_of_cuda_12()
+    found = compile_cubin(source.name, source.text, source.headers, options, library)
+    assert found.log == ""
+    assert found.cubin
 
 
 def complaints(log):

@@ -48,6 +48,19 @@ def nvrtc() -> Any:
     path = nvidia_file(*_PATTERNS)
     if path is None:
         pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
+    return _loaded(path)
+
+
+@cache
+def nvrtc_of_cuda_12() -> Any:
+    """That of the older CUDA; skips the test where it is not installed."""
+    path = nvidia_file("cuda_nvrtc/lib/libnvrtc.so.12")
+    if path is None:
+        pytest.skip("needs NVRTC of CUDA 12: pip install nvidia-cuda-nvrtc-cu12")
+    return _loaded(path)
+
+
+def _loaded(path: Path) -> Any:
     library = ctypes.CDLL(str(path))
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     return library
@@ -126,10 +139,14 @@ def _version() -> tuple[int, int]:
 
 
 def compile_cubin(
-    name: str, text: str, headers: Mapping[str, str], options: Sequence[str]
+    name: str,
+    text: str,
+    headers: Mapping[str, str],
+    options: Sequence[str],
+    library: Any = None,
 ) -> Compiled:
     """Machine code of the source `text` with its `headers`, and what was said."""
-    library = nvrtc()
+    library = library or nvrtc()
     program = ctypes.c_void_p()
     _check(
         library.nvrtcCreateProgram(
@@ -143,14 +160,13 @@ def compile_cubin(
     )
     try:
         status = library.nvrtcCompileProgram(program, len(options), _strings(options))
-        log = _output(program, "ProgramLog").rstrip(b"\0").decode()
-        return Compiled(b"" if status else _output(program, "CUBIN"), log.strip())
+        log = _output(library, program, "ProgramLog").rstrip(b"\0").decode().strip()
+        return Compiled(b"" if status else _output(library, program, "CUBIN"), log)
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _output(program: ctypes.c_void_p, what: str) -> bytes:
-    library = nvrtc()
+def _output(library: Any, program: ctypes.c_void_p, what: str) -> bytes:
     nbytes = ctypes.c_size_t()
     _check(getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(nbytes)))
     buffer = ctypes.create_string_buffer(nbytes.value)
