@@ -11,6 +11,7 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from numcodecs import Blosc
 
 import gpushard
 from array_strategies import codec, stored_arrays
@@ -35,6 +36,7 @@ from gpushard.fused.room import address_of
 from gpushard.fused.sink import FusedSink
 from gpushard.place import HostSink
 from selection_strategies import basic_keys, orthogonal_keys, take_orthogonal
+from spec_shards import document, shard_of, sharding
 from zarr_oracle import assert_same_bits, held
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
@@ -109,6 +111,25 @@ def test_parts_of_a_frame_are_decoded_block_by_block(
     for key in rows:
         assert_same_bits(a[key], values[key])
         assert_same_bits(a[key, 7:9], values[key, 7:9])
+
+
+@pytest.mark.parametrize("shuffle", [Blosc.SHUFFLE, Blosc.BITSHUFFLE])
+@pytest.mark.parametrize("name", ["lz4", "zstd", "zlib", "blosclz"])
+@pytest.mark.parametrize(("typesize", "blocksize"), [(16, 0), (16, 512), (3, 512)])
+def test_items_cut_short_by_the_end_of_a_frame_or_block_are_read(
+    name, shuffle, typesize, blocksize
+):
+    values = (np.arange(4 * 1000) % 251).astype("u1")
+    chain = [codec("bytes"), blosc(name, "shuffle")]
+    here = document((4000,), (4000,), sharding((1000,), codecs=chain))
+    pack = Blosc(name, 5, shuffle, blocksize, typesize=typesize).encode
+    frames = [bytes(pack(chunk)) for chunk in values.reshape(4, 1000)]
+    assert all(frame[3] == typesize for frame in frames)
+    objects = {"zarr.json": json.dumps(here).encode(), "c/0": shard_of(*frames)}
+    a = gpushard.open_array(held(objects), options=FUSED)
+    out = np.full(4000, 77, np.uint8)  # what libblosc2 leaves unwritten stays
+    assert_same_bits(a.read(out=out), values)
+    assert_same_bits(a[995:1005], values[995:1005])
 
 
 def test_a_block_that_is_not_wanted_may_be_damaged(seen):

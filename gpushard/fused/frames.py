@@ -50,6 +50,11 @@ def _check_frame(source: int, nbytes: int, expected: int) -> int:
         or calls.load_8(source + 1) != 1
         # Both filters at once mark another version of the format to libblosc2.
         or (flags & _SHUFFLE and flags & _BITSHUFFLE)
+        # Of items cut short, libblosc2 leaves the bytes as they were in memory.
+        or (
+            flags & _BITSHUFFLE
+            and (block_nbytes % typesize or expected % block_nbytes % typesize)
+        )
         # Libraries differ on whether such a block is split.
         or (n_splits > 1 and (n_splits > 16 or block_nbytes < 128 * typesize))
         or not _holds_its_streams(source, nbytes, expected, n_splits)
