@@ -9,7 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.blocks import ShardBlock
-from gpushard.fused.columns import FIRST_LENGTH, KEEP, OFFSET, PART, TARGET
+from gpushard.fused.columns import (
+    FIRST_LENGTH,
+    KEEP,
+    LIST_AXIS,
+    LISTED,
+    N_LISTED,
+    OFFSET,
+    PART,
+    TARGET,
+)
 from gpushard.fused.room import address_of
 from gpushard.grid import GridPart
 from gpushard.plan import Part
@@ -20,6 +29,57 @@ from gpushard.selection import Ints, Members
 _MOST_BOXES = 16
 # But for boxes of which each is worth the columns that say where it goes.
 _LARGE_NBYTES = 512
+# Elements of a run, on average, that make it worth a box rather than a place in a list.
+_LONG_RUN = 2
+
+
+class Lists(NamedTuple):
+    """What an index takes of each cell of an axis, as the loops read it.
+
+    Attributes
+    ----------
+    words
+        int64, shape (n_cells + n_elements, 2): the lists (`columns.N_LISTED` and on),
+        one after the other. Held here: the loops know but the addresses.
+    address
+        int64, shape (n_cells,). Where each list is.
+    first, reach
+        int64, shape (n_cells,). First element that is taken of each cell, and how far
+        it is to behind the last.
+    """
+
+    words: Ints
+    address: Ints
+    first: Ints
+    reach: Ints
+
+    @classmethod
+    def of(cls, members: Members, axis: int, out_stride: int) -> Lists | None:
+        """Lists of an axis; None where runs of its elements are better.
+
+        Parameters
+        ----------
+        out_stride
+            Bytes between neighbours in the output along the axis.
+        """
+        if abs(out_stride) < _LARGE_NBYTES:
+            return None
+        count = np.diff(members.bounds)
+        n_cells, n_elements = len(count), len(members.in_index)
+        cell = np.repeat(np.arange(n_cells), count)
+        starts, _ = runs(cell, members.in_index, members.out_index)
+        if len(starts) <= n_cells or n_elements >= _LONG_RUN * len(starts):
+            return None
+        first = np.minimum.reduceat(members.in_index, members.bounds[:-1])
+        last = np.maximum.reduceat(members.in_index, members.bounds[:-1])
+        words = np.empty((n_cells + n_elements, 2), np.int64)
+        head = members.bounds[:-1] + np.arange(n_cells)
+        words[head, N_LISTED], words[head, LIST_AXIS] = count, axis
+        place = np.arange(n_elements) + cell + 1
+        words[place, 0] = members.in_index - first[cell]
+        words[place, 1] = members.out_index
+        address = address_of(words) + head * words.strides[0]
+        return cls(words, address, first, last - first + 1)
 
 
 class Landing(NamedTuple):
@@ -33,18 +93,25 @@ class Landing(NamedTuple):
         Where the first element of the output lies, reversed axes turned around.
     extents, strides
         Of the output, so turned; strides in bytes.
+    lists
+        What the axis takes that is taken by an index; None where there is none, or its
+        elements are taken in runs.
     """
 
     part: GridPart
     address: int
     extents: tuple[int, ...]
     strides: tuple[int, ...]
+    lists: Lists | None = None
 
     @classmethod
     def of(cls, target: GridTarget) -> Landing:
         """Landing of a target."""
-        out = target.out
-        return cls(target.part, address_of(out), out.shape, out.strides)
+        out, lists = target.out, None
+        for axis, projection in enumerate(target.part.projections):
+            if projection.members is not None:
+                lists = Lists.of(projection.members, axis, out.strides[axis])
+        return cls(target.part, address_of(out), out.shape, out.strides, lists)
 
 
 def can_cut(part: Part) -> TypeGuard[GridPart]:
@@ -109,7 +176,7 @@ def _cut_part(
 ) -> tuple[Ints, Ints] | None:
     projections = landing.part.projections
     boxes = np.empty((position.shape[1], FIRST_LENGTH + len(projections)), np.int64)
-    boxes[:, PART], boxes[:, KEEP] = p, 0
+    boxes[:, PART], boxes[:, KEEP], boxes[:, LISTED] = p, 0, 0
     offset = np.zeros(position.shape[1], np.int64)
     target = np.full(position.shape[1], landing.address, np.int64)
     gathered: tuple[int, Members] | None = None
@@ -127,6 +194,12 @@ def _cut_part(
     if gathered is None:
         return boxes, np.arange(len(boxes))
     axis, members = gathered
+    if landing.lists is not None:
+        at = position[axis]
+        boxes[:, LISTED] = landing.lists.address[at]
+        boxes[:, OFFSET] += landing.lists.first[at] * chunk_strides[axis]
+        boxes[:, FIRST_LENGTH + axis] = landing.lists.reach[at]
+        return boxes, np.arange(len(boxes))
     strides = chunk_strides[axis], landing.strides[axis]
     found = _cut_members(boxes, members, position[axis], strides)
     if found is None:

@@ -152,6 +152,30 @@ def _store_bool(_typing: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
+def _stream_128(_typing: Any, target: Any, source: Any) -> Any:
+    """Copy of 16 bytes past the caches, to a multiple of 16."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        kind = ir.VectorType(_INT64, 2).as_pointer()
+        value = builder.load(builder.inttoptr(values[1], kind), align=1)
+        store = builder.store(value, builder.inttoptr(values[0], kind), align=16)
+        one = ir.Constant(ir.IntType(32), 1)
+        store.set_metadata("nontemporal", builder.module.add_metadata([one]))
+
+    return types.void(target, source), generate
+
+
+@intrinsic
+def _fence(_typing: Any) -> Any:
+    """Let other threads see what was written past the caches."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, _values: Any) -> Any:
+        builder.fence("seq_cst")
+
+    return types.void(), generate
+
+
+@intrinsic
 def _crc32_of_8(_typing: Any, crc: Any, data: Any) -> Any:
     """The CPU's CRC-32C of eight more bytes."""
 
@@ -195,6 +219,8 @@ swap_64 = _transfer(64, swaps=True)
 # Called without what numba passes itself, of which type checkers do not know.
 pointer: Any = _pointer
 copy_bytes: Any = _copy_bytes
+stream_128: Any = _stream_128
+fence: Any = _fence
 store_int32, store_int64 = _store(32), _store(64)
 store_bool: Any = _store_bool
 _crc32: Any = _crc32_of_8

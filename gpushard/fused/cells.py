@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpushard.fused.boxes import Landing, runs
-from gpushard.fused.columns import INNER, LENGTH, ORDINAL, OUTER
+from gpushard.fused.columns import CELL_ROWS, INNER, LENGTH, LIST, ORDINAL, OUTER
 from gpushard.layout import ArrayLayout
 from gpushard.selection import Ints
 
@@ -19,9 +19,10 @@ class AxisCells(NamedTuple):
     Attributes
     ----------
     columns
-        int64, shape (4, n_cells). Share of the place in the index; where the first
-        wanted element lies in the inner chunk, and in the output, in bytes; how many
-        are wanted. A run of elements taken by an index is a cell of its own.
+        int64, shape (CELL_ROWS, n_cells). Share of the place in the index; where the
+        first wanted element lies in the inner chunk, and in the output, in bytes; how
+        many are wanted; address of a list of them (`boxes.Lists`), or 0. Without a list
+        a run of elements taken by an index is a cell of its own.
     bounds
         int64, shape (n_shards + 1,). Cells in the axis' shard s:
         ``bounds[s]:bounds[s + 1]``.
@@ -59,18 +60,23 @@ def _cells_of(
     ordinal = sharded.in_index(position)[0][0] * index_stride
     shard_bounds = np.append(0, sharded.bounds_at(np.arange(sharded.n_shards))[1])
     members = projection.members
-    if members is not None:
+    lists = landing.lists
+    if members is not None and lists is None:
         cell = np.repeat(np.arange(len(ordinal)), np.diff(members.bounds))
         starts, length = runs(cell, members.in_index, members.out_index)
-        columns = np.empty((4, len(starts)), np.int64)
+        columns = np.zeros((CELL_ROWS, len(starts)), np.int64)
         columns[ORDINAL] = ordinal[cell[starts]]
         columns[INNER] = members.in_index[starts] * chunk_stride
         columns[OUTER] = members.out_index[starts] * out_stride
         columns[LENGTH] = length
         bounds = np.searchsorted(starts, members.bounds)
         return AxisCells(columns, bounds[shard_bounds])
-    columns = np.empty((4, len(ordinal)), np.int64)
+    columns = np.zeros((CELL_ROWS, len(ordinal)), np.int64)
     columns[ORDINAL] = ordinal
+    if members is not None and lists is not None:
+        columns[INNER] = lists.first * chunk_stride
+        columns[LENGTH], columns[LIST] = lists.reach, lists.address
+        return AxisCells(columns, shard_bounds)
     in_start, length, out_start = projection.takings(position)
     columns[INNER] = in_start * chunk_stride
     if projection.out_step < 0:

@@ -7,13 +7,18 @@ from typing import NamedTuple
 # Columns of a box: where the encoded bytes start and how many they are; which of them
 # are to be had, from where to where, and up to where it pays to read on; the file they
 # lie in; offset of the box's first element in the decoded bytes, where that goes, which
-# strides hold; the inner chunk's place in its index (of planned boxes), and the address
-# of the memory that it is kept in once it is decoded, 0 for none; and lengths along the
-# axes. Places are byte offsets in a file, or addresses in memory where the file is
-# NO_FILE. FILLED: decoded elements in memory.
+# strides hold; the inner chunk's place in its index (of planned boxes), the address of
+# the memory that it is kept in once it is decoded, 0 for none, and that of a list of
+# elements, 0 for none; and lengths along the axes. Places are byte offsets in a file,
+# or addresses in memory where the file is NO_FILE. FILLED: decoded elements in memory.
 SOURCE, NBYTES, LOW, HIGH, REACH, FILE, OFFSET, TARGET, PART = range(9)
-ENTRY, KEEP, FIRST_LENGTH = range(9, 12)
+ENTRY, KEEP, LISTED, FIRST_LENGTH = range(9, 13)
 NO_FILE, FILLED = -1, -2
+
+# Of a list, words: how many elements, along which axis; then of each how far it lies
+# behind the box's first in the inner chunk, and where in the output, in elements of the
+# axis. The box's length along the axis is how far they reach.
+N_LISTED, LIST_AXIS = range(2)
 
 # Streams, and how the loops decode them: each in its own way, but for deflate, which
 # goes through libz or, where there is one, libdeflate.
@@ -26,8 +31,8 @@ COPY, BOOL = 0, 1
 WORK_ROWS, WORK_AXES = 5, 64
 
 # Of a cell along an axis (`gpushard.fused.cells`).
-ORDINAL, INNER, OUTER, LENGTH = range(4)
-CELL_ROWS = 4
+ORDINAL, INNER, OUTER, LENGTH, LIST = range(5)
+CELL_ROWS = 5
 
 # Of an axis that is taken by a slice: bytes between wanted neighbours in the inner
 # chunk and in the output; the first element, the step and how many there are; where the

@@ -5,11 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from gpushard.fused import calls
-from gpushard.fused.columns import BOOL, COPY, FIRST_LENGTH, PART, Decoder
+from gpushard.fused.columns import (
+    BOOL,
+    COPY,
+    FIRST_LENGTH,
+    LIST_AXIS,
+    LISTED,
+    N_LISTED,
+    PART,
+    TARGET,
+    Decoder,
+)
 
 # Shorter runs, from 16 bytes on, are copied without a call: of rows that a cache does
 # not hold it takes nearly twice as long (64 bytes: 33 ns instead of 20).
 _LARGEST_INLINE_NBYTES = 512
+# Elements of a list go anywhere in an output that no cache holds: from so many bytes on
+# they are written past the caches, which need not fetch what is overwritten.
+_SMALLEST_STREAMED_NBYTES = 512
 
 
 @calls.inner
@@ -17,13 +30,14 @@ def merge_axes(d: Decoder, box: Any, strides: Any, work: Any) -> tuple[int, int]
     """Contiguous run of a box in bytes, and how many axes are left around it.
 
     Those stand in `work`, the innermost first: length, stride in the inner chunk,
-    stride in the output.
+    stride in the output. The axis of a list is none of them.
     """
     part = box[PART]
+    listed = calls.word(box[LISTED], LIST_AXIS) if box[LISTED] else -1
     run, n = d.itemsize, 0
     for axis in range(strides.shape[2] - 1, -1, -1):
         length = box[FIRST_LENGTH + axis]
-        if length == 1:
+        if length == 1 or axis == listed:
             continue
         inner, outer = strides[0, part, axis], strides[1, part, axis]
         if n == 0 and inner == run and outer == run:
@@ -101,10 +115,10 @@ def _copy_line(d: Decoder, target: int, source: int, run: int, line: Any) -> Non
 
 
 @calls.inner
-def copy_box(
+def _copy_box(
     d: Decoder, target: int, source: int, run: int, n_axes: int, work: Any
 ) -> None:
-    """Elements of a box, as `_merge_axes` left it in `work`."""
+    """Elements of a box, as `merge_axes` left it in `work`."""
     if n_axes == 0:
         _copy_run(d, target, source, run)
         return
@@ -131,3 +145,39 @@ def next_line(
         work[3, axis] = 0
         axis += 1
     return target, source, True
+
+
+@calls.inner
+def copy_wanted(
+    d: Decoder, box: Any, source: int, left: tuple[int, int], strides: Any, work: Any
+) -> None:
+    """What a box wants of a decoded inner chunk: all of it, or each of a list.
+
+    `source` is the first wanted element; `left` is what `merge_axes` gave.
+    """
+    run, n_axes = left
+    target, listed = box[TARGET], box[LISTED]
+    n, inner, outer, is_streamed = 1, 0, 0, False
+    if listed:
+        n, axis = calls.word(listed, N_LISTED), calls.word(listed, LIST_AXIS)
+        inner, outer = strides[0, box[PART], axis], strides[1, box[PART], axis]
+        # All that is written begins and ends where 16 bytes do.
+        is_streamed = (
+            d.change == COPY
+            and n_axes == 0
+            and run >= _SMALLEST_STREAMED_NBYTES
+            and (run | target | outer) & 15 == 0
+        )
+    # From one place, so that what is called is put in its place there.
+    for k in range(n):
+        at, to = source, target
+        if listed:
+            at += calls.word(listed, 2 * k + 2) * inner
+            to += calls.word(listed, 2 * k + 3) * outer
+        if is_streamed:
+            for i in range(0, run, 16):
+                calls.stream_128(to + i, at + i)
+        else:
+            _copy_box(d, to, at, run, n_axes, work)
+    if is_streamed:
+        calls.fence()

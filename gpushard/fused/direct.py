@@ -21,7 +21,7 @@ from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetch import fetch_indexes
 from gpushard.fused.boxes import Landing, are_too_many, runs
 from gpushard.fused.cells import AxisCells, axis_cells
-from gpushard.fused.columns import END, FILE, FIRST_LENGTH, HIGH, LOW, SOURCE
+from gpushard.fused.columns import END, ENTRY, FILE, FIRST_LENGTH, HIGH, LOW, SOURCE
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.kept import KeptBoxes, kept_boxes
 from gpushard.fused.room import address_of
@@ -106,12 +106,11 @@ class DirectRead:
         step = min(step, n_at_once(self._job.source, 0))
         for first in range(0, n_shards, step):
             for shards in self._shards(first, min(first + step, n_shards)):
-                n_boxes = len(shards.boxes)
-                work = n_boxes * self._runner.chain.chunk_nbytes
-                n_tasks = min(work // (2 * SMALLEST_SHARE_NBYTES), 4 * n_workers)
-                n_tasks = max(1, n_tasks)
-                cuts = [n_boxes * k // n_tasks for k in range(n_tasks + 1)]
-                for low, high in pairwise(cuts):
+                chunk_nbytes = self._runner.chain.chunk_nbytes
+                least = -(-2 * SMALLEST_SHARE_NBYTES // chunk_nbytes)
+                firsts = first_boxes(shards.boxes)
+                cuts = firsts[shrinking_cuts(len(firsts) - 1, least, n_workers)]
+                for low, high in pairwise(cuts.tolist()):
                     yield partial(self._place, shards, low, high)
 
     def left_over(self) -> Iterator[Planned]:
@@ -203,6 +202,26 @@ class DirectRead:
         return True
 
 
+def first_boxes(boxes: Ints) -> Ints:
+    """First box of each inner chunk, and how many boxes there are: (n_chunks + 1,)."""
+    which = boxes[:, [FILE, SOURCE, ENTRY]]
+    is_first = np.append(True, (which[1:] != which[:-1]).any(axis=1))[: len(boxes)]
+    return np.append(np.flatnonzero(is_first), len(boxes))
+
+
+def shrinking_cuts(n: int, least: int, n_workers: int) -> list[int]:
+    """Where to cut `n` inner chunks, that no worker waits long for the last one.
+
+    Pieces become smaller towards the end, down to `least`.
+    """
+    cuts = [0]
+    most = n // (4 * n_workers)
+    while (left := n - cuts[-1]) > 0:
+        size = max(min(most, left // (2 * n_workers)), least)
+        cuts.append(n if left < size + least else cuts[-1] + size)
+    return cuts
+
+
 def _slabs(cell: Ints, count: Ints) -> Iterator[Ints]:
     """Ranges of cells that a block holds: int64, shape (2, n_shards, n_axes).
 
@@ -248,7 +267,9 @@ def direct_read(runner: BoxRunner, landing: Landing, job: Job) -> DirectRead | N
         landing.part.projections, landing.strides, strict=True
     ):
         members = projection.members
-        if members is not None and _are_pieces(members, stride):
+        if members is None or landing.lists is not None:
+            continue
+        if _are_pieces(members, stride):
             return None
     return DirectRead(runner, landing, job, store)
 

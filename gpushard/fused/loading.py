@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gpushard.fused import kept_code
 from gpushard.fused.columns import (
+    CELL_ROWS,
     PLACE_BOXES,
     PLAN_AXES,
     PLAN_BOXES,
@@ -101,7 +102,7 @@ class Compiled:
         n_boxes, n_columns = boxes.shape
         n_axes = axes.shape[1]
         # Cells: numbers from 1 on add up to less than their product and how many.
-        more = 4 * (n_boxes + n_axes + len(shards) * n_axes)
+        more = CELL_ROWS * (n_boxes + n_axes) + 4 * len(shards) * n_axes
         n_words = sorting_words(n_boxes, n_columns) + more
         return self._plan(
             PLAN_AXES, planned, n_words, strides, boxes, shards, elements, axes

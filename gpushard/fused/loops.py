@@ -19,6 +19,7 @@ from gpushard.fused.columns import (
     HIGH,
     INFLATE,
     KEEP,
+    LISTED,
     LOW,
     LZ4,
     NBYTES,
@@ -32,7 +33,7 @@ from gpushard.fused.columns import (
     ZSTD,
     Decoder,
 )
-from gpushard.fused.copies import copy_box, merge_axes, next_line
+from gpushard.fused.copies import copy_wanted, merge_axes, next_line
 from gpushard.fused.frames import decode_frame
 from gpushard.fused.lz4 import decode_lz4
 from gpushard.fused.zstd_frames import is_one_frame
@@ -200,6 +201,7 @@ def _read_into(
             or box[SOURCE] + box[OFFSET] != first + nbytes
             or box[TARGET] != target + nbytes
             or box[NBYTES] != d.chunk_nbytes
+            or box[LISTED]
         ):
             break
         run, n_axes = merge_axes(d, box, strides, work)
@@ -260,9 +262,9 @@ def place_boxes(d: Decoder, boxes: Any, strides: Any, work: Any, is_placed: Any)
     while i < boxes.shape[0]:
         box = boxes[i]
         source, nbytes, target = box[SOURCE], box[NBYTES], box[TARGET]
-        file = box[FILE]
+        file, listed = box[FILE], box[LISTED]
         run, n_axes = merge_axes(d, box, strides, work)
-        if is_plain and file >= 0 and nbytes == d.chunk_nbytes:
+        if is_plain and file >= 0 and nbytes == d.chunk_nbytes and not listed:
             n_read, n = _read_plain(d, boxes, i, (run, n_axes), strides, work)
             for k in range(i, i + n):
                 is_placed[k] = n_read > 0
@@ -278,13 +280,14 @@ def place_boxes(d: Decoder, boxes: Any, strides: Any, work: Any, is_placed: Any)
                 is_there = _read_ahead(d, box, held)
                 address = d.window + source - held[1] if is_there else 0
             is_whole = n_axes == 0 and run == d.chunk_nbytes and d.change == COPY
-            place = target if is_whole else d.scratch
+            place = target if is_whole and not listed else d.scratch
             decoded = _decode_box(d, boxes, i, address, place, strides)
             before, before_nbytes, before_file = source, nbytes, file
         else:
             box[KEEP] = 0
         is_placed[i] = decoded != 0
-        if decoded not in (0, target):
-            copy_box(d, target, decoded + box[OFFSET], run, n_axes, work)
+        if decoded and (listed or decoded != target):
+            left = (run, n_axes)
+            copy_wanted(d, box, decoded + box[OFFSET], left, strides, work)
         i += 1
     return 0

@@ -11,6 +11,7 @@ from typing import Any
 from gpushard.fused import calls, columns
 from gpushard.fused.columns import (
     CELL,
+    CELL_ROWS,
     CHUNK_STRIDE,
     END,
     ENTRY,
@@ -25,6 +26,8 @@ from gpushard.fused.columns import (
     INNER,
     KEEP,
     LENGTH,
+    LIST,
+    LISTED,
     LOW,
     N_CELLS,
     N_ELEMENTS,
@@ -99,7 +102,7 @@ def _plan_shard(
     for k in range(boxes.shape[0]):
         box = boxes[k]
         ordinal, offset, target = 0, 0, p.target
-        extent_nbytes = p.itemsize
+        extent_nbytes, listed = p.itemsize, 0
         for axis in range(n_axes):
             cell = first[axis] + at[axis]
             ordinal += cells[ORDINAL, cell]
@@ -108,7 +111,9 @@ def _plan_shard(
             length = cells[LENGTH, cell]
             extent_nbytes += (length - 1) * strides[0, 0, axis]
             box[FIRST_LENGTH + axis] = length
+            listed |= cells[LIST, cell]  # of one axis at the most
         box[OFFSET], box[TARGET], box[PART] = offset, target, 0
+        box[LISTED] = listed
         if not _put_bytes(p, box, shard, ordinal, extent_nbytes):
             return False
         axis = n_axes - 1
@@ -196,7 +201,7 @@ def _put_cell(axis: Any, element: int, outer: int, length: int, column: Any) -> 
     column[ORDINAL] = cell % axis[PER_SHARD] * axis[INDEX_STRIDE]
     column[INNER] = (element - cell * axis[CELL]) * axis[CHUNK_STRIDE]
     column[OUTER] = outer
-    column[LENGTH] = length
+    column[LENGTH], column[LIST] = length, 0
     return cell // axis[PER_SHARD]
 
 
@@ -276,7 +281,7 @@ def plan_boxes(
     """Write the boxes of shards, and where those of each end.
 
     `strides` are as `loops.place_boxes` takes them; `cells` those of all axes, int64,
-    shape (4, n_cells); `ranges` where each shard's cells begin and how many there are,
+    shape (5, n_cells); `ranges` where each shard's cells begin and how many there are,
     int64, shape (2, n_shards, n_axes); `shards` is int64, shape (n_shards, 5). Room is
     needed as `sorting_words` says, for the largest shard. A shard whose index is no
     help has no boxes.
@@ -302,7 +307,7 @@ def plan_axes(
 
     `axes` is int64, shape (12, n_axes); `elements` are those that indexes take, int64,
     shape (2, n_elements): which, ascending along each axis, and where in the output.
-    Room is needed to sort all boxes and, behind that, 4 words a cell and 4 a shard and
+    Room is needed to sort all boxes and, behind that, 5 words a cell and 4 a shard and
     axis.
     """
     n_axes, n_cells, most_shards = axes.shape[1], 0, 0
@@ -310,7 +315,7 @@ def plan_axes(
         n_cells += axes[N_CELLS, axis]
         most_shards = max(most_shards, axes[N_SHARDS, axis])
     room = p.room + 8 * sorting_words(boxes.shape[0], boxes.shape[1])
-    cells = calls.ints(room, (4, n_cells))
+    cells = calls.ints(room, (CELL_ROWS, n_cells))
     room += 8 * cells.size
     spans = calls.ints(room, (n_axes, 2, most_shards))
     room += 8 * spans.size
@@ -343,7 +348,7 @@ def plan_points(p: Planned, axes: Any, points: Any, shards: Any, boxes: Any) -> 
                 within = element - cell * axes[CELL, axis]
                 offset += within * axes[CHUNK_STRIDE, axis]
                 box[FIRST_LENGTH + axis] = 1
-            box[OFFSET], box[PART] = offset, 0
+            box[OFFSET], box[PART], box[LISTED] = offset, 0, 0
             box[TARGET] = p.target + points[1, k] * p.itemsize
             is_sound &= _put_bytes(p, box, shards[s], ordinal, p.itemsize)
             done += 1

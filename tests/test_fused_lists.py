@@ -1,0 +1,215 @@
+"""What an index takes of an inner chunk goes to its places from a list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpushard
+from array_strategies import codec
+from fused_cases import (
+    CHAINS,
+    CRC,
+    FUSED,
+    LITTLE,
+    ZSTD,
+    assert_all_fused,
+    blosc,
+    stored,
+    take_way,
+    watch_sinks,
+)
+from gpushard.fused import boxes
+from gpushard.fused.boxes import Lists
+from gpushard.fused.direct import shrinking_cuts
+from gpushard.selection import Members
+from loader_data import ORDERS
+from zarr_oracle import assert_same_bits, held
+
+pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
+pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+
+BIG = codec("bytes", endian="big")
+CASES = {
+    **{name: stored(CHAINS[name]) for name in ("raw", "crc32c", "zstd", "gzip", "lz4")},
+    "parts of frames": stored([blosc("lz4", "shuffle", 512)]),
+    "reversed": stored([ZSTD], "float64", [BIG]),
+    "bool": stored([ZSTD], "bool"),
+    "transposed": stored([ZSTD], before=[codec("transpose", order=[1, 0]), LITTLE]),
+    "plain, reversed": stored([], "int16", [BIG]),
+    "checked, transposed": stored(
+        [CRC], before=[codec("transpose", order=[1, 0]), BIG]
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def arrays(request, tmp_path_factory):
+    """The same array in memory and in files: read with requests, and directly."""
+    made = CASES[request.param]
+    place = made.placed("local", tmp_path_factory.mktemp("lists"))
+    opened = [held(made.objects), place]
+    return made.full, [gpushard.open_array(o, options=FUSED) for o in opened]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def listed_whatever_their_size():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boxes, "_LARGE_NBYTES", 1)
+        yield
+
+
+@given(st.data())
+def test_any_index_reads_as_numpy_reads_it(arrays, data):
+    full, opened = arrays
+    taken = np.array(data.draw(st.lists(st.integers(0, 89), max_size=99)), int)
+    keys = [(taken,), (taken, np.s_[60:3:-2]), (np.s_[5:99:3], taken)]
+    a, key = data.draw(st.sampled_from(opened)), data.draw(st.sampled_from(keys))
+    assert_same_bits(a.oindex[key], full[key])
+
+
+@pytest.mark.parametrize("way", ["direct", "requests"])
+def test_elements_in_any_order_are_not_left_to_the_plain_way(arrays, way, monkeypatch):
+    full, opened = arrays
+    take_way(monkeypatch, way)
+    seen = watch_sinks(monkeypatch)
+    rows = np.random.default_rng(0).permutation(100)
+    for a in opened:
+        assert_same_bits(a.oindex[rows], full[rows])
+        assert_same_bits(a.oindex[:, rows % 90], full[:, rows % 90])
+    assert_all_fused(seen)
+
+
+@given(st.lists(st.integers(0, 30), max_size=40), st.data())
+def test_lists_name_every_element_once(inner, data):
+    cells = st.lists(st.integers(1, 9), min_size=1, max_size=9)
+    count = np.array(data.draw(cells))
+    n = int(count.sum())
+    in_index = np.resize(np.array([*inner, 3]), n)
+    out_index = np.arange(n)[::-1].copy()
+    bounds = np.append(0, np.cumsum(count))
+    lists = Lists.of(Members(bounds, in_index, out_index), 2, 8)
+    if lists is None:
+        assert (count == 1).all()
+        return
+    begin = (lists.address - lists.words.ctypes.data) // 8
+    words = lists.words.ravel()
+    for cell, at in enumerate(begin.tolist()):
+        mine = slice(bounds[cell], bounds[cell + 1])
+        assert words[at : at + 2].tolist() == [count[cell], 2]
+        pairs = words[at + 2 : at + 2 + 2 * count[cell]].reshape(-1, 2)
+        assert np.array_equal(pairs[:, 0] + lists.first[cell], in_index[mine])
+        assert np.array_equal(pairs[:, 1], out_index[mine])
+        assert pairs[:, 0].min() == 0
+        assert pairs[:, 0].max() == lists.reach[cell] - 1
+
+
+def test_long_runs_and_small_elements_make_no_lists(monkeypatch):
+    members = Members(np.array([0, 6]), np.arange(6) * 5 % 6, np.arange(6))
+    assert Lists.of(members, 0, 8) is not None
+    assert Lists.of(members._replace(in_index=np.arange(6) // 3 + 2), 0, 8) is not None
+    assert Lists.of(members._replace(in_index=np.tile([0, 1], 3)), 0, 8) is None
+    assert Lists.of(members._replace(in_index=np.arange(6)), 0, 8) is None
+    monkeypatch.setattr(boxes, "_LARGE_NBYTES", 512)
+    assert Lists.of(members, 0, -512) is not None
+    assert Lists.of(members, 0, 511) is None
+
+
+LONG, N = 520, 103
+
+
+@pytest.fixture(scope="module")
+def long_rows(tmp_path_factory):
+    """Rows that are written past the caches, in files; the last shard is missing."""
+    path = tmp_path_factory.mktemp("long") / "rows.zarr"
+    options: Any = {"chunks": (8, LONG), "shards": (32, LONG), "fill_value": 3}
+    z = zarr.create_array(path, shape=(N, LONG), dtype="u2", **options)
+    z[:96] = np.random.default_rng(1).integers(0, 9, (96, LONG), "u2")
+    return path, z[...]
+
+
+@pytest.mark.parametrize("offset", [0, 2, 8, 16])
+@pytest.mark.parametrize("length", [512, 264, 256, 255, 100])
+def test_long_elements_go_where_they_belong_and_nowhere_else(long_rows, offset, length):
+    path, full = long_rows
+    a = gpushard.open_array(path, options=FUSED.but(threads=2))
+    rows = np.random.default_rng(2).integers(0, N, 300)
+    memory = np.full((300 * length + 64) * 2, 0xEE, np.uint8)
+    first = -memory.ctypes.data % 16 + 16 + offset
+    out = memory[first : first + 600 * length].view("u2").reshape(300, length)
+    a.read((rows, slice(length)), out=out)
+    assert np.array_equal(out, full[rows, :length])
+    outside = np.delete(memory, np.s_[first : first + out.nbytes])
+    assert (outside == 0xEE).all()
+
+
+def test_an_inner_chunk_of_one_element_goes_to_all_its_places(tmp_path):
+    values = np.arange(40, dtype="i8").reshape(8, 5)
+    z = zarr.create_array(
+        tmp_path / "a.zarr", shape=(8, 5), chunks=(1, 5), shards=(4, 5), dtype="i8"
+    )
+    z[...] = values
+    rows = np.array([3, 0, 3, 7, 3, 0, 1])
+    a = gpushard.open_array(tmp_path / "a.zarr", options=FUSED)
+    assert np.array_equal(a.oindex[rows], values[rows])
+
+
+def test_a_list_behind_plain_elements_is_no_part_of_their_run(tmp_path):
+    values = np.arange(80, dtype="i8").reshape(16, 5)
+    place = tmp_path / "a.zarr"
+    how: Any = {"chunks": (8, 5), "shards": (16, 5), "compressors": None}
+    z = zarr.create_array(place, shape=(16, 5), dtype="i8", **how)
+    z[...] = values
+    rows, out = np.array([8, 12, 10, 14, 9, 13, 11, 15]), np.zeros((16, 5), "i8")
+    a = gpushard.open_array(place, options=FUSED)
+    a.read_many([np.s_[:8], rows], out=[out[:8], out[8:]])
+    assert np.array_equal(out, values[[*range(8), *rows]])
+
+
+def test_elements_of_inner_chunks_that_are_kept_are_taken_from_there(long_rows):
+    path, full = long_rows
+    a = gpushard.open_array(path, options=FUSED.but(chunk_cache_nbytes=1 << 20))
+    rows = np.random.default_rng(3).permutation(N)
+    for _ in range(2):
+        assert np.array_equal(a.oindex[rows], full[rows])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("options", [{}, {"scale": 0.5}, {"window": 3, "stride": 2}])
+def test_batches_of_long_rows_are_the_samples_that_the_index_names(
+    long_rows, order, options
+):
+    path, full = long_rows
+    a = gpushard.open_array(path, options=FUSED)
+    rows = np.append(full, np.full((3, LONG), 3, "u2"), axis=0)
+    if "window" in options:
+        options = options | {"padding": "fill"}
+        rows = np.stack([rows[first : first + 3] for first in range(0, N, 2)])
+    many = {k: v for k, v in ORDERS[order].items() if k not in ("weights", "sampler")}
+    want = rows * np.float32(options.get("scale", 1))
+    with gpushard.Loader(
+        a, batch_size=7, return_index=True, **many, **options
+    ) as loader:
+        n = 0
+        for batch, index in loader:
+            assert np.array_equal(batch, want[index])
+            n += len(index)
+    assert n == (52 if "window" in options else N)
+
+
+@given(n=st.integers(0, 5000), least=st.integers(1, 100), n_workers=st.integers(1, 9))
+def test_tasks_have_every_box_once_and_become_smaller(n, least, n_workers):
+    cuts = shrinking_cuts(n, least, n_workers)
+    assert cuts[0] == 0
+    assert cuts[-1] == n
+    sizes = np.diff(cuts)
+    assert (sizes > 0).all()
+    assert sizes[:-1].min(initial=least) >= least
+    assert (np.diff(sizes[:-1]) <= 0).all()
+    assert sizes[-1:].max(initial=0) < 2 * least
