@@ -10,7 +10,7 @@ import pytest
 from gpushard import Loader
 from gpushard.loader import reading
 from gpushard.loader.fields import Field
-from loader_data import IMAGES, images
+from loader_data import IMAGES, images, stored
 
 
 def test_the_next_read_is_planned_while_one_is_read(monkeypatch):
@@ -46,3 +46,24 @@ def test_what_goes_wrong_in_planning_reaches_the_consumer(prefetch_factor, monke
     loader = Loader(images(), prefetch_factor=prefetch_factor)
     with pytest.raises(MemoryError, match="no room for a plan"):
         next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "n"),
+    [([128], {}, 16), ([128], {"dtype": "i2"}, 8), ([127], {}, 8), ([128, 127], {}, 4)],
+)
+def test_loads_of_rows_that_are_never_there_twice_are_twice_as_large(
+    rows, options, n, monkeypatch
+):
+    monkeypatch.setattr(reading, "LOAD_NBYTES", 8 * 512)
+    read, n_read = Field.read, []
+
+    def noted(field, origins, memory):
+        n_read.append(len(origins))
+        return read(field, origins, memory)
+
+    monkeypatch.setattr(Field, "read", noted)
+    arrays = tuple(stored(np.zeros((64, m), "i4"), (1, m)) for m in rows)
+    with Loader(arrays, batch_size=1, **options) as loader:
+        assert len(list(loader)) == 64
+    assert max(n_read) == n

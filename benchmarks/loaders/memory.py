@@ -15,7 +15,7 @@ from gpushard.options import MIB
 
 # Reads in memory at a time: one planned, two waiting or being made, one in order, one
 # handed out.
-BUFFER_NBYTES = 5 * LOAD_NBYTES
+BUFFER_NBYTES = 5 * 2 * LOAD_NBYTES  # rows land in their places
 TIMES = 20
 _ROW_NBYTES, _CHUNK, _SHARD = 4096, 64, 4096
 _N_LOOKS = 20

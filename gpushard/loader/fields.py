@@ -26,6 +26,9 @@ from gpushard.selection import Ints, Selection
 
 Source = Array | ConcatArray
 
+# Shorter rows are sooner gathered than each put in its place.
+_LONG_NBYTES = 512
+
 
 class Rows(Protocol):
     """Samples one after the other: an array of the host, or rows on a device."""
@@ -88,8 +91,19 @@ class Field:
 
     @property
     def load_nbytes(self) -> int:
-        """What a sample takes while it is read."""
+        """What a sample takes while it is read, but for what it is cast to."""
         return self.sample_nbytes
+
+    @property
+    def lands_in_place(self) -> bool:
+        """Whether samples, on the host, are in one place only while they are read."""
+        rows = self.cut.takes_rows and self._has_long_rows
+        return rows and self.conversion.is_none
+
+    @property
+    def _has_long_rows(self) -> bool:
+        """Whether each row is put in its place by itself."""
+        return prod(self.cut.shape[1:]) * self.array.dtype.itemsize >= _LONG_NBYTES
 
     def nbytes_of(self, samples: Ints) -> int:
         """What these samples take while they are read."""
@@ -156,16 +170,17 @@ class Field:
         return self._read_patches(origins, memory)
 
     def _read_rows(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
-        """Each row is read once, in the order of storage, and then goes to its places.
+        """Each row goes from its inner chunk to its places, in the order of storage.
 
-        Inner chunks are decoded to where they lie side by side; scattered rows would
-        cost a piece of an inner chunk each.
+        Short rows are read once, side by side, and gathered then.
         """
         wanted = self.cut.rows(origins)
         flat = wanted.ravel()
         n_rows = self.cut.shape[0]
         outside = (flat < 0) | (flat >= n_rows)
-        rows, order = _distinct(flat.clip(0, max(n_rows - 1, 0)))
+        rows, order = flat.clip(0, max(n_rows - 1, 0)), None
+        if not self._has_long_rows:
+            rows, order = _distinct(rows)
         values = memory.take((len(rows), *self.cut.shape[1:]), self.array.dtype)
         jobs = self._jobs([rows_of_all(rows, self.cut.shape)], [values])
         return jobs, partial(self._finish, values, order, outside, memory)

@@ -37,6 +37,11 @@ class Place(Protocol):
         """Reads that another thread plans meanwhile; 0 where only one may."""
         ...
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether samples that are gathered or cast are there twice meanwhile."""
+        ...
+
     def check(self) -> None:
         """Refuse processes that cannot use it."""
         ...
@@ -59,7 +64,7 @@ class HostPlace:
         Where to take it from.
     """
 
-    n_behind, n_planned = 0, 1
+    n_behind, n_planned, has_copies = 0, 1, True
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -95,7 +100,7 @@ class DevicePlace:
         Stored arrays that a load reads.
     """
 
-    n_behind, n_planned = 1, 0
+    n_behind, n_planned, has_copies = 1, 0, False
 
     def __init__(
         self,

@@ -87,6 +87,11 @@ class RaggedField(Field):
         return False
 
     @property
+    def lands_in_place(self) -> bool:
+        """See `Field`: rows are cut out of what was read."""
+        return False
+
+    @property
     def load_nbytes(self) -> int:
         """What a sample takes while it is read, on average."""
         return int(self._mean_length * (self.row_nbytes + _LISTED_NBYTES)) + 1

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 OnError = Literal["raise", "skip"]
 
-# Large enough that a plan costs nothing beside it, small enough that several fit.
+# Large enough that a plan costs nothing beside it, small enough that several fit, with
+# as much again for samples that are gathered or cast; twice that where none are.
 LOAD_NBYTES = 16 * MIB
 # Waits before a read that the store failed is tried again, in seconds.
 _PAUSES = (0.1, 0.4, 1.6)
@@ -146,7 +147,7 @@ class Reader:
         is_scattered = order.is_scattered
         usual = usual_samples(
             self.fields,
-            LOAD_NBYTES // self.sample_nbytes,
+            self._load_nbytes // self.sample_nbytes,
             self.origins.n,
             is_scattered=is_scattered,
         )
@@ -162,6 +163,12 @@ class Reader:
                 continue
             yield self._planned(start, samples)
             start, n_wanted = stop, min(_GROWTH * n_wanted, most)
+
+    @property
+    def _load_nbytes(self) -> int:
+        """What the samples of a usual load take."""
+        spares = self.place.has_copies and all(f.lands_in_place for f in self.fields)
+        return 2 * LOAD_NBYTES if spares else LOAD_NBYTES
 
     def _nbytes(self, samples: Ints) -> int:
         """What these samples take while they are read."""

@@ -75,10 +75,15 @@ class Cut:
 def rows_of_all(rows: Ints, shape: tuple[int, ...]) -> Orthogonal:
     """Selection of rows of axis 0 of an array of `shape`, in any order."""
     n = len(rows)
-    if n and np.all(np.diff(rows) == 1):
+    steps = np.diff(rows)
+    if n and np.all(steps == 1):
         first: SliceAxis | IndexAxis = SliceAxis(int(rows[0]), 1, n)
-    else:
+    elif np.all(steps >= 0):
         first = IndexAxis(rows, np.arange(n, dtype=np.int64))
+    else:
+        # Sorted here, as a read would do it: neighbours come in few runs.
+        place = np.argsort(rows)
+        first = IndexAxis(rows[place], place)
     rest = (SliceAxis(0, 1, extent) for extent in shape[1:])
     return Orthogonal((first, *rest), (n, *shape[1:]))
 
