@@ -263,7 +263,8 @@ def _block_batches(read: Reader, epoch: int) -> Iterator[np.ndarray]:
     n = data.ROWS_CHUNK
     for group in mine:
         selections = [(slice(b * n, b * n + n),) for b in np.sort(group).tolist()]
-        rows = np.concatenate(read(selections))
+        parts = read(selections)
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         order = rng.permutation(len(rows))
         for first in range(0, len(rows), data.ROWS_BATCH):
             yield rows[order[first : first + data.ROWS_BATCH]]
