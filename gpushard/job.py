@@ -143,7 +143,7 @@ class Job:
         n_workers = source.options.threads
         if source.store.costs.prefers_whole_objects:
             n_workers = max(n_workers, _REMOTE_WORKERS)
-        return min(n_workers, source.most_workers)
+        return min(n_workers, source.room.most_workers)
 
     def batch_nbytes(self, wanted_nbytes: int, n_workers: int) -> int:
         """Bytes to fetch as one task, of `wanted_nbytes` that `n_workers` share."""
@@ -151,6 +151,8 @@ class Job:
             return self.sink.batch_nbytes
         options = self.source.options
         bound = max(1, options.memory_limit // (2 * n_workers))
+        if self.source.room.is_tight:
+            bound = max(1, min(bound, self.source.room.most_stored_nbytes))
         if n_workers == 1:
             return min(options.batch_nbytes, bound)
         share = max(wanted_nbytes // (4 * n_workers), SMALLEST_SHARE_NBYTES)
@@ -166,6 +168,8 @@ class Job:
         """Size at which a request to the store is cut."""
         source = self.source
         room = source.options.memory_limit // _LEAST_REQUESTS
+        if source.room.is_tight:
+            room = min(room, source.room.most_stored_nbytes)
         return max(1, min(source.store.costs.max_request_nbytes, room))
 
     def byte_request(self, ranged: RangedBlock, r: int) -> ByteRequest:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpushard.blocks import Planned, ShardBlock
-from gpushard.errors import CorruptShardError
+from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetch import NestedShard, fetch_indexes, fetch_nested_indexes
 from gpushard.gone import deleted
 from gpushard.index import CORRUPT, MISSING, ShardIndex
@@ -89,6 +89,8 @@ def refuse_oversized(job: Job, block: ShardBlock, located: Located) -> None:
     ------
     CorruptShardError
         There is one. Where the read goes on over damage, it is missing from now on.
+    LimitError
+        One does not fit the memory limit with the bytes that it is stored in.
     """
     source, shape = job.source, job.source.chunk_shape
     if shape is None:
@@ -102,6 +104,15 @@ def refuse_oversized(job: Job, block: ShardBlock, located: Located) -> None:
             job.name_place(error, block, row)
             job.damage.note(error)
             located.missing[row] = True
+    if source.raw_strides is not None:
+        return  # of which parts are fetched
+    for row in np.flatnonzero(nbytes > source.room.most_stored_nbytes).tolist():
+        if not located.missing[row]:
+            try:
+                source.room.refuse_stored(int(nbytes[row]))
+            except LimitError as error:
+                job.name_place(error, block, row)
+                raise
 
 
 def _locate_unsharded(job: Job, block: ShardBlock) -> Located:

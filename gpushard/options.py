@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,6 +13,15 @@ from gpushard.errors import OptionError
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+
+# Memory of a read's batches, where nobody sets another limit.
+DEFAULT_MEMORY_LIMIT = 256 * MIB
+# A lower memory limit cuts batches and requests, and counts as so much for all that is
+# held: columns, indexes and the smallest pieces of a read take it, whatever the limit.
+LEAST_MEMORY_NBYTES = 64 * MIB
+# Of the memory that a process may use, what an inner chunk may take that alone needs
+# more than the default: eight reads may do so at a time.
+_ALONE_SHARE = 8
 
 # Metadata documents above this size are refused unread: consolidated metadata of 35,000
 # arrays take as much.
@@ -38,6 +48,52 @@ def _cgroup_cpu_quota() -> int | None:
         return None if quota == "max" else -(-int(quota) // int(period))
     except (OSError, ValueError):
         return None
+
+
+@cache
+def usable_memory_nbytes() -> int | None:
+    """Memory that this process may use: the machine's, cut by those of its cgroups.
+
+    None where the system does not tell.
+    """
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # not on Windows
+        return None
+    return min([total, *_cgroup_memory_limits()]) if total > 0 else None
+
+
+def _cgroup_memory_limits() -> list[int]:
+    """Limits of the control groups that this process is in, of either version.
+
+    In a container the path that the kernel tells is that of the machine, while only the
+    group's own directory is mounted: parents are looked at up to the root.
+    """
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    limits: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, name = Path("/sys/fs/cgroup"), "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+        else:
+            continue
+        group = root / path.lstrip("/")
+        for directory in (group, *group.parents):
+            if directory.is_relative_to(root):
+                limits += _number_in(directory / name)
+    return limits
+
+
+def _number_in(path: Path) -> list[int]:
+    try:
+        return [int(path.read_text())]
+    except (OSError, ValueError):  # none there, or "max"
+        return []
 
 
 _LARGEST = 2**62
@@ -141,10 +197,13 @@ class Options:
     threads
         Worker threads of the CPU path. Decoders release the GIL, so one per CPU.
     memory_limit
-        Bytes of staging (shard indexes, and encoded and decoded inner chunks, in
-        flight) a read may hold beside its output. Left at the default, a read that a
-        device decodes may hold an eighth of what is free there, up to 4 GiB: it takes
-        thousands of streams to keep a GPU busy.
+        Bytes that a read may hold beside its output: shard indexes, columns, and
+        encoded and decoded inner chunks. One below 64 MiB cuts what is fetched and
+        decoded together, and bounds the whole as 64 MiB would. An inner chunk that does
+        not fit is a `LimitError`. None holds batches to 256 MiB, and lets an inner
+        chunk that alone needs more take an eighth of the memory that the process may
+        use; and a read that a device decodes may hold an eighth of what is free there,
+        up to 4 GiB: it takes thousands of streams to keep a GPU busy.
     batch_nbytes
         Encoded bytes fetched and decoded as one unit of work. Large enough that the
         request overhead vanishes, small enough that several fit in the caches and in
@@ -189,7 +248,7 @@ class Options:
         Largest inner chunk decoded; an object with codecs around its shard, the text of
         an inner chunk of strings, and the part of a plain inner chunk that has to be
         fetched at once are held to it, too. 2 GiB are the most that Blosc and the
-        codecs of Zarr v2 take. Lower it to `memory_limit` where arrays are not trusted.
+        codecs of Zarr v2 take. What `memory_limit` has room for is less, mostly.
     max_index_nbytes
         Largest shard index accepted. 32 MiB are two million inner chunks a shard; it
         takes twice as much of `memory_limit`, and may take half of that.
@@ -214,7 +273,7 @@ class Options:
     """
 
     threads: int = field(default_factory=usable_cpu_count)
-    memory_limit: int = 256 * MIB
+    memory_limit: int | None = None
     batch_nbytes: int = 4 * MIB
     small_read_chunks: int = 8
     whole_object_fraction: float = 0.75
@@ -237,6 +296,8 @@ class Options:
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
+            if name == "memory_limit" and value is None:
+                continue
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             is_whole = name in _FRACTIONS or isinstance(value, int)
             if not (is_number and is_whole and least <= value <= most):
@@ -256,6 +317,74 @@ class Options:
     def but(self, **changes: Any) -> Options:
         """Copy with the changes that are not None."""
         return replace(self, **{k: v for k, v in changes.items() if v is not None})
+
+    def resolved(self) -> ReadOptions:
+        """The same, with the numbers of what is left open."""
+        if isinstance(self, ReadOptions):
+            return self
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        limit = given.pop("memory_limit")
+        if limit is not None:
+            return ReadOptions(**given, **_held_to(limit))
+        share = (usable_memory_nbytes() or 0) // _ALONE_SHARE
+        return ReadOptions(
+            **given,
+            memory_limit=DEFAULT_MEMORY_LIMIT,
+            bound_nbytes=DEFAULT_MEMORY_LIMIT,
+            alone_nbytes=max(DEFAULT_MEMORY_LIMIT, share),
+            is_left_open=True,
+        )
+
+
+def _held_to(memory_limit: int) -> dict[str, Any]:
+    """What a memory limit that somebody set means."""
+    bound = max(memory_limit, LEAST_MEMORY_NBYTES)
+    return {
+        "memory_limit": memory_limit,
+        "bound_nbytes": bound,
+        "alone_nbytes": bound,
+        "is_left_open": False,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions(Options):
+    """Options of an array that is read, with the numbers of what was left open.
+
+    Attributes
+    ----------
+    memory_limit
+        What batches may hold.
+    bound_nbytes
+        What a read may hold of all, beside its output.
+    alone_nbytes
+        The same, where one inner chunk needs more, which nothing else is beside then.
+    is_left_open
+        Whether nobody set a memory limit.
+    """
+
+    memory_limit: int = DEFAULT_MEMORY_LIMIT
+    bound_nbytes: int
+    alone_nbytes: int
+    is_left_open: bool
+
+    def but(self, **changes: Any) -> ReadOptions:
+        """Copy with the changes that are not None; a memory limit bounds the whole."""
+        given = {k: v for k, v in changes.items() if v is not None}
+        limit = given.get("memory_limit")
+        changed = replace(self, **given)
+        return changed if limit is None else replace(changed, **_held_to(limit))
+
+    def beside(self, nbytes: int, memory_limit: int) -> ReadOptions:
+        """What `nbytes` that are held leave: of all, and of `memory_limit`."""
+        bound = max(1, self.bound_nbytes - nbytes)
+        return replace(
+            self,
+            memory_limit=max(1, min(memory_limit, bound)),
+            bound_nbytes=bound,
+            alone_nbytes=max(1, self.alone_nbytes - nbytes),
+            is_left_open=False,
+        )
 
 
 DEFAULT = Options()

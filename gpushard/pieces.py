@@ -8,25 +8,56 @@ from typing import Any
 
 import numpy as np
 
-from gpushard.blocks import Planned, ShardBlock
+from gpushard.axes import LONG_CELLS
+from gpushard.blocks import BLOCK_CHUNKS, Planned, ShardBlock
+from gpushard.grid import GridPart
 from gpushard.index_room import held_nbytes, n_at_once
 from gpushard.job import Job, rows_of
 from gpushard.options import MIB
+from gpushard.plan import MERGED_CHUNKS
 from gpushard.selection import Ints
+from gpushard.source import Source
 
 # Indexes in hand that take no more are not worth another limit for the rest.
 _LITTLE_NBYTES = MIB
+# Columns of an inner chunk in hand, and of a cell along an axis. Of inner chunks of
+# several selections as many are in hand as take a quarter of the limit.
+_CHUNK_NBYTES, _CELL_NBYTES = 300, 80
+_MERGED_SHARE = 4
 
 
-def beside_indexes(jobs: Sequence[Job]) -> Sequence[Job]:
-    """The jobs, held to what the shard indexes in hand leave of the memory limit.
+def beside_columns(jobs: Sequence[Job]) -> Sequence[Job]:
+    """The jobs, held to what shard indexes and columns in hand leave of the limit.
 
-    Those of one job are read while another one's inner chunks are still decoded.
+    Those of one job are made while another one's inner chunks are still decoded. Below
+    the least limit there is room for the columns: they cut no batches then.
     """
     nbytes = max(map(_indexes_nbytes, jobs), default=0)
+    if nbytes > _LITTLE_NBYTES:
+        jobs = [replace(job, source=job.source.beside(nbytes)) for job in jobs]
+    nbytes = max(map(_columns_nbytes, jobs), default=0)
     if nbytes <= _LITTLE_NBYTES:
         return jobs
-    return [replace(job, source=job.source.beside(nbytes)) for job in jobs]
+    return [replace(job, source=_beside(job.source, nbytes)) for job in jobs]
+
+
+def _beside(source: Source, nbytes: int) -> Source:
+    """The array beside columns, which are let to take half of all."""
+    options = source.options
+    nbytes = min(nbytes, options.bound_nbytes // 2)
+    return source.narrowed(options.memory_limit, nbytes)
+
+
+def _columns_nbytes(job: Job) -> int:
+    """Memory of the columns in hand: of inner chunks, and of the cells along axes."""
+    parts = job.plan.parts
+    together = BLOCK_CHUNKS if len(parts) == 1 else most_merged(job.source)
+    nbytes = _CHUNK_NBYTES * min(job.plan.n_chunks, together)
+    for part in parts:
+        if isinstance(part, GridPart):
+            n_cells = sum(min(p.n_cells, LONG_CELLS) for p in part.projections)
+            nbytes += _CELL_NBYTES * n_cells
+    return nbytes
 
 
 def _indexes_nbytes(job: Job) -> int:
@@ -36,6 +67,12 @@ def _indexes_nbytes(job: Job) -> int:
     if nbytes > _LITTLE_NBYTES:
         return held_nbytes(source, job.plan.n_shards, n_chunks)
     return nbytes
+
+
+def most_merged(source: Source) -> int:
+    """Inner chunks of several selections that are laid out together."""
+    room = source.options.bound_nbytes // (_MERGED_SHARE * _CHUNK_NBYTES)
+    return max(BLOCK_CHUNKS, min(room, MERGED_CHUNKS))
 
 
 def cut_shards(job: Job, block: Planned) -> Iterator[Planned]:

@@ -8,7 +8,7 @@ viewed as elements, then array-to-array codecs run last to first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,19 +19,26 @@ from gpushard.codecs.base import BytesCodec, HostBytes, size_error
 from gpushard.codecs.elements import ElementsPart, compile_elements
 from gpushard.codecs.trial import try_out
 from gpushard.errors import CorruptShardError
-from gpushard.layout import CodecChain, CodecSpec
-from gpushard.options import DEFAULT, KIB
+from gpushard.layout import CodecChain
+from gpushard.options import DEFAULT
 from gpushard.report import CodecPlacement
+from gpushard.wrapping import grown_sizes
 
-# The largest encoded size that an honest codec makes of n bytes: twice of it and a
-# header or table. Compressors store what they cannot compress.
-_GROWTH, _GROWTH_NBYTES = 2, 64 * KIB
 # Plans kept: arrays have one shape of inner chunks, rectilinear ones a few.
 _MAX_PLANS = 256
-_MOST_NBYTES = 2**62
-_BYTE = np.dtype(np.uint8)
+# Text is held as it is decoded, as Python's strings (up to four bytes a byte), and as
+# NumPy's.
+_TEXT_COPIES = 6
 _ON_HOST = "the device is the CPU"
 _ONLY_ZARR = "only zarr decodes this codec"
+
+
+class NoRoomError(Exception):
+    """Decoding takes more memory than it was given: `nbytes`."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self.nbytes = nbytes
 
 
 class _ArrayPart(Protocol):
@@ -39,6 +46,10 @@ class _ArrayPart(Protocol):
 
     def encoded_nbytes(self, shape: tuple[int, ...]) -> int | None:
         """Encoded size of an inner chunk; None if it depends on the elements."""
+        ...
+
+    def working_nbytes(self, shape: tuple[int, ...]) -> int:
+        """Memory that decoding an inner chunk of `shape` takes beside its bytes."""
         ...
 
     def decoder(self, shape: tuple[int, ...]) -> Callable[[HostBytes], NDArray[Any]]:
@@ -59,12 +70,12 @@ _BytesStep = tuple[Callable[..., HostBytes], int, bool]
 class _Plan:
     """A chain for one shape of inner chunks; steps in decoding order.
 
-    `is_capped`: neither the metadata nor a codec says how large they are.
+    `most_nbytes`: of what neither the metadata nor a codec says how large it is.
     """
 
     steps: tuple[_BytesStep, ...]
     finish: Callable[[HostBytes], NDArray[Any]]
-    is_capped: bool
+    most_nbytes: int | None
 
 
 class HostPipeline:
@@ -103,6 +114,7 @@ class HostPipeline:
         # Of the codec that the elements meet first, where it decodes parts of streams.
         innermost = bytes_codecs[0] if bytes_codecs else None
         self._decode_range: Callable[..., HostBytes | None] | None = None
+        self._range_nbytes: Callable[..., int | None] | None = None
         self._axes: tuple[int, ...] | None = None
         self.is_raw = self.has_plain_elements = False
         self.stored_dtype = dtype
@@ -113,6 +125,8 @@ class HostPipeline:
             self.stored_dtype = array_part.elements.view_dtype
             if self.has_plain_elements:
                 self._decode_range = getattr(innermost, "decode_range", None)
+                if len(bytes_codecs) == 1:
+                    self._range_nbytes = getattr(innermost, "range_nbytes", None)
         self.decodes_ranges = self._decode_range is not None
 
     @classmethod
@@ -187,6 +201,43 @@ class HostPipeline:
                 nbytes = codec.encoded_nbytes(nbytes)
         return nbytes
 
+    def working_nbytes(self, chunk_shape: tuple[int, ...]) -> int:
+        """Memory that decoding an inner chunk takes beside its stored bytes.
+
+        What streams take as a rule; of some it is `extra_nbytes` more. Of strings it is
+        what they take beside their text.
+        """
+        working = self._array_part.working_nbytes(chunk_shape)
+        if self._array_part.encoded_nbytes(chunk_shape) is None:
+            return working
+        sizes = self._sizes(chunk_shape)
+        peak = held = 0
+        for codec, (nbytes, _) in zip(
+            reversed(self._bytes_codecs), sizes[-2::-1], strict=True
+        ):
+            peak = max(peak, held + codec.n_copies * nbytes)
+            held = nbytes if codec.n_copies else held
+        return max(peak, held + working)
+
+    def extra_nbytes(self, encoded: HostBytes, chunk_shape: tuple[int, ...]) -> int:
+        """Memory that these bytes take beside `working_nbytes`, as their head tells.
+
+        Raises
+        ------
+        CorruptShardError
+            They have no head.
+        """
+        extra = 0
+        sizes = self._sizes(chunk_shape)
+        for codec, (nbytes, _) in zip(
+            reversed(self._bytes_codecs), sizes[-2::-1], strict=True
+        ):
+            extra = codec.extra_nbytes(encoded, nbytes)
+            if codec.n_copies:
+                break
+            encoded = memoryview(encoded)[:nbytes]
+        return extra
+
     def encoded_limit(self, chunk_shape: tuple[int, ...]) -> int:
         """Generous bound of the encoded size that an honest writer produces."""
         *_, (limit, _) = self._sizes(chunk_shape)
@@ -197,6 +248,7 @@ class HostPipeline:
         encoded: HostBytes,
         chunk_shape: tuple[int, ...],
         wanted: tuple[int, int] | None = None,
+        room_nbytes: int | None = None,
     ) -> NDArray[Any]:
         """Inner chunk of `chunk_shape` from its encoded bytes.
 
@@ -209,6 +261,9 @@ class HostPipeline:
         wanted
             Where a chain `decodes_ranges`: the half-open range of bytes of the plain
             elements that are needed. Others may come out as zeros.
+        room_nbytes
+            Memory that decoding may take beside the encoded bytes; None: as much as
+            needed, which is `working_nbytes` but for rare streams.
 
         Returns
         -------
@@ -222,28 +277,60 @@ class HostPipeline:
             The bytes are no valid encoding of such an inner chunk.
         ChecksumError
             The bytes contradict a checksum.
+        NoRoomError
+            Decoding takes more than `room_nbytes`; nothing of it was done.
         """
         plan = self._plans.get(chunk_shape)
         if plan is None:
             plan = self._plan(chunk_shape)
+        if room_nbytes is not None:
+            plan = self._within(room_nbytes, plan, encoded, chunk_shape, wanted)
         if wanted is not None and self._decode_range is not None:
             return plan.finish(_decode_part(plan, self._decode_range, encoded, wanted))
-        if plan.is_capped:
-            return self._decode_capped(plan, encoded)
+        if plan.most_nbytes is not None:
+            return self._decode_capped(plan, plan.most_nbytes, encoded)
         for decode, limit, exact in plan.steps:
             encoded = decode(encoded, limit, exact=exact)
         return plan.finish(encoded)
 
-    def _decode_capped(self, plan: _Plan, encoded: HostBytes) -> NDArray[Any]:
+    def _decode_capped(
+        self, plan: _Plan, most_nbytes: int, encoded: HostBytes
+    ) -> NDArray[Any]:
         """Inner chunk of which only an option says how large it may be."""
         try:
             for decode, limit, exact in plan.steps:
                 encoded = decode(encoded, limit, exact=exact)
         except CorruptShardError as error:
-            if error.expected == f"at most {self._largest_nbytes} bytes":
+            if error.expected == f"at most {most_nbytes} bytes":
+                if most_nbytes < self._largest_nbytes:
+                    raise NoRoomError(_TEXT_COPIES * (most_nbytes + 1)) from error
                 error.hint = f"{error.hint}, or raise options.max_chunk_nbytes"
             raise
         return plan.finish(encoded)
+
+    def _within(
+        self,
+        room_nbytes: int,
+        plan: _Plan,
+        encoded: HostBytes,
+        chunk_shape: tuple[int, ...],
+        wanted: tuple[int, int] | None,
+    ) -> _Plan:
+        """The plan, where what it does takes no more than `room_nbytes`."""
+        needed = self.working_nbytes(chunk_shape)
+        if plan.most_nbytes is not None:
+            most = max(0, room_nbytes - needed) // _TEXT_COPIES
+            if most >= plan.most_nbytes:
+                return plan
+            sizes = grown_sizes(self._bytes_codecs, most, exact=False)
+            return replace(plan, steps=self._steps(sizes), most_nbytes=most)
+        if wanted is not None and self._range_nbytes is not None:
+            part_nbytes = self._range_nbytes(encoded, *wanted)
+            needed = needed if part_nbytes is None else part_nbytes
+        needed += self.extra_nbytes(encoded, chunk_shape)
+        if needed > room_nbytes:
+            raise NoRoomError(needed)
+        return plan
 
     def placements(self) -> tuple[CodecPlacement, ...]:
         """Where each codec runs and why, in decoding order."""
@@ -260,27 +347,28 @@ class HostPipeline:
 
     def _plan(self, chunk_shape: tuple[int, ...]) -> _Plan:
         sizes = self._sizes(chunk_shape)
-        steps = [
-            (codec.decode, *size)
-            for codec, size in zip(self._bytes_codecs, sizes[:-1], strict=True)
-        ]
-        steps.reverse()
-        if not steps:
-            steps = [(self._check_size, *sizes[0])]
         is_capped = self._array_part.encoded_nbytes(chunk_shape) is None
         decoder = self._array_part.decoder(chunk_shape)
-        plan = _Plan(tuple(steps), decoder, is_capped)
+        most_nbytes = self._largest_nbytes if is_capped else None
+        plan = _Plan(self._steps(sizes), decoder, most_nbytes)
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
         self._plans[chunk_shape] = plan
         return plan
 
+    def _steps(self, sizes: Sequence[tuple[int, bool]]) -> tuple[_BytesStep, ...]:
+        steps = [
+            (codec.decode, *size)
+            for codec, size in zip(self._bytes_codecs, sizes[:-1], strict=True)
+        ]
+        return tuple(reversed(steps)) or ((self._check_size, *sizes[0]),)
+
     def _sizes(self, chunk_shape: tuple[int, ...]) -> list[tuple[int, bool]]:
         """Bytes ahead of each bytes-to-bytes codec, and after the last; if exact."""
         nbytes = self._array_part.encoded_nbytes(chunk_shape)
         if nbytes is None:
-            return _grown_sizes(self._bytes_codecs, self._largest_nbytes, exact=False)
-        return _grown_sizes(self._bytes_codecs, nbytes, exact=True)
+            return grown_sizes(self._bytes_codecs, self._largest_nbytes, exact=False)
+        return grown_sizes(self._bytes_codecs, nbytes, exact=True)
 
     def _check_size(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         if len(encoded) > limit or (exact and len(encoded) != limit):
@@ -300,69 +388,3 @@ def _decode_part(
         encoded = decode(encoded, limit, exact=is_exact)
     part = decode_range(encoded, nbytes, *wanted)
     return decode_whole(encoded, nbytes, exact=exact) if part is None else part
-
-
-def encoded_object_limit(specs: Sequence[CodecSpec], nbytes: int) -> int:
-    """Generous bound of what `specs` make of at most `nbytes` bytes.
-
-    Parameters
-    ----------
-    specs
-        The codecs around a stored object, in encoding order.
-    nbytes
-        Size of the object inside.
-    """
-    chain = [codecs.bytes_codec(spec, _BYTE) for spec in specs]
-    return _grown_sizes(chain, nbytes, exact=False)[-1][0]
-
-
-def decode_object_bytes(
-    specs: Sequence[CodecSpec],
-    data: HostBytes,
-    limit: int,
-    dtype: np.dtype[Any] = _BYTE,
-) -> HostBytes:
-    """Bytes of a stored object without the bytes-to-bytes codecs around it.
-
-    Parameters
-    ----------
-    specs
-        The codecs, in encoding order.
-    data
-        The stored object.
-    limit
-        Largest decoded size accepted.
-    dtype
-        Data type of the array, whose item size is the default of
-        `numcodecs.shuffle`.
-
-    Raises
-    ------
-    CorruptShardError
-        The bytes are no valid stream, or decode to more than `limit` bytes.
-    MetadataError
-        A codec's configuration is wrong.
-    UnsupportedError
-        Neither gpushard nor zarr knows a codec.
-    """
-    chain = [codecs.bytes_codec(spec, dtype) for spec in specs]
-    sizes = _grown_sizes(chain, limit, exact=False)
-    for codec, (size, exact) in zip(reversed(chain), sizes[-2::-1], strict=True):
-        data = codec.decode(data, size, exact=exact)
-    return data
-
-
-def _grown_sizes(
-    chain: Sequence[BytesCodec], nbytes: int, *, exact: bool
-) -> list[tuple[int, bool]]:
-    """Bytes ahead of each codec of `chain` and after the last; whether exact."""
-    sizes = [(nbytes, exact)]
-    for codec in chain:
-        encoded_nbytes = codec.encoded_nbytes(nbytes)
-        if encoded_nbytes is None:
-            nbytes, exact = _GROWTH * nbytes + _GROWTH_NBYTES, False
-        else:
-            nbytes = encoded_nbytes
-        sizes.append((nbytes, exact))
-    # No library counts further, and no bytes are that many.
-    return [(min(nbytes, _MOST_NBYTES), exact) for nbytes, exact in sizes]

@@ -28,7 +28,7 @@ from gpushard.selection import Ints, Orthogonal, Selection
 Part = GridPart | PointPart
 
 # Inner chunks of several parts that are sorted together: columns of 300 bytes each.
-_MERGED_CHUNKS = 1 << 17
+MERGED_CHUNKS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,15 @@ class ReadPlan:
         """Stored objects touched, counted as the inner chunks are."""
         return sum(part.n_shards for part in self.parts)
 
-    def blocks(self) -> Iterator[Planned]:
+    def blocks(self, most_merged: int | None = None) -> Iterator[Planned]:
         """All inner chunks, each shard in one block for all parts that go together.
 
-        Parts go together up to a number of inner chunks.
+        Parts go together up to `most_merged` inner chunks.
         """
         if len(self.parts) == 1:
             yield from self.parts[0].blocks()
             return
-        for parts in self._groups():
+        for parts in self._groups(most_merged or MERGED_CHUNKS):
             if len(parts) > 1:
                 yield from _merged_blocks(parts)
                 continue
@@ -63,13 +63,13 @@ class ReadPlan:
                 for block in part.blocks():
                     yield block.of_part(k)
 
-    def _groups(self) -> Iterator[list[tuple[int, Part]]]:
+    def _groups(self, most: int) -> Iterator[list[tuple[int, Part]]]:
         """Parts with their numbers, as many together as have not too many chunks."""
         group: list[tuple[int, Part]] = []
         n_chunks = 0
         for k, part in enumerate(self.parts):
             n_chunks += part.n_chunks
-            if group and n_chunks > _MERGED_CHUNKS:
+            if group and n_chunks > most:
                 yield group
                 group, n_chunks = [], part.n_chunks
             group.append((k, part))

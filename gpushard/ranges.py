@@ -16,7 +16,7 @@ import numpy as np
 
 from gpushard.blocks import Planned, ShardBlock
 from gpushard.coalesce import Requests, coalesce, cut_batches
-from gpushard.errors import CorruptShardError
+from gpushard.errors import CorruptShardError, LimitError
 from gpushard.job import SMALLEST_SHARE_NBYTES, Answer, Job, RequestReader
 from gpushard.kept_rows import claim, find_kept, placing_tasks
 from gpushard.locate import find_indexes, locate, refuse_oversized
@@ -133,12 +133,12 @@ def _wanted_ranges(
 
 def _refuse_large(job: Job, block: ShardBlock, rows: Ints, nbytes: Ints) -> None:
     """Refuse parts of plain elements that no reader should have to hold."""
-    most = job.source.options.max_chunk_nbytes
-    for i in np.flatnonzero(nbytes > most).tolist():
-        what = "the wanted part of an inner chunk"
-        error = job.source.too_large(what, int(nbytes[i]))
-        job.name_place(error, block, int(rows[i]))
-        raise error
+    for i in np.flatnonzero(nbytes > job.source.room.most_span_nbytes).tolist():
+        try:
+            job.source.room.refuse_span(int(nbytes[i]))
+        except LimitError as error:
+            job.name_place(error, block, int(rows[i]))
+            raise
 
 
 def _let_read(

@@ -18,7 +18,7 @@ from gpushard.errors import ObjectChangedError, naming
 from gpushard.gone import forget
 from gpushard.index_room import refuse_large
 from gpushard.job import Job, SelfReader, rows_of
-from gpushard.pieces import beside_indexes, cut_shards
+from gpushard.pieces import beside_columns, cut_shards, most_merged
 from gpushard.ranges import range_tasks
 from gpushard.whole import fetched_whole, whole_tasks
 from gpushard.workers import Opener, Task, Work, run_tasks
@@ -57,9 +57,12 @@ def begin(jobs: Sequence[Job]) -> None:
     for job in jobs:
         if job.plan.n_chunks:
             with _named(job):
-                job.source.refuse_large()
                 refuse_large(job.source)
-    jobs = beside_indexes(jobs)
+    jobs = beside_columns(jobs)
+    for job in jobs:
+        if job.plan.n_chunks:
+            with _named(job):
+                job.source.room.refuse_large()
     n_workers = _n_workers(jobs)
     directs = [(job, direct) for job in jobs if (direct := job.sink.direct(job))]
     run_tasks(_direct_tasks(directs, n_workers), n_workers)
@@ -68,7 +71,11 @@ def begin(jobs: Sequence[Job]) -> None:
         for job, direct in directs
     ]
     done = {id(job) for job, _ in directs}
-    blocks += [(job, job.plan.blocks()) for job in jobs if id(job) not in done]
+    blocks += [
+        (job, job.plan.blocks(most_merged(job.source)))
+        for job in jobs
+        if id(job) not in done
+    ]
     most = max((job.most_fetched_nbytes for job in jobs), default=0)
     run_tasks(_all_tasks(blocks, n_workers, changed), n_workers, most)
     for job, block, keys in changed:
@@ -81,7 +88,7 @@ def begin(jobs: Sequence[Job]) -> None:
 def _n_workers(jobs: Sequence[Job]) -> int:
     """Threads that the work of all jobs is worth, and no more than fit for any."""
     worth = max((job.n_workers for job in jobs), default=1)
-    return min([worth, *(job.source.most_workers for job in jobs)])
+    return min([worth, *(job.source.room.most_workers for job in jobs)])
 
 
 def finish(jobs: Sequence[Job]) -> None:

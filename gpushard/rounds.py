@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gpushard.errors import LimitError
 from gpushard.gone import deleted, replaced
 from gpushard.portions import Group, groups_of, objects_of
 from gpushard.selection import (
@@ -37,6 +38,10 @@ _LEAST_ELEMENTS = 1 << 14
 # Objects whose versions are asked for together.
 _ASKED_OBJECTS = 256
 _GONE = (False, None)
+# What an element takes of index arrays that are laid out whole, and what part of all
+# that a read may hold is for them.
+_LAID_OUT_NBYTES = 96
+_OTHERS_SHARE = 4
 
 
 def read_in_rounds(
@@ -51,12 +56,16 @@ def read_in_rounds(
     ------
     ObjectChangedError
         A shard was replaced twice while rounds read it.
+    LimitError
+        One selection has several index arrays, and more than the longest are long.
     """
     if len(wanted) == 1 and not isinstance(wanted[0], Listed):
         read(source, [wanted[0]], outs)
         return
     # What is written to the first must not be what the next one lists.
     wanted = [laid_out(one) if _is_written(one, outs) else one for one in wanted]
+    for one in wanted:
+        _refuse_many_others(source, one)
     room = source.options.memory_limit // 2
     together: list[tuple[Wanted, Any]] = []
     held_nbytes = 0
@@ -72,6 +81,26 @@ def read_in_rounds(
         held_nbytes += nbytes
     if together:
         _read_together(source, together, held_nbytes, read)
+
+
+def _refuse_many_others(source: Source, one: Wanted) -> None:
+    """Refuse index arrays of one selection that are laid out whole, and do not fit.
+
+    All but the longest are: the product of two that are refused has 10**10 elements.
+    """
+    if not isinstance(one, Listed) or one.around is None:
+        return
+    listed = (a.length for a in one.around.axes if isinstance(a, IndexAxis))
+    needed = _LAID_OUT_NBYTES * sum(listed)
+    most = source.options.bound_nbytes // _OTHERS_SHARE
+    if needed > most:
+        raise LimitError(
+            "index arrays along several axes take too much memory",
+            array_path=source.layout.path,
+            expected=f"at most {most} bytes of all but the longest",
+            got=f"{needed} bytes",
+            hint="read fewer elements at a time, or raise options.memory_limit",
+        )
 
 
 def _is_written(one: Wanted, outs: Sequence[Any]) -> bool:
@@ -158,8 +187,11 @@ def _versions(
 
 def _beside(source: Source, nbytes: int) -> Source:
     """The array, its reads held to what `nbytes` of columns leave of the limit."""
+    if not nbytes:
+        return source
     limit = source.options.memory_limit
-    return source.limited(max(1, limit - min(nbytes, limit // 2))) if nbytes else source
+    held_nbytes = min(nbytes, source.options.bound_nbytes // 2)
+    return source.narrowed(max(1, limit - min(nbytes, limit // 2)), held_nbytes)
 
 
 def _columns_nbytes(wanted: Wanted) -> int:

@@ -8,6 +8,7 @@ assignment: each element is written once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ Index = tuple[Any, ...]
 
 # Up to here columns are looked at one by one: NumPy's calls cost more than they save.
 _FEW = 4
+# Elements that NumPy may copy on the way to where they land.
+_FEW_ELEMENTS = 1 << 17
 
 
 class GridTarget:
@@ -83,11 +86,43 @@ class GridTarget:
 
     def place(self, index: tuple[Index, Index], chunk: NDArray[Any]) -> None:
         """Write the wanted elements of a decoded inner chunk."""
-        self.out[index[0]] = chunk[index[1]]
+        out_index, in_index = index
+        if chunk.size <= _FEW_ELEMENTS:
+            self.out[out_index] = chunk[in_index]
+            return
+        for here, there in _pieces(out_index, in_index):
+            self.out[here] = chunk[there]
 
     def fill(self, index: tuple[Index, Index], value: NDArray[Any]) -> None:
         """Write the fill value where a missing inner chunk would land."""
         self.out[index[0]] = value
+
+
+def _pieces(out_index: Index, in_index: Index) -> Iterator[tuple[Index, Index]]:
+    """Parts of an index, of which NumPy may copy each; of slices it copies nothing."""
+    lengths = [i.size if isinstance(i, np.ndarray) else 0 for i in in_index]
+    axis = int(np.argmax(lengths)) if lengths else 0
+    n = max(lengths, default=0)
+    if not n:
+        yield out_index, in_index
+        return
+    others = [
+        i.size if isinstance(i, np.ndarray) else max(0, i.stop - i.start)
+        for k, i in enumerate(in_index)
+        if k != axis and not isinstance(i, int)
+    ]
+    step = max(1, _FEW_ELEMENTS // max(1, prod(others)))
+    n_dims = in_index[axis].ndim
+    sides = [1] * n_dims
+    sides[axis if n_dims > 1 else 0] = -1
+    for first in range(0, n, step):
+        cut = slice(first, first + step)
+        flat = [i[axis].reshape(-1)[cut] for i in (out_index, in_index)]
+        here, there = (f.reshape(sides) for f in flat)
+        yield (
+            (*out_index[:axis], here, *out_index[axis + 1 :]),
+            (*in_index[:axis], there, *in_index[axis + 1 :]),
+        )
 
 
 def _axis_indexes(
@@ -164,7 +199,10 @@ class PointTarget:
 
     def place(self, index: tuple[Index, Index], chunk: NDArray[Any]) -> None:
         """Write the wanted elements of a decoded inner chunk."""
-        self._out[index[0]] = chunk[index[1]]
+        for first in range(0, max(1, len(index[0][0])), _FEW_ELEMENTS):
+            some = slice(first, first + _FEW_ELEMENTS)
+            here, there = (tuple(c[some] for c in i) for i in index)
+            self._out[here] = chunk[there]
 
     def fill(self, index: tuple[Index, Index], value: NDArray[Any]) -> None:
         """Write the fill value where a missing inner chunk would land."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.entries import Known, Range, known_indexes, located, name_place
-from gpushard.errors import CorruptShardError, ObjectChangedError
+from gpushard.errors import CorruptShardError, LimitError, ObjectChangedError
 from gpushard.fetch import fetch_objects, fetch_payload
 from gpushard.gone import deleted, forget
 from gpushard.keeping import find_chunk, first_key, fits, keep_chunk
@@ -30,6 +30,8 @@ from gpushard.touched import Coordinate, TouchedChunk, TouchedGrid
 # this many decoded bytes, threads gain more than the general path costs to set up.
 _MOST_NBYTES = MIB
 _FINDING = "grid of small reads"
+# Decoders of parts of an inner chunk are asked for a quarter at the most.
+_PART = 4
 
 
 class _Wanted(NamedTuple):
@@ -80,8 +82,8 @@ def read_small(
     chunks = _grid_of(source).touched(selection, limit) if limit else None
     if chunks is None or (len(chunks) > 1 and _are_large(source, len(chunks))):
         return False
-    if chunks:
-        source.refuse_large()
+    if chunks and not source.room.has_any:
+        _refuse_large(source, chunks)
     view = out.reshape(-1) if has_points else selection.on_grid(out)
     if out.dtype == layout.dtype:
         _read_twice_at_most(source, chunks, view)
@@ -90,6 +92,28 @@ def read_small(
         with np.errstate(all="ignore"):
             _read_twice_at_most(source, chunks, view)
     return True
+
+
+def _refuse_large(source: Source, chunks: Sequence[TouchedChunk]) -> None:
+    """Refuse inner chunks that do not fit, unless a part of them will do."""
+    is_in_part = all(_is_in_part(source, chunk) for chunk in chunks)
+    if not is_in_part or source.whole_nbytes > source.options.max_chunk_nbytes:
+        source.room.refuse_large()
+
+
+def _is_in_part(source: Source, chunk: TouchedChunk) -> bool:
+    """Whether so little of an inner chunk is wanted that a part of it may do."""
+    strides = source.range_strides
+    if strides is None:
+        return False
+    low, high = _extent(chunk, strides)
+    return _PART * (high - low) <= source.chunk_nbytes
+
+
+def _most_stored(source: Source, chunk: TouchedChunk) -> int:
+    """Stored bytes that leave room to decode what is wanted of an inner chunk."""
+    room = source.room
+    return room.alone_nbytes if _is_in_part(source, chunk) else room.most_stored_nbytes
 
 
 def _grid_of(source: Source) -> TouchedGrid:
@@ -133,13 +157,12 @@ def _read_unsharded(
         for chunk in chunks
     ]
     # One byte more than there should be tells an object that is too large.
-    limit = None if is_raw else source.largest_chunk_nbytes + 1
     requests = [
         ByteRequest(
             source.key(w.chunk.shard),
             w.start,
             w.stop if is_raw else None,
-            max_nbytes=limit,
+            max_nbytes=None if is_raw else _most_fetched(source, w.chunk),
         )
         for w in wanted
     ]
@@ -272,13 +295,16 @@ def _narrowed(source: Source, chunk: TouchedChunk, whole: Range) -> _Wanted:
     if nbytes > source.largest_chunk_nbytes:
         _refuse_oversized(source, chunk, nbytes)
     strides = source.raw_strides
+    if strides is None and nbytes > source.room.most_stored_nbytes:
+        _refuse_stored(source, chunk, nbytes)
     if strides is None or nbytes != source.chunk_nbytes:
         return _Wanted(chunk, first, first + nbytes, whole)
     low, high = _extent(chunk, strides)
-    if high - low > source.options.max_chunk_nbytes:
-        error = source.too_large("the wanted part of an inner chunk", high - low)
+    try:
+        source.room.refuse_span(high - low)
+    except LimitError as error:
         name_place(error, source, chunk)
-        raise error
+        raise
     return _Wanted(chunk, first + low, first + high, whole)
 
 
@@ -289,6 +315,19 @@ def _extent(chunk: TouchedChunk, strides: tuple[int, ...]) -> tuple[int, int]:
         low += first * stride
         high += last * stride
     return low, high
+
+
+def _refuse_stored(source: Source, chunk: TouchedChunk, nbytes: int) -> None:
+    if nbytes > _most_stored(source, chunk):
+        error = source.room.beyond("an inner chunk", nbytes + source.work_nbytes)
+        name_place(error, source, chunk)
+        raise error
+
+
+def _most_fetched(source: Source, chunk: TouchedChunk) -> int:
+    """What is fetched at most of a stored object that is an inner chunk."""
+    most = min(source.largest_chunk_nbytes, _most_stored(source, chunk))
+    return most + 1  # one more than there should be tells an object that is too large
 
 
 def _place(

@@ -11,21 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.chunk_cache import ChunkCache
-from gpushard.errors import CorruptShardError, LimitError, UnsupportedError
+from gpushard.chunk_room import ChunkRoom
+from gpushard.errors import CorruptShardError, UnsupportedError
 from gpushard.known import IndexCache
 from gpushard.layout import ArrayLayout
-from gpushard.options import KIB, Options
-from gpushard.pipeline import HostPipeline
+from gpushard.options import KIB, Options, ReadOptions
+from gpushard.pipeline import HostPipeline, NoRoomError
 from gpushard.stores.base import Store
 from gpushard.stores.held import HeldObjects
 from gpushard.stores.local import LocalStore
+from gpushard.workers import turns
 
 # Offsets into an inner chunk and into a shard are added to one another.
 _MOST_CHUNK_NBYTES = 2**62
 # Inner chunks from this decoded size on are decoded in part, where the chain can.
 _DIVISIBLE_NBYTES = 256 * KIB
-# An inner chunk is held encoded and decoded.
-_COPIES = 2
 # What a string takes beside its text: an object, and the pointer to it.
 _STRING_NBYTES = 64
 
@@ -52,7 +52,7 @@ class Source:
 
     layout: ArrayLayout
     store: Store
-    options: Options
+    options: ReadOptions
     pipeline: HostPipeline
     index_pipelines: tuple[HostPipeline, ...]
     indexes: IndexCache = field(repr=False)
@@ -73,6 +73,7 @@ class Source:
             counted.
         """
         _refuse_uncountable(layout)
+        options = options.resolved()
         pipeline = HostPipeline.compile(
             layout.chain,
             layout.dtype,
@@ -128,6 +129,16 @@ class Source:
             return self
         return replace(self, options=self.options.but(memory_limit=memory_limit))
 
+    def narrowed(self, memory_limit: int, held_nbytes: int = 0) -> Source:
+        """The same array, its batches held to another limit, beside what is held."""
+        options = self.options.beside(held_nbytes, memory_limit)
+        return replace(self, options=options)
+
+    def with_batches(self, nbytes: int) -> Source:
+        """The same array, its batches of another size where a device holds them."""
+        options = replace(self.options, memory_limit=nbytes, is_left_open=False)
+        return replace(self, options=options)
+
     def key(self, coordinate: tuple[int, ...]) -> str:
         """Key of the stored object at `coordinate` of the chunk grid."""
         return self.layout.key_prefix + self.layout.keys.key(coordinate)
@@ -157,10 +168,60 @@ class Source:
             The bytes are no valid encoding of such an inner chunk.
         """
         inverse = self._inverse_order
-        if inverse is None:
-            return self.pipeline.decode(encoded, shape, wanted)
-        stored = tuple(shape[axis] for axis in self.layout.outer_order)
-        return self.pipeline.decode(encoded, stored, wanted).transpose(inverse)
+        stored = shape
+        if inverse is not None:
+            stored = tuple(shape[axis] for axis in self.layout.outer_order)
+        room = self.room.watched_nbytes
+        if room is None:
+            chunk = self.pipeline.decode(encoded, stored, wanted)
+        else:
+            chunk = self._decode_within(room - len(encoded), encoded, stored, wanted)
+        return chunk if inverse is None else chunk.transpose(inverse)
+
+    def _decode_within(
+        self,
+        room: int,
+        encoded: NDArray[np.uint8],
+        shape: tuple[int, ...],
+        wanted: tuple[int, int] | None,
+    ) -> NDArray[Any]:
+        """As `decode`, one at a time where a stream takes more than others do.
+
+        Raises
+        ------
+        LimitError
+            It takes more than there is.
+        """
+        try:
+            if not self.pipeline.extra_nbytes(encoded, shape):
+                return self.pipeline.decode(encoded, shape, wanted, room)
+            with turns.decoding:
+                return self.pipeline.decode(encoded, shape, wanted, room)
+        except NoRoomError as error:
+            needed = len(encoded) + error.nbytes
+            raise self.room.beyond("an inner chunk", needed) from None
+
+    @cached_property
+    def work_nbytes(self) -> int:
+        """What decoding the largest inner chunk takes beside its stored bytes."""
+        if self.pipeline.is_raw:
+            return 0
+        axes = [self.layout.inner_axes[k] for k in self.layout.outer_order]
+        return self.pipeline.working_nbytes(tuple(axis.longest for axis in axes))
+
+    @cached_property
+    def room(self) -> ChunkRoom:
+        """What of the memory limit is for inner chunks, and whether they fit."""
+        return ChunkRoom(
+            self.layout.path,
+            self.options,
+            chunk_nbytes=self.chunk_nbytes,
+            whole_nbytes=self.whole_nbytes,
+            work_nbytes=self.work_nbytes,
+            is_raw=self.raw_strides is not None,
+            is_wrapped=bool(self.layout.object_codecs),
+            is_text=self.layout.dtype.kind in "OT",
+        )
 
     @cached_property
     def raw_strides(self) -> tuple[int, ...] | None:
@@ -218,15 +279,6 @@ class Source:
         return self.pipeline.encoded_limit(shape)
 
     @cached_property
-    def unit_nbytes(self) -> int:
-        """Largest decoded size of what can only be decoded as one: 0 for none.
-
-        An inner chunk, or the shard with codecs around it; of plain elements any range
-        can be had.
-        """
-        return 0 if self.raw_strides is not None else self.whole_nbytes
-
-    @cached_property
     def whole_nbytes(self) -> int:
         """Largest decoded size of an inner chunk, or of a shard with codecs around."""
         layout = self.layout
@@ -234,35 +286,6 @@ class Source:
         nbytes = _STRING_NBYTES if is_text else layout.dtype.itemsize
         axes = layout.axes if layout.object_codecs else layout.inner_axes
         return nbytes * prod(axis.longest for axis in axes)
-
-    @property
-    def most_workers(self) -> int:
-        """Threads whose work at a time fits the memory limit, one at least."""
-        return max(1, self.options.memory_limit // max(1, _COPIES * self.unit_nbytes))
-
-    def refuse_large(self, *, in_part: bool = True) -> None:
-        """Refuse inner chunks above the limit; plain ones too, unless read `in_part`.
-
-        Raises
-        ------
-        LimitError
-            What has to be decoded as one is larger.
-        """
-        nbytes = self.unit_nbytes if in_part else self.whole_nbytes
-        if nbytes > self.options.max_chunk_nbytes:
-            is_wrapped = bool(self.layout.object_codecs)
-            what = "a shard with codecs around it" if is_wrapped else "an inner chunk"
-            raise self.too_large(what, nbytes)
-
-    def too_large(self, what: str, nbytes: int) -> LimitError:
-        """Error for what would have to be held at once."""
-        return LimitError(
-            f"{what} is larger than may be held at once",
-            array_path=self.layout.path,
-            expected=f"at most {self.options.max_chunk_nbytes} bytes",
-            got=f"{nbytes} bytes",
-            hint="raise options.max_chunk_nbytes",
-        )
 
     @cached_property
     def index_nbytes(self) -> tuple[int, ...]:
@@ -286,10 +309,11 @@ class Source:
         limit = self.options.memory_limit
         # In steps, so that reads find one made before, and what it has found out.
         step = max(1, limit // 16)
-        left = max(limit // 4, limit - -(-nbytes // step) * step, 1)
-        if left not in self._narrower:
-            self._narrower[left] = self.limited(left)
-        return self._narrower[left]
+        nbytes = -(-nbytes // step) * step
+        if nbytes not in self._narrower:
+            left = max(limit // 4, limit - nbytes, 1)
+            self._narrower[nbytes] = self.narrowed(left, nbytes)
+        return self._narrower[nbytes]
 
     @cached_property
     def _narrower(self) -> dict[int, Source]:

@@ -16,17 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.blocks import Planned
+from gpushard.chunk_room import usual_stored
 from gpushard.errors import CorruptShardError
 from gpushard.fetch import known_index
 from gpushard.job import Job, rows_of
 from gpushard.known import IndexCache
-from gpushard.pipeline import decode_object_bytes, encoded_object_limit
 from gpushard.ranges import range_tasks
 from gpushard.report import Tally
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.held import HeldObjects
-from gpushard.workers import Opener, Task, Work, run_tasks
+from gpushard.workers import Opener, Task, Work, run_tasks, turns
+from gpushard.wrapping import decode_object_bytes, encoded_object_limit, object_copies
 
 Coordinate = tuple[int, ...]
 
@@ -78,8 +79,10 @@ def whole_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
         marked = np.zeros(n_shards, bool)
         marked[first : first + per_task] = True
         some = rows_of(block, marked)
-        # How large they are is not known; no worker has more than one batch in hand.
-        yield Opener(partial(_read_whole, job, some, n_workers), nbytes=0)
+        # How large they are is not known. Others of which a worker has one batch in
+        # hand have room for it; where ranges would do, they may not take more.
+        nbytes = per_task * limit if job.source.layout.levels else 0
+        yield Opener(partial(_read_whole, job, some, n_workers), nbytes)
 
 
 def _shard_nbytes(source: Source, coordinate: Coordinate) -> int:
@@ -114,8 +117,14 @@ def largest_object(source: Source, coordinate: Coordinate) -> int:
 
 def _read_whole(job: Job, block: Planned, n_workers: int) -> Sequence[Task]:
     """Fetch the shards of a block; gives the tasks that read it from them."""
-    answers, is_large = _fetch(job, block)
+    answers, is_large = _fetch(job, block, is_usual=True)
     layout = job.source.layout
+    if is_large.any() and not layout.levels:
+        del answers
+        with turns.padded:
+            answers, _ = _fetch(job, block, is_usual=False)
+            run_tasks(_reading(job, block, answers, n_workers), 1)
+        return ()
     if is_large.any() and layout.levels and not layout.object_codecs:
         # Much of such shards is gaps: only what is wanted of them is read.
         run_tasks(range_tasks(job, rows_of(block, is_large), n_workers=1), 1)
@@ -126,13 +135,23 @@ def _read_whole(job: Job, block: Planned, n_workers: int) -> Sequence[Task]:
     return _reading(job, block, answers, n_workers)
 
 
-def _fetch(job: Job, block: Planned) -> tuple[list[Fetched | None], NDArray[np.bool_]]:
-    """Objects of a block, cut behind the largest sane size, and which are larger."""
+def _fetch(
+    job: Job, block: Planned, *, is_usual: bool
+) -> tuple[list[Fetched | None], NDArray[np.bool_]]:
+    """Objects of a block, cut behind the largest sane size, and which are larger.
+
+    `is_usual`: chunks that are larger than compressors make them are cut, too.
+
+    Raises
+    ------
+    LimitError
+        One does not fit the memory limit.
+    """
     source = job.source
     requests: list[ByteRequest] = []
     for row in block.shard_coords.tolist():
         # One byte more than there should be tells an object that is too large.
-        limit = largest_object(source, tuple(row)) + 1
+        limit = _most_fetched(source, tuple(row), is_usual=is_usual) + 1
         requests.append(ByteRequest(source.key(tuple(row)), max_nbytes=limit))
     with job.tally.stage("fetch"):
         answers = source.store.read(requests)
@@ -140,7 +159,43 @@ def _fetch(job: Job, block: Planned) -> tuple[list[Fetched | None], NDArray[np.b
         answer is not None and len(answer.data) == request.max_nbytes
         for answer, request in zip(answers, requests, strict=True)
     ]
+    if not is_usual or source.layout.object_codecs:
+        for row, large in zip(block.shard_coords.tolist(), is_large, strict=True):
+            if large:
+                _refuse_unfit(source, tuple(row))
     return answers, np.array(is_large, np.bool_)
+
+
+def _most_fetched(source: Source, coordinate: Coordinate, *, is_usual: bool) -> int:
+    """Size above which an object is cut."""
+    most, layout = largest_object(source, coordinate), source.layout
+    if layout.levels and not layout.object_codecs:
+        return most
+    if is_usual and not layout.levels:
+        most = min(most, usual_stored(_shard_nbytes(source, coordinate)))
+    return max(0, min(most, _most_stored(source)))
+
+
+def _most_stored(source: Source) -> int:
+    """Size of a stored object that leaves room to decode what is in it."""
+    room = source.room.most_stored_nbytes
+    return room - source.whole_nbytes if source.layout.object_codecs else room
+
+
+def _refuse_unfit(source: Source, coordinate: Coordinate) -> None:
+    """Refuse an object that is cut because there is no more room for it.
+
+    Raises
+    ------
+    LimitError
+        Honest ones may be larger.
+    """
+    most = _most_stored(source)
+    if most < largest_object(source, coordinate):
+        needed = max(0, most) + 1 + source.room.alone_nbytes - most
+        error = source.room.beyond("a stored object", needed)
+        error.add_context(shard_key=source.key(coordinate))
+        raise error
 
 
 @dataclass
@@ -214,9 +269,14 @@ def unwrapped(
     if answer is None or not codecs:
         return answer
     limit = _shard_limit(source, coordinate)
+    room = source.room.most_stored_nbytes - len(answer.data)
+    most = min(limit, max(0, room // object_copies(codecs)))
     try:
-        data = decode_object_bytes(codecs, answer.data, limit)
+        data = decode_object_bytes(codecs, answer.data, most)
     except CorruptShardError as error:
+        if most < limit and error.expected == f"at most {most} bytes":
+            needed = source.room.alone_nbytes - room + limit
+            raise source.room.beyond("a shard with codecs around it", needed) from error
         error.add_context(
             array_path=source.layout.path, shard_key=source.key(coordinate)
         )

@@ -285,14 +285,14 @@ def test_historic_shards_are_levels_of_the_depth_too():
 
 def test_a_conversion_reads_and_encodes_within_its_budget(tmp_path, monkeypatch):
     source = put(tmp_path / "a", document((MIB,), (64 * KIB,), LITTLE))
-    limits: list[int | None] = []
+    limits: list[int] = []
     threads: list[int] = []
     budgets: list[Any] = []
     read, budget = gpushard.Array.read, convert.budget_for
 
-    def noted_read(self: Any, *given: Any, memory_limit: Any = None, **named: Any):
-        limits.append(memory_limit)
-        return read(self, *given, memory_limit=memory_limit, **named)
+    def noted_read(self: Any, *given: Any, **named: Any):
+        limits.append(self.source.options.memory_limit)
+        return read(self, *given, **named)
 
     class NotedEncoder(Encoder):
         def __init__(self, source: Any) -> None:

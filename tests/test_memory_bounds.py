@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpushard.options import DEFAULT, KIB, MIB
+from gpushard.options import DEFAULT, DEFAULT_MEMORY_LIMIT, KIB, MIB
 from hostile_shards import GZIP, ZSTD, Hostile, all_rows, bombs
 from spec_shards import LITTLE, document, sharding
 
@@ -135,7 +135,7 @@ def test_no_hostile_file_grows_the_process_beyond_the_limit(way_and_arrays):
     came = {tuple(r["came"]) for r in rows if "bomb" in r["row"]}
     assert came == {("CorruptShardError",)}
     grown = {r["row"]: r["grown"] for r in rows}
-    too_large = {row: n for row, n in grown.items() if n > DEFAULT.memory_limit}
+    too_large = {row: n for row, n in grown.items() if n > DEFAULT_MEMORY_LIMIT}
     assert not too_large
     bombs_grown = {row: n for row, n in grown.items() if "bomb" in row}
     assert max(bombs_grown.values()) < 16 * MIB, bombs_grown

@@ -95,4 +95,4 @@ def test_options_are_frozen():
 def test_batches_fit_the_memory_limit_several_times():
     assert KIB * KIB == MIB
     assert MIB * KIB == GIB
-    assert 4 * DEFAULT.batch_nbytes <= DEFAULT.memory_limit
+    assert 4 * DEFAULT.batch_nbytes <= DEFAULT.resolved().memory_limit

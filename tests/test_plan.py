@@ -134,7 +134,7 @@ def test_parts_are_planned_one_after_the_other_where_they_are_large_together(
     read_plan = plan_read(layout, selections)
     with (
         mock.patch.object(blocks, "BLOCK_CHUNKS", block_chunks),
-        mock.patch.object(plan, "_MERGED_CHUNKS", merged_chunks),
+        mock.patch.object(plan, "MERGED_CHUNKS", merged_chunks),
     ):
         made = sts.pieces_of(read_plan)
     found = [row for b in made for row in rows_of(read_plan, b, with_part=True)]

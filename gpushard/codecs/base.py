@@ -14,8 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError
+from gpushard.options import KIB
 
 DAMAGED_HINT = "the stored bytes are damaged, restore or rewrite the shard"
+
+BYTE = np.dtype(np.uint8)
+# Streams are decoded so much at a time where a library would hold all of them twice.
+PIECE_NBYTES = 256 * KIB
 
 HostBytes = bytes | bytearray | memoryview | NDArray[np.uint8]
 """Bytes on the host: contiguous, one dimension, item size 1."""
@@ -34,8 +39,17 @@ class BytesCodec(Protocol):
         """What decodes it, for reports: "zstandard 0.25.0"."""
         ...
 
+    @property
+    def n_copies(self) -> int:
+        """How often the decoded bytes are held while they are made; 0 for a view."""
+        ...
+
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
         """Encoded size of `decoded_nbytes` bytes; None if it depends on the bytes."""
+        ...
+
+    def extra_nbytes(self, encoded: HostBytes, decoded_nbytes: int) -> int:
+        """Memory that a stream takes beside these copies: of rare ones more than 0."""
         ...
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
@@ -67,6 +81,19 @@ class Compressor:
 
     __slots__ = ()
 
+    @property
+    def n_copies(self) -> int:
+        """How often the decoded bytes are held: once."""
+        return 1
+
+    def extra_nbytes(
+        self,
+        encoded: HostBytes,  # noqa: ARG002 - the signature of `BytesCodec`
+        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
+    ) -> int:
+        """Memory beside that: none."""
+        return 0
+
     def encoded_nbytes(
         self,
         decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
@@ -92,6 +119,10 @@ class ArrayCodec(Protocol):
         self, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and data type of what an array of `shape` and `dtype` is encoded to."""
+        ...
+
+    def working_nbytes(self, n_elements: int, dtype: np.dtype[Any]) -> int:
+        """Memory that decoding to so many elements of `dtype` takes; 0 for a view."""
         ...
 
     def decode(

@@ -22,6 +22,12 @@ from gpushard.codecs.base import (
 )
 from gpushard.layout import CodecSpec
 
+# What libraries hold of blocks while they undo a filter: of the threads that numcodecs
+# decodes with, two each; beside two that are as large as writers make them.
+_BLOCKS_HELD, _USUAL_BLOCK_NBYTES = 2, 1 << 20
+_MOST_THREADS = 8
+# Streams that no library puts together: filtered, unfiltered, and bits of bytes.
+_SNAPPY_COPIES = 11
 # Taking a frame apart costs as much as decoding a few small blocks.
 _FEWER_BLOCKS = 4
 
@@ -32,6 +38,18 @@ class BloscCodec(Compressor):
 
     name: str
     library: str
+
+    def extra_nbytes(self, encoded: HostBytes, decoded_nbytes: int) -> int:
+        """Memory that a frame of large blocks takes, which only its header tells."""
+        del decoded_nbytes
+        header = blosc_frame.parse_header(encoded, self.name)
+        if header.flags & blosc_frame.MEMCPYED or not header.nbytes:
+            return 0
+        if header.compressor == blosc_frame.SNAPPY:
+            return _SNAPPY_COPIES * header.nbytes
+        n_held = _BLOCKS_HELD * min(_MOST_THREADS, header.n_blocks)
+        usual = _BLOCKS_HELD * _MOST_THREADS * _USUAL_BLOCK_NBYTES
+        return max(0, n_held * header.block_nbytes - usual)
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of one frame (see `BytesCodec.decode`).
@@ -75,18 +93,36 @@ class BloscCodec(Compressor):
             One of these blocks is damaged, or a stream lies outside the frame.
         """
         header = blosc_frame.parse_header(encoded, self.name)
-        if header.nbytes != nbytes or header.flags & blosc_frame.MEMCPYED:
+        blocks = _fewer_blocks(header, start, stop)
+        if header.nbytes != nbytes or blocks is None:
             return None
-        first, last = start // header.block_nbytes, -(-stop // header.block_nbytes)
-        if _FEWER_BLOCKS * (last - first) > header.n_blocks:
-            return None
+        first, last = blocks
         frame = blosc_frame.parse(encoded, self.name)
-        blocks = blosc_blocks.decode_blocks(encoded, frame, first, last, self.name)
+        decoded = blosc_blocks.decode_blocks(encoded, frame, first, last, self.name)
         # Pages that nobody touches cost nothing.
         out = np.zeros(nbytes, np.uint8)
         place = first * header.block_nbytes
-        out[place : place + len(blocks)] = np.frombuffer(blocks, np.uint8)
+        out[place : place + len(decoded)] = np.frombuffer(decoded, np.uint8)
         return out
+
+    def range_nbytes(self, encoded: HostBytes, start: int, stop: int) -> int | None:
+        """Memory that `decode_range` takes; None where it decodes nothing."""
+        header = blosc_frame.parse_header(encoded, self.name)
+        found = _fewer_blocks(header, start, stop)
+        if found is None:
+            return None
+        # As they are stored, where that is no less; decoded; and in their place.
+        return 3 * (found[1] - found[0]) * header.block_nbytes
+
+
+def _fewer_blocks(
+    header: blosc_frame.BloscHeader, start: int, stop: int
+) -> tuple[int, int] | None:
+    """The blocks that hold a range of decoded bytes, where they are few."""
+    if header.flags & blosc_frame.MEMCPYED or not header.block_nbytes:
+        return None
+    first, last = start // header.block_nbytes, -(-stop // header.block_nbytes)
+    return None if _FEWER_BLOCKS * (last - first) > header.n_blocks else (first, last)
 
 
 def from_spec(spec: CodecSpec) -> BloscCodec:

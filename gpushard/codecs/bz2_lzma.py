@@ -10,7 +10,13 @@ from functools import partial
 from platform import python_version
 from typing import Any
 
-from gpushard.codecs.base import Compressor, HostBytes, size_error, stream_error
+from gpushard.codecs.base import (
+    PIECE_NBYTES,
+    Compressor,
+    HostBytes,
+    size_error,
+    stream_error,
+)
 from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.layout import CodecSpec
 from gpushard.options import MIB
@@ -26,42 +32,58 @@ class StreamCodec(Compressor):
     name: str
     library: str
     open_stream: Callable[[], Any]
+    has_dictionary: bool
+
+    @property
+    def n_copies(self) -> int:
+        """How often the decoded bytes are held: LZMA has them in its dictionary too."""
+        return 2 if self.has_dictionary else 1
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of all streams (see `BytesCodec.decode`)."""
-        parts: list[bytes] = []
-        n_left = limit
-        rest: HostBytes = encoded
+        source, decoded = memoryview(encoded), bytearray()
+        start = 0
         while True:
-            part, rest = self._decode_stream(rest, n_left, limit, exact=exact)
-            parts.append(part)
-            n_left -= len(part)
-            if not len(rest):
+            start = self._decode_stream(source, start, decoded, limit, exact=exact)
+            if start == len(source):
                 break
-        if exact and n_left:
-            raise size_error(self.name, limit, limit - n_left, exact=True)
-        return b"".join(parts)
+        if exact and len(decoded) != limit:
+            raise size_error(self.name, limit, len(decoded), exact=True)
+        return decoded
 
     def _decode_stream(
-        self, encoded: HostBytes, n_left: int, limit: int, *, exact: bool
-    ) -> tuple[bytes, bytes]:
+        self,
+        source: memoryview,
+        start: int,
+        decoded: bytearray,
+        limit: int,
+        *,
+        exact: bool,
+    ) -> int:
+        """Add what the stream at `start` decodes to; where the next one begins."""
         try:
             stream = self.open_stream()
-            # One byte of room beyond the limit lets the stream run to its end.
-            decoded = stream.decompress(encoded, n_left + 1)
-        except (OSError, ValueError, lzma.LZMAError) as error:
+            while not stream.eof:
+                piece = b""
+                if stream.needs_input:
+                    piece = source[start : start + PIECE_NBYTES]
+                    if not piece:
+                        raise stream_error(self.name, "it ends inside a stream")
+                    start += len(piece)
+                # A byte of room beyond the limit lets the stream run to its end.
+                room = min(limit - len(decoded) + 1, PIECE_NBYTES)
+                decoded += stream.decompress(piece, room)
+                if len(decoded) > limit:
+                    got = f"{len(decoded)} or more"
+                    raise size_error(self.name, limit, got, exact=exact)
+        except (OSError, EOFError, lzma.LZMAError) as error:
             raise stream_error(self.name, error) from error
-        if len(decoded) > n_left:
-            got = f"{limit - n_left + len(decoded)} or more"
-            raise size_error(self.name, limit, got, exact=exact)
-        if not stream.eof:
-            raise stream_error(self.name, "it ends inside a stream")
-        return decoded, stream.unused_data
+        return start - len(stream.unused_data)
 
 
 def bz2_from_spec(spec: CodecSpec) -> StreamCodec:
     """Decoder of bzip2 streams for one entry of `codecs`."""
-    return StreamCodec(spec.name, _library(), bz2.BZ2Decompressor)
+    return StreamCodec(spec.name, _library(), bz2.BZ2Decompressor, has_dictionary=False)
 
 
 def lzma_from_spec(spec: CodecSpec) -> StreamCodec:
@@ -89,7 +111,7 @@ def lzma_from_spec(spec: CodecSpec) -> StreamCodec:
             codec=spec.name,
             json_path=f"{spec.json_path}.configuration",
         ) from error
-    return StreamCodec(spec.name, _library(), open_stream)
+    return StreamCodec(spec.name, _library(), open_stream, has_dictionary=True)
 
 
 def _refuse_large_dictionaries(spec: CodecSpec, filters: Any) -> None:

@@ -26,6 +26,19 @@ class Crc32cCodec:
     name: str
     library: str
 
+    @property
+    def n_copies(self) -> int:
+        """None: what is verified stays where it is."""
+        return 0
+
+    def extra_nbytes(
+        self,
+        encoded: HostBytes,  # noqa: ARG002 - the signature of `BytesCodec`
+        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
+    ) -> int:
+        """Memory beside that: none."""
+        return 0
+
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
         """Encoded size: four bytes more."""
         return decoded_nbytes + CHECKSUM_NBYTES

@@ -67,6 +67,16 @@ class ElementsPart:
             shape, dtype = codec.encoded_spec(shape, dtype)
         return prod(shape) * dtype.itemsize
 
+    def working_nbytes(self, shape: tuple[int, ...]) -> int:
+        """Memory that decoding an inner chunk of `shape` takes beside its bytes."""
+        dtype, nbytes = self.dtype, 0
+        for codec in self.codecs:
+            nbytes += codec.working_nbytes(prod(shape), dtype)
+            shape, dtype = codec.encoded_spec(shape, dtype)
+        # Filters take native elements in order: others are copied.
+        is_copied = bool(self._transposes) or not self.elements.view_dtype.isnative
+        return nbytes + is_copied * self.has_filters * prod(shape) * dtype.itemsize
+
     def decoder(self, shape: tuple[int, ...]) -> Callable[[HostBytes], NDArray[Any]]:
         """What turns bytes of the right size into an inner chunk of `shape`."""
         dtype = self.dtype

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpushard.codecs import libdeflate
 from gpushard.codecs.base import (
     DAMAGED_HINT,
+    PIECE_NBYTES,
     Compressor,
     HostBytes,
     size_error,
@@ -37,42 +38,48 @@ class DeflateCodec(Compressor):
             whole = libdeflate.decode_stream(encoded, limit, wrapper)
             if whole is not None:
                 return whole
-        decoded, rest = self._decode_member(encoded, limit, exact=exact)
-        if rest:
-            decoded = self._decode_rest(decoded, rest, limit, exact=exact)
+        source, decoded = memoryview(encoded), bytearray()
+        start = self._decode_member(source, 0, decoded, limit, exact=exact)
+        if start < len(source) and self.wbits != _GZIP_WBITS:
+            n_left = len(source) - start
+            raise stream_error(self.name, f"{n_left} bytes follow after its end")
+        # Writers pad with zeros up to a block of their medium; gzip ignores them.
+        while (start := _after_zeros(source, start)) < len(source):
+            start = self._decode_member(source, start, decoded, limit, exact=exact)
         if exact and len(decoded) != limit:
             raise size_error(self.name, limit, len(decoded), exact=True)
         return decoded
 
-    def _decode_rest(
-        self, first: bytes, rest: bytes, limit: int, *, exact: bool
-    ) -> bytes:
-        if self.wbits != _GZIP_WBITS:
-            raise stream_error(self.name, f"{len(rest)} bytes follow after its end")
-        parts = [first]
-        n_left = limit - len(first)
-        # Writers pad with zeros up to a block of their medium; gzip ignores them.
-        while rest := rest.lstrip(b"\0"):
-            part, rest = self._decode_member(rest, n_left, exact=exact)
-            parts.append(part)
-            n_left -= len(part)
-        return b"".join(parts)
-
     def _decode_member(
-        self, encoded: HostBytes, limit: int, *, exact: bool
-    ) -> tuple[bytes, bytes]:
-        """One member's decoded bytes, and the encoded bytes after it."""
+        self,
+        source: memoryview,
+        start: int,
+        decoded: bytearray,
+        limit: int,
+        *,
+        exact: bool,
+    ) -> int:
+        """Add what the member at `start` decodes to; where the bytes after it begin."""
         member = zlib.decompressobj(self.wbits)
+        piece: memoryview | bytes = b""
         try:
-            # One byte of room beyond the limit lets the stream run to its end.
-            decoded = member.decompress(encoded, limit + 1)
+            while not member.eof:
+                if not piece:
+                    piece = source[start : start + PIECE_NBYTES]
+                    start += len(piece)
+                # A byte of room beyond the limit lets the stream run to its end.
+                room = min(limit - len(decoded) + 1, PIECE_NBYTES)
+                part = member.decompress(piece, room)
+                decoded += part
+                if len(decoded) > limit:
+                    got = f"{len(decoded)} or more"
+                    raise size_error(self.name, limit, got, exact=exact)
+                if not (part or piece):
+                    raise stream_error(self.name, "it ends inside a member")
+                piece = member.unconsumed_tail
         except zlib.error as error:
             raise self._error(error) from error
-        if len(decoded) > limit:
-            raise size_error(self.name, limit, f"{len(decoded)} or more", exact=exact)
-        if not member.eof:
-            raise stream_error(self.name, "it ends inside a member")
-        return decoded, member.unused_data
+        return start - len(member.unused_data)
 
     def _error(self, error: zlib.error) -> CorruptShardError:
         # zlib's text for a CRC-32 or Adler-32 that does not match (inflate.c).
@@ -83,6 +90,17 @@ class DeflateCodec(Compressor):
                 hint=DAMAGED_HINT,
             )
         return stream_error(self.name, error)
+
+
+def _after_zeros(source: memoryview, start: int) -> int:
+    """Where the first byte that is none lies, from `start` on."""
+    while start < len(source):
+        piece = source[start : start + PIECE_NBYTES].tobytes()
+        left = len(piece.lstrip(b"\0"))
+        if left:
+            return start + len(piece) - left
+        start += len(piece)
+    return start
 
 
 def gzip_from_spec(spec: CodecSpec) -> DeflateCodec:

@@ -22,6 +22,19 @@ class ShuffleCodec:
     element_nbytes: int
     decoder: Any
 
+    @property
+    def n_copies(self) -> int:
+        """One."""
+        return 1
+
+    def extra_nbytes(
+        self,
+        encoded: HostBytes,  # noqa: ARG002 - the signature of `BytesCodec`
+        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
+    ) -> int:
+        """Memory beside that: none."""
+        return 0
+
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
         """Encoded size: the same."""
         return decoded_nbytes

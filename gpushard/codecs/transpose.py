@@ -28,6 +28,14 @@ class TransposeCodec:
         """Shape in encoded axes, and the same data type."""
         return tuple(shape[axis] for axis in self.order), dtype
 
+    def working_nbytes(
+        self,
+        n_elements: int,  # noqa: ARG002 - the signature of `ArrayCodec`
+        dtype: np.dtype[Any],  # noqa: ARG002 - the signature of `ArrayCodec`
+    ) -> int:
+        """Memory that decoding takes: none, no element is moved."""
+        return 0
+
     def decode(
         self,
         encoded: NDArray[Any],

@@ -41,6 +41,10 @@ from gpushard.layout import CodecSpec
 _SHARDING = "sharding_indexed"
 # Their head claims a number of items, for which numcodecs allocates pointers.
 _COUNTED = frozenset({"vlen-utf8", "vlen-bytes"})
+# Elements that one step makes of another's, and those that it computes with.
+_COPIES = 3
+# A string as Python has it, the pointer to it, and as NumPy has it.
+_STRING_NBYTES = 128
 # Of newer zarr: codecs that need no event loop, which takes 0.1 ms and more to enter.
 _AT_ONCE: Any = getattr(zarr_codecs, "SupportsSyncCodec", ())
 # zarr does not call them of fixed size, though one element makes one.
@@ -63,6 +67,19 @@ class ZarrBytesCodec:
     library: str
     codec: Any
     spec: ArraySpec
+
+    @property
+    def n_copies(self) -> int:
+        """Two, as a rule: zarr's codecs hold what they like."""
+        return 2
+
+    def extra_nbytes(
+        self,
+        encoded: HostBytes,  # noqa: ARG002 - the signature of `BytesCodec`
+        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
+    ) -> int:
+        """Memory beside that: none."""
+        return 0
 
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
         """Encoded size, where zarr knows it beforehand."""
@@ -121,6 +138,16 @@ class ZarrArrayPart:
             elif nbytes is not None:
                 nbytes = _encoded_nbytes(codec, nbytes, array)
         return nbytes
+
+    def working_nbytes(self, shape: tuple[int, ...]) -> int:
+        """Memory that decoding an inner chunk of `shape` takes, as a rule.
+
+        Of strings, what each takes beside its text.
+        """
+        if self.dtype.kind in UNORDERED_KINDS:
+            return _STRING_NBYTES * prod(shape)
+        kept = [_plain_nbytes(array) or 0 for _, _, array in self._steps(shape)]
+        return _COPIES * max(kept)
 
     def decoder(self, shape: tuple[int, ...]) -> Callable[[HostBytes], NDArray[Any]]:
         """What turns the encoded bytes of an inner chunk of `shape` into it."""

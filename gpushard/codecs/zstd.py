@@ -66,6 +66,17 @@ class ZstdCodec(Compressor):
     name: str
     library: str
 
+    def extra_nbytes(self, encoded: HostBytes, decoded_nbytes: int) -> int:
+        """Memory of a window, of a frame that tells no size; and to join several."""
+        data: Any = encoded  # as in `decode`
+        try:
+            told: Any = zstandard.get_frame_parameters(data)
+        except zstandard.ZstdError:
+            return 2 * decoded_nbytes
+        if told.content_size == zstandard.CONTENTSIZE_UNKNOWN:
+            return min(told.window_size, decoded_nbytes)
+        return 0 if told.content_size == decoded_nbytes else 2 * decoded_nbytes
+
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of all frames in `encoded` (see `BytesCodec.decode`)."""
         data: Any = encoded  # the library's stubs do not know NumPy's buffers

@@ -29,7 +29,7 @@ from gpushard.errors import OptionError, naming
 from gpushard.hierarchies.documents import join
 from gpushard.index_room import least_limit
 from gpushard.layout import ArrayLayout
-from gpushard.options import DEFAULT, Options
+from gpushard.options import DEFAULT, Options, ReadOptions
 from gpushard.rolling.watch import watched
 from gpushard.source import Source
 from gpushard.stores.base import Store
@@ -187,9 +187,9 @@ class _Job:
         budget = budget_for(
             self.source.layout,
             self.plan.layout,
-            options,
+            target.options,
             joins=joins,
-            least_read_nbytes=max(map(least_limit, (self.source, target))),
+            least_read_nbytes=max(map(_least_read_nbytes, (self.source, target))),
         )
         return Copy(self.source, target, self.mark, budget)
 
@@ -366,7 +366,12 @@ def _is_free(store: Store, place: str) -> bool:
     return all(store.get(join(place, name)) is None for name in names)
 
 
-def _limited(options: Options, target: ConvertArguments) -> Options:
+def _least_read_nbytes(source: Source) -> int:
+    """Memory limit with which reads take an array's indexes, and its inner chunks."""
+    return max(least_limit(source), source.work_nbytes + source.whole_nbytes)
+
+
+def _limited(options: Options, target: ConvertArguments) -> ReadOptions:
     """Options with the limits among the arguments, all of which are known ones.
 
     Raises
@@ -381,4 +386,4 @@ def _limited(options: Options, target: ConvertArguments) -> Options:
             f"convert has no argument {min(unknown)!r}", expected=", ".join(known)
         )
     limit, threads = target.get("memory_limit"), target.get("num_threads")
-    return options.but(memory_limit=limit, threads=threads)
+    return options.but(memory_limit=limit, threads=threads).resolved()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -21,7 +22,7 @@ from gpushard.selection import SliceAxis
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, Pieces
 from gpushard.stores.writers import writer_of
-from gpushard.workers import run_tasks
+from gpushard.workers import run_tasks, turns
 from gpushard.writing.encode import Change, Encoder
 from gpushard.writing.regions import Box
 from gpushard.writing.shard import Region
@@ -183,7 +184,12 @@ class Copy:
     def _read(self, source: Source, box: Elements) -> NDArray[Any]:
         """Elements of a box, in C order."""
         limit = self.budget.read_nbytes
-        values = Array(source).read(box, memory_limit=limit)
+        # What other reads have, and tiles, is held beside it.
+        held_nbytes = max(0, source.options.memory_limit - limit)
+        narrow = Array(source.narrowed(limit, held_nbytes))
+        is_large = source.work_nbytes > limit
+        with turns.copying if is_large else nullcontext():
+            values = narrow.read(box)
         return np.asarray(values, source.layout.dtype)
 
     def _box(self, cell: Cell) -> Elements:

@@ -13,7 +13,7 @@ from math import prod
 from gpushard.converting.shapes import Shape
 from gpushard.errors import OptionError
 from gpushard.layout import ArrayLayout, in_c_order
-from gpushard.options import Options
+from gpushard.options import ReadOptions
 
 Cell = tuple[int, ...]
 Box = tuple[slice, ...]
@@ -54,7 +54,7 @@ class Budget:
 def budget_for(
     source: ArrayLayout,
     target: ArrayLayout,
-    options: Options,
+    options: ReadOptions,
     *,
     joins: bool,
     least_read_nbytes: int = 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpushard.devices.chain import DeviceChain, StepKind
-from gpushard.options import KIB, Options
+from gpushard.options import KIB, ReadOptions
 
 # Two lanes: one copies while the other decodes (DESIGN 8.5).
 N_LANES = 2
@@ -39,7 +39,7 @@ class Budget:
     row_streams_nbytes: int
 
     @classmethod
-    def of(cls, chain: DeviceChain, options: Options, *, decodes: bool) -> Budget:
+    def of(cls, chain: DeviceChain, options: ReadOptions, *, decodes: bool) -> Budget:
         """Budget of a read.
 
         Encoded bytes lie in the slots and on the lanes; a lane has two arenas as well,
@@ -62,6 +62,13 @@ class Budget:
             row_nbytes,
             row_streams_nbytes,
         )
+
+    @classmethod
+    def fits_one(cls, chain: DeviceChain, options: ReadOptions) -> bool:
+        """Whether a device may hold what it takes to decode one inner chunk."""
+        budget = cls.of(chain, options, decodes=True)
+        needed = budget.row_nbytes + budget.row_streams_nbytes + chain.decoded_nbytes
+        return needed <= max(options.bound_nbytes, options.memory_limit)
 
     @property
     def n_rows(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from gpushard.damage import ENDS_READ, Damage
 from gpushard.devices.base import Device, Event
+from gpushard.devices.budget import Budget
 from gpushard.devices.chain import (
     COMPRESSED,
     DeviceChain,
@@ -23,7 +25,7 @@ from gpushard.devices.sink import DeviceSink
 from gpushard.devices.target import lay_targets
 from gpushard.errors import DeviceMemoryError, UnsupportedError
 from gpushard.job import Job
-from gpushard.options import DEFAULT, GIB, MIB
+from gpushard.options import GIB, MIB
 from gpushard.place import HostSink
 from gpushard.plan import ReadPlan, plan_read
 from gpushard.read import execute
@@ -36,6 +38,8 @@ from gpushard.source import Source
 _FREE_SHARE, _LARGEST_ROOM_NBYTES = 8, 4 * GIB
 # Results of the host go through so much pinned memory at a time.
 _PIECE_NBYTES = 8 * MIB
+# An inner chunk that the host decodes is laid out, and copied to pinned memory.
+_PINNED_COPIES = 2
 
 
 def choose_chain(source: Source) -> tuple[DeviceChain | None, str]:
@@ -165,7 +169,8 @@ def device_job(  # noqa: PLR0913  as `read_to_device`
     """
     device.check()
     plan = plan_read(source.layout, selections)
-    source = source.limited(room_nbytes(source, device, n_sharing))
+    source = source.with_batches(room_nbytes(source, device, n_sharing))
+    source = _beside_pinned(source)
     try:
         sink = _device_sink(source, plan, outputs, device, entries)
     except DeviceMemoryError:
@@ -210,10 +215,18 @@ def room_nbytes(source: Source, device: Device, n_sharing: int = 1) -> int:
     limit = source.options.memory_limit
     chain, why = choose_chain(source)
     decodes = chain is not None and not why and chain.steps
-    if not decodes or limit != DEFAULT.memory_limit:
+    if not decodes or not source.options.is_left_open:
         return limit
     share = min(device.free_nbytes() // _FREE_SHARE, _LARGEST_ROOM_NBYTES)
     return max(share // n_sharing, limit)
+
+
+def _beside_pinned(source: Source) -> Source:
+    """The array, its inner chunks held to what leaves room to copy them to a device."""
+    options = source.options
+    pinned_nbytes = _PINNED_COPIES * source.work_nbytes
+    alone_nbytes = max(1, options.alone_nbytes - pinned_nbytes)
+    return replace(source, options=replace(options, alone_nbytes=alone_nbytes))
 
 
 def _device_sink(
@@ -236,8 +249,9 @@ def _device_sink(
         return None
     fill_value = source.layout.fill_value
     targets = lay_targets(plan.parts, outputs, chain, fill_value, shape)
+    decodes = not why and Budget.fits_one(chain, source.options)
     return DeviceSink(
-        device, chain, targets, source=source, decodes=not why, entries=entries
+        device, chain, targets, source=source, decodes=decodes, entries=entries
     )
 
 

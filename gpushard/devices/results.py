@@ -84,7 +84,7 @@ def _with_room(source: Source, device: Device, read: Reader) -> Reader:
     ) -> None:
         if part is not source:
             columns_nbytes = source.options.memory_limit - part.options.memory_limit
-            part = part.limited(room_nbytes(source, device) - columns_nbytes)
+            part = part.with_batches(room_nbytes(source, device) - columns_nbytes)
         read(part, selections, outputs)
 
     return read_round

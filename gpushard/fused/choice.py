@@ -85,7 +85,7 @@ def _suitable(
     source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]
 ) -> FusedChain | None:
     """The array's chain, if the loops can read it into `outs`."""
-    if not all(map(can_cut, plan.parts)):
+    if source.room.is_tight or not all(map(can_cut, plan.parts)):
         return None
     dtype = source.layout.dtype
     if any(out.dtype != dtype or not out.dtype.isnative for out in outs):

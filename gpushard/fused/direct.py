@@ -176,7 +176,10 @@ class DirectRead:
             nbytes = int((boxes[:, HIGH] - boxes[:, LOW]).sum())
             self._job.tally.add(payload_nbytes=nbytes)
         announce(boxes)
-        window = window_nbytes(self._job.source.options, spanned_nbytes(boxes))
+        # Boxes that need a wider window are left over.
+        source = self._job.source
+        spanned = min(spanned_nbytes(boxes), source.room.most_window_nbytes)
+        window = window_nbytes(source.options, spanned)
         is_placed = self._runner.run(boxes, window)
         first, last = np.searchsorted(shards.bounds, (low, high - 1), "right") - 1
         is_same = True

@@ -25,7 +25,7 @@ from gpushard.fused.columns import (
 from gpushard.fused.room import WINDOW_NBYTES
 from gpushard.fused.runner import BoxRunner
 from gpushard.job import Job
-from gpushard.options import Options
+from gpushard.options import ReadOptions
 from gpushard.place import HostSink
 from gpushard.ranged import RangedBlock
 from gpushard.selection import Ints
@@ -157,12 +157,15 @@ def file_reader(
     columns[:, LOW], columns[:, HIGH] = spans[0, row], spans[1, row]
     if ranged.claimed is not None:
         columns[:, KEEP] = ranged.claimed.addresses[row]
+    widest = int((columns[:, HIGH] - columns[:, LOW]).max(initial=0))
+    if widest > source.room.most_window_nbytes:
+        return None  # what is fetched is counted, and fewer threads may hold it
     bounds = np.searchsorted(nth, requests.bounds)
     columns[:, REACH] = _reach(columns[:, LOW], columns[:, HIGH], bounds)
     return FileReader(store, runner, host, job, ranged, columns, row, bounds)
 
 
-def window_nbytes(options: Options, widest: int) -> int:
+def window_nbytes(options: ReadOptions, widest: int) -> int:
     """Room for bytes read from files, of which the widest range takes so many."""
     share = options.memory_limit // (2 * options.threads)
     return max(min(WINDOW_NBYTES, share), widest)

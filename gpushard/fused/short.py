@@ -158,9 +158,11 @@ class ShortReader:
         widest = int((boxes[:, HIGH] - boxes[:, LOW]).max())
         is_raw = self._chain.kind == RAW
         spanned = spanned_nbytes(boxes) if is_raw else widest
+        if spanned > source.room.most_window_nbytes:
+            return False
         window = window_nbytes(source.options, spanned)
         nbytes = widest if is_raw else self._chain.chunk_nbytes
-        n_threads = min(source.options.threads, source.most_workers)
+        n_threads = min(source.options.threads, source.room.most_workers)
         n_decoded = int(np.count_nonzero(boxes[:, FILE] != FILLED))
         work_us = n_decoded * self._chain.pace.work_us(nbytes)
         n_tasks = min(int(work_us / _SHARE_US), n_threads, n_decoded)
@@ -178,7 +180,7 @@ class ShortReader:
 
 def short_reader(source: Source) -> ShortReader | None:
     """What reads little of an array; None where the loops are not loaded, or cannot."""
-    if not are_loaded():
+    if not are_loaded() or source.room.is_tight:
         return None
     reader = source.findings.get(_FINDING)
     if reader is None:

@@ -157,7 +157,7 @@ def _untold(source: Source, coordinate: Coordinate) -> Contents:
     LimitError
         They are more than may be held.
     """
-    source.refuse_large(in_part=False)
+    source.room.refuse_large(in_part=False)
     key = source.key(coordinate)
     limit = largest_object(source, coordinate)
     (answer,) = source.store.read([ByteRequest(key, max_nbytes=limit + 1)])

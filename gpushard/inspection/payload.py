@@ -68,7 +68,7 @@ class PayloadCheck:
         check = cls(decodes, name)
         if check.reads:
             try:
-                source.refuse_large(in_part=False)
+                source.room.refuse_large(in_part=False)
             except LimitError as error:
                 return replace(check, refused=error)
         return check
@@ -303,7 +303,7 @@ def _finding(
 
 def n_workers(source: Source) -> int:
     """Tasks that run side by side: requests over a network keep a worker waiting."""
-    most = source.most_workers
+    most = source.room.most_workers
     if source.store.costs.prefers_whole_objects:
         return min(max(source.options.threads, 8), most)
     return min(source.options.threads, most)

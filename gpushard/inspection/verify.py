@@ -77,7 +77,7 @@ def verify_array(
     started = perf_counter()
     source = replace(source, indexes=IndexCache(0), chunks=None)
     if is_read_whole(source):
-        source.refuse_large(in_part=False)
+        source.room.refuse_large(in_part=False)
     check = PayloadCheck.of(source, decodes=decodes)
     refuse_many(source, outer_entries(source))
     n_workers = workers(source)

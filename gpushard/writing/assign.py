@@ -224,7 +224,7 @@ class WriteSession:
         source = self.source
         if source.layout.levels and not source.layout.object_codecs:
             return
-        source.refuse_large(in_part=False)
+        source.room.refuse_large(in_part=False)
         limit = largest_object(source, region.coordinate)
         if nbytes > limit:
             raise CorruptShardError(
@@ -253,7 +253,7 @@ class WriteSession:
             self._refuse_large(region, len(stored))
             if len(stored) > self.source.options.max_chunk_nbytes:
                 what = "an object that has to be held to be written to in part"
-                raise self.source.too_large(what, len(stored))
+                raise self.source.room.too_large(what, len(stored))
         pieces = self.encoder.object_pieces(region, stored, change)
         is_deleted = pieces is None and stored is not None
         if is_deleted and not self.writer.deletes_in_updates:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from gpushard.codecs.zarr_encoder import ZarrEncoder, encode_bytes
 from gpushard.codecs.zarr_objects import ZarrElements
-from gpushard.pipeline import decode_object_bytes
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Piece, Pieces, joined
+from gpushard.wrapping import decode_object_bytes
 from gpushard.writing.on_device import DeviceValues
 from gpushard.writing.order import payload_order
 from gpushard.writing.regions import Part
@@ -220,10 +220,12 @@ class Encoder:
             return None
         source, nbytes = self.source, span.stop - span.start
         if inner.is_inner_chunk:
-            source.refuse_large(in_part=False)
+            source.room.refuse_large(in_part=False)
             source.refuse_oversized(nbytes, self._stored_shape(inner))
         elif nbytes > source.options.max_chunk_nbytes:
-            raise source.too_large("a nested shard that is written to in part", nbytes)
+            raise source.room.too_large(
+                "a nested shard that is written to in part", nbytes
+            )
         return stored.data[span]
 
     def _stored_shape(self, region: Region) -> tuple[int, ...]:

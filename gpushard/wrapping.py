@@ -1,0 +1,88 @@
+"""Codecs around a stored object, and how large what codecs make of bytes may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpushard import codecs
+from gpushard.codecs.base import BYTE, BytesCodec, HostBytes
+from gpushard.layout import CodecSpec
+from gpushard.options import KIB
+
+# The largest encoded size that an honest codec makes of n bytes: twice of it and a
+# header or table. Compressors store what they cannot compress.
+_GROWTH, _GROWTH_NBYTES = 2, 64 * KIB
+_MOST_NBYTES = 2**62
+
+
+def encoded_object_limit(specs: Sequence[CodecSpec], nbytes: int) -> int:
+    """Generous bound of what `specs` make of at most `nbytes` bytes.
+
+    Parameters
+    ----------
+    specs
+        The codecs around a stored object, in encoding order.
+    nbytes
+        Size of the object inside.
+    """
+    chain = [codecs.bytes_codec(spec, BYTE) for spec in specs]
+    return grown_sizes(chain, nbytes, exact=False)[-1][0]
+
+
+def object_copies(specs: Sequence[CodecSpec]) -> int:
+    """How often the bytes of an object are held while `specs` around it are undone."""
+    chain = [codecs.bytes_codec(spec, BYTE) for spec in specs]
+    return max(1, sum(codec.n_copies for codec in chain))
+
+
+def decode_object_bytes(
+    specs: Sequence[CodecSpec],
+    data: HostBytes,
+    limit: int,
+    dtype: Any = BYTE,
+) -> HostBytes:
+    """Bytes of a stored object without the bytes-to-bytes codecs around it.
+
+    Parameters
+    ----------
+    specs
+        The codecs, in encoding order.
+    data
+        The stored object.
+    limit
+        Largest decoded size accepted.
+    dtype
+        Data type of the array, whose item size is the default of
+        `numcodecs.shuffle`.
+
+    Raises
+    ------
+    CorruptShardError
+        The bytes are no valid stream, or decode to more than `limit` bytes.
+    MetadataError
+        A codec's configuration is wrong.
+    UnsupportedError
+        Neither gpushard nor zarr knows a codec.
+    """
+    chain = [codecs.bytes_codec(spec, dtype) for spec in specs]
+    sizes = grown_sizes(chain, limit, exact=False)
+    for codec, (size, exact) in zip(reversed(chain), sizes[-2::-1], strict=True):
+        data = codec.decode(data, size, exact=exact)
+    return data
+
+
+def grown_sizes(
+    chain: Sequence[BytesCodec], nbytes: int, *, exact: bool
+) -> list[tuple[int, bool]]:
+    """Bytes ahead of each codec of `chain` and after the last; whether exact."""
+    sizes = [(nbytes, exact)]
+    for codec in chain:
+        encoded_nbytes = codec.encoded_nbytes(nbytes)
+        if encoded_nbytes is None:
+            nbytes, exact = _GROWTH * nbytes + _GROWTH_NBYTES, False
+        else:
+            nbytes = encoded_nbytes
+        sizes.append((nbytes, exact))
+    # No library counts further, and no bytes are that many.
+    return [(min(nbytes, _MOST_NBYTES), exact) for nbytes, exact in sizes]

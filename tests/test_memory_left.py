@@ -1,0 +1,250 @@
+"""What of the memory limit is left, and what it is where nobody sets one."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+import gpushard
+from asked_store import BY_PRICE, put
+from asked_store import opened as asked
+from damaged_arrays import opened
+from gpushard import (
+    LimitError,
+    Options,
+    chunk_room,
+    index_arrays,
+    options,
+    pieces,
+    whole,
+)
+from gpushard.converting import tiles
+from gpushard.expressions import basic
+from gpushard.options import KIB, MIB, usable_memory_nbytes
+from gpushard.report import Tally
+from gpushard.results import host_job
+from gpushard.workers import Opener, turns
+from hostile_shards import ZSTD
+from spec_shards import LITTLE, document, sharding
+
+N = 8 * KIB
+NOISE = np.random.default_rng(3).integers(0, 256, N, "u1")
+TEXT = {"data_type": "string", "fill_value": ""}
+BLOSC = {
+    "name": "numcodecs.blosc",
+    "configuration": {"cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
+}
+
+RAISE = r"raise options\.memory_limit"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_little(monkeypatch):
+    """Let small arrays meet what large ones do."""
+    monkeypatch.setattr(options, "LEAST_MEMORY_NBYTES", 1)
+    monkeypatch.setattr(chunk_room, "_FIXED_NBYTES", 0)
+    monkeypatch.setattr(chunk_room, "_WATCHED_NBYTES", 0)
+
+
+def zstd(data: bytes, *, has_size: bool = True) -> bytes:
+    return zstandard.ZstdCompressor(write_content_size=has_size).compress(data)
+
+
+def gzip(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=31)
+    return packer.compress(data) + packer.flush()
+
+
+def put_chunk(place: Path, codecs: Any, data: bytes, *, is_sharded: bool) -> Path:
+    if not is_sharded:
+        return put(place, document((N,), (N,), LITTLE, *codecs), c_0=data)
+    shard = sharding((N,), codecs=[LITTLE, *codecs], index_codecs=[LITTLE])
+    index = np.array([0, len(data)], "<u8").tobytes()
+    return put(place, document((N,), (N,), shard), c_0=data + index)
+
+
+def test_left_open_the_limit_is_256_mib_and_more_for_one_inner_chunk(monkeypatch):
+    for usable, alone in ((16 << 30, 2 << 30), (1 << 30, 256 * MIB), (None, 256 * MIB)):
+        monkeypatch.setattr(options, "usable_memory_nbytes", lambda n=usable: n)
+        found = Options().resolved()
+        assert (found.memory_limit, found.bound_nbytes) == (256 * MIB, 256 * MIB)
+        assert found.alone_nbytes == alone
+        assert found.is_left_open
+        assert found.but(threads=3).alone_nbytes == alone
+
+
+def test_a_limit_that_is_set_is_never_exceeded(monkeypatch):
+    monkeypatch.setattr(options, "LEAST_MEMORY_NBYTES", 64 * MIB)
+    for limit, bound in ((1, 64 * MIB), (64 * MIB, 64 * MIB), (256 * MIB, 256 * MIB)):
+        for found in (
+            Options(memory_limit=limit).resolved(),
+            Options().resolved().but(memory_limit=limit),
+            Options().but(memory_limit=limit).resolved(),
+        ):
+            assert found.memory_limit == limit
+            assert found.bound_nbytes == found.alone_nbytes == bound
+            assert not found.is_left_open
+            assert found.resolved() is found
+
+
+def test_what_is_held_already_leaves_less(monkeypatch):
+    monkeypatch.setattr(options, "usable_memory_nbytes", lambda: 8 << 30)
+    held = Options().resolved().beside(100 * MIB, 200 * MIB)
+    assert (held.memory_limit, held.bound_nbytes) == (156 * MIB, 156 * MIB)
+    assert held.alone_nbytes == (1 << 30) - 100 * MIB
+
+
+def test_an_inner_chunk_larger_than_a_batch_reads_where_nobody_set_a_limit(
+    tmp_path, monkeypatch
+):
+    place = put_chunk(tmp_path, [ZSTD], zstd(bytes(N)), is_sharded=False)
+    monkeypatch.setattr(options, "DEFAULT_MEMORY_LIMIT", N // 2)
+    for usable, is_read in ((16 * N, True), (8 * N, False)):
+        monkeypatch.setattr(options, "usable_memory_nbytes", lambda n=usable: n)
+        a = opened(place, "plain")
+        if is_read:
+            assert not a[:].any()
+        else:
+            with pytest.raises(LimitError, match=f"at most {usable // 8} bytes"):
+                a[:]
+
+
+# What else is held
+
+
+def test_columns_in_hand_are_held_beside_batches(tmp_path, monkeypatch):
+    n = 1 << 14
+    meta = document((n,), (n,), sharding((1,), codecs=[LITTLE], index_codecs=[LITTLE]))
+    a, _ = asked(put(tmp_path, meta), memory_limit=64 * MIB)
+    out = np.empty(n, np.uint8)
+    job = host_job(a.source, [basic(slice(None), a.shape)], [out], Tally())
+    held = 300 * n + 80 * n
+    (beside,) = pieces.beside_columns([job])
+    found = beside.source.options
+    assert found.bound_nbytes <= 64 * MIB - held
+    assert found.memory_limit <= found.bound_nbytes
+    monkeypatch.setattr(options, "LEAST_MEMORY_NBYTES", 64 * MIB)
+    limited = replace(job, source=job.source.limited(8 * MIB))
+    (beside,) = pieces.beside_columns([limited])
+    # Below the least limit there is room for them.
+    assert beside.source.options.memory_limit == 8 * MIB
+    assert beside.source.options.bound_nbytes <= 64 * MIB - held
+
+
+def test_inner_chunks_of_several_selections_take_a_quarter_of_the_limit(tmp_path):
+    a, _ = asked(put(tmp_path, document((8,), (8,), LITTLE)))
+    for limit, most in ((64 * MIB, 55_924), (1, 1 << 14), (1 << 40, 1 << 17)):
+        assert pieces.most_merged(a.source.limited(limit)) == most
+
+
+def test_several_long_index_arrays_are_refused_beyond_a_quarter_of_the_limit(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(index_arrays, "KEPT_ELEMENTS", 8)
+    values = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    place = put(tmp_path, document((8, 8), (8, 8), LITTLE), c_0_0=values.tobytes())
+    a = gpushard.open_array(place, device="cpu")
+    rows, columns = np.arange(20) % 8, np.arange(12) % 8
+    key = a.oindex[rows, columns]
+    assert np.array_equal(key, values[np.ix_(rows, columns)])
+    needed = 4 * 96 * 12
+    for limit, is_read in ((needed, True), (needed - 4, False)):
+        store: Any = a.source.store
+        narrow = gpushard.open_array(store, options=Options(memory_limit=limit))
+        if is_read:
+            assert np.array_equal(narrow.oindex[rows, columns], key)
+        else:
+            with pytest.raises(LimitError, match=RAISE):
+                narrow.oindex[rows, columns]
+
+
+def test_shards_that_are_fetched_whole_count_as_fetched(tmp_path):
+    n = 64 * KIB
+    shard = sharding((n // 4,), codecs=[LITTLE, ZSTD], index_codecs=[LITTLE])
+    a, _ = asked(put(tmp_path, document((8 * n,), (n,), shard)), BY_PRICE)
+    out = np.empty(8 * n, np.uint8)
+    job = host_job(a.source, [basic(slice(None), a.shape)], [out], Tally())
+    (block,) = job.plan.blocks()
+    works = list(whole.whole_tasks(job, block, 4))
+    most = whole.largest_object(a.source, (0,))
+    assert all(isinstance(w, Opener) and w.nbytes >= most for w in works)
+
+
+def test_a_conversion_reads_large_inner_chunks_one_at_a_time(tmp_path, monkeypatch):
+    meta = document((4 * N,), (N,), LITTLE, ZSTD)
+    data = zstd(NOISE.tobytes())
+    chunks = {f"c_{k}": data for k in range(4)}
+    source = put(tmp_path / "a", meta, **chunks)
+    held: list[bool] = []
+    read = gpushard.Array.read
+
+    def noted(self: Any, *given: Any, **named: Any) -> Any:
+        held.append(turns.copying.locked())
+        return read(self, *given, **named)
+
+    monkeypatch.setattr(gpushard.Array, "read", noted)
+    shapes: Any = {"shards": (N,), "chunks": (KIB,), "num_threads": 2}
+    gpushard.convert(source, tmp_path / "b", memory_limit=1 << 20, **shapes)
+    assert held == [False] * 4
+    held.clear()
+    limit = 12 * N
+    gpushard.convert(source, tmp_path / "c", memory_limit=limit, **shapes)
+    assert len(held) == 4
+    held.clear()
+    monkeypatch.setattr(options, "DEFAULT_MEMORY_LIMIT", 6 * N)
+    monkeypatch.setattr(tiles, "_INDEX_SHARE", 8)
+    monkeypatch.setattr(tiles, "_READ_SHARE", 16)
+    gpushard.convert(source, tmp_path / "e", **shapes)
+    assert held == [True] * 4
+
+
+# What the system says that a process may use
+
+
+def pretend(monkeypatch, files: dict[str, str]) -> None:
+    real = Path.read_text
+
+    def read_text(path: Path, *args: Any, **kwargs: Any) -> str:
+        if str(path).startswith(("/proc/self/cgroup", "/sys/fs/cgroup")):
+            if str(path) not in files:
+                raise FileNotFoundError(path)
+            return files[str(path)]
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr("os.sysconf", lambda name: 1 << (20 if "PAGES" in name else 12))
+
+
+@pytest.mark.parametrize(
+    ("files", "nbytes"),
+    [
+        ({}, 1 << 32),
+        ({"/sys/fs/cgroup/memory.max": "123\n"}, 123),
+        ({"/sys/fs/cgroup/memory.max": "max\n"}, 1 << 32),
+        ({"/sys/fs/cgroup/a/b/memory.max": "5", "/sys/fs/cgroup/a/memory.max": "4"}, 4),
+        ({"/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": "77"}, 77),
+        ({"/sys/fs/cgroup/memory/memory.limit_in_bytes": str(1 << 62)}, 1 << 32),
+    ],
+)
+def test_usable_memory_is_the_machines_cut_by_control_groups(
+    monkeypatch, files, nbytes
+):
+    groups = "9:cpu,cpuacct:/x\n4:memory:/a/b\n0::/a/b\n"
+    pretend(monkeypatch, {"/proc/self/cgroup": groups, **files})
+    assert usable_memory_nbytes.__wrapped__() == nbytes
+
+
+def test_usable_memory_is_unknown_where_the_system_does_not_tell(monkeypatch):
+    def untold(name: str) -> int:
+        raise ValueError(name)
+
+    monkeypatch.setattr("os.sysconf", untold)
+    assert usable_memory_nbytes.__wrapped__() is None
+    pretend(monkeypatch, {})
+    assert usable_memory_nbytes.__wrapped__() == 1 << 32
