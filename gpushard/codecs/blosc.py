@@ -12,7 +12,7 @@ import numcodecs.blosc
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.codecs import blosc_blocks, blosc_frame
+from gpushard.codecs import blosc_blocks, blosc_frame, libblosc2
 from gpushard.codecs.base import (
     Compressor,
     HostBytes,
@@ -67,7 +67,11 @@ class BloscCodec(Compressor):
         if header.compressor == blosc_frame.SNAPPY:
             frame = blosc_frame.parse(encoded, self.name)
             return blosc_blocks.decode_streams(encoded, frame, self.name)
-        blosc_frame.check_streams(encoded, header, self.name)
+        is_alike = blosc_frame.check_streams(encoded, header, self.name)
+        if header.compressor == blosc_frame.ZSTD and is_alike:
+            whole = _decode_zstd(encoded, header)
+            if whole is not None:
+                return whole
         try:
             return numcodecs.blosc.decompress(encoded)
         except (RuntimeError, ValueError) as error:
@@ -125,6 +129,18 @@ def _fewer_blocks(
     return None if _FEWER_BLOCKS * (last - first) > header.n_blocks else (first, last)
 
 
+def _decode_zstd(
+    encoded: HostBytes, header: blosc_frame.BloscHeader
+) -> NDArray[np.uint8] | None:
+    """Decoded bytes of a frame of zstd streams; None if they are left to numcodecs."""
+    if not blosc_frame.is_alike(encoded, header):
+        return None
+    return libblosc2.decode_frame(encoded, header.nbytes)
+
+
 def from_spec(spec: CodecSpec) -> BloscCodec:
     """Decoder for one entry of `codecs`; all that matters stands in the frames."""
-    return BloscCodec(spec.name, library_label("numcodecs"))
+    label = library_label("numcodecs")
+    if libblosc2.find() is not None:
+        label += f", {library_label('blosc2')} for zstd"
+    return BloscCodec(spec.name, label)

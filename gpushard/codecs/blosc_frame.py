@@ -173,8 +173,32 @@ def _header_error(encoded: HostBytes, codec: str) -> CorruptShardError:
     return stream_error(codec, reason)
 
 
-def check_streams(encoded: HostBytes, header: BloscHeader, codec: str) -> None:
+def is_alike(encoded: HostBytes, header: BloscHeader) -> bool:
+    """Whether libraries read a compressed frame alike, as far as its header tells."""
+    flags = header.flags
+    return (
+        # The version of the stream format, which c-blosc wants to be 1.
+        encoded[1] == 1
+        # Both filters at once mark another version of the format to libblosc2.
+        and not (flags & BYTE_SHUFFLE and flags & BIT_SHUFFLE)
+        # Of items cut short, libblosc2 leaves the bytes as they were in memory.
+        and not (flags & BIT_SHUFFLE and _cuts_items(header))
+        # Items or blocks of which some split a block into streams, and others do not.
+        and bool(flags & DONT_SPLIT or header.typesize == 1 or header.n_splits > 1)
+    )
+
+
+def _cuts_items(header: BloscHeader) -> bool:
+    size, last_nbytes = header.typesize, header.last_block_nbytes
+    return bool(header.block_nbytes % size or last_nbytes % size)
+
+
+def check_streams(encoded: HostBytes, header: BloscHeader, codec: str) -> bool:
     """Check that every stream of a compressed frame lies inside it.
+
+    Returns
+    -------
+    Whether none is empty: that is damage to c-blosc, and to libblosc2 a run of zeros.
 
     Raises
     ------
@@ -186,6 +210,7 @@ def check_streams(encoded: HostBytes, header: BloscHeader, codec: str) -> None:
     n_blocks = n_full + (1 if rest else 0)
     first, last = HEADER_NBYTES + 4 * n_blocks, frame_nbytes - 4
     is_blosclz = not flags >> 5
+    has_empty = False
     for block in range(n_blocks):
         (offset,) = _int32(encoded, HEADER_NBYTES + 4 * block)
         for _ in range(n_splits if block < n_full else 1):
@@ -195,8 +220,11 @@ def check_streams(encoded: HostBytes, header: BloscHeader, codec: str) -> None:
             offset += 4 + source_nbytes
             if source_nbytes < 0 or offset > frame_nbytes:
                 raise _stream_bounds_error(codec, block)
+            if not source_nbytes:
+                has_empty = True
             if is_blosclz and source_nbytes >= len(_BLOSCLZ_RUN):
                 _check_blosclz(encoded, offset - source_nbytes, offset, codec)
+    return not has_empty
 
 
 def _check_blosclz(encoded: HostBytes, start: int, stop: int, codec: str) -> None:

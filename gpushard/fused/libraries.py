@@ -11,11 +11,9 @@ import ctypes
 import weakref
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpushard.codecs import libdeflate, libzstd
+from gpushard.codecs import libblosc2, libdeflate, libzstd
 from gpushard.fused.columns import (
     BLOSC,
     GZIP,
@@ -27,9 +25,8 @@ from gpushard.fused.columns import (
     ZSTD,
 )
 
-# Of each library only the binary interface that was read of will do: the names are the
-# files' SONAMEs. `blosc2_dparams` is passed by value, `z_stream` filled in by address.
-_BLOSC2, _LIBZ = "libblosc2.so.9", "libz.so.1"
+# Only the binary interface that was read of will do: the name is the file's SONAME.
+_LIBZ = "libz.so.1"
 # zlib.h: the largest window, and 16 more for a gzip wrapper instead of zlib's.
 _WBITS = {ZLIB: 15, GZIP: 31}
 # zlib.h's `z_stream` where pointers and long have 64 bits.
@@ -57,18 +54,6 @@ class Library(NamedTuple):
     function: int = 0
     reset: int = 0
     make_context: Callable[[], tuple[int, Any]] = lambda: (0, None)
-
-
-class _BloscParameters(ctypes.Structure):
-    """`blosc2_dparams` of blosc2.h."""
-
-    _fields_ = (
-        ("nthreads", ctypes.c_int16),
-        ("schunk", ctypes.c_void_p),
-        ("postfilter", ctypes.c_void_p),
-        ("postparams", ctypes.c_void_p),
-        ("typesize", ctypes.c_int32),
-    )
 
 
 @cache
@@ -130,27 +115,15 @@ def _zstd() -> Library | None:
 
 
 def _blosc() -> Library | None:
-    spec = find_spec("blosc2")
-    if spec is None or spec.origin is None:
+    lib = libblosc2.find()
+    if lib is None:
         return None
-    try:
-        lib = ctypes.CDLL(str(Path(spec.origin).parent / "lib" / _BLOSC2))
-    except OSError:  # another major version, or another platform's
-        return None
-    lib.blosc2_init.restype = None
-    lib.blosc2_create_dctx.restype = ctypes.c_void_p
-    lib.blosc2_create_dctx.argtypes = [_BloscParameters]
-    lib.blosc2_free_ctx.restype = None
-    lib.blosc2_free_ctx.argtypes = [ctypes.c_void_p]
-    lib.blosc2_init()
 
     def make_context() -> tuple[int, Any]:
-        context = lib.blosc2_create_dctx(_BloscParameters(1, None, None, None, 8))
-        return _owned(context, lib.blosc2_free_ctx)
+        return _owned(libblosc2.new_context(lib), lib.blosc2_free_ctx)
 
-    return Library(
-        "libblosc2", BLOSC, _address(lib.blosc2_decompress_ctx), 0, make_context
-    )
+    function = _address(lib.blosc2_decompress_ctx)
+    return Library("libblosc2", BLOSC, function, make_context=make_context)
 
 
 def _libdeflate(kind: int) -> Library | None:
