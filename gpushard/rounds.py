@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gpushard.axes import LONG_CELLS
 from gpushard.errors import LimitError
 from gpushard.gone import deleted, replaced
 from gpushard.portions import Group, groups_of, objects_of
@@ -20,6 +21,7 @@ from gpushard.selection import (
     Listed,
     Orthogonal,
     Selection,
+    SliceAxis,
     Wanted,
     laid_out,
 )
@@ -42,6 +44,10 @@ _GONE = (False, None)
 # that a read may hold is for them.
 _LAID_OUT_NBYTES = 96
 _OTHERS_SHARE = 4
+# What a cell takes of an axis that a slice is laid over, and the part that is for
+# those of selections that are read together.
+_CELL_NBYTES = 48
+_AXES_SHARE = 4
 
 
 def read_in_rounds(
@@ -67,18 +73,22 @@ def read_in_rounds(
     for one in wanted:
         _refuse_many_others(source, one)
     room = source.options.memory_limit // 2
+    axes_room = source.options.bound_nbytes // _AXES_SHARE
     together: list[tuple[Wanted, Any]] = []
-    held_nbytes = 0
+    held_nbytes = axes_nbytes = 0
     for one, out in zip(wanted, outs, strict=True):
         nbytes = _columns_nbytes(one)
         if isinstance(one, Listed) and nbytes > room:
             _read_cut(source, one, out, read)
             continue
-        if together and held_nbytes + nbytes > room:
+        laid_nbytes = _axes_nbytes(source, one)
+        is_much = held_nbytes + nbytes > room or axes_nbytes + laid_nbytes > axes_room
+        if together and is_much:
             _read_together(source, together, held_nbytes, read)
-            together, held_nbytes = [], 0
+            together, held_nbytes, axes_nbytes = [], 0, 0
         together.append((one, out))
         held_nbytes += nbytes
+        axes_nbytes += laid_nbytes
     if together:
         _read_together(source, together, held_nbytes, read)
 
@@ -203,6 +213,19 @@ def _columns_nbytes(wanted: Wanted) -> int:
         return _ELEMENT_NBYTES * sum(listed)
     per_point = _POINT_NBYTES + _COORDINATE_NBYTES * len(wanted.coordinates)
     return per_point * wanted.n_points
+
+
+def _axes_nbytes(source: Source, wanted: Wanted) -> int:
+    """What the slices of a selection take, laid over the cells of their axes."""
+    if not isinstance(wanted, Orthogonal):
+        return 0
+    n_cells = 0
+    for taken, axis in zip(wanted.axes, source.layout.inner_axes, strict=True):
+        if isinstance(taken, SliceAxis):
+            n_touched = taken.length * taken.step // max(1, axis.cell) + 2
+            n_touched = min(taken.length, n_touched)
+            n_cells += n_touched if n_touched <= LONG_CELLS else 0
+    return _CELL_NBYTES * n_cells
 
 
 def _element_nbytes(listed: Listed) -> int:

@@ -24,6 +24,7 @@ from gpushard import (
     chunk_room,
     options,
 )
+from gpushard.chunk_room import usual_stored
 from gpushard.inspection.verify import verify_array
 from gpushard.options import KIB, MIB
 from hostile_shards import GZIP, ZSTD
@@ -87,14 +88,16 @@ def test_an_inner_chunk_fits_with_the_bytes_that_it_is_stored_in(
 
 @pytest.mark.parametrize("is_sharded", [False, True])
 @pytest.mark.parametrize("costs", [None, BY_PRICE])
-def test_what_does_not_fit_is_not_fetched(tmp_path, costs, is_sharded):
+@pytest.mark.parametrize("n_small", [0, 8])
+def test_what_does_not_fit_is_not_fetched(tmp_path, costs, is_sharded, n_small):
     data = zstd(NOISE.tobytes())
     place = put_chunk(tmp_path, [ZSTD], data, is_sharded=is_sharded)
     given = () if costs is None else (costs,)
     for limit in (N - 1, N + 100):
-        a, store = asked(place, *given, small_read_chunks=0, memory_limit=limit)
+        a, store = asked(place, *given, small_read_chunks=n_small, memory_limit=limit)
         with pytest.raises(LimitError):
             a[3:5]
+        assert not (limit < N and store.calls)
         requests = [r for call in store.calls for r in call]
         most = max((r.max_nbytes or 0 for r in requests), default=0)
         assert most <= max(0, limit - N) + 1 or costs
@@ -206,8 +209,10 @@ def test_a_chunk_that_is_padded_is_fetched_alone_if_it_fits(tmp_path):
     data += struct.pack("<II", 0x184D2A50, 80 * KIB) + bytes(80 * KIB)
     place = put(tmp_path, document((4 * n,), (n,), LITTLE, ZSTD), c_0=data, c_3=data)
     for costs in ((), (BY_PRICE,)):
-        a, _ = asked(place, *costs)
+        a, store = asked(place, *costs, small_read_chunks=0)
         assert not a[:].any()
+        asked_for = [r.max_nbytes for call in store.calls for r in call]
+        assert min(asked_for) == usual_stored(n) + 1 < len(data) < max(asked_for)
         limit = len(data) + n
         assert not a.read(slice(2, n), memory_limit=limit).any()
         with pytest.raises(LimitError):

@@ -22,6 +22,7 @@ from gpushard import (
     index_arrays,
     options,
     pieces,
+    rounds,
     whole,
 )
 from gpushard.converting import tiles
@@ -162,6 +163,28 @@ def test_several_long_index_arrays_are_refused_beyond_a_quarter_of_the_limit(
         else:
             with pytest.raises(LimitError, match=RAISE):
                 narrow.oindex[rows, columns]
+
+
+def test_selections_whose_axes_take_a_quarter_of_the_limit_are_read_in_turn(tmp_path):
+    n = 1000
+    meta = document((n,), (n,), sharding((1,), codecs=[LITTLE], index_codecs=[LITTLE]))
+    entries = np.stack([np.arange(n), np.ones(n)], axis=1).astype("<u8").tobytes()
+    values = np.resize(np.arange(7), n).astype("u1")
+    place = put(tmp_path, meta, c_0=values.tobytes() + entries)
+    keys = [slice(k, k + 600) for k in range(4)]
+    for limit, n_together in ((4 * 48 * 600, 1), (4 * 48 * 1200, 2), (MIB, 4)):
+        a, _ = asked(place, memory_limit=limit)
+        read: list[int] = []
+
+        def noted(_: Any, selections: Any, outs: Any, read: list[int] = read) -> None:
+            assert len(selections) == len(outs)
+            read.append(len(selections))
+
+        wanted = [basic(key, a.shape) for key in keys]
+        rounds.read_in_rounds(a.source, wanted, [None] * 4, noted)
+        assert read == [n_together] * (4 // n_together)
+        for key, got in zip(keys, a.read_many(keys), strict=True):
+            assert np.array_equal(got, values[key])
 
 
 def test_shards_that_are_fetched_whole_count_as_fetched(tmp_path):

@@ -1,0 +1,154 @@
+"""Inner chunks that threads decode side by side have room together."""
+
+from __future__ import annotations
+
+import bz2
+import json
+import struct
+import tracemalloc
+import zlib
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+import gpushard
+from asked_store import opened as asked
+from asked_store import put
+from gpushard import codecs, rounds
+from gpushard.expressions import basic, orthogonal
+from gpushard.fused import choice, runner, short
+from gpushard.layout import CodecSpec
+from gpushard.options import KIB, MIB
+from gpushard.report import Tally
+from gpushard.results import host_job
+from hostile_shards import ZSTD
+from spec_shards import LITTLE, document, sharding
+from zarr_oracle import held
+
+N = 256 * KIB
+LEAST = 64 * MIB
+
+
+def source_of(n: int, **given: Any) -> Any:
+    """Source of an array of eight chunks of `n` compressed bytes."""
+    layout = document((8 * n,), (n,), LITTLE, ZSTD)
+    store = held({"zarr.json": json.dumps(layout).encode()})
+    return gpushard.open_array(store, options=gpushard.Options(**given)).source
+
+
+def test_threads_leave_room_for_three_inner_chunks_more():
+    source = source_of(10 * MIB, memory_limit=100 * MIB)
+    assert source.room.most_workers == (100 - 30) // 20
+    assert source_of(MIB, memory_limit=2 * MIB).room.most_workers == 1
+    assert source_of(MIB, memory_limit=8 * MIB).room.most_workers == 4
+
+
+def test_beside_an_inner_chunk_that_takes_most_no_more_is_fetched():
+    n = 60 * MIB
+    source = source_of(n, memory_limit=LEAST)
+    out = np.empty(0, np.uint8)
+    selection = basic(slice(0), source.layout.shape)
+    job = host_job(source, [selection], [out], Tally())
+    assert source.room.is_tight
+    left = LEAST - 2 * MIB - n
+    assert job.max_request_nbytes == job.batch_nbytes(8 * n, 1) == left
+    wide = host_job(source.limited(16 * n), [selection], [out], Tally())
+    assert wide.max_request_nbytes > left
+
+
+@pytest.fixture
+def padded(tmp_path):
+    """Four inner chunks that are stored in twice their size."""
+    pad = struct.pack("<II", 0x184D2A50, 2 * N) + bytes(2 * N)
+    data = zstandard.ZstdCompressor().compress(bytes(N))
+    data += pad
+    shard = sharding((N,), codecs=[LITTLE, ZSTD], index_codecs=[LITTLE])
+    entries = np.array([[k * len(data), len(data)] for k in range(4)], "<u8")
+    meta = document((4 * N,), (4 * N,), shard)
+    return put(tmp_path, meta, c_0=data * 4 + entries.tobytes())
+
+
+@pytest.mark.parametrize("n_small", [0, 8])
+@pytest.mark.parametrize("n_selections", [1, 2])
+def test_what_threads_read_from_files_fits_the_limit(
+    padded, monkeypatch, n_small, n_selections
+):
+    pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+    choice._load()
+    monkeypatch.setattr("gpushard.options.LEAST_MEMORY_NBYTES", 1)
+    windows: list[int] = []
+    run = runner.BoxPlacer.run
+
+    def noted(self: Any, columns: Any, window_nbytes: int = 0) -> Any:
+        windows.append(window_nbytes)
+        return run(self, columns, window_nbytes)
+
+    monkeypatch.setattr(runner.BoxPlacer, "run", noted)
+    options = gpushard.Options(
+        compile_nbytes=0,
+        threads=2,
+        memory_limit=5 * N + N // 2,
+        small_read_chunks=n_small,
+    )
+    a = gpushard.open_array(padded, device="cpu", options=options)
+    monkeypatch.setattr("gpushard.chunk_room._FIXED_NBYTES", 0)
+    bounds = np.linspace(0, 4 * N, n_selections + 1).astype(int).tolist()
+    for got in a.read_many([slice(*cut) for cut in pairwise(bounds)]):
+        assert not got.any()
+    assert all(w <= a.source.room.most_window_nbytes for w in windows)
+
+
+def test_the_short_way_leaves_tight_reads_to_others(padded, monkeypatch):
+    pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+    choice._load()
+    monkeypatch.setattr("gpushard.options.LEAST_MEMORY_NBYTES", 1)
+    options = gpushard.Options(compile_nbytes=0)
+    source = gpushard.open_array(padded, device="cpu", options=options).source
+    assert short.short_reader(source.limited(5 * N)) is not None
+    assert short.short_reader(source.limited(5 * N - 1)) is None
+
+
+def test_columns_of_index_arrays_are_held_beside_the_rest(tmp_path):
+    meta = document((1000,), (10,), LITTLE)
+    a, _ = asked(put(tmp_path, meta), memory_limit=LEAST)
+    wanted = [orthogonal((np.arange(700),), a.shape) for _ in range(2)]
+    left: list[int] = []
+    rounds.read_in_rounds(
+        a.source,
+        wanted,
+        [None] * 2,
+        lambda source, *_: left.append(source.options.bound_nbytes),
+    )
+    assert left == [LEAST - 2 * 700 * 96]
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+@pytest.mark.parametrize("name", ["gzip", "numcodecs.zlib", "numcodecs.bz2"])
+def test_streams_are_held_once_while_they_are_decoded(name, is_exact):
+    n = 8 * MIB
+    data = bytes(n)
+    streams = {"gzip": gzipped, "numcodecs.zlib": zlib.compress}
+    encoded = streams.get(name, bz2.compress)(data)
+    codec = codecs.bytes_codec(CodecSpec(name, {}), np.dtype(np.uint8))
+    tracemalloc.start()
+    try:
+        assert len(codec.decode(encoded, n, exact=is_exact)) == n
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < n * 5 // 4 + MIB
+
+
+def gzipped(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=31)
+    return packer.compress(data) + packer.flush()
+
+
+def test_codecs_tell_how_often_they_hold_what_they_decode():
+    copies = {"zstd": 1, "gzip": 1, "numcodecs.lzma": 2, "crc32c": 0, "blosc": 1}
+    for name, n_copies in copies.items():
+        spec = CodecSpec(name, {})
+        assert codecs.bytes_codec(spec, np.dtype("u1")).n_copies == n_copies
