@@ -268,7 +268,7 @@ def test_the_short_compiled_way_is_held_to_the_cap(tmp_path, compressors):
 def test_the_short_compiled_way_has_no_more_threads_than_room(tmp_path, monkeypatch):
     pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
     choice._load()
-    monkeypatch.setattr(short, "SMALLEST_SHARE_NBYTES", 1)
+    monkeypatch.setattr(short, "_SHARE_US", 1)
     seen: list[int] = []
 
     def run(tasks: Any, n_workers: int) -> None:

@@ -165,7 +165,7 @@ def test_every_way_finds_what_every_other_way_kept(tmp_path, name, dtype):
     for first, second in itertools.permutations(WAYS.values(), 2):
         a = gpushard.open_array(place, options=first)
         a[box]
-        b = gpushard.Array(replace(a.source, options=second))
+        b = gpushard.Array(replace(a.source, options=second.resolved()))
         report = b.explain(box)
         assert report.n_kept_inner_chunks == report.n_inner_chunks
         assert report.n_payload_requests == 0

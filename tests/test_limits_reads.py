@@ -232,6 +232,7 @@ def test_short_compiled_reads_take_no_more_threads_than_asked_for(
         real(tasks, n)
 
     monkeypatch.setattr(short, "run_tasks", run_tasks)
+    monkeypatch.setattr(short, "_SHARE_US", 1)
     options = Options(threads=threads, compile_nbytes=0)
     a = gpushard.open_array(coarse, device="cpu", options=options)
     assert np.array_equal(a[:], NOISE)

@@ -263,8 +263,9 @@ class Case:
 
     def _behind(self, store: Store, options: Options) -> gpushard.Array:
         known = IndexCache(options.index_cache_nbytes)
+        numbers = options.resolved()
         return gpushard.Array(
-            replace(self._source, store=store, options=options, indexes=known)
+            replace(self._source, store=store, options=numbers, indexes=known)
         )
 
     @cached_property
