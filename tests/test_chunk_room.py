@@ -110,10 +110,12 @@ def blosc_of(data: bytes, block_nbytes: int) -> bytes:
 
 
 HALF = NOISE[: N // 2].tobytes() + bytes(N // 2)
+EMPTY = zstd(b"")
 STREAMS: dict[str, tuple[Any, bytes, int]] = {
     # Beside the decoded bytes: what is joined, a window, blocks that are unshuffled.
     "zstd frames": (ZSTD, zstd(HALF[:3000]) + zstd(HALF[3000:]), 2 * N),
     "zstd untold": (ZSTD, zstd(HALF, has_size=False), N),
+    "zstd untold, padded": (ZSTD, zstd(HALF, has_size=False) + EMPTY, 2 * N),
     "zstd padded": (ZSTD, zstd(HALF) + struct.pack("<II", 0x184D2A50, 9) + bytes(9), 0),
     "gzip members": (GZIP, gzip(HALF[:3000]) + gzip(HALF[3000:]), 0),
     "blosc": (BLOSC, blosc_of(HALF, 0), 0),

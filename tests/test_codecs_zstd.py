@@ -223,6 +223,18 @@ def test_false_claims_and_bombs_cost_no_memory(
     assert peak < 4 << 20
 
 
+def test_empty_frames_behind_the_only_full_one_cost_no_copy(zstd: BytesCodec) -> None:
+    n = 4 << 20
+    stream = frame(bytes(n)) + frame(b"") * 2
+    tracemalloc.start()
+    try:
+        assert len(zstd.decode(stream, n, exact=True)) == n
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < n * 3 // 2
+
+
 def test_each_thread_has_a_context_of_its_own() -> None:
     together = Barrier(4)
 

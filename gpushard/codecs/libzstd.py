@@ -82,6 +82,15 @@ class _Contexts(threading.local):
 _contexts = _Contexts()
 
 
+def frame_nbytes(encoded: HostBytes) -> int | None:
+    """Encoded size of the first frame; None if it is cut off, or without libzstd."""
+    lib = find()
+    if lib is None:
+        return None
+    nbytes: int = lib.ZSTD_findFrameCompressedSize(_address(encoded), len(encoded))
+    return nbytes if nbytes <= len(encoded) else None
+
+
 def decode_frame(encoded: HostBytes, nbytes: int) -> NDArray[np.uint8] | None:
     """Decoded bytes of one frame, and nothing else: uint8, shape (nbytes,), host.
 
@@ -104,12 +113,13 @@ def decode_frame(encoded: HostBytes, nbytes: int) -> NDArray[np.uint8] | None:
         context = _contexts.one = Context(lib)
     if not context.address:
         return None
-    at, n = _address(encoded), len(encoded)
     # In one call libzstd would decode any number of frames.
-    if lib.ZSTD_findFrameCompressedSize(at, n) != n:
+    if frame_nbytes(encoded) != len(encoded):
         return None
     target = np.empty(nbytes, np.uint8)
-    done = lib.ZSTD_decompressDCtx(context.address, _address(target), nbytes, at, n)
+    done = lib.ZSTD_decompressDCtx(
+        context.address, _address(target), nbytes, _address(encoded), len(encoded)
+    )
     return target if done == nbytes else None
 
 

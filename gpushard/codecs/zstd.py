@@ -73,7 +73,7 @@ class ZstdCodec(Compressor):
             told: Any = zstandard.get_frame_parameters(data)
         except zstandard.ZstdError:
             return 2 * decoded_nbytes
-        if told.content_size == zstandard.CONTENTSIZE_UNKNOWN:
+        if told.content_size == zstandard.CONTENTSIZE_UNKNOWN and _is_alone(encoded):
             return min(told.window_size, decoded_nbytes)
         return 0 if told.content_size == decoded_nbytes else 2 * decoded_nbytes
 
@@ -110,7 +110,8 @@ class ZstdCodec(Compressor):
             for frame in _walk_frames(encoded):
                 part = self._decode_frame(encoded, frame, remaining, limit, exact)
                 remaining -= len(part)
-                parts.append(part)
+                if part:  # one alone is not copied, whatever empty frames are behind
+                    parts.append(part)
         except zstandard.ZstdError as error:
             raise self._error(error) from error
         except _TruncatedError as error:
@@ -170,6 +171,17 @@ def _has_room(data: Any, claimed: int) -> bool:
     if claimed >= 0:
         return True
     return zstandard.get_frame_parameters(data).window_size <= _WINDOW_MAX_NBYTES
+
+
+def _is_alone(encoded: HostBytes) -> bool:
+    """Whether there is nothing behind the first frame."""
+    nbytes = libzstd.frame_nbytes(encoded)
+    if nbytes is None:
+        try:
+            nbytes, _ = _walk_blocks(memoryview(encoded), 0)
+        except (zstandard.ZstdError, _TruncatedError):
+            return False
+    return nbytes == len(encoded)
 
 
 def _walk_frames(encoded: memoryview) -> Iterator[_Frame]:
