@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from gpushard import codecs
-from gpushard.codecs import libdeflate
-from gpushard.codecs.base import BytesCodec
+from gpushard.codecs import base, libdeflate
+from gpushard.codecs import gzip as gzip_module
+from gpushard.codecs.base import BytesCodec, Gathered
 from gpushard.errors import ChecksumError, CorruptShardError
 from gpushard.layout import CodecSpec
 
@@ -88,10 +89,17 @@ def test_odd_but_legal_members_are_read(name: str, stream: bytes) -> None:
     [("gzip", stdlib_gzip.compress(RAW)), ("numcodecs.zlib", zlib.compress(RAW))],
 )
 def test_a_single_large_stream_goes_through_libdeflate_where_it_is(
-    name: str, stream: bytes, library: str
+    name: str, stream: bytes, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded = codec(name).decode(stream, len(RAW), exact=True)
-    assert isinstance(decoded, np.ndarray) == (library == "libdeflate")
+    made: list[Gathered] = []
+
+    def gathered(limit: int, *, exact: bool) -> Gathered:
+        made.append(Gathered(limit, exact=exact))
+        return made[-1]
+
+    monkeypatch.setattr(gzip_module, "Gathered", gathered)
+    assert bytes(codec(name).decode(stream, len(RAW), exact=True)) == RAW
+    assert bool(made) == (library == "zlib")
     assert codec(name).library.startswith(library)
 
 
@@ -179,3 +187,20 @@ def test_bombs_cost_no_memory(exact: bool) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_members_are_put_together_where_they_stay() -> None:
+    stream = stdlib_gzip.compress(RAW[:9]) + stdlib_gzip.compress(RAW[9:])
+    decoded = codec("gzip").decode(stream, len(RAW), exact=True)
+    assert isinstance(decoded, np.ndarray)
+    assert isinstance(decoded.base, np.ndarray)
+    assert decoded.base.nbytes == len(RAW)
+
+
+def test_bytes_of_untold_size_may_be_more_than_were_thought_of(monkeypatch) -> None:
+    monkeypatch.setattr(base, "_UNTOLD_NBYTES", 4)
+    gathered = Gathered(len(RAW) + 1, exact=False)
+    for start in range(0, len(RAW), 1000):
+        gathered.add(RAW[start : start + 1000])
+    assert len(gathered) == len(RAW)
+    assert gathered.all.tobytes() == RAW

@@ -14,16 +14,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError
-from gpushard.options import KIB
+from gpushard.options import KIB, MIB
 
 DAMAGED_HINT = "the stored bytes are damaged, restore or rewrite the shard"
 
 BYTE = np.dtype(np.uint8)
 # Streams are decoded so much at a time where a library would hold all of them twice.
 PIECE_NBYTES = 256 * KIB
+# Addresses that bytes of untold size get at first: most of them need no more.
+_UNTOLD_NBYTES = 256 * MIB
 
 HostBytes = bytes | bytearray | memoryview | NDArray[np.uint8]
 """Bytes on the host: contiguous, one dimension, item size 1."""
+
+
+class Gathered:
+    """Decoded bytes put together piece by piece, in memory that does not move.
+
+    Memory that grows is held twice while it moves; pages that nobody touches cost
+    nothing. Only where the size is not known, and large, is it moved.
+
+    Parameters
+    ----------
+    limit
+        Most bytes that are added.
+    exact
+        Whether so many will be.
+    """
+
+    __slots__ = ("_memory", "_nbytes")
+
+    def __init__(self, limit: int, *, exact: bool) -> None:
+        nbytes = limit if exact else min(limit, _UNTOLD_NBYTES)
+        self._memory = np.empty(nbytes, np.uint8)
+        self._nbytes = 0
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+    def add(self, piece: bytes) -> None:
+        """Put `piece` behind what is there."""
+        stop = self._nbytes + len(piece)
+        if stop > len(self._memory):
+            larger = np.empty(2 * stop, np.uint8)
+            larger[: self._nbytes] = self.all
+            self._memory = larger
+        self._memory[self._nbytes : stop] = np.frombuffer(piece, np.uint8)
+        self._nbytes = stop
+
+    @property
+    def all(self) -> NDArray[np.uint8]:
+        """What was added: uint8, shape (len(self),), host."""
+        return self._memory[: self._nbytes]
 
 
 class BytesCodec(Protocol):

@@ -13,6 +13,7 @@ from typing import Any
 from gpushard.codecs.base import (
     PIECE_NBYTES,
     Compressor,
+    Gathered,
     HostBytes,
     size_error,
     stream_error,
@@ -41,7 +42,7 @@ class StreamCodec(Compressor):
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of all streams (see `BytesCodec.decode`)."""
-        source, decoded = memoryview(encoded), bytearray()
+        source, decoded = memoryview(encoded), Gathered(limit, exact=exact)
         start = 0
         while True:
             start = self._decode_stream(source, start, decoded, limit, exact=exact)
@@ -49,13 +50,13 @@ class StreamCodec(Compressor):
                 break
         if exact and len(decoded) != limit:
             raise size_error(self.name, limit, len(decoded), exact=True)
-        return decoded
+        return decoded.all
 
     def _decode_stream(
         self,
         source: memoryview,
         start: int,
-        decoded: bytearray,
+        decoded: Gathered,
         limit: int,
         *,
         exact: bool,
@@ -72,10 +73,11 @@ class StreamCodec(Compressor):
                     start += len(piece)
                 # A byte of room beyond the limit lets the stream run to its end.
                 room = min(limit - len(decoded) + 1, PIECE_NBYTES)
-                decoded += stream.decompress(piece, room)
-                if len(decoded) > limit:
-                    got = f"{len(decoded)} or more"
+                part = stream.decompress(piece, room)
+                if len(decoded) + len(part) > limit:
+                    got = f"{limit + 1} or more"
                     raise size_error(self.name, limit, got, exact=exact)
+                decoded.add(part)
         except (OSError, EOFError, lzma.LZMAError) as error:
             raise stream_error(self.name, error) from error
         return start - len(stream.unused_data)

@@ -10,6 +10,7 @@ from gpushard.codecs.base import (
     DAMAGED_HINT,
     PIECE_NBYTES,
     Compressor,
+    Gathered,
     HostBytes,
     size_error,
     stream_error,
@@ -38,7 +39,7 @@ class DeflateCodec(Compressor):
             whole = libdeflate.decode_stream(encoded, limit, wrapper)
             if whole is not None:
                 return whole
-        source, decoded = memoryview(encoded), bytearray()
+        source, decoded = memoryview(encoded), Gathered(limit, exact=exact)
         start = self._decode_member(source, 0, decoded, limit, exact=exact)
         if start < len(source) and self.wbits != _GZIP_WBITS:
             n_left = len(source) - start
@@ -48,13 +49,13 @@ class DeflateCodec(Compressor):
             start = self._decode_member(source, start, decoded, limit, exact=exact)
         if exact and len(decoded) != limit:
             raise size_error(self.name, limit, len(decoded), exact=True)
-        return decoded
+        return decoded.all
 
     def _decode_member(
         self,
         source: memoryview,
         start: int,
-        decoded: bytearray,
+        decoded: Gathered,
         limit: int,
         *,
         exact: bool,
@@ -70,10 +71,10 @@ class DeflateCodec(Compressor):
                 # A byte of room beyond the limit lets the stream run to its end.
                 room = min(limit - len(decoded) + 1, PIECE_NBYTES)
                 part = member.decompress(piece, room)
-                decoded += part
-                if len(decoded) > limit:
-                    got = f"{len(decoded)} or more"
+                if len(decoded) + len(part) > limit:
+                    got = f"{limit + 1} or more"
                     raise size_error(self.name, limit, got, exact=exact)
+                decoded.add(part)
                 if not (part or piece):
                     raise stream_error(self.name, "it ends inside a member")
                 piece = member.unconsumed_tail
