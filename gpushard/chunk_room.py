@@ -171,8 +171,8 @@ class ChunkRoom:
         return LimitError(
             f"{what} takes more memory than a read may hold",
             array_path=self.path,
-            expected=f"at most {self.alone_nbytes} bytes",
-            got=f"{nbytes} bytes",
+            expected=f"at most {self.alone_nbytes + _FIXED_NBYTES} bytes",
+            got=f"{nbytes + _FIXED_NBYTES} bytes",  # as a limit it is enough
             hint="raise options.memory_limit",
         )
 

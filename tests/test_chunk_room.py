@@ -295,3 +295,12 @@ def test_a_device_leaves_what_does_not_fit_to_the_host_and_its_limit(tmp_path):
         a.read(memory_limit=enough - 1)
     wide = opened(place, "device", memory_limit=MIB)
     assert wide.explain(slice(None)).codecs[0].where == "device"
+
+
+def test_what_is_said_to_be_needed_is_enough_as_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunk_room, "_FIXED_NBYTES", KIB)
+    place = put_chunk(tmp_path, [GZIP], gzip(HALF), is_sharded=True)
+    needed = N + len(gzip(HALF)) + KIB
+    with pytest.raises(LimitError, match=f"got {needed} bytes"):
+        opened(place, "plain", memory_limit=needed - 1)[:]
+    assert opened(place, "plain", memory_limit=needed)[:].tobytes() == HALF
