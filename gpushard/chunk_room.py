@@ -137,6 +137,8 @@ class ChunkRoom:
         if self.is_raw or self.is_wrapped:
             needed += self.whole_nbytes
         if needed > self.alone_nbytes:
+            if not (self.is_raw or self.is_wrapped):  # how it is stored is not known
+                needed += usual_stored(self.whole_nbytes)
             raise self.beyond(what, needed)
 
     def refuse_stored(self, nbytes: int) -> None:

@@ -192,7 +192,9 @@ def _refuse_unfit(source: Source, coordinate: Coordinate) -> None:
     """
     most = _most_stored(source)
     if most < largest_object(source, coordinate):
-        needed = max(0, most) + 1 + source.room.alone_nbytes - most
+        # How large it is was not asked: as a rule no larger than compressors make it.
+        least = max(max(0, most) + 1, usual_stored(source.whole_nbytes))
+        needed = least + source.room.alone_nbytes - most
         error = source.room.beyond("a stored object", needed)
         error.add_context(shard_key=source.key(coordinate))
         raise error

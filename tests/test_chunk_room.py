@@ -304,3 +304,13 @@ def test_what_is_said_to_be_needed_is_enough_as_a_limit(tmp_path, monkeypatch):
     with pytest.raises(LimitError, match=f"got {needed} bytes"):
         opened(place, "plain", memory_limit=needed - 1)[:]
     assert opened(place, "plain", memory_limit=needed)[:].tobytes() == HALF
+
+
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_a_limit_of_what_is_said_to_be_needed_reads(tmp_path, is_sharded):
+    data = zstd(NOISE.tobytes())
+    place = put_chunk(tmp_path, [ZSTD], data, is_sharded=is_sharded)
+    with pytest.raises(LimitError, match=RAISE) as error:
+        opened(place, "plain", memory_limit=N // 2)[:]
+    needed = int(str(error.value.got).split()[0])
+    assert np.array_equal(opened(place, "plain", memory_limit=needed)[:], NOISE)
