@@ -50,7 +50,6 @@ struct BloscRows {
 static_assert(sizeof(BloscRows) == 17 * 8, "the host packs the same");
 
 constexpr uint32_t TOTALS_COUNT = 3 * CLASS_COUNT + 2;
-static_assert(TOTALS_COUNT <= WARP_LANES, "the lanes of a warp tell them");
 
 // Tables with one entry a stream, but for the first.
 struct BloscStreams {
@@ -158,19 +157,17 @@ GS_DEVICE void write_row(
         tally.compressed_nbytes_max);
 }
 
-// Called by all lanes of each warp, once its lane 0 has added all that it will. The host is
-// told by the last of them, which spares a copy that would have to be waited for.
+// By one lane of each warp, once it has added all that the warp will. The host is told by
+// the last of them, which spares a copy that would have to be waited for. One lane counts,
+// and reads what the others have added: a shuffle to more of them would order no accesses.
 GS_DEVICE void tell_host(const BloscRows& rows, uint32_t n_warps) {
-    uint32_t is_last = 0;
-    if (lane_of_thread() == 0) {
-        __threadfence();
-        is_last = take_from(rows.totals + TOTALS_COUNT, 1) == n_warps - 1;
-        __threadfence();
-    }
-    is_last = __shfl_sync(ALL_LANES, is_last, 0);
-    const uint32_t k = lane_of_thread();
+    __threadfence();
+    if (take_from(rows.totals + TOTALS_COUNT, 1) != n_warps - 1) return;
+    __threadfence();
     // As atomics, which no cache of this processor answers.
-    if (is_last && k < TOTALS_COUNT) rows.totals_host[k] = take_from(rows.totals + k, 0);
+    for (uint32_t k = 0; k < TOTALS_COUNT; k++) {
+        rows.totals_host[k] = take_from(rows.totals + k, 0);
+    }
 }
 
 constexpr int gs_blosc_count_threads = 128;
@@ -203,7 +200,7 @@ gs_blosc_count(const BloscRows rows) {
         if (rows.planes != nullptr) rows.planes[row] = {0, 0, 0, 0};
         if (status == STATUS_OK) write_row(rows, row, header, tally);
     }
-    tell_host(rows, n_warps);
+    if (lane_of_thread() == 0) tell_host(rows, n_warps);
 }
 
 // Where a lane's next raw and its next compressed stream go in the tables.
