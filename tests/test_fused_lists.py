@@ -9,6 +9,7 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from zarr.codecs import BytesCodec
 
 import gpushard
 from array_strategies import codec
@@ -147,6 +148,60 @@ def test_long_elements_go_where_they_belong_and_nowhere_else(long_rows, offset, 
     assert np.array_equal(out, full[rows, :length])
     outside = np.delete(memory, np.s_[first : first + out.nbytes])
     assert (outside == 0xEE).all()
+
+
+def put(out_of, key, path, full):
+    """Read rows into a view of an output; nothing may be written around them."""
+    rows = np.random.default_rng(4).integers(0, N, 60)
+    want = full[(rows, *key)]
+    whole, view = out_of(want.shape)
+    a = gpushard.open_array(path, options=FUSED.but(threads=2))
+    a.read((rows, *key), out=view)
+    assert np.array_equal(view, want)
+    view[...] = 0xEEEE
+    assert (whole == 0xEEEE).all()
+
+
+@pytest.mark.parametrize("beyond", [0, 4, 8, 12])
+@pytest.mark.parametrize("step", [1, 2, -1, -3])
+@pytest.mark.parametrize("length", [512, 260])
+def test_long_elements_go_to_rows_of_a_wider_output(long_rows, length, step, beyond):
+    def out_of(shape):
+        whole = np.full((shape[0] * abs(step), 512 + beyond + 8), 0xEEEE, "u2")
+        first = -whole.ctypes.data % 16 // 2
+        return whole, whole[::step, first : first + length]
+
+    put(out_of, (np.s_[:length],), *long_rows)
+
+
+def test_long_elements_in_another_byte_order_are_turned(tmp_path):
+    values = np.random.default_rng(6).integers(0, 9999, (40, LONG), "u2")
+    how: Any = {"chunks": (8, LONG), "shards": (40, LONG)}
+    how["serializer"] = BytesCodec(endian="big")
+    zarr.create_array(tmp_path, shape=values.shape, dtype="u2", **how)[...] = values
+    rows = np.random.default_rng(7).permutation(40)
+    a = gpushard.open_array(tmp_path, options=FUSED)
+    assert np.array_equal(a.oindex[rows], values[rows])
+
+
+@pytest.fixture(scope="module")
+def long_planes(tmp_path_factory):
+    """Planes of rows, each of which is long enough to be written past the caches."""
+    path = tmp_path_factory.mktemp("planes") / "planes.zarr"
+    values = np.random.default_rng(5).integers(0, 9, (N, 3, LONG), "u2")
+    chunks: Any = {"chunks": (8, 3, LONG), "shards": (32, 3, LONG)}
+    zarr.create_array(path, shape=values.shape, dtype="u2", **chunks)[...] = values
+    return path, values
+
+
+@pytest.mark.parametrize("length", [LONG, 512, 100])
+@pytest.mark.parametrize("turn", [1, -1])
+def test_all_rows_of_long_elements_go_where_they_belong(long_planes, length, turn):
+    def out_of(shape):
+        whole = np.full((shape[0], 5, LONG), 0xEEEE, "u2")
+        return whole, whole[:, 1:4, :length][:, ::turn]
+
+    put(out_of, (np.s_[:], np.s_[:length]), *long_planes)
 
 
 def test_an_inner_chunk_of_one_element_goes_to_all_its_places(tmp_path):
