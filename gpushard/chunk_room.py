@@ -108,7 +108,9 @@ class ChunkRoom:
         if self.is_wrapped:  # stored, and decoded, with as many gaps as may be
             each = _WRAPPED_COPIES * (decoded + self.options.batch_nbytes)
         room = self.options.bound_nbytes - _SPARE * decoded
-        return max(1, min(n_fitting, room // each))
+        # Half of all is for what is fetched and waits.
+        n_decoding = (self.options.bound_nbytes // 2 - _FIXED_NBYTES) // decoded
+        return max(1, min(n_fitting, room // each, n_decoding))
 
     @cached_property
     def most_window_nbytes(self) -> int:

@@ -215,7 +215,8 @@ class HostPipeline:
         for codec, (nbytes, _) in zip(
             reversed(self._bytes_codecs), sizes[-2::-1], strict=True
         ):
-            peak = max(peak, held + codec.n_copies * nbytes)
+            taken = codec.n_copies * nbytes + codec.beside_nbytes(nbytes)
+            peak = max(peak, held + taken)
             held = nbytes if codec.n_copies else held
         return max(peak, held + working)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,9 @@ from gpushard import (
     options,
 )
 from gpushard.chunk_room import usual_stored
+from gpushard.codecs import blosc, blosc_frame
 from gpushard.inspection.verify import verify_array
+from gpushard.layout import CodecSpec
 from gpushard.options import KIB, MIB
 from hostile_shards import GZIP, ZSTD
 from spec_shards import LITTLE, document, sharding
@@ -37,6 +41,8 @@ BLOSC = {
     "name": "numcodecs.blosc",
     "configuration": {"cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
 }
+
+BZ2 = {"name": "numcodecs.bz2", "configuration": {"level": 1}}
 
 RAISE = r"raise options\.memory_limit"
 
@@ -118,8 +124,8 @@ STREAMS: dict[str, tuple[Any, bytes, int]] = {
     "zstd untold, padded": (ZSTD, zstd(HALF, has_size=False) + EMPTY, 2 * N),
     "zstd padded": (ZSTD, zstd(HALF) + struct.pack("<II", 0x184D2A50, 9) + bytes(9), 0),
     "gzip members": (GZIP, gzip(HALF[:3000]) + gzip(HALF[3000:]), 0),
-    "blosc": (BLOSC, blosc_of(HALF, 0), 0),
-    "blosc stored": (BLOSC, blosc_of(NOISE.tobytes(), 0), -N),
+    "blosc": (BLOSC, blosc_of(HALF, 0), 3 * N),
+    "blosc stored": (BLOSC, blosc_of(NOISE.tobytes(), 0), 3 * N),
 }
 
 
@@ -127,25 +133,35 @@ STREAMS: dict[str, tuple[Any, bytes, int]] = {
 def test_streams_that_take_more_are_refused_where_there_is_no_more(tmp_path, name):
     codec, data, extra = STREAMS[name]
     place = put_chunk(tmp_path, [codec], data, is_sharded=True)
-    enough = len(data) + N + max(0, extra)
+    enough = len(data) + N + extra
     a = opened(place, "plain", memory_limit=enough)
-    whole = np.frombuffer(HALF, "u1") if extra >= 0 else NOISE
+    whole = NOISE if name == "blosc stored" else np.frombuffer(HALF, "u1")
     assert np.array_equal(a[:], whole)
     with pytest.raises(LimitError, match=f"got {enough} bytes"):
         a.read(memory_limit=enough - 1)
 
 
-def test_blosc_blocks_larger_than_usual_count(monkeypatch):
-    from gpushard.codecs import blosc
-    from gpushard.layout import CodecSpec
-
+def test_blosc_counts_the_blocks_that_its_threads_work_in(monkeypatch):
     codec = blosc.from_spec(CodecSpec("blosc", {}))
-    assert codec.extra_nbytes(blosc_of(HALF, N), N) == 0
-    monkeypatch.setattr(blosc, "_USUAL_BLOCK_NBYTES", 0)
-    assert codec.extra_nbytes(blosc_of(HALF, N), N) == 2 * N
-    assert codec.extra_nbytes(blosc_of(HALF, 2 * KIB), N) == 2 * N
+    monkeypatch.setattr(blosc_frame, "LARGE_BLOCK_NBYTES", KIB)
+    counted = 3 * KIB
+    assert codec.beside_nbytes(N) == counted
+    assert codec.beside_nbytes(100) == 300
+    large = blosc_of(HALF, N)
+    small = numcodecs.blosc.compress(HALF, b"zstd", 5, 1, 2 * KIB)
+    assert codec.extra_nbytes(large, N) == 3 * N - counted
+    # On the main thread numcodecs decodes with several threads.
+    assert codec.extra_nbytes(small, N) == 3 * N - counted
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(codec.extra_nbytes, small, N).result() == counted
     assert codec.extra_nbytes(blosc_of(NOISE.tobytes(), N), N) == 0
     assert codec.extra_nbytes(blosc_of(b"", 0), 0) == 0
+
+
+def test_bz2_counts_what_it_works_in_however_little_it_decodes(tmp_path):
+    place = put_chunk(tmp_path, [BZ2], bz2.compress(HALF), is_sharded=True)
+    a = opened(place, "plain")
+    assert a.source.work_nbytes == N + 4 * MIB
 
 
 def test_of_a_blosc_frame_only_the_blocks_that_are_wanted_have_to_fit(tmp_path):

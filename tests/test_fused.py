@@ -34,6 +34,7 @@ from gpushard.fused import choice
 from gpushard.fused.libraries import find_library
 from gpushard.fused.room import address_of
 from gpushard.fused.sink import FusedSink
+from gpushard.options import MIB
 from gpushard.place import HostSink
 from selection_strategies import basic_keys, orthogonal_keys, take_orthogonal
 from spec_shards import document, shard_of, sharding
@@ -133,6 +134,18 @@ def test_items_cut_short_by_the_end_of_a_frame_or_block_are_read(
     out = np.full(4000, 77, np.uint8)  # what libblosc2 leaves unwritten stays
     assert_same_bits(a.read(out=out), values)
     assert_same_bits(a[995:1005], values[995:1005])
+
+
+@pytest.mark.parametrize("block_nbytes", [MIB, 2 * MIB])
+def test_blocks_that_take_much_memory_go_the_plain_way(block_nbytes, seen):
+    values = np.arange(2 * MIB // 4, dtype="<i4")
+    chain = [codec("bytes", endian="little"), blosc("zstd", "shuffle")]
+    here = document(values.shape, values.shape, *chain) | {"data_type": "int32"}
+    frame = bytes(Blosc("zstd", 1, 1, block_nbytes, typesize=4).encode(values))
+    assert int.from_bytes(frame[8:12], "little") == block_nbytes
+    objects = {"zarr.json": json.dumps(here).encode(), "c/0": frame}
+    assert_same_bits(gpushard.open_array(held(objects), options=FUSED)[:], values)
+    assert seen.n_left == (block_nbytes > MIB)
 
 
 def test_a_block_that_is_not_wanted_may_be_damaged(seen):

@@ -90,8 +90,12 @@ class BytesCodec(Protocol):
         """Encoded size of `decoded_nbytes` bytes; None if it depends on the bytes."""
         ...
 
+    def beside_nbytes(self, decoded_nbytes: int) -> int:
+        """Memory that decoding takes beside these copies: what libraries work in."""
+        ...
+
     def extra_nbytes(self, encoded: HostBytes, decoded_nbytes: int) -> int:
-        """Memory that a stream takes beside these copies: of rare ones more than 0."""
+        """Memory that a stream takes beside all that: of rare ones more than 0."""
         ...
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
@@ -127,6 +131,13 @@ class Compressor:
     def n_copies(self) -> int:
         """How often the decoded bytes are held: once."""
         return 1
+
+    def beside_nbytes(
+        self,
+        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
+    ) -> int:
+        """Memory beside that: none to speak of."""
+        return 0
 
     def extra_nbytes(
         self,

@@ -6,6 +6,7 @@ with one thread, without any shared state, when called on another one.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import numcodecs.blosc
@@ -22,9 +23,9 @@ from gpushard.codecs.base import (
 )
 from gpushard.layout import CodecSpec
 
-# What libraries hold of blocks while they undo a filter: of the threads that numcodecs
-# decodes with, two each; beside two that are as large as writers make them.
-_BLOCKS_HELD, _USUAL_BLOCK_NBYTES = 2, 1 << 20
+# What libraries hold of blocks while they undo a filter, for each thread that decodes
+# (blosc.c, `create_serial_context`); numcodecs has several on the main thread alone.
+_BLOCKS_HELD = 3
 _MOST_THREADS = 8
 # Streams that no library puts together: filtered, unfiltered, and bits of bytes.
 _SNAPPY_COPIES = 11
@@ -39,17 +40,21 @@ class BloscCodec(Compressor):
     name: str
     library: str
 
+    def beside_nbytes(self, decoded_nbytes: int) -> int:
+        """Memory beside that: blocks as large as writers choose them."""
+        return _BLOCKS_HELD * min(decoded_nbytes, blosc_frame.LARGE_BLOCK_NBYTES)
+
     def extra_nbytes(self, encoded: HostBytes, decoded_nbytes: int) -> int:
         """Memory that a frame of large blocks takes, which only its header tells."""
-        del decoded_nbytes
         header = blosc_frame.parse_header(encoded, self.name)
         if header.flags & blosc_frame.MEMCPYED or not header.nbytes:
             return 0
         if header.compressor == blosc_frame.SNAPPY:
             return _SNAPPY_COPIES * header.nbytes
-        n_held = _BLOCKS_HELD * min(_MOST_THREADS, header.n_blocks)
-        usual = _BLOCKS_HELD * _MOST_THREADS * _USUAL_BLOCK_NBYTES
-        return max(0, n_held * header.block_nbytes - usual)
+        is_main = threading.current_thread() is threading.main_thread()
+        n_held = _BLOCKS_HELD * (min(_MOST_THREADS, header.n_blocks) if is_main else 1)
+        counted = self.beside_nbytes(decoded_nbytes)
+        return max(0, n_held * header.block_nbytes - counted)
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of one frame (see `BytesCodec.decode`).
@@ -133,7 +138,9 @@ def _decode_zstd(
     encoded: HostBytes, header: blosc_frame.BloscHeader
 ) -> NDArray[np.uint8] | None:
     """Decoded bytes of a frame of zstd streams; None if they are left to numcodecs."""
-    if not blosc_frame.is_alike(encoded, header):
+    # libblosc2 keeps room for blocks with its context, numcodecs gives it back.
+    is_small = header.block_nbytes <= blosc_frame.LARGE_BLOCK_NBYTES
+    if not is_small or not blosc_frame.is_alike(encoded, header):
         return None
     return libblosc2.decode_frame(encoded, header.nbytes)
 

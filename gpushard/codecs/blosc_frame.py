@@ -24,6 +24,10 @@ BLOSCLZ, LZ4, SNAPPY, ZLIB, ZSTD = range(5)
 BYTE_SHUFFLE, MEMCPYED, BIT_SHUFFLE, RESERVED, DONT_SPLIT = 1, 2, 4, 8, 16
 _FLAGS_END = len(COMPRESSORS) << 5
 
+# Blocks that c-blosc cuts where nobody tells it a size are no larger (blosc.c,
+# `compute_blocksize`). Libraries work in memory for several of them.
+LARGE_BLOCK_NBYTES = 1 << 20
+
 _FORMAT_VERSION = 2
 _MAX_SPLITS = 16  # blosc.c, MAX_SPLITS
 _MIN_SPLIT_NBYTES = 128  # blosc.c, MIN_BUFFERSIZE

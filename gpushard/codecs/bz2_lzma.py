@@ -24,6 +24,8 @@ from gpushard.options import MIB
 
 # Preset 9 of xz takes 65 MiB to decompress (xz(1)); a header may claim 4 GiB.
 _LZMA_MEMORY_NBYTES = 256 * MIB
+# bzip2(1): 100 kB and four times the block, of 900 kB at most.
+_BZ2_MEMORY_NBYTES = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,13 @@ class StreamCodec(Compressor):
     def n_copies(self) -> int:
         """How often the decoded bytes are held: LZMA has them in its dictionary too."""
         return 2 if self.has_dictionary else 1
+
+    def beside_nbytes(
+        self,
+        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
+    ) -> int:
+        """Memory beside that: what bzip2 works in, however little it decodes."""
+        return 0 if self.has_dictionary else _BZ2_MEMORY_NBYTES
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of all streams (see `BytesCodec.decode`)."""

@@ -31,6 +31,13 @@ class Crc32cCodec:
         """None: what is verified stays where it is."""
         return 0
 
+    def beside_nbytes(
+        self,
+        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
+    ) -> int:
+        """Memory beside that: none."""
+        return 0
+
     def extra_nbytes(
         self,
         encoded: HostBytes,  # noqa: ARG002 - the signature of `BytesCodec`

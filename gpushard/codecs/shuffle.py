@@ -27,6 +27,13 @@ class ShuffleCodec:
         """One."""
         return 1
 
+    def beside_nbytes(
+        self,
+        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
+    ) -> int:
+        """Memory beside that: none."""
+        return 0
+
     def extra_nbytes(
         self,
         encoded: HostBytes,  # noqa: ARG002 - the signature of `BytesCodec`

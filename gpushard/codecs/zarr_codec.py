@@ -73,6 +73,13 @@ class ZarrBytesCodec:
         """Two, as a rule: zarr's codecs hold what they like."""
         return 2
 
+    def beside_nbytes(
+        self,
+        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
+    ) -> int:
+        """Memory beside that: none."""
+        return 0
+
     def extra_nbytes(
         self,
         encoded: HostBytes,  # noqa: ARG002 - the signature of `BytesCodec`

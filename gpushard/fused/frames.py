@@ -15,6 +15,7 @@ _HEADER_NBYTES = blosc_frame.HEADER_NBYTES
 _SHUFFLE, _MEMCPYED = blosc_frame.BYTE_SHUFFLE, blosc_frame.MEMCPYED
 _BITSHUFFLE, _RESERVED = blosc_frame.BIT_SHUFFLE, blosc_frame.RESERVED
 _DONT_SPLIT, _SNAPPY = blosc_frame.DONT_SPLIT, blosc_frame.SNAPPY
+_LARGE_BLOCK_NBYTES = blosc_frame.LARGE_BLOCK_NBYTES
 # Longer streams may make blosclz count wrong: those are looked at one by one.
 _BLOSCLZ_MAX = (1 << 31) // 255
 
@@ -64,7 +65,8 @@ def _check_frame(source: int, nbytes: int, expected: int) -> int:
     is_filtered = flags & _BITSHUFFLE or (flags & _SHUFFLE and typesize > 1)
     if flags >> 5 == blosc_frame.LZ4 and n_splits == 1 and not is_filtered:
         return _PLAIN_LZ4
-    return _FOR_LIBRARY
+    # What libblosc2 works in is not looked at here.
+    return _FOR_LIBRARY if block_nbytes <= _LARGE_BLOCK_NBYTES else _REFUSED
 
 
 @calls.inner
