@@ -45,8 +45,11 @@ class Gathered:
     __slots__ = ("_memory", "_nbytes")
 
     def __init__(self, limit: int, *, exact: bool) -> None:
-        nbytes = limit if exact else min(limit, _UNTOLD_NBYTES)
-        self._memory = np.empty(nbytes, np.uint8)
+        untold = min(limit, _UNTOLD_NBYTES)
+        try:
+            self._memory = np.empty(limit if exact else untold, np.uint8)
+        except MemoryError:  # what is damaged decodes to less
+            self._memory = np.empty(untold, np.uint8)
         self._nbytes = 0
 
     def __len__(self) -> int:
