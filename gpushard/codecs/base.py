@@ -125,15 +125,10 @@ class BytesCodec(Protocol):
         ...
 
 
-class Compressor:
-    """Base of the codecs whose encoded size depends on the bytes."""
+class PlainMemory:
+    """Base of the codecs that hold copies of the decoded bytes, and no more."""
 
     __slots__ = ()
-
-    @property
-    def n_copies(self) -> int:
-        """How often the decoded bytes are held: once."""
-        return 1
 
     def beside_nbytes(
         self,
@@ -149,6 +144,17 @@ class Compressor:
     ) -> int:
         """Memory beside that: none."""
         return 0
+
+
+class Compressor(PlainMemory):
+    """Base of the codecs whose encoded size depends on the bytes."""
+
+    __slots__ = ()
+
+    @property
+    def n_copies(self) -> int:
+        """How often the decoded bytes are held: once."""
+        return 1
 
     def encoded_nbytes(
         self,

@@ -9,6 +9,7 @@ from crc32c import crc32c
 from gpushard.codecs.base import (
     DAMAGED_HINT,
     HostBytes,
+    PlainMemory,
     library_label,
     size_error,
     stream_error,
@@ -20,7 +21,7 @@ CHECKSUM_NBYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Crc32cCodec:
+class Crc32cCodec(PlainMemory):
     """Verifier of `crc32c`."""
 
     name: str
@@ -29,21 +30,6 @@ class Crc32cCodec:
     @property
     def n_copies(self) -> int:
         """None: what is verified stays where it is."""
-        return 0
-
-    def beside_nbytes(
-        self,
-        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
-    ) -> int:
-        """Memory beside that: none."""
-        return 0
-
-    def extra_nbytes(
-        self,
-        encoded: HostBytes,  # noqa: ARG002 - the signature of `BytesCodec`
-        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
-    ) -> int:
-        """Memory beside that: none."""
         return 0
 
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:

@@ -8,13 +8,19 @@ from typing import Any
 import numcodecs
 import numpy as np
 
-from gpushard.codecs.base import HostBytes, library_label, size_error, stream_error
+from gpushard.codecs.base import (
+    HostBytes,
+    PlainMemory,
+    library_label,
+    size_error,
+    stream_error,
+)
 from gpushard.errors import MetadataError
 from gpushard.layout import CodecSpec
 
 
 @dataclass(frozen=True, slots=True)
-class ShuffleCodec:
+class ShuffleCodec(PlainMemory):
     """Decoder of `numcodecs.shuffle`."""
 
     name: str
@@ -26,21 +32,6 @@ class ShuffleCodec:
     def n_copies(self) -> int:
         """One."""
         return 1
-
-    def beside_nbytes(
-        self,
-        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
-    ) -> int:
-        """Memory beside that: none."""
-        return 0
-
-    def extra_nbytes(
-        self,
-        encoded: HostBytes,  # noqa: ARG002 - the signature of `BytesCodec`
-        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
-    ) -> int:
-        """Memory beside that: none."""
-        return 0
 
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
         """Encoded size: the same."""

@@ -20,6 +20,7 @@ from zarr.dtype import UInt8
 from gpushard.codecs.base import (
     DAMAGED_HINT,
     HostBytes,
+    PlainMemory,
     library_label,
     size_error,
     stream_error,
@@ -60,7 +61,7 @@ _SAME_SHAPE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class ZarrBytesCodec:
+class ZarrBytesCodec(PlainMemory):
     """Decoder of a bytes-to-bytes codec."""
 
     name: str
@@ -72,21 +73,6 @@ class ZarrBytesCodec:
     def n_copies(self) -> int:
         """Two, as a rule: zarr's codecs hold what they like."""
         return 2
-
-    def beside_nbytes(
-        self,
-        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
-    ) -> int:
-        """Memory beside that: none."""
-        return 0
-
-    def extra_nbytes(
-        self,
-        encoded: HostBytes,  # noqa: ARG002 - the signature of `BytesCodec`
-        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
-    ) -> int:
-        """Memory beside that: none."""
-        return 0
 
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
         """Encoded size, where zarr knows it beforehand."""
