@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import bz2
 import struct
-import zlib
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numcodecs.blosc
 import numpy as np
 import pytest
 import zarr
-import zstandard
 
 import gpushard
 from asked_store import BY_PRICE, put
@@ -24,7 +21,6 @@ from gpushard import (
     LimitError,
     Options,
     chunk_room,
-    options,
 )
 from gpushard.chunk_room import usual_stored
 from gpushard.codecs import blosc, blosc_frame
@@ -32,9 +28,9 @@ from gpushard.inspection.verify import verify_array
 from gpushard.layout import CodecSpec
 from gpushard.options import KIB, MIB
 from hostile_shards import GZIP, ZSTD
+from lone_chunks import N, gzip, let_little_count, put_chunk, zstd
 from spec_shards import LITTLE, document, sharding
 
-N = 8 * KIB
 NOISE = np.random.default_rng(3).integers(0, 256, N, "u1")
 TEXT = {"data_type": "string", "fill_value": ""}
 BLOSC = {
@@ -50,26 +46,7 @@ RAISE = r"raise options\.memory_limit"
 @pytest.fixture(autouse=True)
 def _nothing_is_little(monkeypatch):
     """Let small arrays meet what large ones do."""
-    monkeypatch.setattr(options, "LEAST_MEMORY_NBYTES", 1)
-    monkeypatch.setattr(chunk_room, "_FIXED_NBYTES", 0)
-    monkeypatch.setattr(chunk_room, "_WATCHED_NBYTES", 0)
-
-
-def zstd(data: bytes, *, has_size: bool = True) -> bytes:
-    return zstandard.ZstdCompressor(write_content_size=has_size).compress(data)
-
-
-def gzip(data: bytes) -> bytes:
-    packer = zlib.compressobj(wbits=31)
-    return packer.compress(data) + packer.flush()
-
-
-def put_chunk(place: Path, codecs: Any, data: bytes, *, is_sharded: bool) -> Path:
-    if not is_sharded:
-        return put(place, document((N,), (N,), LITTLE, *codecs), c_0=data)
-    shard = sharding((N,), codecs=[LITTLE, *codecs], index_codecs=[LITTLE])
-    index = np.array([0, len(data)], "<u8").tobytes()
-    return put(place, document((N,), (N,), shard), c_0=data + index)
+    let_little_count(monkeypatch)
 
 
 @pytest.mark.parametrize("is_sharded", [False, True])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import zstandard
 
 import gpushard
 from asked_store import BY_PRICE, put
@@ -18,7 +16,6 @@ from damaged_arrays import opened
 from gpushard import (
     LimitError,
     Options,
-    chunk_room,
     index_arrays,
     options,
     pieces,
@@ -32,9 +29,9 @@ from gpushard.report import Tally
 from gpushard.results import host_job
 from gpushard.workers import Opener, turns
 from hostile_shards import ZSTD
+from lone_chunks import N, let_little_count, put_chunk, zstd
 from spec_shards import LITTLE, document, sharding
 
-N = 8 * KIB
 NOISE = np.random.default_rng(3).integers(0, 256, N, "u1")
 TEXT = {"data_type": "string", "fill_value": ""}
 BLOSC = {
@@ -48,26 +45,7 @@ RAISE = r"raise options\.memory_limit"
 @pytest.fixture(autouse=True)
 def _nothing_is_little(monkeypatch):
     """Let small arrays meet what large ones do."""
-    monkeypatch.setattr(options, "LEAST_MEMORY_NBYTES", 1)
-    monkeypatch.setattr(chunk_room, "_FIXED_NBYTES", 0)
-    monkeypatch.setattr(chunk_room, "_WATCHED_NBYTES", 0)
-
-
-def zstd(data: bytes, *, has_size: bool = True) -> bytes:
-    return zstandard.ZstdCompressor(write_content_size=has_size).compress(data)
-
-
-def gzip(data: bytes) -> bytes:
-    packer = zlib.compressobj(wbits=31)
-    return packer.compress(data) + packer.flush()
-
-
-def put_chunk(place: Path, codecs: Any, data: bytes, *, is_sharded: bool) -> Path:
-    if not is_sharded:
-        return put(place, document((N,), (N,), LITTLE, *codecs), c_0=data)
-    shard = sharding((N,), codecs=[LITTLE, *codecs], index_codecs=[LITTLE])
-    index = np.array([0, len(data)], "<u8").tobytes()
-    return put(place, document((N,), (N,), shard), c_0=data + index)
+    let_little_count(monkeypatch)
 
 
 def test_left_open_the_limit_is_256_mib_and_more_for_one_inner_chunk(monkeypatch):
