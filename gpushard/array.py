@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from gpushard import expressions
 from gpushard.damage import DamagePolicy, OnDamage
-from gpushard.devices.find import find_device
+from gpushard.devices.find import find_device, find_device_for
 from gpushard.errors import UnsupportedError, naming
 from gpushard.indexer import Indexer, as_numpy_would
 from gpushard.metadata import DOCUMENTS, load_array
@@ -25,7 +25,7 @@ from gpushard.results import ReadRequest, read_on_host
 from gpushard.rolling.watch import watched
 from gpushard.selection import Wanted, n_elements
 from gpushard.source import Source
-from gpushard.stores.base import ByteRequest, Store
+from gpushard.stores.base import ByteRequest
 from gpushard.stores.resolve import StoreAddress, address, from_address, resolve
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def open_array(
         Path of the array within the store; "" is its root.
     device
         Where inner chunks are decoded and results lie: "cpu", "cuda", "cuda:1", or a
-        device of `gpushard.devices`. "auto" takes a GPU that can be used, and otherwise
-        the CPU; `Array.explain` tells why.
+        device of `gpushard.devices`. "auto" takes a GPU that can be used and has such
+        arrays, and otherwise the CPU; `Array.explain` tells why.
     storage_options
         Settings of a URL's store: credentials, endpoint, ...
     options
@@ -83,16 +83,12 @@ def open_array(
     (2, 3, 241, 480)
     """
     with naming(str(store), path):
-        found = find_device(device)
+        find_device(device)  # refused before anything is opened
     opened, place = resolve(store, path, options, storage_options)
-    return Array(_prepared(opened, place, options), *found)
-
-
-def _prepared(store: Store, path: str, options: Options) -> Source:
-    """Array of a store, ready to be read; errors tell which store."""
-    with naming(store, path):
-        layout = load_array(store, path, options)
-        return Source.prepare(layout, watched(store, layout, options), options)
+    with naming(opened, place):
+        layout = load_array(opened, place, options)
+        source = Source.prepare(layout, watched(opened, layout, options), options)
+        return Array(source, *find_device_for(device, layout.dtype))
 
 
 class Array(NumpyLike):

@@ -7,7 +7,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from gpushard.array import Array
-from gpushard.devices.find import find_device
+from gpushard.devices.find import find_device, find_device_for
 from gpushard.errors import NoSuchArrayError, NotFoundError, OptionError, naming
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import GroupDocument, load_array, load_group, parse_array
@@ -55,12 +55,10 @@ def open_group(
     ('month', 'level', 'latitude', 'longitude')
     """
     with naming(str(store), path):
-        found = find_device(device)
+        find_device(device)  # refused before anything is opened
     opened, place = resolve(store, path, options, storage_options)
     with naming(opened, place):
-        return Group(
-            opened, load_group(opened, place), found.device, options, found.why
-        )
+        return Group(opened, load_group(opened, place), device, options)
 
 
 class Group(Mapping[str, Array]):
@@ -72,22 +70,20 @@ class Group(Mapping[str, Array]):
 
     Parameters
     ----------
-    store, document, device, options, device_why
-        Where the group lies, what it holds, and how its arrays are read, and why there.
+    store, document, device, options
+        Where the group lies, what it holds, and where and how its arrays are read.
     """
 
     def __init__(
         self,
         store: Store,
         document: GroupDocument,
-        device: Device | None,
+        device: str | Device,
         options: Options,
-        device_why: str = "",
     ) -> None:
         self._store = store
         self._document = document
         self._device = device
-        self._device_why = device_why
         self._options = options
 
     @property
@@ -122,16 +118,14 @@ class Group(Mapping[str, Array]):
         with naming(self._store, place):
             self._refuse_broken(name)
             document = load_group(self._store, place)
-        return Group(
-            self._store, document, self._device, self._options, self._device_why
-        )
+        return Group(self._store, document, self._device, self._options)
 
     def __getitem__(self, name: str) -> Array:
         with naming(self._store, self._join(name)):
             layout = self._layout(name)
             store = watched(self._store, layout, self._options)
             source = Source.prepare(layout, store, self._options)
-        return Array(source, self._device, self._device_why)
+        return Array(source, *find_device_for(self._device, layout.dtype))
 
     def _layout(self, name: str) -> ArrayLayout:
         if not isinstance(name, str):

@@ -14,8 +14,10 @@ from cuda_host.arrays import EmulatedArray
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
-from gpushard.devices import reading, sink
+from gpushard.devices import find, reading, sink
+from gpushard.devices.find import Found
 from gpushard.devices.sink import DeviceSink
+from gpushard.errors import UnsupportedError
 from zarr_oracle import assert_same_bits
 
 KERNELS = Kernels()
@@ -235,3 +237,27 @@ def test_listed_elements_take_no_more_of_the_room_of_a_device_than_their_columns
     least, most = n_rows
     assert len(found) == 1
     assert least <= found[0] <= most
+
+
+@pytest.fixture
+def texts(tmp_path, device, monkeypatch):
+    """A group of text and numbers where "auto" finds a device."""
+    monkeypatch.setattr(find, "_usable_gpu", lambda process: Found(device))
+    group = zarr.open_group(tmp_path, mode="w")
+    group.create_array("name", data=np.array(["a", "bc"], dtype="T"))
+    group.create_array("number", data=np.arange(2))
+    return tmp_path
+
+
+def test_by_default_text_is_read_on_the_host_and_says_why(texts):
+    group = gpushard.open_group(texts)
+    for a in (gpushard.open_array(texts / "name"), group["name"]):
+        assert a.device == "cpu"
+        assert a.explain().device_why.startswith("no GPU is used: device memory holds")
+        assert list(a[:]) == ["a", "bc"]
+    assert group["number"].device == "emulated:0"
+
+
+def test_text_is_refused_on_a_device_that_was_asked_for(texts, device):
+    with pytest.raises(UnsupportedError, match="device memory holds no"):
+        gpushard.open_array(texts / "name", device=device)[:]

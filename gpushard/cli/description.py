@@ -13,7 +13,7 @@ from typing import Any
 from gpushard.cli.codec_table import placed_codecs
 from gpushard.converting.advice import READ_NBYTES, Plan
 from gpushard.converting.advice import advise as advise_on
-from gpushard.devices.find import find_device
+from gpushard.devices.find import find_device_for
 from gpushard.errors import GpushardError, MetadataError, OptionError, naming
 from gpushard.group import Group
 from gpushard.inspection.census import Census, census
@@ -117,7 +117,7 @@ def _array_facts(layout: ArrayLayout, store: Store, options: Options) -> dict[st
     n_stored, stored_nbytes = _stored(layout, store)
     counted = _counted(source)
     has_counts = isinstance(counted, Census)
-    found = find_device("auto")
+    found = find_device_for("auto", layout.dtype)
     return {
         **_outline(layout),
         "n_shards": prod(axis.n_cells for axis in layout.axes),
@@ -204,7 +204,7 @@ def _sizes(directory: str) -> Iterator[int]:
 
 
 def _group_facts(store: Store, path: str, options: Options) -> dict[str, Any]:
-    group = Group(store, load_group(store, path), None, options)
+    group = Group(store, load_group(store, path), "cpu", options)
     return {
         "arrays": {name: _child_facts(group, name) for name in group},
         "groups": group.groups,

@@ -111,7 +111,7 @@ def _arrays(
     except MetadataError as error:
         if error.json_path != "node_type":
             raise
-        yield from _arrays_below(Group(store, load_group(store, path), None, options))
+        yield from _arrays_below(Group(store, load_group(store, path), "cpu", options))
     else:
         yield path, Source.prepare(layout, store, options)
 

@@ -56,7 +56,7 @@ def nodes_at(store: Store, place: str, options: Options) -> Nodes:
         except MetadataError as error:
             if error.json_path != "node_type":
                 raise
-        top = Group(store, load_group(store, place), None, options)
+        top = Group(store, load_group(store, place), "cpu", options)
     groups: dict[str, Mapping[str, Any]] = {}
     arrays: dict[str, ArrayLayout] = {}
     for path, group in _walked("", top):

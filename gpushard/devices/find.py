@@ -6,7 +6,9 @@ import os
 import sys
 from functools import cache
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from gpushard.devices.base import Device
 from gpushard.errors import DeviceError, OptionError, UnsupportedError
@@ -58,6 +60,27 @@ def find_device(device: str | Device) -> Found:
             got=repr(device),
         )
     return Found(_cuda_device(os.getpid(), int(ordinal or 0)))
+
+
+def find_device_for(device: str | Device, dtype: np.dtype[Any]) -> Found:
+    """Device that a request for `device` gives an array of `dtype`.
+
+    "auto" is the host for what a GPU has no arrays of, such as times and text. A GPU
+    that was asked for stays: a read may be cast to what it holds.
+
+    Raises
+    ------
+    UnsupportedError, OptionError
+        As for `find_device`.
+    """
+    found = find_device(device)
+    if device != "auto" or found.device is None:
+        return found
+    try:
+        found.device.empty((0,), dtype)
+    except UnsupportedError as error:
+        return Found(None, f"no GPU is used: {error.what}")
+    return found
 
 
 @cache

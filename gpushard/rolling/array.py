@@ -153,10 +153,10 @@ class RollingArray(RollingReader):
             The array does not roll.
         """
         with naming(str(store), path):
-            found = find_device(device)
+            find_device(device)  # refused before anything is opened
         opened, place = resolve(store, path, options, storage_options)
         with naming(opened, place):
-            return cls(opened, place, found, options)
+            return cls(opened, place, device, options)
 
     def append(self, values: Any, axis: int = 0, *, at: int | None = None) -> Self:
         """Write shards behind the window, then let it end behind them.
@@ -389,4 +389,4 @@ def _reopen(
 ) -> RollingArray:
     store = from_address(known)
     with naming(store, path):
-        return kind(store, path, find_device(device), options)
+        return kind(store, path, device, options)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from gpushard.damage import OnDamage
+from gpushard.devices.find import find_device_for
 from gpushard.errors import OptionError, WindowMovedError, naming
 from gpushard.known import IndexCache
 from gpushard.layout import ArrayLayout
@@ -40,14 +41,14 @@ class RollingReader(NumpyLike):
     store, path, options
         Where the array lies.
     device
-        Where it is decoded, and why there; from `find_device`.
+        Where it is decoded, as for `gpushard.open_array`.
     """
 
     def __init__(
         self,
         store: Store,
         path: str,
-        device: tuple[Device | None, str] = (None, ""),
+        device: str | Device = "cpu",
         options: Options = DEFAULT,
     ) -> None:
         self._store = store
@@ -238,7 +239,8 @@ class RollingReader(NumpyLike):
         self._view = self._view_of(source, Window.of(layout))
 
     def _view_of(self, source: Source, window: Window) -> RollingView:
-        return RollingView(source_over(source, self._kept, window), *self._device)
+        found = find_device_for(self._device, source.layout.dtype)
+        return RollingView(source_over(source, self._kept, window), *found)
 
     def _named(self) -> AbstractContextManager[None]:
         return naming(self._store, self._path)

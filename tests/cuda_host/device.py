@@ -31,7 +31,7 @@ from cuda_host.arrays import EmulatedArray, EmulatedBuffer
 from gpushard.devices.base import RowCopy
 from gpushard.devices.nvcomp import Nvcomp
 from gpushard.devices.placement import RATES, Rates
-from gpushard.errors import DeviceError, DeviceMemoryError
+from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 
 if TYPE_CHECKING:
     from cuda_host.launch import Kernels
@@ -188,6 +188,8 @@ class EmulatedDevice:
         return np.full(nbytes, JUNK, np.uint8)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> EmulatedArray:
+        if dtype.kind == "T" or dtype.hasobject:
+            raise UnsupportedError(f"device memory holds no {dtype}")
         return EmulatedArray(self, shape, dtype)
 
     def view(
