@@ -67,6 +67,8 @@ class RangeServer:
         How 206 answers tell the range: "all", without the "total", or "nothing".
     stretch
         Ranges are answered with so many bytes more.
+    padding
+        Bodies of ranges are so many bytes longer than the range that they tell.
     garbles
         Whether ranges are answered with other bytes than the object's.
     answers_head
@@ -100,6 +102,7 @@ class RangeServer:
     transfer: Literal["plain", "chunked", "gzip", "gzip chunked", "closed"] = "plain"
     tells_ranges: Literal["all", "total", "nothing"] = "all"
     stretch: int = 0
+    padding: int = 0
     garbles: bool = False
     answers_head: bool = True
     redirects: bool | str = False
@@ -295,5 +298,5 @@ class _Handler(BaseHTTPRequestHandler):
         total = len(body) if settings.tells_ranges == "all" else "*"
         if settings.tells_ranges != "nothing":
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{total}"
-        part = body[start:stop]
+        part = body[start:stop] + bytes(settings.padding)
         return 206, headers, bytes(b ^ 1 for b in part) if settings.garbles else part

@@ -267,7 +267,7 @@ def test_other_bytes_than_asked_are_an_error(
     # Planted: obstore of today notices most of it by itself.
     honest = obstore.get(store.object_store, "c/0", options={"range": span})
     answer = SimpleNamespace(
-        meta=honest.meta, range=span, bytes_async=honest.bytes_async, attributes={}
+        meta=honest.meta, range=span, stream=honest.stream, attributes={}
     )
     monkeypatch.setattr(obstore, "get", lambda *args, **kwargs: answer)
     with pytest.raises(StoreError, match="expected bytes 5-9"):

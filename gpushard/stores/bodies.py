@@ -58,24 +58,34 @@ class Pace:
         return max(started + self.limit_s(nbytes) - time.monotonic(), self.pause_s)
 
 
-def body_of(result: GetResult, limit_s: float) -> NDArray[np.uint8]:
+def body_of(result: GetResult, nbytes: int, limit_s: float) -> NDArray[np.uint8]:
     """Body of an answer, uint8, on the host.
+
+    Parameters
+    ----------
+    nbytes
+        What the answer's head says of its size. Of a longer body a few bytes more are
+        taken: a server may send without end.
 
     Raises
     ------
     TimeoutError
         It was not there after `limit_s`; nothing goes on waiting for it.
     """
-    waiting = asyncio.run_coroutine_threadsafe(_collect(result, limit_s), _loop())
+    body = _collect(result, nbytes, limit_s)
+    waiting = asyncio.run_coroutine_threadsafe(body, _loop())
     try:
         return np.frombuffer(waiting.result(), np.uint8)
     finally:
         waiting.cancel()  # for one whose wait was interrupted
 
 
-async def _collect(result: GetResult, limit_s: float) -> Bytes:
+async def _collect(result: GetResult, nbytes: int, limit_s: float) -> Bytes | bytes:
     async with asyncio.timeout(limit_s):
-        return await result.bytes_async()
+        # A piece is as large as asked, but for the last one: here the only one.
+        async for piece in result.stream(min_chunk_size=nbytes + 1):
+            return piece
+        return b""
 
 
 def _loop() -> asyncio.AbstractEventLoop:

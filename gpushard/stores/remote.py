@@ -311,7 +311,7 @@ class RemoteStore:
             return np.frombuffer(result.bytes(), np.uint8)
         nbytes = result.range[1] - result.range[0]
         try:
-            return body_of(result, self._pace.left_s(nbytes, started))
+            return body_of(result, nbytes, self._pace.left_s(nbytes, started))
         except TimeoutError as error:
             limit_s = self._pace.limit_s(nbytes)
             raise too_slow(self._url, request.key, nbytes, limit_s) from error
