@@ -267,11 +267,22 @@ class _Line:
             self._changed.notify_all()
 
 
-def _finish(futures: Iterable[Future[Any]]) -> None:
-    """Cancel what has not started, and wait for what has."""
-    started = [future for future in futures if not future.cancel()]
-    for future in started:
-        future.exception()
+def _finish(futures: Sequence[Future[Any]]) -> None:
+    """Cancel what has not started, and wait for what has.
+
+    Interrupts do not end the wait, the last of them is raised after it: what still ran
+    would write to an output that is its owner's again.
+    """
+    interrupt: KeyboardInterrupt | None = None
+    while True:
+        try:
+            for future in [future for future in futures if not future.cancel()]:
+                future.exception()
+            break
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 def run_side_by_side(

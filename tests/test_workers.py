@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from functools import partial
 from unittest import mock
 
@@ -137,6 +138,31 @@ def test_an_interrupt_leaves_no_task_running():
         begun.set()
         running.task(i, 0.1)
 
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks([partial(task, i) for i in range(10)], 2)
+    assert len(running.done) == 1
+
+
+def test_interrupts_of_the_wait_for_tasks_leave_none_running_either(monkeypatch):
+    running = Running()
+    begun, goes_on = threading.Event(), threading.Event()
+    caller, wait, n_left = threading.current_thread(), Future.exception, iter("ab")
+
+    def task(i):
+        if threading.current_thread() is caller:
+            assert begun.wait(10)
+            raise KeyboardInterrupt
+        begun.set()
+        assert goes_on.wait(10)
+        running.task(i, 0.05)
+
+    def interrupted(future, timeout=None):
+        if next(n_left, None):
+            raise KeyboardInterrupt
+        goes_on.set()
+        return wait(future, timeout)
+
+    monkeypatch.setattr(Future, "exception", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_tasks([partial(task, i) for i in range(10)], 2)
     assert len(running.done) == 1
