@@ -236,7 +236,9 @@ class HostPipeline:
             extra = codec.extra_nbytes(encoded, nbytes)
             if codec.n_copies:
                 break
-            encoded = memoryview(encoded)[:nbytes]
+            # A view: what it leaves out stands behind. (`nbytes` may be a bound.)
+            n_behind = codec.encoded_nbytes(0) or 0
+            encoded = memoryview(encoded)[: max(0, len(encoded) - n_behind)]
         return extra
 
     def encoded_limit(self, chunk_shape: tuple[int, ...]) -> int:

@@ -11,6 +11,7 @@ import numcodecs.blosc
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import gpushard
 from asked_store import BY_PRICE, put
@@ -24,6 +25,7 @@ from gpushard import (
 )
 from gpushard.chunk_room import usual_stored
 from gpushard.codecs import blosc, blosc_frame
+from gpushard.codecs.crc32c import with_checksum
 from gpushard.inspection.verify import verify_array
 from gpushard.layout import CodecSpec
 from gpushard.options import KIB, MIB
@@ -307,3 +309,34 @@ def test_a_limit_of_what_is_said_to_be_needed_reads(tmp_path, is_sharded):
         opened(place, "plain", memory_limit=N // 2)[:]
     needed = int(str(error.value.got).split()[0])
     assert np.array_equal(opened(place, "plain", memory_limit=needed)[:], NOISE)
+
+
+@pytest.mark.parametrize("n_checksums", [1, 2])
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "device"])
+def test_a_checksum_is_no_part_of_the_stream_before_it(
+    tmp_path, way, name, n_checksums
+):
+    codec, data, extra = STREAMS[name]
+    whole = NOISE if name == "blosc stored" else np.frombuffer(HALF, "u1")
+    for _ in range(n_checksums):
+        data = with_checksum(data)
+    codecs = [codec, *[{"name": "crc32c"}] * n_checksums]
+    place = put_chunk(tmp_path, codecs, data, is_sharded=True)
+    enough = len(data) + N + extra
+    assert np.array_equal(opened(place, way, memory_limit=enough)[:], whole)
+
+
+def test_text_is_read_whatever_stands_before_its_checksum(tmp_path):
+    text = np.array(["", "a", "wide"], "T")
+    before = {"blosc": BloscCodec(), "zstd": ZstdCodec(), "gzip": GzipCodec()}
+    for name, codec in before.items():
+        b = zarr.create_array(
+            tmp_path / name,
+            shape=3,
+            chunks=3,
+            dtype=text.dtype,
+            compressors=[codec, Crc32cCodec()],
+        )
+        b[:] = text
+        assert gpushard.open_array(tmp_path / name)[:].tolist() == text.tolist()
