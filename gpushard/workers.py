@@ -87,8 +87,8 @@ def run_tasks(
     """
     if n_workers <= 1:
         for work in tasks:
-            for task in work.begin() if isinstance(work, Opener) else (work,):
-                task()
+            _run_in_turn(work)
+            del work  # what it fetched is let go of before the next one fetches
         return
     helpers: list[Future[None]] = []
 
@@ -107,6 +107,11 @@ def run_tasks(
         if not helper.cancelled():
             # What no worker catches, a SystemExit for one, must not pass for success.
             helper.result()
+
+
+def _run_in_turn(work: Work) -> None:
+    for task in work.begin() if isinstance(work, Opener) else (work,):
+        task()
 
 
 @dataclass(slots=True)
@@ -156,7 +161,11 @@ class _Line:
         """Run one task after the other until there are none, or one has failed."""
         try:
             while (taken := self._take()) is not None:
-                self._run(*taken)
+                opened = taken[1]
+                is_done = self._run(*taken)
+                del taken  # what it holds, before others are told that it is done
+                if is_done:
+                    self._close(opened)
         finally:
             # Nothing is left to draw; or an exit, and nobody must wait for its work.
             self.close()
@@ -172,17 +181,19 @@ class _Line:
         if self._errors:
             raise min(self._errors, key=itemgetter(0))[1]
 
-    def _run(self, work: Work, opened: _Open) -> None:
+    def _run(self, work: Work, opened: _Open) -> bool:
+        """Whether that was a task, or all that there is of the work."""
         try:
             if not isinstance(work, Opener):
                 work()
-                self._close(opened)
-            elif given := work.begin():
+                return True
+            given = work.begin()
+            if given:
                 self._add(given, opened)
-            else:
-                self._close(opened)
+            return not given
         except Exception as error:  # noqa: BLE001 - raised by `raise_earliest`
             self._fail(opened.number, error)
+            return False
 
     def _take(self) -> tuple[Work, _Open] | None:
         """What to do next; None if nothing is left, and nothing will be."""

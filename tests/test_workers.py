@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
+import weakref
 from functools import partial
 from unittest import mock
 
@@ -339,3 +340,22 @@ def test_an_exit_while_others_wait_for_an_opener_ends_their_wait():
     for works in ([Opener(begin, 1)] * 2, [lambda: None, Opener(begin, 1)]):
         with pytest.raises(SystemExit, match="leaving"):
             run_tasks(works, 3)
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_what_an_opener_fetched_is_let_go_of_before_the_next_one_fetches(n_workers):
+    fetched: list[weakref.ref[set[int]]] = []
+
+    def fetch():
+        assert [ref() for ref in fetched] == [None] * len(fetched)
+        what = {0}
+        fetched.append(weakref.ref(what))
+        # Who is done with the first waits, while the other one is still at work.
+        return [partial(use, what, 0), partial(use, what, 0.002)]
+
+    def use(what: set[int], seconds: float):
+        assert what == {0}
+        time.sleep(seconds)
+
+    run_tasks([Opener(fetch, 1)] * 20, n_workers, most_nbytes=1)
+    assert len(fetched) == 20
