@@ -6,8 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
 import weakref
+from concurrent.futures import Future
 from functools import partial
 from unittest import mock
 
