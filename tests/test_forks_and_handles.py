@@ -128,6 +128,17 @@ def test_a_fork_waits_for_no_thread_of_its_parent(held, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
+def test_a_fork_does_without_the_loops_that_its_parent_was_just_loading(monkeypatch):
+    """A lock of numba's stays with the thread that loaded them: it would never end."""
+    asked: list[int] = []
+    monkeypatch.setattr(choice, "_loaded", [])
+    monkeypatch.setattr(choice, "_kept", lambda: asked.append(os.getpid()))
+    with choice._turn.lock:
+        assert answers_in_a_fork(lambda: choice._load() is None and not asked)
+    assert not choice._loaded
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
 def test_a_fork_writes_to_a_zarr_store_that_its_parent_was_writing_to():
     store = MemoryStore()
     zarr.create_array(store, shape=(8,), chunks=(4,), shards=(8,), dtype="i4")
