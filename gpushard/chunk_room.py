@@ -23,6 +23,8 @@ _WRAPPED_COPIES = 6
 _FIXED_NBYTES = 2 * MIB
 # From so much memory on it matters what the bytes of an inner chunk say they take.
 _WATCHED_NBYTES = 4 * MIB
+# Of what reads of plain elements may hold, what is for an inner chunk of fill values.
+_FILLING_SHARE = 8
 # What compressors make of bytes that they cannot compress: a 64th more, and a table.
 _GROWTH_SHARE, _GROWTH_NBYTES = 64, 64 * KIB
 
@@ -116,11 +118,18 @@ class ChunkRoom:
     def most_window_nbytes(self) -> int:
         """Stored bytes that each of the threads may hold of its own."""
         n_workers = min(self.options.threads, self.most_workers)
+        if self.is_raw:
+            room = self.options.bound_nbytes - self.most_filling_nbytes - _FIXED_NBYTES
+            return max(0, room) // n_workers
         room = self.options.bound_nbytes - _SPARE * self.work_nbytes
         share = room // n_workers - self.work_nbytes
-        if self.is_raw:
-            return share
         return share + usual_stored(self.chunk_nbytes) - self.chunk_nbytes
+
+    @cached_property
+    def most_filling_nbytes(self) -> int:
+        """Size of an inner chunk of fill values that may be held to fill others by."""
+        share = _FILLING_SHARE if self.is_raw else _SPARE + 2
+        return self.options.bound_nbytes // share
 
     def refuse_large(self, *, in_part: bool = True) -> None:
         """Refuse inner chunks above the limits; plain ones too, unless read `in_part`.

@@ -87,9 +87,29 @@ def _reading_tasks(job: Job, ranged: RangedBlock, n_workers: int) -> Iterator[Wo
     requests = ranged.requests
     wanted_nbytes = int((ranged.spans[1] - ranged.spans[0]).sum())
     share = job.batch_nbytes(wanted_nbytes, n_workers)
+    copied = _copied_nbytes(job, ranged)
     for first, last in cut_batches(requests.nbytes + _REQUEST_NBYTES, share):
         nbytes = int(requests.nbytes[first:last].sum())
+        if copied is not None:
+            widest = int(copied[first:last].max())
+            nbytes += min(nbytes, n_workers * widest)
         yield Opener(partial(_fetch, job, ranged, range(first, last), share), nbytes)
+
+
+def _copied_nbytes(job: Job, ranged: RangedBlock) -> Ints | None:
+    """Most that a thread copies of a request's bytes; None where it copies nothing.
+
+    Of an inner chunk of plain elements that is fetched in part: that part, to where it
+    lies in the whole one.
+    """
+    if job.source.raw_strides is None or job.sink.batch_nbytes is not None:
+        return None
+    requests, located = ranged.requests, ranged.located
+    start, stop = ranged.spans[:, requests.order]
+    nbytes = stop - start
+    whole = (located.stop - located.start)[requests.order]
+    nbytes[nbytes == whole] = 0
+    return np.maximum.reduceat(nbytes, requests.bounds[:-1])
 
 
 def _max_request_nbytes(job: Job, share_nbytes: int) -> int:

@@ -101,6 +101,18 @@ def test_what_threads_read_from_files_fits_the_limit(
     assert all(w <= a.source.room.most_window_nbytes for w in windows)
 
 
+def test_windows_leave_room_for_an_inner_chunk_of_fill_values(monkeypatch):
+    monkeypatch.setattr("gpushard.chunk_room._FIXED_NBYTES", 0)
+    layout = document((8 * N,), (N,), sharding((N,), codecs=[LITTLE]))
+    store = held({"zarr.json": json.dumps(layout).encode()})
+    options = gpushard.Options(threads=4, memory_limit=LEAST)
+    room = gpushard.open_array(store, options=options).source.room
+    assert room.most_filling_nbytes == LEAST // 8
+    assert room.most_window_nbytes == (LEAST - LEAST // 8) // 4
+    packed = source_of(N, memory_limit=LEAST).room
+    assert packed.most_filling_nbytes == LEAST // 5  # as it counts one decoded
+
+
 def test_the_short_way_leaves_tight_reads_to_others(padded, monkeypatch):
     pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
     choice._load()

@@ -11,7 +11,7 @@ import pytest
 
 import gpushard
 from asked_store import BY_PRICE, IN_REQUESTS, asked_nbytes, opened, put
-from gpushard import Options, read, results
+from gpushard import Options, ranges, read, results
 from gpushard.fused import choice, direct, files, short
 from gpushard.options import KIB, MIB
 from gpushard.rolling import RollingArray
@@ -69,6 +69,29 @@ def test_a_batch_takes_no_more_than_the_option_says(plain, threads):
     a, store = opened(plain, threads=threads, batch_nbytes=16 * KIB)
     assert np.array_equal(a[:], NOISE)
     assert max(store.payload_nbytes()) <= 16 * KIB
+
+
+def test_parts_of_plain_inner_chunks_count_twice_while_threads_copy_them(
+    coarse, monkeypatch
+):
+    """All but 128 bytes of an inner chunk are wanted, then all of each, then few."""
+    counted: list[int] = []
+    real = ranges.Opener
+
+    def opener(begin: Any, nbytes: int) -> Any:
+        counted.append(nbytes)
+        return real(begin, nbytes)
+
+    monkeypatch.setattr(ranges, "Opener", opener)
+    a, store = opened(coarse, threads=2, small_read_chunks=0, compile_nbytes=2**60)
+    part = 64 * KIB - 128
+    assert np.array_equal(a[64 : 64 + part], NOISE[64 : 64 + part])
+    assert (store.payload_nbytes(), counted) == ([part], [2 * part])
+    a[: 64 * KIB]
+    few = np.concatenate([np.arange(k, k + 1000) for k in (5000, 70000)])
+    assert np.array_equal(a.oindex[few], NOISE[few])
+    # So little is read by one thread, which has one copy at a time.
+    assert counted[1:] == [64 * KIB, 70000 - 5000 + 1000 + 1000]
 
 
 def test_the_memory_limit_has_room_for_eight_requests(plain):

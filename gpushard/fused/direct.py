@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpushard import blocks
 from gpushard.blocks import Planned
@@ -21,7 +22,16 @@ from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetch import fetch_indexes
 from gpushard.fused.boxes import Landing, are_too_many, runs
 from gpushard.fused.cells import AxisCells, axis_cells
-from gpushard.fused.columns import END, ENTRY, FILE, FIRST_LENGTH, HIGH, LOW, SOURCE
+from gpushard.fused.columns import (
+    END,
+    ENTRY,
+    FILE,
+    FILLED,
+    FIRST_LENGTH,
+    HIGH,
+    LOW,
+    SOURCE,
+)
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.kept import KeptBoxes, kept_boxes
 from gpushard.fused.room import address_of
@@ -29,16 +39,21 @@ from gpushard.fused.runner import BoxRunner
 from gpushard.index_room import n_at_once
 from gpushard.job import SMALLEST_SHARE_NBYTES, Job
 from gpushard.known import KnownIndex
+from gpushard.options import KIB
 from gpushard.selection import Ints, Members
 from gpushard.source import Source
 from gpushard.stores.handles import Handle, is_in_memory, read_ahead
 from gpushard.stores.local import LocalStore, holds_plain_files
 from gpushard.workers import Task
 
+Fill = NDArray[Any]
+
 # Shards read side by side: each is an open file, of which a process has few.
 _MOST_SHARDS = 64
 # What the columns over the cells of an axis take while they are made.
 _CELL_NBYTES = 100
+# An inner chunk of fill values is larger only while one is missing, and there is room.
+_LITTLE_FILL_NBYTES = 256 * KIB
 
 
 class _Shards(NamedTuple):
@@ -86,7 +101,7 @@ class DirectRead:
         source = job.source
         self._cells = axis_cells(landing, runner.chain.strides, source.layout)
         self._columns = np.concatenate([c.columns for c in self._cells], axis=1)
-        self._fill = stored_fill(source, runner.chain.chunk_nbytes)
+        self._fill = little_fill(source, runner.chain.chunk_nbytes)
         self._plan = runner.planner(landing.address, address_of(self._fill), source)
         self._left: set[int] = set()
         # Keys of shards that were there when their index was read.
@@ -156,6 +171,7 @@ class DirectRead:
         boxes = np.empty((int(n_wanted.sum()), FIRST_LENGTH + n_axes), np.int64)
         self._plan(self._columns, ranges, table, boxes)
         bounds = np.append(0, table[:, END])
+        self._fill = fill_for(boxes[: bounds[-1]], self._job.source, self._fill)
         is_left = (np.diff(bounds) == 0) & (n_wanted > 0)
         self._left.update((first + np.flatnonzero(is_left)).tolist())
         return boxes[: bounds[-1]], bounds
@@ -313,11 +329,36 @@ def shard_row(known: KnownIndex | None, handle: Handle | None) -> tuple[int, ...
     return *known.addresses, handle.fd, 0
 
 
-def stored_fill(source: Source, chunk_nbytes: int) -> np.ndarray[tuple[int], Any]:
+def little_fill(source: Source, chunk_nbytes: int) -> Fill | None:
+    """An inner chunk of fill values to plan with; None where it would take much."""
+    return None if chunk_nbytes > _LITTLE_FILL_NBYTES else stored_fill(source)
+
+
+def fill_for(boxes: Ints, source: Source, fill: Fill | None) -> Fill | None:
+    """What boxes of missing inner chunks are copied from, to be held while they are.
+
+    Parameters
+    ----------
+    fill
+        What there is of it already. Else it is made, where one is missing; without room
+        for it these boxes have no source, and will not be placed.
+    """
+    if fill is not None and fill.nbytes <= _LITTLE_FILL_NBYTES:
+        return fill
+    is_missing = (boxes[:, FILE] == FILLED) & (boxes[:, SOURCE] == 0)
+    if not is_missing.any():
+        return fill
+    if fill is None and source.chunk_nbytes <= source.room.most_filling_nbytes:
+        fill = stored_fill(source)
+    boxes[is_missing, SOURCE] = address_of(fill)
+    return fill
+
+
+def stored_fill(source: Source) -> Fill:
     """An inner chunk of fill values, as it would be stored: shape (n_elements,)."""
     value = source.layout.fill_value
     stored = value.astype(source.pipeline.stored_dtype)
-    return np.full(chunk_nbytes // stored.itemsize, stored)
+    return np.full(source.chunk_nbytes // stored.itemsize, stored)
 
 
 def spanned_nbytes(boxes: Ints) -> int:

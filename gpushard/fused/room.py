@@ -63,6 +63,8 @@ class Room(threading.local):
         return room
 
 
-def address_of(array: NDArray[Any]) -> int:
-    """Where the first element of an array lies in memory."""
+def address_of(array: NDArray[Any] | None) -> int:
+    """Where the first element of an array lies in memory; 0 where there is none."""
+    if array is None:
+        return 0
     return int(array.__array_interface__["data"][0])

@@ -22,7 +22,13 @@ from gpushard.fetch import fetch_indexes, known_index
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.choice import are_loaded, loaded_loops
 from gpushard.fused.columns import END, FILE, FILLED, HIGH, LOW, RAW
-from gpushard.fused.direct import announce, shard_row, spanned_nbytes, stored_fill
+from gpushard.fused.direct import (
+    announce,
+    fill_for,
+    little_fill,
+    shard_row,
+    spanned_nbytes,
+)
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.kept import kept_boxes
 from gpushard.fused.laid import Boxes, Coordinate, Mesh, Scattered, grid_of, laid
@@ -63,7 +69,7 @@ class ShortReader:
         self._dtype = source.layout.dtype
         self._grid = grid_of(source.layout, chain.strides)
         # Held here: the loops know but the address.
-        self._fill = stored_fill(source, chain.chunk_nbytes)
+        self._fill = little_fill(source, chain.chunk_nbytes)
         self._planned = loops.planned(source, chain, address_of(self._fill), 0)
 
     def read(self, source: Source, selection: Selection, out: NDArray[Any]) -> bool:
@@ -122,6 +128,9 @@ class ShortReader:
         if len(boxes.columns) != boxes.n_wanted:
             return False
         columns = boxes.columns
+        fill = fill_for(columns, source, self._fill)
+        if fill is None and (columns[:, FILE] == FILLED).any():
+            return False
         kept = kept_boxes(source, columns, known, rows[:, END], len(columns))
         is_read = self._place(source, boxes)
         for handle in handles if kept is None or kept.claimed is not None else ():

@@ -19,12 +19,15 @@ from gpushard.fused.files import file_reader
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import Bools, BoxRunner
 from gpushard.job import Answer, Job, RequestReader
+from gpushard.options import KIB
 from gpushard.place import HostSink
 from gpushard.ranged import Places, RangedBlock
 from gpushard.selection import Ints
 
 # Rows whose columns are made at a time: they stay small beside the bytes they describe.
 _RUN_ROWS = 16384
+# Larger inner chunks are filled one by one, and nothing as large as they are is made.
+_MOST_FILL_NBYTES = 256 * KIB
 
 
 class FusedSink:
@@ -74,7 +77,8 @@ class FusedSink:
 
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """Write the fill value where the missing inner chunks `rows` land."""
-        cut = self._runner.cut(block, rows)
+        is_large = self._runner.chain.chunk_nbytes > _MOST_FILL_NBYTES
+        cut = None if is_large else self._runner.cut(block, rows)
         if cut is None:
             self._host.fill(job, block, rows)
             return
