@@ -6,11 +6,18 @@ from collections.abc import Iterator, Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
+from gpushard.arguments import instance
 from gpushard.array import Array
 from gpushard.devices.find import find_device, find_device_for
-from gpushard.errors import NoSuchArrayError, NotFoundError, OptionError, naming
+from gpushard.errors import NoSuchArrayError, NotFoundError, naming
 from gpushard.layout import ArrayLayout
-from gpushard.metadata import GroupDocument, load_array, load_group, parse_array
+from gpushard.metadata import (
+    GroupDocument,
+    group_below,
+    load_array,
+    load_group,
+    parse_array,
+)
 from gpushard.options import DEFAULT, Options
 from gpushard.rolling.watch import watched
 from gpushard.source import Source
@@ -117,7 +124,8 @@ class Group(Mapping[str, Array]):
         place = self._join(name)
         with naming(self._store, place):
             self._refuse_broken(name)
-            document = load_group(self._store, place)
+            known = group_below(self._document, name)
+            document = known or load_group(self._store, place)
         return Group(self._store, document, self._device, self._options)
 
     def __getitem__(self, name: str) -> Array:
@@ -128,8 +136,6 @@ class Group(Mapping[str, Array]):
         return Array(source, *find_device_for(self._device, layout.dtype))
 
     def _layout(self, name: str) -> ArrayLayout:
-        if not isinstance(name, str):
-            raise OptionError("a name is none", expected="a str", got=repr(name))
         self._refuse_broken(name)
         known = self._document.documents.get(name)
         place = self._join(name)
@@ -169,4 +175,4 @@ class Group(Mapping[str, Array]):
         return tuple(sorted(name for name, node_type in children if node_type == kind))
 
     def _join(self, name: str) -> str:
-        return f"{self.path}/{name}".strip("/")
+        return f"{self.path}/{instance(name, 'name', str)}".strip("/")

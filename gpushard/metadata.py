@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from gpushard.errors import (
     GpushardError,
@@ -32,7 +32,7 @@ from gpushard.layout import ArrayLayout
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import Store
 
-__all__ = ["GroupDocument", "load_array", "load_group", "parse_array"]
+__all__ = ["GroupDocument", "group_below", "load_array", "load_group", "parse_array"]
 
 _DOCUMENT = "zarr.json"
 DOCUMENTS = (_DOCUMENT, ".zarray")
@@ -40,6 +40,7 @@ DOCUMENTS = (_DOCUMENT, ".zarray")
 _NODE_TYPES = ("array", "group")
 _Children = tuple[Mapping[str, Mapping[str, Any]], Broken]
 """Documents below a group, and what is wrong with others, by relative path."""
+_Node = TypeVar("_Node")
 _GROUP_MEMBERS = ("zarr_format", "node_type", "attributes", "consolidated_metadata")
 
 
@@ -126,10 +127,7 @@ def load_group(store: Store, path: str) -> GroupDocument:
         return _load_older_group(store, path, document is None)
     _check_node(document, path, "group")
     try:
-        refuse_unknown_members(document, _GROUP_MEMBERS, "")
-        attributes = as_object(
-            document.get("attributes") or {}, "attributes", "attributes"
-        )
+        attributes = _attributes_of_group(document)
         consolidated = _consolidated(document)
     except GpushardError as error:
         error.add_context(array_path=path)
@@ -140,6 +138,44 @@ def load_group(store: Store, path: str) -> GroupDocument:
     if not is_consolidated:
         broken = {}  # who asks for such a child reads its document anew
     return GroupDocument(path, attributes, children, documents, is_consolidated, broken)
+
+
+def group_below(group: GroupDocument, name: str) -> GroupDocument | None:
+    """Group `name` below `group`, of consolidated metadata; None if they have it not.
+
+    Raises
+    ------
+    MetadataError, UnsupportedError
+        Its document is malformed, or has a member that a reader has to understand.
+    """
+    name = name.strip("/")
+    document = group.documents.get(name)
+    if not group.is_consolidated or document is None:
+        return None
+    if document["node_type"] != "group":
+        return None
+    is_v3 = document.get("zarr_format") == 3
+    attributes = _attributes_of_group(document) if is_v3 else document["attributes"]
+    documents = _below(name, group.documents)
+    broken = _below(name, group.broken)
+    children = children_of(documents, broken)
+    path = join(group.path, name)
+    return GroupDocument(path, attributes, children, documents, True, broken)
+
+
+def _below(name: str, nodes: Mapping[str, _Node]) -> dict[str, _Node]:
+    """Those of `nodes` that lie below the group `name`, by their path from there."""
+    start = f"{name}/"
+    return {
+        path.removeprefix(start): node
+        for path, node in nodes.items()
+        if path.startswith(start)
+    }
+
+
+def _attributes_of_group(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    refuse_unknown_members(document, _GROUP_MEMBERS, "")
+    return as_object(document.get("attributes") or {}, "attributes", "attributes")
 
 
 def _load_older_group(store: Store, path: str, may_be_v2: bool) -> GroupDocument:

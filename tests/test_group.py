@@ -116,6 +116,39 @@ def test_consolidated_metadata_is_used(place):
     assert_same_bits(g["below/deep"][...], np.array([1.5, 2.5]))
 
 
+def test_consolidated_metadata_have_the_groups_below_too(place):
+    consolidate(place)
+    for path in place.rglob("zarr.json"):
+        if path.parent != place:
+            path.unlink()
+    g = gpushard.open_group(place)
+    below = g.group("below")
+    assert (below.path, below.is_consolidated) == ("below", True)
+    assert below.attrs == {"level": 1}
+    assert (list(below), below.groups) == (["deep"], ("deeper",))
+    assert_same_bits(below["deep"][...], np.array([1.5, 2.5]))
+    assert below["deeper/c"].path == "below/deeper/c"
+    assert list(below.group("deeper")) == list(g.group("below/deeper")) == ["c"]
+    with pytest.raises(gpushard.NotFoundError):
+        below.group("a")
+
+
+def test_what_is_damaged_of_a_consolidated_group_below_is_told_there(place):
+    consolidate(place)
+    path = place / "zarr.json"
+    document = json.loads(path.read_text())
+    nodes = document["consolidated_metadata"]["metadata"]
+    nodes["below/deep"]["node_type"] = "leaf"
+    nodes["below/deeper"]["attributes"] = [1]
+    path.write_text(json.dumps(document))
+    below = gpushard.open_group(place).group("below")
+    assert list(below) == ["deep"]
+    with pytest.raises(gpushard.MetadataError, match="leaf"):
+        below["deep"]
+    with pytest.raises(gpushard.MetadataError, match="attributes"):
+        below.group("deeper")
+
+
 @pytest.mark.network
 def test_a_store_that_cannot_list_needs_consolidated_metadata(place):
     pytest.importorskip("obstore", reason="the extra `remote` is not installed")
@@ -127,6 +160,16 @@ def test_a_store_that_cannot_list_needs_consolidated_metadata(place):
         g = gpushard.open_group(server.url)
         assert list(g) == ["a", "b"]
         assert_same_bits(g["b"][...], np.arange(4, dtype="i4"))
+        assert list(g.group("below")) == ["deep"]
+
+
+@pytest.mark.parametrize("name", [0, None, b"a"])
+def test_what_is_no_name_is_an_error_that_says_so(place, name):
+    g = gpushard.open_group(place)
+    for ask in (g.__getitem__, g.group):
+        with pytest.raises(gpushard.OptionError, match="name is of the wrong kind"):
+            ask(name)
+    assert name not in g
 
 
 def test_damaged_group_metadata_is_refused(place):

@@ -64,6 +64,7 @@ def test_consolidated_v2_metadata_spare_the_listing(v2_place):
         assert g.groups == ("below",)
         assert g.attrs == {"title": "old"}
         assert g["below/deep"].attrs == {"name": "deep"}
+        assert list(g.group("below")) == ["deep"]
         assert_same_bits(g["a"][...], VALUES)
 
 
