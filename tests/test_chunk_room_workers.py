@@ -82,9 +82,9 @@ def test_what_threads_read_from_files_fits_the_limit(
     windows: list[int] = []
     run = runner.BoxPlacer.run
 
-    def noted(self: Any, columns: Any, window_nbytes: int = 0) -> Any:
+    def noted(self: Any, columns: Any, window_nbytes: int = 0, *shares: Any) -> Any:
         windows.append(window_nbytes)
-        return run(self, columns, window_nbytes)
+        return run(self, columns, window_nbytes, *shares)
 
     monkeypatch.setattr(runner.BoxPlacer, "run", noted)
     options = gpushard.Options(

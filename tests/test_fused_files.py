@@ -72,9 +72,9 @@ def runs(monkeypatch):
     """Files that each call of the loops read from."""
     runs: list[set[int]] = []
 
-    def run(self, columns, window_nbytes=0):
+    def run(self, columns, *how):
         runs.append(set(columns[:, FILE].tolist()))
-        return plain(self, columns, window_nbytes)
+        return plain(self, columns, *how)
 
     plain = BoxPlacer.run
     monkeypatch.setattr(BoxPlacer, "run", run)
@@ -130,7 +130,11 @@ def test_inner_chunks_larger_than_the_window_go_the_plain_way(
 ):
     monkeypatch.setattr(runner, "_room", Room())
     plain = BoxPlacer.run
-    monkeypatch.setattr(BoxPlacer, "run", lambda self, columns, _: plain(self, columns))
+    monkeypatch.setattr(
+        BoxPlacer,
+        "run",
+        lambda self, columns, _, *shares: plain(self, columns, 0, *shares),
+    )
     place = stored([ZSTD]).placed("local", tmp_path)
     assert_reads(place, VALUES, KEYS)
     assert seen.n_left > 0

@@ -138,8 +138,8 @@ def test_a_file_overwritten_in_place_is_noticed(name, again, monkeypatch, tmp_pa
     place, _, other = shards_of(name, tmp_path)
     plain, n_runs = BoxPlacer.run, [0]
 
-    def run(self, columns, window_nbytes=0):
-        placed = plain(self, columns, window_nbytes)
+    def run(self, columns, *how):
+        placed = plain(self, columns, *how)
         n_runs[0] += 1
         if n_runs[0] == 1 or again:
             time.sleep(0.02)  # file systems stamp changes with the kernel's clock tick

@@ -27,7 +27,6 @@ from fused_cases import (
 )
 from gpushard.fused import boxes
 from gpushard.fused.boxes import Lists
-from gpushard.fused.direct import shrinking_cuts
 from gpushard.selection import Members
 from loader_data import ORDERS
 from zarr_oracle import assert_same_bits, held
@@ -256,15 +255,3 @@ def test_batches_of_long_rows_are_the_samples_that_the_index_names(
             assert np.array_equal(batch, want[index])
             n += len(index)
     assert n == (52 if "window" in options else N)
-
-
-@given(n=st.integers(0, 5000), least=st.integers(1, 100), n_workers=st.integers(1, 9))
-def test_tasks_have_every_box_once_and_become_smaller(n, least, n_workers):
-    cuts = shrinking_cuts(n, least, n_workers)
-    assert cuts[0] == 0
-    assert cuts[-1] == n
-    sizes = np.diff(cuts)
-    assert (sizes > 0).all()
-    assert sizes[:-1].min(initial=least) >= least
-    assert (np.diff(sizes[:-1]) <= 0).all()
-    assert sizes[-1:].max(initial=0) < 2 * least

@@ -35,12 +35,12 @@ def seen(monkeypatch):
 
 @pytest.fixture
 def shared(monkeypatch):
-    """Numbers of the tasks that reads were cut into."""
+    """Threads that shared each read."""
     numbers: list[int] = []
     plain = short.run_tasks
 
     def run_tasks(tasks, n_workers):
-        numbers.append(len(tasks))
+        numbers.append(n_workers)
         plain(tasks, n_workers)
 
     monkeypatch.setattr(short, "run_tasks", run_tasks)

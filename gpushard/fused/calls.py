@@ -176,6 +176,18 @@ def _fence(_typing: Any) -> Any:
 
 
 @intrinsic
+def _claim(_typing: Any, address: Any) -> Any:
+    """The int64 at an address, one more from then on; no two threads get the same."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        counter = builder.inttoptr(values[0], _INT64.as_pointer())
+        # What is claimed was written before any thread was told of the counter.
+        return builder.atomic_rmw("add", counter, ir.Constant(_INT64, 1), "monotonic")
+
+    return types.int64(address), generate
+
+
+@intrinsic
 def _crc32_of_8(_typing: Any, crc: Any, data: Any) -> Any:
     """The CPU's CRC-32C of eight more bytes."""
 
@@ -221,6 +233,7 @@ pointer: Any = _pointer
 copy_bytes: Any = _copy_bytes
 stream_128: Any = _stream_128
 fence: Any = _fence
+claim: Any = _claim
 store_int32, store_int64 = _store(32), _store(64)
 store_bool: Any = _store_bool
 _crc32: Any = _crc32_of_8

@@ -51,11 +51,13 @@ SHARD_COLUMNS = 5
 # What the compiled function is called to do, and the words that say so ahead of a
 # `Decoder` or a `Planned` (int64; arrays by address): 0 is one of these; 1 to 3 the
 # strides, for how many parts and axes; 4 and 5 the boxes and how many they are. To
-# place them, 6 is room and 7 whether each was placed. To plan them, 6 and 7 are the
-# shards and their number, 8 and 9 cells, elements or points and how many
-# they are, 10 the ranges or axes.
+# place them, 6 is room and 7 whether each was placed; 8 and 9 the shares that they are
+# placed in and how many these are, 10 the one that is claimed next, 11 about how many
+# boxes a call places (`gpushard.fused.shares`; all 0 to place all boxes). To plan them,
+# 6 and 7 are the shards and their number, 8 and 9 cells, elements or points and how
+# many they are, 10 the ranges or axes.
 PLACE_BOXES, PLAN_BOXES, PLAN_AXES, PLAN_POINTS = range(4)
-WORDS = 11
+WORDS = 12
 
 # Reading on costs what another call does (0.4 us from the page cache) for so many bytes
 # that nobody wants.

@@ -16,6 +16,7 @@ from gpushard.fused.columns import (
     AXIS_ROWS,
     CELL_ROWS,
     FIRST_LENGTH,
+    NO_FILE,
     PLACE_BOXES,
     PLAN_AXES,
     PLAN_BOXES,
@@ -26,7 +27,7 @@ from gpushard.fused.columns import (
     Decoder,
     Planned,
 )
-from gpushard.fused.loops import place_boxes
+from gpushard.fused.loops import place_boxes, place_shares
 from gpushard.fused.planning import plan_axes, plan_boxes, plan_points
 
 _decoder, _planned = calls.tuple_at(Decoder), calls.tuple_at(Planned)
@@ -53,14 +54,18 @@ class Compiled(NamedTuple):
 
 @calls.inner
 def _place(at: int, strides: Any, boxes: Any) -> None:
-    work, is_placed = calls.word(at, 6), calls.word(at, 7)
-    place_boxes(
-        _decoder(at + 8 * WORDS),
-        boxes,
-        strides,
-        calls.ints(work, (WORK_ROWS, WORK_AXES)),
-        calls.bools(is_placed, (boxes.shape[0],)),
-    )
+    decoder = _decoder(at + 8 * WORDS)
+    n = boxes.shape[0]
+    work = calls.ints(calls.word(at, 6), (WORK_ROWS, WORK_AXES))
+    is_placed = calls.bools(calls.word(at, 7), (n,))
+    n_shares = calls.word(at, 9)
+    if n_shares == 0:
+        work[4, 0] = NO_FILE
+        place_boxes(decoder, boxes, (0, n), strides, work, is_placed)
+        return
+    cuts = calls.ints(calls.word(at, 8), (n_shares + 1,))
+    shares = (cuts, calls.word(at, 10), calls.word(at, 11))
+    place_shares(decoder, boxes, shares, strides, work, is_placed)
 
 
 @calls.inner

@@ -8,10 +8,12 @@ whole shards.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,6 @@ from gpushard.fused.boxes import Landing, are_too_many, runs
 from gpushard.fused.cells import AxisCells, axis_cells
 from gpushard.fused.columns import (
     END,
-    ENTRY,
     FILE,
     FILLED,
     FIRST_LENGTH,
@@ -36,8 +37,9 @@ from gpushard.fused.files import window_nbytes
 from gpushard.fused.kept import KeptBoxes, kept_boxes
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxRunner
+from gpushard.fused.shares import Shares
 from gpushard.index_room import n_at_once
-from gpushard.job import SMALLEST_SHARE_NBYTES, Job
+from gpushard.job import Job
 from gpushard.known import KnownIndex
 from gpushard.options import KIB
 from gpushard.selection import Ints, Members
@@ -56,8 +58,9 @@ _CELL_NBYTES = 100
 _LITTLE_FILL_NBYTES = 256 * KIB
 
 
-class _Shards(NamedTuple):
-    """Some shards of a read, and the boxes that they give.
+@dataclass
+class _Shards:
+    """Some shards of a read, the boxes that they give, and how far these are placed.
 
     Attributes
     ----------
@@ -71,6 +74,16 @@ class _Shards(NamedTuple):
         int64, shape (n_shards + 1,). Boxes of shard s: ``bounds[s]:bounds[s + 1]``.
     kept
         What of the inner chunks is kept, or is to be; None where nothing is.
+    shares
+        What of the boxes threads claim.
+    window_nbytes
+        Room for bytes read from files.
+    n_announced
+        Shares that a disk was told of.
+    n_under_way
+        Threads that are placing boxes.
+    is_over
+        Whether the last of these was the last of all.
     """
 
     first: int
@@ -78,6 +91,11 @@ class _Shards(NamedTuple):
     boxes: Ints
     bounds: Ints
     kept: KeptBoxes | None
+    shares: Shares
+    window_nbytes: int
+    n_announced: int = 0
+    n_under_way: int = 0
+    is_over: bool = False
 
 
 class DirectRead:
@@ -104,11 +122,15 @@ class DirectRead:
         self._fill = little_fill(source, runner.chain.chunk_nbytes)
         self._plan = runner.planner(landing.address, address_of(self._fill), source)
         self._left: set[int] = set()
+        self._lock = Lock()
         # Keys of shards that were there when their index was read.
         self.seen: set[str] = set()
 
     def tasks(self, n_workers: int) -> Iterator[Task]:
         """Tasks that read all shards but those that are left over.
+
+        Each works on what is left of the same shards, beside others, for the time of
+        one call of the loops; those of the next shards follow when nothing is.
 
         Raises
         ------
@@ -120,19 +142,16 @@ class DirectRead:
         step = min(max(1, blocks.BLOCK_CHUNKS // max(largest, 1)), _MOST_SHARDS)
         step = min(step, n_at_once(self._job.source, 0))
         for first in range(0, n_shards, step):
-            for shards in self._shards(first, min(first + step, n_shards)):
-                chunk_nbytes = self._runner.chain.chunk_nbytes
-                least = -(-2 * SMALLEST_SHARE_NBYTES // chunk_nbytes)
-                firsts = first_boxes(shards.boxes)
-                cuts = firsts[shrinking_cuts(len(firsts) - 1, least, n_workers)]
-                for low, high in pairwise(cuts.tolist()):
-                    yield partial(self._place, shards, low, high)
+            for shards in self._shards(first, min(first + step, n_shards), n_workers):
+                while shards.shares.are_left:
+                    self._announce(shards)
+                    yield partial(self._place, shards)
 
     def left_over(self) -> Iterator[Planned]:
         """Blocks of what is to be read the general way, once all tasks have run."""
         return map(self._part.shard, sorted(self._left))
 
-    def _shards(self, first: int, last: int) -> Iterator[_Shards]:
+    def _shards(self, first: int, last: int, n_workers: int) -> Iterator[_Shards]:
         """Plans of the shards ``first:last``; of a large one, slab by slab."""
         part = self._part
         at = np.unravel_index(np.arange(first, last), part.shard_grid)
@@ -159,7 +178,21 @@ class DirectRead:
             kept = kept_boxes(self._job.source, boxes, known, bounds[1:], n_wanted)
             if kept is not None and self._job.tally.is_summed:
                 self._job.tally.add(n_kept_inner_chunks=kept.n_found)
-            yield _Shards(first, handles, boxes, bounds, kept)
+            if self._job.tally.is_summed:
+                nbytes = int((boxes[:, HIGH] - boxes[:, LOW]).sum())
+                self._job.tally.add(payload_nbytes=nbytes)
+            # Boxes that need a wider window are left over.
+            source, chunk_nbytes = self._job.source, self._runner.chain.chunk_nbytes
+            spanned = min(spanned_nbytes(boxes), source.room.most_window_nbytes)
+            yield _Shards(
+                first,
+                handles,
+                boxes,
+                bounds,
+                kept,
+                Shares.of(boxes, chunk_nbytes, n_workers),
+                window_nbytes(source.options, spanned),
+            )
 
     def _boxes(
         self, first: int, rows: Sequence[tuple[int, ...]], ranges: Ints
@@ -185,28 +218,45 @@ class DirectRead:
             self.seen.add(key)
             return None
 
-    def _place(self, shards: _Shards, low: int, high: int) -> None:
-        """Read, decode and place some boxes, and note the shards that need more."""
-        boxes = shards.boxes[low:high]
-        if self._job.tally.is_summed:
-            nbytes = int((boxes[:, HIGH] - boxes[:, LOW]).sum())
-            self._job.tally.add(payload_nbytes=nbytes)
-        announce(boxes)
-        # Boxes that need a wider window are left over.
-        source = self._job.source
-        spanned = min(spanned_nbytes(boxes), source.room.most_window_nbytes)
-        window = window_nbytes(source.options, spanned)
-        is_placed = self._runner.run(boxes, window)
-        first, last = np.searchsorted(shards.bounds, (low, high - 1), "right") - 1
-        is_same = True
-        for s in range(int(first), int(last) + 1):
+    def _announce(self, shards: _Shards) -> None:
+        """Let a disk begin with what is claimed soon."""
+        shares = shards.shares
+        last = shares.soon()
+        for s in range(max(shards.n_announced, shares.first_left), last):
+            announce(shards.boxes[shares.cuts[s] : shares.cuts[s + 1]])
+        shards.n_announced = last
+
+    def _place(self, shards: _Shards) -> None:
+        """Read, decode and place what is claimed of some shards."""
+        with self._lock:
+            shards.n_under_way += 1
+        try:
+            self._runner.run(shards.boxes, shards.window_nbytes, shards.shares)
+        except BaseException:
+            shards.shares.end()
+            raise
+        finally:
+            with self._lock:
+                shards.n_under_way -= 1
+                is_last = not (
+                    shards.n_under_way or shards.shares.are_left or shards.is_over
+                )
+                shards.is_over |= is_last
+        if is_last:
+            self._finish(shards)
+
+    def _finish(self, shards: _Shards) -> None:
+        """Note the shards that need more, and keep what is to be kept of the others."""
+        are_same = True
+        for s in np.flatnonzero(np.diff(shards.bounds)).tolist():
             if not self._is_same(shards.handles[s]):
                 self._left.add(shards.first + s)
-                is_same = False
-        if shards.kept is not None and is_same:
-            shards.kept.keep(boxes, is_placed, low)
+                are_same = False
+        is_placed = shards.shares.is_placed
+        if shards.kept is not None and are_same:
+            shards.kept.keep(shards.boxes, is_placed)
         if not is_placed.all():
-            at = low + np.flatnonzero(~is_placed)
+            at = np.flatnonzero(~is_placed)
             left = np.searchsorted(shards.bounds, at, "right") - 1
             self._left.update((shards.first + np.unique(left)).tolist())
 
@@ -219,26 +269,6 @@ class DirectRead:
             self.seen.add(error.shard_key or "")
             return False
         return True
-
-
-def first_boxes(boxes: Ints) -> Ints:
-    """First box of each inner chunk, and how many boxes there are: (n_chunks + 1,)."""
-    which = boxes[:, [FILE, SOURCE, ENTRY]]
-    is_first = np.append(True, (which[1:] != which[:-1]).any(axis=1))[: len(boxes)]
-    return np.append(np.flatnonzero(is_first), len(boxes))
-
-
-def shrinking_cuts(n: int, least: int, n_workers: int) -> list[int]:
-    """Where to cut `n` inner chunks, that no worker waits long for the last one.
-
-    Pieces become smaller towards the end, down to `least`.
-    """
-    cuts = [0]
-    most = n // (4 * n_workers)
-    while (left := n - cuts[-1]) > 0:
-        size = max(min(most, left // (2 * n_workers)), least)
-        cuts.append(n if left < size + least else cuts[-1] + size)
-    return cuts
 
 
 def _slabs(cell: Ints, count: Ints) -> Iterator[Ints]:

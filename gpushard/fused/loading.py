@@ -24,12 +24,14 @@ from gpushard.fused.columns import (
 )
 from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
 from gpushard.fused.room import address_of
+from gpushard.fused.shares import Shares
 from gpushard.selection import Ints
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)
 _PLACING = Struct(f"={WORDS + len(Decoder._fields)}q").pack
 _PLANNING = Struct(f"={WORDS + len(Planned._fields)}q").pack
-_UNUSED = (0,) * (WORDS - 8)
+_NO_SHARES = (0,) * (WORDS - 8)
+_UNUSED = (0,) * (WORDS - 11)
 
 
 class Compiled:
@@ -57,8 +59,9 @@ class Compiled:
         strides: Ints,
         work: Ints,
         is_placed: NDArray[np.bool_],
+        shares: Shares | None = None,
     ) -> None:
-        """Decode and copy boxes (see `loops.place_boxes`)."""
+        """Decode and copy boxes, all or what is claimed (see `loops.place_shares`)."""
         _, n_parts, n_axes = strides.shape
         self._run(
             _PLACING(
@@ -70,7 +73,7 @@ class Compiled:
                 len(boxes),
                 address_of(work),
                 address_of(is_placed),
-                *_UNUSED,
+                *(_NO_SHARES if shares is None else shares.words),
                 *decoder,
             )
         )
@@ -135,6 +138,7 @@ class Compiled:
                 address_of(columns),
                 columns.shape[1],
                 address_of(table),
+                *_UNUSED,
                 *planned._replace(room=address_of(room)),
             )
         )

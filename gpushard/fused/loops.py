@@ -140,15 +140,18 @@ def _read_at(d: Decoder, file: int, target: int, nbytes: int, offset: int) -> in
 
 
 @calls.inner
-def _read_ahead(d: Decoder, box: Any, held: Any) -> bool:
+def _read_ahead(d: Decoder, box: Any, last: Any, held: Any) -> bool:
     """Whether the bytes of a box's inner chunk are in the window, read if need be.
 
-    `held` says what the window holds: a file, and from where to where of it.
+    `held` says what the window holds: a file, and from where to where of it. What lies
+    behind the `last` box of a share, another thread reads.
     """
-    low, high = box[LOW], box[HIGH]
+    low, high, reach = box[LOW], box[HIGH], box[REACH]
     if held[0] == box[FILE] and held[1] <= low and high <= held[2]:
         return True
-    stop = max(high, min(low + d.window_nbytes, box[REACH]))
+    if box[FILE] == last[FILE]:
+        reach = min(reach, last[HIGH])
+    stop = max(high, min(low + d.window_nbytes, reach))
     if high - low > d.window_nbytes:
         return False
     n = _read_at(d, box[FILE], d.window, stop - low, low)
@@ -171,10 +174,10 @@ def _read_runs(d: Decoder, box: Any, run: int, n_axes: int, work: Any) -> bool:
 
 
 @calls.inner
-def _wanted(d: Decoder, boxes: Any, i: int, strides: Any) -> tuple[int, int]:
+def _wanted(d: Decoder, boxes: Any, i: int, stop: int, strides: Any) -> tuple[int, int]:
     """Decoded bytes that are needed for a box, and for those that share its bytes."""
     box = boxes[i]
-    is_shared = i + 1 < boxes.shape[0] and boxes[i + 1, SOURCE] == box[SOURCE]
+    is_shared = i + 1 < stop and boxes[i + 1, SOURCE] == box[SOURCE]
     if is_shared or d.kind != BLOSC:
         return 0, d.chunk_nbytes
     low, high = box[OFFSET], box[OFFSET] + d.itemsize
@@ -185,16 +188,18 @@ def _wanted(d: Decoder, boxes: Any, i: int, strides: Any) -> tuple[int, int]:
 
 @calls.inner
 def _read_into(
-    d: Decoder, boxes: Any, i: int, run: int, strides: Any, work: Any
+    d: Decoder, boxes: Any, at: tuple[int, int], run: int, strides: Any, work: Any
 ) -> tuple[int, int]:
     """Read plain elements straight to where they belong: boxes done, boxes looked at.
 
-    Boxes that follow one another in the file and in the output are read as one.
+    Boxes that follow one another in the file and in the output are read as one, from
+    the first to before the second of `at`.
     """
+    i, stop = at
     file, first = boxes[i, FILE], boxes[i, SOURCE] + boxes[i, OFFSET]
     target = boxes[i, TARGET]
     nbytes, n = run, 1
-    while i + n < boxes.shape[0]:
+    while i + n < stop:
         box = boxes[i + n]
         if (
             box[FILE] != file
@@ -215,57 +220,97 @@ def _read_into(
 
 @calls.inner
 def _read_plain(
-    d: Decoder, boxes: Any, i: int, left: tuple[int, int], strides: Any, work: Any
+    d: Decoder,
+    boxes: Any,
+    at: tuple[int, int],
+    left: tuple[int, int],
+    strides: Any,
+    work: Any,
 ) -> tuple[int, int]:
     """As `_read_into`, where runs are whole boxes or far apart; else no boxes done."""
     run, n_axes = left
     if n_axes == 0:
-        return _read_into(d, boxes, i, run, strides, work)
+        return _read_into(d, boxes, at, run, strides, work)
     if work[1, 0] - run > _APART_NBYTES:
-        return (1 if _read_runs(d, boxes[i], run, n_axes, work) else 0), 1
+        return (1 if _read_runs(d, boxes[at[0]], run, n_axes, work) else 0), 1
     return 0, 0
 
 
 @calls.inner
 def _decode_box(
-    d: Decoder, boxes: Any, i: int, address: int, target: int, strides: Any
+    d: Decoder,
+    boxes: Any,
+    at: tuple[int, int],
+    address: int,
+    target: int,
+    strides: Any,
 ) -> int:
     """Address of a box' decoded inner chunk, or of a part of it; 0 on failure.
 
-    `address` is where its encoded bytes are, 0 if they could not be read.
+    `at` is which box it is, and where those of its share end; `address` is where its
+    encoded bytes are, 0 if they could not be read.
     """
-    box = boxes[i]
+    box = boxes[at[0]]
     if address == 0 or box[FILE] == FILLED:
         return address
     if box[KEEP]:
         return _decode_to_keep(d, address, box[NBYTES], box[KEEP])
-    wanted = _wanted(d, boxes, i, strides)
+    wanted = _wanted(d, boxes, at[0], at[1], strides)
     return _decode(d, address, box[NBYTES], target, wanted)
 
 
 @calls.inner
-def place_boxes(d: Decoder, boxes: Any, strides: Any, work: Any, is_placed: Any) -> int:
+def place_shares(
+    d: Decoder, boxes: Any, shares: Any, strides: Any, work: Any, is_placed: Any
+) -> None:
+    """Claim shares of the boxes, one after the other, and place them.
+
+    Of `shares`, the first is where they begin and end, int64, shape (n_shares + 1,);
+    then the address of the number that is claimed next, which other threads may be
+    claiming at the same time, and about how many boxes are placed before this returns.
+    """
+    cuts, counter, most = shares
+    work[4, 0] = NO_FILE
+    n = 0
+    while n < most:
+        share = calls.claim(counter)
+        if share >= cuts.shape[0] - 1:
+            return
+        first, stop = cuts[share], cuts[share + 1]
+        place_boxes(d, boxes, (first, stop), strides, work, is_placed)
+        n += stop - first
+
+
+@calls.inner
+def place_boxes(
+    d: Decoder,
+    boxes: Any,
+    share: tuple[int, int],
+    strides: Any,
+    work: Any,
+    is_placed: Any,
+) -> None:
     """Decode and copy boxes, those of one inner chunk side by side, decoded once.
 
     Boxes are int64, shape (n_boxes, FIRST_LENGTH + n_axes); `strides` are bytes between
     wanted neighbours in the inner chunk and in each output, int64, shape
-    (2, n_parts, n_axes); `work` is room, int64, shape (WORK_ROWS, WORK_AXES). Sets
-    `is_placed`, bool, shape (n_boxes,). Boxes that are placed without being decoded to
-    where they should be kept lose that place.
+    (2, n_parts, n_axes); `work` is room, int64, shape (WORK_ROWS, WORK_AXES), of which
+    row 4 tells what the window holds. Sets `is_placed`, bool, shape (n_boxes,), of the
+    boxes from the first to before the second of `share`, and touches no other. Boxes
+    that are placed without being decoded to where they should be kept lose that place.
     """
     is_raw = d.kind == RAW and not d.has_crc
     is_plain = is_raw and d.change == COPY
     held = work[4]
-    held[0] = NO_FILE
+    i, stop = share
     decoded, before, before_nbytes, before_file = 0, 0, -1, NO_FILE
-    i = 0
-    while i < boxes.shape[0]:
+    while i < stop:
         box = boxes[i]
         source, nbytes, target = box[SOURCE], box[NBYTES], box[TARGET]
         file, listed = box[FILE], box[LISTED]
         run, n_axes = merge_axes(d, box, strides, work)
         if is_plain and file >= 0 and nbytes == d.chunk_nbytes and not listed:
-            n_read, n = _read_plain(d, boxes, i, (run, n_axes), strides, work)
+            n_read, n = _read_plain(d, boxes, (i, stop), (run, n_axes), strides, work)
             for k in range(i, i + n):
                 is_placed[k] = n_read > 0
             i += n
@@ -277,11 +322,11 @@ def place_boxes(d: Decoder, boxes: Any, strides: Any, work: Any, is_placed: Any)
             address = source
             if file >= 0:
                 # The address that byte 0 of the inner chunk would have.
-                is_there = _read_ahead(d, box, held)
+                is_there = _read_ahead(d, box, boxes[stop - 1], held)
                 address = d.window + source - held[1] if is_there else 0
             is_whole = n_axes == 0 and run == d.chunk_nbytes and d.change == COPY
             place = target if is_whole and not listed else d.scratch
-            decoded = _decode_box(d, boxes, i, address, place, strides)
+            decoded = _decode_box(d, boxes, (i, stop), address, place, strides)
             before, before_nbytes, before_file = source, nbytes, file
         else:
             box[KEEP] = 0
@@ -290,4 +335,3 @@ def place_boxes(d: Decoder, boxes: Any, strides: Any, work: Any, is_placed: Any)
             left = (run, n_axes)
             copy_wanted(d, box, decoded + box[OFFSET], left, strides, work)
         i += 1
-    return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,8 @@ from gpushard.fused import boxes
 from gpushard.fused.chain import FusedChain
 from gpushard.fused.columns import BLOSC, COPY, NBYTES, RAW, Decoder, Planned
 from gpushard.fused.libraries import Library
-from gpushard.fused.room import Room
+from gpushard.fused.room import Buffer, Room
+from gpushard.fused.shares import Shares
 from gpushard.selection import Ints
 from gpushard.source import Source
 
@@ -64,6 +65,13 @@ class Loops:
         )
 
 
+class _Ready(NamedTuple):
+    """What the loops need of a thread, and its memory, of which they know addresses."""
+
+    decoder: Decoder
+    held: tuple[Buffer, ...]
+
+
 class BoxPlacer:
     """Decodes and copies the boxes of one read, without the GIL.
 
@@ -89,16 +97,37 @@ class BoxPlacer:
         self.library_name = loops.library.name
         self._strides = strides
 
-    def run(self, columns: Ints, window_nbytes: int = 0) -> Bools:
+    def run(
+        self, columns: Ints, window_nbytes: int = 0, shares: Shares | None = None
+    ) -> Bools:
         """Decode and copy boxes: bool, shape (n_boxes,), whether each was placed.
 
-        `window_nbytes` is the room for what is read from files.
+        Parameters
+        ----------
+        window_nbytes
+            Room for what is read from files.
+        shares
+            What is claimed of the boxes, as long as there are any left and one call is
+            to last; several threads may do so at a time, and note what they placed in
+            the same array. None places all boxes.
         """
+        is_placed = (
+            np.zeros(len(columns), np.bool_) if shares is None else shares.is_placed
+        )
+        ready = self._ready(columns, window_nbytes)
+        if ready is not None:
+            place = self._loops.compiled.place_boxes
+            place(ready.decoder, columns, self._strides, _room.work, is_placed, shares)
+        elif shares is not None:
+            shares.end()
+        return is_placed
+
+    def _ready(self, columns: Ints, window_nbytes: int) -> _Ready | None:
+        """What the loops need to know; None where this thread gets no context."""
         chain, library = self.chain, self._loops.library
         context = _room.context(library)
         if library.function and not context:
-            return np.zeros(len(columns), np.bool_)
-        # Held here: the loops know but the addresses.
+            return None
         window = _room.buffer("window", window_nbytes)
         scratch = _room.buffer("scratch", chain.chunk_nbytes)
         widest = int(columns[:, NBYTES].max(initial=0)) if chain.kind == BLOSC else 0
@@ -119,7 +148,7 @@ class BoxPlacer:
             chain.dtype.itemsize,
             chain.change,
         )
-        return self._place(decoder, columns)
+        return _Ready(decoder, (window, scratch, staging))
 
     def copy(self, columns: Ints, change: int = COPY) -> Bools:
         """Copy boxes out of decoded inner chunks: as `run` does.
@@ -130,13 +159,9 @@ class BoxPlacer:
         nothing = dict.fromkeys(Decoder._fields, 0)
         nothing |= {"kind": RAW, "change": change, "itemsize": chain.dtype.itemsize}
         nothing["chunk_nbytes"] = chain.chunk_nbytes
-        return self._place(Decoder(**nothing), columns)
-
-    def _place(self, decoder: Decoder, columns: Ints) -> Bools:
         is_placed = np.zeros(len(columns), np.bool_)
-        self._loops.compiled.place_boxes(
-            decoder, columns, self._strides, _room.work, is_placed
-        )
+        place = self._loops.compiled.place_boxes
+        place(Decoder(**nothing), columns, self._strides, _room.work, is_placed)
         return is_placed
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from gpushard.fused.kept import kept_boxes
 from gpushard.fused.laid import Boxes, Coordinate, Mesh, Scattered, grid_of, laid
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxPlacer, Loops
+from gpushard.fused.shares import Shares
 from gpushard.gone import deleted
 from gpushard.index_room import are_many
 from gpushard.known import KnownIndex
@@ -177,14 +177,9 @@ class ShortReader:
         n_tasks = min(int(work_us / _SHARE_US), n_threads, n_decoded)
         if n_tasks <= 1:
             return bool(placer.run(boxes, window).all())
-        placed: list[bool] = []
-
-        def place(first: int, last: int) -> None:
-            placed.append(bool(placer.run(boxes[first:last], window).all()))
-
-        cuts = [len(boxes) * k // n_tasks for k in range(n_tasks + 1)]
-        run_tasks([partial(place, *cut) for cut in pairwise(cuts)], n_tasks)
-        return all(placed)
+        shares = Shares.of(boxes, self._chain.chunk_nbytes, n_tasks)
+        run_tasks(shares.tasks(partial(placer.run, boxes, window, shares)), n_tasks)
+        return bool(shares.is_placed.all())
 
 
 def short_reader(source: Source) -> ShortReader | None:
