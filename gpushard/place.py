@@ -142,7 +142,8 @@ class HostSink:
                 chunk = decode_row(
                     job, ranged.block, int(rows[i]), encoded, ranged.claimed
                 )
-                decoded = here
+                # Each that is replaced is reported: the next one is decoded for it.
+                decoded = () if job.damage.replaces else here
             self._targets[parts[i]].place(next(indexes[parts[i]]), chunk)
 
     def _indexes(

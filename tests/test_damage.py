@@ -75,6 +75,12 @@ def no_index(shard: bytes) -> bytes:
     return shard[:-40] + b"\xaa" + shard[-39:]
 
 
+def shared(shard: bytes) -> bytes:
+    """An inner chunk cut short, and another one in the same bytes."""
+    offset, nbytes = entries_of(shard)[1].tolist()
+    return with_entry(with_entry(shard, 1, offset, nbytes - 1), 2, offset, nbytes - 1)
+
+
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], list[tuple[int, int]]]] = {
     "stream": (no_stream, [(0, 1)]),
     "index": (no_index, IN_FIRST_SHARD),
@@ -84,6 +90,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], list[tuple[int, int]]]] = {
     "beyond the end": (lambda s: with_entry(s, 3, 10**6, 64), [(1, 1)]),
     "wraps": (lambda s: with_entry(s, 3, 2**64 - 50, 100), [(1, 1)]),
     "too large": (lambda s: with_entry(s, 0, 0, 2**62), [(0, 0)]),
+    "shared": (shared, [(0, 1), (1, 0)]),
     "too short": (lambda s: with_entry(s, 0, 0, 3), [(0, 0)]),
 }
 CASES = [(c, d) for c in CHAINS for d in DAMAGES if (c, d) != ("raw", "stream")]

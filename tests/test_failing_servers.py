@@ -203,7 +203,7 @@ def test_a_server_that_never_answers_is_given_up_in_time(server, way):
 
 @by_every_way
 def test_a_shard_deleted_between_its_index_and_its_payload_is_never_filled(server, way):
-    # What was kept before the read may be of a shard that is gone for long; this is not.
+    # An index kept from before may be of a shard that is gone for long; not this one.
     for etags, kept_nbytes in (("strong", MIB), ("strong", 0), (None, 0)):
         server.etags = etags
         options = {"whole_object_fraction": 1, "index_cache_nbytes": kept_nbytes}
