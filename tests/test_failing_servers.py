@@ -25,6 +25,8 @@ from damaged_arrays import WAYS, on_host
 from damaged_arrays import opened as opened_by
 from gpushard.options import MIB
 from gpushard.stores import patience
+from gpushard.stores.base import ByteRequest
+from gpushard.stores.bodies import Pace
 from range_server import RangeServer
 from small_array import VALUES, write_values
 from zarr_oracle import assert_same_bits
@@ -178,6 +180,23 @@ def test_a_server_that_asks_for_more_than_the_patience_is_given_up_at_once(serve
     with pytest.raises(gpushard.StoreError, match="429"):
         a[0:4, 0:10]
     assert time.perf_counter() - started < 3
+
+
+def test_pauses_that_a_server_asks_for_are_no_longer_than_the_patience_together(
+    monkeypatch,
+):
+    pauses: list[float] = []
+    clock = SimpleNamespace(sleep=pauses.append, monotonic=lambda: sum(pauses))
+    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(patience, "retry_after", lambda *_: 4.0)
+
+    def busy(_: ByteRequest) -> None:
+        assert len(pauses) < 9
+        raise gpushard.StoreError("status code: 503")
+
+    with pytest.raises(gpushard.StoreError, match="503"):
+        patience.Patience(Pace(15, 1), "http://a").ask(busy, ByteRequest("c/0"))
+    assert pauses == [4, 4, 4]
 
 
 def test_readers_that_fail_together_do_not_come_back_together(server, monkeypatch):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import formatdate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpushard.errors import StoreError
+from gpushard.stores import plain_http
 from gpushard.stores.bodies import Pace
 from gpushard.stores.obstores import NEVER
 from gpushard.stores.plain_http import get_unsized, retry_after
@@ -81,6 +84,17 @@ def test_an_answer_that_trickles_is_given_up_in_time(server, part, redirects):
         get_unsized(server.url, "c/0", 10**6, QUICK)
     assert caught.value.shard_key == "c/0"
     assert 0.6 <= time.perf_counter() - started < 4
+
+
+def test_no_byte_is_awaited_for_longer_than_the_answer_has_left(monkeypatch):
+    now, waits = [0.0], []
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(plain_http, "time", clock)
+    waiting = SimpleNamespace(settimeout=waits.append)
+    reader = plain_http._PacedReader(Pace(9, 1 << 20), waiting, io.BytesIO(BODY))
+    for now[0] in (0, 5, 7, 8.5):
+        reader.readinto(bytearray(1))
+    assert waits == pytest.approx([3, 3, 2, 0.5], abs=0.01)
 
 
 def test_a_slow_answer_at_its_pace_is_read_to_the_end(server):

@@ -99,14 +99,31 @@ def test_replaced_object_is_noticed_by_if_match(
     assert server.requests[-1].status == 412
 
 
-def test_replaced_object_is_noticed_where_if_match_is_ignored(
-    server: RangeServer, store: RemoteStore
+@pytest.mark.parametrize("ignored", ["checks_if_match", "answers_ranges"])
+def test_replaced_object_is_noticed_where_the_request_is_not_heeded(
+    server: RangeServer, store: RemoteStore, ignored: str
 ) -> None:
-    server.checks_if_match = False
+    setattr(server, ignored, False)
     version = read_one(store, -16).version
     replace_object(server, b"x" * len(BODY))
     with pytest.raises(ObjectChangedError):
         read_one(store, 0, 4, version=version)
+
+
+@pytest.mark.parametrize("etags", ["strong", "weak", "date"])
+def test_object_replaced_after_its_size_was_asked_is_changed(
+    server: RangeServer, store: RemoteStore, etags: Literal["strong", "weak", "date"]
+) -> None:
+    server.etags, server.answers_suffixes = etags, False
+    os.utime(server.directory / "c" / "0", (1e9, 1e9))
+
+    def replace(method: str, key: str) -> None:
+        if method == "GET" and server.count(method="HEAD") == 1:
+            replace_object(server, b"x" * 3 * len(BODY))
+
+    server.before_answer = replace
+    with pytest.raises(ObjectChangedError):
+        read_one(store, -16)
 
 
 def test_object_that_vanished_after_its_index_is_changed_not_missing(
