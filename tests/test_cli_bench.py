@@ -84,6 +84,9 @@ def test_a_contender_that_fails_is_left_out_with_its_reason(path, monkeypatch):
     facts = run_json("bench", path, "--repetitions", "1")
     trouble = {row["contenders"]["failing"]["trouble"] for row in facts["rows"]}
     assert trouble == {"no such codec"}
+    *table, reason = run("bench", path, "--repetitions", "1").stdout.splitlines()
+    assert reason.split() == ["failing", "left", "out:", "no", "such", "codec"]
+    assert table[2].split()[2:4] == ["left", "out"]
 
 
 @pytest.mark.parametrize("dtype", [str, "U5", "S5"])
@@ -131,6 +134,19 @@ def test_zarrs_reads_through_its_own_pipeline(path):
         names[contender.name] = type(pipeline).__name__
     assert names["zarrs"] == "ZarrsCodecPipeline"
     assert names["zarr-python"] == "BatchedCodecPipeline"
+
+
+def test_zarrs_is_left_out_where_it_leaves_the_array_to_zarr_python(tmp_path):
+    pytest.importorskip("zarrs", reason="zarrs is not installed")
+    made = zarr.create_array(tmp_path / "a", data=np.arange(4.0), chunks=(2,))
+    made.attrs["missing"] = float("nan")  # no JSON that it parses
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # pytest's would refuse it for us
+        facts = run_json("bench", tmp_path / "a", "--repetitions", "1")
+    for row in facts["rows"]:
+        told = row["contenders"]["zarrs"]
+        assert "unsupported by ZarrsCodecPipeline" in told["trouble"]
+        assert not told["wall_s"]
 
 
 def test_what_zarr_cannot_open_is_timed_without_it(path, monkeypatch):

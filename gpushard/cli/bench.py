@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpushard.cli.timing import Timing, Workload
 
 _MIB = 1 << 20
+_OTHER = "other elements"
 
 
 def bench(
@@ -47,8 +48,9 @@ def bench(
         else:
             print_table(_table(team, rows))
             print_text("")
-            print_table([(workload.name, workload.about) for workload, _ in rows])
-    if any(t.trouble == "other elements" for _, timings in rows for t in timings):
+            about = [(workload.name, workload.about) for workload, _ in rows]
+            print_table([*about, *_reasons(rows)])
+    if any(t.trouble == _OTHER for _, timings in rows for t in timings):
         raise typer.Exit(EXIT_DAMAGED)
 
 
@@ -81,10 +83,25 @@ def _table(
         ("", *(contender.version for contender in team), "/ gpushard"),
     ]
     for workload, timings in rows:
-        times = [
-            f"{median(t.wall_s) * 1e3:.2f}" if t.wall_s else t.trouble for t in timings
-        ]
+        times = [_cell(timing) for timing in timings]
         best = ratio(timings)
         told = "" if best is None else f"{best:.2f}"
         table.append((workload.name, *times, told))
     return table
+
+
+def _cell(timing: Timing) -> str:
+    if timing.wall_s:
+        return f"{median(timing.wall_s) * 1e3:.2f}"
+    return timing.trouble if timing.trouble == _OTHER else "left out"
+
+
+def _reasons(rows: list[tuple[Workload, list[Timing]]]) -> list[tuple[str, ...]]:
+    """Who was left out, and why; each once, however many workloads."""
+    told = {
+        (timing.contender, f"left out: {timing.trouble}"): None
+        for _, timings in rows
+        for timing in timings
+        if timing.trouble not in ("", _OTHER)
+    }
+    return list(told)

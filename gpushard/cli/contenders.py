@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
+from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +83,10 @@ def _zarrs(array: Array) -> Contender | None:
         import zarrs  # noqa: F401 - registers its pipeline with zarr
     except ImportError:
         return None
-    read = _opened_by_zarr(array, pipeline="zarrs.ZarrsCodecPipeline")
+    with catch_warnings():
+        # It warns, and leaves every read to zarr-python's own pipeline.
+        filterwarnings("error", "Array is unsupported by ZarrsCodecPipeline")
+        read = _opened_by_zarr(array, pipeline="zarrs.ZarrsCodecPipeline")
     return Contender("zarrs", _version("zarrs"), read)
 
 
