@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gpushard.coalesce import coalesce
 from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.gone import deleted
-from gpushard.index import ShardIndex, parse_index
+from gpushard.index import CORRUPT, ShardIndex, parse_index
 from gpushard.known import KnownIndex
 from gpushard.report import Tally
 from gpushard.selection import Ints
@@ -105,12 +105,15 @@ def index_request(source: Source, coordinate: Coordinate, key: str) -> ByteReque
 def keep_index(
     source: Source, coordinate: Coordinate, key: str, answer: Fetched
 ) -> KnownIndex:
-    """Validated outermost index of a shard, kept for later reads if versioned."""
+    """Validated outermost index of a shard, kept for later reads if versioned.
+
+    Not if an entry is damaged: a proxy may have told a wrong size, once.
+    """
     shape = source.chunks_per_shard(coordinate, 0)
     extent = Extent(key, 0, answer.object_nbytes)
     index = _decode_index(source, 0, answer.data, shape, extent)
     known = KnownIndex(index, answer.version)
-    if lasts(answer.version):
+    if lasts(answer.version) and not (index.state == CORRUPT).any():
         source.indexes.put(coordinate, known)
     return known
 

@@ -237,3 +237,32 @@ def test_blosc_streams_of_another_version_are_refused_by_a_device_too(cname):
     frames = bytearray(shard_cases.cases()[number].object)
     frames[1] = 3  # of the first frame, with which the shard begins
     assert not target_device.check(bytes([number, 0]) + frames)
+
+
+# ---- servers: what one answer said wrong was remembered, or taken for fill value
+
+
+class _SaysLess(shard_cases.OneObject):
+    """Store that tells, once, that an object is smaller than it is."""
+
+    is_wrong = True
+
+    def read(self, requests):
+        answers = super().read(requests)
+        if self.is_wrong:
+            return [a and a._replace(object_nbytes=40) for a in answers]
+        return answers
+
+
+@pytest.mark.parametrize("n_small", [0, 8])
+def test_what_an_index_is_by_a_wrong_size_is_not_remembered(n_small):
+    case = shard_cases.cases()[0]
+    options = Options(small_read_chunks=n_small, threads=1)
+    store = _SaysLess(case.objects)
+    store.is_wrong = False
+    a = gpushard.open_array(store, options=options)
+    store.is_wrong = True
+    with pytest.raises(CorruptShardError, match="no valid byte range"):
+        a[3:9, 20]
+    store.is_wrong = False
+    assert np.array_equal(a[3:9, 20], shard_cases.VALUES[3:9, 20])
