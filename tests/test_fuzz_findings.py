@@ -23,6 +23,7 @@ from gpushard.errors import (
 )
 from gpushard.layout import CodecSpec
 from gpushard.options import Options, WriteOptions
+from gpushard.stores.failures import failed_write
 from zarr_oracle import held
 
 LITTLE = codec("bytes", endian="little")
@@ -266,3 +267,12 @@ def test_what_an_index_is_by_a_wrong_size_is_not_remembered(n_small):
         a[3:9, 20]
     store.is_wrong = False
     assert np.array_equal(a[3:9, 20], shard_cases.VALUES[3:9, 20])
+
+
+def test_a_failed_write_is_told_in_a_line_without_credentials():
+    error = OSError("no PUT to http://me:secret@host/a\n\nDebug source:\nA {\n}")
+    told = str(failed_write("s3://bucket", "c/0", error))
+    assert "no PUT to http://host/a" in told
+    assert "\n" not in told
+    assert "secret" not in told
+    assert "OSError: OSError" in str(failed_write("s3://bucket", "c/0", OSError()))

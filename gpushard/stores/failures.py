@@ -20,6 +20,7 @@ _METADATA_SUFFIXES = (
 
 _FORBIDDEN_PARTS = frozenset(("", ".", ".."))
 _FORBIDDEN_CHARACTERS = frozenset("\\\0")
+_USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 ErrorType = TypeVar("ErrorType", bound=StoreError)
@@ -74,10 +75,24 @@ def refuse_unsafe_key(key: str, url: str) -> None:
     )
 
 
+def without_credentials(text: str) -> str:
+    """A URL, or a text with URLs in it, without user names and passwords."""
+    return _USER_INFO.sub("", text)
+
+
+def told_by(error: Exception) -> str:
+    """What a library's error says, in a line; its name if that is nothing.
+
+    Lines after the first one repeat it as Rust prints its structures.
+    """
+    why = without_credentials(str(error).strip().split("\n")[0])
+    return why or type(error).__name__
+
+
 def failed_write(url: str, key: str, error: Exception) -> StoreError:
     """What is told of a write that `error` ended."""
     return StoreError(
-        f"cannot write {key!r}: {type(error).__name__}: {error}",
+        f"cannot write {key!r}: {type(error).__name__}: {told_by(error)}",
         store_url=url,
         hint="check the store, its settings and your rights",
     )

@@ -20,7 +20,7 @@ from gpushard.options import DEFAULT, MIB, Options
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.bodies import Pace, body_of
 from gpushard.stores.documents import document_bytes, document_request
-from gpushard.stores.failures import failure, refuse_unsafe_key
+from gpushard.stores.failures import failure, refuse_unsafe_key, without_credentials
 from gpushard.stores.obstores import (
     costs_of,
     is_http,
@@ -38,7 +38,6 @@ from gpushard.stores.remote_failures import (
     refuse_large,
     request_failure,
     too_slow,
-    without_credentials,
 )
 from gpushard.workers import run_side_by_side
 

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.failures import failure
-
-_USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
-
-
-def without_credentials(text: str) -> str:
-    """A URL, or a text with URLs in it, without user names and passwords."""
-    return _USER_INFO.sub("", text)
+from gpushard.stores.failures import failure, told_by
 
 
 def changed(url: str, request: ByteRequest, got: str) -> ObjectChangedError:
@@ -85,6 +76,4 @@ def request_failure(url: str, key: str, error: Exception) -> StoreError:
             "check the credentials, or pass storage_options="
             "{'skip_signature': True} for public data"
         )
-    # Lines after the first one repeat it as Rust prints its structures.
-    why = without_credentials(str(error).strip().split("\n")[0])
-    return failure(StoreError, url, key, why or type(error).__name__, hint=hint)
+    return failure(StoreError, url, key, told_by(error), hint=hint)

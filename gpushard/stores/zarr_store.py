@@ -13,8 +13,7 @@ from gpushard.errors import StoreError
 from gpushard.options import KIB, MIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
-from gpushard.stores.failures import failure, refuse_unsafe_key
-from gpushard.stores.remote_failures import without_credentials
+from gpushard.stores.failures import failure, refuse_unsafe_key, without_credentials
 from gpushard.stores.zarr_loop import run
 from gpushard.stores.zarr_ranges import first_failure, gives_ranges
 
