@@ -19,11 +19,14 @@ from gpushard.errors import (
     ChecksumError,
     CorruptShardError,
     MetadataError,
+    StoreError,
     UnsupportedError,
 )
 from gpushard.layout import CodecSpec
 from gpushard.options import Options, WriteOptions
 from gpushard.stores.failures import failed_write
+from range_server import RangeServer
+from small_array import write_values
 from zarr_oracle import held
 
 LITTLE = codec("bytes", endian="little")
@@ -267,6 +270,26 @@ def test_what_an_index_is_by_a_wrong_size_is_not_remembered(n_small):
         a[3:9, 20]
     store.is_wrong = False
     assert np.array_equal(a[3:9, 20], shard_cases.VALUES[3:9, 20])
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"statuses": {"c/0/0": 405}},
+        {"answers_head": False, "answers_suffixes": False},
+        {"answers_head": False, "answers_suffixes": False, "suffix_status": 416},
+    ],
+    ids=["GET", "suffix and HEAD", "suffix, with 416, and HEAD"],
+)
+def test_an_object_is_not_missing_because_a_method_is_refused(fault, tmp_path):
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    with RangeServer(write_values(tmp_path / "a")) as server:
+        a = gpushard.open_array(server.url, options=Options(whole_object_fraction=1))
+        for name, value in fault.items():
+            setattr(server, name, value)
+        with pytest.raises(StoreError, match="405"):
+            a[1:3, 3:9]
 
 
 def test_a_failed_write_is_told_in_a_line_without_credentials():

@@ -51,6 +51,8 @@ _RANGELESS_MAX_NBYTES = 64 * MIB
 # obstore has no classes for these answers, only their text.
 _UNSATISFIABLE = re.compile(r"status code: 416\b")
 _SUFFIX_REFUSED = re.compile(r"status code: (400|405|416|501)\b|CONTENT_RANGE header")
+# Which obstore takes for a missing object: some servers answer it for directories.
+_METHOD_REFUSED = re.compile(r"status code: 405\b")
 _UNSIZED = re.compile(r"(?i)content[-_]length header missing")
 _RANGELESS = re.compile(r"(?i)content[-_](range header|length header missing)")
 
@@ -188,6 +190,7 @@ class RemoteStore:
         try:
             self._head(request)
         except FileNotFoundError as error:
+            self._absent(request, error)
             raise changed(self._url, request, "no object") from error
         except StoreError:
             raise
@@ -209,9 +212,7 @@ class RemoteStore:
                 return self._read_suffix(request)
             return self._read_range(request)
         except FileNotFoundError as error:
-            if request.version is not None:
-                raise changed(self._url, request, "no object") from error
-            return None
+            return self._absent(request, error)
         except NotSupportedError:
             self._ignores_ranges = True
             return self._read_from_wholes([request])[0]
@@ -224,6 +225,13 @@ class RemoteStore:
             if isinstance(error, PermissionDeniedError) and self._forbidden_is_missing:
                 return None
             raise request_failure(self._url, request.key, error) from error
+
+    def _absent(self, request: ByteRequest, error: FileNotFoundError) -> None:
+        """Refuse to take an object for missing that was there, or may well be."""
+        if _METHOD_REFUSED.search(str(error)):
+            raise request_failure(self._url, request.key, error) from error
+        if request.version is not None:
+            raise changed(self._url, request, "no object") from error
 
     def _read_range(self, request: ByteRequest) -> Fetched:
         """Bytes of an absolute range, cut at the object's end."""
@@ -348,9 +356,7 @@ class RemoteStore:
             self._refuse_large(request.key, about["size"])
             data = self._body(request, result, started)
         except FileNotFoundError as error:
-            if request.version is not None:
-                raise changed(self._url, request, "no object") from error
-            return None
+            return self._absent(request, error)
         except StoreError:
             raise
         except request_errors() as error:
@@ -365,9 +371,7 @@ class RemoteStore:
         try:
             body, about = get_unsized(self._url, request.key, limit, self._pace)
         except FileNotFoundError as error:
-            if request.version is not None:
-                raise changed(self._url, request, "no object") from error
-            return None
+            return self._absent(request, error)
         self._refuse_large(request.key, len(body))
         self._check_version(request, about)
         return Fetched(np.frombuffer(body, np.uint8), len(body), version_of(about))
