@@ -76,11 +76,21 @@ def check(data: bytes) -> bool:
             # Of a frame, the loops decode but the blocks that hold what is wanted.
             return False
         assert isinstance(got, CorruptShardError), (want, got)
-        assert str(got) == str(want)
+        assert _told(got) == _told(want)
         return False
     assert not isinstance(got, CorruptShardError), got
     assert_same_bits(got, want)
     return True
+
+
+def _told(error: CorruptShardError) -> str:
+    """The sentence, with one reason for a zstd block beyond the frame's largest.
+
+    libzstd gives one of these two, by the room that frames before have left it.
+    """
+    return str(error).replace(
+        "Destination buffer is too small", "Data corruption detected"
+    )
 
 
 @cache
