@@ -18,11 +18,13 @@ from fuzz import kernels, mutations, running, sanitized
 from fuzz.guard import GuardedRoom
 from gpushard import fused, index
 from gpushard.codecs import blosc_blocks, gzip
+from gpushard.converting.mark import Mark
 from gpushard.devices import target as devices_target
 from gpushard.devices.statuses import Status
 from gpushard.formats import numcodecs_chain, v3
 from gpushard.fused import boxes
 from gpushard.source import Source
+from gpushard.stores.writers import ObjectWriter
 from gpushard.writing import in_place
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +38,9 @@ N_INPUTS = {
     "loops": 300,
     "device": 120,
     "writing": 400,
+    "conversion": 150,
+    "answers": 250,
+    "puts": 100,
     "selections": 5000,
 }
 HAS_LOOPS = all(map(find_spec, ("numba", "cffi", "blosc2")))
@@ -44,8 +49,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
 
 
 def needs(name):
-    skips = pytest.mark.skipif(not HAS_LOOPS, reason=NO_LOOPS)
-    return pytest.param(name, marks=skips if name == "loops" else ())
+    marks = []
+    if name == "loops":
+        marks = [pytest.mark.skipif(not HAS_LOOPS, reason=NO_LOOPS)]
+    elif name in running.NETWORKED:
+        has_client = find_spec("obstore") is not None
+        skips = pytest.mark.skipif(not has_client, reason="needs the extra `remote`")
+        marks = [pytest.mark.network, skips]
+    return pytest.param(name, marks=marks)
 
 
 @pytest.mark.parametrize("name", [*map(needs, running.TARGETS)])
@@ -141,6 +152,26 @@ def undoes_all_but_the_first(monkeypatch):
     monkeypatch.setattr(in_place, "_undo", undo)
 
 
+def takes_all_shards_for_finished(monkeypatch):
+    def take_over(self, _found):
+        self.done[:] = True
+        self.is_resumed = True
+
+    monkeypatch.setattr(Mark, "take_over", take_over)
+
+
+def believes_in_any_version(monkeypatch):
+    monkeypatch.setattr("gpushard.stores.remote.is_other", lambda *_: False)
+
+
+def puts_without_a_condition(monkeypatch):
+    def version(self, key, e_tag):
+        # The server is asked before whether it keeps to conditions, with a tag of "0".
+        return {"e_tag": e_tag} if e_tag == '"0"' else "overwrite"
+
+    monkeypatch.setattr(ObjectWriter, "_version", version)
+
+
 def reads_a_minus_as_a_plus(monkeypatch):
     target = running.load("selections")
     good = target.parse_selection
@@ -158,6 +189,9 @@ PLANTED = {
     "loops": places_beside,
     "device": scatters_an_axis_onto_one_place,
     "writing": undoes_all_but_the_first,
+    "conversion": takes_all_shards_for_finished,
+    "answers": believes_in_any_version,
+    "puts": puts_without_a_condition,
     "selections": reads_a_minus_as_a_plus,
 }
 

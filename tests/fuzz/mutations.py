@@ -56,6 +56,31 @@ def _damage(out: bytearray, rng: random.Random) -> None:
             out[at : at + len(piece)] = piece
 
 
+def damaged_steps(
+    data: bytes, rng: random.Random, start: int, kinds: Sequence[int]
+) -> bytes:
+    """Bytes whose steps of three, from `start` on, lack one, have one more or another.
+
+    The first byte of each is one of `kinds`. The bytes ahead of them may change, too.
+    """
+    at = start + 3 * rng.randrange((len(data) - start) // 3 + 1)
+    step = bytes([rng.choice(kinds), rng.randrange(256), rng.randrange(256)])
+    match rng.randrange(6):
+        case 0:
+            return data[:at] + data[at + 3 :]
+        case 1:
+            return data[:at] + data[at : at + 3] + data[at:]
+        case 2:
+            return data[:at] + bytes(3) + data[at:]
+        case 3:
+            k = rng.randrange(start)
+            return data[:k] + bytes([rng.randrange(256)]) + data[k + 1 :]
+        case 4:
+            return data[:at] + step + data[at + 3 :]
+        case _:
+            return data[:at] + step + data[at:]
+
+
 Donors = Mapping[str, Sequence[Any]]
 """Values that members of each name have had; elements count by their array's name."""
 

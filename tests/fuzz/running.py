@@ -20,8 +20,11 @@ from fuzz import mutations
 
 TARGETS = (
     *("metadata", "historic", "index", "streams", "shards", "loops", "device"),
-    *("writing", "selections"),
+    *("writing", "conversion", "answers", "puts", "selections"),
 )
+
+NETWORKED = ("answers", "puts")
+"""Targets that talk to a server of this process, through obstore."""
 
 LIMIT_S = 10
 """Processor time of one input beyond which it is a finding."""

@@ -117,8 +117,13 @@ class _Objects(Mapping[str, bytes]):
         return 1
 
 
+def objects_of(data: bytes) -> Mapping[str, bytes]:
+    """Store whose document is `data`."""
+    return _Objects(data, _OTHER if len(data) % 2 else None)
+
+
 def check(data: bytes) -> bool:
-    store = OneObject(_Objects(data, _OTHER if len(data) % 2 else None))
+    store = OneObject(objects_of(data))
     return opens_array(store) | opens_group(store)
 
 
