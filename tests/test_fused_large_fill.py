@@ -12,7 +12,7 @@ import pytest
 import gpushard
 from asked_store import put
 from fused_cases import FUSED
-from gpushard.fused import direct, sink
+from gpushard.fused import filling, sink
 from gpushard.options import KIB, MIB
 from lone_chunks import let_little_count
 from spec_shards import EMPTY, LITTLE, document, sharding
@@ -40,14 +40,14 @@ def place(tmp_path_factory) -> Path:
 def made(monkeypatch) -> list[weakref.ref[Any]]:
     """Inner chunks of fill values that were made."""
     refs: list[weakref.ref[Any]] = []
-    real = direct.stored_fill
+    real = filling.stored_fill
 
     def stored_fill(source: Any) -> Any:
         fill = real(source)
         refs.append(weakref.ref(fill))
         return fill
 
-    monkeypatch.setattr(direct, "stored_fill", stored_fill)
+    monkeypatch.setattr(filling, "stored_fill", stored_fill)
     return refs
 
 

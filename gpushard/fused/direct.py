@@ -13,10 +13,8 @@ from functools import partial
 from itertools import product
 from math import prod
 from threading import Lock
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpushard import blocks
 from gpushard.blocks import Planned
@@ -27,13 +25,13 @@ from gpushard.fused.cells import AxisCells, axis_cells
 from gpushard.fused.columns import (
     END,
     FILE,
-    FILLED,
     FIRST_LENGTH,
     HIGH,
     LOW,
     SOURCE,
 )
 from gpushard.fused.files import window_nbytes
+from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept import KeptBoxes, kept_boxes
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxRunner
@@ -41,21 +39,16 @@ from gpushard.fused.shares import Shares
 from gpushard.index_room import n_at_once
 from gpushard.job import Job
 from gpushard.known import KnownIndex
-from gpushard.options import KIB
 from gpushard.selection import Ints, Members
 from gpushard.source import Source
 from gpushard.stores.handles import Handle, is_in_memory, read_ahead
 from gpushard.stores.local import LocalStore, holds_plain_files
 from gpushard.workers import Task
 
-Fill = NDArray[Any]
-
 # Shards read side by side: each is an open file, of which a process has few.
 _MOST_SHARDS = 64
 # What the columns over the cells of an axis take while they are made.
 _CELL_NBYTES = 100
-# An inner chunk of fill values is larger only while one is missing, and there is room.
-_LITTLE_FILL_NBYTES = 256 * KIB
 
 
 @dataclass
@@ -357,38 +350,6 @@ def shard_row(known: KnownIndex | None, handle: Handle | None) -> tuple[int, ...
     if known is None or handle is None:
         return 0, 0, 0, 0, 0
     return *known.addresses, handle.fd, 0
-
-
-def little_fill(source: Source, chunk_nbytes: int) -> Fill | None:
-    """An inner chunk of fill values to plan with; None where it would take much."""
-    return None if chunk_nbytes > _LITTLE_FILL_NBYTES else stored_fill(source)
-
-
-def fill_for(boxes: Ints, source: Source, fill: Fill | None) -> Fill | None:
-    """What boxes of missing inner chunks are copied from, to be held while they are.
-
-    Parameters
-    ----------
-    fill
-        What there is of it already. Else it is made, where one is missing; without room
-        for it these boxes have no source, and will not be placed.
-    """
-    if fill is not None and fill.nbytes <= _LITTLE_FILL_NBYTES:
-        return fill
-    is_missing = (boxes[:, FILE] == FILLED) & (boxes[:, SOURCE] == 0)
-    if not is_missing.any():
-        return fill
-    if fill is None and source.chunk_nbytes <= source.room.most_filling_nbytes:
-        fill = stored_fill(source)
-    boxes[is_missing, SOURCE] = address_of(fill)
-    return fill
-
-
-def stored_fill(source: Source) -> Fill:
-    """An inner chunk of fill values, as it would be stored: shape (n_elements,)."""
-    value = source.layout.fill_value
-    stored = value.astype(source.pipeline.stored_dtype)
-    return np.full(source.chunk_nbytes // stored.itemsize, stored)
 
 
 def spanned_nbytes(boxes: Ints) -> int:

@@ -21,14 +21,9 @@ from gpushard.fetch import fetch_indexes, known_index
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.choice import are_loaded, loaded_loops
 from gpushard.fused.columns import END, FILE, FILLED, HIGH, LOW, RAW
-from gpushard.fused.direct import (
-    announce,
-    fill_for,
-    little_fill,
-    shard_row,
-    spanned_nbytes,
-)
+from gpushard.fused.direct import announce, shard_row, spanned_nbytes
 from gpushard.fused.files import window_nbytes
+from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept import kept_boxes
 from gpushard.fused.laid import Boxes, Coordinate, Mesh, Scattered, grid_of, laid
 from gpushard.fused.room import address_of
