@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain, islice
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpushard.blocks import Planned
 from gpushard.errors import ObjectChangedError, naming
@@ -46,14 +47,43 @@ def execute(jobs: Sequence[Job]) -> None:
     StoreError
         The store failed; `ObjectChangedError` if a shard was replaced twice.
     """
-    begin(jobs)
+    begin(prepare(jobs))
     finish(jobs)
 
 
-def begin(jobs: Sequence[Job]) -> None:
-    """Run all jobs up to what a device still has under way; see `execute`."""
-    begun = monotonic()
-    changed: Changed = []
+class Prepared(NamedTuple):
+    """Jobs that are ready to be run.
+
+    Attributes
+    ----------
+    jobs
+        They, held to the memory that there is.
+    n_workers
+        Threads that their work is worth.
+    directs
+        What reads some of them without the stages here.
+    tasks
+        Its tasks, the first of them laid out.
+    since
+        When this began.
+    """
+
+    jobs: Sequence[Job]
+    n_workers: int
+    directs: Sequence[tuple[Job, SelfReader]]
+    tasks: Iterator[Task]
+    since: float
+
+
+def prepare(jobs: Sequence[Job]) -> Prepared:
+    """Make ready to run all jobs: what can be done before the threads are free.
+
+    Raises
+    ------
+    LimitError, StoreError
+        As `execute` does.
+    """
+    since = monotonic()
     for job in jobs:
         if job.plan.n_chunks:
             with _named(job):
@@ -65,7 +95,16 @@ def begin(jobs: Sequence[Job]) -> None:
                 job.source.room.refuse_large()
     n_workers = _n_workers(jobs)
     directs = [(job, direct) for job in jobs if (direct := job.sink.direct(job))]
-    run_tasks(_direct_tasks(directs, n_workers), n_workers)
+    tasks = _direct_tasks(directs, n_workers)
+    first = [*islice(tasks, 1)]
+    return Prepared(jobs, n_workers, directs, chain(first, tasks), since)
+
+
+def begin(prepared: Prepared) -> None:
+    """Run jobs up to what a device still has under way; see `execute`."""
+    jobs, n_workers, directs, tasks, since = prepared
+    changed: Changed = []
+    run_tasks(tasks, n_workers)
     blocks = [
         (replace(job, seen=frozenset(direct.seen)), direct.left_over())
         for job, direct in directs
@@ -80,7 +119,7 @@ def begin(jobs: Sequence[Job]) -> None:
     run_tasks(_all_tasks(blocks, n_workers, changed), n_workers, most)
     for job, block, keys in changed:
         shards = map(tuple, block.shard_coords.tolist())
-        again = replace(job, seen=forget(job.source, shards, keys, begun))
+        again = replace(job, seen=forget(job.source, shards, keys, since))
         with _named(job):
             run_tasks(_block_tasks(again, block, n_workers), n_workers, most)
 

@@ -6,11 +6,13 @@ import threading
 
 import numpy as np
 import pytest
+import zarr
 
+import gpushard
 from gpushard import Loader
 from gpushard.loader import reading
 from gpushard.loader.fields import Field
-from loader_data import IMAGES, images, stored
+from loader_data import IMAGES, N, images, stored
 
 
 def test_the_next_read_is_planned_while_one_is_read(monkeypatch):
@@ -67,3 +69,34 @@ def test_loads_of_rows_that_are_never_there_twice_are_twice_as_large(
     with Loader(arrays, batch_size=1, **options) as loader:
         assert len(list(loader)) == 64
     assert max(n_read) == n
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_read_is_ready_to_be_decoded_before_the_one_ahead_is_over(
+    keeps, monkeypatch, tmp_path
+):
+    """But where inner chunks are kept: those of the read ahead are found then."""
+    monkeypatch.setattr(reading, "LOAD_NBYTES", 8 * 12)
+    plain_prepare, plain_begin = reading.prepare, reading.begin
+    prepared, begun = [], []
+
+    def prepare(jobs):
+        prepared.append(threading.get_ident())
+        return plain_prepare(jobs)
+
+    def begin(ready):
+        begun.append(threading.get_ident())
+        plain_begin(ready)
+
+    monkeypatch.setattr(reading, "prepare", prepare)
+    monkeypatch.setattr(reading, "begin", begin)
+    options = gpushard.Options(chunk_cache_nbytes=1 << 20 if keeps else 0)
+    z = zarr.create_array(
+        tmp_path, shape=(N, 6), chunks=(4, 6), shards=(12, 6), dtype="u2"
+    )
+    z[...] = IMAGES.reshape(N, 6)
+    a = gpushard.open_array(tmp_path, options=options)
+    with Loader(a, batch_size=8) as loader:
+        assert np.array_equal(np.concatenate(list(loader)), z[...])
+    assert len(prepared) == len(begun) > 2
+    assert (set(prepared) == set(begun)) == keeps

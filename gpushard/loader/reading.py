@@ -28,7 +28,7 @@ from gpushard.loader.sizes import most_samples, usual_samples
 from gpushard.loader.stopping import stoppable
 from gpushard.loader.windows import Origins
 from gpushard.options import MIB
-from gpushard.read import begin, finish
+from gpushard.read import Prepared, begin, finish, prepare
 from gpushard.selection import Ints
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class Planned:
         int64, shape (n_turns,).
     jobs, finishers
         What it consists of.
+    prepared
+        The jobs, ready to be run; None where they are not yet.
     error
         What ended it already.
     """
@@ -94,6 +96,7 @@ class Planned:
     samples: Ints
     jobs: list[Job] = field(default_factory=list[Job])
     finishers: list[Finish] = field(default_factory=list[Finish])
+    prepared: Prepared | None = None
     error: GpushardError | None = None
 
 
@@ -230,13 +233,24 @@ class Reader:
                 jobs, done = self.place.read(one, origins)
                 planned.jobs += jobs
                 planned.finishers.append(done)
+            if not self._keeps_chunks:
+                planned.prepared = self._prepared(planned)
         return planned
+
+    @property
+    def _keeps_chunks(self) -> bool:
+        """Whether the load before may bring what the next one need not read."""
+        members = (member for field in self.fields for member in field.members)
+        return any(member.source.chunks is not None for member in members)
+
+    def _prepared(self, planned: Planned) -> Prepared:
+        return prepare([stoppable(job, self.stop) for job in planned.jobs])
 
     def _begin(self, planned: Planned) -> None:
         """Begin a read; what goes wrong is raised by `_finish`."""
         if planned.error is None:
             with self._held(planned):
-                begin([stoppable(job, self.stop) for job in planned.jobs])
+                begin(planned.prepared or self._prepared(planned))
 
     @contextmanager
     def _held(self, planned: Planned) -> Iterator[None]:
