@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from fused_cases import (
 )
 from gpushard.fused import boxes
 from gpushard.fused.boxes import Lists
+from gpushard.fused.columns import LIST_AXIS, LIST_FIRST, N_LISTED
 from gpushard.selection import Members
 from loader_data import ORDERS
 from zarr_oracle import assert_same_bits, held
@@ -98,16 +100,16 @@ def test_lists_name_every_element_once(inner, data):
     if lists is None:
         assert (count == 1).all()
         return
-    begin = (lists.address - lists.words.ctypes.data) // 8
-    words = lists.words.ravel()
-    for cell, at in enumerate(begin.tolist()):
+    begin = (lists.address - lists.words.ctypes.data) // lists.words.strides[0]
+    assert np.array_equal(begin, np.arange(len(count)))
+    for cell, words in enumerate(lists.words.tolist()):
         mine = slice(bounds[cell], bounds[cell + 1])
-        assert words[at : at + 2].tolist() == [count[cell], 2]
-        pairs = words[at + 2 : at + 2 + 2 * count[cell]].reshape(-1, 2)
-        assert np.array_equal(pairs[:, 0] + lists.first[cell], in_index[mine])
-        assert np.array_equal(pairs[:, 1], out_index[mine])
-        assert pairs[:, 0].min() == 0
-        assert pairs[:, 0].max() == lists.reach[cell] - 1
+        assert (words[N_LISTED], words[LIST_AXIS]) == (count[cell], 2)
+        assert words[LIST_FIRST] == lists.first[cell] == in_index[mine].min()
+        assert lists.first[cell] + lists.reach[cell] == in_index[mine].max() + 1
+        for address, want in zip(words[3:], (in_index, out_index), strict=True):
+            listed = (ctypes.c_int64 * int(count[cell])).from_address(address)
+            assert list(listed) == want[mine].tolist()
 
 
 def test_long_runs_and_small_elements_make_no_lists(monkeypatch):

@@ -13,6 +13,10 @@ from gpushard.fused.columns import (
     FIRST_LENGTH,
     KEEP,
     LIST_AXIS,
+    LIST_FIRST,
+    LIST_INNER,
+    LIST_OUTER,
+    LIST_WORDS,
     LISTED,
     N_LISTED,
     OFFSET,
@@ -39,19 +43,21 @@ class Lists(NamedTuple):
     Attributes
     ----------
     words
-        int64, shape (n_cells + n_elements, 2): the lists (`columns.N_LISTED` and on),
-        one after the other. Held here: the loops know but the addresses.
+        int64, shape (n_cells, LIST_WORDS): a list a cell (`columns.N_LISTED` and on).
     address
         int64, shape (n_cells,). Where each list is.
     first, reach
         int64, shape (n_cells,). First element that is taken of each cell, and how far
         it is to behind the last.
+    held
+        What the lists name by its address.
     """
 
     words: Ints
     address: Ints
     first: Ints
     reach: Ints
+    held: tuple[Ints, Ints]
 
     @classmethod
     def of(cls, members: Members, axis: int, out_stride: int) -> Lists | None:
@@ -64,22 +70,22 @@ class Lists(NamedTuple):
         """
         if abs(out_stride) < _LARGE_NBYTES:
             return None
-        count = np.diff(members.bounds)
-        n_cells, n_elements = len(count), len(members.in_index)
-        cell = np.repeat(np.arange(n_cells), count)
-        starts, _ = runs(cell, members.in_index, members.out_index)
-        if len(starts) <= n_cells or n_elements >= _LONG_RUN * len(starts):
+        inner, outer = map(np.ascontiguousarray, members[1:])
+        begin, n_cells, n = members.bounds[:-1], len(members.bounds) - 1, len(inner)
+        is_next = _follows(inner, outer)
+        is_next[begin[1:] - 1] = False
+        n_runs = n - np.count_nonzero(is_next)
+        if n_runs <= n_cells or n >= _LONG_RUN * n_runs:
             return None
-        first = np.minimum.reduceat(members.in_index, members.bounds[:-1])
-        last = np.maximum.reduceat(members.in_index, members.bounds[:-1])
-        words = np.empty((n_cells + n_elements, 2), np.int64)
-        head = members.bounds[:-1] + np.arange(n_cells)
-        words[head, N_LISTED], words[head, LIST_AXIS] = count, axis
-        place = np.arange(n_elements) + cell + 1
-        words[place, 0] = members.in_index - first[cell]
-        words[place, 1] = members.out_index
-        address = address_of(words) + head * words.strides[0]
-        return cls(words, address, first, last - first + 1)
+        first = np.minimum.reduceat(inner, begin)
+        last = np.maximum.reduceat(inner, begin)
+        words = np.empty((n_cells, LIST_WORDS), np.int64)
+        words[:, N_LISTED], words[:, LIST_AXIS] = np.diff(members.bounds), axis
+        words[:, LIST_FIRST] = first
+        words[:, LIST_INNER] = address_of(inner) + begin * inner.itemsize
+        words[:, LIST_OUTER] = address_of(outer) + begin * outer.itemsize
+        address = address_of(words) + np.arange(n_cells) * words.strides[0]
+        return cls(words, address, first, last - first + 1, (inner, outer))
 
 
 class Landing(NamedTuple):
@@ -252,6 +258,11 @@ def runs(cell: Ints, inner: Ints, outer: Ints) -> tuple[Ints, Ints]:
     -------
     Where each run begins, and how long it is: int64, shape (n_runs,).
     """
-    is_next = (np.diff(inner) == 1) & (np.diff(outer) == 1) & (np.diff(cell) == 0)
+    is_next = _follows(inner, outer) & (cell[1:] == cell[:-1])
     starts = np.flatnonzero(np.append(True, ~is_next)[: len(inner)])
     return starts, np.diff(np.append(starts, len(inner)))
+
+
+def _follows(inner: Ints, outer: Ints) -> NDArray[np.bool_]:
+    """Whether elements lie next to the one before, in both: bool, shape (n - 1,)."""
+    return (inner[1:] - inner[:-1] == 1) & (outer[1:] - outer[:-1] == 1)

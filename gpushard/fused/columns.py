@@ -15,10 +15,12 @@ SOURCE, NBYTES, LOW, HIGH, REACH, FILE, OFFSET, TARGET, PART = range(9)
 ENTRY, KEEP, LISTED, FIRST_LENGTH = range(9, 13)
 NO_FILE, FILLED = -1, -2
 
-# Of a list, words: how many elements, along which axis; then of each how far it lies
-# behind the box's first in the inner chunk, and where in the output, in elements of the
-# axis. The box's length along the axis is how far they reach.
-N_LISTED, LIST_AXIS = range(2)
+# Of a list, words: how many elements, along which axis; which of them comes first in
+# the inner chunk, where the box begins; addresses of where each lies in the inner chunk
+# and in the output, in elements of the axis. The box's length along it is how far they
+# reach.
+N_LISTED, LIST_AXIS, LIST_FIRST, LIST_INNER, LIST_OUTER = range(5)
+LIST_WORDS = 5
 
 # Streams, and how the loops decode them: each in its own way, but for deflate, which
 # goes through libz or, where there is one, libdeflate.

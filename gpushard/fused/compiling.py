@@ -62,10 +62,12 @@ def _place(at: int, strides: Any, boxes: Any) -> None:
     if n_shares == 0:
         work[4, 0] = NO_FILE
         place_boxes(decoder, boxes, (0, n), strides, work, is_placed)
-        return
-    cuts = calls.ints(calls.word(at, 8), (n_shares + 1,))
-    shares = (cuts, calls.word(at, 10), calls.word(at, 11))
-    place_shares(decoder, boxes, shares, strides, work, is_placed)
+    else:
+        cuts = calls.ints(calls.word(at, 8), (n_shares + 1,))
+        shares = (cuts, calls.word(at, 10), calls.word(at, 11))
+        place_shares(decoder, boxes, shares, strides, work, is_placed)
+    # Of what `copies` wrote past the caches.
+    calls.fence()
 
 
 @calls.inner

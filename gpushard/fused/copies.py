@@ -10,6 +10,9 @@ from gpushard.fused.columns import (
     COPY,
     FIRST_LENGTH,
     LIST_AXIS,
+    LIST_FIRST,
+    LIST_INNER,
+    LIST_OUTER,
     LISTED,
     N_LISTED,
     PART,
@@ -158,7 +161,13 @@ def copy_wanted(
     run, n_axes = left
     target, listed = box[TARGET], box[LISTED]
     n, inner, outer, is_streamed = 1, 0, 0, False
+    first, inner_at, outer_at = 0, 0, 0
     if listed:
+        first = calls.word(listed, LIST_FIRST)
+        inner_at, outer_at = (
+            calls.word(listed, LIST_INNER),
+            calls.word(listed, LIST_OUTER),
+        )
         n, axis = calls.word(listed, N_LISTED), calls.word(listed, LIST_AXIS)
         inner, outer = strides[0, box[PART], axis], strides[1, box[PART], axis]
         # All that is written begins and ends where 16 bytes do.
@@ -172,12 +181,10 @@ def copy_wanted(
     for k in range(n):
         at, to = source, target
         if listed:
-            at += calls.word(listed, 2 * k + 2) * inner
-            to += calls.word(listed, 2 * k + 3) * outer
+            at += (calls.word(inner_at, k) - first) * inner
+            to += calls.word(outer_at, k) * outer
         if is_streamed:
             for i in range(0, run, 16):
                 calls.stream_128(to + i, at + i)
         else:
             _copy_box(d, to, at, run, n_axes, work)
-    if is_streamed:
-        calls.fence()
