@@ -319,16 +319,12 @@ def _project_index(selection: IndexAxis, axis: GridAxis) -> Projection:
         np.append(True, cell_of[1:] != cell_of[:-1])[: len(cell_of)]
     )
     cell = cell_of[starts]
-    del cell_of
     bounds = np.append(starts, len(element)).astype(np.int64)
-    if order is None:
-        in_index = element.copy()
-    else:
-        in_index, out_index = element[order], out_index[order]
-    if axis.boundaries is None:
-        in_index %= axis.cell
-    else:
-        in_index -= np.repeat(axis.start_of(cell), np.diff(bounds))
+    if order is not None:
+        element, out_index = element[order], out_index[order]
+    in_index = axis.start_of(cell_of)
+    del cell_of
+    np.subtract(element, in_index, out=in_index)
     members = Members(bounds, in_index, out_index)
     zeros = np.zeros(len(cell), np.int64)
     return Projection(cell, zeros, np.diff(bounds), zeros, members=members)

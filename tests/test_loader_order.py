@@ -57,6 +57,8 @@ def test_any_part_of_an_epoch_can_be_asked_for_alone(n, block, mixed):
     backwards = np.arange(n)[::-1]
     assert np.array_equal(again.at(backwards), everything[backwards])
     assert np.array_equal(again.at(np.arange(n // 2, n)), everything[n // 2 :])
+    some = slice(n // 3, n // 2 + 1)
+    assert np.array_equal(again.at(np.arange(n)[some]), everything[some])
 
 
 def test_blocks_may_differ_in_length():

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 import gpushard
 from gpushard import Loader, OptionError
+from gpushard.loader.windows import rows_of_all
+from gpushard.selection import IndexAxis
 from loader_data import stored
 
 T, Y, X = 23, 11, 14
@@ -188,3 +190,14 @@ def test_arrays_that_differ_along_an_axis_of_the_window_are_refused():
     with pytest.raises(OptionError, match="axis 1"):
         Loader((A, other), window=(2, 2))
     Loader((A, other), window=2)
+
+
+@given(st.lists(st.integers(0, 99), min_size=2, max_size=50), st.booleans())
+def test_rows_are_read_in_ascending_order_however_large_they_are(rows, is_large):
+    rows = np.array(rows)[::-1] + is_large * (1 << 62)
+    assume((np.diff(rows) < 0).any())
+    (first,) = rows_of_all(rows, (1 << 63,)).axes
+    assert isinstance(first, IndexAxis)
+    assert np.array_equal(first.element, np.sort(rows))
+    assert np.array_equal(first.element, rows[first.out_index])
+    assert np.array_equal(np.sort(first.out_index), np.arange(len(rows)))

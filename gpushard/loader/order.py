@@ -135,6 +135,8 @@ class BlockShuffled:
         """See `Order`."""
         if not len(positions):
             return positions
+        if np.all(positions[1:] - positions[:-1] == 1):
+            return self._run(int(positions[0]), int(positions[-1]) + 1)
         group = np.searchsorted(self._starts, positions, side="right") - 1
         samples = np.empty(len(positions), np.int64)
         # Positions come in order: each group's lie side by side, or in a few runs.
@@ -143,6 +145,19 @@ class BlockShuffled:
             g = int(group[first])
             place = positions[first:stop] - self._starts[g]
             samples[first:stop] = self._members(g)[place]
+        return samples
+
+    def _run(self, start: int, stop: int) -> Ints:
+        """Samples at positions ``start:stop``, group by group."""
+        samples = np.empty(stop - start, np.int64)
+        done = start
+        g = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while done < stop:
+            first, last = int(self._starts[g]), min(int(self._starts[g + 1]), stop)
+            samples[done - start : last - start] = self._members(g)[
+                done - first : last - first
+            ]
+            done, g = last, g + 1
         return samples
 
     def cut(self, position: int) -> int:

@@ -37,7 +37,7 @@ def ranked(words: NDArray[np.uint64]) -> Ints:
     ascending = words[order]
     if np.any(ascending[1:] == ascending[:-1]):
         order = np.argsort(words, kind="stable")
-    return order.astype(np.int64)
+    return order.astype(np.int64, copy=False)
 
 
 def permutation(n: int, seed: int, *path: int) -> Permutation:

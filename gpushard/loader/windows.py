@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from gpushard.errors import OptionError
 from gpushard.selection import IndexAxis, Ints, Orthogonal, SliceAxis
 
+# Of an int64, but for the sign.
+_INT64_BITS = 63
+
 Padding = Literal["drop", "shift", "fill"]
 
 
@@ -82,10 +85,22 @@ def rows_of_all(rows: Ints, shape: tuple[int, ...]) -> Orthogonal:
         first = IndexAxis(rows, np.arange(n, dtype=np.int64))
     else:
         # Sorted here, as a read would do it: neighbours come in few runs.
-        place = np.argsort(rows)
-        first = IndexAxis(rows[place], place)
+        first = IndexAxis(*_sorted(rows))
     rest = (SliceAxis(0, 1, extent) for extent in shape[1:])
     return Orthogonal((first, *rest), (n, *shape[1:]))
+
+
+def _sorted(rows: Ints) -> tuple[Ints, Ints]:
+    """Rows in ascending order, and where each stood."""
+    shift = len(rows).bit_length()
+    if int(rows.max()) >> (_INT64_BITS - shift):
+        place = np.argsort(rows)
+        return rows[place], place
+    # One number a row, which NumPy sorts in half the time that places take it.
+    numbers = rows << shift
+    numbers |= np.arange(len(rows))
+    numbers.sort()
+    return numbers >> shift, numbers & ((1 << shift) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +136,9 @@ class Origins:
 
     def of(self, samples: Ints) -> Ints:
         """Origins of samples: int64, shape (n_samples, n_axes)."""
-        at: NDArray[np.int64] = np.stack(np.unravel_index(samples, self.counts), axis=1)
+        at: NDArray[np.int64] = samples[:, None]
+        if len(self.counts) > 1:
+            at = np.stack(np.unravel_index(samples, self.counts), axis=1)
         origins = np.array(self.start) + at * np.array(self.stride)
         return np.minimum(origins, np.array(self.last))
 
