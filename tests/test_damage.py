@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
@@ -250,6 +252,23 @@ class Failing(MemoryStore):
         if key == "c/0/0":
             raise OSError("the disk is gone")
         return await super().get(key, prototype, byte_range)
+
+
+def test_damage_in_arrays_that_are_read_together_is_reported_one_at_a_time():
+    now: list[CorruptShardError] = []
+    most: list[int] = []
+
+    def report(error: CorruptShardError) -> None:
+        now.append(error)
+        time.sleep(0.05)
+        most.append(len(now))
+        now.pop()
+
+    damage = Replaced(report, (4,))
+    both = [damage.of_array(url, (4,)) for url in ("memory://a", "memory://b")]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: one.note(CorruptShardError("torn")), both))
+    assert most == [1, 1]
 
 
 def test_a_store_that_fails_is_not_filled_over():

@@ -26,9 +26,10 @@ from cuda_host.device import EmulatedDevice
 from damaged_arrays import emulated
 from gpushard import Options
 from gpushard.fused import choice
-from gpushard.options import usable_cpu_count
-from gpushard.stores import zarr_writer
+from gpushard.options import MIB, usable_cpu_count
+from gpushard.stores import handles, zarr_writer
 from gpushard.stores.local import LocalStore
+from gpushard.workers import turns
 from range_server import RangeServer
 from small_array import VALUES, write_values
 from zarr_oracle import assert_same_bits
@@ -110,21 +111,35 @@ def test_a_fork_reads_a_zarr_store_that_its_parent_was_reading():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
-@pytest.mark.parametrize("held", ["indexes", "handles", "loops"])
+@pytest.mark.parametrize("held", ["indexes", "inner chunks", "handles", "loops"])
 def test_a_fork_waits_for_no_thread_of_its_parent(held, tmp_path, monkeypatch):
     """What another thread held at the fork stays locked: nobody is there to let go."""
     choice._load()  # to compile them could take the fork longer than it has
     monkeypatch.setattr(choice, "_loaded", [])
-    options = Options(small_read_chunks=0, compile_nbytes=0)
+    monkeypatch.setattr(handles, "_SETTLED_NS", 0)  # keep what was just written, too
+    options = Options(small_read_chunks=0, compile_nbytes=0, chunk_cache_nbytes=MIB)
     a = gpushard.open_array(write_values(tmp_path / "a"), options=options)
+    assert a.source.chunks is not None
     lock = {
         "indexes": a.source.indexes._lock,
+        "inner chunks": a.source.chunks._lock,
         "handles": a.source.store._handles._lock,
         "loops": choice._turn.lock,
     }[held]
     with lock:
         assert answers_in_a_fork(lambda: np.array_equal(a[...], VALUES))
     assert_same_bits(a[...], VALUES)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
+def test_a_fork_has_no_turn_to_wait_for():
+    """Of what one thread does at a time, as it takes much memory."""
+
+    def are_free() -> bool:
+        return all(lock.acquire(blocking=False) for lock in vars(turns).values())
+
+    with turns.decoding, turns.padded, turns.copying:
+        assert answers_in_a_fork(are_free)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")

@@ -240,13 +240,16 @@ def test_tasks_may_ask_stores_however_many_wait_for_them():
 
 
 FORK = """
-import os, signal
-from gpushard.workers import run_tasks
-done = []
+import os, signal, threading, time
+from gpushard.workers import run_side_by_side, run_tasks
+done, both = [], threading.Barrier(2)
 run_tasks([lambda: done.append(1)] * 8, 2)
+run_side_by_side(lambda _: both.wait(), range(2), 2)
+time.sleep(0.05)  # until both threads wait for work, of which the child has neither
 if not os.fork():
     signal.alarm(20)
     run_tasks([lambda: done.append(1)] * 8, 2)
+    run_side_by_side(str, range(4), 2)
     os._exit(len(done))
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 16
 run_tasks([lambda: done.append(1)] * 8, 2)
