@@ -164,9 +164,17 @@ def test_damaged_streams_are_named_as_such(
     assert caught.value.codec == "zstd"
 
 
-@pytest.mark.parametrize("size", [True, False])
-def test_wrong_checksum_is_a_checksum_error(zstd: BytesCodec, size: bool) -> None:
-    stream = bytearray(frame(size=size, checksum=True))
+@pytest.mark.parametrize(
+    "sound",
+    [
+        pytest.param(frame(checksum=True), id="size"),
+        pytest.param(frame(size=False, checksum=True), id="no size"),
+        pytest.param(frame() + frame(b"", checksum=True), id="of no bytes"),
+    ],
+)
+def test_wrong_checksum_is_a_checksum_error(zstd: BytesCodec, sound: bytes) -> None:
+    assert bytes(zstd.decode(sound, len(RAW), exact=True)) == RAW
+    stream = bytearray(sound)
     stream[-1] ^= 1
     with pytest.raises(ChecksumError):
         zstd.decode(stream, len(RAW), exact=True)

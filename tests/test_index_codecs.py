@@ -56,6 +56,15 @@ def skip_astype_of_zarr_310(index_codecs):
         pytest.skip("zarr 3.1.0 cannot follow a data type through numcodecs.astype")
 
 
+def test_an_index_that_codecs_make_smaller_is_held_to_its_decoded_size():
+    """Its 32 entries of four bytes are decoded to 16 each."""
+    skip_astype_of_zarr_310([NARROW])
+    meta = document([64], [64], sharding([2], index_codecs=[NARROW, LITTLE]))
+    opened(meta, Options(max_index_nbytes=32 * 16))
+    with pytest.raises(gpushard.LimitError, match="index is too large"):
+        opened(meta, Options(max_index_nbytes=32 * 16 - 1))
+
+
 @pytest.mark.parametrize("n", [0, 8])
 @pytest.mark.parametrize(
     ("index_codecs", "index"),
