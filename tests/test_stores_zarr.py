@@ -19,6 +19,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 
 from gpushard.errors import StoreError
+from gpushard.stores import zarr_loop
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.zarr_store import ZarrStore
 from range_server import RangeServer
@@ -316,3 +317,18 @@ def test_an_interrupted_read_leaves_no_request_running() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert asked.n_running == 0
+
+
+@pytest.mark.parametrize("leave", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("n_requests", [1, 3])
+def test_a_store_that_exits_is_an_error_and_does_not_end_its_loop(leave, n_requests):
+    class Leaving(MemoryStore):
+        async def get(self, *_: Any, **__: Any) -> Buffer | None:
+            raise leave("enough")
+
+    reading = ZarrStore(Leaving())._read_all(
+        [ByteRequest(f"a/c/{k}") for k in range(n_requests)]
+    )
+    # In a loop of its own: if zarr's were ended, all tests after this one would wait.
+    with pytest.raises(StoreError, match="gave up"):
+        asyncio.run(zarr_loop._tracked(reading, []))

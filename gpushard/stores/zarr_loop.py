@@ -64,7 +64,26 @@ async def _tracked(
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - a coroutine runs in one
     tasks.append(task)
-    return await coroutine
+    return await contained(coroutine)
+
+
+async def contained(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Result of a coroutine that is a task of its own.
+
+    What exits in a task ends the loop, and then nobody would ever hear of it.
+
+    Raises
+    ------
+    StoreError
+        The zarr store raised a `KeyboardInterrupt` or a `SystemExit`.
+    """
+    try:
+        return await coroutine
+    except (KeyboardInterrupt, SystemExit) as error:
+        raise StoreError(
+            f"the zarr store gave up: {type(error).__name__}: {error}",
+            hint="see what the store calls; it must not exit from where it is called",
+        ) from error
 
 
 async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -14,7 +14,7 @@ from gpushard.options import KIB, MIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key, without_credentials
-from gpushard.stores.zarr_loop import run
+from gpushard.stores.zarr_loop import contained, run
 from gpushard.stores.zarr_ranges import first_failure, gives_ranges
 
 if TYPE_CHECKING:
@@ -168,7 +168,8 @@ class ZarrStore:
 
         async def call(positions: Sequence[int]) -> Sequence[Fetched | None]:
             async with slots:
-                return await self._call([requests[i] for i in positions], len(calls))
+                some = [requests[i] for i in positions]
+                return await contained(self._call(some, len(calls)))
 
         # Gathered with their errors, so that no request outlives the read.
         answers = await asyncio.gather(*map(call, calls), return_exceptions=True)
