@@ -7,6 +7,8 @@ import datetime
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import gpushard
 from gpushard.writing.values import fitting_values
@@ -91,3 +93,24 @@ def test_what_is_refused_leaves_the_array_as_it_was(tmp_path):
     with pytest.raises(gpushard.SelectionError, match=r"up to 3.*one of 4"):
         a[1] = "abcd"
     assert a[...].tolist() == ["abc"] * 4
+
+
+LENGTHS = st.lists(st.integers(0, 3), max_size=4).map(tuple)
+
+
+@given(LENGTHS, LENGTHS)
+@example((1, 1, 3), (3,))
+@example((1,), ())
+@example((1, 0), (3, 0))
+def test_values_are_broadcast_as_numpy_assigns_them(given_shape, shape):
+    value = np.arange(np.prod(given_shape, dtype=int)).reshape(given_shape)
+    want = np.full(shape, -1)
+    try:
+        want[...] = value
+    except ValueError:
+        with pytest.raises(gpushard.SelectionError, match="another shape") as caught:
+            fitting_values(value, shape, want.dtype)
+        assert str(shape) in str(caught.value)
+        assert str(given_shape) in str(caught.value)
+    else:
+        assert_same_bits(fitting_values(value, shape, want.dtype), want)

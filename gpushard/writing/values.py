@@ -32,14 +32,30 @@ def fitting_values(
             array = _array_of(value, dtype)
             if array.dtype != dtype:
                 array = _cast(array, dtype)
-        return np.broadcast_to(array, shape)
     except GpushardError:
         raise
     except (TypeError, ValueError, ArithmeticError) as error:
         raise SelectionError(
             f"the value does not fit what is written to: {error}",
             expected=f"{dtype} values that can be broadcast to {shape}",
-            got=f"a {type(value).__name__}",
+            got=repr(type(value).__name__),
+        ) from error
+    return _broadcast(array, shape)
+
+
+def _broadcast(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """View of `array` in `shape`, by the rules of NumPy's assignment."""
+    # Unlike `broadcast_to` that takes leading axes of length 1 away, too.
+    n_more = max(0, array.ndim - len(shape))
+    is_longer_by_ones = array.shape[:n_more] == (1,) * n_more
+    try:
+        given = array.reshape(array.shape[n_more:]) if is_longer_by_ones else array
+        return np.broadcast_to(given, shape)
+    except ValueError as error:
+        raise SelectionError(
+            "the values have another shape than what is written to",
+            expected=f"a shape that can be broadcast to {shape}",
+            got=str(array.shape),
         ) from error
 
 
