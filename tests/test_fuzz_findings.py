@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import struct
+from types import SimpleNamespace
 
 import crc32c
 import numpy as np
@@ -24,6 +25,9 @@ from gpushard.errors import (
 )
 from gpushard.layout import CodecSpec
 from gpushard.options import Options, WriteOptions
+from gpushard.stores import patience
+from gpushard.stores.base import ByteRequest
+from gpushard.stores.bodies import Pace
 from gpushard.stores.failures import failed_write
 from range_server import RangeServer
 from small_array import write_values
@@ -299,3 +303,25 @@ def test_a_failed_write_is_told_in_a_line_without_credentials():
     assert "\n" not in told
     assert "secret" not in told
     assert "OSError: OSError" in str(failed_write("s3://bucket", "c/0", OSError()))
+
+
+@pytest.mark.parametrize("told", [0.0, 0.1])
+def test_a_server_that_asks_for_no_pause_is_not_asked_without_one(told, monkeypatch):
+    now, n_asked = [0.0], [0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    def work(_request):
+        n_asked[0] += 1
+        assert n_asked[0] < 100
+        raise StoreError("status code: 503")
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now[0])
+    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(patience, "retry_after", lambda *_: told)
+    asker = patience.Patience(Pace(15, 1 << 16), "http://host")
+    with pytest.raises(StoreError, match="503"):
+        asker.ask(work, ByteRequest("c/0"))
+    assert 16 <= n_asked[0] <= 32  # at once, and then every half second or second
+    assert 14 <= now[0] <= 15

@@ -53,6 +53,7 @@ class Patience:
         """
         started = time.monotonic()
         pause = _FIRST_PAUSE_S
+        least = 0.0  # once at once; a server that is told to be ready may not be
         while True:
             try:
                 return work(request)
@@ -64,9 +65,14 @@ class Patience:
                 if self._url is not None and passing[1] in _TELLING:
                     # obstore keeps the headers of a refusal to itself.
                     told = retry_after(self._url, request.key, self._pace)
-                # Many readers that fail together must not come back together.
-                wanted = pause * random.uniform(0.5, 1) if told is None else told  # noqa: S311 - no secret
+                wanted = _jittered(pause) if told is None else max(told, least)
                 if time.monotonic() - started + wanted > self._pace.patience_s:
                     raise
             time.sleep(wanted)
             pause *= 2
+            least = _jittered(_FIRST_PAUSE_S)
+
+
+def _jittered(pause: float) -> float:
+    """Pause for one of many readers, which fail but must not come back together."""
+    return pause * random.uniform(0.5, 1)  # noqa: S311 - no secret
