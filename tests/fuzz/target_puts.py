@@ -106,7 +106,7 @@ class _Bucket(Answers):
     others_wrote
         Whether another writer has written.
     denied_objects
-        Whether an object was said not to be there that was.
+        Whether an object was said not to be there, which it may have been.
     """
 
     def __init__(self, objects: dict[str, bytes], *, repeats: bool) -> None:
@@ -143,8 +143,8 @@ class _Bucket(Answers):
         data, told = self.objects.get(key), self._told(key)
         reply = missing() if data is None else served(asked, data, told)
         reply = self._stepped(Answer(asked, reply, data, False, told), kind, a, b)
-        if data is not None and b" 404" in reply.sent(asked.method)[:40]:
-            self.denied_objects = True
+        # Also where a redirect has led to.
+        self.denied_objects |= b" 404" in reply.sent(asked.method)[:40]
         return reply
 
     def _changed(self, asked: Asked, key: str, kind: int, a: int, b: int) -> Reply:
