@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from gpushard.axes import Projected
 from gpushard.errors import SelectionError
 from gpushard.grid import GridPart
+from gpushard.options import MIB
 from gpushard.plan import Part
 from gpushard.points import PointPart
 from gpushard.selection import Ints, SliceAxis
@@ -25,8 +26,10 @@ Index = tuple[Any, ...]
 
 # Up to here columns are looked at one by one: NumPy's calls cost more than they save.
 _FEW = 4
-# Elements that NumPy may copy on the way to where they land.
-_FEW_ELEMENTS = 1 << 17
+# What NumPy may copy of listed elements on the way to where they land: elements, and
+# bytes of them. How large strings are, only their bytes tell.
+_FEW_ELEMENTS, _FEW_STRINGS = 1 << 17, 64
+_FEW_NBYTES = MIB
 
 
 class GridTarget:
@@ -56,7 +59,8 @@ class GridTarget:
         )
         # Reversed axes are turned around once, here, so that all else is ascending.
         self.out: NDArray[Any] = grid[(*flips, ...)]
-        self._gathers = sum(p.members is not None for p in part.projections) > 1
+        n_lists = sum(p.members is not None for p in part.projections)
+        self._lists, self._gathers = n_lists > 0, n_lists > 1
 
     def indexes(self, position: Ints) -> Iterator[tuple[Index, Index]]:
         """Index into the output and into the inner chunk, one pair a column."""
@@ -87,10 +91,10 @@ class GridTarget:
     def place(self, index: tuple[Index, Index], chunk: NDArray[Any]) -> None:
         """Write the wanted elements of a decoded inner chunk."""
         out_index, in_index = index
-        if chunk.size <= _FEW_ELEMENTS:
+        if not self._lists:
             self.out[out_index] = chunk[in_index]
             return
-        for here, there in _pieces(out_index, in_index):
+        for here, there in _pieces(out_index, in_index, _most_copied(chunk.dtype)):
             self.out[here] = chunk[there]
 
     def fill(self, index: tuple[Index, Index], value: NDArray[Any]) -> None:
@@ -98,31 +102,56 @@ class GridTarget:
         self.out[index[0]] = value
 
 
-def _pieces(out_index: Index, in_index: Index) -> Iterator[tuple[Index, Index]]:
-    """Parts of an index, of which NumPy may copy each; of slices it copies nothing."""
-    lengths = [i.size if isinstance(i, np.ndarray) else 0 for i in in_index]
-    axis = int(np.argmax(lengths)) if lengths else 0
-    n = max(lengths, default=0)
-    if not n:
+def _most_copied(dtype: np.dtype[Any]) -> int:
+    """Listed elements that NumPy may copy at a time."""
+    if dtype.kind == "T":
+        return _FEW_STRINGS
+    return max(1, min(_FEW_ELEMENTS, _FEW_NBYTES // max(1, dtype.itemsize)))
+
+
+def _pieces(
+    out_index: Index, in_index: Index, most: int, cut: tuple[int, ...] = ()
+) -> Iterator[tuple[Index, Index]]:
+    """Parts of an index, of which NumPy may copy each; of slices it copies nothing.
+
+    Those with `most` elements, or one along the axes `cut`.
+    """
+    lengths = [_length(i) for i in in_index]
+    lists = [i.size if isinstance(i, np.ndarray) else 0 for i in in_index]
+    for k in cut:
+        lists[k] = 0
+    if not any(lists) or prod(lengths) <= most:
         yield out_index, in_index
         return
-    others = [
-        i.size if isinstance(i, np.ndarray) else max(0, i.stop - i.start)
-        for k, i in enumerate(in_index)
-        if k != axis and not isinstance(i, int)
-    ]
-    step = max(1, _FEW_ELEMENTS // max(1, prod(others)))
+    n = max(lists)
+    axis = lists.index(n)
+    others = prod(lengths) // n
+    step = max(1, most // others)
     n_dims = in_index[axis].ndim
     sides = [1] * n_dims
     sides[axis if n_dims > 1 else 0] = -1
     for first in range(0, n, step):
-        cut = slice(first, first + step)
-        flat = [i[axis].reshape(-1)[cut] for i in (out_index, in_index)]
-        here, there = (f.reshape(sides) for f in flat)
-        yield (
+        some = slice(first, first + step)
+        flat = [i[axis].reshape(-1)[some] for i in (out_index, in_index)]
+        if n_dims == 1 and step == 1:  # beside slices, of which nothing is copied then
+            here, there = (slice(int(f[0]), int(f[0]) + 1) for f in flat)
+        else:
+            here, there = (f.reshape(sides) for f in flat)
+        part = (
             (*out_index[:axis], here, *out_index[axis + 1 :]),
             (*in_index[:axis], there, *in_index[axis + 1 :]),
         )
+        if step == 1 and others > most:
+            yield from _pieces(*part, most, (*cut, axis))
+        else:
+            yield part
+
+
+def _length(index: Any) -> int:
+    """Elements that an index along an axis takes; a slice's up to its end."""
+    if isinstance(index, np.ndarray):
+        return index.size
+    return 1 if isinstance(index, int) else max(0, index.stop - index.start)
 
 
 def _axis_indexes(
@@ -199,8 +228,9 @@ class PointTarget:
 
     def place(self, index: tuple[Index, Index], chunk: NDArray[Any]) -> None:
         """Write the wanted elements of a decoded inner chunk."""
-        for first in range(0, max(1, len(index[0][0])), _FEW_ELEMENTS):
-            some = slice(first, first + _FEW_ELEMENTS)
+        step = _most_copied(chunk.dtype)
+        for first in range(0, max(1, len(index[0][0])), step):
+            some = slice(first, first + step)
             here, there = (tuple(c[some] for c in i) for i in index)
             self._out[here] = chunk[there]
 

@@ -21,7 +21,7 @@ from gpushard.gone import deleted, forget
 from gpushard.keeping import find_chunk, first_key, fits, keep_chunk
 from gpushard.options import MIB
 from gpushard.place import completed
-from gpushard.selection import Points, Selection
+from gpushard.selection import IndexAxis, Points, Selection
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, FetchCosts, end_of
 from gpushard.touched import Coordinate, TouchedChunk, TouchedGrid
@@ -82,6 +82,8 @@ def read_small(
     chunks = _grid_of(source).touched(selection, limit) if limit else None
     if chunks is None or (len(chunks) > 1 and _are_large(source, len(chunks))):
         return False
+    if out.nbytes > _MOST_NBYTES and _copies(selection):
+        return False
     if chunks and not source.room.has_any:
         _refuse_large(source, chunks)
     view = out.reshape(-1) if has_points else selection.on_grid(out)
@@ -92,6 +94,13 @@ def read_small(
         with np.errstate(all="ignore"):
             _read_twice_at_most(source, chunks, view)
     return True
+
+
+def _copies(selection: Selection) -> bool:
+    """Whether NumPy copies the wanted elements on the way to where they land."""
+    if isinstance(selection, Points):
+        return True
+    return any(isinstance(axis, IndexAxis) for axis in selection.axes)
 
 
 def _refuse_large(source: Source, chunks: Sequence[TouchedChunk]) -> None:
