@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import LoggingStore
 
 import gpushard
 from asked_store import put
@@ -23,6 +24,7 @@ from gpushard.options import DEFAULT
 from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import resolve
 from spec_shards import LITTLE, document
+from zarr_oracle import held
 
 GROUP = json.dumps({"zarr_format": 3, "node_type": "group"})
 
@@ -105,3 +107,14 @@ def test_groups_deeper_than_python_calls_are_walked(tmp_path):
         assert len(nodes_at(store, path, DEFAULT).groups) == depth
     finally:
         sys.setrecursionlimit(most_calls)
+
+
+def test_a_name_that_leads_out_costs_no_other_of_a_store_whose_requests_have_a_price():
+    x = json.dumps(document((4,), (2,), LITTLE))
+    objects = {"zarr.json": GROUP, "x/zarr.json": x, "a\\b/zarr.json": x}
+    store = LoggingStore(held({key: text.encode() for key, text in objects.items()}))
+    group = gpushard.open_group(store, device="cpu")
+    assert sorted(group) == ["a\\b", "x"]
+    assert group["x"].shape == (4,)
+    with pytest.raises(gpushard.StoreError, match="no key below"):
+        group["a\\b"]

@@ -70,6 +70,14 @@ def test_codecs_that_run_code_or_do_not_exist_are_refused(name):
             opening(document((8,), (8,), *codecs))
 
 
+@pytest.mark.parametrize(
+    "name", ["pickle", "json2", "msgpack2", "dill", "cloudpickle", "numcodecs.pickle"]
+)
+def test_codecs_that_make_objects_are_refused_whoever_has_registered_them(name):
+    with pytest.raises(gpushard.MetadataError, match="never read"):
+        opening(document((8,), (8,), LITTLE, codec(name)))
+
+
 @pytest.mark.parametrize("separator", ["../", "..", "", "\\", "//", "\0", 1, None])
 def test_no_separator_leads_out_of_the_array(separator):
     meta = document((8,), (8,), LITTLE)

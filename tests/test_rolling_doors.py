@@ -138,3 +138,13 @@ def test_a_rolling_array_is_converted_to_one_that_does_not_roll(tmp_path):
     assert np.array_equal(converted[...], steps(-2, 6))
     converted[0, 0] = 1
     assert (tmp_path / "b/c/0/0").exists()
+
+
+def test_a_link_out_of_the_store_is_refused_in_a_window_too(tmp_path):
+    a = rolling(tmp_path / "a", 0, 8)
+    (shard, *_) = sorted(p for p in (tmp_path / "a/c").rglob("*") if p.is_file())
+    shard.rename(tmp_path / "elsewhere")
+    shard.symlink_to(tmp_path / "elsewhere")
+    for opened in (a.view(), gpushard.open_array(tmp_path / "a")):
+        with pytest.raises(gpushard.StoreError, match="out of the store"):
+            opened[...]
