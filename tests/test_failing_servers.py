@@ -140,6 +140,25 @@ def test_a_fault_that_cannot_be_got_round_is_an_error_in_time(server, fault, way
     assert_reads(a)  # nothing is remembered that the fault left behind
 
 
+def test_an_encoded_body_is_told_as_such(server):
+    a = opened(server)
+    server.transfer = "gzip"
+    with pytest.raises(gpushard.StoreError, match="an encoded body"):
+        a[FEW]
+
+
+@by_every_way
+@pytest.mark.parametrize("etags", ["strong", "weak", "date", None])
+def test_indexes_are_kept_between_reads_by_strong_etags_only(server, way, etags):
+    server.etags = etags
+    a = opened(server, way, whole_object_fraction=1)
+    counts = [0]
+    for _ in range(2):
+        assert_reads(a, np.s_[0:4, 0:10])
+        counts.append(server.count("c/0/0"))
+    assert np.diff(counts).tolist() == [2, 1 if etags == "strong" else 2]
+
+
 @by_every_way
 def test_a_page_instead_of_a_404_is_an_error(server, way):
     (server.directory / "c/0/1").unlink()
