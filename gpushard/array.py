@@ -162,7 +162,7 @@ class Array(NumpyLike):
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """The array's attributes."""
+        """The array's attributes; what is changed in them is stored nowhere."""
         return self.source.layout.attributes
 
     @property

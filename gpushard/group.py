@@ -100,7 +100,7 @@ class Group(Mapping[str, Array]):
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """The group's attributes."""
+        """The group's attributes; what is changed in them is stored nowhere."""
         return self._document.attributes
 
     @property

@@ -198,6 +198,16 @@ def test_fsspec_reads_the_other_schemes(tmp_path: Path) -> None:
         resolve("nonsense://x/y")
 
 
+def test_fsspec_reads_chains_of_file_systems(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    write_array(tmp_path / "data.zarr")
+    store, path = resolve(f"simplecache::file://{tmp_path}/data.zarr", "g/t")
+    assert isinstance(store, ZarrStore)
+    assert store.get(f"{path}/zarr.json") is not None
+    (tmp_path / "a::b").mkdir()
+    assert isinstance(resolve(tmp_path / "a::b")[0], LocalStore)
+
+
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real_import = builtins.__import__
 
@@ -283,6 +293,21 @@ def test_path_that_leaves_the_store_is_refused_when_it_is_read(
 def test_malformed_file_url_is_refused():
     with pytest.raises(NotFoundError, match="malformed"):
         resolve("file://[::1")
+
+
+def test_a_file_url_of_two_slashes_is_not_taken_for_another_place(group_path):
+    outside = group_path.parent
+    assert resolve(f"file://localhost{group_path}", "g/t")[1] == "g/t"
+    with pytest.raises(NotFoundError, match="three slashes"):
+        resolve(f"file://data{group_path}")
+    with pytest.raises(NotFoundError, match="three slashes"):
+        resolve(f"file://{str(outside).lstrip('/')}")
+
+
+def test_a_setting_that_obstore_refuses_is_told_with_the_address():
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    with pytest.raises(StoreError, match=r"http://example\.org:8080/x: .*nonsense"):
+        resolve("http://me:secret@example.org:8080/x", storage_options={"nonsense": 1})
 
 
 def test_an_array_inside_a_zip_file_is_named_by_one_path(tmp_path):

@@ -14,6 +14,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 import gpushard
 from gpushard.options import Options, WriteOptions
+from range_server import RangeServer
 
 PLAIN = {"shape": (8, 8), "dtype": "f4", "chunks": (2, 2), "shards": (4, 4)}
 
@@ -182,3 +183,14 @@ def test_reading_loads_nothing_of_the_writer(tmp_path):
         "assert not [m for m in sys.modules if m.startswith('gpushard.writing')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.network
+def test_a_web_server_takes_no_array_and_says_so_in_one_line(tmp_path):
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    with (
+        RangeServer(tmp_path) as server,
+        pytest.raises(gpushard.UnsupportedError, match="conditional") as caught,
+    ):
+        gpushard.create_array(f"{server.url}/new", **PLAIN)
+    assert "\n" not in str(caught.value)

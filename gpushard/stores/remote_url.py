@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, urlsplit
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.remote import RemoteStore
+from gpushard.stores.remote_failures import without_credentials
 
 # What nothing else limits ends after this time: listings, and writes. The body of an
 # answer has a limit of its own, which is shorter up to 17 MiB. Byte ranges of an
@@ -71,7 +72,7 @@ def open_url(
         store = _maker(parts.scheme)(url, **limits, **config)
     except (BaseError, ValueError, TypeError) as error:
         raise StoreError(
-            f"cannot open {parts.scheme}://{parts.hostname or ''}{parts.path}: "
+            f"cannot open {without_credentials(url)}: "
             f"{str(error).strip().splitlines()[0]}",
             hint="check the URL and the names in storage_options",
         ) from error

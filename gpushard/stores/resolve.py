@@ -22,7 +22,8 @@ from gpushard.stores.local import LocalStore
 if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrAbstractStore
 
-_URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+# fsspec chains file systems: simplecache::s3://bucket/data.zarr
+_URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)(?:::.*)?://")
 
 _REMOTE_SCHEMES = frozenset(
     ("http", "https", "s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
@@ -42,8 +43,8 @@ def resolve(
     target
         A local directory or ``.zip`` file (str, Path or ``file://``), a URL
         (``http(s)://``, ``s3://``, ``gs://``, ``az://`` through obstore, all others
-        through fsspec), a zarr `Store`, `StorePath`, `Array` or `Group`, an obstore
-        store, or a store of gpushard's own.
+        and chained ones through fsspec), a zarr `Store`, `StorePath`, `Array` or
+        `Group`, an obstore store, or a store of gpushard's own.
     path
         Path below what `target` names; "" for that place itself.
     options
@@ -165,11 +166,19 @@ def _scheme_of(text: str) -> str:
 
 def _local_path(url: str) -> str:
     try:
-        return url2pathname(urlsplit(url).path)
+        parts = urlsplit(url)
     except ValueError as error:
         raise NotFoundError(
             f"the URL is malformed: {error}", got=repr(url), hint="check its spelling"
         ) from error
+    if parts.netloc not in ("", "localhost"):
+        # What is meant may be relative: /x is never the place that file://data/x names.
+        raise NotFoundError(
+            "a file:// URL names no other machine",
+            got=repr(url),
+            hint="begin an absolute path with three slashes: file:///data/x.zarr",
+        )
+    return url2pathname(parts.path)
 
 
 def _resolve_local(path: str, options: Options) -> tuple[Store, str]:

@@ -236,7 +236,9 @@ class ObjectWriter:
         except (AlreadyExistsError, PreconditionError):
             return False
         except (NotSupportedError, NotImplementedError) as error:
-            raise self._unconditional(key, str(error)) from error
+            # obstore tells its own source behind the first line.
+            why = str(error).strip().splitlines()[0]
+            raise self._unconditional(key, why) from error
         except _object_errors() as error:
             raise failed_write(self._store.url, key, error) from error
         return True
