@@ -303,6 +303,14 @@ def _advanced(items: tuple[Any, ...], shape: Shape) -> Wanted:
     adjacent = advanced[-1] - advanced[0] == len(advanced) - 1
     if len(arrays) == 1 and adjacent and np.ndim(items[arrays[0]]) == 1:
         return orthogonal(items, shape)
+    for mask in (as_array(items[k]) for k in arrays):
+        if mask.dtype == bool and mask.ndim > 1:
+            raise SelectionError(
+                "a boolean mask of several axes has another shape than the array",
+                expected=str(shape),
+                got=str(mask.shape),
+                hint="take masks of one axis each with oindex, or mask what was read",
+            )
     raise SelectionError(
         "this mix of arrays, integers and slices is read differently by NumPy and by"
         " orthogonal indexing",

@@ -46,6 +46,9 @@ BASIC_REFUSALS = [
     ((RAGGED, 0), "cannot be viewed as a NumPy array"),
     ([True, False], r"boolean index for axis 0.*expected \(4,\), got \(2,\)"),
     (np.ones((4, 4), bool), r"mask has another shape.*expected \(4, 5\), got \(4, 4\)"),
+    (np.ones((4, 5, 1), bool), r"mask.*expected \(4, 5\), got \(4, 5, 1\)"),
+    ((np.ones((4, 5), bool), None), "mask of several axes"),
+    ((slice(None), np.ones((5, 5), bool)), r"mask of several axes.*got \(5, 5\)"),
     (([0, 1], [0, 1, 2]), r"do not broadcast.*got shapes \[\(2,\), \(3,\)\]"),
     (np.zeros((2, 2), int), "oindex or vindex"),
     ((None, [0, 1]), "new axes go only into"),
@@ -74,7 +77,6 @@ def test_a_basic_key_that_does_not_fit_is_refused_with_the_reason(key, said):
         ([0, 1], slice(None), [0, 1]),
         ([0, 1], [0, 1]),
         (0, ..., [0, 1]),
-        (slice(None), np.ones((2, 2), bool)),
     ],
 )
 def test_arrays_that_numpy_and_oindex_read_differently_are_refused(key):
