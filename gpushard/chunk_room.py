@@ -7,11 +7,18 @@ limit before anything of it is fetched or made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpushard.errors import LimitError
+from gpushard.freed import freed, give_back
 from gpushard.options import KIB, MIB, ReadOptions
+from gpushard.workers import run_in_turn
 
 # Inner chunks that have room beside those that are decoded side by side: one stream in
 # a while takes more than others, and of one the fill value may be held.
@@ -25,6 +32,15 @@ _FIXED_NBYTES = 2 * MIB
 _WATCHED_NBYTES = 4 * MIB
 # Of what reads of plain elements may hold, what is for an inner chunk of fill values.
 _FILLING_SHARE = 8
+# What the rarest streams take beside their work, in decoded inner chunks.
+_RARE_COPIES = 11
+# What is freed between others is not all of use again: a C library keeps twice what is
+# held, as a rule, and more where decoders work in large blocks.
+_KEPT_TWICE = 2
+# Of a limit, what may be taken and freed before all that is kept is given back.
+_FREED_SHARE = 16
+# Threads that read side by side, where a store keeps them waiting.
+_LEAST_THREADS = 8
 # What compressors make of bytes that they cannot compress: a 64th more, and a table.
 _GROWTH_SHARE, _GROWTH_NBYTES = 64, 64 * KIB
 
@@ -32,6 +48,20 @@ _GROWTH_SHARE, _GROWTH_NBYTES = 64, 64 * KIB
 def usual_stored(nbytes: int) -> int:
     """Most that a compressor makes of so many bytes."""
     return nbytes + nbytes // _GROWTH_SHARE + _GROWTH_NBYTES
+
+
+def decode_in_turn(decode: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+    """What `decode` gives, run where nothing else runs that takes as much memory."""
+    heeded: Any = np.geterr()  # each thread has its own
+
+    def work() -> NDArray[Any]:
+        try:
+            with np.errstate(**heeded):
+                return decode()
+        finally:
+            give_back()
+
+    return run_in_turn(work)
 
 
 @dataclass(frozen=True)
@@ -82,7 +112,9 @@ class ChunkRoom:
     def watched_nbytes(self) -> int | None:
         """The same, where each has to be looked at; None where all of them fit."""
         is_watched = self.is_text or self.work_nbytes >= _WATCHED_NBYTES
-        return self.alone_nbytes if is_watched else None
+        if is_watched or self.is_crowded_by(_RARE_COPIES * self.whole_nbytes):
+            return self.alone_nbytes
+        return None
 
     @cached_property
     def most_stored_nbytes(self) -> int:
@@ -100,6 +132,53 @@ class ChunkRoom:
         return (_SPARE + 2) * self.work_nbytes > self.options.bound_nbytes
 
     @cached_property
+    def _shared_nbytes(self) -> int:
+        """What inner chunks share: of the rest, some is freed and not given back."""
+        return self.options.bound_nbytes - _FIXED_NBYTES - self._freed_nbytes
+
+    @property
+    def _freed_nbytes(self) -> int:
+        return self.options.bound_nbytes // _FREED_SHARE
+
+    @property
+    def _n_threads(self) -> int:
+        """Threads that may decode at a time."""
+        n_threads = max(self.options.threads, _LEAST_THREADS)
+        return min(n_threads, self.most_workers)
+
+    @cached_property
+    def most_fetched_nbytes(self) -> int:
+        """Fetched bytes that may wait, beside what all threads decode."""
+        half = self.options.memory_limit // 2
+        if self.is_raw:
+            return half
+        n_decoded = _SPARE + self._n_threads
+        return max(1, min(half, self._shared_nbytes - n_decoded * self.work_nbytes))
+
+    def is_crowded_by(self, extra_nbytes: int) -> bool:
+        """Whether what the C library keeps matters, if each takes so much more."""
+        if self.is_raw:
+            return False
+        each = self.whole_nbytes + self.work_nbytes + extra_nbytes
+        held = _KEPT_TWICE * self._n_threads * each
+        return held + self.options.memory_limit // 2 > self.alone_nbytes
+
+    @cached_property
+    def is_crowded(self) -> bool:
+        """Whether what the C library keeps of inner chunks as a rule matters."""
+        return self.is_crowded_by(0)
+
+    def note_taken(self, nbytes: int) -> None:
+        """Let go what others freed, where so much is taken that it matters."""
+        if self.is_crowded:
+            freed.note(nbytes, self._freed_nbytes)
+
+    def let_go(self) -> None:
+        """Let go all that was freed, where it matters to what is read next."""
+        if self.is_crowded:
+            give_back()
+
+    @cached_property
     def most_workers(self) -> int:
         """Threads whose work at a time fits the memory limit, one at least."""
         if self.is_raw:
@@ -109,7 +188,7 @@ class ChunkRoom:
         each = decoded + self.whole_nbytes
         if self.is_wrapped:  # stored, and decoded, with as many gaps as may be
             each = _WRAPPED_COPIES * (decoded + self.options.batch_nbytes)
-        room = self.options.bound_nbytes - _SPARE * decoded
+        room = self._shared_nbytes - _SPARE * decoded
         # Half of all is for what is fetched and waits.
         n_decoding = (self.options.bound_nbytes // 2 - _FIXED_NBYTES) // decoded
         return max(1, min(n_fitting, room // each, n_decoding))
@@ -121,7 +200,7 @@ class ChunkRoom:
         if self.is_raw:
             room = self.options.bound_nbytes - self.most_filling_nbytes - _FIXED_NBYTES
             return max(0, room) // n_workers
-        room = self.options.bound_nbytes - _SPARE * self.work_nbytes
+        room = self._shared_nbytes - _SPARE * self.work_nbytes
         share = room // n_workers - self.work_nbytes
         return share + usual_stored(self.chunk_nbytes) - self.chunk_nbytes
 

@@ -161,7 +161,7 @@ class Job:
     @property
     def most_fetched_nbytes(self) -> int:
         """Fetched bytes that may wait to be decoded; the rest is for decoded ones."""
-        return self.source.options.memory_limit // 2
+        return self.source.room.most_fetched_nbytes
 
     @property
     def max_request_nbytes(self) -> int:

@@ -22,6 +22,7 @@ from gpushard.selection import Ints
 from gpushard.stores.base import ByteRequest
 
 _RUN_ROWS = 4096
+_NOTHING = np.empty(0)
 
 
 class HostSink:
@@ -135,9 +136,10 @@ class HostSink:
         parts = ranged.block.part[rows].tolist()
         indexes = self._indexes(ranged.block, rows)
         decoded: tuple[int, ...] = ()
-        chunk = np.empty(0)
+        chunk: NDArray[Any] = _NOTHING
         for i, here in enumerate(zip(starts, stops, lows, sizes, strict=True)):
             if decoded != here:
+                chunk = _NOTHING  # let go of the last one before there is another
                 encoded = completed(fetched[here[0] : here[1]], here[2], here[3])
                 chunk = decode_row(
                     job, ranged.block, int(rows[i]), encoded, ranged.claimed

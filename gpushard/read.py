@@ -105,6 +105,8 @@ def begin(prepared: Prepared) -> None:
     jobs, n_workers, directs, tasks, since = prepared
     changed: Changed = []
     run_tasks(tasks, n_workers)
+    for job, _ in directs:
+        job.source.room.let_go()
     blocks = [
         (replace(job, seen=frozenset(direct.seen)), direct.left_over())
         for job, direct in directs

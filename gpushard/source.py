@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.chunk_cache import ChunkCache
-from gpushard.chunk_room import ChunkRoom
+from gpushard.chunk_room import ChunkRoom, decode_in_turn
 from gpushard.errors import CorruptShardError, UnsupportedError
 from gpushard.known import IndexCache
 from gpushard.layout import ArrayLayout
@@ -20,7 +20,6 @@ from gpushard.pipeline import HostPipeline, NoRoomError
 from gpushard.stores.base import Store
 from gpushard.stores.held import HeldObjects
 from gpushard.stores.local import LocalStore
-from gpushard.workers import turns
 
 # Offsets into an inner chunk and into a shard are added to one another.
 _MOST_CHUNK_NBYTES = 2**62
@@ -171,6 +170,8 @@ class Source:
         stored = shape
         if inverse is not None:
             stored = tuple(shape[axis] for axis in self.layout.outer_order)
+        if self.room.is_crowded:
+            self.room.note_taken(len(encoded) + self.work_nbytes)
         room = self.room.watched_nbytes
         if room is None:
             chunk = self.pipeline.decode(encoded, stored, wanted)
@@ -193,10 +194,11 @@ class Source:
             It takes more than there is.
         """
         try:
-            if not self.pipeline.extra_nbytes(encoded, shape):
-                return self.pipeline.decode(encoded, shape, wanted, room)
-            with turns.decoding:
-                return self.pipeline.decode(encoded, shape, wanted, room)
+            decode = partial(self.pipeline.decode, encoded, shape, wanted, room)
+            extra = self.pipeline.extra_nbytes(encoded, shape)
+            if not (extra and self.room.is_crowded_by(extra)):
+                return decode()
+            return decode_in_turn(decode)
         except NoRoomError as error:
             needed = len(encoded) + error.nbytes
             raise self.room.beyond("an inner chunk", needed) from None

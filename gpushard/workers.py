@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 Task = Callable[[], None]
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-Purpose = Literal["read", "store"]
+Purpose = Literal["read", "store", "rare"]
 
 _pools: dict[tuple[int, Purpose, int], ThreadPoolExecutor] = {}
 
@@ -28,8 +28,6 @@ class Turns:
 
     Attributes
     ----------
-    decoding
-        Streams that take more than others of their size.
     padded
         Objects that are larger than compressors make them.
     copying
@@ -43,7 +41,6 @@ class Turns:
 
     def renew(self) -> None:
         """Let nobody have a turn."""
-        self.decoding = threading.Lock()
         self.padded = threading.Lock()
         self.copying = threading.Lock()
 
@@ -317,6 +314,19 @@ def run_side_by_side(
     finally:
         _finish(futures)
     return [shares[i % n_tasks][i // n_tasks] for i in range(len(items))]
+
+
+def run_in_turn(function: Callable[[], Answer]) -> Answer:
+    """Answer of `function`, run by the one thread that does what takes much memory.
+
+    A C library keeps what each thread has freed: were it done by one thread after the
+    other, each would keep as much. When it returns or raises, it does not run.
+    """
+    future = _pool("rare", 1).submit(function)
+    try:
+        return future.result()
+    finally:
+        _finish([future])
 
 
 def _run_all(function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "gpushard"
 # same rank do not import one another; the modules of one package may.
 WALK = (
     ("errors",),
-    ("options", "report", "workers", "damage", "arguments"),
+    ("options", "report", "workers", "damage", "arguments", "freed"),
     ("layout", "listing"),
     ("numbering",),
     ("selection", "stores.base", "codecs.base", "rolling.window"),

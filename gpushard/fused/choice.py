@@ -78,7 +78,7 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
         for part, out in zip(plan.parts, outs, strict=True)
         if can_cut(part)
     ]
-    return FusedSink(host, BoxRunner(landings, chain, loops), landings)
+    return FusedSink(host, BoxRunner(landings, chain, loops, source.room), landings)
 
 
 def _suitable(

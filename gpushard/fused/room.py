@@ -46,11 +46,12 @@ class Room(threading.local):
             made = self._contexts[library] = library.make_context()
         return made[0]
 
-    def buffer(self, use: str, nbytes: int) -> Buffer:
+    def buffer(self, use: str, nbytes: int, *, keeps: bool = True) -> Buffer:
         """Room of at least `nbytes` on a cache line.
 
         The 16 bytes ahead of it are room too. It is the caller's until this thread asks
-        for the same use again.
+        for the same use again. Unless a thread `keeps` more, it keeps what stays in a
+        core's cache.
         """
         kept = self._kept.get(use)
         if kept is not None and kept.nbytes >= nbytes:
@@ -58,7 +59,7 @@ class Room(threading.local):
         memory = np.empty(nbytes + 2 * _CACHE_LINE, np.uint8)
         memory = memory[_CACHE_LINE - address_of(memory) % _CACHE_LINE :]
         room = Buffer(address_of(memory), memory)
-        if nbytes <= _KEPT_NBYTES:
+        if nbytes <= (_KEPT_NBYTES if keeps else WINDOW_NBYTES):
             self._kept[use] = room
         return room
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.blocks import ShardBlock
+from gpushard.chunk_room import ChunkRoom
 from gpushard.fused import boxes
 from gpushard.fused.chain import FusedChain
 from gpushard.fused.columns import BLOSC, COPY, NBYTES, RAW, Decoder, Planned
@@ -83,6 +84,8 @@ class BoxPlacer:
         The compiled loops.
     strides
         Bytes between wanted neighbours (see `boxes.stride_columns`).
+    room
+        What of the memory limit is for inner chunks.
 
     Attributes
     ----------
@@ -90,8 +93,11 @@ class BoxPlacer:
         What they decode with.
     """
 
-    def __init__(self, chain: FusedChain, loops: Loops, strides: Ints) -> None:
+    def __init__(
+        self, chain: FusedChain, loops: Loops, strides: Ints, room: ChunkRoom
+    ) -> None:
         self.chain = chain
+        self._chunk_room = room
         self.reads_files = bool(loops.read)
         self._loops = loops
         self.library_name = loops.library.name
@@ -128,10 +134,14 @@ class BoxPlacer:
         context = _room.context(library)
         if library.function and not context:
             return None
-        window = _room.buffer("window", window_nbytes)
-        scratch = _room.buffer("scratch", chain.chunk_nbytes)
+        # Held here: the loops know but the addresses.
         widest = int(columns[:, NBYTES].max(initial=0)) if chain.kind == BLOSC else 0
-        staging = _room.buffer("staging", widest)
+        keeps = not self._chunk_room.is_crowded
+        if not keeps:
+            self._chunk_room.note_taken(window_nbytes + chain.chunk_nbytes + widest)
+        window = _room.buffer("window", window_nbytes, keeps=keeps)
+        scratch = _room.buffer("scratch", chain.chunk_nbytes, keeps=keeps)
+        staging = _room.buffer("staging", widest, keeps=keeps)
         decoder = Decoder(
             library.decoder,
             int(chain.has_crc),
@@ -172,14 +182,19 @@ class BoxRunner(BoxPlacer):
     ----------
     landings
         The parts of the plan, and where each goes.
-    chain, loops
+    chain, loops, room
         As `BoxPlacer` takes them.
     """
 
     def __init__(
-        self, landings: Sequence[boxes.Landing], chain: FusedChain, loops: Loops
+        self,
+        landings: Sequence[boxes.Landing],
+        chain: FusedChain,
+        loops: Loops,
+        room: ChunkRoom,
     ) -> None:
-        super().__init__(chain, loops, boxes.stride_columns(landings, chain.strides))
+        strides = boxes.stride_columns(landings, chain.strides)
+        super().__init__(chain, loops, strides, room)
         self._landings = landings
 
     def cut(self, block: ShardBlock, rows: Ints) -> tuple[Ints, Ints] | None:

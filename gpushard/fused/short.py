@@ -158,7 +158,7 @@ class ShortReader:
         """Whether the loops could read, decode and place all boxes."""
         boxes = planned.columns
         announce(boxes)
-        placer = BoxPlacer(self._chain, self._loops, planned.strides)
+        placer = BoxPlacer(self._chain, self._loops, planned.strides, source.room)
         widest = int((boxes[:, HIGH] - boxes[:, LOW]).max())
         is_raw = self._chain.kind == RAW
         spanned = spanned_nbytes(boxes) if is_raw else widest

@@ -1,0 +1,172 @@
+"""Threads that are inside decoders at the same time hold no more than the limit."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asked_store import AskedStore, put
+from asked_store import opened as asked
+from gpushard import chunk_room, freed
+from gpushard.chunk_room import usual_stored
+from gpushard.codecs.zstd import ZstdCodec
+from gpushard.fused.room import Room
+from gpushard.options import KIB, MIB
+from hostile_shards import ZSTD
+from lone_chunks import let_little_count, zstd
+from spec_shards import LITTLE, document
+
+N = 256 * KIB
+LIMIT = 2 * MIB
+NOISE = np.random.default_rng(5).integers(0, 256, N, "u1").tobytes()
+HALVES = zstd(bytes(N // 2)) * 2
+PADDED = zstd(bytes(N)) + struct.pack("<II", 0x184D2A50, 2 * N) + bytes(2 * N)
+
+
+class Meeting:
+    """Counts who is inside at a time; each waits a while for one more than may be."""
+
+    def __init__(self, n_allowed: int) -> None:
+        self._n_allowed = n_allowed
+        self._changed = threading.Condition()
+        self._n_inside = 0
+        self.most = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._n_inside += 1
+            self.most = max(self.most, self._n_inside)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most > self._n_allowed, timeout=0.05)
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._n_inside -= 1
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_little(monkeypatch):
+    let_little_count(monkeypatch)
+
+
+def array_of(tmp_path: Any, data: bytes) -> Any:
+    """Four objects of the same bytes, read by up to eight threads."""
+    meta = document((4 * N,), (N,), LITTLE, ZSTD)
+    place = put(tmp_path, meta, **{f"c_{k}": data for k in range(4)})
+    plainly: Any = {"small_read_chunks": 0, "compile_nbytes": 2**40}
+    return asked(place, threads=8, memory_limit=LIMIT, **plainly)[0]
+
+
+def let_decoders_meet(monkeypatch: Any, meeting: Meeting) -> None:
+    decode = ZstdCodec.decode
+
+    def met(self: Any, *given: Any, **named: Any) -> Any:
+        with meeting:
+            return decode(self, *given, **named)
+
+    monkeypatch.setattr(ZstdCodec, "decode", met)
+
+
+def test_threads_that_decode_at_a_time_leave_room_for_three_more(tmp_path, monkeypatch):
+    meeting = Meeting(2)
+    let_decoders_meet(monkeypatch, meeting)
+    a = array_of(tmp_path, zstd(NOISE))
+    assert a.read().tobytes() == 4 * NOISE
+    each = usual_stored(N) + N
+    assert meeting.most == 2
+    assert meeting.most * each + 3 * N <= LIMIT
+
+
+def test_streams_that_take_more_than_others_are_decoded_one_at_a_time(
+    tmp_path, monkeypatch
+):
+    meeting = Meeting(1)
+    let_decoders_meet(monkeypatch, meeting)
+    a = array_of(tmp_path, HALVES)
+    assert a.source.room.most_workers == 2
+    assert not a.read().any()
+    assert meeting.most == 1
+
+
+def test_where_all_have_room_for_it_such_streams_are_decoded_side_by_side(
+    tmp_path, monkeypatch
+):
+    meeting = Meeting(1)
+    let_decoders_meet(monkeypatch, meeting)
+    assert not array_of(tmp_path, HALVES).read(memory_limit=64 * LIMIT).any()
+    assert meeting.most > 1
+
+
+def test_objects_that_are_padded_are_held_one_at_a_time(tmp_path, monkeypatch):
+    meeting = Meeting(1)
+    read = AskedStore.read
+
+    def met(self: Any, requests: Any) -> Any:
+        if all((r.max_nbytes or 0) <= usual_stored(N) + 1 for r in requests):
+            return read(self, requests)
+        with meeting:
+            return read(self, requests)
+
+    a = array_of(tmp_path, PADDED)
+    assert a.source.room.most_workers == 2
+    monkeypatch.setattr(AskedStore, "read", met)
+    assert not a.read().any()
+    assert meeting.most == 1
+
+
+def test_what_is_fetched_fits_beside_what_all_threads_decode(tmp_path):
+    room = array_of(tmp_path, HALVES).source.room
+    n = room.most_workers
+    assert room.most_fetched_nbytes + (3 + n) * N <= LIMIT
+    window = room.most_window_nbytes - (usual_stored(N) - N)
+    assert n * (window + N) + 3 * N <= LIMIT
+
+
+# What a C library keeps
+
+
+def test_freed_memory_is_given_back_once_so_much_was_taken(monkeypatch):
+    given: list[int] = []
+    monkeypatch.setattr(freed, "give_back", lambda: given.append(1))
+    noted = freed.Freed()
+    for n, times in ((3, 0), (2, 0), (1, 1), (4, 1), (1, 2)):
+        noted.note(n, 4)
+        assert len(given) == times
+
+
+def test_without_glibc_nothing_is_given_back(monkeypatch):
+    freed._trim.cache_clear()
+    monkeypatch.setattr(freed.ctypes, "CDLL", lambda _: object())
+    freed.give_back()
+    freed._trim.cache_clear()
+
+
+@pytest.mark.parametrize(("limit", "is_crowded"), [(LIMIT, True), (64 * LIMIT, False)])
+def test_memory_is_given_back_only_where_there_is_little(
+    tmp_path, monkeypatch, limit, is_crowded
+):
+    noted: list[int] = []
+    monkeypatch.setattr(chunk_room.freed, "note", lambda n, _: noted.append(n))
+    array_of(tmp_path, zstd(NOISE)).read(memory_limit=limit)
+    assert bool(noted) is is_crowded
+    assert all(n == N + len(zstd(NOISE)) for n in noted)
+
+
+def test_by_default_nothing_is_given_back(tmp_path):
+    source = array_of(tmp_path, HALVES).source
+    wide = replace(source.options, memory_limit=256 * MIB, bound_nbytes=256 * MIB)
+    options = replace(wide, alone_nbytes=2048 * MIB, threads=16)
+    room = replace(source.room, options=options, whole_nbytes=8 * MIB)
+    assert not replace(room, work_nbytes=32 * MIB).is_crowded
+
+
+def test_threads_keep_no_large_room_where_there_is_little_memory():
+    kept, room = Room(), Room()
+    assert kept.buffer("scratch", MIB).address == kept.buffer("scratch", MIB).address
+    room.buffer("scratch", MIB, keeps=False)
+    assert room.buffer("scratch", 64, keeps=False).nbytes < MIB
