@@ -10,16 +10,14 @@ from urllib.parse import SplitResult, urlsplit
 
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
+from gpushard.stores.failures import without_credentials
 from gpushard.stores.remote import RemoteStore
-from gpushard.stores.remote_failures import without_credentials
 
 # What nothing else limits ends after this time: listings, and writes. The body of an
 # answer has a limit of its own, which is shorter up to 17 MiB. Byte ranges of an
 # encoded body are none of the object.
-_CLIENT_OPTIONS = {
-    "timeout": "300s",
-    "default_headers": {"accept-encoding": "identity"},
-}
+_CLIENT_OPTIONS = {"timeout": "300s"}
+_HEADERS = {"accept-encoding": "identity"}
 
 # fsspec's spelling of what obstore also has.
 _FSSPEC_NAMES = {
@@ -44,8 +42,9 @@ def open_url(
     storage_options
         obstore's configuration of that kind of store, plus `client_options`,
         `retry_config` and `credential_provider`; also `anon`, `key`, `secret`,
-        `token` and `endpoint_url` as fsspec spells them. `forbidden_is_missing`: take
-        the status 403 for a missing object, as S3 answers who may not list.
+        `token`, `endpoint_url` and `headers` (of every request) as fsspec spells them.
+        `forbidden_is_missing`: take the status 403 for a missing object, as S3 answers
+        who may not list.
     options
         `patience_s` and `min_nbytes_per_s` are when a server is given up.
 
@@ -119,14 +118,20 @@ def _limits(
     A server that accepts and never answers costs two reads, two thirds of the patience.
     """
     read_limit = f"{patience_s / 3:g}s"
+    client_options = {
+        **_CLIENT_OPTIONS,
+        "connect_timeout": read_limit,
+        "read_timeout": read_limit,
+        "allow_http": _uses_plain_http(scheme, settings),
+        **settings.pop("client_options", {}),
+    }
+    client_options["default_headers"] = {
+        **_HEADERS,
+        **client_options.get("default_headers", {}),
+        **settings.pop("headers", {}),
+    }
     return {
-        "client_options": {
-            **_CLIENT_OPTIONS,
-            "connect_timeout": read_limit,
-            "read_timeout": read_limit,
-            "allow_http": _uses_plain_http(scheme, settings),
-            **settings.pop("client_options", {}),
-        },
+        "client_options": client_options,
         "retry_config": {
             "max_retries": 4,
             # No attempt is begun after it: at most one more read comes on top.
