@@ -327,6 +327,8 @@ def test_a_checksum_is_no_part_of_the_stream_before_it(
     assert np.array_equal(opened(place, way, memory_limit=enough)[:], whole)
 
 
+# zarr 3.1.0 does not know its own string codec.
+@pytest.mark.filterwarnings("ignore:The codec `vlen-utf8` is currently not part")
 def test_text_is_read_whatever_stands_before_its_checksum(tmp_path):
     text = np.array(["", "a", "wide"], "T")
     before = {"blosc": BloscCodec(), "zstd": ZstdCodec(), "gzip": GzipCodec()}
