@@ -260,12 +260,18 @@ class ChunkRoom:
 
     def beyond(self, what: str, nbytes: int) -> LimitError:
         """Error for what takes more memory than there is."""
+        needed, held = nbytes + _FIXED_NBYTES, self.options.held_nbytes
+        beside, hint = "", "raise options.memory_limit"  # to what is needed
+        if held:
+            beside = " beside its columns and indexes"
+            # Columns take as much as half of what indexes leave.
+            hint = f"{hint} ({2 * needed + held} bytes are enough)"
         return LimitError(
-            f"{what} takes more memory than a read may hold",
+            f"{what} takes more memory than a read may hold{beside}",
             array_path=self.path,
             expected=f"at most {self.alone_nbytes + _FIXED_NBYTES} bytes",
-            got=f"{nbytes + _FIXED_NBYTES} bytes",  # as a limit it is enough
-            hint="raise options.memory_limit",
+            got=f"{needed} bytes",
+            hint=hint,
         )
 
     def too_large(self, what: str, nbytes: int) -> LimitError:

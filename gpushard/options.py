@@ -361,12 +361,15 @@ class ReadOptions(Options):
         The same, where one inner chunk needs more, which nothing else is beside then.
     is_left_open
         Whether nobody set a memory limit.
+    held_nbytes
+        What of it other things hold already.
     """
 
     memory_limit: int = DEFAULT_MEMORY_LIMIT
     bound_nbytes: int
     alone_nbytes: int
     is_left_open: bool
+    held_nbytes: int = 0
 
     def but(self, **changes: Any) -> ReadOptions:
         """Copy with the changes that are not None; a memory limit bounds the whole."""
@@ -384,6 +387,7 @@ class ReadOptions(Options):
             bound_nbytes=bound,
             alone_nbytes=max(1, self.alone_nbytes - nbytes),
             is_left_open=False,
+            held_nbytes=self.held_nbytes + nbytes,
         )
 
 

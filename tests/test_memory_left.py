@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -249,3 +250,13 @@ def test_usable_memory_is_unknown_where_the_system_does_not_tell(monkeypatch):
     assert usable_memory_nbytes.__wrapped__() is None
     pretend(monkeypatch, {})
     assert usable_memory_nbytes.__wrapped__() == 1 << 32
+
+
+def test_beside_columns_the_limit_that_an_error_names_is_enough(tmp_path):
+    place = put_chunk(tmp_path, [ZSTD], zstd(NOISE.tobytes()), is_sharded=True)
+    at = np.arange(300_000) % N
+    with pytest.raises(LimitError, match="beside its columns and indexes") as caught:
+        opened(place, "plain", memory_limit=3 * N).vindex[at]
+    told = re.search(rf"{RAISE} \((\d+) bytes are enough\)", str(caught.value))
+    a = opened(place, "plain", memory_limit=int(told[1]))
+    assert np.array_equal(a.vindex[at], NOISE[at])
