@@ -157,8 +157,9 @@ class ChunkRoom:
 
     def is_crowded_by(self, extra_nbytes: int) -> bool:
         """Whether what the C library keeps matters, if each takes so much more."""
-        if self.is_raw:
-            return False
+        return not self.is_raw and self._is_crowded_by(extra_nbytes)
+
+    def _is_crowded_by(self, extra_nbytes: int) -> bool:
         each = self.whole_nbytes + self.work_nbytes + extra_nbytes
         held = _KEPT_TWICE * self._n_threads * each
         return held + self.options.memory_limit // 2 > self.alone_nbytes
@@ -166,7 +167,7 @@ class ChunkRoom:
     @cached_property
     def is_crowded(self) -> bool:
         """Whether what the C library keeps of inner chunks as a rule matters."""
-        return self.is_crowded_by(0)
+        return self._is_crowded_by(0)
 
     def note_taken(self, nbytes: int) -> None:
         """Let go what others freed, where so much is taken that it matters."""

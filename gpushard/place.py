@@ -59,6 +59,9 @@ class HostSink:
         ObjectChangedError, CorruptShardError, StoreError
             As the store and `fetch_wanted` raise them.
         """
+        room = job.source.room
+        if room.is_raw and room.is_crowded:  # of others it is noted as they are decoded
+            room.note_taken(sum((r.stop or 0) - r.start for r in requests))
         with job.tally.stage("fetch"):
             answers = fetch_wanted(job.source, requests)
         yield answers

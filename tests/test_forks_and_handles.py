@@ -29,7 +29,7 @@ from gpushard.fused import choice
 from gpushard.options import MIB, usable_cpu_count
 from gpushard.stores import handles, zarr_writer
 from gpushard.stores.local import LocalStore
-from gpushard.workers import turns
+from gpushard.workers import run_in_turn, turns
 from range_server import RangeServer
 from small_array import VALUES, write_values
 from zarr_oracle import assert_same_bits
@@ -138,8 +138,12 @@ def test_a_fork_has_no_turn_to_wait_for():
     def are_free() -> bool:
         return all(lock.acquire(blocking=False) for lock in vars(turns).values())
 
-    with turns.decoding, turns.padded, turns.copying:
+    with turns.padded, turns.copying:
         assert answers_in_a_fork(are_free)
+    # As another thread's work would be under way.
+    assert run_in_turn(
+        lambda: answers_in_a_fork(lambda: run_in_turn(lambda: "rare") == "rare")
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import gpushard
 from fused_cases import FUSED, VALUES, ZSTD, stored, take_way
+from gpushard import Options
+from gpushard.chunk_room import ChunkRoom
 from gpushard.fused import choice, shares
 from gpushard.fused.chain import FusedChain, Pace
 from gpushard.fused.columns import (
@@ -54,7 +56,8 @@ def in_turns(n: int) -> tuple[BoxPlacer, np.ndarray, np.ndarray]:
     assert not boxes[:, [KEEP, LISTED, PART]].any()
     chain = FusedChain(RAW, False, 16, (8,), np.dtype(np.int64), 8, Pace(1, 1))
     loops = Loops(choice._load(), Library("a copy", RAW), 0)
-    return BoxPlacer(chain, loops, np.full((2, 1, 1), 8)), boxes, words
+    room = ChunkRoom("", Options().resolved(), 16, 16, 0, True, False, False)
+    return BoxPlacer(chain, loops, np.full((2, 1, 1), 8), room), boxes, words
 
 
 def side_by_side(task: Any, n: int = N_THREADS) -> None:

@@ -54,9 +54,9 @@ def _nothing_is_little(monkeypatch):
     let_little_count(monkeypatch)
 
 
-def array_of(tmp_path: Any, data: bytes) -> Any:
+def array_of(tmp_path: Any, data: bytes, *codecs: Any) -> Any:
     """Four objects of the same bytes, read by up to eight threads."""
-    meta = document((4 * N,), (N,), LITTLE, ZSTD)
+    meta = document((4 * N,), (N,), LITTLE, *codecs)
     place = put(tmp_path, meta, **{f"c_{k}": data for k in range(4)})
     plainly: Any = {"small_read_chunks": 0, "compile_nbytes": 2**40}
     return asked(place, threads=8, memory_limit=LIMIT, **plainly)[0]
@@ -75,7 +75,7 @@ def let_decoders_meet(monkeypatch: Any, meeting: Meeting) -> None:
 def test_threads_that_decode_at_a_time_leave_room_for_three_more(tmp_path, monkeypatch):
     meeting = Meeting(2)
     let_decoders_meet(monkeypatch, meeting)
-    a = array_of(tmp_path, zstd(NOISE))
+    a = array_of(tmp_path, zstd(NOISE), ZSTD)
     assert a.read().tobytes() == 4 * NOISE
     each = usual_stored(N) + N
     assert meeting.most == 2
@@ -87,7 +87,7 @@ def test_streams_that_take_more_than_others_are_decoded_one_at_a_time(
 ):
     meeting = Meeting(1)
     let_decoders_meet(monkeypatch, meeting)
-    a = array_of(tmp_path, HALVES)
+    a = array_of(tmp_path, HALVES, ZSTD)
     assert a.source.room.most_workers == 2
     assert not a.read().any()
     assert meeting.most == 1
@@ -98,7 +98,7 @@ def test_where_all_have_room_for_it_such_streams_are_decoded_side_by_side(
 ):
     meeting = Meeting(1)
     let_decoders_meet(monkeypatch, meeting)
-    assert not array_of(tmp_path, HALVES).read(memory_limit=64 * LIMIT).any()
+    assert not array_of(tmp_path, HALVES, ZSTD).read(memory_limit=64 * LIMIT).any()
     assert meeting.most > 1
 
 
@@ -112,7 +112,7 @@ def test_objects_that_are_padded_are_held_one_at_a_time(tmp_path, monkeypatch):
         with meeting:
             return read(self, requests)
 
-    a = array_of(tmp_path, PADDED)
+    a = array_of(tmp_path, PADDED, ZSTD)
     assert a.source.room.most_workers == 2
     monkeypatch.setattr(AskedStore, "read", met)
     assert not a.read().any()
@@ -120,7 +120,7 @@ def test_objects_that_are_padded_are_held_one_at_a_time(tmp_path, monkeypatch):
 
 
 def test_what_is_fetched_fits_beside_what_all_threads_decode(tmp_path):
-    room = array_of(tmp_path, HALVES).source.room
+    room = array_of(tmp_path, HALVES, ZSTD).source.room
     n = room.most_workers
     assert room.most_fetched_nbytes + (3 + n) * N <= LIMIT
     window = room.most_window_nbytes - (usual_stored(N) - N)
@@ -152,13 +152,13 @@ def test_memory_is_given_back_only_where_there_is_little(
 ):
     noted: list[int] = []
     monkeypatch.setattr(chunk_room.freed, "note", lambda n, _: noted.append(n))
-    array_of(tmp_path, zstd(NOISE)).read(memory_limit=limit)
+    array_of(tmp_path, zstd(NOISE), ZSTD).read(memory_limit=limit)
     assert bool(noted) is is_crowded
     assert all(n == N + len(zstd(NOISE)) for n in noted)
 
 
 def test_by_default_nothing_is_given_back(tmp_path):
-    source = array_of(tmp_path, HALVES).source
+    source = array_of(tmp_path, HALVES, ZSTD).source
     wide = replace(source.options, memory_limit=256 * MIB, bound_nbytes=256 * MIB)
     options = replace(wide, alone_nbytes=2048 * MIB, threads=16)
     room = replace(source.room, options=options, whole_nbytes=8 * MIB)
@@ -170,3 +170,15 @@ def test_threads_keep_no_large_room_where_there_is_little_memory():
     assert kept.buffer("scratch", MIB).address == kept.buffer("scratch", MIB).address
     room.buffer("scratch", MIB, keeps=False)
     assert room.buffer("scratch", 64, keeps=False).nbytes < MIB
+
+
+@pytest.mark.parametrize(("limit", "is_crowded"), [(LIMIT, True), (64 * LIMIT, False)])
+def test_what_is_fetched_of_plain_elements_counts_as_taken(
+    tmp_path, monkeypatch, limit, is_crowded
+):
+    noted: list[int] = []
+    monkeypatch.setattr(chunk_room.freed, "note", lambda n, _: noted.append(n))
+    plain = array_of(tmp_path, bytes(N))
+    plain.read(np.s_[::100], memory_limit=limit)
+    # Fetched, and as a part of its inner chunk.
+    assert len(noted) == 8 * is_crowded

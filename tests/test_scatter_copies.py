@@ -83,6 +83,8 @@ def test_large_elements_are_copied_by_their_bytes(kind):
     assert held(a, wanted, values[which]) < MOST + 3000 * 96 < 3000 * 4096
 
 
+# zarr 3.1.0 does not know its own string codec.
+@pytest.mark.filterwarnings("ignore:The codec `vlen-utf8` is currently not part")
 @pytest.mark.parametrize("kind", ["points", "index"])
 def test_strings_are_copied_by_the_dozen(kind, monkeypatch):
     a, values = of_items(np.dtypes.StringDType())
