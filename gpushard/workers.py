@@ -84,7 +84,7 @@ def run_tasks(
     """
     if n_workers <= 1:
         for work in tasks:
-            _run_in_turn(work)
+            _run_here(work)
             del work  # what it fetched is let go of before the next one fetches
         return
     helpers: list[Future[None]] = []
@@ -106,7 +106,7 @@ def run_tasks(
             helper.result()
 
 
-def _run_in_turn(work: Work) -> None:
+def _run_here(work: Work) -> None:
     for task in work.begin() if isinstance(work, Opener) else (work,):
         task()
 

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
-from gpushard.stores.failures import without_credentials
+from gpushard.stores.failures import told_by, without_credentials
 from gpushard.stores.remote import RemoteStore
 
 # What nothing else limits ends after this time: listings, and writes. The body of an
@@ -71,8 +71,7 @@ def open_url(
         store = _maker(parts.scheme)(url, **limits, **config)
     except (BaseError, ValueError, TypeError) as error:
         raise StoreError(
-            f"cannot open {without_credentials(url)}: "
-            f"{str(error).strip().splitlines()[0]}",
+            f"cannot open {without_credentials(url)}: {told_by(error)}",
             hint="check the URL and the names in storage_options",
         ) from error
     return RemoteStore(

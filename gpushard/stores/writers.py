@@ -15,7 +15,7 @@ import numpy as np
 
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.stores.base import ByteRequest, Fetched, Store
-from gpushard.stores.failures import failed_write, refuse_unsafe_key
+from gpushard.stores.failures import failed_write, refuse_unsafe_key, told_by
 from gpushard.stores.file_bytes import Pieces, Update, whole_object
 from gpushard.stores.local import LocalStore
 from gpushard.stores.zarr_store import ZarrStore
@@ -236,9 +236,7 @@ class ObjectWriter:
         except (AlreadyExistsError, PreconditionError):
             return False
         except (NotSupportedError, NotImplementedError) as error:
-            # obstore tells its own source behind the first line.
-            why = str(error).strip().splitlines()[0]
-            raise self._unconditional(key, why) from error
+            raise self._unconditional(key, told_by(error)) from error
         except _object_errors() as error:
             raise failed_write(self._store.url, key, error) from error
         return True
