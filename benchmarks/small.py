@@ -23,8 +23,8 @@ import gpushard
 from benchmarks import data
 from benchmarks.configs import KIB, MIB, Config
 from benchmarks.machine import commit, load, machine
-from gpushard import expressions
-from gpushard.touched import TouchedGrid
+from gpushard.planning.touched import TouchedGrid
+from gpushard.selecting import expressions
 
 PLAN, READ = "plan of a[i]", "a[i]"
 IN_TURNS, PEER = "a[i], in turns with tensorstore", "tensorstore with a cache"

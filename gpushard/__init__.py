@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         UnsupportedError,
         WindowMovedError,
     )
-    from gpushard.expressions import hyperslab
     from gpushard.group import Group, open_group
     from gpushard.integrations.zarr import GpushardCodecPipeline
     from gpushard.loader.loader import Loader
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from gpushard.loader.ragged import Ragged
     from gpushard.options import Options, WriteOptions
     from gpushard.report import CodecPlacement, ReadReport
+    from gpushard.selecting.expressions import hyperslab
     from gpushard.writing.container import append_index
     from gpushard.writing.create import compact, create_array, repair
 
@@ -86,7 +86,7 @@ _HOMES = {
     "concat": "concatenation",
     "convert": "converting.convert",
     "create_array": "writing.create",
-    "hyperslab": "expressions",
+    "hyperslab": "selecting.expressions",
     "open_array": "array",
     "open_group": "group",
     "repair": "writing.create",

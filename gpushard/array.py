@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from gpushard import expressions
 from gpushard.damage import DamagePolicy, OnDamage
 from gpushard.devices.find import find_device, find_device_for
 from gpushard.errors import UnsupportedError, naming
-from gpushard.indexer import Indexer, as_numpy_would
 from gpushard.metadata import DOCUMENTS, load_array
 from gpushard.numpy_like import NumpyLike
 from gpushard.options import DEFAULT, Options
-from gpushard.outputs import many, parsed_dtype
+from gpushard.placing.outputs import many, parsed_dtype
+from gpushard.reading.results import ReadRequest, read_on_host
 from gpushard.report import CodecPlacement, ReadReport, Tally
-from gpushard.results import ReadRequest, read_on_host
 from gpushard.rolling.watch import watched
-from gpushard.selection import Wanted, n_elements
+from gpushard.selecting import expressions
+from gpushard.selecting.indexer import Indexer, as_numpy_would
+from gpushard.selecting.selection import Wanted, n_elements
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.resolve import StoreAddress, address, from_address, resolve

@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpushard import expressions
 from gpushard.arguments import integer, items
 from gpushard.array import Array
-from gpushard.clipping import share_of, shares_of
 from gpushard.damage import ENDS_READ, Damage, DamagePolicy, OnDamage
 from gpushard.errors import GpushardError, SelectionError, UnsupportedError
+from gpushard.fetching.job import Job
 from gpushard.formats.document import MAX_LENGTH
-from gpushard.indexer import Indexer
-from gpushard.job import Job
 from gpushard.numpy_like import NumpyLike
-from gpushard.outputs import many, parsed_dtype, usable_output
-from gpushard.read import execute
+from gpushard.placing.outputs import many, parsed_dtype, usable_output
+from gpushard.placing.scatter import check_cast
+from gpushard.reading.read import execute
+from gpushard.reading.results import host_job, read_at_once
+from gpushard.reading.rounds import read_in_rounds
 from gpushard.report import ReadReport, Tally
-from gpushard.results import host_job, read_at_once
-from gpushard.rounds import read_in_rounds
-from gpushard.scatter import check_cast
-from gpushard.selection import (
+from gpushard.selecting import expressions
+from gpushard.selecting.clipping import share_of, shares_of
+from gpushard.selecting.indexer import Indexer
+from gpushard.selecting.selection import (
     Listed,
     Selection,
     Wanted,

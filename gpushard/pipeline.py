@@ -18,11 +18,11 @@ from gpushard import codecs
 from gpushard.codecs.base import BytesCodec, HostBytes, size_error
 from gpushard.codecs.elements import ElementsPart, compile_elements
 from gpushard.codecs.trial import try_out
+from gpushard.codecs.wrapping import grown_sizes
 from gpushard.errors import CorruptShardError
 from gpushard.layout import CodecChain
 from gpushard.options import DEFAULT
 from gpushard.report import CodecPlacement
-from gpushard.wrapping import grown_sizes
 
 # Plans kept: arrays have one shape of inner chunks, rectilinear ones a few.
 _MAX_PLANS = 256

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.chunk_cache import ChunkCache
-from gpushard.chunk_room import ChunkRoom, decode_in_turn
 from gpushard.errors import CorruptShardError, UnsupportedError
-from gpushard.known import IndexCache
 from gpushard.layout import ArrayLayout
+from gpushard.memory.chunk_cache import ChunkCache
+from gpushard.memory.chunk_room import ChunkRoom, decode_in_turn
+from gpushard.memory.known import IndexCache
 from gpushard.options import KIB, Options, ReadOptions
 from gpushard.pipeline import HostPipeline, NoRoomError
 from gpushard.stores.base import Store

@@ -11,11 +11,12 @@ import numpy as np
 
 import gpushard
 from array_strategies import codec
-from gpushard import Options, results
+from gpushard import Options
 from gpushard.fused import choice
 from gpushard.fused.short import ShortReader, short_reader
 from gpushard.fused.sink import FusedSink
-from gpushard.place import HostSink
+from gpushard.placing.place import HostSink
+from gpushard.reading import results
 from zarr_oracle import StoredArray, assert_same_bits, write
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import numpy as np
 import zstandard
 
 from asked_store import put
-from gpushard import chunk_room, options
+from gpushard import options
+from gpushard.memory import chunk_room
 from gpushard.options import KIB
 from spec_shards import LITTLE, document, sharding
 

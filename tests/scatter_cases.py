@@ -30,11 +30,11 @@ from gpushard.devices.scatter_transfer import (
     fill_element,
     plan_transfer,
 )
-from gpushard.expressions import basic
-from gpushard.grid import GridPart
 from gpushard.layout import GridAxis
-from gpushard.plan import plan_read
-from gpushard.scatter import make_target
+from gpushard.placing.scatter import make_target
+from gpushard.planning.grid import GridPart
+from gpushard.planning.plan import plan_read
+from gpushard.selecting.expressions import basic
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 STRUCT = np.dtype([("a", "<i2"), ("b", "<f4"), ("c", "u1")])

@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from gpushard.axes import Projected
-from gpushard.blocks import ShardBlock
-from gpushard.expressions import basic, orthogonal, points
 from gpushard.layout import (
     ArrayLayout,
     ChunkKeys,
@@ -24,7 +21,10 @@ from gpushard.layout import (
     GridAxis,
     ShardLevel,
 )
-from gpushard.selection import Orthogonal, Selection, SliceAxis
+from gpushard.planning.axes import Projected
+from gpushard.planning.blocks import ShardBlock
+from gpushard.selecting.expressions import basic, orthogonal, points
+from gpushard.selecting.selection import Orthogonal, Selection, SliceAxis
 
 _PLAIN = CodecChain((), CodecSpec("bytes", {"endian": "little"}), ())
 

@@ -12,7 +12,8 @@ from zarr.codecs import ShardingCodec
 from zarr.storage import MemoryStore
 
 import gpushard
-from gpushard import Options, expressions
+from gpushard import Options
+from gpushard.selecting import expressions
 from small_array import VALUES, write_values
 from zarr_oracle import assert_same_bits
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import strategies as sts
 from damaged_arrays import WAYS, on_host, opened
-from gpushard import axes, stepped
-from gpushard.axes import LongShards, LongSlice, ShardedAxis, lay_axis
-from gpushard.expressions import basic
 from gpushard.layout import GridAxis
 from gpushard.options import MIB
-from gpushard.plan import plan_read
-from gpushard.selection import Projection, SliceAxis, cells_of_slice, project
+from gpushard.planning import axes, stepped
+from gpushard.planning.axes import LongShards, LongSlice, ShardedAxis, lay_axis
+from gpushard.planning.plan import plan_read
+from gpushard.selecting.expressions import basic
+from gpushard.selecting.selection import Projection, SliceAxis, cells_of_slice, project
 from spec_shards import document, sharding
 
 LIMIT = 8 * MIB

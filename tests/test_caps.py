@@ -16,14 +16,14 @@ import gpushard
 from cli_runs import run_json
 from damaged_arrays import WAYS, on_host, opened
 from gpushard import HostMemoryError, LimitError, SelectionError
-from gpushard.expressions import basic
 from gpushard.fused import choice, short
 from gpushard.hierarchies import documents
 from gpushard.inspection.verify import verify_array
 from gpushard.options import KIB, MIB
 from gpushard.pipeline import HostPipeline
+from gpushard.reading.results import host_job
 from gpushard.report import Tally
-from gpushard.results import host_job
+from gpushard.selecting.expressions import basic
 from gpushard.workers import run_tasks
 from hostile_shards import GZIP, ZSTD
 from spec_shards import LITTLE, document, index_of, sharding
@@ -180,7 +180,7 @@ def test_no_more_threads_work_than_have_room_for_an_inner_chunk(
 def test_a_shard_larger_than_a_block_reads_piece_by_piece(
     tmp_path, monkeypatch, way, n_compressors, is_nested
 ):
-    monkeypatch.setattr("gpushard.blocks.BLOCK_CHUNKS", 5)
+    monkeypatch.setattr("gpushard.planning.blocks.BLOCK_CHUNKS", 5)
     values = np.arange(24 * 10 * 6, dtype=np.uint16).reshape(24, 10, 6)
     serializer: Any = "auto"
     compressors = [ZstdCodec()] * n_compressors
@@ -213,7 +213,7 @@ def test_a_shard_larger_than_a_block_reads_piece_by_piece(
 def test_damage_in_a_shard_larger_than_a_block_costs_what_it_costs(
     tmp_path, monkeypatch, way
 ):
-    monkeypatch.setattr("gpushard.blocks.BLOCK_CHUNKS", 5)
+    monkeypatch.setattr("gpushard.planning.blocks.BLOCK_CHUNKS", 5)
     n = 64
     entries = np.stack([np.arange(n), np.ones(n)], axis=1).astype("<u8")
     entries[[7, 40]] = 2**40, 5
@@ -230,7 +230,7 @@ def test_damage_in_a_shard_larger_than_a_block_costs_what_it_costs(
 def test_a_damaged_object_around_a_shard_larger_than_a_block_costs_all_of_it(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("gpushard.blocks.BLOCK_CHUNKS", 5)
+    monkeypatch.setattr("gpushard.planning.blocks.BLOCK_CHUNKS", 5)
     inner = sharding((1,), index_codecs=[LITTLE])
     put(tmp_path / "a", document((64,), (64,), inner, GZIP), b"no stream")
     found: list[gpushard.CorruptShardError] = []

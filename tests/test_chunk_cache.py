@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushard import chunk_cache
-from gpushard.chunk_cache import ChunkCache, Hold
+from gpushard.memory import chunk_cache
+from gpushard.memory.chunk_cache import ChunkCache, Hold
 
 NBYTES = 64
 

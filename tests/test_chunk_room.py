@@ -18,16 +18,13 @@ from asked_store import BY_PRICE, put
 from asked_store import opened as asked
 from cli_runs import run
 from damaged_arrays import WAYS, on_host, opened
-from gpushard import (
-    LimitError,
-    Options,
-    chunk_room,
-)
-from gpushard.chunk_room import usual_stored
+from gpushard import LimitError, Options
 from gpushard.codecs import blosc, blosc_frame
 from gpushard.codecs.crc32c import with_checksum
 from gpushard.inspection.verify import verify_array
 from gpushard.layout import CodecSpec
+from gpushard.memory import chunk_room
+from gpushard.memory.chunk_room import usual_stored
 from gpushard.options import KIB, MIB
 from hostile_shards import GZIP, ZSTD
 from lone_chunks import N, gzip, let_little_count, put_chunk, zstd

@@ -17,13 +17,14 @@ import zstandard
 import gpushard
 from asked_store import opened as asked
 from asked_store import put
-from gpushard import codecs, rounds
-from gpushard.expressions import basic, orthogonal
+from gpushard import codecs
 from gpushard.fused import choice, runner, short
 from gpushard.layout import CodecSpec
 from gpushard.options import KIB, MIB
+from gpushard.reading import rounds
+from gpushard.reading.results import host_job
 from gpushard.report import Tally
-from gpushard.results import host_job
+from gpushard.selecting.expressions import basic, orthogonal
 from hostile_shards import ZSTD
 from spec_shards import LITTLE, document, sharding
 from zarr_oracle import held
@@ -94,7 +95,7 @@ def test_what_threads_read_from_files_fits_the_limit(
         small_read_chunks=n_small,
     )
     a = gpushard.open_array(padded, device="cpu", options=options)
-    monkeypatch.setattr("gpushard.chunk_room._FIXED_NBYTES", 0)
+    monkeypatch.setattr("gpushard.memory.chunk_room._FIXED_NBYTES", 0)
     bounds = np.linspace(0, 4 * N, n_selections + 1).astype(int).tolist()
     for got in a.read_many([slice(*cut) for cut in pairwise(bounds)]):
         assert not got.any()
@@ -102,7 +103,7 @@ def test_what_threads_read_from_files_fits_the_limit(
 
 
 def test_windows_leave_room_for_an_inner_chunk_of_fill_values(monkeypatch):
-    monkeypatch.setattr("gpushard.chunk_room._FIXED_NBYTES", 0)
+    monkeypatch.setattr("gpushard.memory.chunk_room._FIXED_NBYTES", 0)
     layout = document((8 * N,), (N,), sharding((N,), codecs=[LITTLE]))
     store = held({"zarr.json": json.dumps(layout).encode()})
     options = gpushard.Options(threads=4, memory_limit=LEAST)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushard.coalesce import coalesce, cut_batches
+from gpushard.planning.coalesce import coalesce, cut_batches
 
 
 def requests_for(ranges, gap_nbytes=0, max_request_nbytes=10**9, is_bound=False):

@@ -14,7 +14,7 @@ from zarr.codecs import GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 import gpushard
-from gpushard import expressions
+from gpushard.selecting import expressions
 from selection_strategies import (
     basic_keys,
     masks,

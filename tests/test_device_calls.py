@@ -17,8 +17,9 @@ from cuda_host.launch import Kernels
 from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
 from fuzz.shard_cases import CRC, LITTLE, OneObject, blosc, document, sharding
-from gpushard import expressions, open_array
-from gpushard.selection import whole
+from gpushard import open_array
+from gpushard.selecting import expressions
+from gpushard.selecting.selection import whole
 from idle_device import SHAPE, idle, n_driver_calls, opened
 from zarr_oracle import assert_same_bits, write
 

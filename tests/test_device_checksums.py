@@ -19,9 +19,9 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
-from gpushard import expressions
 from gpushard.devices.statuses import Status
-from gpushard.selection import whole
+from gpushard.selecting import expressions
+from gpushard.selecting.selection import whole
 from zarr_oracle import assert_same_bits
 
 KERNELS = Kernels()

@@ -19,8 +19,8 @@ from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
 from gpushard.devices import sink
 from gpushard.errors import DeviceError, DeviceMemoryError
-from gpushard.place import HostSink
-from gpushard.selection import whole
+from gpushard.placing.place import HostSink
+from gpushard.selecting.selection import whole
 from zarr_oracle import assert_same_bits
 
 KERNELS = Kernels()

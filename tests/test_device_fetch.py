@@ -21,14 +21,14 @@ from device_fetch_cases import (
     small_batches,
     stored,
 )
-from gpushard import expressions
 from gpushard.devices import fetching, landing, sink
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import read_to_device
 from gpushard.devices.ring import Slot
 from gpushard.options import KIB, MIB, Options
 from gpushard.report import Tally
-from gpushard.selection import whole
+from gpushard.selecting import expressions
+from gpushard.selecting.selection import whole
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.local import LocalStore
 from zarr_oracle import assert_same_bits

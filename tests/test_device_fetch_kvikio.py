@@ -21,11 +21,11 @@ from device_fetch_cases import (
     standing_in,
     stored,
 )
-from gpushard import expressions
 from gpushard.devices import direct, sink
 from gpushard.devices.kvikio_file import KvikioFiles
 from gpushard.options import KIB, MIB, Options
-from gpushard.selection import whole
+from gpushard.selecting import expressions
+from gpushard.selecting.selection import whole
 from gpushard.stores.local import LocalStore
 from zarr_oracle import assert_same_bits
 

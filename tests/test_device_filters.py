@@ -17,7 +17,7 @@ from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
 from gpushard.devices.chain import compile_device_chain
 from gpushard.errors import UnsupportedError
-from gpushard.selection import whole
+from gpushard.selecting.selection import whole
 from zarr_oracle import assert_same_bits
 
 KERNELS = Kernels()

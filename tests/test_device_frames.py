@@ -21,7 +21,7 @@ from fuzz.shard_cases import blosc
 from gpushard import CorruptShardError, open_array
 from gpushard.codecs import blosc_frame
 from gpushard.devices.budget import Budget
-from gpushard.selection import whole
+from gpushard.selecting.selection import whole
 from spec_shards import document, shard_of, sharding
 from zarr_oracle import assert_same_bits, held
 

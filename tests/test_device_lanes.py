@@ -12,7 +12,7 @@ from device_fetch_cases import emulated, small_batches, stored
 from gpushard.devices.landing import read_back
 from gpushard.devices.lane import Lane
 from gpushard.devices.ring import Slot
-from gpushard.selection import whole
+from gpushard.selecting.selection import whole
 from zarr_oracle import assert_same_bits
 
 

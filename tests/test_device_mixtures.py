@@ -18,7 +18,7 @@ from cuda_host.standin import load_standin
 from fuzz.shard_cases import CRC, LITTLE, OneObject, blosc, document, sharding
 from gpushard import open_array
 from gpushard.codecs import blosc_frame
-from gpushard.selection import whole
+from gpushard.selecting.selection import whole
 from idle_device import idle, n_driver_calls
 from zarr_oracle import assert_same_bits, native, write
 

@@ -22,8 +22,8 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import SCHEDULES, Kernels
 from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
-from gpushard import expressions
-from gpushard.selection import whole
+from gpushard.selecting import expressions
+from gpushard.selecting.selection import whole
 from selection_strategies import basic_keys, masks, orthogonal_keys, point_keys
 from zarr_oracle import assert_same_bits
 

@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 
 import strategies as sts
 from gpushard.errors import SelectionError
-from gpushard.expressions import basic, blocks, hyperslab, orthogonal, points
 from gpushard.layout import GridAxis
-from gpushard.selection import IndexAxis, Orthogonal, Points, SliceAxis, project
+from gpushard.selecting.expressions import basic, blocks, hyperslab, orthogonal, points
+from gpushard.selecting.selection import (
+    IndexAxis,
+    Orthogonal,
+    Points,
+    SliceAxis,
+    project,
+)
 
 SHAPE = (4, 5)
 

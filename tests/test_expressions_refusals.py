@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gpushard.errors import SelectionError
-from gpushard.expressions import basic, blocks, orthogonal, points
 from gpushard.layout import GridAxis
+from gpushard.selecting.expressions import basic, blocks, orthogonal, points
 
 SHAPE = (4, 5)
 RAGGED = [[1], [2, 3]]

@@ -35,7 +35,7 @@ from gpushard.fused.libraries import find_library
 from gpushard.fused.room import address_of
 from gpushard.fused.sink import FusedSink
 from gpushard.options import MIB
-from gpushard.place import HostSink
+from gpushard.placing.place import HostSink
 from selection_strategies import basic_keys, orthogonal_keys, take_orthogonal
 from spec_shards import document, shard_of, sharding
 from zarr_oracle import assert_same_bits, held

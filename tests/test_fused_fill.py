@@ -13,7 +13,7 @@ import gpushard
 from array_strategies import codec
 from fused_cases import CHAINS, FUSED, PLAIN, assert_all_fused, watch_sinks
 from gpushard.formats.data_types import parse_data_type
-from gpushard.place import HostSink
+from gpushard.placing.place import HostSink
 from spec_shards import EMPTY, document, index_of, sharding
 from zarr_oracle import StoredArray, assert_same_bits
 

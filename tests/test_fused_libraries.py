@@ -28,7 +28,7 @@ from fused_cases import (
 from gpushard.fused import choice, libraries, runner
 from gpushard.fused.columns import GZIP, INFLATE, LIBDEFLATE
 from gpushard.fused.room import Room
-from gpushard.place import HostSink
+from gpushard.placing.place import HostSink
 from spec_shards import document, shard_of, sharding
 from zarr_oracle import assert_same_bits, held
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import gpushard
 from fused_cases import FUSED, VALUES, ZSTD, stored, take_way
 from gpushard import Options
-from gpushard.chunk_room import ChunkRoom
 from gpushard.fused import choice, shares
 from gpushard.fused.chain import FusedChain, Pace
 from gpushard.fused.columns import (
@@ -34,6 +33,7 @@ from gpushard.fused.direct import DirectRead
 from gpushard.fused.libraries import Library
 from gpushard.fused.runner import BoxPlacer, Loops
 from gpushard.fused.shares import Shares, first_boxes, shrinking_cuts
+from gpushard.memory.chunk_room import ChunkRoom
 from zarr_oracle import assert_same_bits
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")

@@ -7,8 +7,8 @@ import pytest
 
 import gpushard
 from fused_cases import CHAINS, FUSED, VALUES, ZSTD, stored, watch_sinks
-from gpushard import results
 from gpushard.fused import choice, short
+from gpushard.reading import results
 from zarr_oracle import assert_same_bits
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")

@@ -16,13 +16,14 @@ import pytest
 
 from fuzz import kernels, mutations, running, sanitized
 from fuzz.guard import GuardedRoom
-from gpushard import fused, index
+from gpushard import fused
 from gpushard.codecs import blosc_blocks, gzip
 from gpushard.converting.mark import Mark
 from gpushard.devices import target as devices_target
 from gpushard.devices.statuses import Status
 from gpushard.formats import numcodecs_chain, v3
 from gpushard.fused import boxes
+from gpushard.planning import index
 from gpushard.source import Source
 from gpushard.stores.writers import ObjectWriter
 from gpushard.writing import in_place
@@ -284,7 +285,7 @@ def test_the_command_runs_a_target_under_atheris(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "3000 inputs: " in done.stderr
-    assert "Instrumenting gpushard.index" in done.stderr
+    assert "Instrumenting gpushard.planning.index" in done.stderr
     assert not list(tmp_path.glob("crash-*"))
 
 

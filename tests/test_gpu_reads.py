@@ -15,13 +15,13 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import array_strategies as arrays
 import gpushard
-from gpushard import expressions
 from gpushard.devices.cuda import CudaDevice
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import read_to_device
 from gpushard.errors import UnsupportedError
 from gpushard.report import Tally
-from gpushard.selection import whole
+from gpushard.selecting import expressions
+from gpushard.selecting.selection import whole
 from selection_strategies import basic_keys, orthogonal_keys
 from zarr_oracle import assert_same_bits
 

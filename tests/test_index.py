@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushard.errors import CorruptShardError
-from gpushard.index import CORRUPT, MISSING, PRESENT, ShardIndex, parse_index
+from gpushard.planning.index import CORRUPT, MISSING, PRESENT, ShardIndex, parse_index
 
 EMPTY = 2**64 - 1
 NBYTES = 1000

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, ShardingCodec
 
 import gpushard
-from gpushard.index import MISSING, PRESENT
 from gpushard.inspection.columns import StoredChunks, byte_use
 from gpushard.inspection.contents import contents_of
+from gpushard.planning.index import MISSING, PRESENT
 
 
 def chunks_of(ranges, *, indexes=(), nbytes=None) -> StoredChunks:

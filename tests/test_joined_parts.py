@@ -22,13 +22,15 @@ from fuzz.shard_cases import (
     document,
     sharding,
 )
-from gpushard import axes, expressions, open_array
+from gpushard import open_array
 from gpushard.devices import joining
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import read_to_device
 from gpushard.devices.scatter_transfer import plan_transfer
-from gpushard.plan import plan_read
+from gpushard.planning import axes
+from gpushard.planning.plan import plan_read
 from gpushard.report import Tally
+from gpushard.selecting import expressions
 from selection_strategies import basic_keys, orthogonal_keys, point_keys
 from zarr_oracle import assert_same_bits, write
 

@@ -15,15 +15,15 @@ import strategies as sts
 from cuda_host.launch import (
     SCHEDULES,
 )
-from gpushard import axes
 from gpushard.devices.scatter_params import GridScatter
 from gpushard.devices.scatter_points import PointScatter
 from gpushard.devices.scatter_structs import Addresses
 from gpushard.devices.scatter_transfer import fill_pattern
 from gpushard.errors import UnsupportedError
-from gpushard.expressions import basic, orthogonal, points
 from gpushard.layout import GridAxis
-from gpushard.plan import plan_read
+from gpushard.planning import axes
+from gpushard.planning.plan import plan_read
+from gpushard.selecting.expressions import basic, orthogonal, points
 from scatter_cases import (
     BFLOAT16,
     FAILED,

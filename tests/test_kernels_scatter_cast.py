@@ -15,8 +15,8 @@ from gpushard.devices.scatter_transfer import (
     plan_transfer,
 )
 from gpushard.errors import UnsupportedError
-from gpushard.expressions import basic, points
-from gpushard.plan import plan_read
+from gpushard.planning.plan import plan_read
+from gpushard.selecting.expressions import basic, points
 from scatter_cases import (
     BFLOAT16,
     STRUCT,

@@ -11,7 +11,7 @@ import strategies as sts
 from cuda_host.launch import (
     SCHEDULES,
 )
-from gpushard.expressions import basic, orthogonal, points
+from gpushard.selecting.expressions import basic, orthogonal, points
 from scatter_cases import (
     BFLOAT16,
     Case,

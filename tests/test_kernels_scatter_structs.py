@@ -13,9 +13,9 @@ from gpushard.devices.scatter_params import GridScatter
 from gpushard.devices.scatter_structs import Addresses, fast_divisor
 from gpushard.devices.scatter_transfer import plan_transfer
 from gpushard.errors import UnsupportedError
-from gpushard.expressions import basic
 from gpushard.layout import GridAxis
-from gpushard.plan import plan_read
+from gpushard.planning.plan import plan_read
+from gpushard.selecting.expressions import basic
 from scatter_cases import KERNELS, lay, rows_of, straight_case
 
 

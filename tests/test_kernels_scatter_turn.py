@@ -12,10 +12,10 @@ import pytest
 from cuda_host.launch import (
     SCHEDULES,
 )
-from gpushard import axes
 from gpushard.devices.scatter_structs import Addresses
-from gpushard.expressions import basic, orthogonal
-from gpushard.plan import plan_read
+from gpushard.planning import axes
+from gpushard.planning.plan import plan_read
+from gpushard.selecting.expressions import basic, orthogonal
 from scatter_cases import (
     FAILED,
     Case,

@@ -10,12 +10,12 @@ import pytest
 
 import gpushard
 from gpushard import options
-from gpushard.expressions import basic
+from gpushard.fetching.pieces import beside_columns
 from gpushard.inspection.room import workers
 from gpushard.options import GIB, MIB, Options
-from gpushard.pieces import beside_columns
+from gpushard.reading.results import host_job
 from gpushard.report import Tally
-from gpushard.results import host_job
+from gpushard.selecting.expressions import basic
 from spec_shards import document, sharding
 from zarr_oracle import held
 

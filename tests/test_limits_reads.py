@@ -11,9 +11,10 @@ import pytest
 
 import gpushard
 from asked_store import BY_PRICE, IN_REQUESTS, asked_nbytes, opened, put
-from gpushard import Options, ranges, read, results
+from gpushard import Options
 from gpushard.fused import choice, direct, files, short
 from gpushard.options import KIB, MIB
+from gpushard.reading import ranges, read, results
 from gpushard.rolling import RollingArray
 from hostile_shards import GZIP, ZSTD
 from rolling_arrays import rolling

@@ -11,9 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushard import SelectionError, listing
-from gpushard.index_arrays import KEPT_ELEMENTS, along_axis, of_coordinates, of_mask
-from gpushard.listing import (
+from gpushard import SelectionError
+from gpushard.selecting import listing
+from gpushard.selecting.index_arrays import (
+    KEPT_ELEMENTS,
+    along_axis,
+    of_coordinates,
+    of_mask,
+)
+from gpushard.selecting.listing import (
     IndexArrays,
     ListedBlock,
     TrueElements,
@@ -21,7 +27,7 @@ from gpushard.listing import (
     clipped,
     joined,
 )
-from gpushard.selection import IndexAxis, Listed, Points
+from gpushard.selecting.selection import IndexAxis, Listed, Points
 from strategies import masks
 
 

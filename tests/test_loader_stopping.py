@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpushard.job import Job
+from gpushard.fetching.job import Job
 from gpushard.loader.prefetch import Stopped
 from gpushard.loader.stopping import stoppable
 

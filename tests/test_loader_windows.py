@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import gpushard
 from gpushard import Loader, OptionError
 from gpushard.loader.windows import rows_of_all
-from gpushard.selection import IndexAxis
+from gpushard.selecting.selection import IndexAxis
 from loader_data import stored
 
 T, Y, X = 23, 11, 14

@@ -14,12 +14,13 @@ import gpushard
 from asked_store import IN_REQUESTS, put
 from asked_store import opened as opened_and_asked
 from damaged_arrays import WAYS, on_host, opened
-from gpushard import index_room, read
 from gpushard.errors import LimitError
+from gpushard.fetching import index_room
 from gpushard.inspection import room
 from gpushard.inspection.payload import n_workers
 from gpushard.inspection.verify import verify_array
 from gpushard.options import KIB, MIB
+from gpushard.reading import read
 from spec_shards import LITTLE, document, index_of, sharding
 
 INDEXED = {"index_codecs": [LITTLE]}

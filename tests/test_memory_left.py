@@ -14,20 +14,15 @@ import gpushard
 from asked_store import BY_PRICE, put
 from asked_store import opened as asked
 from damaged_arrays import opened
-from gpushard import (
-    LimitError,
-    Options,
-    index_arrays,
-    options,
-    pieces,
-    rounds,
-    whole,
-)
+from gpushard import LimitError, Options, options
 from gpushard.converting import tiles
-from gpushard.expressions import basic
+from gpushard.fetching import pieces
 from gpushard.options import KIB, MIB, usable_memory_nbytes
+from gpushard.reading import rounds, whole
+from gpushard.reading.results import host_job
 from gpushard.report import Tally
-from gpushard.results import host_job
+from gpushard.selecting import index_arrays
+from gpushard.selecting.expressions import basic
 from gpushard.workers import Opener, turns
 from hostile_shards import ZSTD
 from lone_chunks import N, let_little_count, put_chunk, zstd

@@ -10,8 +10,9 @@ import pytest
 import zarr
 
 from damaged_arrays import on_host, opened
-from gpushard import index_arrays, rounds
 from gpushard.options import KIB, MIB
+from gpushard.reading import rounds
+from gpushard.selecting import index_arrays
 
 SIDE = 512
 N = SIDE * SIDE

@@ -12,10 +12,10 @@ import pytest
 
 from asked_store import AskedStore, put
 from asked_store import opened as asked
-from gpushard import chunk_room, freed
-from gpushard.chunk_room import usual_stored
 from gpushard.codecs.zstd import ZstdCodec
 from gpushard.fused.room import Room
+from gpushard.memory import chunk_room, freed
+from gpushard.memory.chunk_room import usual_stored
 from gpushard.options import KIB, MIB
 from hostile_shards import ZSTD
 from lone_chunks import let_little_count, zstd

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpushard
-from gpushard import index_arrays, listing
 from gpushard.options import KIB, MIB, Options
+from gpushard.selecting import index_arrays, listing
 from gpushard.writing import listed
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.regions import InPortions, Scattered

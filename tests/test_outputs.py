@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpushard.errors import SelectionError
-from gpushard.outputs import usable_output
+from gpushard.placing.outputs import usable_output
 
 INT32 = np.dtype("int32")
 

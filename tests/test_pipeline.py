@@ -22,10 +22,10 @@ from zarr.codecs import (
     ZstdCodec,
 )
 
+from gpushard.codecs.wrapping import decode_object_bytes
 from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
 from gpushard.layout import CodecChain, CodecSpec
 from gpushard.pipeline import HostPipeline
-from gpushard.wrapping import decode_object_bytes
 
 BYTES_LE = CodecSpec("bytes", {"endian": "little"}, "codecs[0]")
 BYTES_BE = CodecSpec("bytes", {"endian": "big"}, "codecs[0]")

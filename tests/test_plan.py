@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strategies as sts
-from gpushard import blocks, plan
-from gpushard.expressions import basic, orthogonal, points
-from gpushard.grid import GridPart
 from gpushard.layout import GridAxis
-from gpushard.plan import plan_read
-from gpushard.selection import Orthogonal, laid_out, whole
+from gpushard.planning import blocks, plan
+from gpushard.planning.grid import GridPart
+from gpushard.planning.plan import plan_read
+from gpushard.selecting.expressions import basic, orthogonal, points
+from gpushard.selecting.selection import Orthogonal, laid_out, whole
 
 
 @st.composite

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strategies as sts
-from gpushard.expressions import orthogonal, points
 from gpushard.layout import GridAxis
-from gpushard.listing import IndexArrays
-from gpushard.plan import plan_read
-from gpushard.portions import groups_of, objects_of
-from gpushard.selection import Listed, laid_out
+from gpushard.planning.plan import plan_read
+from gpushard.selecting.expressions import orthogonal, points
+from gpushard.selecting.listing import IndexArrays
+from gpushard.selecting.portions import groups_of, objects_of
+from gpushard.selecting.selection import Listed, laid_out
 from tiny_bounds import tiny_bounds
 
 

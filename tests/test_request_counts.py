@@ -18,7 +18,7 @@ import gpushard
 from cuda_host.reads import read_on_device
 from device_fetch_cases import emulated
 from gpushard.options import DEFAULT, KIB, MIB, Options
-from gpushard.selection import whole
+from gpushard.selecting.selection import whole
 from gpushard.stores.base import FetchCosts
 from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import adapt

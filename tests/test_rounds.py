@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import gpushard
 from damaged_arrays import on_host, opened
-from gpushard import ObjectChangedError, read, results
+from gpushard import ObjectChangedError
 from gpushard.errors import ObjectDeletedError
+from gpushard.reading import read, results
 from strategies import slices
 from tiny_bounds import tiny_bounds
 
@@ -288,7 +289,9 @@ def test_a_shard_deleted_between_rounds_is_an_error_and_not_fill(changing):
 def test_rounds_of_different_shards_may_be_of_different_times(tmp_path, monkeypatch):
     put(tmp_path, np.arange(64, dtype="i4"), shards=(8,), chunks=(4,))
     asked = []
-    monkeypatch.setattr("gpushard.rounds._versions", lambda *some: asked.append(some))
+    monkeypatch.setattr(
+        "gpushard.reading.rounds._versions", lambda *some: asked.append(some)
+    )
     with tiny_bounds(least=16):
         found = gpushard.open_array(tmp_path).oindex[INDEX]
     np.testing.assert_array_equal(found, INDEX)

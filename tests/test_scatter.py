@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import strategies as sts
 from gpushard.errors import SelectionError
-from gpushard.expressions import basic, orthogonal, points
 from gpushard.layout import GridAxis
-from gpushard.plan import plan_read
-from gpushard.scatter import GridTarget, PointTarget, check_cast, make_target
+from gpushard.placing.scatter import GridTarget, PointTarget, check_cast, make_target
+from gpushard.planning.plan import plan_read
+from gpushard.selecting.expressions import basic, orthogonal, points
 
 UNTOUCHED = -7
 

@@ -11,8 +11,8 @@ import zarr
 from zarr.storage import MemoryStore
 
 import gpushard
-from gpushard import expressions
 from gpushard.options import MIB
+from gpushard.selecting import expressions
 
 PLAIN = gpushard.Options(compile_nbytes=2**62, threads=1)
 # Bytes of an inner chunk, twice, and what NumPy may copy; each result is larger.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import strategies as sts
 from gpushard.layout import GridAxis
-from gpushard.selection import (
+from gpushard.selecting.selection import (
     IndexAxis,
     Orthogonal,
     Points,

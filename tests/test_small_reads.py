@@ -15,8 +15,10 @@ from zarr.storage import MemoryStore
 
 import gpushard
 from array_strategies import stored_arrays
-from gpushard import Options, expressions, results, small
+from gpushard import Options
 from gpushard.codecs import blosc_blocks
+from gpushard.reading import results, small
+from gpushard.selecting import expressions
 from selection_strategies import (
     basic_keys,
     masks,

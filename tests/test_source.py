@@ -14,10 +14,10 @@ import zarr
 import gpushard
 import strategies as sts
 from gpushard.errors import CorruptShardError
-from gpushard.index import parse_index
-from gpushard.known import IndexCache, KnownIndex
 from gpushard.layout import ChunkKeys, CodecChain, CodecSpec, GridAxis
+from gpushard.memory.known import IndexCache, KnownIndex
 from gpushard.options import Options
+from gpushard.planning.index import parse_index
 from gpushard.source import Source
 
 ENTRY_NBYTES = 17

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strategies as sts
-from gpushard.expressions import basic, points
-from gpushard.grid import GridPart
 from gpushard.layout import GridAxis
-from gpushard.plan import plan_read
-from gpushard.spans import byte_spans
+from gpushard.planning.grid import GridPart
+from gpushard.planning.plan import plan_read
+from gpushard.planning.spans import byte_spans
+from gpushard.selecting.expressions import basic, points
 
 
 def strides_of(chunk_shape, stored_order, itemsize):

@@ -12,8 +12,8 @@ import zarr
 from zarr.storage import MemoryStore, ZipStore
 
 import gpushard
-from gpushard.index import MISSING
 from gpushard.options import Options, WriteOptions
+from gpushard.planning.index import MISSING
 from gpushard.stores.files import LockedFile
 from gpushard.stores.local import LocalStore
 from gpushard.writing.assign import n_shards_at_once

@@ -13,8 +13,8 @@ import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 
 import gpushard
-from gpushard.index import MISSING, PRESENT
 from gpushard.options import Options, WriteOptions
+from gpushard.planning.index import MISSING, PRESENT
 from gpushard.stores.file_bytes import FileBytes
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.shard import Region, StoredShard

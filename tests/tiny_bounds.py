@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from gpushard import index_arrays, listing, portions, rounds
+from gpushard.reading import rounds
+from gpushard.selecting import index_arrays, listing, portions
 
 
 @contextmanager

@@ -20,14 +20,14 @@ from zarr.storage import MemoryStore
 import gpushard
 from benchmarks.gpu.gpu import REAL, fetched, open_machine
 from benchmarks.gpu.replay import Recorder
-from gpushard import expressions
 from gpushard.devices.base import Device
 from gpushard.devices.kernels import load_kernel_sources
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import read_to_device
 from gpushard.options import Options
 from gpushard.report import Tally
-from gpushard.selection import Selection, whole
+from gpushard.selecting import expressions
+from gpushard.selecting.selection import Selection, whole
 
 # Told to a test of structs only.
 NOT_READ = frozenset(("gs_scatter_structs",))

@@ -16,7 +16,7 @@ from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import read_to_device
 from gpushard.devices.sink import MAX_ROWS
 from gpushard.report import Tally
-from gpushard.selection import whole
+from gpushard.selecting.selection import whole
 
 if TYPE_CHECKING:
     from benchmarks.gpu.run import Run

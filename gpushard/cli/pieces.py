@@ -10,7 +10,7 @@ from types import EllipsisType
 import numpy as np
 
 from gpushard.layout import GridAxis
-from gpushard.selection import SliceAxis, project
+from gpushard.selecting.selection import SliceAxis, project
 
 AxisItem = int | range
 """What a basic index takes along one axis: one element, or a range of them."""

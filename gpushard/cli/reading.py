@@ -21,11 +21,11 @@ from gpushard.cli.pieces import Piece, cut, per_axis, result_shape
 from gpushard.cli.selection_text import Item, parse_selection, split_target
 from gpushard.cli.summary import Summary
 from gpushard.errors import naming
-from gpushard.expressions import basic
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
 from gpushard.options import DEFAULT, MIB, Options
 from gpushard.rolling.watch import watched
+from gpushard.selecting.expressions import basic
 from gpushard.source import Source
 from gpushard.stores.resolve import resolve
 

@@ -26,8 +26,8 @@ from gpushard.converting.nodes import Nodes, nodes_at, put_group, refuse_overlap
 from gpushard.converting.progress import Progress, counted
 from gpushard.converting.tiles import budget_for
 from gpushard.errors import OptionError, naming
+from gpushard.fetching.index_room import least_limit
 from gpushard.hierarchies.documents import join
-from gpushard.index_room import least_limit
 from gpushard.layout import ArrayLayout
 from gpushard.options import DEFAULT, Options, ReadOptions
 from gpushard.rolling.watch import watched

@@ -18,7 +18,7 @@ from gpushard.converting.mark import Mark, unravelled
 from gpushard.converting.tiles import Box as Elements
 from gpushard.converting.tiles import Budget, Cell, box_of, slabs, tiles
 from gpushard.errors import CorruptShardError, GpushardError
-from gpushard.selection import SliceAxis
+from gpushard.selecting.selection import SliceAxis
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, Pieces
 from gpushard.stores.writers import writer_of

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.blocks import ShardBlock
 from gpushard.devices.chain import DeviceChain, Step, StepKind
 from gpushard.devices.decode import Decoder, landing_alignment
 from gpushard.devices.joining import Grouping
@@ -30,7 +29,8 @@ from gpushard.devices.scatter_structs import (
 from gpushard.devices.slabs import TablePage
 from gpushard.devices.structs import BYTE_SHUFFLED
 from gpushard.devices.target import PlacedTarget
-from gpushard.selection import Ints
+from gpushard.planning.blocks import ShardBlock
+from gpushard.selecting.selection import Ints
 
 Settle = Callable[[Ints], None]
 _PITCH = 256

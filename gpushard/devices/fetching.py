@@ -32,8 +32,8 @@ from gpushard.devices.landing import (
 from gpushard.devices.lane import PAGE_NBYTES, Lane
 from gpushard.devices.ring import Ring, Slot
 from gpushard.errors import DeviceMemoryError, StoreError, UnsupportedError
-from gpushard.fetch import fetch_wanted
-from gpushard.job import Job
+from gpushard.fetching.fetch import fetch_wanted
+from gpushard.fetching.job import Job
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.local import LocalStore
@@ -53,7 +53,7 @@ class Fetch(Protocol):
     def fetch(
         self, job: Job, requests: Sequence[ByteRequest]
     ) -> AbstractContextManager[Answers]:
-        """As `gpushard.job.Sink.fetch`."""
+        """As `gpushard.fetching.job.Sink.fetch`."""
         ...
 
 

@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpushard.axes import Projected
 from gpushard.devices.scatter_structs import LIMIT, MAX_AXES
 from gpushard.devices.scatter_transfer import Transfer
-from gpushard.grid import GridPart
-from gpushard.plan import Part
-from gpushard.selection import Ints, Members, Projection
+from gpushard.planning.axes import Projected
+from gpushard.planning.grid import GridPart
+from gpushard.planning.plan import Part
+from gpushard.selecting.selection import Ints, Members, Projection
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from gpushard.devices.batch import copy_straight
 from gpushard.devices.lane import Lane
 from gpushard.devices.ring import Slot
 from gpushard.devices.straight import Copies
-from gpushard.ranged import RangedBlock
-from gpushard.selection import Ints
+from gpushard.fetching.ranged import RangedBlock
+from gpushard.selecting.selection import Ints
 
 # The widest access of a kernel is 16 bytes, a cache line 128: bytes keep their place
 # in between, so that plain elements that are aligned in a file are so on a device.

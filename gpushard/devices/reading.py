@@ -24,13 +24,13 @@ from gpushard.devices.scatter_transfer import Affine, plan_transfer
 from gpushard.devices.sink import DeviceSink
 from gpushard.devices.target import lay_targets
 from gpushard.errors import DeviceMemoryError, UnsupportedError
-from gpushard.job import Job
+from gpushard.fetching.job import Job
 from gpushard.options import GIB, MIB
-from gpushard.place import HostSink
-from gpushard.plan import ReadPlan, plan_read
-from gpushard.read import execute
+from gpushard.placing.place import HostSink
+from gpushard.planning.plan import ReadPlan, plan_read
+from gpushard.reading.read import execute
 from gpushard.report import CodecPlacement, Tally
-from gpushard.selection import Selection
+from gpushard.selecting.selection import Selection
 from gpushard.source import Source
 
 # What a read may hold of the memory that is free, if nobody says how much: room for two

@@ -13,11 +13,11 @@ from gpushard.devices.base import Device, Stream
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import read_to_device, room_nbytes
 from gpushard.errors import SelectionError
+from gpushard.placing.scatter import check_cast
+from gpushard.reading.results import ReadRequest
+from gpushard.reading.rounds import Reader, read_in_rounds
 from gpushard.report import Tally
-from gpushard.results import ReadRequest
-from gpushard.rounds import Reader, read_in_rounds
-from gpushard.scatter import check_cast
-from gpushard.selection import Selection
+from gpushard.selecting.selection import Selection
 from gpushard.source import Source
 
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged

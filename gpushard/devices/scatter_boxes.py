@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpushard.axes import LongSlice, Projected
 from gpushard.devices.scatter_transfer import Transfer
-from gpushard.selection import Ints
+from gpushard.planning.axes import LongSlice, Projected
+from gpushard.selecting.selection import Ints
 
 
 class Landings(NamedTuple):

@@ -49,8 +49,8 @@ from gpushard.devices.scatter_structs import (
 )
 from gpushard.devices.scatter_transfer import WIDEST_ACCESS, Transfer, fill_pattern
 from gpushard.devices.scatter_turn import TURN_RANK, n_squares, turned
-from gpushard.grid import GridPart
-from gpushard.selection import Ints
+from gpushard.planning.grid import GridPart
+from gpushard.selecting.selection import Ints
 
 # A warp takes a tile: large enough to pay for looking up its row, small enough that a
 # batch gives every warp of a large GPU (132 multiprocessors of 64 warps) one.

@@ -29,8 +29,8 @@ from gpushard.devices.scatter_structs import (
     transfer_record,
 )
 from gpushard.devices.scatter_transfer import ElementType, Transfer, fill_pattern
-from gpushard.points import PointPart
-from gpushard.selection import Ints
+from gpushard.planning.points import PointPart
+from gpushard.selecting.selection import Ints
 
 _WIDEST_NUMBER = 8
 

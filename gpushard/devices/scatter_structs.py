@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gpushard.devices.scatter_boxes import Landings
 from gpushard.devices.scatter_transfer import WIDEST_ACCESS, Transfer
 from gpushard.errors import UnsupportedError
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 
 LIMIT = 1 << 31
 """Sizes and counts are 32-bit in the kernels, with room for one step beyond."""

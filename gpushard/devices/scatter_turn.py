@@ -13,7 +13,7 @@ from sys import maxsize
 
 from gpushard.devices.scatter_boxes import Boxes, Loop
 from gpushard.devices.scatter_transfer import Transfer
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 
 TURN_RANK = 4
 """Loops that the kernel takes."""

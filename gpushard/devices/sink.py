@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.blocks import ShardBlock
 from gpushard.devices.base import Device, Event
 from gpushard.devices.batch import (
     Payload,
@@ -28,10 +27,11 @@ from gpushard.devices.placement import estimate, load_of
 from gpushard.devices.straight import straight_copies
 from gpushard.devices.target import PlacedTarget, Targets, place_targets
 from gpushard.errors import DeviceError, DeviceMemoryError
-from gpushard.job import Answer, Job
-from gpushard.place import completed, decode_row
-from gpushard.ranged import RangedBlock
-from gpushard.selection import Ints
+from gpushard.fetching.job import Answer, Job
+from gpushard.fetching.ranged import RangedBlock
+from gpushard.placing.place import completed, decode_row
+from gpushard.planning.blocks import ShardBlock
+from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
 _log = logging.getLogger("gpushard.devices")

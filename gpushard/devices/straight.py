@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gpushard.devices.batch import Rows
 from gpushard.devices.target import PlacedTarget
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 
 # A copy is a call of the driver, of which a batch takes few (20); beyond, one scatter
 # behind one copy is cheaper: memory of a device is much faster than the bus.

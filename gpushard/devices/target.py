@@ -24,10 +24,10 @@ from gpushard.devices.scatter_points import PointScatter
 from gpushard.devices.scatter_structs import NO_SHUFFLE, Shuffle
 from gpushard.devices.scatter_transfer import Transfer, fill_element, plan_transfer
 from gpushard.devices.slabs import TablePage
-from gpushard.grid import GridPart
-from gpushard.plan import Part
-from gpushard.points import PointPart
-from gpushard.selection import Ints, Orthogonal, SliceAxis
+from gpushard.planning.grid import GridPart
+from gpushard.planning.plan import Part
+from gpushard.planning.points import PointPart
+from gpushard.selecting.selection import Ints, Orthogonal, SliceAxis
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from typing import NamedTuple, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.blocks import ShardBlock
 from gpushard.fused.columns import (
     FIRST_LENGTH,
     KEEP,
@@ -24,10 +23,11 @@ from gpushard.fused.columns import (
     TARGET,
 )
 from gpushard.fused.room import address_of
-from gpushard.grid import GridPart
-from gpushard.plan import Part
-from gpushard.scatter import GridTarget
-from gpushard.selection import Ints, Members
+from gpushard.placing.scatter import GridTarget
+from gpushard.planning.blocks import ShardBlock
+from gpushard.planning.grid import GridPart
+from gpushard.planning.plan import Part
+from gpushard.selecting.selection import Ints, Members
 
 # Boxes an inner chunk may be cut into before columns cost more than they save.
 _MOST_BOXES = 16

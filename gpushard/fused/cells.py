@@ -10,7 +10,7 @@ import numpy as np
 from gpushard.fused.boxes import Landing, runs
 from gpushard.fused.columns import CELL_ROWS, INNER, LENGTH, LIST, ORDINAL, OUTER
 from gpushard.layout import ArrayLayout
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 
 
 class AxisCells(NamedTuple):

@@ -11,16 +11,16 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gpushard.codecs import libzstd
+from gpushard.fetching.job import Sink
 from gpushard.fused.boxes import Landing, can_cut
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.libraries import find_library, pread_address
 from gpushard.fused.runner import BoxRunner, Loops
 from gpushard.fused.sink import FusedSink
-from gpushard.job import Sink
 from gpushard.options import Options
-from gpushard.place import HostSink
-from gpushard.plan import ReadPlan
-from gpushard.scatter import GridTarget
+from gpushard.placing.place import HostSink
+from gpushard.placing.scatter import GridTarget
+from gpushard.planning.plan import ReadPlan
 from gpushard.source import Source
 
 # Of `Options.compile_nbytes`, what pays for loading loops that were compiled before.

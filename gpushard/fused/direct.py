@@ -16,10 +16,10 @@ from threading import Lock
 
 import numpy as np
 
-from gpushard import blocks
-from gpushard.blocks import Planned
 from gpushard.errors import CorruptShardError, ObjectChangedError
-from gpushard.fetch import fetch_indexes
+from gpushard.fetching.fetch import fetch_indexes
+from gpushard.fetching.index_room import n_at_once
+from gpushard.fetching.job import Job
 from gpushard.fused.boxes import Landing, are_too_many, runs
 from gpushard.fused.cells import AxisCells, axis_cells
 from gpushard.fused.columns import (
@@ -36,10 +36,10 @@ from gpushard.fused.kept import KeptBoxes, kept_boxes
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxRunner
 from gpushard.fused.shares import Shares
-from gpushard.index_room import n_at_once
-from gpushard.job import Job
-from gpushard.known import KnownIndex
-from gpushard.selection import Ints, Members
+from gpushard.memory.known import KnownIndex
+from gpushard.planning import blocks
+from gpushard.planning.blocks import Planned
+from gpushard.selecting.selection import Ints, Members
 from gpushard.source import Source
 from gpushard.stores.handles import Handle, is_in_memory, read_ahead
 from gpushard.stores.local import LocalStore, holds_plain_files

@@ -11,7 +11,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpushard.fetch import fetch_payload
+from gpushard.fetching.fetch import fetch_payload
+from gpushard.fetching.job import Job
+from gpushard.fetching.ranged import RangedBlock
 from gpushard.fused.columns import (
     FILE,
     GAP_NBYTES,
@@ -24,11 +26,9 @@ from gpushard.fused.columns import (
 )
 from gpushard.fused.room import WINDOW_NBYTES
 from gpushard.fused.runner import BoxRunner
-from gpushard.job import Job
 from gpushard.options import ReadOptions
-from gpushard.place import HostSink
-from gpushard.ranged import RangedBlock
-from gpushard.selection import Ints
+from gpushard.placing.place import HostSink
+from gpushard.selecting.selection import Ints
 from gpushard.stores.handles import Handle, is_in_memory, read_ahead
 from gpushard.stores.local import LocalStore, holds_plain_files
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from gpushard.fused.columns import FILE, FILLED, SOURCE
 from gpushard.fused.room import address_of
 from gpushard.options import KIB
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
 Fill = NDArray[Any]

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.chunk_cache import ChunkCache, Hold
 from gpushard.fused.columns import (
     ENTRY,
     FILE,
@@ -26,9 +25,10 @@ from gpushard.fused.columns import (
     REACH,
     SOURCE,
 )
-from gpushard.keeping import NO_KEY, fits, keys_of
-from gpushard.known import KnownIndex
-from gpushard.selection import Ints
+from gpushard.memory.chunk_cache import ChunkCache, Hold
+from gpushard.memory.known import KnownIndex
+from gpushard.placing.keeping import NO_KEY, fits, keys_of
+from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
 

@@ -28,7 +28,13 @@ from gpushard.fused.room import address_of
 
 # The modules, below the package, that the file is made of.
 SOURCES = (
-    *("codecs/blosc_frame", "index", "fused/calls", "fused/columns", "fused/compiling"),
+    *(
+        "codecs/blosc_frame",
+        "planning/index",
+        "fused/calls",
+        "fused/columns",
+        "fused/compiling",
+    ),
     *("fused/copies", "fused/elf", "fused/frames", "fused/loops", "fused/lz4"),
     *("fused/planning", "fused/zstd_frames"),
     "fused/kept_code",  # how it is laid down

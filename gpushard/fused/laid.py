@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.blocks import order_by, shards_of
 from gpushard.fused.cells import index_stride
 from gpushard.fused.columns import CELL, END, FIRST_LENGTH, PER_SHARD
 from gpushard.layout import ArrayLayout
-from gpushard.selection import (
+from gpushard.planning.blocks import order_by, shards_of
+from gpushard.selecting.selection import (
     IndexAxis,
     Ints,
     Orthogonal,

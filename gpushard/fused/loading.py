@@ -25,7 +25,7 @@ from gpushard.fused.columns import (
 from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
 from gpushard.fused.room import address_of
 from gpushard.fused.shares import Shares
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)
 _PLACING = Struct(f"={WORDS + len(Decoder._fields)}q").pack

@@ -49,7 +49,7 @@ from gpushard.fused.columns import (
     TARGET,
     Planned,
 )
-from gpushard.index import CORRUPT, MISSING
+from gpushard.planning.index import CORRUPT, MISSING
 
 sorting_words = calls.inner(columns.sorting_words)
 

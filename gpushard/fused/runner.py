@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.blocks import ShardBlock
-from gpushard.chunk_room import ChunkRoom
 from gpushard.fused import boxes
 from gpushard.fused.chain import FusedChain
 from gpushard.fused.columns import BLOSC, COPY, NBYTES, RAW, Decoder, Planned
 from gpushard.fused.libraries import Library
 from gpushard.fused.room import Buffer, Room
 from gpushard.fused.shares import Shares
-from gpushard.selection import Ints
+from gpushard.memory.chunk_room import ChunkRoom
+from gpushard.planning.blocks import ShardBlock
+from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
 if TYPE_CHECKING:

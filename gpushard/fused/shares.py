@@ -13,7 +13,7 @@ import numpy as np
 from gpushard.fused.columns import ENTRY, FILE, SOURCE
 from gpushard.fused.room import address_of
 from gpushard.options import KIB, MIB
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 from gpushard.workers import Task
 
 # What the decoded inner chunks of a share take: at its smallest much more time than a

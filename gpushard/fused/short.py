@@ -1,8 +1,8 @@
 """The short way in compiled loops: some inner chunks in local files.
 
-What `gpushard.small` is for a few inner chunks, for up to a thousand: the loops lay the
-selection over the grid, take it through the indexes, read, decode and place. Python
-goes from shard to shard, and to nothing smaller but the elements of an index array.
+What `gpushard.reading.small` is for a few inner chunks, for up to a thousand: the loops
+lay the selection over the grid, take it through the indexes, read, decode and place.
+Python goes from shard to shard, and to nothing smaller but elements of an index array.
 Declined is whatever else there is; damage too, of which the general way says what it
 is.
 """
@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, ObjectChangedError
-from gpushard.fetch import fetch_indexes, known_index
+from gpushard.fetching.fetch import fetch_indexes, known_index
+from gpushard.fetching.gone import deleted
+from gpushard.fetching.index_room import are_many
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.choice import are_loaded, loaded_loops
 from gpushard.fused.columns import END, FILE, FILLED, HIGH, LOW, RAW
@@ -29,11 +31,9 @@ from gpushard.fused.laid import Boxes, Coordinate, Mesh, Scattered, grid_of, lai
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxPlacer, Loops
 from gpushard.fused.shares import Shares
-from gpushard.gone import deleted
-from gpushard.index_room import are_many
-from gpushard.known import KnownIndex
+from gpushard.memory.known import KnownIndex
 from gpushard.report import Tally
-from gpushard.selection import Selection
+from gpushard.selecting.selection import Selection
 from gpushard.source import Source
 from gpushard.stores.local import LocalStore, holds_plain_files
 from gpushard.workers import run_tasks

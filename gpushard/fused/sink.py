@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpushard.blocks import ShardBlock
+from gpushard.fetching.job import Answer, Job, RequestReader
+from gpushard.fetching.ranged import Places, RangedBlock
 from gpushard.fused.boxes import Landing
 from gpushard.fused.columns import FILE, NBYTES, NO_FILE, SOURCE
 from gpushard.fused.direct import DirectRead, direct_read
 from gpushard.fused.files import file_reader
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import Bools, BoxRunner
-from gpushard.job import Answer, Job, RequestReader
 from gpushard.options import KIB
-from gpushard.place import HostSink
-from gpushard.ranged import Places, RangedBlock
-from gpushard.selection import Ints
+from gpushard.placing.place import HostSink
+from gpushard.planning.blocks import ShardBlock
+from gpushard.selecting.selection import Ints
 
 # Rows whose columns are made at a time: they stay small beside the bytes they describe.
 _RUN_ROWS = 16384

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gpushard.inspection.contents import contents_of
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
 _AT_ONCE = 64

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.index import MISSING, PRESENT
 from gpushard.layout import ArrayLayout, ShardLevel
-from gpushard.selection import Ints
+from gpushard.planning.index import MISSING, PRESENT
+from gpushard.selecting.selection import Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,22 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, LimitError
-from gpushard.fetch import (
+from gpushard.fetching.fetch import (
     Extent,
     NestedShard,
     fetch_indexes,
     fetch_nested_indexes,
     index_range,
 )
-from gpushard.index import CORRUPT, PRESENT, ShardIndex
 from gpushard.inspection.columns import StoredChunks, cells_of, is_inside
 from gpushard.inspection.findings import Finding, Kind
-from gpushard.known import KnownIndex
+from gpushard.memory.known import KnownIndex
+from gpushard.planning.index import CORRUPT, PRESENT, ShardIndex
+from gpushard.reading.whole import held, largest_object, unwrapped
 from gpushard.report import Tally
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Fetched
-from gpushard.whole import held, largest_object, unwrapped
 
 Coordinate = tuple[int, ...]
 

@@ -11,13 +11,13 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.coalesce import Requests, coalesce
 from gpushard.errors import CorruptShardError, LimitError
-from gpushard.fetch import fetch_payload
+from gpushard.fetching.fetch import fetch_payload
 from gpushard.inspection.columns import is_inside
 from gpushard.inspection.contents import Contents
 from gpushard.inspection.findings import Check, Finding
-from gpushard.selection import Ints
+from gpushard.planning.coalesce import Requests, coalesce
+from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
 from gpushard.workers import Task

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.index import MISSING, PRESENT
 from gpushard.inspection.columns import ByteUse, StoredChunks, byte_use, is_inside
 from gpushard.inspection.contents import Contents, contents_of, whole_contents
 from gpushard.inspection.findings import Finding
 from gpushard.layout import ArrayLayout
-from gpushard.selection import Ints
+from gpushard.planning.index import MISSING, PRESENT
+from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.writing.order import payload_order
 

@@ -10,7 +10,6 @@ from itertools import islice
 from math import prod
 from time import perf_counter
 
-from gpushard import blocks
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.inspection.columns import ByteUse, StoredChunks, byte_use
 from gpushard.inspection.contents import (
@@ -33,11 +32,12 @@ from gpushard.inspection.room import (
     refuse_many,
     workers,
 )
-from gpushard.known import IndexCache
+from gpushard.memory.known import IndexCache
+from gpushard.planning import blocks
+from gpushard.reading.whole import largest_object
 from gpushard.source import Source
 from gpushard.stores.files import FileWriter
 from gpushard.stores.local import LocalStore
-from gpushard.whole import largest_object
 from gpushard.workers import Task, run_tasks
 
 # A store that fails so often has failed: each failure may take as long as patience is.

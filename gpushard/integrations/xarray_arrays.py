@@ -10,8 +10,8 @@ import numpy as np
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
-from gpushard import expressions
 from gpushard.array import Array
+from gpushard.selecting import expressions
 
 
 class LazyArray(BackendArray):

@@ -48,9 +48,9 @@ from gpushard.integrations.zarr_stores import inside, reader_of
 from gpushard.layout import GridAxis
 from gpushard.metadata import parse_array
 from gpushard.options import Options
+from gpushard.reading.results import ReadRequest, read_on_host
 from gpushard.report import Tally
-from gpushard.results import ReadRequest, read_on_host
-from gpushard.selection import Wanted
+from gpushard.selecting.selection import Wanted
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpushard.errors import UnsupportedError
-from gpushard.index_arrays import KEPT_ELEMENTS
 from gpushard.integrations.zarr_lists import (
     ChunkLists,
     Elements,
@@ -22,8 +21,9 @@ from gpushard.integrations.zarr_lists import (
     count_of,
 )
 from gpushard.layout import ChunkKeys, GridAxis
-from gpushard.listing import Listing
-from gpushard.selection import (
+from gpushard.selecting.index_arrays import KEPT_ELEMENTS
+from gpushard.selecting.listing import Listing
+from gpushard.selecting.selection import (
     AxisSelection,
     IndexAxis,
     Ints,

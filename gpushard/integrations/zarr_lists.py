@@ -1,7 +1,7 @@
 """Very many elements that zarr lists chunk by chunk, kept as it lists them.
 
 Columns over all of them would take many times as much; so they are taken a block at a
-time, as `gpushard.listing` does with what users give.
+time, as `gpushard.selecting.listing` does with what users give.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.listing import BLOCK_ELEMENTS, ListedBlock, changed
-from gpushard.selection import Ints
+from gpushard.selecting.listing import BLOCK_ELEMENTS, ListedBlock, changed
+from gpushard.selecting.selection import Ints
 
 Elements = range | Ints | NDArray[np.bool_]
 """Elements along one axis, from the start of a chunk or of the output; or a mask."""
@@ -46,7 +46,7 @@ class _Cut(NamedTuple):
 
 
 class ChunkLists:
-    """Elements that are taken of some chunks; see `gpushard.listing.Listing`.
+    """Elements that are taken of some chunks; see `gpushard.selecting.listing.Listing`.
 
     Parameters
     ----------

@@ -20,8 +20,8 @@ from gpushard.loader.conversion import Conversion
 from gpushard.loader.fields import Field, threads_of, usable_source
 from gpushard.loader.ragged import Ragged, RaggedField, read_offsets
 from gpushard.loader.windows import Cut, Origins, Padding, lay_origins
-from gpushard.outputs import parsed_dtype
-from gpushard.selection import Ints
+from gpushard.placing.outputs import parsed_dtype
+from gpushard.selecting.selection import Ints
 
 if TYPE_CHECKING:
     from gpushard.devices.base import Device

@@ -12,7 +12,7 @@ from gpushard.errors import OptionError, UnsupportedError
 from gpushard.loader.fields import Rows, concatenated
 from gpushard.loader.reading import Load
 from gpushard.loader.shares import Share
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 
 if TYPE_CHECKING:
     from gpushard.devices.base import Device, Stream

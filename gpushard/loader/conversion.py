@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpushard.loader.memory import Memory
 from gpushard.options import KIB
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 from gpushard.workers import Task, run_tasks
 
 # A piece of a load that is gathered and cast at a time stays in the cache.

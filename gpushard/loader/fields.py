@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from gpushard.array import Array
 from gpushard.concatenation import ConcatArray
 from gpushard.errors import OptionError
-from gpushard.job import Job
+from gpushard.fetching.job import Job
 from gpushard.layout import GridAxis
 from gpushard.loader.conversion import Conversion, gathered
 from gpushard.loader.memory import Memory
 from gpushard.loader.windows import Cut, rows_of_all
+from gpushard.reading.results import host_job
 from gpushard.report import Tally
-from gpushard.results import host_job
 from gpushard.rolling.reader import RollingReader
-from gpushard.selection import Ints, Selection
+from gpushard.selecting.selection import Ints, Selection
 
 Source = Array | ConcatArray
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gpushard.layout import GridAxis
 from gpushard.loader.permutation import bits, permutation, ranked, uniform
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 
 # What random numbers are for; no two purposes share a stream.
 _SAMPLES, _BLOCKS, _GROUP, _DRAWS = range(4)

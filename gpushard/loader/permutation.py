@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 
 Permutation = Callable[[Ints], Ints]
 """Where positions go: int64 in, int64 of the same shape out."""

@@ -12,11 +12,17 @@ from numpy.typing import NDArray
 
 from gpushard.concatenation import ConcatArray
 from gpushard.errors import UnsupportedError
-from gpushard.job import Job
+from gpushard.fetching.job import Job
 from gpushard.loader.fields import Field, Finish
 from gpushard.loader.memory import Memory
 from gpushard.loader.ragged import RaggedField, RaggedRows
-from gpushard.selection import IndexAxis, Ints, Orthogonal, Selection, SliceAxis
+from gpushard.selecting.selection import (
+    IndexAxis,
+    Ints,
+    Orthogonal,
+    Selection,
+    SliceAxis,
+)
 
 if TYPE_CHECKING:
     from gpushard.devices.base import Device, Event, Stream

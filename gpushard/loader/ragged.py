@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from gpushard.array import Array
 from gpushard.errors import OptionError
-from gpushard.job import Job
+from gpushard.fetching.job import Job
 from gpushard.layout import GridAxis
 from gpushard.loader.conversion import gathered
 from gpushard.loader.fields import Field, Finish, Rows, concatenated
 from gpushard.loader.memory import Memory
 from gpushard.loader.windows import rows_of_all
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 
 # Rows that a selection of its own is worth; shorter runs are listed row by row.
 _LEAST_RUN = 256

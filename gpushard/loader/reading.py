@@ -17,7 +17,7 @@ from gpushard.errors import (
     StoreError,
     WindowMovedError,
 )
-from gpushard.job import Job
+from gpushard.fetching.job import Job
 from gpushard.layout import GridAxis
 from gpushard.loader.fields import Field, Finish, Rows
 from gpushard.loader.order import Order
@@ -28,8 +28,8 @@ from gpushard.loader.sizes import most_samples, usual_samples
 from gpushard.loader.stopping import stoppable
 from gpushard.loader.windows import Origins
 from gpushard.options import MIB
-from gpushard.read import Prepared, begin, finish, prepare
-from gpushard.selection import Ints
+from gpushard.reading.read import Prepared, begin, finish, prepare
+from gpushard.selecting.selection import Ints
 
 if TYPE_CHECKING:
     from threading import Event

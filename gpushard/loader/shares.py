@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 
 Uneven = Literal["drop", "pad", "allow"]
 

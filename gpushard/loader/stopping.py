@@ -7,11 +7,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpushard.blocks import Planned, ShardBlock
-from gpushard.job import Answer, Job, KeptPlacer, RequestReader, SelfReader, Sink
+from gpushard.fetching.job import (
+    Answer,
+    Job,
+    KeptPlacer,
+    RequestReader,
+    SelfReader,
+    Sink,
+)
+from gpushard.fetching.ranged import RangedBlock
 from gpushard.loader.prefetch import Stopped
-from gpushard.ranged import RangedBlock
-from gpushard.selection import Ints
+from gpushard.planning.blocks import Planned, ShardBlock
+from gpushard.selecting.selection import Ints
 from gpushard.stores.base import ByteRequest
 from gpushard.workers import Task
 

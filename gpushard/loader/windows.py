@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import OptionError
-from gpushard.selection import IndexAxis, Ints, Orthogonal, SliceAxis
+from gpushard.selecting.selection import IndexAxis, Ints, Orthogonal, SliceAxis
 
 # Of an int64, but for the sign.
 _INT64_BITS = 63

@@ -13,7 +13,6 @@ from gpushard.errors import (
     WindowMovedError,
     naming,
 )
-from gpushard.expressions import basic
 from gpushard.formats.new_document import ArrayArguments
 from gpushard.formats.origins import ORIGIN, ROLLING, new_attributes
 from gpushard.options import DEFAULT, Options
@@ -21,6 +20,7 @@ from gpushard.rolling import rolls
 from gpushard.rolling.logical import relative_key
 from gpushard.rolling.reader import Followed, RollingReader
 from gpushard.rolling.steps import Steps
+from gpushard.selecting.expressions import basic
 from gpushard.source import Source
 from gpushard.stores.resolve import (
     StoreAddress,

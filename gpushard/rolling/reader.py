@@ -10,8 +10,8 @@ import numpy as np
 from gpushard.damage import OnDamage
 from gpushard.devices.find import find_device_for
 from gpushard.errors import OptionError, WindowMovedError, naming
-from gpushard.known import IndexCache
 from gpushard.layout import ArrayLayout
+from gpushard.memory.known import IndexCache
 from gpushard.metadata import load_array
 from gpushard.numpy_like import NumpyLike
 from gpushard.options import DEFAULT, Options

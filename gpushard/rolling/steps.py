@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from gpushard.errors import StoreError, UnsupportedError
-from gpushard.expressions import basic
 from gpushard.formats.origins import moved_document, rolling_members, tags_of
 from gpushard.hierarchies.documents import decode_document, join
 from gpushard.metadata import parse_document
 from gpushard.options import MAX_DOCUMENT_NBYTES
 from gpushard.rolling.view import source_over
 from gpushard.rolling.window import Coordinate, Window
-from gpushard.selection import Wanted
+from gpushard.selecting.expressions import basic
+from gpushard.selecting.selection import Wanted
 from gpushard.source import Source
 from gpushard.stores.base import Fetched
 from gpushard.stores.documents import document_bytes

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from gpushard.array import Array
-from gpushard.indexer import Indexer
-from gpushard.known import IndexCache, IndexKey, KnownIndex
+from gpushard.memory.known import IndexCache, IndexKey, KnownIndex
 from gpushard.rolling.logical import relative_key
 from gpushard.rolling.window import Window
-from gpushard.selection import Wanted
+from gpushard.selecting.indexer import Indexer
+from gpushard.selecting.selection import Wanted
 from gpushard.source import Source
 
 

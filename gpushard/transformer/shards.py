@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from gpushard.errors import CorruptShardError, GpushardError
-from gpushard.index import CORRUPT, MISSING, PRESENT, ShardIndex, parse_index
+from gpushard.planning.index import CORRUPT, MISSING, PRESENT, ShardIndex, parse_index
 from gpushard.stores.key_value import KeyRange, KeyValueStore
 from gpushard.transformer.keys import Place, ShardKeys
 

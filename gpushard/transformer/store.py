@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 
 from gpushard.arguments import instance, integer, items
 from gpushard.errors import OptionError
-from gpushard.index import PRESENT
+from gpushard.planning.index import PRESENT
 from gpushard.stores.key_value import (
     KeyRange,
     KeyValueStore,

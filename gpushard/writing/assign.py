@@ -16,12 +16,12 @@ from gpushard.errors import (
     GpushardError,
     OptionError,
 )
-from gpushard.selection import Listed, Orthogonal, Selection, Wanted, laid_out
+from gpushard.reading.whole import largest_object
+from gpushard.selecting.selection import Listed, Orthogonal, Selection, Wanted, laid_out
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces
 from gpushard.stores.files import FileWriter, LockedFile
 from gpushard.stores.writers import Writer, writer_of
-from gpushard.whole import largest_object
 from gpushard.workers import run_tasks
 from gpushard.writing.encode import Change, Encoder
 from gpushard.writing.in_place import (

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from gpushard.codecs.zarr_encoder import ZarrEncoder
 from gpushard.codecs.zarr_objects import ZarrElements
 from gpushard.errors import GpushardError, NotFoundError, OptionError, StoreError
-from gpushard.index import CORRUPT, parse_index
 from gpushard.layout import CodecChain, CodecSpec
+from gpushard.planning.index import CORRUPT, parse_index
 from gpushard.stores.file_bytes import write_all
 
 _CHAIN = CodecChain(

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.codecs.wrapping import decode_object_bytes
 from gpushard.codecs.zarr_encoder import ZarrEncoder, encode_bytes
 from gpushard.codecs.zarr_objects import ZarrElements
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Piece, Pieces, joined
-from gpushard.wrapping import decode_object_bytes
 from gpushard.writing.on_device import DeviceValues
 from gpushard.writing.order import payload_order
 from gpushard.writing.regions import Part

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpushard.errors import CorruptShardError
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 from gpushard.stores.file_bytes import Bytes, FileBytes
 from gpushard.stores.files import LockedFile
 

@@ -13,9 +13,9 @@ from math import prod
 import numpy as np
 
 from gpushard.layout import ArrayLayout, GridAxis
-from gpushard.listing import TrueElements
-from gpushard.portions import Group, groups_of
-from gpushard.selection import IndexAxis, Listed, Orthogonal, Selection
+from gpushard.selecting.listing import TrueElements
+from gpushard.selecting.portions import Group, groups_of
+from gpushard.selecting.selection import IndexAxis, Listed, Orthogonal, Selection
 from gpushard.source import Source
 from gpushard.writing.regions import (
     Box,

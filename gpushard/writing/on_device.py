@@ -21,7 +21,7 @@ from gpushard.devices.compressing import BatchCompressor, Encoded, Gathered
 from gpushard.devices.gathering import Strided, contiguous_strides, row_copies
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.layout import ArrayLayout
-from gpushard.selection import Orthogonal, SliceAxis
+from gpushard.selecting.selection import Orthogonal, SliceAxis
 from gpushard.source import Source
 from gpushard.writing.regions import Box, Part
 from gpushard.writing.shard import Bytes, Region, is_fill

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from gpushard.options import ChunkOrder
-from gpushard.selection import Ints
+from gpushard.selecting.selection import Ints
 
 
 @lru_cache(maxsize=64)

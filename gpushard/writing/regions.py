@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.layout import GridAxis
-from gpushard.selection import (
+from gpushard.selecting.selection import (
     AxisSelection,
     IndexAxis,
     Ints,

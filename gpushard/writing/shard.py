@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError
-from gpushard.index import CORRUPT, MISSING, PRESENT, ShardIndex, parse_index
 from gpushard.layout import GridAxis, ShardLevel
+from gpushard.planning.index import CORRUPT, MISSING, PRESENT, ShardIndex, parse_index
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Piece
 from gpushard.writing.regions import Cell

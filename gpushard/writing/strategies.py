@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import OptionError
-from gpushard.index import CORRUPT, PRESENT
 from gpushard.options import WriteOptions
+from gpushard.planning.index import CORRUPT, PRESENT
 from gpushard.writing.encode import Change, Encoder
 from gpushard.writing.in_place import Patch, spoiled
 from gpushard.writing.shard import (

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import GpushardError, SelectionError, UnsupportedError
-from gpushard.scatter import holds_kind_of
+from gpushard.placing.scatter import holds_kind_of
 
 
 def fitting_values(

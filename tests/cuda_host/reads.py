@@ -14,9 +14,9 @@ import gpushard
 from gpushard.devices import sink
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import read_to_device
-from gpushard.job import Job
+from gpushard.fetching.job import Job
 from gpushard.report import Tally
-from gpushard.selection import Selection
+from gpushard.selecting.selection import Selection
 
 if TYPE_CHECKING:
     from cuda_host.device import EmulatedDevice

@@ -18,7 +18,7 @@ from array_strategies import codec
 from fuzz.guard import GuardedRoom
 from fuzz.mutations import damaged
 from gpushard import Options
-from gpushard.known import IndexCache
+from gpushard.memory.known import IndexCache
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched, Store
 from gpushard.stores.held import HeldObjects
 from gpushard.stores.local import LocalStore

@@ -11,7 +11,7 @@ import numpy as np
 
 from fuzz.refusals import assert_is_told
 from gpushard.errors import CorruptShardError
-from gpushard.index import CORRUPT, MISSING, PRESENT, parse_index
+from gpushard.planning.index import CORRUPT, MISSING, PRESENT, parse_index
 
 NAME = "index"
 

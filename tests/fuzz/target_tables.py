@@ -21,12 +21,12 @@ from damaged_arrays import emulated
 from fuzz import target_device
 from fuzz.shard_cases import OneObject
 from fuzz.target_device import KEYS, PLAIN, agreed, arrays, outcome
-from gpushard import expressions
 from gpushard.devices.landing import SlotLanding
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import read_to_device
 from gpushard.errors import CorruptShardError
 from gpushard.report import Tally
+from gpushard.selecting import expressions
 
 if TYPE_CHECKING:
     import random

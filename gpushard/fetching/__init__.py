@@ -1,0 +1,1 @@
+"""Fetching: one array's share of a read -> shard indexes, then chunk bytes."""

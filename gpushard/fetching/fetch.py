@@ -1,0 +1,392 @@
+"""The two passes over the store: shard indexes first, then payload.
+
+Everything here returns plain bytes or validated indexes; which ranges are wanted is
+decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import CorruptShardError, GpushardError
+from gpushard.fetching.gone import deleted
+from gpushard.memory.known import KnownIndex
+from gpushard.planning.coalesce import coalesce
+from gpushard.planning.index import CORRUPT, ShardIndex, parse_index
+from gpushard.report import Tally
+from gpushard.selecting.selection import Ints
+from gpushard.source import Source
+from gpushard.stores.base import ByteRequest, Fetched, lasts
+
+Coordinate = tuple[int, ...]
+
+_MEASURED_NBYTES = 1 << 24  # fetched at most, for an error to tell an object's size
+_RESTORE = "restore it from a copy or write it again"
+
+
+class NestedShard(NamedTuple):
+    """A shard inside a stored object: the byte range that it fills.
+
+    `parent` counts the stored objects that the caller named.
+    """
+
+    parent: int
+    start: int
+    stop: int
+
+
+class Extent(NamedTuple):
+    """Where a shard lies: in which object, from which byte on, how large if known."""
+
+    key: str
+    start: int
+    nbytes: int | None
+
+
+def known_index(source: Source, coordinate: Coordinate, key: str) -> KnownIndex | None:
+    """Index kept from an earlier read, unless the object is known to be another now."""
+    known = source.indexes.get(coordinate)
+    if known is None:
+        return None
+    is_told, version = source.store.current_version(key)
+    if is_told and version != known.version:
+        source.indexes.drop_shard(coordinate)
+        return None
+    return known
+
+
+def fetch_indexes(
+    source: Source, shard_coords: Ints, tally: Tally
+) -> list[KnownIndex | CorruptShardError | None]:
+    """Index of each shard at ``shard_coords[i]``; None where there is no such object.
+
+    An error stands where an object is too short to hold its index, or the index
+    contradicts its codecs. One request a shard whose index is unknown, side by side.
+    """
+    coordinates: list[Coordinate] = [tuple(row) for row in shard_coords.tolist()]
+    keys = [source.key(c) for c in coordinates]
+    found: list[KnownIndex | CorruptShardError | None] = [
+        known_index(source, c, k) for c, k in zip(coordinates, keys, strict=True)
+    ]
+    wanted = [i for i, known in enumerate(found) if known is None]
+    tally.add(n_index_hits=len(found) - len(wanted))
+    if not wanted:
+        return found
+    requests = [index_request(source, coordinates[i], keys[i]) for i in wanted]
+    with tally.stage("index"):
+        answers = source.store.read(requests)
+    tally.add(n_index_requests=len(requests))
+    for n, i in enumerate(wanted):
+        # What was parsed is let go: of many indexes one at a time is held twice.
+        answer, answers[n] = answers[n], None
+        if answer is not None:
+            tally.add(index_nbytes=len(answer.data))
+            try:
+                found[i] = keep_index(source, coordinates[i], keys[i], answer)
+            except CorruptShardError as error:
+                found[i] = error
+    return found
+
+
+def index_request(source: Source, coordinate: Coordinate, key: str) -> ByteRequest:
+    """Request for the outermost index of a shard."""
+    level = source.layout.levels[0]
+    nbytes = level.index_nbytes(prod(source.chunks_per_shard(coordinate, 0)))
+    if level.index_location == "end":
+        return ByteRequest(key, -nbytes)
+    return ByteRequest(key, 0, nbytes)
+
+
+def keep_index(
+    source: Source, coordinate: Coordinate, key: str, answer: Fetched
+) -> KnownIndex:
+    """Validated outermost index of a shard, kept for later reads if versioned.
+
+    Not if an entry is damaged: a proxy may have told a wrong size, once.
+    """
+    shape = source.chunks_per_shard(coordinate, 0)
+    extent = Extent(key, 0, answer.object_nbytes)
+    index = _decode_index(source, 0, answer.data, shape, extent)
+    known = KnownIndex(index, answer.version)
+    if lasts(answer.version) and not (index.state == CORRUPT).any():
+        source.indexes.put(coordinate, known)
+    return known
+
+
+def _decode_index(
+    source: Source,
+    level: int,
+    encoded: NDArray[np.uint8],
+    shape: tuple[int, ...],
+    extent: Extent,
+) -> ShardIndex:
+    """Validated index of chunks per shard `shape`, from its encoded bytes."""
+    expected = source.layout.levels[level].index_nbytes(prod(shape))
+    try:
+        if len(encoded) != expected:
+            raise CorruptShardError(
+                "the shard is too short to hold its index",
+                expected=f"{expected} bytes of index",
+                got=f"{len(encoded)} bytes",
+                hint=f"the object is truncated: {_RESTORE}",
+            )
+        entries = source.index_pipelines[level].decode(encoded, (*shape, 2))
+        return parse_index(
+            np.ascontiguousarray(entries, np.uint64).reshape(-1, 2),
+            base=extent.start,
+            nbytes=extent.nbytes,
+        )
+    except GpushardError as error:
+        error.add_context(array_path=source.layout.path, shard_key=extent.key)
+        raise
+
+
+def fetch_nested_indexes(
+    source: Source,
+    level: int,
+    nested: Sequence[NestedShard],
+    parents: Sequence[tuple[Coordinate, KnownIndex | None]],
+    tally: Tally,
+) -> list[ShardIndex | CorruptShardError]:
+    """Index of each nested shard of sharding level `level`, neighbours in one request.
+
+    An error stands where a nested shard is too short to hold its index, or the index
+    contradicts its codecs.
+
+    Parameters
+    ----------
+    nested
+        Ascending by stored object and byte range.
+    parents
+        Coordinate and outermost index of each stored object.
+    """
+    shape = source.chunks_per_shard(parents[0][0], level)
+    extents = [
+        Extent(source.key(parents[n.parent][0]), n.start, n.stop - n.start)
+        for n in nested
+    ]
+    # A nested shard is a byte range of its parent, and known under it.
+    keys = [(*parents[n.parent][0], level, n.start, n.stop) for n in nested]
+    versions = [known and known.version for _, known in parents]
+    # A parent's index may have been dropped, and read again from another object.
+    found: list[ShardIndex | CorruptShardError | None] = [
+        known.index if known and known.version == versions[n.parent] else None
+        for known, n in zip(map(source.indexes.get, keys), nested, strict=True)
+    ]
+    wanted: list[int] = []
+    ranges: list[tuple[int, int]] = []
+    for i in [i for i, index in enumerate(found) if index is None]:
+        try:
+            ranges.append(index_range(source, level, extents[i], prod(shape)))
+        except CorruptShardError as error:
+            found[i] = error.with_traceback(None)  # which holds what it was raised of
+        else:
+            wanted.append(i)
+    parent = [nested[i].parent for i in wanted]
+    encoded = _read_all_there_is(source, parent, ranges, parents, tally)
+    for i, data in zip(wanted, encoded, strict=True):
+        version = versions[nested[i].parent]
+        if isinstance(data, CorruptShardError):
+            found[i] = data
+            continue
+        try:
+            index = found[i] = _decode_index(source, level, data, shape, extents[i])
+        except CorruptShardError as error:
+            found[i] = error.with_traceback(None)
+        else:
+            if lasts(version):
+                source.indexes.put(keys[i], KnownIndex(index, version))
+    return [index for index in found if index is not None]
+
+
+def index_range(
+    source: Source, level: int, extent: Extent, n_entries: int
+) -> tuple[int, int]:
+    """Half-open byte range of a nested shard's index."""
+    here = source.layout.levels[level]
+    nbytes = here.index_nbytes(n_entries)
+    if extent.nbytes is not None and extent.nbytes < nbytes:
+        raise CorruptShardError(
+            "a nested shard is too short to hold its index",
+            array_path=source.layout.path,
+            shard_key=extent.key,
+            expected=f"at least {nbytes} bytes",
+            got=f"{extent.nbytes} bytes from byte {extent.start} on",
+            hint=f"the shard is damaged: {_RESTORE}",
+        )
+    stop = extent.start + (extent.nbytes or 0)
+    if here.index_location == "end":
+        return stop - nbytes, stop
+    return extent.start, extent.start + nbytes
+
+
+def _read_all_there_is(
+    source: Source,
+    parent: Sequence[int],
+    ranges: Sequence[tuple[int, int]],
+    parents: Sequence[tuple[Coordinate, KnownIndex | None]],
+    tally: Tally,
+) -> Sequence[NDArray[np.uint8] | CorruptShardError]:
+    """Bytes of each range; an error where an object ends before."""
+    try:
+        return _read_ranges(source, parent, ranges, parents, tally)
+    except CorruptShardError as error:
+        if len(ranges) == 1:
+            return [error]
+    return [
+        piece
+        for at in zip(parent, ranges, strict=True)
+        for piece in _read_all_there_is(source, at[:1], at[1:], parents, tally)
+    ]
+
+
+def _read_ranges(
+    source: Source,
+    parent: Sequence[int],
+    ranges: Sequence[tuple[int, int]],
+    parents: Sequence[tuple[Coordinate, KnownIndex | None]],
+    tally: Tally,
+) -> list[NDArray[np.uint8]]:
+    """Bytes of each range, read in coalesced requests."""
+    if not ranges:
+        return []
+    start, stop = np.array(ranges, np.int64).T
+    costs = source.store.costs
+    requests = coalesce(
+        np.array(parent, np.int64),
+        start,
+        stop,
+        gap_nbytes=costs.gap_nbytes,
+        max_request_nbytes=costs.max_request_nbytes,
+        is_bound=costs.bounds_requests,
+    )
+    byte_requests: list[ByteRequest] = []
+    columns = (requests.source, requests.start, requests.stop)
+    for p, first, last in zip(*(c.tolist() for c in columns), strict=True):
+        coordinate, known = parents[p]
+        version = known and known.version
+        key = source.key(coordinate)
+        byte_requests.append(ByteRequest(key, first, last, version, is_indexed=True))
+    with tally.stage("index"):
+        answers = fetch_payload(source, byte_requests)
+    tally.add(
+        n_index_requests=len(byte_requests), index_nbytes=int(requests.nbytes.sum())
+    )
+    pieces: list[NDArray[np.uint8]] = [np.empty(0, np.uint8)] * len(ranges)
+    for r, answer in enumerate(answers):
+        base = byte_requests[r].start
+        for row in requests.order[requests.bounds[r] : requests.bounds[r + 1]].tolist():
+            pieces[row] = answer[ranges[row][0] - base : ranges[row][1] - base]
+    return pieces
+
+
+def fetch_payload(
+    source: Source, requests: Sequence[ByteRequest]
+) -> list[NDArray[np.uint8]]:
+    """Bytes of each range of objects that an index says are there.
+
+    Returns
+    -------
+    list of uint8 arrays, each of exactly the size asked, host.
+
+    Raises
+    ------
+    ObjectChangedError
+        An object was replaced or vanished since its index was read.
+    CorruptShardError
+        An object ends before a range that its index names.
+    """
+    answers = source.store.read(requests)
+    return [
+        _exactly(source, request, answer)
+        for request, answer in zip(requests, answers, strict=True)
+    ]
+
+
+def fetch_objects(
+    source: Source, requests: Sequence[ByteRequest]
+) -> list[NDArray[np.uint8] | None]:
+    """Bytes of each range of objects that are one inner chunk each.
+
+    Returns
+    -------
+    list of uint8 arrays, host; None where there is no such object.
+
+    Raises
+    ------
+    CorruptShardError
+        An object is not as large as its elements, which it stores as they are.
+    """
+    if source.raw_strides is None:
+        answers = source.store.read(requests)
+        return [None if answer is None else answer.data for answer in answers]
+    # One byte more than there should be: where a store does not tell the size of an
+    # object, one that is too long shows by it.
+    end = source.chunk_nbytes
+    asked = [r._replace(stop=end + 1) if r.stop == end else r for r in requests]
+    return [
+        None if answer is None else _checked_raw(source, request, answer)
+        for request, answer in zip(requests, source.store.read(asked), strict=True)
+    ]
+
+
+def _checked_raw(
+    source: Source, request: ByteRequest, answer: Fetched
+) -> NDArray[np.uint8]:
+    """Bytes of a range of an uncompressed chunk, which is as long as its elements."""
+    wanted = (request.stop or 0) - request.start
+    expected, got = source.chunk_nbytes, answer.object_nbytes
+    if len(answer.data) != wanted if got is None else got != expected:
+        if got is None:  # the range does not tell: look at the object, within bounds
+            again = ByteRequest(request.key, max_nbytes=_MEASURED_NBYTES)
+            whole = source.store.read([again])[0]
+            got = whole and (whole.object_nbytes or len(whole.data))
+        raise CorruptShardError(
+            "an uncompressed chunk has another size than its elements",
+            array_path=source.layout.path,
+            shard_key=request.key,
+            expected=f"{expected} bytes",
+            got="more bytes" if got is None else f"{got} bytes",
+            hint=f"the object is damaged: {_RESTORE}",
+        )
+    return answer.data[:wanted]
+
+
+def _exactly(
+    source: Source, request: ByteRequest, answer: Fetched | None
+) -> NDArray[np.uint8]:
+    if answer is None:
+        raise deleted(source, request.key)
+    expected = (request.stop or 0) - request.start
+    if len(answer.data) != expected:
+        raise CorruptShardError(
+            "the shard ends before an inner chunk that its index names",
+            array_path=source.layout.path,
+            shard_key=request.key,
+            expected=f"bytes {request.start} to {request.stop}",
+            got=f"{len(answer.data)} of {expected} bytes",
+            hint=f"the object is truncated: {_RESTORE}",
+        )
+    return answer.data
+
+
+def fetch_wanted(
+    source: Source, requests: Sequence[ByteRequest]
+) -> list[NDArray[np.uint8] | None]:
+    """Bytes of each request; None where an unsharded array has no such chunk.
+
+    Raises
+    ------
+    ObjectChangedError
+        As `fetch_payload` does.
+    CorruptShardError
+        So too, or an uncompressed chunk has another size than its elements.
+    """
+    if source.layout.levels or source.is_held:
+        return [*fetch_payload(source, requests)]
+    return fetch_objects(source, requests)

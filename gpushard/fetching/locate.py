@@ -1,0 +1,209 @@
+"""Inner chunks of a block -> their byte ranges, through the shard indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpushard.errors import CorruptShardError, LimitError
+from gpushard.fetching.fetch import NestedShard, fetch_indexes, fetch_nested_indexes
+from gpushard.fetching.gone import deleted
+from gpushard.fetching.job import Job
+from gpushard.fetching.ranged import Located
+from gpushard.memory.known import KnownIndex
+from gpushard.planning.blocks import Planned, ShardBlock
+from gpushard.planning.index import CORRUPT, MISSING, ShardIndex
+from gpushard.selecting.selection import Ints
+from gpushard.stores.base import ByteRequest
+
+Found = Sequence[KnownIndex | CorruptShardError | None]
+"""Outermost index of each shard of a block, or what is wrong with it."""
+
+
+def find_indexes(job: Job, block: Planned) -> Found:
+    """Indexes of the shards of a block; those that are not known are read.
+
+    Raises
+    ------
+    ObjectChangedError
+        A shard is gone that was there a moment ago.
+    StoreError
+        The store failed.
+    """
+    if not job.source.layout.levels:
+        return [None] * len(block.shard_coords)
+    found = fetch_indexes(job.source, block.shard_coords, job.tally)
+    if job.seen:
+        for coordinate, known in zip(block.shard_coords.tolist(), found, strict=True):
+            key = job.source.key(tuple(coordinate))
+            if known is None and key in job.seen:
+                raise deleted(job.source, key)
+    job.tally.add(n_missing_shards=sum(k is None for k in found))
+    return found
+
+
+def locate(job: Job, block: ShardBlock, found: Found) -> Located:
+    """Byte range of each inner chunk of a block.
+
+    Parameters
+    ----------
+    block
+        All inner chunks of some shards, or some of them.
+    found
+        What `find_indexes` gave for those shards.
+
+    Raises
+    ------
+    CorruptShardError
+        A wanted entry is no valid byte range, or an index cannot be decoded. Where the
+        read goes on over damage, such inner chunks are missing.
+    StoreError
+        The store failed.
+    """
+    if not job.source.layout.levels:
+        return _locate_unsharded(job, block)
+    lookup = _Lookup(job, block)
+    known: list[KnownIndex | None] = []
+    bounds = np.searchsorted(block.shard, np.arange(len(found) + 1)).tolist()
+    for s, outermost in enumerate(found):
+        rows = slice(bounds[s], bounds[s + 1])
+        if outermost is None:
+            lookup.missing[rows] = True
+        elif isinstance(outermost, CorruptShardError):
+            lookup.give_up(outermost, rows)
+            outermost = None
+        else:
+            lookup.take(rows, outermost.index, 0)
+        known.append(outermost)
+    for level in range(1, len(job.source.layout.levels)):
+        _descend(lookup, level, known)
+    versions = [None if k is None else k.version for k in known]
+    return Located(lookup.start, lookup.stop, lookup.missing, versions)
+
+
+def refuse_oversized(job: Job, block: ShardBlock, located: Located) -> None:
+    """Refuse ranges of more bytes than any encoding of an inner chunk takes.
+
+    Raises
+    ------
+    CorruptShardError
+        There is one. Where the read goes on over damage, it is missing from now on.
+    LimitError
+        One does not fit the memory limit with the bytes that it is stored in.
+    """
+    source, shape = job.source, job.source.chunk_shape
+    if shape is None:
+        return
+    nbytes = np.where(located.missing, 0, located.stop - located.start)
+    limit = source.pipeline.encoded_limit(shape)
+    for row in np.flatnonzero(nbytes > limit).tolist():
+        try:
+            source.refuse_oversized(int(nbytes[row]), shape)
+        except CorruptShardError as error:
+            job.name_place(error, block, row)
+            job.damage.note(error)
+            located.missing[row] = True
+    if source.raw_strides is not None:
+        return  # of which parts are fetched
+    for row in np.flatnonzero(nbytes > source.room.most_stored_nbytes).tolist():
+        if not located.missing[row]:
+            try:
+                source.room.refuse_stored(int(nbytes[row]))
+            except LimitError as error:
+                job.name_place(error, block, row)
+                raise
+
+
+def _locate_unsharded(job: Job, block: ShardBlock) -> Located:
+    """An object is one inner chunk, from its first byte to its last."""
+    source = job.source
+    n_objects = len(block.shard_coords)
+    if source.is_held:
+        keys = [source.key(tuple(c)) for c in block.shard_coords.tolist()]
+        answers = source.store.read([ByteRequest(key) for key in keys])
+        sizes = np.array([-1 if a is None else len(a.data) for a in answers], np.int64)
+        job.tally.add(n_missing_shards=int(np.count_nonzero(sizes < 0)))
+    else:
+        # Plain elements: the size is checked, and a missing object noticed, when the
+        # bytes come.
+        sizes = np.full(n_objects, source.chunk_nbytes, np.int64)
+    stop = sizes[block.shard]
+    return Located(np.zeros_like(stop), stop, stop < 0, [None] * n_objects)
+
+
+class _Lookup:
+    """Byte ranges found so far."""
+
+    def __init__(self, job: Job, block: ShardBlock) -> None:
+        self.job = job
+        self.block = block
+        n_chunks = len(block.shard)
+        self.start = np.zeros(n_chunks, np.int64)
+        self.stop = np.zeros(n_chunks, np.int64)
+        self.missing = np.zeros(n_chunks, bool)
+
+    def take(self, rows: slice | Ints, index: ShardIndex, level: int) -> None:
+        """Narrow `rows` to the entries that they have in `index`."""
+        entry = self.block.entry[level][rows]
+        state = index.state[entry]
+        offset = index.offset[entry]
+        self.start[rows] = offset
+        self.stop[rows] = offset + index.nbytes[entry]
+        self.missing[rows] = state == MISSING
+        corrupt = np.flatnonzero(state == CORRUPT)
+        if len(corrupt):
+            self._refuse_corrupt(
+                np.arange(len(self.missing))[rows][corrupt], index, entry[corrupt]
+            )
+
+    def give_up(self, error: CorruptShardError, rows: slice | Ints) -> None:
+        """Let `rows` be missing because of `error`, or raise it."""
+        self.job.give_up(error, self.block, np.arange(len(self.missing))[rows])
+        self.missing[rows] = True
+
+    def give_up_nested(self, error: CorruptShardError, rows: Ints) -> None:
+        """As `give_up`; the first of `rows` tells which nested shard is damaged."""
+        if not self.job.damage.replaces:
+            self.job.name_place(error, self.block, int(rows[0]))
+        self.give_up(error, rows)
+
+    def _refuse_corrupt(self, rows: Ints, index: ShardIndex, entry: Ints) -> None:
+        for row, at in zip(rows.tolist(), entry.tolist(), strict=True):
+            try:
+                index.refuse_corrupt(at)
+            except CorruptShardError as error:
+                self.job.name_place(error, self.block, row)
+                self.job.damage.note(error)
+                self.missing[row] = True
+
+
+def _descend(lookup: _Lookup, level: int, known: Sequence[KnownIndex | None]) -> None:
+    """Take the byte ranges found so far for shards, and look one level deeper."""
+    rows = np.flatnonzero(~lookup.missing)
+    if not len(rows):
+        return
+    shard = lookup.block.shard
+    rows = rows[np.lexsort((lookup.stop[rows], lookup.start[rows], shard[rows]))]
+    columns = np.stack([shard[rows], lookup.start[rows], lookup.stop[rows]])
+    changes = np.any(columns[:, 1:] != columns[:, :-1], axis=0)
+    firsts = np.flatnonzero(np.append(True, changes))
+    nested = [NestedShard(*column) for column in columns[:, firsts].T.tolist()]
+    indexes = fetch_nested_indexes(
+        lookup.job.source,
+        level,
+        nested,
+        [
+            (tuple(coordinate), outermost)
+            for coordinate, outermost in zip(
+                lookup.block.shard_coords.tolist(), known, strict=True
+            )
+        ],
+        lookup.job.tally,
+    )
+    ends = np.append(firsts[1:], len(rows))
+    for index, first, last in zip(indexes, firsts, ends, strict=True):
+        if isinstance(index, CorruptShardError):
+            lookup.give_up_nested(index, rows[first:last])
+        else:
+            lookup.take(rows[first:last], index, level)

@@ -1,0 +1,120 @@
+"""Blocks cut into pieces whose columns and shard indexes fit the memory limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gpushard.fetching.index_room import held_nbytes, n_at_once
+from gpushard.fetching.job import Job, rows_of
+from gpushard.options import MIB
+from gpushard.planning.axes import LONG_CELLS
+from gpushard.planning.blocks import BLOCK_CHUNKS, Planned, ShardBlock
+from gpushard.planning.grid import GridPart
+from gpushard.planning.plan import MERGED_CHUNKS
+from gpushard.selecting.selection import Ints
+from gpushard.source import Source
+
+# Indexes in hand that take no more are not worth another limit for the rest.
+_LITTLE_NBYTES = MIB
+# Columns of an inner chunk in hand, and of a cell along an axis. Of inner chunks of
+# several selections as many are in hand as take a quarter of the limit.
+_CHUNK_NBYTES, _CELL_NBYTES = 300, 80
+_MERGED_SHARE = 4
+
+
+def beside_columns(jobs: Sequence[Job]) -> Sequence[Job]:
+    """The jobs, held to what shard indexes and columns in hand leave of the limit.
+
+    Those of one job are made while another one's inner chunks are still decoded. Below
+    the least limit there is room for the columns: they cut no batches then.
+    """
+    nbytes = max(map(_indexes_nbytes, jobs), default=0)
+    if nbytes > _LITTLE_NBYTES:
+        jobs = [replace(job, source=job.source.beside(nbytes)) for job in jobs]
+    nbytes = max(map(_columns_nbytes, jobs), default=0)
+    if nbytes <= _LITTLE_NBYTES:
+        return jobs
+    return [replace(job, source=_beside(job.source, nbytes)) for job in jobs]
+
+
+def _beside(source: Source, nbytes: int) -> Source:
+    """The array beside columns, which are let to take half of all."""
+    options = source.options
+    nbytes = min(nbytes, options.bound_nbytes // 2)
+    return source.narrowed(options.memory_limit, nbytes)
+
+
+def _columns_nbytes(job: Job) -> int:
+    """Memory of the columns in hand: of inner chunks, and of the cells along axes."""
+    parts = job.plan.parts
+    together = BLOCK_CHUNKS if len(parts) == 1 else most_merged(job.source)
+    nbytes = _CHUNK_NBYTES * min(job.plan.n_chunks, together)
+    for part in parts:
+        if isinstance(part, GridPart):
+            n_cells = sum(min(p.n_cells, LONG_CELLS) for p in part.projections)
+            nbytes += _CELL_NBYTES * n_cells
+    return nbytes
+
+
+def _indexes_nbytes(job: Job) -> int:
+    """Memory of the indexes in hand, as soon as it is worth a closer look."""
+    source, n_chunks = job.source, job.plan.n_chunks
+    nbytes = held_nbytes(source, n_chunks, n_chunks)
+    if nbytes > _LITTLE_NBYTES:
+        return held_nbytes(source, job.plan.n_shards, n_chunks)
+    return nbytes
+
+
+def most_merged(source: Source) -> int:
+    """Inner chunks of several selections that are laid out together."""
+    room = source.options.bound_nbytes // (_MERGED_SHARE * _CHUNK_NBYTES)
+    return max(BLOCK_CHUNKS, min(room, MERGED_CHUNKS))
+
+
+def cut_shards(job: Job, block: Planned) -> Iterator[Planned]:
+    """Blocks of as many shards as have indexes that fit, of one at least."""
+    n_shards = len(block.shard_coords)
+    if not job.source.layout.levels or n_shards <= 1:
+        yield block
+        return
+    n_fitting = n_at_once(job.source, 0)
+    for first in range(0, n_shards, n_fitting):
+        marked = np.zeros(n_shards, bool)
+        marked[first : first + n_fitting] = True
+        yield rows_of(block, marked)
+
+
+def cut_rows(job: Job, block: Planned) -> Iterator[ShardBlock]:
+    """Pieces of a block, of the same shards, with a bounded number of inner chunks.
+
+    What the indexes of the nested shards of a piece take fits, too, or there is one
+    such shard in it.
+    """
+    for piece in block.pieces():
+        yield from _cut_nested(job, piece)
+
+
+def _cut_nested(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
+    """Pieces whose nested shards have indexes that fit, of one such shard at least."""
+    pieces = [block]
+    for level in range(1, len(job.source.layout.levels)):
+        n_fitting = n_at_once(job.source, level)
+        if len(block.shard) > n_fitting:
+            pieces = [
+                piece.at(np.flatnonzero(group == k))
+                for piece in pieces
+                for group in [_nested(piece, level) // n_fitting]
+                for k in np.unique(group).tolist()
+            ]
+    return iter(pieces)
+
+
+def _nested(block: ShardBlock, level: int) -> Ints:
+    """Which of the nested shards each inner chunk lies in, counted from 0."""
+    columns = np.stack([block.shard, *block.entry[:level]])
+    nested: Any = np.unique(columns, axis=1, return_inverse=True)[1]
+    return nested.reshape(-1)

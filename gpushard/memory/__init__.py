@@ -1,0 +1,1 @@
+"""Memory: what is kept between reads, and whether what a read takes fits its limit."""

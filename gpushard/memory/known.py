@@ -1,0 +1,116 @@
+"""Shard indexes that are known: kept between reads, with the version they are of."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from itertools import count
+from time import monotonic
+from typing import Any
+from weakref import WeakSet
+
+from numpy.typing import NDArray
+
+from gpushard.planning.index import ShardIndex
+
+# So that keys of inner chunks fit 63 bits for the first 2**39 indexes of a process.
+_MOST_ENTRIES = 1 << 24
+_serials = count()
+
+IndexKey = tuple[int, ...]
+"""Coordinate of a stored object; for a shard nested in it also level, start, stop."""
+
+
+class KnownIndex:
+    """A validated index and the version of the object that it was read from.
+
+    Attributes
+    ----------
+    since
+        When it was read, by `time.monotonic`.
+    addresses
+        Where the index' columns (offset, nbytes, state) lie in memory: compiled loops
+        ask at every read.
+    first_key
+        Added to the place of an inner chunk in the index, it makes a number that no
+        inner chunk of any other index has; None where the index has too many.
+    """
+
+    __slots__ = ("addresses", "first_key", "index", "since", "version")
+
+    def __init__(self, index: ShardIndex, version: Hashable) -> None:
+        self.index = index
+        self.version = version
+        self.since = monotonic()
+        columns: tuple[NDArray[Any], ...] = (index.offset, index.nbytes, index.state)
+        self.addresses = tuple(c.__array_interface__["data"][0] for c in columns)
+        is_countable = len(index.state) <= _MOST_ENTRIES
+        self.first_key = next(_serials) * _MOST_ENTRIES if is_countable else None
+
+
+class IndexCache:
+    """Shard indexes kept between reads, the least recently used dropped first.
+
+    Parameters
+    ----------
+    limit_nbytes
+        Memory for all of them.
+    """
+
+    def __init__(self, limit_nbytes: int) -> None:
+        self._limit_nbytes = limit_nbytes
+        self._held_nbytes = 0
+        self._known: OrderedDict[IndexKey, KnownIndex] = OrderedDict()
+        self._lock = threading.Lock()
+        _caches.add(self)
+
+    def get(self, key: IndexKey) -> KnownIndex | None:
+        """Index kept for `key`, if any; the caller asks whether it is current."""
+        known = self._known.get(key)
+        if known is not None:
+            with self._lock:
+                if key in self._known:
+                    self._known.move_to_end(key)
+        return known
+
+    def put(self, key: IndexKey, known: KnownIndex) -> None:
+        """Keep an index, at the expense of those not used for longest."""
+        with self._lock:
+            self._drop(key)
+            if known.index.held_nbytes > self._limit_nbytes:
+                return
+            self._known[key] = known
+            self._held_nbytes += known.index.held_nbytes
+            while self._held_nbytes > self._limit_nbytes and self._known:
+                self._drop(next(iter(self._known)))
+
+    def drop_shard(self, coordinate: tuple[int, ...]) -> None:
+        """Forget a shard's index and those of the shards nested in it."""
+        with self._lock:
+            n = len(coordinate)
+            for key in [k for k in self._known if k[:n] == coordinate]:
+                self._drop(key)
+
+    def _drop(self, key: IndexKey) -> None:
+        known = self._known.pop(key, None)
+        if known is not None:
+            self._held_nbytes -= known.index.held_nbytes
+
+    def renew_lock(self) -> None:
+        """Let go of the lock, whoever holds it."""
+        self._lock = threading.Lock()
+
+
+_caches: WeakSet[IndexCache] = WeakSet()
+
+
+def _renew_locks() -> None:
+    """Free a forked process of locks that its parent's other threads held."""
+    for cache in _caches:
+        cache.renew_lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)

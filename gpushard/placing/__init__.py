@@ -1,0 +1,1 @@
+"""Placing: fetched bytes -> decoded elements in the outputs, on the host."""

@@ -1,0 +1,115 @@
+"""Decoded inner chunks that are kept: under which keys, and what their memory means.
+
+A key belongs to one index of one version of a shard. A read that has looked whether the
+shard was replaced has the index of the version that is there, so it can find inner
+chunks of no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.memory.chunk_cache import Hold
+from gpushard.memory.known import KnownIndex
+from gpushard.selecting.selection import Ints
+from gpushard.source import Source
+from gpushard.stores.handles import is_settled
+
+# So small that it stays negative when the place in an index is added to it.
+NO_KEY = -(1 << 62)
+
+
+class KeptChunk(NamedTuple):
+    """A decoded inner chunk, in the array's axes, and what holds its memory."""
+
+    elements: NDArray[Any]
+    hold: Hold
+
+
+def first_key(source: Source, known: KnownIndex | None) -> int | None:
+    """What the place in an index is added to for a key; None where nothing is kept.
+
+    `known` is the index of a shard that was just looked at.
+    """
+    if source.chunks is None or known is None or not is_settled(known.version):
+        return None
+    return known.first_key
+
+
+def keys_of(source: Source, known: Sequence[Any], shard: Ints, entry: Ints) -> Ints:
+    """Keys of inner chunks: int64, shape (n_chunks,); negative where none is kept.
+
+    Parameters
+    ----------
+    known
+        Index of each shard; whatever stands for one that is missing or damaged.
+    shard, entry
+        int64, shape (n_chunks,). The shard of each, and its place in the index there.
+    """
+    first = [first_key(source, k) if isinstance(k, KnownIndex) else None for k in known]
+    firsts = [NO_KEY if key is None else key for key in first]
+    if len(firsts) == 1:
+        return entry + firsts[0]
+    return np.array(firsts, np.int64)[shard] + entry
+
+
+def fits(source: Source, n_chunks: int) -> bool:
+    """Whether a read of so many inner chunks may drop others for its own.
+
+    One of more than there is room for would drop all of them, and keep nothing that
+    another such read finds.
+    """
+    return source.chunks is not None and n_chunks <= source.chunks.n_most
+
+
+def find_chunk(source: Source, key: int) -> KeptChunk | None:
+    """The inner chunk that is kept under `key`, if any."""
+    if source.chunks is None:
+        return None
+    hold = source.chunks.find([key])
+    if hold.slots[0] < 0:
+        return None
+    return KeptChunk(elements_of(source, hold.bytes_of(0)), hold)
+
+
+def keep_chunk(
+    source: Source, key: int, decoded: NDArray[Any], *, may_drop: bool
+) -> None:
+    """Keep a copy of an inner chunk that was decoded, as far as there is room."""
+    if source.chunks is None:
+        return
+    hold = source.chunks.claim([key], may_drop=may_drop)
+    if hold.slots[0] >= 0:
+        store_elements(source, hold.bytes_of(0), decoded)
+        source.chunks.keep(hold)
+
+
+def elements_of(source: Source, memory: NDArray[np.uint8]) -> NDArray[Any]:
+    """Inner chunk, in the array's axes, from memory that is kept; perhaps a view."""
+    stored = _stored_view(source, memory)
+    # Of bytes that stand for bool, all but 0 are true.
+    return stored != 0 if source.layout.dtype == np.bool_ else stored
+
+
+def store_elements(
+    source: Source, memory: NDArray[np.uint8], decoded: NDArray[Any]
+) -> None:
+    """Write a decoded inner chunk to memory, so that `elements_of` finds it there."""
+    _stored_view(source, memory)[...] = decoded
+
+
+def _stored_view(source: Source, memory: NDArray[np.uint8]) -> NDArray[Any]:
+    """Memory as an inner chunk: shape `chunk_shape`, any strides and byte order.
+
+    Where elements are plain, memory has what the bytes-to-bytes codecs decode to, which
+    is what compiled loops write and read; else elements in C order.
+    """
+    shape, strides = source.chunk_shape or (), source.element_strides
+    dtype = source.layout.dtype if strides is None else source.pipeline.stored_dtype
+    return np.ndarray(
+        shape, dtype, memory, 0, None if strides is None else strides[:-1]
+    )

@@ -1,0 +1,216 @@
+"""Fetched bytes -> decoded inner chunks in the outputs: the inner loop on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import CorruptShardError
+from gpushard.fetching.fetch import fetch_wanted
+from gpushard.fetching.job import Answer, Job
+from gpushard.fetching.ranged import Places, RangedBlock
+from gpushard.placing.keeping import elements_of, store_elements
+from gpushard.placing.scatter import Target, make_target
+from gpushard.planning.blocks import ShardBlock
+from gpushard.planning.plan import Part
+from gpushard.selecting.selection import Ints
+from gpushard.stores.base import ByteRequest
+
+_RUN_ROWS = 4096
+_NOTHING = np.empty(0)
+
+
+class HostSink:
+    """Decodes inner chunks on the host and writes them into host memory.
+
+    Parameters
+    ----------
+    parts, outs
+        Parts of a plan, and the array that each goes to.
+    """
+
+    batch_nbytes = None
+
+    def __init__(self, parts: Sequence[Part], outs: Sequence[NDArray[Any]]) -> None:
+        self._parts = parts
+        self._outs = outs
+
+    @cached_property
+    def _targets(self) -> list[Target]:
+        """Made when first used: another sink may leave nothing over for this one."""
+        return [
+            make_target(part, out)
+            for part, out in zip(self._parts, self._outs, strict=True)
+        ]
+
+    @contextmanager
+    def fetch(
+        self, job: Job, requests: Sequence[ByteRequest]
+    ) -> Iterator[Sequence[NDArray[np.uint8] | None]]:
+        """Bytes of each request, as the store gives them.
+
+        Raises
+        ------
+        ObjectChangedError, CorruptShardError, StoreError
+            As the store and `fetch_wanted` raise them.
+        """
+        room = job.source.room
+        if room.is_raw and room.is_crowded:  # of others it is noted as they are decoded
+            room.note_taken(sum((r.stop or 0) - r.start for r in requests))
+        with job.tally.stage("fetch"):
+            answers = fetch_wanted(job.source, requests)
+        yield answers
+
+    def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
+        """Write the fill value where the missing inner chunks `rows` land."""
+        value = job.source.layout.fill_value
+        for some in _runs(rows):
+            indexes = self._indexes(block, some)
+            for p in block.part[some].tolist():
+                self._targets[p].fill(next(indexes[p]), value)
+
+    def place_kept(self, job: Job, block: ShardBlock, rows: Ints, kept: Places) -> None:
+        """Write what is wanted of inner chunks that are kept decoded."""
+        indexes = self._indexes(block, rows)
+        with np.errstate(all="ignore"):
+            for row, p in zip(rows.tolist(), block.part[rows].tolist(), strict=True):
+                chunk = elements_of(job.source, kept.hold.bytes_of(kept.nth.item(row)))
+                self._targets[p].place(next(indexes[p]), chunk)
+
+    def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
+        """Decode the inner chunks that requests hold and write what is wanted of them.
+
+        Raises
+        ------
+        CorruptShardError
+            An inner chunk is damaged.
+        """
+        # A cast that overflows is the caller's choice, not a surprise to warn about.
+        with np.errstate(all="ignore"):
+            for answer in fetched:
+                self.place_some(job, ranged, answer, ranged.rows_of(answer[0]))
+
+    def place_some(
+        self, job: Job, ranged: RangedBlock, answer: Answer, rows: Ints
+    ) -> None:
+        """Decode and write some of the inner chunks that a request holds.
+
+        Raises
+        ------
+        CorruptShardError
+            An inner chunk is damaged.
+        """
+        r, fetched = answer
+        base = int(ranged.requests.start[r])
+        for some in _runs(rows):
+            self._place_rows(job, ranged, some, fetched, base)
+
+    def direct(self, job: Job) -> None:
+        """Nothing: it takes part in the general way."""
+
+    def reader(self, job: Job, ranged: RangedBlock) -> None:
+        """Nothing: it places what it is given."""
+
+    def finish(self) -> None:
+        """Nothing is under way once `fill` and `place` return."""
+
+    def _place_rows(
+        self,
+        job: Job,
+        ranged: RangedBlock,
+        rows: Ints,
+        fetched: NDArray[np.uint8],
+        base: int,
+    ) -> None:
+        """Place inner chunks out of the bytes of their object from `base` on.
+
+        Neighbours that share a byte range are decoded once.
+        """
+        located = ranged.located
+        spans = ranged.spans[:, rows]
+        starts, stops = (spans - base).tolist()
+        lows = (spans[0] - located.start[rows]).tolist()
+        sizes = (located.stop[rows] - located.start[rows]).tolist()
+        parts = ranged.block.part[rows].tolist()
+        indexes = self._indexes(ranged.block, rows)
+        decoded: tuple[int, ...] = ()
+        chunk: NDArray[Any] = _NOTHING
+        for i, here in enumerate(zip(starts, stops, lows, sizes, strict=True)):
+            if decoded != here:
+                chunk = _NOTHING  # let go of the last one before there is another
+                encoded = completed(fetched[here[0] : here[1]], here[2], here[3])
+                chunk = decode_row(
+                    job, ranged.block, int(rows[i]), encoded, ranged.claimed
+                )
+                # Each that is replaced is reported: the next one is decoded for it.
+                decoded = () if job.damage.replaces else here
+            self._targets[parts[i]].place(next(indexes[parts[i]]), chunk)
+
+    def _indexes(
+        self, block: ShardBlock, rows: Ints
+    ) -> Mapping[int, Iterator[tuple[Any, Any]]]:
+        """Per target with a share of the rows, where that lands, in their order."""
+        if len(self._targets) == 1:
+            return {0: self._targets[0].indexes(block.position[:, rows])}
+        part = block.part[rows]
+        return {
+            p: self._targets[p].indexes(block.position[:, rows[part == p]])
+            for p in dict.fromkeys(part.tolist())
+        }
+
+
+def _runs(rows: Ints) -> Iterator[Ints]:
+    """Rows, a few thousand at a time: what becomes Python objects stays small."""
+    for first in range(0, len(rows), _RUN_ROWS):
+        yield rows[first : first + _RUN_ROWS]
+
+
+def completed(span: NDArray[np.uint8], low: int, nbytes: int) -> NDArray[np.uint8]:
+    """Bytes of a whole inner chunk of which only `span`, from `low` on, is fetched.
+
+    The bytes between are of no meaning: nothing wanted lies there.
+    """
+    if len(span) == nbytes:
+        return span
+    whole = np.empty(nbytes, np.uint8)
+    whole[low : low + len(span)] = span
+    return whole
+
+
+def decode_row(
+    job: Job,
+    block: ShardBlock,
+    row: int,
+    encoded: NDArray[np.uint8],
+    claimed: Places | None = None,
+) -> NDArray[Any]:
+    """Inner chunk in column `row` of a block, in the array's axes, from its bytes.
+
+    Where the read goes on over damage, the fill value in place of a damaged one.
+    Others are kept where they are `claimed` for.
+
+    Raises
+    ------
+    CorruptShardError
+        It is damaged; the error names the place.
+    """
+    source = job.source
+    shape = source.chunk_shape
+    if shape is None:
+        shape = source.shape_of(job.chunk_coordinate(block, row))
+    try:
+        chunk = source.decode(encoded, shape)
+    except CorruptShardError as error:
+        job.name_place(error, block, row)
+        job.damage.note(error)
+        return np.broadcast_to(source.layout.fill_value, shape)
+    memory = None if claimed is None else claimed.memory(row)
+    if claimed is not None and memory is not None:
+        store_elements(source, memory, chunk)
+        claimed.keep(np.array([row]))
+    return chunk

@@ -1,0 +1,279 @@
+"""Decoded inner chunks -> their place in the output, on the host.
+
+A `Target` is one part of a plan with the array that receives it. Transposes and byte
+order arrive as strides and data type of the decoded inner chunk, a cast happens in the
+assignment: each element is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import SelectionError
+from gpushard.options import MIB
+from gpushard.planning.axes import Projected
+from gpushard.planning.grid import GridPart
+from gpushard.planning.plan import Part
+from gpushard.planning.points import PointPart
+from gpushard.selecting.selection import Ints, SliceAxis
+
+Index = tuple[Any, ...]
+
+# Up to here columns are looked at one by one: NumPy's calls cost more than they save.
+_FEW = 4
+# What NumPy may copy of listed elements on the way to where they land: elements, and
+# bytes of them. How large strings are, only their bytes tell.
+_FEW_ELEMENTS, _FEW_STRINGS = 1 << 17, 64
+_FEW_NBYTES = MIB
+
+
+class GridTarget:
+    """Output of an orthogonal selection.
+
+    Parameters
+    ----------
+    part
+        The selection, laid over the grid.
+    out
+        Array of the selection's shape, any strides, host.
+
+    Attributes
+    ----------
+    out
+        View of it with one axis a dimension, each written in ascending order.
+    """
+
+    def __init__(self, part: GridPart, out: NDArray[Any]) -> None:
+        self.part = part
+        grid = part.selection.on_grid(out)
+        flips = tuple(
+            slice(None, None, -1)
+            if isinstance(axis, SliceAxis) and axis.out_step < 0
+            else slice(None)
+            for axis in part.selection.axes
+        )
+        # Reversed axes are turned around once, here, so that all else is ascending.
+        self.out: NDArray[Any] = grid[(*flips, ...)]
+        n_lists = sum(p.members is not None for p in part.projections)
+        self._lists, self._gathers = n_lists > 0, n_lists > 1
+
+    def indexes(self, position: Ints) -> Iterator[tuple[Index, Index]]:
+        """Index into the output and into the inner chunk, one pair a column."""
+        if not self.part.projections:
+            return iter([((...,), (...,))] * position.shape[1])
+        if position.shape[1] <= _FEW:
+            return map(self._index, position.T.tolist())
+        pairs = [
+            _axis_indexes(projection, at, extent)
+            for projection, at, extent in zip(
+                self.part.projections, position, self.out.shape, strict=False
+            )
+        ]
+        outs = zip(*(out for out, _ in pairs), strict=True)
+        ins = zip(*(inner for _, inner in pairs), strict=True)
+        if self._gathers:
+            return zip(map(_open_mesh, outs), map(_open_mesh, ins), strict=True)
+        return zip(outs, ins, strict=True)
+
+    def _index(self, column: list[int]) -> tuple[Index, Index]:
+        """As `indexes`, of one column."""
+        axes = zip(self.part.projections, column, self.out.shape, strict=False)
+        out_index, in_index = zip(*(_axis_index(*axis) for axis in axes), strict=True)
+        if self._gathers:
+            return _open_mesh(out_index), _open_mesh(in_index)
+        return out_index, in_index
+
+    def place(self, index: tuple[Index, Index], chunk: NDArray[Any]) -> None:
+        """Write the wanted elements of a decoded inner chunk."""
+        out_index, in_index = index
+        if not self._lists:
+            self.out[out_index] = chunk[in_index]
+            return
+        for here, there in _pieces(out_index, in_index, _most_copied(chunk.dtype)):
+            self.out[here] = chunk[there]
+
+    def fill(self, index: tuple[Index, Index], value: NDArray[Any]) -> None:
+        """Write the fill value where a missing inner chunk would land."""
+        self.out[index[0]] = value
+
+
+def _most_copied(dtype: np.dtype[Any]) -> int:
+    """Listed elements that NumPy may copy at a time."""
+    if dtype.kind == "T":
+        return _FEW_STRINGS
+    return max(1, min(_FEW_ELEMENTS, _FEW_NBYTES // max(1, dtype.itemsize)))
+
+
+def _pieces(
+    out_index: Index, in_index: Index, most: int, cut: tuple[int, ...] = ()
+) -> Iterator[tuple[Index, Index]]:
+    """Parts of an index, of which NumPy may copy each; of slices it copies nothing.
+
+    Those with `most` elements, or one along the axes `cut`.
+    """
+    lengths = [_length(i) for i in in_index]
+    lists = [i.size if isinstance(i, np.ndarray) else 0 for i in in_index]
+    for k in cut:
+        lists[k] = 0
+    if not any(lists) or prod(lengths) <= most:
+        yield out_index, in_index
+        return
+    n = max(lists)
+    axis = lists.index(n)
+    others = prod(lengths) // n
+    step = max(1, most // others)
+    n_dims = in_index[axis].ndim
+    sides = [1] * n_dims
+    sides[axis if n_dims > 1 else 0] = -1
+    for first in range(0, n, step):
+        some = slice(first, first + step)
+        flat = [i[axis].reshape(-1)[some] for i in (out_index, in_index)]
+        if n_dims == 1 and step == 1:  # beside slices, of which nothing is copied then
+            here, there = (slice(int(f[0]), int(f[0]) + 1) for f in flat)
+        else:
+            here, there = (f.reshape(sides) for f in flat)
+        part = (
+            (*out_index[:axis], here, *out_index[axis + 1 :]),
+            (*in_index[:axis], there, *in_index[axis + 1 :]),
+        )
+        if step == 1 and others > most:
+            yield from _pieces(*part, most, (*cut, axis))
+        else:
+            yield part
+
+
+def _length(index: Any) -> int:
+    """Elements that an index along an axis takes; a slice's up to its end."""
+    if isinstance(index, np.ndarray):
+        return index.size
+    return 1 if isinstance(index, int) else max(0, index.stop - index.start)
+
+
+def _axis_indexes(
+    projection: Projected, at: Ints, extent: int
+) -> tuple[Iterator[Any], Iterator[Any]]:
+    """Selectors along one axis of the output and of the inner chunk, one a column."""
+    members = projection.members
+    if members is not None:
+        first, last = members.bounds[at].tolist(), members.bounds[at + 1].tolist()
+        runs = [slice(a, b) for a, b in zip(first, last, strict=True)]
+        return (
+            iter([members.out_index[run] for run in runs]),
+            iter([members.in_index[run] for run in runs]),
+        )
+    in_start, length, out_start = projection.takings(at)
+    if projection.out_step < 0:
+        out_start = extent - 1 - out_start
+    in_stop = in_start + (length - 1) * projection.step + 1
+    outs = map(slice, out_start.tolist(), (out_start + length).tolist())
+    steps = [projection.step] * len(at)
+    return outs, map(slice, in_start.tolist(), in_stop.tolist(), steps)
+
+
+def _axis_index(projection: Projected, at: int, extent: int) -> tuple[Any, Any]:
+    """Selectors along one axis of the output and of the inner chunk, of one column."""
+    members = projection.members
+    if members is not None:
+        run = slice(int(members.bounds[at]), int(members.bounds[at + 1]))
+        return members.out_index[run], members.in_index[run]
+    step, taken = projection.step, projection.takings(np.array([at]))
+    in_start, length, out_start = [int(column[0]) for column in taken]
+    if projection.out_step < 0:
+        out_start = extent - 1 - out_start
+    in_stop = in_start + (length - 1) * step + 1
+    return slice(out_start, out_start + length), slice(in_start, in_stop, step)
+
+
+def _open_mesh(index: Index) -> Index:
+    """Cross product of slices and integer arrays (NumPy would pair the arrays)."""
+    return np.ix_(
+        *(
+            np.arange(i.start, i.stop, i.step or 1) if isinstance(i, slice) else i
+            for i in index
+        )
+    )
+
+
+class PointTarget:
+    """Output of a point selection.
+
+    Parameters
+    ----------
+    part
+        The points, sorted by inner chunk.
+    out
+        Array of the selection's shape, any strides, host.
+    """
+
+    def __init__(self, part: PointPart, out: NDArray[Any]) -> None:
+        self.part = part
+        # Only a contiguous array can be written through a flat view.
+        self._shape = None if out.flags.c_contiguous else out.shape
+        self._out: NDArray[Any] = out.reshape(-1) if self._shape is None else out
+
+    def indexes(self, position: Ints) -> Iterator[tuple[Index, Index]]:
+        """Index into the output and into the inner chunk, one pair a column."""
+        bounds, part = self.part.bounds, self.part
+        first, last = bounds[position[0]].tolist(), bounds[position[0] + 1].tolist()
+        for a, b in zip(first, last, strict=True):
+            out_index: Index = (part.out_index[a:b],)
+            if self._shape is not None:
+                out_index = np.unravel_index(part.out_index[a:b], self._shape)
+            yield out_index, tuple(part.in_index[:, a:b])
+
+    def place(self, index: tuple[Index, Index], chunk: NDArray[Any]) -> None:
+        """Write the wanted elements of a decoded inner chunk."""
+        step = _most_copied(chunk.dtype)
+        for first in range(0, max(1, len(index[0][0])), step):
+            some = slice(first, first + step)
+            here, there = (tuple(c[some] for c in i) for i in index)
+            self._out[here] = chunk[there]
+
+    def fill(self, index: tuple[Index, Index], value: NDArray[Any]) -> None:
+        """Write the fill value where a missing inner chunk would land."""
+        self._out[index[0]] = value
+
+
+Target = GridTarget | PointTarget
+
+
+def make_target(part: Part, out: NDArray[Any]) -> Target:
+    """Target that writes `part` into `out`."""
+    if isinstance(part, GridPart):
+        return GridTarget(part, out)
+    return PointTarget(part, out)
+
+
+def holds_kind_of(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Whether a cast from `source` to `target` leaves numbers of their kind."""
+    # To NumPy, ml_dtypes' types are of any kind, so that complex would pass for them.
+    drops_imaginary = source.kind == "c" and target.kind != "c"
+    # NumPy calls numbers to text of the same kind, however short the text.
+    is_text = target.kind in "SUT" and source.kind != target.kind
+    return (
+        not drops_imaginary
+        and not is_text
+        and np.can_cast(source, target, casting="same_kind")
+    )
+
+
+def check_cast(source: np.dtype[Any], target: np.dtype[Any]) -> None:
+    """Refuse a cast on the way that would turn numbers into another kind.
+
+    Raises
+    ------
+    SelectionError
+        The cast is not of the same kind (such as float to int).
+    """
+    if not holds_kind_of(source, target):
+        raise SelectionError(
+            "values cannot be cast to the output's data type on the way",
+            expected=f"a data type that holds {source} values",
+            got=str(target),
+            hint="read without dtype= and convert with your own rounding",
+        )

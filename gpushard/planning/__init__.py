@@ -1,0 +1,1 @@
+"""Planning: selections over a layout -> inner chunks, byte ranges, requests. Pure."""

@@ -1,0 +1,185 @@
+"""Columns over inner chunks, and what the parts of a plan need to make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from gpushard.layout import GridAxis, ShardLevel
+from gpushard.selecting.selection import Ints
+
+# Inner chunks a block holds at most: their columns take about 100 bytes each, and a
+# block is planned while the one before it is read.
+BLOCK_CHUNKS = 1 << 14
+BLOCK_SHARDS = 1 << 10
+
+
+class ShardBlock(NamedTuple):
+    """Columns over the inner chunks wanted from a few shards, ordered by shard.
+
+    Attributes
+    ----------
+    shard_coords
+        int64, shape (n_shards, ndim). Coordinates of the stored objects.
+    shard
+        int64, shape (n_chunks,). Row of `shard_coords`, ascending.
+    entry
+        One int64 array of shape (n_chunks,) a sharding level, from the outside in:
+        the inner chunk's place in the index.
+    part
+        int64, shape (n_chunks,). Which of the plan's parts wants it.
+    position
+        int64, shape (n_rows, n_chunks). Where it lands: for a `GridPart` one row an
+        axis, the position in that axis' projection; for a `PointPart` row 0 is the
+        ordinal of the inner chunk in the part.
+    """
+
+    shard_coords: Ints
+    shard: Ints
+    entry: tuple[Ints, ...]
+    part: Ints
+    position: Ints
+
+    @property
+    def n_chunks(self) -> int:
+        """Inner chunks wanted."""
+        return len(self.shard)
+
+    def n_chunks_of_shards(self) -> Ints:
+        """Inner chunks wanted of each shard: int64, shape (n_shards,)."""
+        return np.bincount(self.shard, minlength=len(self.shard_coords))
+
+    def at(self, rows: slice | Ints) -> ShardBlock:
+        """Some inner chunks, of the same shards, in their order."""
+        return ShardBlock(
+            self.shard_coords,
+            self.shard[rows],
+            tuple(entry[rows] for entry in self.entry),
+            self.part[rows],
+            self.position[:, rows],
+        )
+
+    def pieces(self) -> Iterator[ShardBlock]:
+        """Blocks of the same shards, with a bounded number of inner chunks."""
+        if self.n_chunks <= BLOCK_CHUNKS:
+            yield self
+            return
+        for first in range(0, self.n_chunks, BLOCK_CHUNKS):
+            yield self.at(slice(first, first + BLOCK_CHUNKS))
+
+    def of_part(self, part: int) -> ShardBlock:
+        """The same, wanted by another of the plan's parts."""
+        return self._replace(part=np.full_like(self.part, part))
+
+
+@dataclass(frozen=True, slots=True)
+class LargeShard:
+    """A shard of which more inner chunks are wanted than a block holds.
+
+    Its columns are made piece by piece: in nested shards, small indexes may have more
+    entries together than fit in memory.
+
+    Attributes
+    ----------
+    shard_coords
+        int64, shape (1, ndim). Coordinates of the stored object.
+    n_chunks
+        Inner chunks wanted.
+    cut
+        Gives the columns of inner chunks ``first:last``.
+    """
+
+    shard_coords: Ints
+    n_chunks: int
+    cut: Callable[[int, int], ShardBlock]
+
+    def n_chunks_of_shards(self) -> Ints:
+        """Inner chunks wanted of each shard: int64, shape (1,)."""
+        return np.array([self.n_chunks])
+
+    def pieces(self) -> Iterator[ShardBlock]:
+        """Blocks of the shard, with a bounded number of inner chunks."""
+        for first in range(0, self.n_chunks, BLOCK_CHUNKS):
+            yield self.cut(first, min(first + BLOCK_CHUNKS, self.n_chunks))
+
+    def of_part(self, part: int) -> LargeShard:
+        """The same, wanted by another of the plan's parts."""
+
+        def cut(first: int, last: int) -> ShardBlock:
+            return self.cut(first, last).of_part(part)
+
+        return replace(self, cut=cut)
+
+
+Planned = ShardBlock | LargeShard
+"""What a plan gives for some shards, each of which is in one of them."""
+
+
+def index_coordinates(
+    cell: Ints, shard: Ints, inner: GridAxis, outer: GridAxis, lengths: Sequence[int]
+) -> tuple[tuple[Ints, ...], tuple[Ints | int, ...]]:
+    """Per sharding level: coordinate of each cell in its parent, and how many fit."""
+    if not lengths:
+        return (), ()
+    coordinates: list[Ints] = []
+    per_parent: list[Ints | int] = []
+    offset = inner.start_of(cell) - outer.start_of(shard)
+    parent = outer.length_of(shard)
+    for length in lengths:
+        coordinates.append(offset // length)
+        per_parent.append(parent // length)
+        offset = offset % length
+        parent = length
+    return tuple(coordinates), tuple(per_parent)
+
+
+def ordinal_in_index(
+    level: ShardLevel,
+    coordinate: Sequence[Ints],
+    per_parent: Sequence[Ints | int],
+) -> Ints:
+    """Place in the index: C order over the stored axes (`ShardLevel.axis_order`)."""
+    if not level.axis_order:
+        return np.zeros(1, np.int64)
+    first, *rest = level.axis_order
+    ordinal = coordinate[first]
+    for axis in rest:
+        ordinal = ordinal * per_parent[axis] + coordinate[axis]
+    return ordinal
+
+
+def order_by(*keys: Ints) -> Ints:
+    """Stable order of columns by the rows of each key, the first row first."""
+    rows = [row for key in keys for row in key]
+    if not rows:
+        return np.arange(keys[0].shape[1], dtype=np.int64)
+    return np.lexsort(rows[::-1])
+
+
+def run_starts(columns: Ints) -> Ints:
+    """Where a run of equal columns starts."""
+    changes = np.any(columns[:, 1:] != columns[:, :-1], axis=0)
+    return np.flatnonzero(np.append(columns.shape[1] > 0, changes))
+
+
+def cut_blocks(starts: Ints, n_chunks: int) -> Iterator[tuple[int, int]]:
+    """Runs of whole shards, each of at most a block's size where a shard allows it."""
+    ends = np.append(starts[1:], n_chunks)
+    first = 0
+    while first < len(starts):
+        begin = int(starts[first])
+        last = int(np.searchsorted(ends, begin + BLOCK_CHUNKS, side="right"))
+        last = min(max(last, first + 1), first + BLOCK_SHARDS)
+        yield begin, int(ends[last - 1])
+        first = last
+
+
+def shards_of(shard_cell: Ints) -> tuple[Ints, Ints]:
+    """Coordinates of the distinct shards of sorted columns, and each column's row."""
+    starts = run_starts(shard_cell)
+    marks = np.zeros(shard_cell.shape[1], np.int64)
+    marks[starts[1:]] = 1
+    return np.ascontiguousarray(shard_cell[:, starts].T), np.cumsum(marks)

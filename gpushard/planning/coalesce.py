@@ -1,0 +1,141 @@
+"""Byte ranges -> few larger requests -> batches that fit a budget."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.selecting.selection import Ints
+
+
+class Requests(NamedTuple):
+    """Byte ranges to fetch, and which rows each one serves.
+
+    Attributes
+    ----------
+    source
+        int64, shape (n_requests,). The object each one reads.
+    start, stop
+        int64, same shape. Half-open byte range within the object.
+    bounds
+        int64, shape (n_requests + 1,). Request r serves rows ``order[bounds[r] :
+        bounds[r + 1]]``.
+    order
+        int64, shape (n_rows,). Rows sorted by object and offset.
+    """
+
+    source: Ints
+    start: Ints
+    stop: Ints
+    bounds: Ints
+    order: Ints
+
+    @property
+    def nbytes(self) -> Ints:
+        """int64, shape (n_requests,). Size of each request."""
+        return self.stop - self.start
+
+
+def coalesce(
+    source: Ints,
+    start: Ints,
+    stop: Ints,
+    *,
+    gap_nbytes: int,
+    max_request_nbytes: int,
+    is_bound: bool = False,
+) -> Requests:
+    """Requests that cover all byte ranges, neighbours taken together.
+
+    Ranges may overlap, repeat and lie in any order.
+
+    Parameters
+    ----------
+    source
+        int64, shape (n_rows,), ascending. The object each range lies in.
+    start, stop
+        int64, shape (n_rows,). Half-open byte ranges.
+    gap_nbytes
+        Ranges that leave at most this many unwanted bytes between them are joined.
+    max_request_nbytes
+        A request is cut where it reaches this size; a larger range stays whole.
+    is_bound
+        Whether requests of several ranges must not be larger at all.
+    """
+    order = _by_source_and_start(source, start)
+    source, start, stop = source[order], start[order], stop[order]
+    if not len(order):
+        empty = np.empty(0, np.int64)
+        return Requests(empty, empty, empty, np.zeros(1, np.int64), order)
+    reach = _running_stop(source, stop)
+    is_first = np.append(True, source[1:] != source[:-1])
+    is_first[1:] |= start[1:] > reach[:-1] + gap_nbytes
+    if is_bound:
+        _keep_to(max_request_nbytes, is_first, start, reach)
+    else:
+        # Within a run, cut where a multiple of the largest size is passed.
+        run = np.cumsum(is_first) - 1
+        stride = (start - start[is_first][run]) // max_request_nbytes
+        is_first[1:] |= stride[1:] != stride[:-1]
+    bounds = np.append(np.flatnonzero(is_first), len(order)).astype(np.int64)
+    first = bounds[:-1]
+    return Requests(
+        source[first], start[first], np.maximum.reduceat(stop, first), bounds, order
+    )
+
+
+def _keep_to(
+    largest_nbytes: int, is_first: NDArray[np.bool_], start: Ints, reach: Ints
+) -> None:
+    """Cut runs of ranges where the next one would make them larger."""
+    firsts = np.flatnonzero(is_first)
+    ends = np.append(firsts[1:], len(start))
+    for r in np.flatnonzero(reach[ends - 1] - start[firsts] > largest_nbytes).tolist():
+        first, end = int(firsts[r]), int(ends[r])
+        while first < end:
+            is_first[first] = True
+            most = int(start[first]) + largest_nbytes
+            fitting = np.searchsorted(reach[first:end], most, side="right")
+            first += max(1, int(fitting))
+
+
+def _by_source_and_start(source: Ints, start: Ints) -> Ints:
+    # Mostly sorted already: fixed write orders meet C order or all of one shard.
+    unordered = (source[1:] == source[:-1]) & (start[1:] < start[:-1])
+    if not np.any(unordered):
+        return np.arange(len(source), dtype=np.int64)
+    return np.lexsort((start, source))
+
+
+def _running_stop(source: Ints, stop: Ints) -> Ints:
+    """Largest stop so far within each object."""
+    reach = np.maximum.accumulate(stop)
+    starts = np.flatnonzero(source[1:] != source[:-1]) + 1
+    ends = np.append(starts, len(stop))[1:]
+    for first, last in zip(starts, ends, strict=True):
+        np.maximum.accumulate(stop[first:last], out=reach[first:last])
+    return reach
+
+
+def cut_batches(nbytes: Ints, budget_nbytes: int) -> list[tuple[int, int]]:
+    """Half-open runs of requests, each of at most `budget_nbytes` or one request.
+
+    Parameters
+    ----------
+    nbytes
+        int64, shape (n_requests,). What each request costs in memory.
+    budget_nbytes
+        What a batch may cost.
+    """
+    total: NDArray[np.int64] = np.cumsum(nbytes)
+    batches: list[tuple[int, int]] = []
+    first, spent = 0, 0
+    while first < len(nbytes):
+        last = int(np.searchsorted(total, spent + budget_nbytes, side="right"))
+        last = max(last, first + 1)
+        batches.append((first, last))
+        spent = int(total[last - 1])
+        first = last
+    return batches

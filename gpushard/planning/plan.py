@@ -1,0 +1,122 @@
+"""Selections over one array -> which inner chunks of which shards, and where they land.
+
+A plan is small whatever it covers: a selection is a cross product, so it is kept as one
+projection an axis, grouped by shard. Columns over inner chunks come out block by block
+(`ReadPlan.blocks`), ordered by shard, and no Python object stands for an inner chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpushard.layout import ArrayLayout
+from gpushard.planning.blocks import (
+    Planned,
+    ShardBlock,
+    cut_blocks,
+    order_by,
+    run_starts,
+    shards_of,
+)
+from gpushard.planning.grid import GridPart
+from gpushard.planning.points import PointPart
+from gpushard.selecting.selection import Ints, Orthogonal, Selection
+
+Part = GridPart | PointPart
+
+# Inner chunks of several parts that are sorted together: columns of 300 bytes each.
+MERGED_CHUNKS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """What to read of one array: one part a selection."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def n_chunks(self) -> int:
+        """Inner chunks wanted, counted once for each part that wants them."""
+        return sum(part.n_chunks for part in self.parts)
+
+    @property
+    def n_shards(self) -> int:
+        """Stored objects touched, counted as the inner chunks are."""
+        return sum(part.n_shards for part in self.parts)
+
+    def blocks(self, most_merged: int | None = None) -> Iterator[Planned]:
+        """All inner chunks, each shard in one block for all parts that go together.
+
+        Parts go together up to `most_merged` inner chunks.
+        """
+        if len(self.parts) == 1:
+            yield from self.parts[0].blocks()
+            return
+        for parts in self._groups(most_merged or MERGED_CHUNKS):
+            if len(parts) > 1:
+                yield from _merged_blocks(parts)
+                continue
+            for k, part in parts:
+                for block in part.blocks():
+                    yield block.of_part(k)
+
+    def _groups(self, most: int) -> Iterator[list[tuple[int, Part]]]:
+        """Parts with their numbers, as many together as have not too many chunks."""
+        group: list[tuple[int, Part]] = []
+        n_chunks = 0
+        for k, part in enumerate(self.parts):
+            n_chunks += part.n_chunks
+            if group and n_chunks > most:
+                yield group
+                group, n_chunks = [], part.n_chunks
+            group.append((k, part))
+        if group:
+            yield group
+
+
+def plan_read(layout: ArrayLayout, selections: Sequence[Selection]) -> ReadPlan:
+    """Plan that reads `selections` of the array with `layout` in one batch."""
+    return ReadPlan(
+        tuple(
+            GridPart.lay(s, layout)
+            if isinstance(s, Orthogonal)
+            else PointPart.lay(s, layout)
+            for s in selections
+        )
+    )
+
+
+def _merged_blocks(parts: Sequence[tuple[int, Part]]) -> Iterator[ShardBlock]:
+    """Blocks of several parts, with the rows of one shard side by side."""
+    planned = [(k, block) for k, part in parts for block in part.blocks()]
+    blocks = [(k, p) for k, block in planned for p in block.pieces() if p.n_chunks]
+    if not blocks:
+        return
+    n_rows = max(block.position.shape[0] for _, block in blocks)
+    shard_cell = np.concatenate([b.shard_coords[b.shard].T for _, b in blocks], axis=1)
+    order = order_by(shard_cell)
+    shard_cell = shard_cell[:, order]
+    part = np.concatenate([np.full(len(b.shard), k) for k, b in blocks])[order]
+    position = np.concatenate([_padded(b.position, n_rows) for _, b in blocks], axis=1)
+    position = position[:, order]
+    entry = tuple(
+        np.concatenate(columns)[order]
+        for columns in zip(*(b.entry for _, b in blocks), strict=True)
+    )
+    for first, last in cut_blocks(run_starts(shard_cell), len(part)):
+        coords, shard = shards_of(shard_cell[:, first:last])
+        yield ShardBlock(
+            coords,
+            shard,
+            tuple(e[first:last] for e in entry),
+            part[first:last],
+            position[:, first:last],
+        )
+
+
+def _padded(position: Ints, n_rows: int) -> Ints:
+    missing = n_rows - position.shape[0]
+    return np.pad(position, ((0, missing), (0, 0))) if missing else position

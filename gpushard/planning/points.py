@@ -1,0 +1,156 @@
+"""A point selection, sorted by shard and inner chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpushard.layout import ArrayLayout
+from gpushard.planning.blocks import (
+    ShardBlock,
+    cut_blocks,
+    index_coordinates,
+    ordinal_in_index,
+    run_starts,
+    shards_of,
+)
+from gpushard.selecting.numbering import (
+    chunk_digits,
+    numbers_of,
+    shard_digits,
+    stable_order,
+)
+from gpushard.selecting.selection import Ints, Points
+
+
+@dataclass(frozen=True, slots=True)
+class PointPart:
+    """A point selection sorted by shard and inner chunk.
+
+    Attributes
+    ----------
+    cell, shard_cell
+        int64, shape (ndim, n_chunks). Coordinates of each inner chunk touched, and of
+        its shard.
+    entry
+        One int64 array of shape (n_chunks,) a sharding level.
+    bounds
+        int64, shape (n_chunks + 1,). Points of inner chunk i are
+        ``bounds[i]:bounds[i + 1]``.
+    in_index
+        int64, shape (ndim, n_points). Coordinates of each point within its chunk.
+    out_index
+        int64, shape (n_points,). Where each lands in the flattened result.
+    """
+
+    selection: Points
+    cell: Ints
+    shard_cell: Ints
+    entry: tuple[Ints, ...]
+    bounds: Ints
+    in_index: Ints
+    out_index: Ints
+
+    @classmethod
+    def lay(cls, selection: Points, layout: ArrayLayout) -> PointPart:
+        """Part of a plan, from a selection and the layout of its array."""
+        n_points, ndim = selection.n_points, layout.ndim
+        order, starts = _by_chunk(selection, layout)
+        # Of very many points each column counts: what can be is made in place.
+        in_index = np.empty((ndim, n_points), np.int64)
+        cell = np.empty((ndim, len(starts)), np.int64)
+        shard = np.empty((ndim, len(starts)), np.int64)
+        for d, (inner, outer) in enumerate(
+            zip(layout.inner_axes, layout.axes, strict=True)
+        ):
+            along = in_index[d]
+            if order is None:
+                along[:] = selection.coordinates[d]
+            else:
+                # Without "clip" NumPy fills a column of its own first.
+                selection.coordinates[d].take(order, out=along, mode="clip")
+            cell[d] = inner.cell_at(along[starts])
+            shard[d] = outer.cell_at(along[starts])
+            if inner.boundaries is None:
+                along %= inner.cell
+            else:
+                along -= inner.start_of(inner.cell_at(along))
+        out_index = selection.out_index
+        return cls(
+            selection,
+            cell,
+            shard,
+            _point_entries(cell, shard, layout),
+            np.append(starts, n_points).astype(np.int64),
+            in_index,
+            out_index if order is None else out_index[order],
+        )
+
+    @property
+    def n_shards(self) -> int:
+        """Stored objects touched."""
+        return len(run_starts(self.shard_cell))
+
+    @property
+    def n_chunks(self) -> int:
+        """Inner chunks wanted."""
+        return self.cell.shape[1]
+
+    def chunk_coordinate(self, position: Ints) -> tuple[int, ...]:
+        """Coordinate in the array's grid of inner chunks of one column of positions."""
+        return tuple(int(c) for c in self.cell[:, position[0]])
+
+    def blocks(self) -> Iterator[ShardBlock]:
+        """All columns, a bounded number of inner chunks at a time."""
+        starts = run_starts(self.shard_cell)
+        for first, last in cut_blocks(starts, self.n_chunks):
+            coords, shard = shards_of(self.shard_cell[:, first:last])
+            ordinal = np.arange(first, last, dtype=np.int64)
+            yield ShardBlock(
+                coords,
+                shard,
+                tuple(entry[first:last] for entry in self.entry),
+                np.zeros(last - first, np.int64),
+                ordinal[np.newaxis],
+            )
+
+
+def _by_chunk(selection: Points, layout: ArrayLayout) -> tuple[Ints | None, Ints]:
+    """Order of points by shard and inner chunk, and where those of each chunk begin.
+
+    The order is None where they are in it.
+    """
+    digits = shard_digits(layout.axes)
+    if layout.levels:
+        digits += chunk_digits(layout.inner_axes, layout.axes)
+    numbers = [n.of(selection.coordinates) for n in numbers_of(digits)]
+    if len(numbers) == 1:
+        order = stable_order(numbers[0])
+    else:  # no axes, or a grid that is too large to be counted
+        order = np.lexsort(numbers[::-1]) if numbers else None
+    is_first = np.zeros(selection.n_points, bool)
+    is_first[:1] = True
+    for number in numbers:
+        along = number if order is None else number[order]
+        is_first[1:] |= along[1:] != along[:-1]
+    return order, np.flatnonzero(is_first)
+
+
+def _point_entries(cell: Ints, shard: Ints, layout: ArrayLayout) -> tuple[Ints, ...]:
+    along = [
+        index_coordinates(
+            cell[d],
+            shard[d],
+            layout.inner_axes[d],
+            layout.axes[d],
+            [level.chunk_shape[d] for level in layout.levels],
+        )
+        for d in range(layout.ndim)
+    ]
+    entries = (
+        ordinal_in_index(level, [c[k] for c, _ in along], [n[k] for _, n in along])
+        for k, level in enumerate(layout.levels)
+    )
+    return tuple(np.broadcast_to(entry, cell.shape[1:]) for entry in entries)

@@ -1,0 +1,101 @@
+"""Wanted elements of an uncompressed inner chunk -> the byte span that holds them.
+
+Where an inner chunk is stored as its plain elements, only the bytes between the first
+and the last wanted element need to be fetched: for whole rows these are the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpushard.planning.axes import Projected
+from gpushard.planning.grid import GridPart
+from gpushard.planning.plan import Part
+from gpushard.planning.points import PointPart
+from gpushard.selecting.selection import Ints
+
+
+def byte_spans(part: Part, position: Ints, strides: Sequence[int]) -> tuple[Ints, Ints]:
+    """Half-open byte spans within each inner chunk that hold the wanted elements.
+
+    Parameters
+    ----------
+    part
+        The part of a plan that wants them.
+    position
+        int64, shape (n_rows, n_chunks). Columns of a `ShardBlock` for that part.
+    strides
+        Bytes between neighbours along each axis of the array; the last entry is the
+        item size.
+
+    Returns
+    -------
+    start, stop
+        int64, shape (n_chunks,). Bytes from the start of the inner chunk.
+    """
+    *along, itemsize = strides
+    if not position.shape[1]:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    if isinstance(part, PointPart):
+        low, high = _point_span(part, position[0], along)
+    else:
+        low, high = _grid_span(part, position, along)
+    return low, high + itemsize
+
+
+def _grid_span(
+    part: GridPart, position: Ints, strides: Sequence[int]
+) -> tuple[Ints, Ints]:
+    low = np.zeros(position.shape[1], np.int64)
+    high = np.zeros(position.shape[1], np.int64)
+    for projection, at, stride in zip(
+        part.projections, position, strides, strict=False
+    ):
+        first, last = _extremes(projection, at)
+        low += first * stride
+        high += last * stride
+    return low, high
+
+
+def _extremes(projection: Projected, at: Ints) -> tuple[Ints, Ints]:
+    """First and last wanted element within touched cells, by their positions."""
+    members = projection.members
+    if members is None:
+        in_start, length, _ = projection.takings(at)
+        return in_start, in_start + (length - 1) * projection.step
+    run, starts, nth = _between(members.bounds, at)
+    return _extremes_of(members.in_index[run], starts, nth)
+
+
+def _point_span(
+    part: PointPart, chunk: Ints, strides: Sequence[int]
+) -> tuple[Ints, Ints]:
+    run, starts, nth = _between(part.bounds, chunk)
+    offset = np.zeros(run.stop - run.start, np.int64)
+    for index, stride in zip(part.in_index, strides, strict=True):
+        offset += index[run] * stride
+    return _extremes_of(offset, starts, nth)
+
+
+def _between(bounds: Ints, at: Ints) -> tuple[slice, Ints, Ints]:
+    """Elements of the cells from the first to the last of those asked for.
+
+    A block has neighbours: all others need not be looked at.
+
+    Returns
+    -------
+    Which elements these are, where those of each cell begin among them, and which of
+    these cells each of `at` is.
+    """
+    low, high = int(at.min()), int(at.max()) + 1
+    first = int(bounds[low])
+    return slice(first, int(bounds[high])), bounds[low:high] - first, at - low
+
+
+def _extremes_of(values: Ints, starts: Ints, nth: Ints) -> tuple[Ints, Ints]:
+    return (
+        np.minimum.reduceat(values, starts)[nth],
+        np.maximum.reduceat(values, starts)[nth],
+    )

@@ -1,0 +1,74 @@
+"""Cells that a slice with a step touches along a rectilinear axis, some at a time.
+
+They follow no rule. How many there are in each run of cells is kept, and which they are
+is computed again, of the runs that are asked for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpushard.layout import GridAxis
+from gpushard.selecting.selection import Ints, SliceAxis, cells_of_slice
+
+# Cells of a run: what is computed of them takes 3 MiB at the most.
+_RUN_CELLS = 1 << 16
+
+
+class SteppedCells:
+    """Touched cells by their positions among them.
+
+    Parameters
+    ----------
+    selection, axis
+        A slice of one element at least, and the cells, which are of several lengths.
+
+    Attributes
+    ----------
+    n_cells
+        Number of touched cells.
+    """
+
+    def __init__(self, selection: SliceAxis, axis: GridAxis) -> None:
+        self._selection, self._axis = selection, axis
+        start, step, length, *_ = selection
+        self._first = int(axis.cell_at(start))
+        self._stop = int(axis.cell_at(start + (length - 1) * step)) + 1
+        n_runs = -(-(self._stop - self._first) // _RUN_CELLS)
+        counts = [len(self._run(nth)) for nth in range(n_runs)]
+        # Positions of each run's first touched cell, and behind the last one.
+        self._starts = np.append(0, np.cumsum(counts, dtype=np.int64))
+        self.n_cells = int(self._starts[-1])
+        # The run asked for last: that of the next positions, as a rule.
+        self._latest = (-1, np.empty(0, np.int64))
+
+    def cell_at(self, position: Ints) -> Ints:
+        """Touched cells: int64, as `position`."""
+        position = np.asarray(position)
+        run = np.searchsorted(self._starts, position, side="right") - 1
+        cell = np.empty(position.shape, np.int64)
+        for nth in np.unique(run).tolist():
+            mine = run == nth
+            cell[mine] = self._kept(nth)[position[mine] - self._starts[nth]]
+        return cell
+
+    def _kept(self, nth: int) -> Ints:
+        known, cells = self._latest
+        if known != nth:
+            cells = self._run(nth)
+            self._latest = nth, cells
+        return cells
+
+    def _run(self, nth: int) -> Ints:
+        """Touched cells of a run of cells."""
+        start, step, length, *_ = self._selection
+        low = self._first + nth * _RUN_CELLS
+        high = min(low + _RUN_CELLS, self._stop)
+        # Elements first..last of the slice (half-open) lie in the run.
+        begin, end = int(self._axis.start_of(low)), int(self._axis.start_of(high))
+        first = max(-((start - begin) // step), 0)
+        last = min(-((start - end) // step), length)
+        if first >= last:
+            return np.empty(0, np.int64)
+        some = SliceAxis(start + first * step, step, last - first)
+        return cells_of_slice(some, self._axis)

@@ -1,0 +1,341 @@
+"""A small selection -> the inner chunks that it touches, one Python object each.
+
+What `grid` and `points` say in columns, in plain integers: for a few inner chunks the
+columns would take longer to make than the chunks to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from operator import mul
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from gpushard.layout import ArrayLayout, GridAxis
+from gpushard.selecting.selection import (
+    IndexAxis,
+    Points,
+    Selection,
+    SliceAxis,
+    project_cell,
+)
+
+# Index arrays and lists of points up to this length are taken apart in Python.
+_FEW_ELEMENTS = 64
+
+Coordinate = tuple[int, ...]
+
+_Along = tuple[int, slice | list[int], slice | list[int], int, Coordinate]
+"""One touched cell of one axis: its coordinate, what of it is wanted, where that lands,
+which stored object it is in, and its share of the place in the index of each level."""
+
+
+class TouchedChunk(NamedTuple):
+    """An inner chunk of which something is wanted.
+
+    Attributes
+    ----------
+    cell, shard
+        Coordinates of the inner chunk and of its stored object in their grids.
+    entries
+        Its place in the index at each sharding level, from the outside in.
+    inside, out
+        Index into the inner chunk and into the output: as `Orthogonal.on_grid` shows
+        it, or flat for points.
+    """
+
+    cell: Coordinate
+    shard: Coordinate
+    entries: tuple[int, ...]
+    inside: tuple[Any, ...]
+    out: tuple[Any, ...]
+
+    @property
+    def extremes(self) -> tuple[tuple[int, int], ...]:
+        """Corners of the box that holds all wanted elements, within the inner chunk.
+
+        The first and the last element of it along each axis.
+        """
+        return tuple([_extremes(index) for index in self.inside])
+
+
+class TouchedGrid:
+    """An array's grid of inner chunks, to be asked which of them a selection touches.
+
+    What does not depend on the selection is worked out once, here.
+
+    Parameters
+    ----------
+    layout
+        The array, its inner chunks all of one shape.
+    """
+
+    def __init__(self, layout: ArrayLayout) -> None:
+        self._layout = layout
+        # Where shards differ in shape, so do the places in their indexes.
+        self._is_regular = all(axis.boundaries is None for axis in layout.axes)
+        ones = [[1] * layout.ndim for _ in layout.levels]
+        strides = self._strides_in((0,) * layout.ndim) if self._is_regular else ones
+        self._axes = [
+            _Axis(
+                inner,
+                outer,
+                [level.chunk_shape[d] for level in layout.levels],
+                [along[d] for along in strides],
+            )
+            for d, (inner, outer) in enumerate(
+                zip(layout.inner_axes, layout.axes, strict=True)
+            )
+        ]
+
+    def touched(self, selection: Selection, limit: int) -> list[TouchedChunk] | None:
+        """Inner chunks that a selection touches; None if it is not small.
+
+        Parameters
+        ----------
+        selection
+            What is wanted.
+        limit
+            Inner chunks that a small selection touches at most.
+        """
+        if isinstance(selection, Points):
+            return self._of_points(selection, limit)
+        n_chunks = 1
+        n_gathered = 0
+        along: list[Sequence[_Along]] = []
+        for axis, grid in zip(selection.axes, self._axes, strict=True):
+            if isinstance(axis, IndexAxis):
+                n_gathered += 1
+                cells = grid.of_index(axis, limit)
+            elif axis == grid.whole:  # most axes of most reads
+                along.append(grid.only_cell)
+                continue
+            else:
+                cells = grid.of_slice(axis, limit)
+            if cells is None:
+                return None
+            along.append(cells)
+            n_chunks *= len(cells) or 1
+            if n_chunks > limit:
+                return None
+        touched = [self._crossed(cells) for cells in product(*along)]
+        return [_meshed(chunk) for chunk in touched] if n_gathered > 1 else touched
+
+    def _crossed(self, along: tuple[_Along, ...]) -> TouchedChunk:
+        if not along:
+            entries = (0,) * len(self._layout.levels)
+            return TouchedChunk((), (), entries, (), (...,))
+        cell, inside, out, shard, places = zip(*along, strict=True)
+        entries = self._entries(shard, places)
+        # The ellipsis keeps a 0-d output an array that can be written through.
+        return TouchedChunk(cell, shard, entries, inside, (*out, ...))
+
+    def _entries(
+        self, shard: Coordinate, places: Sequence[tuple[int, ...]]
+    ) -> tuple[int, ...]:
+        """Place in the index of each level, from each axis' share of it."""
+        shares = zip(*places, strict=True)
+        if self._is_regular:
+            return tuple(map(sum, shares))
+        pairs = zip(shares, self._strides_in(shard), strict=True)
+        return tuple([sum(map(mul, *pair)) for pair in pairs])
+
+    def _strides_in(self, shard: Coordinate) -> list[list[int]]:
+        """Entries between neighbours along each axis, in the index of each level."""
+        parent: Sequence[int] = [
+            int(axis.length_of(i))
+            for axis, i in zip(self._layout.axes, shard, strict=True)
+        ]
+        found: list[list[int]] = []
+        for level in self._layout.levels:
+            strides = [0] * len(parent)
+            n_entries = 1
+            for axis in reversed(level.axis_order):
+                strides[axis] = n_entries
+                n_entries *= parent[axis] // level.chunk_shape[axis]
+            found.append(strides)
+            parent = level.chunk_shape
+        return found
+
+    def _of_points(self, selection: Points, limit: int) -> list[TouchedChunk] | None:
+        if selection.n_points > _FEW_ELEMENTS:
+            return None
+        lengths = [axis.length for axis in self._axes]
+        members: dict[Coordinate, list[int]] = {}
+        points = list(zip(*[c.tolist() for c in selection.coordinates], strict=True))
+        if not selection.coordinates:
+            points = [()] * selection.n_points
+        for k, point in enumerate(points):
+            cell = tuple([i // n for i, n in zip(point, lengths, strict=True)])
+            members.setdefault(cell, []).append(k)
+            if len(members) > limit:
+                return None
+        out_index = selection.out_index.tolist()
+        return [
+            self._with_points(
+                cell, [points[k] for k in mine], [out_index[k] for k in mine]
+            )
+            for cell, mine in members.items()
+        ]
+
+    def _with_points(
+        self, cell: Coordinate, points: Sequence[Coordinate], out: list[int]
+    ) -> TouchedChunk:
+        if not cell:
+            return self._crossed(())._replace(out=(out,))
+        where = [axis.place(c) for axis, c in zip(self._axes, cell, strict=True)]
+        shard, places = zip(*where, strict=True)
+        inside = [
+            [i - c * axis.length for i in column]
+            for column, c, axis in zip(
+                zip(*points, strict=True), cell, self._axes, strict=True
+            )
+        ]
+        entries = self._entries(shard, places)
+        return TouchedChunk(cell, shard, entries, tuple(inside), (out,))
+
+
+class _Axis:
+    """One axis of the grid of inner chunks.
+
+    Parameters
+    ----------
+    inner, outer
+        Its inner chunks and its stored objects.
+    lengths, strides
+        Of each sharding level: elements of an inner chunk, and entries of the index
+        between neighbours.
+
+    Attributes
+    ----------
+    length
+        Elements of a cell.
+    whole
+        The whole axis; None where that is several cells.
+    only_cell
+        What it touches then.
+    """
+
+    def __init__(
+        self,
+        inner: GridAxis,
+        outer: GridAxis,
+        lengths: Sequence[int],
+        strides: Sequence[int],
+    ) -> None:
+        self._inner = inner
+        self._outer = outer
+        self.length = inner.cell
+        # In cells: a stored object, and what each level cuts it into.
+        self._per_object = outer.cell // inner.cell
+        self._units = [
+            (length // inner.cell, stride)
+            for length, stride in zip(lengths, strides, strict=True)
+        ]
+        self.whole: SliceAxis | None = None
+        self.only_cell: Sequence[_Along] = ()
+        if inner.n_cells == 1:
+            self.only_cell = self.of_slice(SliceAxis(0, 1, inner.extent), 1) or ()
+            self.whole = SliceAxis(0, 1, inner.extent)
+
+    def of_slice(self, axis: SliceAxis, limit: int) -> Sequence[_Along] | None:
+        """Cells that a slice touches; None if they are beyond `limit`."""
+        start, step, n_elements, out_start, out_step, _ = axis
+        if not n_elements:
+            return ()
+        length = self.length
+        end = start + (n_elements - 1) * step
+        first, last = start // length, end // length
+        if first == last and out_step > 0:  # most reads: worth saying once more
+            before = first * length
+            inside = slice(start - before, end - before + 1, step)
+            out = slice(out_start, out_start + n_elements)
+            return ((first, inside, out, *self.place(first)),)
+        if last - first >= limit:
+            return None
+        return list(self._cells_of_slice(axis, range(first, last + 1)))
+
+    def _cells_of_slice(
+        self, axis: SliceAxis, cells: Sequence[int]
+    ) -> Iterator[_Along]:
+        for cell in cells:
+            start, length, out_start = project_cell(axis, self._inner, cell)
+            if length <= 0:
+                continue
+            if axis.out_step > 0:
+                out = slice(out_start, out_start + length)
+            else:
+                stop = out_start - length
+                out = slice(out_start, None if stop < 0 else stop, -1)
+            inside = slice(start, start + (length - 1) * axis.step + 1, axis.step)
+            yield cell, inside, out, *self.place(cell)
+
+    def of_index(self, axis: IndexAxis, limit: int) -> Sequence[_Along] | None:
+        """Cells that an index array touches; None if it is long, or they are many."""
+        if axis.length > _FEW_ELEMENTS:
+            return None
+        members: dict[int, tuple[list[int], list[int]]] = {}
+        pairs = zip(axis.element.tolist(), axis.out_index.tolist(), strict=True)
+        for element, out_index in pairs:
+            cell, within = divmod(element, self.length)
+            inside, out = members.setdefault(cell, ([], []))
+            inside.append(within)
+            out.append(out_index)
+            if len(members) > limit:
+                return None
+        return [
+            (cell, *_sliced(inside, out), *self.place(cell))
+            for cell, (inside, out) in members.items()
+        ]
+
+    def place(self, cell: int) -> tuple[int, Coordinate]:
+        """Stored object of a cell, and its share of the place in each index."""
+        outer = self._outer
+        if outer.boundaries is None:
+            shard = cell // self._per_object
+            rest = cell - shard * self._per_object
+        else:
+            shard = int(outer.cell_at(cell * self.length))
+            rest = cell - int(outer.start_of(shard)) // self.length
+        shares: list[int] = []
+        for n_cells, stride in self._units:
+            shares.append(rest // n_cells * stride)
+            rest %= n_cells
+        return shard, tuple(shares)
+
+
+def _sliced(
+    inside: list[int], out: list[int]
+) -> tuple[slice | list[int], slice | list[int]]:
+    """One element as a slice: no gathering, and no crossing with other arrays."""
+    if len(inside) > 1:
+        return inside, out
+    return slice(inside[0], inside[0] + 1), slice(out[0], out[0] + 1)
+
+
+def _extremes(index: slice[int, int, int] | list[int]) -> tuple[int, int]:
+    if isinstance(index, slice):
+        return index.start, index.stop - 1
+    return int(np.min(index)), int(np.max(index))
+
+
+def _meshed(chunk: TouchedChunk) -> TouchedChunk:
+    if sum([isinstance(i, list) for i in chunk.inside]) < 2:
+        return chunk
+    inside, out = _open_mesh(chunk.inside), _open_mesh(chunk.out[:-1])
+    return chunk._replace(inside=inside, out=out)
+
+
+def _open_mesh(index: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Cross product of slices and lists (NumPy would pair the lists)."""
+    mesh: Any = np.ix_  # its stubs know no mixed arguments
+    return mesh(*[_listed(i) for i in index])
+
+
+def _listed(index: slice | list[int]) -> Any:
+    if isinstance(index, list):
+        return index
+    part = cast("slice[int, int | None, int | None]", index)
+    return np.arange(part.start, -1 if part.stop is None else part.stop, part.step or 1)

@@ -1,0 +1,310 @@
+"""Byte ranges of a block -> requests -> work that fetches, decodes and places them.
+
+What a request is for a store, and what a share of the work is for a thread, are two
+things: neighbouring ranges are fetched in requests as large as the store likes them,
+and decoded in shares, by as many threads as there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+
+from gpushard.errors import CorruptShardError, LimitError
+from gpushard.fetching.job import SMALLEST_SHARE_NBYTES, Answer, Job, RequestReader
+from gpushard.fetching.locate import find_indexes, locate, refuse_oversized
+from gpushard.fetching.pieces import cut_rows
+from gpushard.fetching.ranged import Located, RangedBlock
+from gpushard.placing.kept_rows import claim, find_kept, placing_tasks
+from gpushard.planning.blocks import Planned, ShardBlock
+from gpushard.planning.coalesce import Requests, coalesce, cut_batches
+from gpushard.planning.spans import byte_spans
+from gpushard.selecting.selection import Ints
+from gpushard.stores.base import end_of
+from gpushard.workers import Opener, Task, Work
+
+# What a request costs beside its bytes: a batch of tiny ones is a batch of objects.
+_REQUEST_NBYTES = 64
+
+
+def range_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
+    """Work that reads a block: one for all that is missing, one a batch of requests.
+
+    The shards' indexes are read before the first work is given.
+    """
+    found = find_indexes(job, block)
+    for piece in cut_rows(job, block):
+        located = locate(job, piece, found)
+        refuse_oversized(job, piece, located)
+        missing = np.flatnonzero(located.missing)
+        if len(missing):
+            job.tally.add(n_missing_inner_chunks=len(missing))
+            yield partial(job.sink.fill, job, piece, missing)
+        rows, claimed = np.flatnonzero(~located.missing), None
+        kept = find_kept(job, piece, found, rows)
+        if kept is not None:
+            is_kept = kept.addresses[rows] != 0
+            yield from placing_tasks(job, piece, kept, rows[is_kept])
+            rows = rows[~is_kept]
+            claimed = claim(job, kept, rows)
+        if len(rows):
+            ranged = _ranged(job, piece, located, rows, n_workers)
+            yield from _reading_tasks(job, replace(ranged, claimed=claimed), n_workers)
+
+
+def _ranged(
+    job: Job, block: ShardBlock, located: Located, rows: Ints, n_workers: int
+) -> RangedBlock:
+    """The inner chunks `rows` of a block, cut into requests."""
+    start, stop = _wanted_ranges(job, block, located, rows)
+    share = job.batch_nbytes(int((stop - start).sum()), n_workers)
+    costs = job.source.store.costs
+    requests = coalesce(
+        block.shard[rows],
+        start,
+        stop,
+        gap_nbytes=costs.gap_nbytes,
+        max_request_nbytes=_max_request_nbytes(job, share),
+        is_bound=costs.bounds_requests,
+    )
+    spans = np.zeros((2, len(block.shard)), np.int64)
+    spans[:, rows] = start, stop
+    requests = requests._replace(order=rows[requests.order])
+    return RangedBlock(block, located, spans, requests)
+
+
+def _reading_tasks(job: Job, ranged: RangedBlock, n_workers: int) -> Iterator[Work]:
+    """Work that fetches what a block's requests are for, and places it."""
+    reader = job.sink.reader(job, ranged)
+    if reader is not None:
+        for first, last in cut_batches(*_shares_of_work(job, ranged, n_workers)):
+            yield partial(_let_read, job, ranged, range(first, last), reader)
+        return
+    requests = ranged.requests
+    wanted_nbytes = int((ranged.spans[1] - ranged.spans[0]).sum())
+    share = job.batch_nbytes(wanted_nbytes, n_workers)
+    copied = _copied_nbytes(job, ranged)
+    for first, last in cut_batches(requests.nbytes + _REQUEST_NBYTES, share):
+        nbytes = int(requests.nbytes[first:last].sum())
+        if copied is not None:
+            widest = int(copied[first:last].max())
+            nbytes += min(nbytes, n_workers * widest)
+        yield Opener(partial(_fetch, job, ranged, range(first, last), share), nbytes)
+
+
+def _copied_nbytes(job: Job, ranged: RangedBlock) -> Ints | None:
+    """Most that a thread copies of a request's bytes; None where it copies nothing.
+
+    Of an inner chunk of plain elements that is fetched in part: that part, to where it
+    lies in the whole one.
+    """
+    if job.source.raw_strides is None or job.sink.batch_nbytes is not None:
+        return None
+    requests, located = ranged.requests, ranged.located
+    start, stop = ranged.spans[:, requests.order]
+    nbytes = stop - start
+    whole = (located.stop - located.start)[requests.order]
+    nbytes[nbytes == whole] = 0
+    return np.maximum.reduceat(nbytes, requests.bounds[:-1])
+
+
+def _max_request_nbytes(job: Job, share_nbytes: int) -> int:
+    """Size at which a request is cut, of which a task takes so many bytes."""
+    if job.source.store.costs.reads_in_shares or job.sink.batch_nbytes is not None:
+        return min(job.max_request_nbytes, share_nbytes)
+    return job.max_request_nbytes
+
+
+def _shares_of_work(job: Job, ranged: RangedBlock, n_workers: int) -> tuple[Ints, int]:
+    """Bytes that each request gives when decoded, and how many of them make a task.
+
+    Nothing is held but what a worker decodes, so only the work is to be shared out.
+    """
+    source, requests = job.source, ranged.requests
+    work = requests.nbytes
+    if source.raw_strides is None:
+        work = np.diff(requests.bounds) * source.chunk_nbytes
+    return work, max(int(work.sum()) // (4 * n_workers), 2 * SMALLEST_SHARE_NBYTES)
+
+
+def _wanted_ranges(
+    job: Job, block: ShardBlock, located: Located, rows: Ints
+) -> tuple[Ints, Ints]:
+    """Byte ranges to fetch: of plain elements only those between the wanted ones."""
+    source = job.source
+    start, stop = located.start[rows], located.stop[rows]
+    strides = source.raw_strides
+    if strides is None:
+        return start, stop
+    # An entry of another size is fetched as it is and refused by the decoder.
+    fits = stop - start == source.chunk_nbytes
+    for p, part in enumerate(job.plan.parts):
+        mine = np.flatnonzero(fits & (block.part[rows] == p))
+        low, high = byte_spans(part, block.position[:, rows[mine]], strides)
+        stop[mine] = start[mine] + high
+        start[mine] += low
+    _refuse_large(job, block, rows, stop - start)
+    return start, stop
+
+
+def _refuse_large(job: Job, block: ShardBlock, rows: Ints, nbytes: Ints) -> None:
+    """Refuse parts of plain elements that no reader should have to hold."""
+    for i in np.flatnonzero(nbytes > job.source.room.most_span_nbytes).tolist():
+        try:
+            job.source.room.refuse_span(int(nbytes[i]))
+        except LimitError as error:
+            job.name_place(error, block, int(rows[i]))
+            raise
+
+
+def _let_read(
+    job: Job, ranged: RangedBlock, requests: range, reader: RequestReader
+) -> None:
+    """Have some requests read by the sink, and the inner chunks that they hold."""
+    try:
+        with job.tally.stage("fetch, decode and scatter"):
+            reader(requests)
+    except CorruptShardError as error:
+        _go_on(job, ranged, requests, error)
+    else:
+        _count(job, ranged, requests)
+
+
+def _fetch(
+    job: Job, ranged: RangedBlock, requests: range, share_nbytes: int
+) -> Sequence[Task]:
+    """Fetch some requests, and place what they hold or give the tasks that do."""
+    try:
+        placing = _fetch_and_place(job, ranged, requests, share_nbytes)
+    except CorruptShardError as error:
+        _go_on(job, ranged, requests, error)
+        return ()
+    _count(job, ranged, requests)
+    return placing
+
+
+def _fetch_and_place(
+    job: Job, ranged: RangedBlock, requests: range, share_nbytes: int
+) -> Sequence[Task]:
+    byte_requests = [job.byte_request(ranged, r) for r in requests]
+    with job.sink.fetch(job, byte_requests) as answers:
+        numbered = list(zip(requests, answers, strict=True))
+        found = [(r, answer) for r, answer in numbered if answer is not None]
+        if job.sink.batch_nbytes is None and len(found) == 1 == len(requests):
+            return _shared_out(job, ranged, found[0], share_nbytes)
+        if found:
+            _place(job, ranged, found)
+    for r in (r for r, answer in numbered if answer is None):
+        rows = ranged.rows_of(r)
+        job.tally.add(n_missing_shards=1, n_missing_inner_chunks=len(rows))
+        job.sink.fill(job, ranged.block, rows)
+    return ()
+
+
+def _shared_out(
+    job: Job, ranged: RangedBlock, answer: Answer, share_nbytes: int
+) -> Sequence[Task]:
+    """Tasks that place what one request holds, each a share of it."""
+    r, data = answer
+    rows = ranged.rows_of(r)
+    if len(rows) == 1 or ranged.requests.nbytes[r] <= share_nbytes:
+        return [partial(_place, job, ranged, [answer])]
+    base = int(ranged.requests.start[r])
+    start, stop = ranged.spans[:, rows]
+    shares = coalesce(
+        np.full(len(rows), ranged.requests.source[r]),
+        start,
+        stop,
+        gap_nbytes=len(data),
+        max_request_nbytes=share_nbytes,
+    )
+    shared = replace(ranged, requests=shares._replace(order=rows[shares.order]))
+    return [
+        partial(_place, job, shared, [(s, data[first - base : last - base])])
+        for s, (first, last) in enumerate(
+            zip(shares.start.tolist(), shares.stop.tolist(), strict=True)
+        )
+    ]
+
+
+def _place(job: Job, ranged: RangedBlock, found: Sequence[Answer]) -> None:
+    begin = perf_counter()
+    job.sink.place(job, ranged, found)
+    job.tally.add_seconds("decode and scatter", perf_counter() - begin)
+
+
+def _go_on(
+    job: Job, ranged: RangedBlock, requests: range, error: CorruptShardError
+) -> None:
+    """Read what can be read of requests that failed, if the read goes on at all."""
+    # Of one inner chunk it is known already; else an object ended too early.
+    if error.inner_chunk is not None:
+        raise error
+    if not job.damage.replaces:
+        _name_cut_off(job, ranged, requests, error)
+        raise error
+    _read_what_is_left(job, ranged, requests, error)
+
+
+def _name_cut_off(
+    job: Job, ranged: RangedBlock, requests: range, error: CorruptShardError
+) -> None:
+    """Say in `error` which inner chunk it is before whose end its object ends."""
+    store = job.source.store
+    for r in requests:
+        request = job.byte_request(ranged, r)
+        if request.key != error.shard_key:
+            continue
+        rows = ranged.rows_of(r)
+        if job.source.layout.levels:  # else the object is the inner chunk
+            rows = rows[ranged.spans[1, rows] > end_of(store, request)]
+        if len(rows):
+            job.name_place(error, ranged.block, int(rows[0]))
+            return
+
+
+def _read_now(job: Job, ranged: RangedBlock, r: int) -> None:
+    """Fetch one request and put the inner chunks that it holds in place."""
+    nbytes = int(ranged.requests.nbytes[r])
+    for task in _fetch(job, ranged, range(r, r + 1), share_nbytes=nbytes):
+        task()
+
+
+def _read_what_is_left(
+    job: Job, ranged: RangedBlock, requests: range, error: CorruptShardError
+) -> None:
+    """Read requests one by one, and of a request that failed the inner chunks."""
+    if len(requests) > 1:
+        for r in requests:
+            _read_now(job, ranged, r)
+        return
+    rows = ranged.rows_of(requests[0])
+    if len(rows) == 1:
+        job.give_up(error, ranged.block, rows)
+        job.sink.fill(job, ranged.block, rows)
+        return
+    source = np.full(len(rows), ranged.requests.source[requests[0]])
+    start, stop = ranged.spans[:, rows]
+    alone = Requests(source, start, stop, np.arange(len(rows) + 1), rows)
+    singly = replace(ranged, requests=alone)
+    for r in range(len(rows)):
+        _read_now(job, singly, r)
+
+
+def _count(job: Job, ranged: RangedBlock, requests: range) -> None:
+    if not (job.tally.is_wanted or job.tally.is_summed):
+        return
+    fetched = int(ranged.requests.nbytes[requests.start : requests.stop].sum())
+    bounds = ranged.requests.bounds
+    rows = ranged.requests.order[bounds[requests.start] : bounds[requests.stop]]
+    wanted = int((ranged.spans[1, rows] - ranged.spans[0, rows]).sum())
+    job.tally.add(
+        n_payload_requests=len(requests),
+        payload_nbytes=fetched,
+        # Shared and overlapping ranges are wanted more often than fetched.
+        gap_nbytes=max(fetched - wanted, 0),
+    )

@@ -1,0 +1,130 @@
+"""Results of a read on the host: arrays made here, or the caller's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.damage import ENDS_READ, Damage
+from gpushard.errors import CorruptShardError, SelectionError
+from gpushard.fetching.job import Job
+from gpushard.fused.choice import host_sink
+from gpushard.fused.short import short_reader
+from gpushard.placing.outputs import usable_output
+from gpushard.placing.scatter import check_cast
+from gpushard.planning.plan import plan_read
+from gpushard.reading.read import execute
+from gpushard.reading.rounds import read_in_rounds
+from gpushard.reading.small import read_small
+from gpushard.report import Tally
+from gpushard.selecting.selection import Listed, Selection, Wanted
+from gpushard.source import Source
+
+
+class ReadRequest(NamedTuple):
+    """What a caller asks of one array.
+
+    Attributes
+    ----------
+    selections
+        What to read, in one batch.
+    outs
+        For each an array to write into, or None.
+    dtype
+        Data type of the arrays that are made.
+    stream
+        The caller's stream, on a device.
+    tally
+        Where to count what is done; None where nobody asks.
+    damage
+        What becomes of damaged inner chunks.
+    """
+
+    selections: Sequence[Wanted]
+    outs: Sequence[Any]
+    dtype: np.dtype[Any]
+    stream: Any = None
+    tally: Tally | None = None
+    damage: Damage = ENDS_READ
+
+    def over(self, damage: Damage) -> ReadRequest:
+        """The same request, with `damage` to say what becomes of damaged ones."""
+        return self if damage is self.damage else self._replace(damage=damage)
+
+
+def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
+    """One array on the host a selection: `outs` where they were given.
+
+    Raises
+    ------
+    SelectionError
+        An array of the caller's does not fit, or the cast is refused.
+    CorruptShardError, StoreError
+        As the stages of a read raise them.
+    """
+    if request.stream is not None:
+        raise SelectionError("stream= is for arrays on a device")
+    arrays = [
+        usable_output(out, selection.shape, request.dtype)
+        for out, selection in zip(request.outs, request.selections, strict=True)
+    ]
+    dtype = source.layout.dtype
+    for array in arrays:
+        if array.dtype is not dtype:
+            check_cast(dtype, array.dtype)
+    if request.tally is not None or not _read_small(source, request, arrays):
+        tally = request.tally or Tally(is_wanted=False)
+        read = partial(read_at_once, tally=tally, damage=request.damage)
+        read_in_rounds(source, request.selections, arrays, read)
+    return [a if o is None else o for a, o in zip(arrays, request.outs, strict=True)]
+
+
+def _read_small(
+    source: Source, request: ReadRequest, arrays: Sequence[NDArray[Any]]
+) -> bool:
+    if len(arrays) != 1 or not source.options.small_read_chunks:
+        return False
+    selection, out = request.selections[0], arrays[0]
+    if isinstance(selection, Listed):
+        return False
+    reader = short_reader(source)
+    try:
+        if reader is not None:
+            # From two inner chunks on it is faster than Python is for each.
+            is_read = read_small(source, selection, out, 1)
+            if is_read or reader.read(source, selection, out):
+                return True
+        return read_small(source, selection, out)
+    except CorruptShardError:
+        if not request.damage.replaces:
+            raise
+        return False
+
+
+def read_at_once(
+    source: Source,
+    selections: Sequence[Selection],
+    outs: Sequence[NDArray[Any]],
+    tally: Tally,
+    damage: Damage,
+) -> None:
+    """Read `selections` into `outs`, arrays on the host, as one batch."""
+    with tally.stage("plan"):
+        job = host_job(source, selections, outs, tally, damage)
+    execute([job])
+
+
+def host_job(
+    source: Source,
+    selections: Sequence[Selection],
+    outs: Sequence[NDArray[Any]],
+    tally: Tally,
+    damage: Damage = ENDS_READ,
+) -> Job:
+    """Job that reads `selections` into `outs`, arrays on the host."""
+    plan = plan_read(source.layout, selections)
+    return Job(source, plan, host_sink(source, plan, outs), tally, damage)

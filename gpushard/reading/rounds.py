@@ -1,0 +1,234 @@
+"""Reads of very many listed elements, in rounds whose columns fit the memory limit.
+
+A round is a read of its own. The rounds that share shards ask before and after whether
+these are still the same objects: so their elements come from one version of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from gpushard.errors import LimitError
+from gpushard.fetching.gone import deleted, replaced
+from gpushard.planning.axes import LONG_CELLS
+from gpushard.selecting.portions import Group, groups_of, objects_of
+from gpushard.selecting.selection import (
+    IndexAxis,
+    Listed,
+    Orthogonal,
+    Selection,
+    SliceAxis,
+    Wanted,
+    laid_out,
+)
+from gpushard.source import Source
+from gpushard.stores.base import ByteRequest
+
+Reader = Callable[[Source, Sequence[Selection], Sequence[Any]], object]
+"""Reads selections of an array into one output each."""
+
+# What an element of an index array takes while it is planned and read, and a point, of
+# which each coordinate takes more: docs/decisions/2026-11-22-index-arrays-in-pieces.md.
+_ELEMENT_NBYTES = 96
+_POINT_NBYTES, _COORDINATE_NBYTES = 64, 16
+# Elements of a round at least, whatever the limit: 2 MiB.
+_LEAST_ELEMENTS = 1 << 14
+# Objects whose versions are asked for together.
+_ASKED_OBJECTS = 256
+_GONE = (False, None)
+# What an element takes of index arrays that are laid out whole, and what part of all
+# that a read may hold is for them.
+_LAID_OUT_NBYTES = 96
+_OTHERS_SHARE = 4
+# What a cell takes of an axis that a slice is laid over, and the part that is for
+# those of selections that are read together.
+_CELL_NBYTES = 48
+_AXES_SHARE = 4
+
+
+def read_in_rounds(
+    source: Source, wanted: Sequence[Wanted], outs: Sequence[Any], read: Reader
+) -> None:
+    """Let `read` read everything, of listed elements no more at a time than fit.
+
+    Half of the memory limit is for their columns, and the rest for what is fetched and
+    decoded.
+
+    Raises
+    ------
+    ObjectChangedError
+        A shard was replaced twice while rounds read it.
+    LimitError
+        One selection has several index arrays, and more than the longest are long.
+    """
+    if len(wanted) == 1 and not isinstance(wanted[0], Listed):
+        read(source, [wanted[0]], outs)
+        return
+    # What is written to the first must not be what the next one lists.
+    wanted = [laid_out(one) if _is_written(one, outs) else one for one in wanted]
+    for one in wanted:
+        _refuse_many_others(source, one)
+    room = source.options.memory_limit // 2
+    axes_room = source.options.bound_nbytes // _AXES_SHARE
+    together: list[tuple[Wanted, Any]] = []
+    held_nbytes = axes_nbytes = 0
+    for one, out in zip(wanted, outs, strict=True):
+        nbytes = _columns_nbytes(one)
+        if isinstance(one, Listed) and nbytes > room:
+            _read_cut(source, one, out, read)
+            continue
+        laid_nbytes = _axes_nbytes(source, one)
+        is_much = held_nbytes + nbytes > room or axes_nbytes + laid_nbytes > axes_room
+        if together and is_much:
+            _read_together(source, together, held_nbytes, read)
+            together, held_nbytes, axes_nbytes = [], 0, 0
+        together.append((one, out))
+        held_nbytes += nbytes
+        axes_nbytes += laid_nbytes
+    if together:
+        _read_together(source, together, held_nbytes, read)
+
+
+def _refuse_many_others(source: Source, one: Wanted) -> None:
+    """Refuse index arrays of one selection that are laid out whole, and do not fit.
+
+    All but the longest are: the product of two that are refused has 10**10 elements.
+    """
+    if not isinstance(one, Listed) or one.around is None:
+        return
+    listed = (a.length for a in one.around.axes if isinstance(a, IndexAxis))
+    needed = _LAID_OUT_NBYTES * sum(listed)
+    most = source.options.bound_nbytes // _OTHERS_SHARE
+    if needed > most:
+        raise LimitError(
+            "index arrays along several axes take too much memory",
+            array_path=source.layout.path,
+            expected=f"at most {most} bytes of all but the longest",
+            got=f"{needed} bytes",
+            hint="read fewer elements at a time, or raise options.memory_limit",
+        )
+
+
+def _is_written(one: Wanted, outs: Sequence[Any]) -> bool:
+    """Whether outputs lie in the memory of the index arrays or the mask."""
+    if not isinstance(one, Listed):
+        return False
+    return any(isinstance(o, np.ndarray) and one.listing.overlaps(o) for o in outs)
+
+
+def _read_together(
+    source: Source, pairs: Sequence[tuple[Wanted, Any]], nbytes: int, read: Reader
+) -> None:
+    selections = [laid_out(one) for one, _ in pairs]
+    read(_beside(source, nbytes), selections, [out for _, out in pairs])
+
+
+def _read_cut(source: Source, listed: Listed, out: Any, read: Reader) -> None:
+    """Read portions of a selection, one after the other."""
+    limit = source.options.memory_limit
+    # Columns along other axes are there in each round.
+    others_nbytes = 0 if listed.around is None else _columns_nbytes(listed.around)
+    room = max(limit // 2 - others_nbytes, limit // 4)
+    most = max(room // _element_nbytes(listed), _LEAST_ELEMENTS)
+    beside = _beside(source, limit // 2)
+
+    def read_all(group: Group) -> None:
+        for selection in group.portions():
+            read(beside, [selection], [out])
+
+    for group in groups_of(listed, source.layout, most):
+        if group.is_split:
+            _read_unchanged(source, group, read_all)
+        else:
+            read_all(group)
+
+
+def _read_unchanged(
+    source: Source, group: Group, read_all: Callable[[Group], None]
+) -> None:
+    """Read a group whose shards are the same objects after as before.
+
+    Raises
+    ------
+    ObjectChangedError
+        They are not, a second time, or one of them is gone.
+    """
+    for is_last in (False, True):
+        first = next(group.portions())
+        objects = list(objects_of(first, source.layout))
+        del first
+        before = list(_versions(source, objects))
+        read_all(group)
+        is_same = True
+        after = _versions(source, objects)
+        for coordinate, was, now in zip(objects, before, after, strict=True):
+            if now == was:
+                continue
+            key = source.key(coordinate)
+            if now == _GONE:
+                raise deleted(source, key)
+            if is_last:
+                raise replaced(source, key)
+            is_same = False
+        if is_same:
+            return
+
+
+def _versions(
+    source: Source, objects: Sequence[tuple[int, ...]]
+) -> Iterator[Hashable | None]:
+    """What each object is now, if it is there and as far as its store tells."""
+    store = source.store
+    rest = iter([source.key(coordinate) for coordinate in objects])
+    while keys := list(islice(rest, _ASKED_OBJECTS)):
+        told = [store.current_version(key) for key in keys]
+        unknown = [k for k, (is_told, _) in zip(keys, told, strict=True) if not is_told]
+        asked = iter(store.read([ByteRequest(key, 0, 1) for key in unknown]))
+        for is_told, version in told:
+            answer = None if is_told else next(asked)
+            is_there = version is not None if is_told else answer is not None
+            known = version if answer is None else answer.version
+            yield (True, known) if is_there else _GONE
+
+
+def _beside(source: Source, nbytes: int) -> Source:
+    """The array, its reads held to what `nbytes` of columns leave of the limit."""
+    if not nbytes:
+        return source
+    limit = source.options.memory_limit
+    held_nbytes = min(nbytes, source.options.bound_nbytes // 2)
+    return source.narrowed(max(1, limit - min(nbytes, limit // 2)), held_nbytes)
+
+
+def _columns_nbytes(wanted: Wanted) -> int:
+    """What the columns over listed elements take."""
+    if isinstance(wanted, Listed):
+        return _element_nbytes(wanted) * wanted.listing.n_elements
+    if isinstance(wanted, Orthogonal):
+        listed = (a.length for a in wanted.axes if isinstance(a, IndexAxis))
+        return _ELEMENT_NBYTES * sum(listed)
+    per_point = _POINT_NBYTES + _COORDINATE_NBYTES * len(wanted.coordinates)
+    return per_point * wanted.n_points
+
+
+def _axes_nbytes(source: Source, wanted: Wanted) -> int:
+    """What the slices of a selection take, laid over the cells of their axes."""
+    if not isinstance(wanted, Orthogonal):
+        return 0
+    n_cells = 0
+    for taken, axis in zip(wanted.axes, source.layout.inner_axes, strict=True):
+        if isinstance(taken, SliceAxis):
+            n_touched = taken.length * taken.step // max(1, axis.cell) + 2
+            n_touched = min(taken.length, n_touched)
+            n_cells += n_touched if n_touched <= LONG_CELLS else 0
+    return _CELL_NBYTES * n_cells
+
+
+def _element_nbytes(listed: Listed) -> int:
+    if listed.around is not None:
+        return _ELEMENT_NBYTES
+    return _POINT_NBYTES + _COORDINATE_NBYTES * listed.listing.n_axes

@@ -1,0 +1,357 @@
+"""Small reads: a few inner chunks, without columns, tasks or threads.
+
+The same stages as `read`, in plain integers: a read of one inner chunk is over before
+the columns of the general path would be built. Takes only what is common; everything
+else is declined and goes the general way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import CorruptShardError, LimitError, ObjectChangedError
+from gpushard.fetching.entries import Known, Range, known_indexes, located, name_place
+from gpushard.fetching.fetch import fetch_objects, fetch_payload
+from gpushard.fetching.gone import deleted, forget
+from gpushard.options import MIB
+from gpushard.placing.keeping import find_chunk, first_key, fits, keep_chunk
+from gpushard.placing.place import completed
+from gpushard.planning.touched import Coordinate, TouchedChunk, TouchedGrid
+from gpushard.selecting.selection import IndexAxis, Points, Selection
+from gpushard.source import Source
+from gpushard.stores.base import ByteRequest, FetchCosts, end_of
+
+# All inner chunks of a read are fetched at once and decoded one after the other: beyond
+# this many decoded bytes, threads gain more than the general path costs to set up.
+_MOST_NBYTES = MIB
+_FINDING = "grid of small reads"
+# Decoders of parts of an inner chunk are asked for a quarter at the most.
+_PART = 4
+
+
+class _Wanted(NamedTuple):
+    """An inner chunk to read: bytes ``start:stop`` of the `whole` that it fills.
+
+    `key` is what it is to be kept under, None where it is not, and `may_drop` whether
+    others may be dropped for it.
+    """
+
+    chunk: TouchedChunk
+    start: int
+    stop: int
+    whole: Range
+    key: int | None = None
+    may_drop: bool = False
+
+
+def read_small(
+    source: Source,
+    selection: Selection,
+    out: NDArray[Any],
+    limit: int | None = None,
+) -> bool:
+    """Read a selection of few inner chunks into `out`; False if it is declined.
+
+    Parameters
+    ----------
+    out
+        Host, of the selection's shape.
+    limit
+        How many inner chunks are few; None: as the options say.
+
+    Raises
+    ------
+    CorruptShardError, LimitError, StoreError
+        As for any read.
+    """
+    layout = source.layout
+    if layout.object_codecs or source.store.costs.prefers_whole_objects:
+        return False
+    if source.has_large_indexes or source.chunk_shape is None:
+        return False
+    has_points = isinstance(selection, Points)
+    if has_points and not out.flags.c_contiguous:
+        return False
+    if limit is None:
+        limit = source.options.small_read_chunks
+    chunks = _grid_of(source).touched(selection, limit) if limit else None
+    if chunks is None or (len(chunks) > 1 and _are_large(source, len(chunks))):
+        return False
+    if out.nbytes > _MOST_NBYTES and _copies(selection):
+        return False
+    if chunks and not source.room.has_any:
+        _refuse_large(source, chunks)
+    view = out.reshape(-1) if has_points else selection.on_grid(out)
+    if out.dtype == layout.dtype:
+        _read_twice_at_most(source, chunks, view)
+    else:
+        # A cast that overflows is the caller's choice, not a surprise to warn about.
+        with np.errstate(all="ignore"):
+            _read_twice_at_most(source, chunks, view)
+    return True
+
+
+def _copies(selection: Selection) -> bool:
+    """Whether NumPy copies the wanted elements on the way to where they land."""
+    if isinstance(selection, Points):
+        return True
+    return any(isinstance(axis, IndexAxis) for axis in selection.axes)
+
+
+def _refuse_large(source: Source, chunks: Sequence[TouchedChunk]) -> None:
+    """Refuse inner chunks that do not fit, unless a part of them will do."""
+    is_in_part = all(_is_in_part(source, chunk) for chunk in chunks)
+    if not is_in_part or source.whole_nbytes > source.options.max_chunk_nbytes:
+        source.room.refuse_large()
+
+
+def _is_in_part(source: Source, chunk: TouchedChunk) -> bool:
+    """Whether so little of an inner chunk is wanted that a part of it may do."""
+    strides = source.range_strides
+    if strides is None:
+        return False
+    low, high = _extent(chunk, strides)
+    return _PART * (high - low) <= source.chunk_nbytes
+
+
+def _most_stored(source: Source, chunk: TouchedChunk) -> int:
+    """Stored bytes that leave room to decode what is wanted of an inner chunk."""
+    room = source.room
+    return room.alone_nbytes if _is_in_part(source, chunk) else room.most_stored_nbytes
+
+
+def _grid_of(source: Source) -> TouchedGrid:
+    """The array's grid, kept between reads; its cells stay when zarr resizes it."""
+    grid = source.findings.get(_FINDING)
+    if grid is None:
+        grid = source.findings[_FINDING] = TouchedGrid(source.layout)
+    return grid
+
+
+def _are_large(source: Source, n_chunks: int) -> bool:
+    """Whether inner chunks are better fetched in batches and decoded side by side."""
+    limit = min(_MOST_NBYTES, source.options.memory_limit)
+    return n_chunks * source.chunk_nbytes > limit
+
+
+def _read_twice_at_most(
+    source: Source, chunks: Sequence[TouchedChunk], view: NDArray[Any]
+) -> None:
+    """Read; once more if a shard is replaced between its index and its payload."""
+    if not source.layout.levels:
+        _read_unsharded(source, chunks, view)
+        return
+    begun = monotonic()
+    try:
+        _read(source, chunks, view)
+    except ObjectChangedError as error:
+        shards = {chunk.shard for chunk in chunks}
+        seen = forget(source, shards, [error.shard_key or ""], begun)
+        _read(source, chunks, view, seen)
+
+
+def _read_unsharded(
+    source: Source, chunks: Sequence[TouchedChunk], view: NDArray[Any]
+) -> None:
+    """Read inner chunks that are stored objects of their own."""
+    whole = 0, source.chunk_nbytes
+    is_raw = source.raw_strides is not None
+    wanted = [
+        _narrowed(source, chunk, whole) if is_raw else _Wanted(chunk, 0, 0, whole)
+        for chunk in chunks
+    ]
+    # One byte more than there should be tells an object that is too large.
+    requests = [
+        ByteRequest(
+            source.key(w.chunk.shard),
+            w.start,
+            w.stop if is_raw else None,
+            max_nbytes=None if is_raw else _most_fetched(source, w.chunk),
+        )
+        for w in wanted
+    ]
+    try:
+        answers = fetch_objects(source, requests) if requests else []
+    except CorruptShardError as error:
+        for w, request in zip(wanted, requests, strict=True):
+            if request.key == error.shard_key:
+                name_place(error, source, w.chunk)
+        raise
+    for w, data in zip(wanted, answers, strict=True):
+        if data is None:
+            view[w.chunk.out] = source.layout.fill_value
+        elif is_raw:
+            _place(source, w, data, view)
+        else:
+            _place(source, _narrowed(source, w.chunk, (0, len(data))), data, view)
+
+
+def _read(
+    source: Source,
+    chunks: Sequence[TouchedChunk],
+    view: NDArray[Any],
+    seen: Collection[str] = (),
+) -> None:
+    """Read; `seen` are keys of shards that were there a moment ago."""
+    keys = {chunk.shard: source.key(chunk.shard) for chunk in chunks}
+    known = known_indexes(source, keys)
+    for shard, found in known.items() if seen else ():
+        if found is None and keys[shard] in seen:
+            raise deleted(source, keys[shard])
+    found = list(zip(chunks, located(source, chunks, known), strict=True))
+    for chunk in [chunk for chunk, place in found if place is None]:
+        view[chunk.out] = source.layout.fill_value
+    wanted = [_narrowed(source, chunk, place) for chunk, place in found if place]
+    if source.chunks is not None:
+        wanted = _not_kept(source, wanted, known, view)
+    groups = [wanted] if len(wanted) == 1 else _grouped(source, wanted)
+    requests: list[ByteRequest] = []
+    for group in groups:
+        shard = group[0].chunk.shard
+        index = known[shard]
+        stop = max([w.stop for w in group])
+        version = index and index.version
+        start = group[0].start
+        requests.append(ByteRequest(keys[shard], start, stop, version, is_indexed=True))
+    try:
+        answers = fetch_payload(source, requests) if requests else []
+    except CorruptShardError as error:
+        _name_cut_off(error, source, groups, requests)
+        raise
+    for group, request, answer in zip(groups, requests, answers, strict=True):
+        for w in group:
+            span = answer[w.start - request.start : w.stop - request.start]
+            _place(source, w, span, view)
+
+
+def _not_kept(
+    source: Source, wanted: Sequence[_Wanted], known: Known, view: NDArray[Any]
+) -> list[_Wanted]:
+    """Place the inner chunks that are kept decoded; the others, with their keys."""
+    left: list[_Wanted] = []
+    may_drop = fits(source, len(wanted))
+    for w in wanted:
+        first = first_key(source, known[w.chunk.shard])
+        key = None if first is None else first + w.chunk.entries[0]
+        kept = None if key is None else find_chunk(source, key)
+        if kept is None:
+            left.append(w._replace(key=key, may_drop=may_drop))
+        else:
+            view[w.chunk.out] = kept.elements[w.chunk.inside]
+    return left
+
+
+def _name_cut_off(
+    error: CorruptShardError,
+    source: Source,
+    groups: Sequence[Sequence[_Wanted]],
+    requests: Sequence[ByteRequest],
+) -> None:
+    """Say in `error` which inner chunk it is before whose end its object ends."""
+    for group, request in zip(groups, requests, strict=True):
+        if request.key == error.shard_key:
+            end = end_of(source.store, request)
+            for w in group:
+                if w.stop > end:
+                    name_place(error, source, w.chunk)
+                    return
+
+
+def _grouped(source: Source, wanted: list[_Wanted]) -> list[list[_Wanted]]:
+    """What one request each is to fetch."""
+    wanted.sort(key=_by_place)
+    return list(_joined(wanted, source.store.costs))
+
+
+def _by_place(wanted: _Wanted) -> tuple[Coordinate, int]:
+    return wanted.chunk.shard, wanted.start
+
+
+def _joined(wanted: Sequence[_Wanted], costs: FetchCosts) -> Iterator[list[_Wanted]]:
+    """Runs of neighbours in one object that are cheaper fetched together."""
+    group: list[_Wanted] = []
+    reach = 0
+    for w in wanted:
+        is_far = w.start > reach + costs.gap_nbytes
+        if costs.bounds_requests and group:
+            joined_nbytes = max(reach, w.stop) - group[0].start
+            is_far = is_far or joined_nbytes > costs.max_request_nbytes
+        if group and (is_far or w.chunk.shard != group[0].chunk.shard):
+            yield group
+            group = []
+        reach = max(reach, w.stop) if group else w.stop
+        group.append(w)
+    if group:
+        yield group
+
+
+def _refuse_oversized(source: Source, chunk: TouchedChunk, nbytes: int) -> None:
+    try:
+        source.refuse_oversized(nbytes, source.chunk_shape or ())
+    except CorruptShardError as error:
+        name_place(error, source, chunk)
+        raise
+
+
+def _narrowed(source: Source, chunk: TouchedChunk, whole: Range) -> _Wanted:
+    """Of plain elements, the bytes that hold the wanted ones; else all."""
+    first, nbytes = whole
+    if nbytes > source.largest_chunk_nbytes:
+        _refuse_oversized(source, chunk, nbytes)
+    strides = source.raw_strides
+    if strides is None and nbytes > source.room.most_stored_nbytes:
+        _refuse_stored(source, chunk, nbytes)
+    if strides is None or nbytes != source.chunk_nbytes:
+        return _Wanted(chunk, first, first + nbytes, whole)
+    low, high = _extent(chunk, strides)
+    try:
+        source.room.refuse_span(high - low)
+    except LimitError as error:
+        name_place(error, source, chunk)
+        raise
+    return _Wanted(chunk, first + low, first + high, whole)
+
+
+def _extent(chunk: TouchedChunk, strides: tuple[int, ...]) -> tuple[int, int]:
+    """Range of the plain elements' bytes that holds the wanted ones."""
+    low, high = 0, strides[-1]
+    for (first, last), stride in zip(chunk.extremes, strides, strict=False):
+        low += first * stride
+        high += last * stride
+    return low, high
+
+
+def _refuse_stored(source: Source, chunk: TouchedChunk, nbytes: int) -> None:
+    if nbytes > _most_stored(source, chunk):
+        error = source.room.beyond("an inner chunk", nbytes + source.work_nbytes)
+        name_place(error, source, chunk)
+        raise error
+
+
+def _most_fetched(source: Source, chunk: TouchedChunk) -> int:
+    """What is fetched at most of a stored object that is an inner chunk."""
+    most = min(source.largest_chunk_nbytes, _most_stored(source, chunk))
+    return most + 1  # one more than there should be tells an object that is too large
+
+
+def _place(
+    source: Source, wanted: _Wanted, span: NDArray[np.uint8], view: NDArray[Any]
+) -> None:
+    """Decode an inner chunk and write what is wanted of it."""
+    chunk, start, _, (first, nbytes), key, may_drop = wanted
+    encoded = span if len(span) == nbytes else completed(span, start - first, nbytes)
+    strides = source.range_strides if key is None else None
+    wanted_bytes = None if strides is None else _extent(chunk, strides)
+    try:
+        decoded = source.decode(encoded, source.chunk_shape or (), wanted_bytes)
+    except CorruptShardError as error:
+        name_place(error, source, chunk)
+        raise
+    view[chunk.out] = decoded[chunk.inside]
+    if key is not None:
+        keep_chunk(source, key, decoded, may_drop=may_drop)

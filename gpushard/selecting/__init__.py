@@ -1,0 +1,1 @@
+"""Selecting: what users ask for -> `Selection`, laid over the cells of a grid. Pure."""

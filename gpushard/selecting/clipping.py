@@ -1,0 +1,99 @@
+"""Selections of several arrays in a row -> what of them each array serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from gpushard.selecting.listing import clipped
+from gpushard.selecting.selection import (
+    AxisSelection,
+    IndexAxis,
+    Ints,
+    Listed,
+    Orthogonal,
+    Points,
+    Selection,
+    SliceAxis,
+    Wanted,
+)
+
+
+def shares_of(wanted: Wanted, axis: int, starts: Ints) -> Iterator[Wanted | None]:
+    """What each array serves, None where that is nothing.
+
+    Parameters
+    ----------
+    wanted
+        Selection of all arrays as one.
+    axis, starts
+        Where each begins along the axis that they follow one another on, and where the
+        last ends: int64, shape (n_arrays + 1,).
+    """
+    if isinstance(wanted, Listed) and (wanted.around is None or wanted.axis == axis):
+        along = axis if wanted.around is None else 0
+        for listing in clipped(wanted.listing, along, starts):
+            yield wanted._replace(listing=listing) if listing else None
+        return
+    for start, stop in pairwise(starts.tolist()):
+        if not isinstance(wanted, Listed):
+            yield share_of(wanted, axis, start, stop)
+        elif wanted.around is not None:
+            around = _share_of_axes(wanted.around, axis, start, stop)
+            yield wanted._replace(around=around) if around else None
+
+
+def share_of(
+    selection: Selection, axis: int, start: int, stop: int
+) -> Selection | None:
+    """The part of a selection that elements ``start:stop`` of an axis serve."""
+    if isinstance(selection, Points):
+        return _share_of_points(selection, axis, start, stop)
+    return _share_of_axes(selection, axis, start, stop)
+
+
+def _share_of_axes(
+    selection: Orthogonal, axis: int, start: int, stop: int
+) -> Orthogonal | None:
+    taken = _clipped(selection.axes[axis], start, stop)
+    if taken is None:
+        return None
+    axes = (*selection.axes[:axis], taken, *selection.axes[axis + 1 :])
+    return selection._replace(axes=axes)
+
+
+def _share_of_points(
+    selection: Points, axis: int, start: int, stop: int
+) -> Points | None:
+    along = selection.coordinates[axis]
+    mine = np.flatnonzero((along >= start) & (along < stop))
+    if not len(mine):
+        return None
+    coordinates = tuple(
+        c[mine] - start if d == axis else c[mine]
+        for d, c in enumerate(selection.coordinates)
+    )
+    return Points(coordinates, selection.out_index[mine], selection.shape)
+
+
+def _clipped(axis: AxisSelection, start: int, stop: int) -> AxisSelection | None:
+    """What of one axis of a selection lies in elements ``start:stop``, from `start`."""
+    if isinstance(axis, IndexAxis):
+        mine = np.flatnonzero((axis.element >= start) & (axis.element < stop))
+        if not len(mine):
+            return None
+        return IndexAxis(axis.element[mine] - start, axis.out_index[mine])
+    first = max(-((axis.start - start) // axis.step), 0)
+    last = min(-((axis.start - stop) // axis.step), axis.length)
+    if last <= first:
+        return None
+    return SliceAxis(
+        axis.start + first * axis.step - start,
+        axis.step,
+        last - first,
+        axis.out_start + first * axis.out_step,
+        axis.out_step,
+        axis.drop,
+    )

@@ -1,0 +1,171 @@
+"""Index arrays, masks and coordinates, as users write them -> elements.
+
+Few elements become columns at once. Very many stay what the user gave (`listing`), to
+be taken a block at a time.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import SelectionError
+from gpushard.selecting.listing import IndexArrays, Listing, TrueElements
+from gpushard.selecting.selection import IndexAxis, Ints, Listed, Points
+
+Shape = tuple[int, ...]
+
+# Elements whose columns are kept whatever the memory limit is: 5 MiB, as of an axis.
+KEPT_ELEMENTS = 1 << 16
+
+
+def as_array(item: Any) -> NDArray[Any]:
+    """What a user wrote, as NumPy sees it.
+
+    Raises
+    ------
+    SelectionError
+        It cannot.
+    """
+    try:
+        return np.asarray(item)
+    except (TypeError, ValueError) as error:  # ragged lists, arrays not on the host
+        raise SelectionError(
+            f"an index cannot be viewed as a NumPy array: {error}"
+        ) from None
+
+
+def index_of(item: Any, axis: int) -> int:
+    """Python's integer for anything that NumPy takes for one.
+
+    Raises
+    ------
+    SelectionError
+        It is none.
+    """
+    if isinstance(item, bool | np.bool_):
+        raise SelectionError(f"a boolean is no index for axis {axis}")
+    try:
+        return operator.index(item)
+    except TypeError:
+        raise SelectionError(
+            f"the index for axis {axis} is no integer, slice, integer array or mask",
+            got=repr(item),
+        ) from None
+
+
+def along_axis(item: Any, extent: int, axis: int) -> IndexAxis | Listing:
+    """Elements that an integer array or a mask of one dimension takes along an axis.
+
+    Raises
+    ------
+    SelectionError
+        It is neither, or does not fit the axis.
+    """
+    array = _checked(item, extent, axis)
+    if array.ndim != 1:
+        raise SelectionError(
+            f"the index array for axis {axis} has {array.ndim} dimensions",
+            expected="1",
+            got=array.ndim,
+            hint="use vindex for coordinates of several dimensions",
+        )
+    is_mask = array.dtype == bool
+    n_elements = np.count_nonzero(array) if is_mask else array.size
+    if n_elements > KEPT_ELEMENTS:
+        return TrueElements(array) if is_mask else IndexArrays([array], [extent])
+    index = np.flatnonzero(array).astype(np.int64) if is_mask else _wrap(array, extent)
+    return IndexAxis(index, np.arange(len(index), dtype=np.int64))
+
+
+def of_mask(mask: NDArray[Any], shape: Shape) -> Points | Listed:
+    """Elements that are true in a mask of an array's own `shape`.
+
+    Raises
+    ------
+    SelectionError
+        It has another shape.
+    """
+    if mask.shape != shape:
+        raise SelectionError(
+            "the boolean mask has another shape than the array",
+            expected=shape,
+            got=mask.shape,
+        )
+    n_points = int(np.count_nonzero(mask))
+    if n_points > KEPT_ELEMENTS:
+        return Listed(TrueElements(mask), (n_points,))
+    # Without axes there is nothing to count along, and NumPy refuses to.
+    along = np.nonzero(mask) if mask.ndim else ()
+    coordinates = tuple(c.astype(np.int64, copy=False) for c in along)
+    return Points(coordinates, np.arange(n_points, dtype=np.int64), (n_points,))
+
+
+def of_coordinates(items: Sequence[Any], shape: Shape) -> Points | Listed:
+    """Elements at coordinates: integers or integer arrays that broadcast, one an axis.
+
+    Raises
+    ------
+    SelectionError
+        They are out of bounds or do not broadcast.
+    """
+    given = [
+        _checked(item, n, d)
+        for d, (item, n) in enumerate(zip(items, shape, strict=True))
+    ]
+    # A mask beside coordinates stands for the positions of what is true in it.
+    given = [np.flatnonzero(a) if a.dtype == bool else a for a in given]
+    spread: Sequence[NDArray[Any]] = []
+    try:
+        if given:
+            spread = np.broadcast_arrays(*given)
+    except ValueError:
+        raise SelectionError(
+            "coordinate arrays do not broadcast against one another",
+            got=f"shapes {[c.shape for c in given]}",
+        ) from None
+    result: Shape = spread[0].shape if spread else ()
+    n_points = spread[0].size if spread else 1
+    if n_points > KEPT_ELEMENTS:
+        return Listed(IndexArrays(spread, shape), result)
+    flat = tuple(
+        _wrap(np.ascontiguousarray(c).reshape(-1), n)
+        for c, n in zip(spread, shape, strict=False)
+    )
+    return Points(flat, np.arange(n_points, dtype=np.int64), result, scalar=not result)
+
+
+def _checked(item: Any, extent: int, axis: int) -> NDArray[Any]:
+    """Integer array within the bounds of an axis, or a mask of its length."""
+    array = as_array(item)
+    if array.dtype == bool:
+        if array.shape != (extent,):
+            raise SelectionError(
+                f"the boolean index for axis {axis} has another length than the axis",
+                expected=(extent,),
+                got=array.shape,
+            )
+        return array
+    if array.size == 0 and array.dtype == np.float64:  # np.asarray([]) is float64
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise SelectionError(
+            f"the index for axis {axis} is no integer, slice, integer array or mask",
+            got=f"{type(item).__name__} of {array.dtype}",
+        )
+    if array.size and (array.max() >= extent or array.min() < -extent):
+        raise SelectionError(
+            f"an index is out of bounds for axis {axis} with {extent} elements",
+            got=f"values from {array.min()} to {array.max()}",
+        )
+    return array
+
+
+def _wrap(array: NDArray[Any], extent: int) -> Ints:
+    """Checked indexes, counted from the start of the axis."""
+    index = array.astype(np.int64)
+    return np.where(index < 0, index + extent, index)

@@ -1,0 +1,53 @@
+"""``a[...]``, ``a.oindex`` and their like: one way to parse a key, one to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpushard.selecting.selection import Wanted
+
+
+class Indexer:
+    """``a.oindex`` and its like: an array read through another kind of index.
+
+    Parameters
+    ----------
+    read
+        What reads a selection.
+    parse
+        What makes a selection of the key.
+    write
+        What writes to a selection; None where nothing can.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Wanted], Any],
+        parse: Callable[[Any], Wanted],
+        write: Callable[[Wanted, Any], None] | None = None,
+    ) -> None:
+        self._read = read
+        self._write = write
+        self._parse = parse
+
+    def __getitem__(self, key: Any) -> Any:
+        selection = self._parse(key)
+        return as_numpy_would(self._read(selection), selection)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self._write is None:
+            raise TypeError("these arrays can only be read")
+        self._write(self._parse(key), value)
+
+
+def as_numpy_would(result: Any, selection: Wanted) -> Any:
+    """Result of a read, as a scalar where NumPy's rules make it one."""
+    # Only the host has scalars; a device's stay 0-d arrays.
+    return result[()] if selection.scalar and _is_on_host(result) else result
+
+
+def _is_on_host(result: Any) -> bool:
+    return isinstance(result, np.ndarray)
