@@ -229,10 +229,11 @@ class Options:
         pays where reads share inner chunks: docs/arrays.md tells which.
     compile_nbytes
         Decoded size, of all reads of the process together, from which on loops are
-        compiled for reads (numba): seconds once a machine. Who has read so much is
-        likely to read as much again. Where an earlier process has compiled them, they
-        are loaded in milliseconds, from a 64th of that size on. Once loaded, all reads
-        take them.
+        compiled for reads (numba), once a machine. Who has read so much is likely to
+        read as much again. On Linux (x86-64) a process of its own compiles them, for
+        some 13 s; reads go on without them meanwhile. With 0, and elsewhere, the read
+        waits. Where an earlier process has compiled them, they are loaded in
+        milliseconds, from a 64th of that size on. Once loaded, all reads take them.
     placement
         Where a read into a device's memory decodes what the device can: "cost" goes by
         an estimate, batch by batch; "device" and "host" settle it.

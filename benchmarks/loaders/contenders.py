@@ -40,14 +40,15 @@ def gpushard(path: Path, workload: str) -> dict[str, Epochs]:
     except ImportError:
         to = "numpy"
     options: dict[str, Any] = {"shuffle": True, "to": to}
-    array = gpushard.open_array(path, device="cpu")
+    steady = gpushard.Options(compile_nbytes=0)
+    array = gpushard.open_array(path, device="cpu", options=steady)
     if workload == "rows":
         options |= {"batch_size": data.ROWS_BATCH, "block": "chunk"}
         options["buffer_blocks"] = data.MIXED
         return {"as it is": _repeated(gpushard.Loader(array, **options))}
     options |= {"batch_size": data.PATCH_BATCH, "window": (data.PATCH,) * 3}
     options["stride"] = data.STRIDE
-    keeping = gpushard.Options(chunk_cache_nbytes=CACHE_NBYTES)
+    keeping = steady.but(chunk_cache_nbytes=CACHE_NBYTES)
     kept = gpushard.open_array(path, device="cpu", options=keeping)
     return {
         "as it is": _repeated(gpushard.Loader(array, **options)),

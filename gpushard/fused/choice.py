@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gpushard.codecs import libzstd
 from gpushard.fetching.job import Sink
+from gpushard.fused.aside import Aside
 from gpushard.fused.boxes import Landing, can_cut
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.libraries import find_library, pread_address
@@ -41,6 +42,7 @@ class _Turn:
 
 _suitable_reads = _Suitable()
 _turn = _Turn()
+_aside = Aside()
 _loaded: list[Any] = []
 
 
@@ -116,7 +118,8 @@ def _loops(chain: FusedChain, options: Options) -> Loops | None:
     )
     if library is None:
         return None
-    loaded = _load(compiles=n_read >= options.compile_nbytes)
+    compiles = n_read >= options.compile_nbytes
+    loaded = _load(compiles=compiles, waits=not options.compile_nbytes)
     return None if loaded is None else Loops(loaded, library, pread_address())
 
 
@@ -137,11 +140,14 @@ def _compiled() -> Any:
         return None
 
 
-def _load(*, compiles: bool = True) -> Any:
-    """The compiled loops (`loading.Compiled`), loaded once a process; None without."""
+def _load(*, compiles: bool = True, waits: bool = True) -> Any:
+    """The compiled loops (`loading.Compiled`), loaded once a process; None without.
+
+    None as well until another process has compiled them, unless this one `waits`.
+    """
     with _turn.lock:
         if not _loaded and (kept := _kept()) is not None:
             _loaded.append(kept)
-        if not _loaded and compiles:
+        if not _loaded and compiles and (waits or _aside.is_over()):
             _loaded.append(_compiled())
     return _loaded[0] if _loaded else None

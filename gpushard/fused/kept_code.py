@@ -112,6 +112,25 @@ def keep(code: MachineCode) -> None:
         _write(path.name, folder, _MAGIC + sha256(content).digest() + content)
 
 
+@contextmanager
+def turn() -> Iterator[None]:
+    """While others that compile wait, so that a machine's processes compile once."""
+    path = place()
+    if path is None:
+        yield
+        return
+    import fcntl
+
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    with _opened(path.parent) as folder:
+        lock = os.open(f"{path.stem}.lock", flags, 0o600, dir_fd=folder)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
 def mapped(code: MachineCode) -> Mapped | None:
     """Code where it can be run; None if the system lets nobody run what was written."""
     library = ctypes.CDLL(None)

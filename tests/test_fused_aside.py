@@ -1,0 +1,176 @@
+"""The loops, compiled by a process of its own while reads go on without them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import pytest
+
+pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
+pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+
+import gpushard
+from fused_cases import VALUES, ZSTD, stored, watch_sinks
+from gpushard.fused import aside, choice, kept_code
+from gpushard.fused.aside import Aside
+from gpushard.fused.sink import FusedSink
+from gpushard.options import Options
+from gpushard.placing.place import HostSink
+from zarr_oracle import held
+
+HERE = sys.platform == "linux" and os.uname().machine == "x86_64"
+pytestmark = pytest.mark.skipif(not HERE, reason="code is kept on Linux and x86-64")
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    return watch_sinks(monkeypatch)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where nothing is kept yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept_code.place.cache_clear()
+    yield tmp_path / "gpushard" / "loops"
+    kept_code.place.cache_clear()
+
+
+def wait_for(process: Aside) -> None:
+    until = time.monotonic() + 30
+    while not process.is_over():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_another_process_takes_its_turn_to_compile(tmp_path, monkeypatch):
+    """Here it finds what it would make: compiling takes 13 s."""
+    choice._load()
+    code = kept_code.place()
+    if code is None or not code.exists():
+        pytest.skip("code of the loops cannot be kept here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept_code.place.cache_clear()
+    place = kept_code.place()
+    shutil.copy(code, place)
+    process = Aside()
+    wait_for(process)
+    kept_code.place.cache_clear()
+    assert {p.name for p in place.parent.iterdir()} == {
+        place.name,
+        f"{place.stem}.lock",
+    }
+
+
+def test_reads_go_on_without_the_loops_until_they_are_compiled(seen, monkeypatch):
+    loops = choice._load()
+    answers = [False, False, True]
+    monkeypatch.setattr(choice, "_loaded", [])
+    monkeypatch.setattr(choice, "_kept", lambda: None)
+    monkeypatch.setattr(choice, "_compiled", lambda: loops)
+    monkeypatch.setattr(choice._aside, "is_over", lambda: answers.pop(0))
+    options = Options(small_read_chunks=0, compile_nbytes=1)
+    a = gpushard.open_array(held(stored([ZSTD]).objects), options=options)
+    kinds = []
+    for _ in range(4):
+        assert (a[...] == VALUES).all()
+        kinds.append(type(seen.sinks.pop()))
+    assert kinds == [HostSink, HostSink, FusedSink, FusedSink]
+
+
+def test_who_asks_for_the_loops_at_once_waits_for_them(seen, monkeypatch):
+    loops = choice._load()
+    monkeypatch.setattr(choice, "_loaded", [])
+    monkeypatch.setattr(choice, "_kept", lambda: None)
+    monkeypatch.setattr(choice, "_compiled", lambda: loops)
+    monkeypatch.setattr(choice._aside, "is_over", lambda: False)
+    options = Options(small_read_chunks=0, compile_nbytes=0)
+    gpushard.open_array(held(stored([ZSTD]).objects), options=options)[...]
+    assert type(seen.sinks.pop()) is FusedSink
+
+
+@pytest.mark.parametrize("name", ["/opt/uwsgi", "/opt/blender", "", "/opt/python-ish"])
+def test_a_program_that_is_not_python_is_not_started(name, folder, monkeypatch):
+    monkeypatch.setattr(sys, "executable", name)
+    monkeypatch.setattr(os, "posix_spawn", lambda *_, **__: pytest.fail("started"))
+    assert Aside().is_over()
+
+
+@pytest.mark.parametrize("name", ["python", "python3", "python3.12", "python3.14t"])
+def test_python_is_started_by_any_of_its_names(name, folder, monkeypatch):
+    started = []
+    monkeypatch.setattr(sys, "executable", f"/opt/bin/{name}")
+    monkeypatch.setattr(os, "posix_spawn", lambda *a, **_: started.append(a) or 7)
+    assert aside._start() == 7
+    ((_, command, _),) = started
+    assert command[-len(sys.path) :] == sys.path
+
+
+def test_a_program_that_is_frozen_starts_nothing(folder, monkeypatch):
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(os, "posix_spawn", lambda *_, **__: pytest.fail("started"))
+    assert Aside().is_over()
+
+
+def test_nothing_is_started_where_no_code_is_kept(monkeypatch):
+    monkeypatch.setattr(kept_code, "place", lambda: None)
+    monkeypatch.setattr(os, "posix_spawn", lambda *_, **__: pytest.fail("started"))
+    assert Aside().is_over()
+
+
+def test_who_may_start_no_process_waits_for_none(folder, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError("no processes here")
+
+    monkeypatch.setattr(os, "posix_spawn", refuse)
+    assert Aside().is_over()
+
+
+def test_a_process_that_fails_is_over_and_not_started_again(folder, monkeypatch):
+    monkeypatch.setattr(aside, "_PROGRAM", "raise SystemExit(1)")
+    process = Aside()
+    wait_for(process)
+    monkeypatch.setattr(os, "posix_spawn", lambda *_, **__: pytest.fail("started"))
+    assert process.is_over()
+    assert kept_code.find() is None
+
+
+def test_after_a_fork_the_parents_process_is_waited_for_too(folder, monkeypatch):
+    process = Aside()
+    monkeypatch.setattr(aside, "_start", os.getppid)  # there, and no child of ours
+    assert not process.is_over()
+    monkeypatch.setattr(kept_code, "find", lambda: "code")
+    assert process.is_over()
+
+
+def test_one_process_compiles_at_a_time(folder):
+    held_turn, let_go, order = Event(), Event(), []
+
+    def first():
+        with kept_code.turn():
+            held_turn.set()
+            let_go.wait(10)
+            order.append("first")
+
+    def second():
+        held_turn.wait(10)
+        let_go.set()
+        with kept_code.turn():
+            order.append("second")
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(first), pool.submit(second)]:
+            done.result()
+    assert order == ["first", "second"]
+
+
+def test_where_no_code_is_kept_nobody_waits(monkeypatch):
+    monkeypatch.setattr(kept_code, "place", lambda: None)
+    with kept_code.turn(), kept_code.turn():
+        pass
