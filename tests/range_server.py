@@ -79,6 +79,8 @@ class RangeServer:
         What missing keys are answered with the status 200 instead of 404.
     trickles
         Which part of each answer comes a byte at a time, a "head" without an end.
+    wants
+        Name and value of a header without which requests are answered 401.
     before_answer
         Called with each request's method and key before the file is looked at.
     requests
@@ -108,6 +110,7 @@ class RangeServer:
     redirects: bool | str = False
     page: bytes | None = None
     trickles: Literal["head", "body"] | None = None
+    wants: tuple[str, str] | None = None
     before_answer: Callable[[str, str], None] | None = None
     requests: list[Request] = field(default_factory=list[Request])
 
@@ -246,6 +249,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Status, headers and body of the answer."""
         settings = self.server.settings
         path = settings.directory / key
+        if settings.wants and self.headers.get(settings.wants[0]) != settings.wants[1]:
+            return 401, {}, b""
         if settings.fail_first > 0:
             settings.fail_first -= 1
             told = settings.retry_after

@@ -207,14 +207,14 @@ def test_pauses_that_a_server_asks_for_are_no_longer_than_the_patience_together(
     pauses: list[float] = []
     clock = SimpleNamespace(sleep=pauses.append, monotonic=lambda: sum(pauses))
     monkeypatch.setattr(patience, "time", clock)
-    monkeypatch.setattr(patience, "retry_after", lambda *_: 4.0)
+    server: Any = SimpleNamespace(retry_after=lambda _: 4.0)
 
     def busy(_: ByteRequest) -> None:
         assert len(pauses) < 9
         raise gpushard.StoreError("status code: 503")
 
     with pytest.raises(gpushard.StoreError, match="503"):
-        patience.Patience(Pace(15, 1), "http://a").ask(busy, ByteRequest("c/0"))
+        patience.Patience(Pace(15, 1), server).ask(busy, ByteRequest("c/0"))
     assert pauses == [4, 4, 4]
 
 

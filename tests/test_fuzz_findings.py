@@ -6,6 +6,7 @@ import json
 import lzma
 import struct
 from types import SimpleNamespace
+from typing import Any
 
 import crc32c
 import numpy as np
@@ -319,8 +320,8 @@ def test_a_server_that_asks_for_no_pause_is_not_asked_without_one(told, monkeypa
 
     clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now[0])
     monkeypatch.setattr(patience, "time", clock)
-    monkeypatch.setattr(patience, "retry_after", lambda *_: told)
-    asker = patience.Patience(Pace(15, 1 << 16), "http://host")
+    server: Any = SimpleNamespace(retry_after=lambda _: told)
+    asker = patience.Patience(Pace(15, 1 << 16), server)
     with pytest.raises(StoreError, match="503"):
         asker.ask(work, ByteRequest("c/0"))
     assert 16 <= n_asked[0] <= 32  # at once, and then every half second or second

@@ -130,6 +130,18 @@ def is_http(store: Any) -> bool:
     return type(store).__name__ == "HTTPStore"
 
 
+def headers_of(store: Any) -> dict[str, str]:
+    """What a web server's store sends with each request, as its client is told to."""
+    options: Mapping[str, Any] = getattr(store, "client_options", None) or {}
+    named: Mapping[str, Any] = options.get("default_headers") or {}
+    if agent := options.get("user_agent"):
+        named = {"User-Agent": agent, **named}
+    return {
+        name: value.decode("latin-1") if isinstance(value, bytes) else value
+        for name, value in named.items()
+    }
+
+
 def url_of(store: Any) -> str:
     """Address of an obstore store that was made elsewhere."""
     url = getattr(store, "url", None)

@@ -15,7 +15,7 @@ from typing import TypeVar
 from gpushard.errors import StoreError
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.bodies import Pace
-from gpushard.stores.plain_http import retry_after
+from gpushard.stores.plain_http import PlainServer
 
 _FIRST_PAUSE_S = 1.0
 # Statuses of a server that may well answer in a moment, and those of them that come
@@ -34,14 +34,14 @@ class Patience:
     ----------
     pace
         Its `patience_s` is how long at most, pauses and attempts together.
-    url
-        Root of a plain HTTP server, which is asked how long it wants to be left alone;
-        None for others: they are given twice the time with each attempt.
+    server
+        A plain HTTP server, which is asked how long it wants to be left alone; None for
+        others: they are given twice the time with each attempt.
     """
 
-    def __init__(self, pace: Pace, url: str | None) -> None:
+    def __init__(self, pace: Pace, server: PlainServer | None) -> None:
         self._pace = pace
-        self._url = url
+        self._server = server
 
     def ask(self, work: Callable[[Requested], Answer], request: Requested) -> Answer:
         """Answer of ``work(request)``, from one of several attempts.
@@ -62,9 +62,9 @@ class Patience:
                 if passing is None:
                     raise
                 told = None
-                if self._url is not None and passing[1] in _TELLING:
+                if self._server is not None and passing[1] in _TELLING:
                     # obstore keeps the headers of a refusal to itself.
-                    told = retry_after(self._url, request.key, self._pace)
+                    told = self._server.retry_after(request.key)
                 wanted = _jittered(pause) if told is None else max(told, least)
                 if time.monotonic() - started + wanted > self._pace.patience_s:
                     raise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -28,7 +29,7 @@ from urllib.request import (
 from gpushard.errors import StoreError
 from gpushard.stores.bodies import Pace
 from gpushard.stores.failures import failure
-from gpushard.stores.obstores import NEVER
+from gpushard.stores.obstores import NEVER, headers_of, is_http
 from gpushard.stores.remote_failures import encoded_body
 
 if TYPE_CHECKING:
@@ -37,25 +38,104 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
 
 _IDENTITY = {"Accept-Encoding": "identity"}
+# What a redirect to another server takes along neither here nor in obstore's client.
+_SECRETS = frozenset(
+    ("authorization", "cookie", "cookie2", "proxy-authorization", "www-authenticate")
+)
 
 
-def retry_after(url: str, key: str, pace: Pace) -> float | None:
-    """Seconds for which a server wants to be left alone; None if it does not tell.
+def plain_server(store: Any, url: str, pace: Pace) -> PlainServer | None:
+    """The web server behind an obstore store; None where that is none."""
+    return PlainServer(url, pace, headers_of(store)) if is_http(store) else None
 
-    Retry-After as seconds or as a date (RFC 9110, 10.2.3); 0 if it answers again.
+
+@dataclass(frozen=True, slots=True)
+class PlainServer:
+    """A web server.
+
+    Attributes
+    ----------
+    url
+        Address of the store's root, http or https, without credentials.
+    pace
+        How long it may take.
+    headers
+        What the caller has sent with each request, credentials among them.
     """
-    try:
-        with _open(url, key, {"Range": "bytes=0-0"}, pace):
-            return 0.0
-    except HTTPError as refusal:
-        with refusal:
-            told = refusal.headers.get("Retry-After", "")
-        if told.isdecimal():
-            return float(told)
-        date = _date(told)
-        return date and max(0.0, (date - datetime.now(UTC)).total_seconds())
-    except (OSError, ValueError, HTTPException):
-        return None
+
+    url: str
+    pace: Pace
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+    def retry_after(self, key: str) -> float | None:
+        """Seconds for which it wants to be left alone; None if it does not tell.
+
+        Retry-After as seconds or as a date (RFC 9110, 10.2.3); 0 if it answers again.
+        """
+        try:
+            with self._open(key, {"Range": "bytes=0-0"}):
+                return 0.0
+        except HTTPError as refusal:
+            with refusal:
+                told = refusal.headers.get("Retry-After", "")
+            if told.isdecimal():
+                return float(told)
+            date = _date(told)
+            return date and max(0.0, (date - datetime.now(UTC)).total_seconds())
+        except (OSError, ValueError, HTTPException):
+            return None
+
+    def get_unsized(self, key: str, limit_nbytes: int) -> tuple[bytes, ObjectMeta]:
+        """Object that comes without a Content-Length, in chunks, and what it tells.
+
+        Parameters
+        ----------
+        limit_nbytes
+            The body is read up to this size and one byte.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such object.
+        StoreError
+            The server refused; or the body was cut, may have been, is encoded, or came
+            too slowly.
+        """
+        try:
+            with self._open(key, {}) as answer:
+                _refuse_unsure(answer, self.url, key)
+                body, headers = answer.read(limit_nbytes + 1), answer.headers
+        except HTTPError as refusal:
+            with refusal:
+                raise _refused(refusal.code, key) from refusal
+        except StoreError:
+            raise
+        except (OSError, ValueError, HTTPException) as error:
+            raise StoreError(
+                f"cannot read from {self.url}: {type(error).__name__}: {error}",
+                shard_key=key,
+                hint="check the address, the network and the server",
+            ) from error
+        return body, {
+            "path": key,
+            "size": len(body),
+            "e_tag": headers.get("ETag"),
+            "last_modified": _date(headers.get("Last-Modified", "")) or NEVER,
+            "version": None,
+        }
+
+    def _open(self, key: str, headers: dict[str, str]):  # noqa: ANN202 - urllib has no type for it
+        """Answer to a GET."""
+        told = {**self.headers, **_IDENTITY, **headers}
+        request = Request(f"{self.url}/{quote(key)}", headers=told)  # noqa: S310 - no file
+        opener = build_opener(_Http(self.pace), _Https(self.pace), _Redirects)
+        return opener.open(request, timeout=self.pace.pause_s)
+
+
+def _refused(status: int, key: str) -> FileNotFoundError | StoreError:
+    if status == 404:
+        return FileNotFoundError(key)
+    return StoreError(f"status code: {status}", shard_key=key)
 
 
 def _date(told: str) -> datetime | None:
@@ -64,50 +144,6 @@ def _date(told: str) -> datetime | None:
         return parsedate_to_datetime(told).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
-
-
-def get_unsized(
-    url: str, key: str, limit_nbytes: int, pace: Pace
-) -> tuple[bytes, ObjectMeta]:
-    """Object that comes without a Content-Length, in chunks, and what is told of it.
-
-    Parameters
-    ----------
-    limit_nbytes
-        The body is read up to this size and one byte.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no such object.
-    StoreError
-        The server refused; or the body was cut, may have been, is encoded, or came too
-        slowly.
-    """
-    try:
-        with _open(url, key, {}, pace) as answer:
-            _refuse_unsure(answer, url, key)
-            body, headers = answer.read(limit_nbytes + 1), answer.headers
-    except HTTPError as refusal:
-        with refusal:
-            if refusal.code == 404:
-                raise FileNotFoundError(key) from refusal
-            raise StoreError(f"status code: {refusal.code}", shard_key=key) from refusal
-    except StoreError:
-        raise
-    except (OSError, ValueError, HTTPException) as error:
-        raise StoreError(
-            f"cannot read from {url}: {type(error).__name__}: {error}",
-            shard_key=key,
-            hint="check the address, the network and the server",
-        ) from error
-    return body, {
-        "path": key,
-        "size": len(body),
-        "e_tag": headers.get("ETag"),
-        "last_modified": _date(headers.get("Last-Modified", "")) or NEVER,
-        "version": None,
-    }
 
 
 def _refuse_unsure(answer: HTTPResponse, url: str, key: str) -> None:
@@ -126,15 +162,11 @@ def _refuse_unsure(answer: HTTPResponse, url: str, key: str) -> None:
         )
 
 
-def _open(url: str, key: str, headers: dict[str, str], pace: Pace):  # noqa: ANN202 - urllib has no type for it
-    """Answer to a GET; `url` is that of a store, which is http or https."""
-    request = Request(f"{url}/{quote(key)}", headers={**_IDENTITY, **headers})  # noqa: S310
-    opener = build_opener(_Http(pace), _Https(pace), _Redirects)
-    return opener.open(request, timeout=pace.pause_s)
-
-
 class _Redirects(HTTPRedirectHandler):
-    """Follows redirects without their bodies, which have no bounded length."""
+    """Follows redirects without their bodies, which have no bounded length.
+
+    Credentials are for the server that the caller has named.
+    """
 
     def redirect_request(
         self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -142,7 +174,24 @@ class _Redirects(HTTPRedirectHandler):
         fp.close()
         if urlsplit(newurl).scheme not in ("http", "https"):  # it follows ftp, too
             raise URLError("the server redirects to what is no web server")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if request is not None and _origin(req.full_url) != _origin(newurl):
+            for name in [n for n in request.headers if n.lower() in _SECRETS]:
+                request.remove_header(name)
+        return request
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port of a URL.
+
+    Raises
+    ------
+    ValueError
+        The port is none.
+    """
+    parts = urlsplit(url)
+    usual = {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname, parts.port or usual
 
 
 class _Http(HTTPHandler):

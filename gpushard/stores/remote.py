@@ -23,7 +23,6 @@ from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key, without_credentials
 from gpushard.stores.obstores import (
     costs_of,
-    is_http,
     is_other,
     refuse_after_fork,
     request_errors,
@@ -31,7 +30,7 @@ from gpushard.stores.obstores import (
     version_of,
 )
 from gpushard.stores.patience import Patience
-from gpushard.stores.plain_http import get_unsized
+from gpushard.stores.plain_http import plain_server
 from gpushard.stores.remote_failures import (
     changed,
     encoded_body,
@@ -44,6 +43,8 @@ from gpushard.workers import run_side_by_side
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta
     from obstore.store import ObjectStore
+
+    from gpushard.stores.plain_http import PlainServer
 
 # Where ranges are ignored, larger objects are an error, not a surprise download.
 _RANGELESS_MAX_NBYTES = 64 * MIB
@@ -97,8 +98,8 @@ class RemoteStore:
         self._costs = costs_of(store)
         self._options = options
         self._pace = Pace(options.patience_s, options.min_nbytes_per_s)
-        self._http_url = self._url if is_http(store) else None
-        self._patience = Patience(self._pace, self._http_url)
+        self._plain = plain_server(store, self._url, self._pace)
+        self._patience = Patience(self._pace, self._plain)
         self._refuses_suffixes = False
         self._ignores_ranges = False
 
@@ -285,6 +286,8 @@ class RemoteStore:
         try:
             result = obstore.get(self.object_store, request.key, options=options)
         except PreconditionError as error:
+            if "if_match" not in options:  # a proxy's or a server's own condition
+                raise
             raise changed(self._url, request, "another version") from error
         about = result.meta
         self._check_version(request, about)
@@ -312,7 +315,7 @@ class RemoteStore:
     ) -> NDArray[np.uint8]:
         """Body of an answer, which has to be the stored bytes themselves."""
         encoding = result.attributes.get("Content-Encoding", "identity")
-        if self._http_url is not None and encoding != "identity":
+        if self._plain is not None and encoding != "identity":
             raise encoded_body(self._url, request.key, encoding)
         if not self._costs.prefers_whole_objects:  # in this process, or its disks
             return np.frombuffer(result.bytes(), np.uint8)
@@ -360,16 +363,16 @@ class RemoteStore:
         except StoreError:
             raise
         except request_errors() as error:
-            if self._http_url is not None and _UNSIZED.search(str(error)):
-                return self._get_unsized(request)
+            if self._plain is not None and _UNSIZED.search(str(error)):
+                return self._get_unsized(request, self._plain)
             raise request_failure(self._url, request.key, error) from error
         return Fetched(data, len(data), version_of(about))
 
-    def _get_unsized(self, request: ByteRequest) -> Fetched | None:
+    def _get_unsized(self, request: ByteRequest, server: PlainServer) -> Fetched | None:
         """Whole object from a server that does not tell sizes."""
         limit = _RANGELESS_MAX_NBYTES
         try:
-            body, about = get_unsized(self._url, request.key, limit, self._pace)
+            body, about = server.get_unsized(request.key, limit)
         except FileNotFoundError as error:
             return self._absent(request, error)
         self._refuse_large(request.key, len(body))

@@ -1,0 +1,43 @@
+"""Conditions of requests: If-Match, what servers make of it, and HEADs that lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushard.errors import ObjectChangedError, StoreError
+from gpushard.stores.remote import RemoteStore
+from gpushard.stores.remote_url import open_url
+from range_server import RangeServer
+from stored_object import read_one, write_object
+
+pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+
+pytestmark = pytest.mark.network
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RangeServer]:
+    with RangeServer(write_object(tmp_path)) as running:
+        yield running
+
+
+@pytest.fixture
+def store(server: RangeServer) -> RemoteStore:
+    return open_url(server.url, {})
+
+
+@pytest.mark.parametrize("etags", ["weak", None])
+def test_a_refused_condition_that_nobody_made_is_no_replaced_object(
+    server: RangeServer, store: RemoteStore, etags: Any
+) -> None:
+    server.etags = etags
+    version = read_one(store, -16).version
+    server.statuses["c/0"] = 412
+    for asked in (None, version):
+        with pytest.raises(StoreError, match="412") as caught:
+            read_one(store, 0, 4, version=asked)
+        assert not isinstance(caught.value, ObjectChangedError)
