@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 # A conditional put fails as often as another writer gets in between.
 _MAX_ATTEMPTS = 64
+# Metadata that tells of whose put an object is: obstore repeats one whose answer was
+# lost, and is refused for what it has put itself. Azure allows no hyphen in the name.
+_MARK = "gpushardput"
+_KEEPING_METADATA = frozenset(("S3Store", "GCSStore", "AzureStore"))
 
 
 class Writer(Protocol):
@@ -226,20 +230,32 @@ class ObjectWriter:
 
         if old is not None and not isinstance(old.version, str):
             raise self._unconditional(key, "it tells no strong ETags")
+        where, mark = self._store.object_store, uuid4().hex
+        named = {_MARK: mark} if type(where).__name__ in _KEEPING_METADATA else None
         try:
             mode = "create" if old is None else self._version(key, old.version)
             if mode is None:
                 return False
             body = whole_object(pieces)
-            where = self._store.object_store
-            obstore.put(where, key, body, tags=self._tags, mode=mode)
+            obstore.put(where, key, body, attributes=named, tags=self._tags, mode=mode)
         except (AlreadyExistsError, PreconditionError):
-            return False
+            return self._is_marked(key, mark)
         except (NotSupportedError, NotImplementedError) as error:
             raise self._unconditional(key, told_by(error)) from error
         except _object_errors() as error:
-            raise failed_write(self._store.url, key, error) from error
+            if not self._is_marked(key, mark):
+                raise failed_write(self._store.url, key, error) from error
         return True
+
+    def _is_marked(self, key: str, mark: str) -> bool:
+        """Whether an object is of the put with that mark, as far as the store tells."""
+        import obstore
+
+        try:
+            answer = obstore.get(self._store.object_store, key, options={"head": True})
+        except _object_errors():
+            return False
+        return answer.attributes.get(_MARK) == mark
 
     def _version(self, key: str, e_tag: Hashable) -> Any:
         """What a put replaces; None if that is no longer there."""
