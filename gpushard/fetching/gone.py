@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpushard.errors import ObjectChangedError, ObjectDeletedError
-from gpushard.memory.known import IndexKey
+from gpushard.memory.known import IndexKey, KnownIndex
 from gpushard.source import Source
+from gpushard.stores.base import ByteRequest
 
 
 def deleted(source: Source, key: str) -> ObjectDeletedError:
@@ -27,6 +28,31 @@ def replaced(source: Source, key: str) -> ObjectChangedError:
         shard_key=key,
         hint="read again, or raise memory_limit to have the shard read at once",
     )
+
+
+def refuse_replaced(
+    source: Source, kept: Iterable[tuple[str, KnownIndex]], begun: float
+) -> int:
+    """Refuse shards that are others by now than their index, kept since before `begun`.
+
+    For those of which nothing is fetched, as their index says that it is missing: else
+    a request for payload names the version. Gives how many requests it took to ask.
+
+    Raises
+    ------
+    ObjectChangedError
+        One is.
+    StoreError
+        The store failed.
+    """
+    requests = [
+        ByteRequest(key, 0, 1, known.version)
+        for key, known in kept
+        if known.since < begun and not source.store.current_version(key)[0]
+    ]
+    if requests:
+        source.store.read(requests)
+    return len(requests)
 
 
 def forget(

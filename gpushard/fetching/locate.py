@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetching.fetch import NestedShard, fetch_indexes, fetch_nested_indexes
-from gpushard.fetching.gone import deleted
+from gpushard.fetching.gone import deleted, refuse_replaced
 from gpushard.fetching.job import Job
 from gpushard.fetching.ranged import Located
 from gpushard.memory.known import KnownIndex
@@ -80,6 +81,38 @@ def locate(job: Job, block: ShardBlock, found: Found) -> Located:
         _descend(lookup, level, known)
     versions = [None if k is None else k.version for k in known]
     return Located(lookup.start, lookup.stop, lookup.missing, versions)
+
+
+def refuse_stale(
+    job: Job, block: ShardBlock, found: Found, missing: NDArray[np.bool_], begun: float
+) -> None:
+    """Refuse replaced shards of which nothing is wanted but what is `missing`.
+
+    Parameters
+    ----------
+    found
+        What `find_indexes` gave for the block's shards; what of them was kept since
+        before `begun` may be stale.
+    missing
+        bool, shape (n_chunks,).
+
+    Raises
+    ------
+    ObjectChangedError
+        There is one.
+    StoreError
+        The store failed.
+    """
+    is_silent = np.zeros(len(found), bool)
+    is_silent[block.shard[missing]] = True
+    is_silent[block.shard[~missing]] = False
+    coordinates = block.shard_coords
+    kept = (
+        (job.source.key(tuple(coordinates[s].tolist())), known)
+        for s in np.flatnonzero(is_silent).tolist()
+        if isinstance(known := found[s], KnownIndex)
+    )
+    job.tally.add(n_index_requests=refuse_replaced(job.source, kept, begun))
 
 
 def refuse_oversized(job: Job, block: ShardBlock, located: Located) -> None:

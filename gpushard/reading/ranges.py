@@ -10,13 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter
 
 import numpy as np
 
 from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetching.job import SMALLEST_SHARE_NBYTES, Answer, Job, RequestReader
-from gpushard.fetching.locate import find_indexes, locate, refuse_oversized
+from gpushard.fetching.locate import (
+    find_indexes,
+    locate,
+    refuse_oversized,
+    refuse_stale,
+)
 from gpushard.fetching.pieces import cut_rows
 from gpushard.fetching.ranged import Located, RangedBlock
 from gpushard.placing.kept_rows import claim, find_kept, placing_tasks
@@ -36,12 +41,14 @@ def range_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
 
     The shards' indexes are read before the first work is given.
     """
+    begun = monotonic()
     found = find_indexes(job, block)
     for piece in cut_rows(job, block):
         located = locate(job, piece, found)
         refuse_oversized(job, piece, located)
         missing = np.flatnonzero(located.missing)
         if len(missing):
+            refuse_stale(job, piece, found, located.missing, begun)
             job.tally.add(n_missing_inner_chunks=len(missing))
             yield partial(job.sink.fill, job, piece, missing)
         rows, claimed = np.flatnonzero(~located.missing), None

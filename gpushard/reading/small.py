@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gpushard.errors import CorruptShardError, LimitError, ObjectChangedError
 from gpushard.fetching.entries import Known, Range, known_indexes, located, name_place
 from gpushard.fetching.fetch import fetch_objects, fetch_payload
-from gpushard.fetching.gone import deleted, forget
+from gpushard.fetching.gone import deleted, forget, refuse_replaced
 from gpushard.options import MIB
 from gpushard.placing.keeping import find_chunk, first_key, fits, keep_chunk
 from gpushard.placing.place import completed
@@ -148,11 +148,11 @@ def _read_twice_at_most(
         return
     begun = monotonic()
     try:
-        _read(source, chunks, view)
+        _read(source, chunks, view, begun)
     except ObjectChangedError as error:
         shards = {chunk.shard for chunk in chunks}
         seen = forget(source, shards, [error.shard_key or ""], begun)
-        _read(source, chunks, view, seen)
+        _read(source, chunks, view, begun, seen)
 
 
 def _read_unsharded(
@@ -195,15 +195,23 @@ def _read(
     source: Source,
     chunks: Sequence[TouchedChunk],
     view: NDArray[Any],
+    begun: float,
     seen: Collection[str] = (),
 ) -> None:
-    """Read; `seen` are keys of shards that were there a moment ago."""
+    """Read; `seen` are keys of shards that were there a moment ago.
+
+    Indexes that were kept since before `begun` may be of shards that were replaced.
+    """
     keys = {chunk.shard: source.key(chunk.shard) for chunk in chunks}
     known = known_indexes(source, keys)
     for shard, found in known.items() if seen else ():
         if found is None and keys[shard] in seen:
             raise deleted(source, keys[shard])
     found = list(zip(chunks, located(source, chunks, known), strict=True))
+    if None in (place for _, place in found):
+        told = {chunk.shard for chunk, place in found if place}
+        silent = ((keys[s], k) for s, k in known.items() if k and s not in told)
+        refuse_replaced(source, silent, begun)
     for chunk in [chunk for chunk, place in found if place is None]:
         view[chunk.out] = source.layout.fill_value
     wanted = [_narrowed(source, chunk, place) for chunk, place in found if place]

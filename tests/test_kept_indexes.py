@@ -1,0 +1,88 @@
+"""Indexes that are kept between reads: what they say is missing may have come since."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpushard
+from gpushard.options import Options
+from gpushard.stores.remote import RemoteStore
+from range_server import RangeServer
+
+obstore = pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+
+pytestmark = pytest.mark.network
+
+PLAIN = Options(small_read_chunks=0, compile_nbytes=2**62)
+COMPILED = PLAIN.but(compile_nbytes=0)
+ABSENT = np.s_[6:9]
+
+
+def made(place, **named: Any) -> gpushard.Array:
+    """Three shards, of which the second half of the second one is missing."""
+    arguments = {"shape": (12,), "dtype": "i4", "chunks": (2,), "shards": (4,)}
+    a = gpushard.create_array(place, **arguments | named, device="cpu")
+    a[:6] = a[8:] = 1
+    return a
+
+
+@pytest.mark.parametrize("options", [PLAIN, COMPILED], ids=["plain", "compiled"])
+def test_an_inner_chunk_that_comes_behind_a_server_is_noticed(options, tmp_path):
+    a = made(tmp_path / "a")
+    with RangeServer(tmp_path / "a") as server:
+        b = gpushard.open_array(server.url, options=options)
+        assert b[ABSENT].tolist() == [0, 0, 1]
+        a[6:8] = 7
+        n_before = server.count()
+        assert b[6:8].tolist() == [7, 7]
+        assert server.count() == n_before + 3, "a byte, the index, the inner chunk"
+        a[6:8] = 0
+        assert b[ABSENT].tolist() == [0, 0, 1]
+        assert b[ABSENT].tolist() == [0, 0, 1]
+
+
+def test_a_missing_inner_chunk_of_a_known_shard_is_asked_for_by_a_byte(tmp_path):
+    made(tmp_path / "a")
+    with RangeServer(tmp_path / "a") as server:
+        b = gpushard.open_array(server.url, options=PLAIN)
+        b[6:8]
+        server.requests.clear()
+        assert b[6:8].tolist() == [0, 0]
+        assert [r.range_header for r in server.requests] == ["bytes=0-0"]
+        server.requests.clear()
+        b[4:8]  # beside one that is fetched, which tells as well
+        assert server.count() == 1
+        (tmp_path / "a/c/1").unlink()
+        assert b[6:8].tolist() == [0, 0]
+
+
+def test_an_inner_chunk_that_comes_to_an_object_store_is_noticed_by_small_reads():
+    objects = obstore.store.MemoryStore()
+    a = made(RemoteStore(objects))
+    b = gpushard.open_array(RemoteStore(objects), device="cpu")
+    assert b[6:8].tolist() == [0, 0]
+    a[6:8] = 7
+    assert b[6:8].tolist() == [7, 7]
+    a[4:8] = 0
+    assert b[6:8].tolist() == [0, 0]
+
+
+def test_an_inner_chunk_that_comes_to_a_nested_shard_is_noticed(tmp_path):
+    import zarr
+    from zarr.codecs import ShardingCodec
+
+    inner = ShardingCodec(chunk_shape=(1,))
+    zarr.create_array(
+        tmp_path, shape=(12,), dtype="i4", chunks=(2,), shards=(4,), serializer=inner,
+        compressors=None,
+    )  # fmt: skip
+    a = gpushard.open_array(tmp_path, device="cpu")
+    a[4] = a[6] = 1
+    with RangeServer(tmp_path) as server:
+        b = gpushard.open_array(server.url, options=PLAIN)
+        assert b[5:8].tolist() == [0, 1, 0]
+        a[7] = 7
+        assert b[7] == 7
