@@ -117,7 +117,7 @@ class LockedFile:
             finally:
                 os.close(fd)
             self.directory.rename(temporary, name)
-        except OSError:
+        except (Exception, KeyboardInterrupt, SystemExit):
             # On a full disk, half a file would keep others from what little room there
             # is.
             with suppress(OSError):

@@ -239,8 +239,9 @@ class WriteSession:
         """Change a file where it lies, or leave it as it was."""
         try:
             apply_patch(file, patch)
-        except (OSError, MemoryError, KeyboardInterrupt):
+        except (Exception, KeyboardInterrupt, SystemExit):
             # Undoing takes no room. If it fails too, the note is left to `repair`.
+            # What a handler of signals raises comes from anywhere.
             with suppress(OSError):
                 give_up(file, patch)
             raise
