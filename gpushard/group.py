@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpushard.arguments import instance
 from gpushard.array import Array
 from gpushard.devices.find import find_device, find_device_for
-from gpushard.errors import NoSuchArrayError, NotFoundError, naming
+from gpushard.errors import (
+    GpushardError,
+    MetadataError,
+    NoSuchArrayError,
+    NotFoundError,
+    naming,
+)
+from gpushard.hierarchies.documents import join
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import (
     GroupDocument,
@@ -176,3 +184,56 @@ class Group(Mapping[str, Array]):
 
     def _join(self, name: str) -> str:
         return f"{self.path}/{instance(name, 'name', str)}".strip("/")
+
+
+def node_at(store: Store, path: str, options: Options) -> ArrayLayout | Group:
+    """Layout of the array at `path`, or the group there, read on the host.
+
+    Raises
+    ------
+    NotFoundError
+        There is neither.
+    MetadataError, UnsupportedError, StoreError
+        It cannot be opened.
+    """
+    try:
+        return load_array(store, path, options)
+    except MetadataError as error:
+        if error.json_path != "node_type":
+            raise
+    return Group(store, load_group(store, path), "cpu", options)
+
+
+def walk(top: Group) -> Iterator[tuple[str, Group | GpushardError]]:
+    """`top` and all groups below it, by their paths from it, each before its own.
+
+    In the place of a group that cannot be opened stands the error.
+    """
+    # Not by recursion: groups may lie deeper than Python calls.
+    waiting: list[tuple[str, Callable[[], Group]]] = [("", lambda: top)]
+    while waiting:
+        path, opened = waiting.pop()
+        try:
+            here = opened()
+        except GpushardError as error:
+            yield path, error
+            continue
+        yield path, here
+        waiting += [
+            (join(path, name), partial(here.group, name))
+            for name in reversed(here.groups)
+        ]
+
+
+def all_groups(top: Group) -> Iterator[tuple[str, Group]]:
+    """As `walk`, where each group has to open.
+
+    Raises
+    ------
+    GpushardError
+        One of them does not.
+    """
+    for path, found in walk(top):
+        if isinstance(found, GpushardError):
+            raise found
+        yield path, found

@@ -97,6 +97,11 @@ class CodecChain:
     array_bytes: CodecSpec
     bytes_bytes: tuple[CodecSpec, ...]
 
+    @property
+    def specs(self) -> tuple[CodecSpec, ...]:
+        """All codecs, in encoding order."""
+        return (*self.array_array, self.array_bytes, *self.bytes_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class ShardLevel:
@@ -246,9 +251,19 @@ class ArrayLayout:
         """Number of elements."""
         return prod(self.shape)
 
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Stored objects along each axis: shards, or chunks of an unsharded array."""
+        return tuple(axis.n_cells for axis in self.axes)
+
+    @property
+    def n_objects(self) -> int:
+        """Stored objects, of which any may be missing."""
+        return prod(self.grid)
+
     def coordinates(self) -> Iterator[tuple[int, ...]]:
         """Coordinate of each stored object in the chunk grid, in C order."""
-        return in_c_order([axis.n_cells for axis in self.axes])
+        return in_c_order(self.grid)
 
     @property
     def inner_grid(self) -> tuple[int, ...]:

@@ -7,18 +7,16 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
-from math import prod
 from typing import Any
 
 from gpushard.cli.codec_table import placed_codecs
 from gpushard.converting.advice import READ_NBYTES, Plan
 from gpushard.converting.advice import advise as advise_on
 from gpushard.devices.find import find_device_for
-from gpushard.errors import GpushardError, MetadataError, OptionError, naming
-from gpushard.group import Group
+from gpushard.errors import GpushardError, OptionError, naming
+from gpushard.group import Group, node_at
 from gpushard.inspection.census import Census, census
-from gpushard.layout import ArrayLayout, CodecChain, ShardLevel
-from gpushard.metadata import load_array, load_group
+from gpushard.layout import ArrayLayout, ShardLevel
 from gpushard.options import DEFAULT, Options
 from gpushard.source import Source
 from gpushard.stores.base import Store
@@ -60,28 +58,18 @@ def describe(
     """
     store, path = resolve(url)
     with naming(store, path):
-        try:
-            layout = load_array(store, path, options)
-        except MetadataError as error:
-            if error.json_path != "node_type":
-                raise
-            if advise:
-                raise OptionError(
-                    "advice is given for one array at a time",
-                    got="a group",
-                    hint="name one of its arrays",
-                ) from error
-            return {
-                "url": url,
-                "node_type": "group",
-                **_group_facts(store, path, options),
-            }
-        facts = {
-            "url": url,
-            "node_type": "array",
-            **_array_facts(layout, store, options),
-        }
-        return {**facts, "advice": _advice(layout, facts)} if advise else facts
+        node = node_at(store, path, options)
+        if isinstance(node, ArrayLayout):
+            more = _array_facts(node, store, options)
+            facts = {"url": url, "node_type": "array", **more}
+            return {**facts, "advice": _advice(node, facts)} if advise else facts
+        if advise:
+            raise OptionError(
+                "advice is given for one array at a time",
+                got="a group",
+                hint="name one of its arrays",
+            )
+        return {"url": url, "node_type": "group", **_group_facts(node)}
 
 
 def _advice(layout: ArrayLayout, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +108,7 @@ def _array_facts(layout: ArrayLayout, store: Store, options: Options) -> dict[st
     found = find_device_for("auto", layout.dtype)
     return {
         **_outline(layout),
-        "n_shards": prod(axis.n_cells for axis in layout.axes),
+        "n_shards": layout.n_objects,
         "n_stored": n_stored,
         "n_stored_inner_chunks": counted.n_stored if has_counts else None,
         "n_empty_inner_chunks": counted.n_empty if has_counts else None,
@@ -139,6 +127,7 @@ def _array_facts(layout: ArrayLayout, store: Store, options: Options) -> dict[st
 
 
 def _outline(layout: ArrayLayout) -> dict[str, Any]:
+    """What tells an array at a glance."""
     return {
         "shape": layout.shape,
         "dimension_names": layout.dimension_names,
@@ -152,13 +141,8 @@ def _level_facts(level: ShardLevel) -> dict[str, Any]:
     return {
         "chunk_shape": level.chunk_shape,
         "index_location": level.index_location,
-        "index_codecs": _names(level.index_chain),
+        "index_codecs": [spec.name for spec in level.index_chain.specs],
     }
-
-
-def _names(chain: CodecChain) -> list[str]:
-    specs = (*chain.array_array, chain.array_bytes, *chain.bytes_bytes)
-    return [spec.name for spec in specs]
 
 
 def _stored(layout: ArrayLayout, store: Store) -> tuple[int | None, int | None]:
@@ -185,7 +169,7 @@ def _counted(source: Source) -> Census | str:
         return "codecs around whole shards hide their indexes"
     if not isinstance(source.store, LocalStore):
         return "the store is not local"
-    if prod(axis.n_cells for axis in layout.axes) > _MAX_INDEXES:
+    if layout.n_objects > _MAX_INDEXES:
         return f"there are more than {_MAX_INDEXES:,} shards"
     try:
         return census(source)
@@ -203,8 +187,7 @@ def _sizes(directory: str) -> Iterator[int]:
                 yield entry.stat().st_size
 
 
-def _group_facts(store: Store, path: str, options: Options) -> dict[str, Any]:
-    group = Group(store, load_group(store, path), "cpu", options)
+def _group_facts(group: Group) -> dict[str, Any]:
     return {
         "arrays": {name: _child_facts(group, name) for name in group},
         "groups": group.groups,
@@ -215,13 +198,6 @@ def _group_facts(store: Store, path: str, options: Options) -> dict[str, Any]:
 def _child_facts(group: Group, name: str) -> dict[str, Any]:
     """Outline of an array of a group, or why it cannot be read."""
     try:
-        array = group[name]
+        return _outline(group[name].source.layout)
     except GpushardError as error:
         return {"error": str(error)}
-    return {
-        "shape": array.shape,
-        "dimension_names": array.dimension_names,
-        "dtype": str(array.dtype),
-        "chunks": array.chunks,
-        "shards": array.shards,
-    }

@@ -14,7 +14,7 @@ from gpushard.cli.comparison import differing
 from gpushard.cli.pieces import AxisItem, Piece, cut, per_axis
 from gpushard.devices.base import Device
 from gpushard.inspection.findings import MOST_FINDINGS, Check, Finding, Verification
-from gpushard.inspection.verify import Progress, n_objects
+from gpushard.inspection.verify import Progress
 from gpushard.layout import ArrayLayout
 from gpushard.options import MIB
 from gpushard.source import Source
@@ -50,7 +50,7 @@ def compare_devices(
         if len(positions):
             _tell(layout, source, piece, positions, result)
         progress(
-            n_objects(source) * expected.size / max(1, layout.size), expected.nbytes
+            layout.n_objects * expected.size / max(1, layout.size), expected.nbytes
         )
     how = f"{n_elements:,} elements read on {other.device} and on the host, compared"
     result.checks.append(Check("device", True, how))

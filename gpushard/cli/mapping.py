@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import islice
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +153,7 @@ def _first_stored(source: Source) -> tuple[int, ...]:
     found = first_stored(source, most)
     if found is not None:
         return found
-    if prod(axis.n_cells for axis in source.layout.axes) <= most:
+    if source.layout.n_objects <= most:
         raise NotFoundError("no shard of the array is stored")
     raise NotFoundError(
         f"none of the first {most:,} shards of the array is stored",

@@ -12,11 +12,11 @@ from typing import Any, Literal
 from gpushard.cli.device_comparison import compare_devices
 from gpushard.cli.limits import in_words
 from gpushard.devices.find import find_device
-from gpushard.errors import GpushardError, LimitError, MetadataError, naming
-from gpushard.group import Group
+from gpushard.errors import GpushardError, LimitError, naming
+from gpushard.group import Group, node_at, walk
+from gpushard.hierarchies.documents import join
 from gpushard.inspection.findings import Check, Finding, Verification
-from gpushard.inspection.verify import Progress, n_objects, verify_array
-from gpushard.metadata import load_array, load_group
+from gpushard.inspection.verify import Progress, verify_array
 from gpushard.options import DEFAULT, Options
 from gpushard.source import Source
 from gpushard.stores.base import Store
@@ -106,33 +106,20 @@ def _arrays(
     store: Store, path: str, options: Options
 ) -> Iterator[tuple[str, Source | GpushardError]]:
     """Path and source of each array at or below `path`, or why it cannot be opened."""
-    try:
-        layout = load_array(store, path, options)
-    except MetadataError as error:
-        if error.json_path != "node_type":
-            raise
-        yield from _arrays_below(Group(store, load_group(store, path), "cpu", options))
-    else:
-        yield path, Source.prepare(layout, store, options)
-
-
-def _arrays_below(group: Group) -> Iterator[tuple[str, Source | GpushardError]]:
-    # Not by recursion: groups may lie deeper than Python calls.
-    waiting = [(group, "")]
-    while waiting:
-        above, below = waiting.pop()
-        try:
-            here = above.group(below) if below else above
-        except GpushardError as error:
-            yield f"{above.path}/{below}".strip("/"), error
+    top = node_at(store, path, options)
+    if not isinstance(top, Group):
+        yield path, Source.prepare(top, store, options)
+        return
+    for below, found in walk(top):
+        if isinstance(found, GpushardError):
+            yield join(top.path, below), found
             continue
-        for name in here:
-            place = f"{here.path}/{name}".strip("/")
+        for name in found:
+            place = join(top.path, below, name)
             try:
-                yield place, here[name].source
+                yield place, found[name].source
             except GpushardError as error:
                 yield place, error
-        waiting += [(here, name) for name in reversed(here.groups)]
 
 
 def _verified(
@@ -149,7 +136,7 @@ def _verified(
         if wanted.repairs and found.layout.levels:
             restored = repair_shards(found)
         label = place or "/"
-        progress = begin(label, n_objects(found))
+        progress = begin(label, found.layout.n_objects)
         try:
             result = verify_array(found, decodes=wanted.decodes, progress=progress)
         except LimitError as error:
@@ -157,7 +144,7 @@ def _verified(
         result.restored = restored
         if wanted.device is not None:
             device = find_device(wanted.device).device
-            progress = begin(f"{label} on {wanted.device}", n_objects(found))
+            progress = begin(f"{label} on {wanted.device}", found.layout.n_objects)
             with suppress(LimitError):  # which is among the findings
                 compare_devices(found, device, result, progress)
         result.findings = [replace(f, hint=in_words(f.hint)) for f in result.findings]

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpushard.arguments import instance
 from gpushard.array import Array
-from gpushard.converting.copying import Advance, Copy
+from gpushard.converting.copying import Copy
 from gpushard.converting.kept import TargetArguments, target_blueprint
 from gpushard.converting.mark import (
     NAME,
@@ -23,7 +23,7 @@ from gpushard.converting.mark import (
     source_fingerprint,
 )
 from gpushard.converting.nodes import Nodes, nodes_at, put_group, refuse_overlap
-from gpushard.converting.progress import Progress, counted
+from gpushard.converting.progress import Advance, Progress, counted
 from gpushard.converting.tiles import budget_for
 from gpushard.errors import OptionError, naming
 from gpushard.fetching.index_room import least_limit
@@ -226,13 +226,12 @@ class _Conversion:
             # What is asked for is wrong, and not the source.
             error.add_context(store_url=self.to.url, array_path=place)
             raise
-        grid = [axis.n_cells for axis in plan.layout.axes]
         mark = Mark(
             store=self.to,
             key=join(place, NAME),
             source=source_fingerprint(self.store, layout),
             document=document_fingerprint(plan.documents[-1][1]),
-            done=np.zeros(int(np.prod(grid, dtype=np.int64)), np.bool_),
+            done=np.zeros(plan.layout.n_objects, np.bool_),
         )
         store = watched(self.store, layout, self.options)
         return _Job(Source.prepare(layout, store, self.options), plan, mark)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gpushard.array import Array
 from gpushard.converting.mark import Mark, unravelled
+from gpushard.converting.progress import Advance
 from gpushard.converting.tiles import Box as Elements
 from gpushard.converting.tiles import Budget, Cell, box_of, slabs, tiles
 from gpushard.errors import CorruptShardError, GpushardError
@@ -26,9 +27,6 @@ from gpushard.workers import run_tasks, turns
 from gpushard.writing.encode import Change, Encoder
 from gpushard.writing.regions import Box
 from gpushard.writing.shard import Region
-
-Advance = Callable[[int], None]
-"""What is told of bytes of elements that are done."""
 
 # Bytes compared at once, so that comparing takes no memory to speak of.
 _COMPARED_NBYTES = 1 << 22
@@ -56,7 +54,7 @@ class Copy:
     @property
     def grid(self) -> Cell:
         """Shards along each axis."""
-        return tuple(axis.n_cells for axis in self.target.layout.axes)
+        return self.target.layout.grid
 
     def key_of(self, number: int) -> str:
         """Key of the shard with that number."""

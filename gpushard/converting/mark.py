@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
-from math import prod
 from time import monotonic
 from typing import Any
 
@@ -46,12 +45,10 @@ def source_fingerprint(store: Store, layout: ArrayLayout) -> str:
 
     Its address, its metadata, and versions of the documents and of a few objects.
     """
-    shape = tuple(axis.n_cells for axis in layout.axes)
-    n_objects = prod(shape)
-    step = max(1, n_objects // _N_SAMPLED)
+    step = max(1, layout.n_objects // _N_SAMPLED)
     sampled = [
-        layout.key_prefix + layout.keys.key(unravelled(i, shape))
-        for i in range(0, n_objects, step)
+        layout.key_prefix + layout.keys.key(unravelled(i, layout.grid))
+        for i in range(0, layout.n_objects, step)
     ]
     documents = [join(layout.path, name) for name in DOCUMENTS]
     answers = store.read([ByteRequest(key, 0, 1) for key in (*documents, *sampled)])

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from gpushard.errors import MetadataError, OptionError, naming
-from gpushard.group import Group
+from gpushard.errors import OptionError, naming
+from gpushard.group import all_groups, node_at
 from gpushard.hierarchies.documents import join
 from gpushard.layout import ArrayLayout
-from gpushard.metadata import load_array, load_group
 from gpushard.options import Options
 from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
@@ -51,32 +49,16 @@ def nodes_at(store: Store, place: str, options: Options) -> Nodes:
         Something there cannot be opened.
     """
     with naming(store, place):
-        try:
-            return Nodes({"": load_array(store, place, options)}, {})
-        except MetadataError as error:
-            if error.json_path != "node_type":
-                raise
-        top = Group(store, load_group(store, place), "cpu", options)
+        top = node_at(store, place, options)
+    if isinstance(top, ArrayLayout):
+        return Nodes({"": top}, {})
     groups: dict[str, Mapping[str, Any]] = {}
     arrays: dict[str, ArrayLayout] = {}
-    for path, group in _walked("", top):
+    for path, group in all_groups(top):
         groups[path] = group.attrs
         for name in group:
             arrays[join(path, name)] = group[name].source.layout
     return Nodes(arrays, groups)
-
-
-def _walked(path: str, group: Group) -> Iterator[tuple[str, Group]]:
-    # Not by recursion: groups may lie deeper than Python calls.
-    waiting = [(path, lambda: group)]
-    while waiting:
-        path, opened = waiting.pop()
-        here = opened()
-        yield path, here
-        waiting += [
-            (join(path, name), partial(here.group, name))
-            for name in reversed(here.groups)
-        ]
 
 
 def put_group(store: Store, place: str, attributes: Mapping[str, Any]) -> None:

@@ -12,11 +12,12 @@ Progress = bool | Callable[[int, int], None] | None
 """True shows a bar on stderr; a callable is given bytes done and bytes in all."""
 
 Advance = Callable[[int], None]
+"""Told how many bytes more are done."""
 
 
 @contextmanager
 def counted(total_nbytes: int, progress: Progress) -> Iterator[Advance]:
-    """What counts bytes as done; may be called from several threads."""
+    """Give what is told of bytes that are done, by several threads at will."""
     if not progress:
         yield lambda _: None
     elif progress is True:

@@ -13,7 +13,7 @@ from xarray.core.indexing import LazilyIndexedArray
 
 from gpushard.array import Array
 from gpushard.errors import MetadataError, OptionError
-from gpushard.group import Group, open_group
+from gpushard.group import Group, all_groups, open_group
 from gpushard.integrations.xarray_arrays import CfDecoding, DecodedArray, LazyArray
 from gpushard.options import DEFAULT, Options
 
@@ -103,8 +103,8 @@ class GpushardBackend(BackendEntrypoint):
         """
         opened, dropped, decoding = _opened(filename_or_obj, **parameters)
         return {
-            path: _dataset(below, dropped, decoding)
-            for path, below in _groups("/", opened)
+            f"/{path}": _dataset(below, dropped, decoding)
+            for path, below in all_groups(opened)
         }
 
     def open_datatree(self, filename_or_obj: Any, **parameters: Any) -> DataTree:
@@ -156,12 +156,6 @@ def _names(dropped: str | Iterable[str] | None) -> frozenset[str]:
     if not all(isinstance(name, str) for name in names):
         raise OptionError("drop_variables are names of arrays", got=repr(dropped))
     return frozenset(names)
-
-
-def _groups(path: str, group: Group) -> Iterator[tuple[str, Group]]:
-    yield path, group
-    for name in group.groups:
-        yield from _groups(f"{path.rstrip('/')}/{name}", group.group(name))
 
 
 def _dataset(
@@ -266,9 +260,9 @@ def _attributes(array: Array) -> dict[str, Any]:
 
 def _encoding(array: Array, dimensions: tuple[str, ...]) -> dict[str, Any]:
     encoding: dict[str, Any] = {}
-    cell = array.shards or array.chunks
-    if cell is not None:
-        encoding["preferred_chunks"] = dict(zip(dimensions, cell, strict=True))
+    block = array.block_shape
+    if block is not None:
+        encoding["preferred_chunks"] = dict(zip(dimensions, block, strict=True))
     if array.chunks is not None:
         encoding["chunks"] = array.chunks
     if array.shards is not None:
