@@ -28,8 +28,7 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
             # A device or a pipe takes what it is given; a directory refuses.
             write(path)
             return
-        target = path.resolve()  # where a link leads, the link stays
-        part = target.with_name(f".{path.name}.{token_hex(4)}.part")
+        target, part = places_of(path)
         try:
             write(part)
             part.replace(target)
@@ -37,7 +36,18 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
             with suppress(OSError):
                 part.unlink()
     except OSError as error:
-        raise StoreError(
-            f"cannot write {str(path)!r}: {error.strerror or error}",
-            hint="name a file that you may write, on a disk with room for it",
-        ) from error
+        raise unwritable(path, error) from error
+
+
+def places_of(path: Path) -> tuple[Path, Path]:
+    """Where a file at `path` comes to lie, and where it is made: nobody's own file."""
+    target = path.resolve()  # where a link leads, the link stays
+    return target, target.with_name(f".{path.name}.{token_hex(4)}.part")
+
+
+def unwritable(path: Path, error: OSError) -> StoreError:
+    """Error for a file that the system does not let us write."""
+    return StoreError(
+        f"cannot write {str(path)!r}: {error.strerror or error}",
+        hint="name a file that you may write, on a disk with room for it",
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpushard.cli.files import write_file
 from gpushard.cli.map_marks import KINDS, WIDTH, Mark, Panel
-from gpushard.cli.map_svg import colour
+from gpushard.cli.map_svg import hex_colour
 from gpushard.errors import UnsupportedError
 
 _COLOURS = {
@@ -73,7 +73,7 @@ def _draw(axes: object, panel: Panel) -> None:
 
 def _face(mark: Mark) -> str:
     if mark.kind == "chunk":
-        return "#{:02x}{:02x}{:02x}".format(*colour(mark.shade))
+        return hex_colour(mark.shade)
     return _COLOURS[mark.kind]
 
 

@@ -50,6 +50,11 @@ def colour(shade: float) -> tuple[int, int, int]:
     return red, green, blue
 
 
+def hex_colour(shade: float) -> str:
+    """The same, as HTML spells it."""
+    return "#{:02x}{:02x}{:02x}".format(*colour(shade))
+
+
 def panel_svg(panel: Panel, *, name: str) -> str:
     """SVG element of one picture, to stand in a page."""
     height = panel.height + 2
@@ -114,7 +119,7 @@ def legend_svg() -> str:
 def _mark(mark: Mark) -> str:
     fill = ""
     if mark.kind == "chunk":
-        fill = ' fill="#{:02x}{:02x}{:02x}"'.format(*colour(mark.shade))
+        fill = f' fill="{hex_colour(mark.shade)}"'
     return (
         f'<rect class="mark {mark.kind}" x="{mark.x:.2f}" y="{mark.y:.2f}"'
         f' width="{mark.width:.2f}" height="{mark.height:.2f}"{fill}>'

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 
-from gpushard.cli.map_svg import colour
+from gpushard.cli.map_svg import hex_colour
 from gpushard.cli.output import stdout_as_a_store
 from gpushard.inspection.shard_map import ShardMap, byte_bins, grid_bins
 from gpushard.layout import ArrayLayout
@@ -29,8 +29,9 @@ _ASCII = str.maketrans(f"{_CHUNK}{_OTHER_CHUNK}{_UNUSED}{_MIXED}{_MISSING}", "#=
 _STRIP_ROWS = 8
 _GRID_ROWS = 32
 
-Cell = tuple[str, tuple[int, int, int] | None]
-_AN_INDEX: Cell = _INDEX, (213, 94, 0)
+Cell = tuple[str, str | None]
+"""A character, and its colour."""
+_AN_INDEX: Cell = _INDEX, "#d55e00"
 
 
 def print_map(shard: ShardMap, layout: ArrayLayout) -> None:
@@ -48,8 +49,7 @@ def print_map(shard: ShardMap, layout: ArrayLayout) -> None:
             console.print(f"\n{title}", markup=False)
             for row in rows:
                 line = Text()
-                for paint, cells in groupby(row, key=itemgetter(1)):
-                    hue = paint and "#{:02x}{:02x}{:02x}".format(*paint)
+                for hue, cells in groupby(row, key=itemgetter(1)):
                     text = "".join(character for character, _ in cells)
                     line.append(text.translate(spell), Style(color=hue))
                 console.print(line, soft_wrap=True)
@@ -80,8 +80,8 @@ def _strip(shard: ShardMap, columns: int) -> Iterator[list[Cell]]:
                 continue
             middle = (bins.edges[i] + bins.edges[i + 1]) / 2
             at = max(0, int(starts.searchsorted(middle, side="right")) - 1)
-            paint = colour(int(order[at]) / n)
-            row.append((_OTHER_CHUNK if at % 2 else _CHUNK, paint))
+            hue = hex_colour(int(order[at]) / n)
+            row.append((_OTHER_CHUNK if at % 2 else _CHUNK, hue))
         yield row
 
 
@@ -92,9 +92,9 @@ def _grid(shard: ShardMap, layout: ArrayLayout, columns: int) -> Iterator[list[C
     for r in range(bins.n_chunks.shape[0]):
         row: list[Cell] = []
         for c in range(bins.n_chunks.shape[1]):
-            cell: Cell = (_CHUNK, colour(max(0, int(bins.row[r, c])) / n))
+            cell: Cell = (_CHUNK, hex_colour(max(0, int(bins.row[r, c])) / n))
             if bins.n_damaged[r, c]:
-                cell = _DAMAGED, (204, 121, 167)
+                cell = _DAMAGED, "#cc79a7"
             elif bins.n_missing[r, c] and bins.n_stored[r, c]:
                 cell = _MIXED, cell[1]
             elif not bins.n_stored[r, c]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, Self
 
 import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from gpushard.errors import StoreError, UnsupportedError
+from gpushard.cli.files import places_of, unwritable
+from gpushard.errors import UnsupportedError
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -67,19 +67,17 @@ class NpyFile:
     ) -> None:
         stored = stored_dtype(dtype)
         if path.is_dir():
-            raise _unwritable(path, IsADirectoryError(None, "it is a directory"))
+            raise unwritable(path, IsADirectoryError(None, "it is a directory"))
         if path.exists() and not path.is_file():
             # A device or a pipe would be replaced by a file.
-            raise _unwritable(path, OSError(None, "it is no regular file"))
-        self._path = path.resolve()  # where a link leads, the link stays
-        # Nobody's own file has this name.
-        self._part = self._path.with_name(f".{path.name}.{token_hex(4)}.part")
+            raise unwritable(path, OSError(None, "it is no regular file"))
+        self._path, self._part = places_of(path)
         try:
             self._mapped = npy_format.open_memmap(self._part, "w+", stored, shape)
             _allocate(self._part)
         except OSError as error:
             self._drop()
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
         self.array: NDArray[Any] = self._mapped.view(np.ndarray).view(dtype)
 
     def keep(self) -> None:
@@ -94,7 +92,7 @@ class NpyFile:
             self._mapped.flush()
             self._part.replace(self._path)
         except OSError as error:
-            raise _unwritable(self._path, error) from error
+            raise unwritable(self._path, error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -111,10 +109,3 @@ def _allocate(path: Path) -> None:
     """Take the file's blocks now: later a full disk would show as SIGBUS."""
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-
-
-def _unwritable(path: Path, error: OSError) -> StoreError:
-    return StoreError(
-        f"cannot write {str(path)!r}: {error.strerror or error}",
-        hint="name a file that you may write, on a disk with room for it",
-    )

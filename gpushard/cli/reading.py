@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -20,6 +19,7 @@ from gpushard.cli.npy import NpyFile, stored_dtype
 from gpushard.cli.pieces import Piece, cut, per_axis, result_shape
 from gpushard.cli.selection_text import Item, parse_selection, split_target
 from gpushard.cli.summary import Summary
+from gpushard.converting.progress import counted
 from gpushard.errors import naming
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
@@ -178,7 +178,7 @@ class _Reader:
         mismatches: list[Mismatch] = []
         size = sum(prod(piece.shape) for piece in self.pieces)
         nbytes = size * self.array.dtype.itemsize
-        with _progress(nbytes, shown=self.shows_progress) as advance:
+        with counted(nbytes, self.shows_progress) as advance:
             for piece in self.pieces:
                 block = self.array.read(piece.key, out=block_for(piece))
                 use(block)
@@ -190,18 +190,3 @@ class _Reader:
             return None
         n_elements = sum(mismatch.n_elements for mismatch in mismatches)
         return replace(mismatches[0], n_elements=n_elements)
-
-
-@contextmanager
-def _progress(total_nbytes: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """What counts bytes as read, on a bar on stderr if `shown`."""
-    if not shown:
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
-    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=total_nbytes)
-        yield lambda nbytes: bar.advance(task, nbytes)

@@ -17,19 +17,11 @@ from gpushard.cli.output import (
     print_text,
     say,
 )
-from gpushard.cli.verify_text import (
-    bytes_text,
-    chunks_text,
-    place,
-    shards_text,
-    story,
-    total,
-    verdict,
-)
+from gpushard.cli.verify_text import place, rows_of, story, total, verdict
 
 if TYPE_CHECKING:
     from gpushard.cli.verification import Outcome
-    from gpushard.inspection.findings import Finding, Verification
+    from gpushard.inspection.findings import Finding
 
 # Findings printed; `--json` and `--html` have more.
 _MOST_LINES = 50
@@ -101,7 +93,8 @@ def _print(outcome: Outcome) -> None:
     for number, verified in enumerate(outcome.arrays):
         if number:
             print_text("")
-        print_table(_rows(verified, outcome.url))
+        head = ("array", verified.array or outcome.url), ("status", verdict(verified))
+        print_table([*head, *rows_of(verified)])
         if verified.findings:
             print_table(
                 [_finding_row(found) for found in verified.findings[:_MOST_LINES]]
@@ -111,22 +104,6 @@ def _print(outcome: Outcome) -> None:
             print_text(f"... and {n_more:,} more: see --json or --html")
     if len(outcome.arrays) > 1:
         print_text("", f"{outcome.url}: {total(outcome)}")
-
-
-def _rows(verified: Verification, url: str) -> list[tuple[str, str]]:
-    rows = [("array", verified.array or url), ("status", verdict(verified))]
-    counts = verified.counts
-    if counts:
-        rows += [
-            ("shards", shards_text(counts)),
-            ("inner chunks", chunks_text(counts)),
-            ("bytes", bytes_text(counts, verified.seconds)),
-        ]
-    rows += [
-        ("checked" if check.is_done else "NOT checked", f"{check.what}: {check.how}")
-        for check in verified.checks
-    ]
-    return rows + [("restored", key) for key in verified.restored]
 
 
 def _finding_row(found: Finding) -> tuple[str, ...]:

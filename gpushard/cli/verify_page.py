@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpushard.cli.files import write_text
 from gpushard.cli.page import columns_table, facts_table, page
-from gpushard.cli.verify_text import (
-    bytes_text,
-    chunks_text,
-    place,
-    shards_text,
-    story,
-    total,
-    verdict,
-)
+from gpushard.cli.verify_text import place, rows_of, story, total, verdict
 
 if TYPE_CHECKING:
     from gpushard.cli.verification import Outcome
@@ -71,19 +63,7 @@ def _css(status: str) -> str:
 
 
 def _array_html(verified: Verification) -> str:
-    rows = [("verdict", verdict(verified))]
-    counts = verified.counts
-    if counts:
-        rows += [
-            ("shards", shards_text(counts)),
-            ("inner chunks", chunks_text(counts)),
-            ("bytes", bytes_text(counts, verified.seconds)),
-        ]
-    rows += [
-        ("checked" if check.is_done else "NOT checked", f"{check.what}: {check.how}")
-        for check in verified.checks
-    ]
-    rows += [("restored", key) for key in verified.restored]
+    rows = [("verdict", verdict(verified)), *rows_of(verified)]
     return f"<h2>{escape(verified.array or 'the array')}</h2>{facts_table(rows)}"
 
 

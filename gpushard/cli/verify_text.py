@@ -34,13 +34,30 @@ def total(outcome: Outcome) -> str:
     return f"{words[outcome.status]}, in {outcome.seconds:.2f} s"
 
 
-def shards_text(counts: dict[str, int]) -> str:
+def rows_of(verified: Verification) -> list[tuple[str, str]]:
+    """What was counted, checked and restored, as labels and texts."""
+    counts = verified.counts
+    rows: list[tuple[str, str]] = []
+    if counts:
+        rows += [
+            ("shards", _shards(counts)),
+            ("inner chunks", _chunks(counts)),
+            ("bytes", _bytes(counts, verified.seconds)),
+        ]
+    rows += [
+        ("checked" if check.is_done else "NOT checked", f"{check.what}: {check.how}")
+        for check in verified.checks
+    ]
+    return rows + [("restored", key) for key in verified.restored]
+
+
+def _shards(counts: dict[str, int]) -> str:
     """How many stored objects there are, of how many."""
     n_stored = counts["n_shards"] - counts["n_missing_shards"]
     return f"{n_stored:,} stored of {counts['n_shards']:,} in the grid"
 
 
-def chunks_text(counts: dict[str, int]) -> str:
+def _chunks(counts: dict[str, int]) -> str:
     """How many inner chunks are stored and missing, and how many were read."""
     return (
         f"{counts['n_inner_chunks']:,} stored,"
@@ -49,7 +66,7 @@ def chunks_text(counts: dict[str, int]) -> str:
     )
 
 
-def bytes_text(counts: dict[str, int], seconds: float) -> str:
+def _bytes(counts: dict[str, int], seconds: float) -> str:
     """How large everything is, and how much of it was read how fast."""
     return (
         f"{counts['stored_nbytes']:,} stored, {counts['unused_nbytes']:,} unused,"
