@@ -249,8 +249,7 @@ def _spelled_out(spec: CodecSpec, sharding: Sharding) -> CodecSpec:
     """Sharding codec with defaults and short forms written out, as zarr needs it."""
 
     def listed(chain: CodecChain) -> list[dict[str, Any]]:
-        specs = (*chain.array_array, chain.array_bytes, *chain.bytes_bytes)
-        return [as_json(inner) for inner in specs]
+        return [as_json(inner) for inner in chain.specs]
 
     configuration = {
         "chunk_shape": list(sharding.chunk_shape),

@@ -28,13 +28,9 @@ def parsing(array_path: str) -> Generator[None]:
         ) from error
 
 
-def wrong(
-    what: str, json_path: str, expected: Any, got: Any, *, hint: str | None = None
-) -> MetadataError:
+def wrong(what: str, json_path: str, expected: Any, got: Any) -> MetadataError:
     """Error that shows a shortened `got`."""
-    return MetadataError(
-        what, json_path=json_path, expected=expected, got=shown(got), hint=hint
-    )
+    return MetadataError(what, json_path=json_path, expected=expected, got=shown(got))
 
 
 def shown(value: Any) -> str:
@@ -45,6 +41,19 @@ def shown(value: Any) -> str:
 def member(json_path: str, name: str) -> str:
     """JSON path of a member of the object at `json_path`."""
     return f"{json_path}.{name}" if json_path else name
+
+
+def require_members(fields: Mapping[str, Any], names: Collection[str]) -> None:
+    """Refuse a document without members that it must have.
+
+    Raises
+    ------
+    MetadataError
+        One of them is not there.
+    """
+    for name in names:
+        if name not in fields:
+            raise MetadataError(f"the metadata lacks {name!r}", json_path=name)
 
 
 def as_object(value: Any, what: str, json_path: str) -> Mapping[str, Any]:

@@ -42,9 +42,11 @@ def parse_fill_value(value: Any, data_type: DataType, json_path: str) -> Scalar:
             json_path=json_path,
             hint="every Zarr v3 array must name one",
         )
-    parse = _foreign if data_type.foreign is not None else _element
     try:
-        scalar = parse(value, data_type, json_path)
+        if data_type.foreign is not None:
+            scalar = _foreign(value, data_type, json_path)
+        else:
+            scalar = _of_dtype(value, data_type.dtype, json_path)
     except GpushardError:
         raise
     except (ValueError, TypeError, OverflowError) as error:
@@ -64,10 +66,6 @@ def _foreign(value: Any, data_type: DataType, json_path: str) -> Scalar:
     except Exception as error:  # data types of any package raise anything
         raise _misfit(value, data_type.dtype, json_path) from error
     return np.asarray(scalar, dtype=data_type.dtype).reshape(())
-
-
-def _element(value: Any, data_type: DataType, json_path: str) -> Scalar:
-    return _of_dtype(value, data_type.dtype, json_path)
 
 
 def _of_dtype(value: Any, dtype: np.dtype[Any], json_path: str) -> Scalar:

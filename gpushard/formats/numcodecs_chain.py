@@ -44,15 +44,14 @@ class StoredCodecs:
         Configurations of numcodecs, "id" among their members; no compressor: None.
     is_transposed
         Whether chunks are stored in order "F".
-    filters_path, compressor_path
-        Where they stand in the metadata document.
+    filters_path
+        Where the filters stand in the metadata document.
     """
 
     filters: Any
     compressor: Any
     is_transposed: bool
     filters_path: str = "filters"
-    compressor_path: str = "compressor"
 
 
 def parse_elements(
@@ -70,7 +69,7 @@ def parse_elements(
     filters = _filters(codecs)
     after: list[CodecSpec] = []
     if codecs.compressor is not None:
-        spec = _spec(codecs.compressor, codecs.compressor_path)
+        spec = _spec(codecs.compressor, "compressor")
         _refuse_unless_bytes(spec)
         after.append(spec)
     before = [_transpose(ndim)] if codecs.is_transposed and ndim > 1 else []

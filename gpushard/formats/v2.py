@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from gpushard.errors import MetadataError, UnsupportedError
+from gpushard.errors import UnsupportedError
 from gpushard.formats import v2_prototype
-from gpushard.formats.document import as_lengths, as_object, parsing, wrong
+from gpushard.formats.document import (
+    as_lengths,
+    as_object,
+    parsing,
+    require_members,
+    wrong,
+)
 from gpushard.formats.historic import HistoricArray
 from gpushard.formats.numcodecs_chain import StoredCodecs
 from gpushard.formats.origins import ORIGIN, parse_zarray
@@ -53,9 +59,7 @@ def parse_array(
 def _parse(document: Mapping[str, Any]) -> HistoricArray:
     # Other members are to be ignored (storage specification 2, "Metadata"), but for
     # those that tell of shards.
-    for name in _REQUIRED:
-        if name not in document:
-            raise MetadataError(f"the metadata lacks {name!r}", json_path=name)
+    require_members(document, _REQUIRED)
     shape = as_lengths(document["shape"], "the shape", "shape", least=0)
     ndim = len(shape)
     chunk_shape = as_lengths(

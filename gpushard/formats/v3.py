@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpushard.errors import MetadataError, UnsupportedError
+from gpushard.errors import UnsupportedError
 from gpushard.formats.chains import Decoded, parse_chain
 from gpushard.formats.data_types import parse_data_type
 from gpushard.formats.document import (
@@ -15,6 +15,7 @@ from gpushard.formats.document import (
     as_object,
     parsing,
     refuse_unknown_members,
+    require_members,
     shown,
     wrong,
 )
@@ -94,9 +95,7 @@ def _parse(document: Mapping[str, Any], path: str, options: Options) -> ArrayLay
 
 
 def _check_members(document: Mapping[str, Any]) -> None:
-    for name in _REQUIRED:
-        if name not in document:
-            raise MetadataError(f"the metadata lacks {name!r}", json_path=name)
+    require_members(document, _REQUIRED)
     refuse_unknown_members(document, _REQUIRED + _OPTIONAL, "")
     transformers = document.get("storage_transformers")
     if transformers is not None and as_list(

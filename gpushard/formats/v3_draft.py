@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from gpushard.errors import MetadataError, UnsupportedError
+from gpushard.errors import UnsupportedError
 from gpushard.formats.document import (
     as_lengths,
     as_list,
     as_object,
     member,
     parsing,
+    require_members,
     shown,
     wrong,
 )
@@ -113,9 +114,7 @@ def parse_array(
 
 
 def _parse(document: Mapping[str, Any], data_path: str) -> HistoricArray:
-    for name in _REQUIRED:
-        if name not in document:
-            raise MetadataError(f"the metadata lacks {name!r}", json_path=name)
+    require_members(document, _REQUIRED)
     unknown = [name for name in document if name not in _KNOWN]
     if unknown:
         expected = f"only {', '.join(_KNOWN)}"
