@@ -23,7 +23,7 @@ from gpushard.converting import convert, copying
 from gpushard.devices import direct
 from gpushard.devices.compressing import BatchCompressor
 from gpushard.devices.sink import N_LANES
-from gpushard.inspection.payload import n_workers
+from gpushard.inspection.room import n_workers
 from gpushard.inspection.verify import verify_array
 from gpushard.options import GIB, KIB, MIB, WriteOptions
 from gpushard.rolling import RollingArray

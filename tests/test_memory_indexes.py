@@ -17,7 +17,7 @@ from damaged_arrays import WAYS, on_host, opened
 from gpushard.errors import LimitError
 from gpushard.fetching import index_room
 from gpushard.inspection import room
-from gpushard.inspection.payload import n_workers
+from gpushard.inspection.room import n_workers
 from gpushard.inspection.verify import verify_array
 from gpushard.options import KIB, MIB
 from gpushard.reading import read

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import CorruptShardError, LimitError
+from gpushard.errors import CorruptShardError
 from gpushard.fetching.fetch import (
     Extent,
     NestedShard,
@@ -20,6 +20,7 @@ from gpushard.fetching.fetch import (
 )
 from gpushard.inspection.columns import StoredChunks, cells_of, is_inside
 from gpushard.inspection.findings import Finding, Kind
+from gpushard.inspection.room import refuse_more_than
 from gpushard.memory.known import KnownIndex
 from gpushard.planning.index import CORRUPT, PRESENT, ShardIndex
 from gpushard.reading.whole import held, largest_object, unwrapped
@@ -270,8 +271,8 @@ class _Walk:
         present = np.flatnonzero(outer.state == PRESENT)
         n_entries = prod(source.chunks_per_shard(self._parent[0], level))
         n_held = len(present) * (n_entries + _INDEX_ENTRIES)
-        if most_entries is not None and n_held > most_entries:
-            raise too_many_entries(source, n_held, most_entries)
+        if most_entries is not None:
+            refuse_more_than(most_entries, n_held, source)
         ranges = np.stack([outer.start[present], outer.stop[present]], axis=1)
         unique, which = np.unique(ranges, axis=0, return_inverse=True)
         nested = [NestedShard(0, *row) for row in unique.tolist()]
@@ -372,17 +373,6 @@ class _Walk:
                 n_inner_chunks=n_chunks if inside else 0,
             )
         )
-
-
-def too_many_entries(source: Source, n_entries: int, most: int) -> LimitError:
-    """Error of indexes of one object that would take too much memory."""
-    return LimitError(
-        "the shard indexes of one object take too much memory to be verified",
-        array_path=source.layout.path,
-        expected=f"at most {most} entries",
-        got=f"{n_entries} entries",
-        hint="raise options.memory_limit",
-    )
 
 
 def _column(columns: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:

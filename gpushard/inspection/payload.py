@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetching.fetch import fetch_payload
-from gpushard.inspection.columns import is_inside
+from gpushard.inspection.columns import StoredChunks, is_inside
 from gpushard.inspection.contents import Contents
 from gpushard.inspection.findings import Check, Finding
+from gpushard.inspection.room import n_workers
 from gpushard.planning.coalesce import Requests, coalesce
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
@@ -121,10 +121,11 @@ class PayloadCheck:
             source.pipeline.bytes_codecs[-1].decode(data, limit, exact=False)
 
 
-def misfits(contents: Contents, report: Report) -> NDArray[np.bool_]:
+def _misfits(
+    contents: Contents, chunks: StoredChunks, report: Report
+) -> NDArray[np.bool_]:
     """Which inner chunks have an impossible size, each reported: bool, (n_chunks,)."""
-    source, chunks = contents.source, contents.chunks
-    assert chunks is not None  # noqa: S101 - the caller has asked
+    source = contents.source
     wrong = np.zeros(len(chunks.state), bool)
     stored = chunks.stored
     nbytes = (chunks.stop - chunks.start)[stored]
@@ -148,7 +149,8 @@ def misfits(contents: Contents, report: Report) -> NDArray[np.bool_]:
             )
             row = int(stored[at])
             wrong[row] = True
-            report(contents, _finding(contents, row, error, 1, is_size=True))
+            at_chunk = chunks.coordinate[row]
+            report(contents, _finding(contents, at_chunk, error, 1, is_size=True))
     return wrong
 
 
@@ -163,18 +165,19 @@ def payload_tasks(
     chunks = contents.chunks
     if chunks is None:
         return
-    wrong = misfits(contents, report)
+    wrong = _misfits(contents, chunks, report)
     if not check.reads:
         return
     rows = np.flatnonzero((chunks.stop > chunks.start) & ~wrong)
     rows, n_sharing = _distinct(chunks.start, chunks.stop, rows)
-    batch = _Batch(check, contents, rows, n_sharing, report, advance)
-    yield from batch.tasks()
+    if len(rows):
+        some = _Batch(check, contents, chunks, rows, n_sharing, report, advance)
+        yield from some.tasks()
     empty = chunks.stored[(chunks.stop == chunks.start)[chunks.stored]]
     empty = empty[~wrong[empty]]
     if len(empty):
-        nothing = _Batch(check, contents, empty, np.ones_like(empty), report, advance)
-        yield nothing.verify_empty
+        once = np.ones_like(empty)
+        yield _Batch(check, contents, chunks, empty, once, report, advance).verify_empty
 
 
 def _distinct(start: Ints, stop: Ints, rows: Ints) -> tuple[Ints, Ints]:
@@ -194,16 +197,15 @@ class _Batch:
 
     check: PayloadCheck
     contents: Contents
+    chunks: StoredChunks
     rows: Ints
     n_sharing: Ints
     report: Report
     advance: Advance
 
     def tasks(self) -> Iterator[Task]:
-        chunks = self.contents.chunks
-        if chunks is None or not len(self.rows):
-            return
-        source = self.contents.source
+        """Tasks, each of some requests; there is one row at the least."""
+        source, chunks = self.contents.source, self.chunks
         costs = source.store.costs
         most = min(source.options.memory_limit // (2 * n_workers(source)), _TASK_NBYTES)
         requests = coalesce(
@@ -220,10 +222,8 @@ class _Batch:
 
     def verify_empty(self) -> None:
         """Verify inner chunks that are stored in no bytes: there are none to fetch."""
-        chunks = self.contents.chunks
-        assert chunks is not None  # noqa: S101 - as in `tasks`
         for i, row in enumerate(self.rows.tolist()):
-            self._verify_one(i, np.empty(0, np.uint8), int(chunks.start[row]))
+            self._verify_one(i, np.empty(0, np.uint8), int(self.chunks.start[row]))
         self.advance(self.contents, len(self.rows), 0)
 
     def _verify(self, requests: Requests, some: range) -> None:
@@ -250,47 +250,43 @@ class _Batch:
 
     def _verify_singly(self, requests: Requests, some: range) -> None:
         """As `_verify`, where the object ends before some of what is asked."""
-        chunks, contents = self.contents.chunks, self.contents
+        chunks, contents = self.chunks, self.contents
         first, last = requests.bounds[some.start], requests.bounds[some.stop]
         for i in requests.order[first:last].tolist():
             row = int(self.rows[i])
-            assert chunks is not None  # noqa: S101 - as in `tasks`
             start, stop = int(chunks.start[row]), int(chunks.stop[row])
             request = ByteRequest(contents.key, start, stop, contents.version)
             n_sharing = int(self.n_sharing[i])
             try:
                 (answer,) = fetch_payload(contents.source, [request])
             except CorruptShardError as error:
-                found = _finding(contents, row, error, n_sharing)
+                found = _finding(contents, chunks.coordinate[row], error, n_sharing)
                 self.report(contents, replace(found, kind="bounds"))
             else:
                 self._verify_one(i, answer, start)
             self.advance(contents, n_sharing, stop - start)
 
     def _verify_one(self, i: int, data: NDArray[np.uint8], base: int) -> None:
-        contents, row = self.contents, int(self.rows[i])
-        chunks = contents.chunks
-        assert chunks is not None  # noqa: S101 - as in `tasks`
-        shape = contents.source.shape_of(tuple(chunks.coordinate[row].tolist()))
+        contents, chunks, row = self.contents, self.chunks, int(self.rows[i])
+        coordinate = chunks.coordinate[row]
+        shape = contents.source.shape_of(tuple(coordinate.tolist()))
         mine = data[int(chunks.start[row]) - base : int(chunks.stop[row]) - base]
         try:
             self.check.verify(contents.source, mine, shape)
         except CorruptShardError as error:
-            found = _finding(contents, row, error, int(self.n_sharing[i]))
+            found = _finding(contents, coordinate, error, int(self.n_sharing[i]))
             self.report(contents, found)
 
 
 def _finding(
     contents: Contents,
-    row: int,
+    coordinate: Ints,
     error: CorruptShardError,
     n_sharing: int,
     *,
     is_size: bool = False,
 ) -> Finding:
-    chunks = contents.chunks
-    assert chunks is not None  # noqa: S101 - it has the row
-    coordinate = chunks.coordinate[row]
+    """What is wrong with the inner chunk at `coordinate`, and what that costs."""
     inside = bool(is_inside(contents.source.layout, coordinate[None])[0])
     return Finding.of(
         error,
@@ -299,17 +295,3 @@ def _finding(
         kind="size" if is_size else None,
         n_inner_chunks=n_sharing if inside else 0,
     )
-
-
-def n_workers(source: Source) -> int:
-    """Tasks that run side by side: requests over a network keep a worker waiting."""
-    most = source.room.most_workers
-    if source.store.costs.prefers_whole_objects:
-        return min(max(source.options.threads, 8), most)
-    return min(source.options.threads, most)
-
-
-def index_entries(source: Source, coordinate: tuple[int, ...]) -> int:
-    """Entries of all indexes that one object may have, at the least one."""
-    levels = range(len(source.layout.levels))
-    return prod(prod(source.chunks_per_shard(coordinate, level)) for level in levels)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gpushard.inspection.contents import too_many_entries
-from gpushard.inspection.payload import n_workers
+from math import prod
+
+from gpushard.errors import LimitError
 from gpushard.options import MIB
 from gpushard.source import Source
 
@@ -30,17 +31,28 @@ def outer_entries(source: Source) -> int:
     return sum(source.index_nbytes[:1]) // 16
 
 
-def refuse_many(source: Source, n_entries: int) -> None:
-    """Refuse indexes of one object that have too many entries together.
+def index_entries(source: Source, coordinate: tuple[int, ...]) -> int:
+    """Entries of all indexes that one object may have, at the least one."""
+    levels = range(len(source.layout.levels))
+    return prod(prod(source.chunks_per_shard(coordinate, level)) for level in levels)
+
+
+def refuse_more_than(most: int, n_entries: int, source: Source) -> None:
+    """Refuse indexes of one object that have more than `most` entries together.
 
     Raises
     ------
     LimitError
-        They would take more than three quarters of the memory limit.
+        They would take more memory than a verification may hold.
     """
-    most = most_entries(source)
     if n_entries > most:
-        raise too_many_entries(source, n_entries, most)
+        raise LimitError(
+            "the shard indexes of one object take too much memory to be verified",
+            array_path=source.layout.path,
+            expected=f"at most {most} entries",
+            got=f"{n_entries} entries",
+            hint="raise options.memory_limit",
+        )
 
 
 def beside_indexes(source: Source) -> Source:
@@ -49,8 +61,16 @@ def beside_indexes(source: Source) -> Source:
     return source if nbytes <= MIB else source.beside(nbytes)
 
 
+def n_workers(source: Source) -> int:
+    """Tasks that run side by side: requests over a network keep a worker waiting."""
+    most = source.room.most_workers
+    if source.store.costs.prefers_whole_objects:
+        return min(max(source.options.threads, 8), most)
+    return min(source.options.threads, most)
+
+
 def workers(source: Source) -> int:
-    """Tasks side by side, each of which may be of another object."""
+    """As `n_workers`, where each task may be of another object, and hold its index."""
     nbytes = outer_entries(source) * entry_nbytes(source)
     n = source.options.memory_limit // max(1, 8 * nbytes)
     return max(1, min(n_workers(source), n))

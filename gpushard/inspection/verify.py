@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from math import prod
 from time import perf_counter
 
 from gpushard.errors import ObjectChangedError, StoreError
@@ -19,17 +18,14 @@ from gpushard.inspection.contents import (
     is_read_whole,
 )
 from gpushard.inspection.findings import Check, Finding, Verification
-from gpushard.inspection.payload import (
-    PayloadCheck,
-    index_entries,
-    payload_tasks,
-)
+from gpushard.inspection.payload import PayloadCheck, payload_tasks
 from gpushard.inspection.progress import Found
 from gpushard.inspection.room import (
     beside_indexes,
+    index_entries,
     most_entries,
     outer_entries,
-    refuse_many,
+    refuse_more_than,
     workers,
 )
 from gpushard.memory.known import IndexCache
@@ -79,10 +75,10 @@ def verify_array(
     if is_read_whole(source):
         source.room.refuse_large(in_part=False)
     check = PayloadCheck.of(source, decodes=decodes)
-    refuse_many(source, outer_entries(source))
+    most = most_entries(source)
+    refuse_more_than(most, outer_entries(source), source)
     n_workers = workers(source)
-    run = _Run(beside_indexes(source), check, progress or _no_progress)
-    run.most_entries = most_entries(source)
+    run = _Run(beside_indexes(source), check, progress or _no_progress, most)
     run_tasks(run.tasks(run.coordinates()), n_workers)
     changed = sorted(run.changed)
     run.is_second = True
@@ -99,14 +95,26 @@ def _no_progress(n_objects: float, nbytes: int) -> None:
 
 @dataclass
 class _Run:
-    """A verification under way; told of findings by several threads."""
+    """A verification under way; told of findings by several threads.
+
+    Attributes
+    ----------
+    source, check, progress
+        What is verified, how payload is, and who is told how far it is.
+    most_entries
+        Index entries of one object that may be held.
+    changed
+        Objects that were replaced meanwhile, to be verified once more.
+    is_second
+        Whether this is that second time.
+    """
 
     source: Source
     check: PayloadCheck
     progress: Progress
+    most_entries: int
     changed: set[Coordinate] = field(default_factory=set[Coordinate])
     is_second: bool = False
-    most_entries: int | None = None
     n_unreadable: int = 0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     _found: Found = field(default_factory=Found)
@@ -337,11 +345,6 @@ _COUNTS = (
     "unused_nbytes",
     "read_nbytes",
 )
-
-
-def n_objects(source: Source) -> int:
-    """Cells of the chunk grid, which is what progress is counted in."""
-    return prod(axis.n_cells for axis in source.layout.axes)
 
 
 def _unused_nbytes(contents: Contents) -> int:
