@@ -85,11 +85,10 @@ def placements(
     for p in on_host:
         if steps and steps[0].codec == p.codec:
             found.append(_on_device(steps.pop(0), device))
-        elif p.codec == "numcodecs.bitround":
-            why = "rounded numbers are numbers: there is nothing to undo"
-            found.append(CodecPlacement(p.codec, "scatter", "gpushard", why))
         else:
             why = "strides and flags of one kernel"
+            if p.codec == "numcodecs.bitround":
+                why = "rounded numbers are numbers: there is nothing to undo"
             found.append(CodecPlacement(p.codec, "scatter", "gpushard", why))
     return tuple(found)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpushard.devices.base import Device, Stream
+from gpushard.devices.gathering import contiguous_strides
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import read_to_device, room_nbytes
 from gpushard.errors import SelectionError
@@ -112,7 +113,7 @@ def _output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]
     shape = tuple(interface["shape"])
     strides = interface.get("strides")
     if strides is None:
-        strides = _contiguous(shape, dtype.itemsize)
+        strides = contiguous_strides(shape, dtype.itemsize)
     output = DeviceOutput(address, shape, tuple(strides), dtype)
     return output, interface.get("stream")
 
@@ -132,14 +133,6 @@ def _told(array: Any, device: Device) -> tuple[Any, Mapping[str, Any] | None]:
 def _is_on_gpu(array: Any) -> bool:
     tell = getattr(array, "__dlpack_device__", None)
     return tell is not None and int(tell()[0]) in _DLPACK_CUDA
-
-
-def _contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides: list[int] = []
-    for extent in reversed(shape):
-        strides.append(itemsize)
-        itemsize *= extent
-    return tuple(reversed(strides))
 
 
 def _handle(stream: Any, device: Device) -> Stream:

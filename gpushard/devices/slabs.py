@@ -37,13 +37,9 @@ class Slab:
 
     def address(self, nbytes: int) -> int:
         """Address of at least `nbytes` bytes, aligned to 256."""
-        held = 0 if self._buffer is None else self._buffer.nbytes
-        if self._buffer is None or held < nbytes:
-            if self._buffer is not None:
-                self._outgrown.append(self._buffer)
-            ahead = min(int(held * _GROWTH), self._most_nbytes)
-            self._buffer = self._device.allocate(max(nbytes, ahead, 256))
-        return self._buffer.address
+        if self._buffer is not None and self._buffer.nbytes < nbytes:
+            self._outgrown.append(self._buffer)
+        return self.address_anew(nbytes)
 
     def address_anew(self, nbytes: int) -> int:
         """As `address`, where no work under way uses what it holds."""

@@ -283,9 +283,7 @@ def _same(one: _Piece, other: _Piece) -> bool:
 
 
 def _equal(one: Elements, other: Elements) -> bool:
-    if isinstance(one, range) or isinstance(other, range):
-        return np.array_equal(as_array(one), as_array(other))
-    if one.dtype != other.dtype:  # a mask, and indexes
+    if isinstance(one, range) or isinstance(other, range) or one.dtype != other.dtype:
         return np.array_equal(as_array(one), as_array(other))
     return np.array_equal(one, other)
 
