@@ -370,7 +370,9 @@ class DeviceSink:
         )
         decoded: list[NDArray[np.uint8]] = []
         for column, data, low, nbytes in places:
-            chunk = decode_row(job, block, column, completed(data, low, nbytes))
+            chunk = decode_row(
+                job, block, column, completed(job.source.room, data, low, nbytes)
+            )
             decoded.append(self.chain.stored_bytes(chunk))
         return decoded
 

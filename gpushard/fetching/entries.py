@@ -8,13 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpushard.errors import CorruptShardError, GpushardError
-from gpushard.fetching.fetch import (
-    NestedShard,
-    fetch_nested_indexes,
-    index_request,
-    keep_index,
-    known_index,
-)
+from gpushard.fetching.fetch import index_request, keep_index, known_index
+from gpushard.fetching.nested import NestedShard, fetch_nested_indexes
 from gpushard.memory.known import KnownIndex
 from gpushard.planning.index import CORRUPT, MISSING, ShardIndex
 from gpushard.planning.touched import Coordinate, TouchedChunk

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.fetching.gone import deleted
 from gpushard.memory.known import KnownIndex
-from gpushard.planning.coalesce import coalesce
 from gpushard.planning.index import CORRUPT, ShardIndex, parse_index
 from gpushard.report import Tally
 from gpushard.selecting.selection import Ints
@@ -26,18 +25,7 @@ from gpushard.stores.base import ByteRequest, Fetched, lasts
 Coordinate = tuple[int, ...]
 
 _MEASURED_NBYTES = 1 << 24  # fetched at most, for an error to tell an object's size
-_RESTORE = "restore it from a copy or write it again"
-
-
-class NestedShard(NamedTuple):
-    """A shard inside a stored object: the byte range that it fills.
-
-    `parent` counts the stored objects that the caller named.
-    """
-
-    parent: int
-    start: int
-    stop: int
+RESTORE = "restore it from a copy or write it again"
 
 
 class Extent(NamedTuple):
@@ -111,14 +99,14 @@ def keep_index(
     """
     shape = source.chunks_per_shard(coordinate, 0)
     extent = Extent(key, 0, answer.object_nbytes)
-    index = _decode_index(source, 0, answer.data, shape, extent)
+    index = decode_index(source, 0, answer.data, shape, extent)
     known = KnownIndex(index, answer.version)
     if lasts(answer.version) and not (index.state == CORRUPT).any():
         source.indexes.put(coordinate, known)
     return known
 
 
-def _decode_index(
+def decode_index(
     source: Source,
     level: int,
     encoded: NDArray[np.uint8],
@@ -133,7 +121,7 @@ def _decode_index(
                 "the shard is too short to hold its index",
                 expected=f"{expected} bytes of index",
                 got=f"{len(encoded)} bytes",
-                hint=f"the object is truncated: {_RESTORE}",
+                hint=f"the object is truncated: {RESTORE}",
             )
         entries = source.index_pipelines[level].decode(encoded, (*shape, 2))
         return parse_index(
@@ -144,145 +132,6 @@ def _decode_index(
     except GpushardError as error:
         error.add_context(array_path=source.layout.path, shard_key=extent.key)
         raise
-
-
-def fetch_nested_indexes(
-    source: Source,
-    level: int,
-    nested: Sequence[NestedShard],
-    parents: Sequence[tuple[Coordinate, KnownIndex | None]],
-    tally: Tally,
-) -> list[ShardIndex | CorruptShardError]:
-    """Index of each nested shard of sharding level `level`, neighbours in one request.
-
-    An error stands where a nested shard is too short to hold its index, or the index
-    contradicts its codecs.
-
-    Parameters
-    ----------
-    nested
-        Ascending by stored object and byte range.
-    parents
-        Coordinate and outermost index of each stored object.
-    """
-    shape = source.chunks_per_shard(parents[0][0], level)
-    extents = [
-        Extent(source.key(parents[n.parent][0]), n.start, n.stop - n.start)
-        for n in nested
-    ]
-    # A nested shard is a byte range of its parent, and known under it.
-    keys = [(*parents[n.parent][0], level, n.start, n.stop) for n in nested]
-    versions = [known and known.version for _, known in parents]
-    # A parent's index may have been dropped, and read again from another object.
-    found: list[ShardIndex | CorruptShardError | None] = [
-        known.index if known and known.version == versions[n.parent] else None
-        for known, n in zip(map(source.indexes.get, keys), nested, strict=True)
-    ]
-    wanted: list[int] = []
-    ranges: list[tuple[int, int]] = []
-    for i in [i for i, index in enumerate(found) if index is None]:
-        try:
-            ranges.append(index_range(source, level, extents[i], prod(shape)))
-        except CorruptShardError as error:
-            found[i] = error.with_traceback(None)  # which holds what it was raised of
-        else:
-            wanted.append(i)
-    parent = [nested[i].parent for i in wanted]
-    encoded = _read_all_there_is(source, parent, ranges, parents, tally)
-    for i, data in zip(wanted, encoded, strict=True):
-        version = versions[nested[i].parent]
-        if isinstance(data, CorruptShardError):
-            found[i] = data
-            continue
-        try:
-            index = found[i] = _decode_index(source, level, data, shape, extents[i])
-        except CorruptShardError as error:
-            found[i] = error.with_traceback(None)
-        else:
-            if lasts(version):
-                source.indexes.put(keys[i], KnownIndex(index, version))
-    return [index for index in found if index is not None]
-
-
-def index_range(
-    source: Source, level: int, extent: Extent, n_entries: int
-) -> tuple[int, int]:
-    """Half-open byte range of a nested shard's index."""
-    here = source.layout.levels[level]
-    nbytes = here.index_nbytes(n_entries)
-    if extent.nbytes is not None and extent.nbytes < nbytes:
-        raise CorruptShardError(
-            "a nested shard is too short to hold its index",
-            array_path=source.layout.path,
-            shard_key=extent.key,
-            expected=f"at least {nbytes} bytes",
-            got=f"{extent.nbytes} bytes from byte {extent.start} on",
-            hint=f"the shard is damaged: {_RESTORE}",
-        )
-    stop = extent.start + (extent.nbytes or 0)
-    if here.index_location == "end":
-        return stop - nbytes, stop
-    return extent.start, extent.start + nbytes
-
-
-def _read_all_there_is(
-    source: Source,
-    parent: Sequence[int],
-    ranges: Sequence[tuple[int, int]],
-    parents: Sequence[tuple[Coordinate, KnownIndex | None]],
-    tally: Tally,
-) -> Sequence[NDArray[np.uint8] | CorruptShardError]:
-    """Bytes of each range; an error where an object ends before."""
-    try:
-        return _read_ranges(source, parent, ranges, parents, tally)
-    except CorruptShardError as error:
-        if len(ranges) == 1:
-            return [error]
-    return [
-        piece
-        for at in zip(parent, ranges, strict=True)
-        for piece in _read_all_there_is(source, at[:1], at[1:], parents, tally)
-    ]
-
-
-def _read_ranges(
-    source: Source,
-    parent: Sequence[int],
-    ranges: Sequence[tuple[int, int]],
-    parents: Sequence[tuple[Coordinate, KnownIndex | None]],
-    tally: Tally,
-) -> list[NDArray[np.uint8]]:
-    """Bytes of each range, read in coalesced requests."""
-    if not ranges:
-        return []
-    start, stop = np.array(ranges, np.int64).T
-    costs = source.store.costs
-    requests = coalesce(
-        np.array(parent, np.int64),
-        start,
-        stop,
-        gap_nbytes=costs.gap_nbytes,
-        max_request_nbytes=costs.max_request_nbytes,
-        is_bound=costs.bounds_requests,
-    )
-    byte_requests: list[ByteRequest] = []
-    columns = (requests.source, requests.start, requests.stop)
-    for p, first, last in zip(*(c.tolist() for c in columns), strict=True):
-        coordinate, known = parents[p]
-        version = known and known.version
-        key = source.key(coordinate)
-        byte_requests.append(ByteRequest(key, first, last, version, is_indexed=True))
-    with tally.stage("index"):
-        answers = fetch_payload(source, byte_requests)
-    tally.add(
-        n_index_requests=len(byte_requests), index_nbytes=int(requests.nbytes.sum())
-    )
-    pieces: list[NDArray[np.uint8]] = [np.empty(0, np.uint8)] * len(ranges)
-    for r, answer in enumerate(answers):
-        base = byte_requests[r].start
-        for row in requests.order[requests.bounds[r] : requests.bounds[r + 1]].tolist():
-            pieces[row] = answer[ranges[row][0] - base : ranges[row][1] - base]
-    return pieces
 
 
 def fetch_payload(
@@ -352,7 +201,7 @@ def _checked_raw(
             shard_key=request.key,
             expected=f"{expected} bytes",
             got="more bytes" if got is None else f"{got} bytes",
-            hint=f"the object is damaged: {_RESTORE}",
+            hint=f"the object is damaged: {RESTORE}",
         )
     return answer.data[:wanted]
 
@@ -370,7 +219,7 @@ def _exactly(
             shard_key=request.key,
             expected=f"bytes {request.start} to {request.stop}",
             got=f"{len(answer.data)} of {expected} bytes",
-            hint=f"the object is truncated: {_RESTORE}",
+            hint=f"the object is truncated: {RESTORE}",
         )
     return answer.data
 

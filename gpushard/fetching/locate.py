@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, LimitError
-from gpushard.fetching.fetch import NestedShard, fetch_indexes, fetch_nested_indexes
+from gpushard.fetching.fetch import fetch_indexes
 from gpushard.fetching.gone import deleted, refuse_replaced
 from gpushard.fetching.job import Job
+from gpushard.fetching.nested import NestedShard, fetch_nested_indexes
 from gpushard.fetching.ranged import Located
 from gpushard.memory.known import KnownIndex
 from gpushard.planning.blocks import Planned, ShardBlock

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gpushard.fused.columns import WORK_AXES, WORK_ROWS
 from gpushard.fused.libraries import Library
+from gpushard.memory.pages import in_pages
 from gpushard.options import KIB, MIB
 
 # Bytes read from a file at a time stay in a core's cache until they are decoded.
@@ -56,7 +57,8 @@ class Room(threading.local):
         kept = self._kept.get(use)
         if kept is not None and kept.nbytes >= nbytes:
             return kept
-        memory = np.empty(nbytes + 2 * _CACHE_LINE, np.uint8)
+        room_nbytes = nbytes + 2 * _CACHE_LINE
+        memory = np.empty(room_nbytes, np.uint8) if keeps else in_pages(room_nbytes)
         memory = memory[_CACHE_LINE - address_of(memory) % _CACHE_LINE :]
         room = Buffer(address_of(memory), memory)
         if nbytes <= (_KEPT_NBYTES if keeps else WINDOW_NBYTES):

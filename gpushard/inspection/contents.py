@@ -11,13 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError
-from gpushard.fetching.fetch import (
-    Extent,
-    NestedShard,
-    fetch_indexes,
-    fetch_nested_indexes,
-    index_range,
-)
+from gpushard.fetching.fetch import Extent, fetch_indexes
+from gpushard.fetching.nested import NestedShard, fetch_nested_indexes, index_range
 from gpushard.inspection.columns import StoredChunks, cells_of, is_inside
 from gpushard.inspection.findings import Finding, Kind
 from gpushard.inspection.room import refuse_more_than

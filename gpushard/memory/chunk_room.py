@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from gpushard.errors import LimitError
 from gpushard.memory.freed import freed, give_back
+from gpushard.memory.pages import in_pages
 from gpushard.options import KIB, MIB, ReadOptions
 from gpushard.workers import run_in_turn
 
@@ -168,6 +169,13 @@ class ChunkRoom:
     def is_crowded(self) -> bool:
         """Whether what the C library keeps of inner chunks as a rule matters."""
         return self._is_crowded_by(0)
+
+    def empty(self, nbytes: int) -> NDArray[np.uint8]:
+        """Room for fetched bytes, or an inner chunk: uint8, host, of any content.
+
+        Where it matters it goes back to the system as soon as it is let go.
+        """
+        return in_pages(nbytes) if self.is_crowded else np.empty(nbytes, np.uint8)
 
     def note_taken(self, nbytes: int) -> None:
         """Let go what others freed, where so much is taken that it matters."""

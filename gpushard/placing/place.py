@@ -14,6 +14,7 @@ from gpushard.errors import CorruptShardError
 from gpushard.fetching.fetch import fetch_wanted
 from gpushard.fetching.job import Answer, Job
 from gpushard.fetching.ranged import Places, RangedBlock
+from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.placing.keeping import elements_of, store_elements
 from gpushard.placing.scatter import Target, make_target
 from gpushard.planning.blocks import ShardBlock
@@ -60,8 +61,14 @@ class HostSink:
             As the store and `fetch_wanted` raise them.
         """
         room = job.source.room
-        if room.is_raw and room.is_crowded:  # of others it is noted as they are decoded
-            room.note_taken(sum((r.stop or 0) - r.start for r in requests))
+        if room.is_crowded:
+            sizes = [(r.stop or 0) - r.start for r in requests]
+            if room.is_raw:  # of others it is noted as they are decoded
+                room.note_taken(sum(sizes))
+            requests = [
+                request._replace(into=room.empty(nbytes))
+                for request, nbytes in zip(requests, sizes, strict=True)
+            ]
         with job.tally.stage("fetch"):
             answers = fetch_wanted(job.source, requests)
         yield answers
@@ -143,7 +150,8 @@ class HostSink:
         for i, here in enumerate(zip(starts, stops, lows, sizes, strict=True)):
             if decoded != here:
                 chunk = _NOTHING  # let go of the last one before there is another
-                encoded = completed(fetched[here[0] : here[1]], here[2], here[3])
+                span = fetched[here[0] : here[1]]
+                encoded = completed(job.source.room, span, here[2], here[3])
                 chunk = decode_row(
                     job, ranged.block, int(rows[i]), encoded, ranged.claimed
                 )
@@ -170,14 +178,16 @@ def _runs(rows: Ints) -> Iterator[Ints]:
         yield rows[first : first + _RUN_ROWS]
 
 
-def completed(span: NDArray[np.uint8], low: int, nbytes: int) -> NDArray[np.uint8]:
+def completed(
+    room: ChunkRoom, span: NDArray[np.uint8], low: int, nbytes: int
+) -> NDArray[np.uint8]:
     """Bytes of a whole inner chunk of which only `span`, from `low` on, is fetched.
 
     The bytes between are of no meaning: nothing wanted lies there.
     """
     if len(span) == nbytes:
         return span
-    whole = np.empty(nbytes, np.uint8)
+    whole = room.empty(nbytes)
     whole[low : low + len(span)] = span
     return whole
 

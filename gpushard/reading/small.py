@@ -352,7 +352,9 @@ def _place(
 ) -> None:
     """Decode an inner chunk and write what is wanted of it."""
     chunk, start, _, (first, nbytes), key, may_drop = wanted
-    encoded = span if len(span) == nbytes else completed(span, start - first, nbytes)
+    encoded = span
+    if len(span) != nbytes:
+        encoded = completed(source.room, span, start - first, nbytes)
     strides = source.range_strides if key is None else None
     wanted_bytes = None if strides is None else _extent(chunk, strides)
     try:

@@ -1,0 +1,193 @@
+"""Indexes of shards that are nested in stored objects, neighbours in one request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import CorruptShardError
+from gpushard.fetching.fetch import (
+    RESTORE,
+    Coordinate,
+    Extent,
+    decode_index,
+    fetch_payload,
+)
+from gpushard.memory.known import KnownIndex
+from gpushard.memory.pages import in_pages
+from gpushard.planning.coalesce import coalesce, cut_batches
+from gpushard.planning.index import ShardIndex
+from gpushard.report import Tally
+from gpushard.source import Source
+from gpushard.stores.base import ByteRequest, lasts
+
+# What of the memory limit is fetched at a time to find indexes in it, and how many
+# requests share that: all that lies between neighbours comes with them.
+_SHARE, _REQUESTS = 8, 4
+
+
+class NestedShard(NamedTuple):
+    """A shard inside a stored object: the byte range that it fills.
+
+    `parent` counts the stored objects that the caller named.
+    """
+
+    parent: int
+    start: int
+    stop: int
+
+
+def fetch_nested_indexes(
+    source: Source,
+    level: int,
+    nested: Sequence[NestedShard],
+    parents: Sequence[tuple[Coordinate, KnownIndex | None]],
+    tally: Tally,
+) -> list[ShardIndex | CorruptShardError]:
+    """Index of each nested shard of sharding level `level`, neighbours in one request.
+
+    An error stands where a nested shard is too short to hold its index, or the index
+    contradicts its codecs.
+
+    Parameters
+    ----------
+    nested
+        Ascending by stored object and byte range.
+    parents
+        Coordinate and outermost index of each stored object.
+    """
+    shape = source.chunks_per_shard(parents[0][0], level)
+    extents = [
+        Extent(source.key(parents[n.parent][0]), n.start, n.stop - n.start)
+        for n in nested
+    ]
+    # A nested shard is a byte range of its parent, and known under it.
+    keys = [(*parents[n.parent][0], level, n.start, n.stop) for n in nested]
+    versions = [known and known.version for _, known in parents]
+    # A parent's index may have been dropped, and read again from another object.
+    found: list[ShardIndex | CorruptShardError | None] = [
+        known.index if known and known.version == versions[n.parent] else None
+        for known, n in zip(map(source.indexes.get, keys), nested, strict=True)
+    ]
+    wanted: list[int] = []
+    ranges: list[tuple[int, int]] = []
+    for i in [i for i, index in enumerate(found) if index is None]:
+        try:
+            ranges.append(index_range(source, level, extents[i], prod(shape)))
+        except CorruptShardError as error:
+            found[i] = error.with_traceback(None)  # which holds what it was raised of
+        else:
+            wanted.append(i)
+    parent = [nested[i].parent for i in wanted]
+    encoded = _read_all_there_is(source, parent, ranges, parents, tally)
+    for i, data in zip(wanted, encoded, strict=True):
+        version = versions[nested[i].parent]
+        if isinstance(data, CorruptShardError):
+            found[i] = data
+            continue
+        try:
+            index = found[i] = decode_index(source, level, data, shape, extents[i])
+        except CorruptShardError as error:
+            found[i] = error.with_traceback(None)
+        else:
+            if lasts(version):
+                source.indexes.put(keys[i], KnownIndex(index, version))
+    return [index for index in found if index is not None]
+
+
+def index_range(
+    source: Source, level: int, extent: Extent, n_entries: int
+) -> tuple[int, int]:
+    """Half-open byte range of a nested shard's index."""
+    here = source.layout.levels[level]
+    nbytes = here.index_nbytes(n_entries)
+    if extent.nbytes is not None and extent.nbytes < nbytes:
+        raise CorruptShardError(
+            "a nested shard is too short to hold its index",
+            array_path=source.layout.path,
+            shard_key=extent.key,
+            expected=f"at least {nbytes} bytes",
+            got=f"{extent.nbytes} bytes from byte {extent.start} on",
+            hint=f"the shard is damaged: {RESTORE}",
+        )
+    stop = extent.start + (extent.nbytes or 0)
+    if here.index_location == "end":
+        return stop - nbytes, stop
+    return extent.start, extent.start + nbytes
+
+
+def _read_all_there_is(
+    source: Source,
+    parent: Sequence[int],
+    ranges: Sequence[tuple[int, int]],
+    parents: Sequence[tuple[Coordinate, KnownIndex | None]],
+    tally: Tally,
+) -> Sequence[NDArray[np.uint8] | CorruptShardError]:
+    """Bytes of each range; an error where an object ends before."""
+    try:
+        return _read_ranges(source, parent, ranges, parents, tally)
+    except CorruptShardError as error:
+        if len(ranges) == 1:
+            return [error]
+    return [
+        piece
+        for at in zip(parent, ranges, strict=True)
+        for piece in _read_all_there_is(source, at[:1], at[1:], parents, tally)
+    ]
+
+
+def _read_ranges(
+    source: Source,
+    parent: Sequence[int],
+    ranges: Sequence[tuple[int, int]],
+    parents: Sequence[tuple[Coordinate, KnownIndex | None]],
+    tally: Tally,
+) -> list[NDArray[np.uint8]]:
+    """Bytes of each range, read in coalesced requests, some of these at a time."""
+    if not ranges:
+        return []
+    start, stop = np.array(ranges, np.int64).T
+    costs = source.store.costs
+    room = max(1, source.options.memory_limit // _SHARE)
+    requests = coalesce(
+        np.array(parent, np.int64),
+        start,
+        stop,
+        gap_nbytes=costs.gap_nbytes,
+        max_request_nbytes=max(1, min(costs.max_request_nbytes, room // _REQUESTS)),
+        is_bound=costs.bounds_requests,
+    )
+    byte_requests: list[ByteRequest] = []
+    columns = (requests.source, requests.start, requests.stop)
+    for p, first, last in zip(*(c.tolist() for c in columns), strict=True):
+        coordinate, known = parents[p]
+        version = known and known.version
+        key = source.key(coordinate)
+        byte_requests.append(ByteRequest(key, first, last, version, is_indexed=True))
+    pieces: list[NDArray[np.uint8]] = [np.empty(0, np.uint8)] * len(ranges)
+    for first, last in cut_batches(requests.nbytes, room):
+        with tally.stage("index"):
+            answers = fetch_payload(
+                source, [*map(_into_pages, byte_requests[first:last])]
+            )
+        for r, answer in zip(range(first, last), answers, strict=True):
+            base = byte_requests[r].start
+            begin, end = requests.bounds[r : r + 2].tolist()
+            for row in requests.order[begin:end].tolist():
+                piece = answer[ranges[row][0] - base : ranges[row][1] - base]
+                # What lies between indexes is not held with them.
+                pieces[row] = piece if len(piece) == len(answer) else piece.copy()
+        del answers
+    tally.add(
+        n_index_requests=len(byte_requests), index_nbytes=int(requests.nbytes.sum())
+    )
+    return pieces
+
+
+def _into_pages(request: ByteRequest) -> ByteRequest:
+    """The request, answered where what is kept of it is not laid beside it."""
+    return request._replace(into=in_pages((request.stop or 0) - request.start))

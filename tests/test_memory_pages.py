@@ -1,0 +1,131 @@
+"""Bytes that are fetched lie in pages of their own, where little memory is left."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asked_store import IN_REQUESTS, asked_nbytes, opened, put
+from damaged_arrays import WAYS
+from damaged_arrays import opened as opened_in_a_way
+from gpushard.fetching import nested
+from gpushard.fetching.fetch import fetch_payload
+from gpushard.memory import chunk_room, pages
+from gpushard.memory.pages import in_pages
+from gpushard.options import KIB, MIB
+from lone_chunks import let_little_count
+from memory_probe import status_nbytes
+from spec_shards import LITTLE, document, sharding
+
+INDEXED = {"index_codecs": [LITTLE]}
+N = 512 * KIB
+
+
+@pytest.mark.skipif(
+    not os.access("/proc/self/status", os.R_OK), reason="only Linux tells so"
+)
+def test_pages_go_back_as_soon_as_nobody_has_them():
+    held = in_pages(16 * MIB)
+    held[:] = 1
+    part = held[5:9]
+    before = status_nbytes("VmRSS")
+    del held
+    assert status_nbytes("VmRSS") > before - 8 * MIB
+    del part
+    assert status_nbytes("VmRSS") < before - 15 * MIB
+
+
+def test_a_little_room_is_had_from_the_c_library():
+    for nbytes, is_mapped in ((0, False), (KIB, False), (MIB, True)):
+        made = in_pages(nbytes)
+        assert (len(made), made.dtype) == (nbytes, np.uint8)
+        made[:] = 7
+        mapped = made.base is not None and made.base.obj  # type: ignore[union-attr]
+        assert isinstance(mapped, mmap.mmap) is is_mapped
+
+
+def test_where_the_system_has_no_pages_there_is_no_memory(monkeypatch):
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(pages.mmap, "mmap", refused)
+    with pytest.raises(MemoryError, match="no room for 1048576 bytes"):
+        in_pages(MIB)
+
+
+@pytest.mark.parametrize("way", ["plain", "small", "compiled"])
+@pytest.mark.parametrize(("limit", "is_little"), [(4 * MIB, True), (MIB << 10, False)])
+def test_parts_of_plain_elements_are_fetched_to_pages_where_there_is_little_room(
+    tmp_path, monkeypatch, way, limit, is_little
+):
+    let_little_count(monkeypatch)
+    values = np.random.default_rng(3).integers(0, 256, 4 * N, "u1")
+    shard = sharding((N,), **INDEXED)
+    entries = np.array([[k * N, N] for k in range(4)], "<u8").tobytes()
+    put(tmp_path, document((4 * N,), (4 * N,), shard), c_0=values.tobytes() + entries)
+    made: list[int] = []
+
+    def noted(nbytes: int) -> Any:
+        made.append(nbytes)
+        return in_pages(nbytes)
+
+    monkeypatch.setattr(chunk_room, "in_pages", noted)
+    a = opened_in_a_way(tmp_path, way, memory_limit=limit, threads=4)
+    for key in (np.s_[5::1000], np.s_[7:99]):
+        assert np.array_equal(a[key], values[key])
+    assert bool(made) is (is_little and way != "compiled")
+
+
+# Nested indexes, and what lies between them
+
+
+def put_nested(place: Any, n: int, n_nested: int) -> Any:
+    """Nested shards of two inner chunks of `n` bytes, their indexes behind them."""
+    inner = sharding((n,), **INDEXED)
+    outer = sharding((2 * n,), codecs=[inner], **INDEXED)
+    one = bytes(2 * n) + np.array([[0, n], [n, n]], "<u8").tobytes()
+    entries = np.array([[k * len(one), len(one)] for k in range(n_nested)], "<u8")
+    meta = document((2 * n * n_nested,), (2 * n * n_nested,), outer)
+    return put(place, meta, c_0=one * n_nested + entries.tobytes())
+
+
+def test_what_lies_between_nested_indexes_is_fetched_a_part_at_a_time(
+    tmp_path, monkeypatch
+):
+    put_nested(tmp_path, 8 * KIB, 256)
+    asked: list[int] = []
+
+    def noted(source: Any, requests: Any) -> Any:
+        asked.append(asked_nbytes(requests))
+        return fetch_payload(source, requests)
+
+    monkeypatch.setattr(nested, "fetch_payload", noted)
+    limit = MIB
+    a, _ = opened(tmp_path, IN_REQUESTS, memory_limit=limit, small_read_chunks=0)
+    assert not a[:: 8 * KIB].any()
+    assert sum(asked) > limit
+    assert max(asked) <= limit // 8
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "device"])
+def test_what_lies_between_nested_indexes_is_not_held_with_them(
+    tmp_path, monkeypatch, way
+):
+    put_nested(tmp_path, 8 * KIB, 256)
+    # As pages are not traced.
+    monkeypatch.setattr(nested, "in_pages", lambda n: np.empty(n, np.uint8))
+    a = opened_in_a_way(tmp_path, way, memory_limit=4 * MIB, index_cache_nbytes=0)
+    key = np.s_[:: 32 * KIB]
+    a[key]  # what is loaded once
+    tracemalloc.start()
+    try:
+        assert not a[key].any()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * MIB
