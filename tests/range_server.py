@@ -73,6 +73,8 @@ class RangeServer:
         Whether ranges are answered with other bytes than the object's.
     answers_head
         False: HEAD is answered 405.
+    head_nbytes
+        Size that a HEAD tells, whatever it is.
     redirects
         Whether a request is first sent elsewhere, or the address where to.
     page
@@ -107,6 +109,7 @@ class RangeServer:
     padding: int = 0
     garbles: bool = False
     answers_head: bool = True
+    head_nbytes: int | None = None
     redirects: bool | str = False
     page: bytes | None = None
     trickles: Literal["head", "body"] | None = None
@@ -223,7 +226,9 @@ class _Handler(BaseHTTPRequestHandler):
             ends = b"" if is_cut else b"0\r\n\r\n"
             body = b"%x\r\n%b\r\n%b" % (len(body), body, ends) if body else ends
         else:
-            self.send_header("Content-Length", str(len(body)))
+            lies = settings.head_nbytes is not None and not with_body
+            told = settings.head_nbytes if lies else len(body)
+            self.send_header("Content-Length", str(told))
         if settings.trickles == "head":
             self.flush_headers()
             self._trickle(b"X-Slow: " + bytes(b"a" * _ENDLESS))

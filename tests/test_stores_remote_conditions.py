@@ -12,7 +12,7 @@ from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.stores.remote import RemoteStore
 from gpushard.stores.remote_url import open_url
 from range_server import RangeServer
-from stored_object import read_one, write_object
+from stored_object import BODY, read_one, write_object
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
@@ -41,3 +41,17 @@ def test_a_refused_condition_that_nobody_made_is_no_replaced_object(
         with pytest.raises(StoreError, match="412") as caught:
             read_one(store, 0, 4, version=asked)
         assert not isinstance(caught.value, ObjectChangedError)
+
+
+def test_an_object_that_a_head_calls_empty_is_looked_at(server, store) -> None:
+    server.answers_suffixes, server.head_nbytes = False, 0
+    assert read_one(store, -20).data.tobytes() == BODY[-20:]
+    (server.directory / "c/0").write_bytes(b"")
+    assert read_one(store, -20).data.tobytes() == b""
+
+
+@pytest.mark.parametrize("told", [1, 19, 300, 1023, 5000])
+def test_the_end_of_an_object_of_two_sizes_is_none(server, store, told) -> None:
+    server.answers_suffixes, server.head_nbytes = False, told
+    with pytest.raises(StoreError, match=r"two sizes|416"):
+        read_one(store, -20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,6 +36,14 @@ _PROCESS_COSTS = FetchCosts(
 
 NEVER = datetime.fromtimestamp(0, UTC)
 """What obstore has for a Last-Modified that was not told."""
+
+# obstore has no classes for these answers, only their text.
+UNSATISFIABLE = re.compile(r"status code: 416\b")
+SUFFIX_REFUSED = re.compile(r"status code: (400|405|416|501)\b|CONTENT_RANGE header")
+# Which obstore takes for a missing object: some servers answer it for directories.
+METHOD_REFUSED = re.compile(r"status code: 405\b")
+UNSIZED = re.compile(r"(?i)content[-_]length header missing")
+RANGELESS = re.compile(r"(?i)content[-_](range header|length header missing)")
 
 # The process whose threads obstore's runtime has, once there is one.
 _owner: list[int] = []

@@ -6,7 +6,6 @@ no event loop, and so work the same in scripts, notebooks and worker threads.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -22,6 +21,11 @@ from gpushard.stores.bodies import Pace, body_of
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key, without_credentials
 from gpushard.stores.obstores import (
+    METHOD_REFUSED,
+    RANGELESS,
+    SUFFIX_REFUSED,
+    UNSATISFIABLE,
+    UNSIZED,
     costs_of,
     is_other,
     refuse_after_fork,
@@ -37,6 +41,7 @@ from gpushard.stores.remote_failures import (
     refuse_large,
     request_failure,
     too_slow,
+    two_sizes,
 )
 from gpushard.workers import run_side_by_side
 
@@ -48,14 +53,6 @@ if TYPE_CHECKING:
 
 # Where ranges are ignored, larger objects are an error, not a surprise download.
 _RANGELESS_MAX_NBYTES = 64 * MIB
-
-# obstore has no classes for these answers, only their text.
-_UNSATISFIABLE = re.compile(r"status code: 416\b")
-_SUFFIX_REFUSED = re.compile(r"status code: (400|405|416|501)\b|CONTENT_RANGE header")
-# Which obstore takes for a missing object: some servers answer it for directories.
-_METHOD_REFUSED = re.compile(r"status code: 405\b")
-_UNSIZED = re.compile(r"(?i)content[-_]length header missing")
-_RANGELESS = re.compile(r"(?i)content[-_](range header|length header missing)")
 
 
 class RemoteStore:
@@ -220,7 +217,7 @@ class RemoteStore:
         except StoreError:
             raise
         except request_errors() as error:
-            if _RANGELESS.search(str(error)):
+            if RANGELESS.search(str(error)):
                 self._ignores_ranges = True
                 return self._read_from_wholes([request])[0]
             if isinstance(error, PermissionDeniedError) and self._forbidden_is_missing:
@@ -229,7 +226,7 @@ class RemoteStore:
 
     def _absent(self, request: ByteRequest, error: FileNotFoundError) -> None:
         """Refuse to take an object for missing that was there, or may well be."""
-        if _METHOD_REFUSED.search(str(error)):
+        if METHOD_REFUSED.search(str(error)):
             raise request_failure(self._url, request.key, error) from error
         if request.version is not None:
             raise changed(self._url, request, "no object") from error
@@ -245,14 +242,14 @@ class RemoteStore:
         try:
             return self._request(request, {"range": span})
         except request_errors() as error:
-            if not _UNSATISFIABLE.search(str(error)):
+            if not UNSATISFIABLE.search(str(error)):
                 raise
             about = self._head(request)
             if start < about["size"]:
                 raise
             return self._empty(about)
 
-    def _read_suffix(self, request: ByteRequest) -> Fetched:
+    def _read_suffix(self, request: ByteRequest) -> Fetched | None:
         """The last bytes of the object, by its size where suffixes are refused."""
         from obstore.exceptions import NotSupportedError
 
@@ -262,18 +259,21 @@ class RemoteStore:
             except request_errors() as error:
                 if not isinstance(
                     error, NotSupportedError
-                ) and not _SUFFIX_REFUSED.search(str(error)):
+                ) and not SUFFIX_REFUSED.search(str(error)):
                     raise
         about = self._head(request)
-        if about["size"] == 0:
-            return self._empty(about)
+        if (nbytes := about["size"]) == 0:  # or a server that makes nothing of a HEAD
+            return self._read_from_wholes([request])[0]
         self._refuses_suffixes = True
-        start = max(0, about["size"] + request.start)
+        start = max(0, nbytes + request.start)
         version = request.version or version_of(about)
-        return self._request(
-            ByteRequest(request.key, start, about["size"], version),
-            {"range": (start, about["size"])},
+        found = self._request(
+            ByteRequest(request.key, start, nbytes, version),
+            {"range": (start, nbytes)},
         )
+        if found.object_nbytes != nbytes:
+            raise two_sizes(self._url, request.key, nbytes, found.object_nbytes)
+        return found
 
     def _request(self, request: ByteRequest, options: GetOptions) -> Fetched:
         """Bytes of one GET, checked against what was asked."""
@@ -363,7 +363,7 @@ class RemoteStore:
         except StoreError:
             raise
         except request_errors() as error:
-            if self._plain is not None and _UNSIZED.search(str(error)):
+            if self._plain is not None and UNSIZED.search(str(error)):
                 return self._get_unsized(request, self._plain)
             raise request_failure(self._url, request.key, error) from error
         return Fetched(data, len(data), version_of(about))

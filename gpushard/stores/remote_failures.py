@@ -46,6 +46,19 @@ def too_slow(url: str, key: str, nbytes: int, limit_s: float) -> StoreError:
     )
 
 
+def two_sizes(url: str, key: str, told: int, found: int | None) -> StoreError:
+    """Error of an object whose size nobody knows, and so not where it ends."""
+    return failure(
+        StoreError,
+        url,
+        key,
+        "the server tells two sizes of one object",
+        expected=f"{told} bytes, as it answers a HEAD",
+        got=f"{found} bytes of which it answers a range",
+        hint="check the server or the proxy before it; it should compress nothing",
+    )
+
+
 def refuse_large(url: str, key: str, nbytes: int, limit_nbytes: int) -> None:
     """Refuse to download a large object for the sake of a part of it.
 
