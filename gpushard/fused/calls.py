@@ -151,18 +151,22 @@ def _store_bool(_typing: Any, address: Any, value: Any) -> Any:
     return types.void(address, value), generate
 
 
-@intrinsic
-def _stream_128(_typing: Any, target: Any, source: Any) -> Any:
-    """Copy of 16 bytes past the caches, to a multiple of 16."""
+def _stream(nbytes: int) -> Any:
+    """Copy of so many bytes past the caches, to a multiple of them."""
 
-    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        kind = ir.VectorType(_INT64, 2).as_pointer()
-        value = builder.load(builder.inttoptr(values[1], kind), align=1)
-        store = builder.store(value, builder.inttoptr(values[0], kind), align=16)
-        one = ir.Constant(ir.IntType(32), 1)
-        store.set_metadata("nontemporal", builder.module.add_metadata([one]))
+    @intrinsic
+    def stream(_typing: Any, target: Any, source: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+            kind = ir.VectorType(_INT64, nbytes // 8).as_pointer()
+            value = builder.load(builder.inttoptr(values[1], kind), align=1)
+            place = builder.inttoptr(values[0], kind)
+            store = builder.store(value, place, align=nbytes)
+            one = ir.Constant(ir.IntType(32), 1)
+            store.set_metadata("nontemporal", builder.module.add_metadata([one]))
 
-    return types.void(target, source), generate
+        return types.void(target, source), generate
+
+    return stream
 
 
 @intrinsic
@@ -231,7 +235,8 @@ swap_64 = _transfer(64, swaps=True)
 # Called without what numba passes itself, of which type checkers do not know.
 pointer: Any = _pointer
 copy_bytes: Any = _copy_bytes
-stream_128: Any = _stream_128
+# A line of the cache at once: of parts of one, some CPUs write each by itself.
+stream_128, stream_512 = _stream(16), _stream(64)
 fence: Any = _fence
 claim: Any = _claim
 store_int32, store_int64 = _store(32), _store(64)

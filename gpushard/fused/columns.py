@@ -93,6 +93,8 @@ class Decoder(NamedTuple):
         Bytes of an element.
     change
         What is done to elements: `COPY`, `BOOL`, or the bytes to reverse (2, 4, 8).
+    streams
+        Whether rows that fill lines of a cache are written past it.
     """
 
     kind: int
@@ -109,6 +111,7 @@ class Decoder(NamedTuple):
     window_nbytes: int
     itemsize: int
     change: int
+    streams: int
 
 
 class Planned(NamedTuple):

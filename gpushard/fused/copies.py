@@ -107,7 +107,12 @@ def _copy_words(target: int, source: int, run: int, line: Any) -> None:
 def _copy_line(d: Decoder, target: int, source: int, run: int, line: Any) -> None:
     """Runs along the innermost of the axes that are left."""
     n, inner, outer = line[0, 0], line[1, 0], line[2, 0]
-    if d.change == COPY and 16 <= run <= _LARGEST_INLINE_NBYTES:
+    if d.streams and d.change == COPY and (run | target | outer) & 63 == 0:
+        for k in range(n):
+            to, at = target + k * outer, source + k * inner
+            for i in range(0, run, 64):
+                calls.stream_512(to + i, at + i)
+    elif d.change == COPY and 16 <= run <= _LARGEST_INLINE_NBYTES:
         for k in range(n):
             _copy_inline(target + k * outer, source + k * inner, run)
     elif d.change or run > 8 or run & (run - 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from gpushard.fused.libraries import Library
 from gpushard.fused.room import Buffer, Room
 from gpushard.fused.shares import Shares
 from gpushard.memory.chunk_room import ChunkRoom
+from gpushard.placing.outputs import LARGE_NBYTES
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
@@ -86,6 +88,8 @@ class BoxPlacer:
         Bytes between wanted neighbours (see `boxes.stride_columns`).
     room
         What of the memory limit is for inner chunks.
+    out_nbytes
+        How large the outputs are together.
 
     Attributes
     ----------
@@ -94,9 +98,15 @@ class BoxPlacer:
     """
 
     def __init__(
-        self, chain: FusedChain, loops: Loops, strides: Ints, room: ChunkRoom
+        self,
+        chain: FusedChain,
+        loops: Loops,
+        strides: Ints,
+        room: ChunkRoom,
+        out_nbytes: int = 0,
     ) -> None:
         self.chain = chain
+        self._streams = int(out_nbytes >= LARGE_NBYTES)
         self._chunk_room = room
         self.reads_files = bool(loops.read)
         self._loops = loops
@@ -157,6 +167,7 @@ class BoxPlacer:
             window.nbytes,
             chain.dtype.itemsize,
             chain.change,
+            self._streams,
         )
         return _Ready(decoder, (window, scratch, staging))
 
@@ -194,7 +205,9 @@ class BoxRunner(BoxPlacer):
         room: ChunkRoom,
     ) -> None:
         strides = boxes.stride_columns(landings, chain.strides)
-        super().__init__(chain, loops, strides, room)
+        nbytes = sum(prod(landing.extents) for landing in landings)
+        nbytes *= chain.dtype.itemsize
+        super().__init__(chain, loops, strides, room, nbytes)
         self._landings = landings
 
     def cut(self, block: ShardBlock, rows: Ints) -> tuple[Ints, Ints] | None:

@@ -127,7 +127,7 @@ class ShortReader:
         if fill is None and (columns[:, FILE] == FILLED).any():
             return False
         kept = kept_boxes(source, columns, known, rows[:, END], len(columns))
-        is_read = self._place(source, boxes)
+        is_read = self._place(source, boxes, out.nbytes)
         for handle in handles if kept is None or kept.claimed is not None else ():
             if handle is not None:
                 self._store.confirm(handle)
@@ -154,11 +154,13 @@ class ShortReader:
         sound = [k for k in found if not isinstance(k, CorruptShardError)]
         return sound if len(sound) == len(found) else None
 
-    def _place(self, source: Source, planned: Boxes) -> bool:
+    def _place(self, source: Source, planned: Boxes, out_nbytes: int) -> bool:
         """Whether the loops could read, decode and place all boxes."""
         boxes = planned.columns
         announce(boxes)
-        placer = BoxPlacer(self._chain, self._loops, planned.strides, source.room)
+        placer = BoxPlacer(
+            self._chain, self._loops, planned.strides, source.room, out_nbytes
+        )
         widest = int((boxes[:, HIGH] - boxes[:, LOW]).max())
         is_raw = self._chain.kind == RAW
         spanned = spanned_nbytes(boxes) if is_raw else widest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,13 @@ from numpy.typing import DTypeLike, NDArray
 
 from gpushard.arguments import items
 from gpushard.errors import SelectionError
+from gpushard.options import MIB
+
+# What is as large stays in no cache of a core. It begins on a line of the cache, which
+# is where the memory of large arrays of NumPy never begins: rows that fill lines can
+# then be written past it.
+LARGE_NBYTES = 16 * MIB
+_LINE_NBYTES = 64
 
 
 def parsed_dtype(dtype: DTypeLike) -> np.dtype[Any]:
@@ -77,7 +85,12 @@ def usable_output(
 
 def _new(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     try:
-        return np.empty(shape, dtype)
+        nbytes = prod(shape) * dtype.itemsize
+        if nbytes < LARGE_NBYTES or dtype.hasobject:
+            return np.empty(shape, dtype)
+        memory = np.empty(nbytes + _LINE_NBYTES, np.uint8)
+        first = -memory.__array_interface__["data"][0] % _LINE_NBYTES
+        return np.ndarray(shape, dtype, memory, first)
     except (ValueError, MemoryError) as error:
         raise SelectionError(
             "there is not enough memory for the result",
