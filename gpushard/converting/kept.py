@@ -14,6 +14,7 @@ from gpushard.errors import OptionError, UnsupportedError
 from gpushard.formats.new_document import ArrayArguments, data_type_of, new_document
 from gpushard.formats.numcodecs_names import v3_codec
 from gpushard.formats.origins import without_origin
+from gpushard.formats.v2 import DIMENSION_NAMES
 from gpushard.formats.v3_draft import is_list_of_codecs
 from gpushard.layout import ArrayLayout, CodecSpec
 from gpushard.options import Options
@@ -150,9 +151,9 @@ def _attributes(layout: ArrayLayout) -> Mapping[str, Any]:
     kept = dict(layout.attributes)
     if layout.keys.offset:
         kept = without_origin(kept)  # the converted array begins at its own origin
-    names = kept.get("_ARRAY_DIMENSIONS")
+    names = kept.get(DIMENSION_NAMES)
     if layout.keys.kind == "v2" and names == list(layout.dimension_names or ()):
-        del kept["_ARRAY_DIMENSIONS"]
+        del kept[DIMENSION_NAMES]
     if layout.keys.kind == "draft" and is_list_of_codecs(kept.get("filters")):
         del kept["filters"]
     return kept

@@ -51,6 +51,23 @@ class ChunkGrid:
         return tuple(axis.cell for axis in self.axes)
 
 
+def refuse_many_axes(shape: tuple[int, ...], json_path: str) -> None:
+    """Refuse arrays of more dimensions than any part of us can have.
+
+    Raises
+    ------
+    UnsupportedError
+        `shape` has more.
+    """
+    if len(shape) > MAX_NDIM:
+        raise UnsupportedError(
+            "the array has too many dimensions",
+            json_path=json_path,
+            expected=f"at most {MAX_NDIM}",
+            got=len(shape),
+        )
+
+
 def parse_chunk_grid(value: Any, shape: tuple[int, ...]) -> ChunkGrid:
     """Chunk grid of an array of `shape`.
 
@@ -82,13 +99,20 @@ def _regular(named: Named, shape: tuple[int, ...]) -> ChunkGrid:
         named.required("chunk_shape"), "the chunk shape", path, least=0, ndim=len(shape)
     )
     axes = tuple(
-        GridAxis(extent, _regular_cell(cell, extent, f"{path}[{axis}]"))
+        GridAxis(extent, regular_cell(cell, extent, f"{path}[{axis}]"))
         for axis, (extent, cell) in enumerate(zip(shape, chunk_shape, strict=True))
     )
     return ChunkGrid(axes, tuple((axis.cell,) for axis in axes))
 
 
-def _regular_cell(cell: int, extent: int, json_path: str) -> int:
+def regular_cell(cell: int, extent: int, json_path: str) -> int:
+    """Length of the cells of a regular axis, from what the metadata say.
+
+    Raises
+    ------
+    MetadataError
+        It is 0 along an axis that has elements.
+    """
     # Older writers stored a chunk length of 0 for an axis of length 0, where no chunk
     # can exist.
     if cell == 0 and extent == 0:

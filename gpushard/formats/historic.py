@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from gpushard.errors import LimitError, UnsupportedError
+from gpushard.errors import LimitError
 from gpushard.formats.document import as_length
-from gpushard.formats.grids import MAX_NDIM
+from gpushard.formats.grids import refuse_many_axes, regular_cell
 from gpushard.formats.index_size import IndexSize, check_index_nbytes
 from gpushard.formats.numcodecs_chain import StoredCodecs, parse_elements
 from gpushard.formats.numpy_fill import parse_numpy_fill
@@ -74,7 +74,7 @@ class HistoricArray:
             One of them is unknown, or the array has too many axes, too large a shard.
         """
         ndim, (_, _, type_path) = len(self.shape), self.paths
-        self._check_rank()
+        refuse_many_axes(self.shape, self.paths[0])
         stored, chain = parse_elements(self.dtype, self.codecs, ndim, type_path)
         cells, levels = self._cells(options)
         data_type = stored.data_type
@@ -103,15 +103,6 @@ class HistoricArray:
         is_zero = self.fill_value is None or self.fill_value == 0
         return "" if is_variable_length and is_zero else self.fill_value
 
-    def _check_rank(self) -> None:
-        if len(self.shape) > MAX_NDIM:
-            raise UnsupportedError(
-                "the array has too many dimensions",
-                json_path=self.paths[0],
-                expected=f"at most {MAX_NDIM}",
-                got=len(self.shape),
-            )
-
     def _cells(
         self, options: Options
     ) -> tuple[tuple[int, ...], tuple[ShardLevel, ...]]:
@@ -124,9 +115,7 @@ class HistoricArray:
                 hint="raise options.max_sharding_depth",
             )
         cells = tuple(
-            1
-            if not cell and not extent
-            else as_length(cell, "the chunk shape", f"{self.paths[1]}[{axis}]", least=1)
+            regular_cell(cell, extent, f"{self.paths[1]}[{axis}]")
             for axis, (extent, cell) in enumerate(
                 zip(self.shape, self.chunk_shape, strict=True)
             )

@@ -21,13 +21,13 @@ from gpushard.formats import v2_prototype, v3_draft
 from gpushard.formats.new_document import ArrayArguments, check_names, lengths
 from gpushard.formats.numcodecs_names import numcodecs_configuration
 from gpushard.formats.numpy_types import parse_numpy_type, spelled
+from gpushard.formats.v2 import DIMENSION_NAMES
 
 HistoricFormat = Literal["v3-draft-transformer", "v2-prototype-ii"]
 
 # As zarr's own default for Zarr v2.
 _DEFAULT_COMPRESSOR = {"id": "zstd", "level": 0, "checksum": False}
 _SEPARATORS = {"v2-prototype-ii": ".", "v3-draft-transformer": "/"}
-_DIMENSION_NAMES = "_ARRAY_DIMENSIONS"
 _FILTERS = "filters"
 _ORDERS = ("C", "F")
 
@@ -97,7 +97,7 @@ def prototype_documents(
     """The `.zarray` and the `.zattrs` of an array of prototype II."""
     attributes = arguments.attributes
     if arguments.dimension_names is not None:
-        attributes = {**attributes, _DIMENSION_NAMES: arguments.dimension_names}
+        attributes = {**attributes, DIMENSION_NAMES: arguments.dimension_names}
     described: dict[str, Any] = {
         "zarr_format": 2,
         "shape": list(arguments.shape),

@@ -29,8 +29,8 @@ _REQUIRED = (
     "order",
     "filters",
 )
-# xarray's convention for the names of dimensions in Zarr v2.
-_DIMENSION_NAMES = "_ARRAY_DIMENSIONS"
+DIMENSION_NAMES = "_ARRAY_DIMENSIONS"
+"""Attribute that names the dimensions in Zarr v2, by xarray's convention."""
 
 
 def parse_array(
@@ -102,7 +102,7 @@ def _dimension_names(
     attributes: Mapping[str, Any], ndim: int
 ) -> tuple[str | None, ...] | None:
     """Names by convention: attributes that do not follow it mean something else."""
-    names = attributes.get(_DIMENSION_NAMES)
+    names = attributes.get(DIMENSION_NAMES)
     if not isinstance(names, list) or len(cast("list[Any]", names)) != ndim:
         return None
     known = cast("list[Any]", names)

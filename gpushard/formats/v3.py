@@ -20,7 +20,11 @@ from gpushard.formats.document import (
     wrong,
 )
 from gpushard.formats.fill_values import parse_fill_value
-from gpushard.formats.grids import MAX_NDIM, parse_chunk_grid, parse_chunk_keys
+from gpushard.formats.grids import (
+    parse_chunk_grid,
+    parse_chunk_keys,
+    refuse_many_axes,
+)
 from gpushard.formats.levels import fold_levels
 from gpushard.formats.origins import parse_attributes as parse_origin
 from gpushard.layout import ArrayLayout
@@ -58,13 +62,7 @@ def parse_array(
 def _parse(document: Mapping[str, Any], path: str, options: Options) -> ArrayLayout:
     _check_members(document)
     shape = as_lengths(document["shape"], "the shape", "shape", least=0)
-    if len(shape) > MAX_NDIM:
-        raise UnsupportedError(
-            "the array has too many dimensions",
-            json_path="shape",
-            expected=f"at most {MAX_NDIM}",
-            got=len(shape),
-        )
+    refuse_many_axes(shape, "shape")
     data_type = parse_data_type(document["data_type"])
     grid = parse_chunk_grid(document["chunk_grid"], shape)
     decoded = Decoded(grid.lengths, data_type)

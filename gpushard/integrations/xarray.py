@@ -13,6 +13,7 @@ from xarray.core.indexing import LazilyIndexedArray
 
 from gpushard.array import Array
 from gpushard.errors import MetadataError, OptionError
+from gpushard.formats.v2 import DIMENSION_NAMES
 from gpushard.group import Group, all_groups, open_group
 from gpushard.integrations.xarray_arrays import CfDecoding, DecodedArray, LazyArray
 from gpushard.options import DEFAULT, Options
@@ -20,7 +21,6 @@ from gpushard.options import DEFAULT, Options
 if TYPE_CHECKING:
     from gpushard.devices.base import Device
 
-_DIMENSIONS = "_ARRAY_DIMENSIONS"
 # CF attributes that name other variables of the dataset: those are no data.
 _REFERRING = ("coordinates", "bounds", "grid_mapping", "climatology", "formula_terms")
 _PARAMETERS = (
@@ -234,7 +234,7 @@ def _referred_to(attributes: Mapping[str, Any]) -> Iterator[str]:
 
 def _dimensions(array: Array) -> tuple[str, ...]:
     """Names of an array's dimensions: by the core specification, or by xarray's use."""
-    names = array.dimension_names or array.attrs.get(_DIMENSIONS)
+    names = array.dimension_names or array.attrs.get(DIMENSION_NAMES)
     if names is None and array.ndim == 0:
         return ()
     if names is None or len(names) != array.ndim or None in names:
@@ -250,7 +250,7 @@ def _dimensions(array: Array) -> tuple[str, ...]:
 
 def _attributes(array: Array) -> dict[str, Any]:
     """Attributes as xarray decodes them: those for Zarr taken out or undone."""
-    attributes = {k: v for k, v in array.attrs.items() if k != _DIMENSIONS}
+    attributes = {k: v for k, v in array.attrs.items() if k != DIMENSION_NAMES}
     fill = attributes.get("_FillValue")
     # xarray stores that of floating-point numbers in base64, others write numbers.
     if isinstance(fill, str) and array.dtype.kind in "f":
