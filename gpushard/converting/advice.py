@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpushard.converting.shapes import Shape, cut, shard_shape
 from gpushard.devices.chain import COMPRESSED, DeviceChain, compile_device_chain
@@ -41,6 +41,21 @@ _BLOSC_ALIASES = {"lz4hc": "lz4"}
 _SMALL_SHARD_NBYTES, _LARGE_SHARD_NBYTES = 8 * MIB, GIB
 _SLOW = ("gzip", "zlib", "blosc-zlib")
 _DEFAULT = "zstd"
+
+
+class _Given(NamedTuple):
+    """What costs depend on beside the plan.
+
+    Attributes
+    ----------
+    threads
+        Of the host.
+    ratio
+        Decoded over stored size.
+    """
+
+    threads: int
+    ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +116,14 @@ def advise(layout: ArrayLayout, threads: int, ratio: float | None = None) -> Adv
         axis.length_of(0) if axis.n_cells else 1 for axis in layout.inner_axes
     )
     chunks: Shape = tuple(map(int, known))
-    ratio = ratio or USUAL_RATIO
+    given = _Given(threads, ratio or USUAL_RATIO)
     reasons: list[str] = []
     coding, trouble = _coding(layout, chunks)
-    now = _plan(layout, layout.shards, chunks, "keep", coding, (threads, ratio))
-    better_coding, compressor = _better_coding(coding, trouble, ratio, reasons)
+    now = _plan(layout, layout.shards, chunks, "keep", coding, given)
+    better_coding, compressor = _better_coding(coding, trouble, given.ratio, reasons)
     better_chunks = _better_chunks(layout, chunks, better_coding, reasons)
     shards = _better_shards(layout, better_chunks, reasons)
-    better = _plan(
-        layout, shards, better_chunks, compressor, better_coding, (threads, ratio)
-    )
+    better = _plan(layout, shards, better_chunks, compressor, better_coding, given)
     return Advice(now, better, tuple(reasons))
 
 
@@ -283,18 +296,17 @@ def _plan(
     chunks: Shape,
     compressor: str,
     coding: str,
-    host: tuple[int, float],
+    given: _Given,
 ) -> Plan:
-    """A plan with what it costs on `host`: its threads, and the ratio of sizes."""
-    threads, ratio = host
+    """A plan with what it costs."""
     itemsize = layout.dtype.itemsize
     decoded = max(1, min(READ_NBYTES, layout.size * itemsize))
     chunk_nbytes = max(1, prod(chunks) * itemsize)
     stream = stream_nbytes(coding, chunk_nbytes)
     n_rows = -(-decoded // chunk_nbytes)
-    encoded = decoded if coding == "raw" else int(decoded / ratio)
+    encoded = decoded if coding == "raw" else int(decoded / given.ratio)
     load = Load(coding, n_rows, encoded, decoded, stream)
-    costs = estimate(load, threads)
+    costs = estimate(load, given.threads)
     if coding == "raw":
         costs = Costs(costs.host, costs.host)
     n_streams = 0 if costs.device == inf else -(-decoded // max(1, stream))

@@ -1,7 +1,6 @@
 """Shapes of inner chunks and shards, where the caller leaves them open.
 
-Pure arithmetic. Sizes are powers of two near what notes on GPUs and object stores ask
-for; `docs/convert.md` tells them with their reasons.
+Pure arithmetic. `docs/convert.md` gives the reasons for the sizes.
 """
 
 from __future__ import annotations
@@ -64,9 +63,8 @@ def chunk_shape(
     start = known or tuple(max(1, n) for n in shape)
     if shards is not None:
         start = tuple(map(min, start, shards))
-    is_small = known is None or prod(start) * itemsize > KEPT_CHUNK_NBYTES
-    most = CUT_CHUNK_NBYTES if is_small else KEPT_CHUNK_NBYTES
-    found = cut(start, itemsize, most)
+    is_kept = known is not None and prod(start) * itemsize <= KEPT_CHUNK_NBYTES
+    found = start if is_kept else cut(start, itemsize, CUT_CHUNK_NBYTES)
     if shards is None:
         return found
     return tuple(map(_largest_divisor, shards, found))
