@@ -14,7 +14,12 @@ from numpy.typing import DTypeLike, NDArray
 from gpushard.arguments import integer, items
 from gpushard.array import Array
 from gpushard.damage import ENDS_READ, Damage, DamagePolicy, OnDamage
-from gpushard.errors import GpushardError, SelectionError, UnsupportedError
+from gpushard.errors import (
+    GpushardError,
+    SelectionError,
+    UnsupportedError,
+    naming,
+)
 from gpushard.fetching.job import Job
 from gpushard.formats.document import MAX_LENGTH
 from gpushard.numpy_like import NumpyLike
@@ -63,31 +68,8 @@ def concat(arrays: Iterable[Array], axis: int = 0) -> ConcatArray:
         )
     axis %= first.ndim
     for array in arrays:
-        if array.device != "cpu":
-            raise UnsupportedError(
-                "concat reads on the host only",
-                store_url=array.source.store.url,
-                array_path=array.path,
-                got=array.device,
-                hint="open the arrays with device='cpu'",
-            )
-    for array in arrays[1:]:
-        if _without(array.shape, axis) != _without(first.shape, axis):
-            raise SelectionError(
-                f"arrays to concatenate differ off axis {axis}",
-                store_url=array.source.store.url,
-                array_path=array.path,
-                expected=first.shape,
-                got=array.shape,
-            )
-        if array.dtype != first.dtype:
-            raise SelectionError(
-                "arrays to concatenate differ in data type",
-                store_url=array.source.store.url,
-                array_path=array.path,
-                expected=first.dtype,
-                got=array.dtype,
-            )
+        with naming(array.source.store, array.path):
+            _refuse_unlike(array, first, axis)
     _refuse_long(arrays, axis)
     return ConcatArray(tuple(arrays), axis)
 
@@ -115,6 +97,28 @@ def _checked(arrays: Iterable[Any]) -> list[Array]:
     if not checked:
         raise SelectionError("concat needs at least one array")
     return checked
+
+
+def _refuse_unlike(array: Array, first: Array, axis: int) -> None:
+    """Refuse an array that cannot follow `first` along `axis`."""
+    if array.device != "cpu":
+        raise UnsupportedError(
+            "concat reads on the host only",
+            got=array.device,
+            hint="open the arrays with device='cpu'",
+        )
+    if _without(array.shape, axis) != _without(first.shape, axis):
+        raise SelectionError(
+            f"arrays to concatenate differ off axis {axis}",
+            expected=first.shape,
+            got=array.shape,
+        )
+    if array.dtype != first.dtype:
+        raise SelectionError(
+            "arrays to concatenate differ in data type",
+            expected=first.dtype,
+            got=array.dtype,
+        )
 
 
 def _refuse_long(arrays: Sequence[Array], axis: int) -> None:
