@@ -18,6 +18,7 @@ from cli_runs import run_json
 from gpushard.converting.nodes import nodes_at
 from gpushard.converting.tiles import slabs, tiles
 from gpushard.inspection.verify import verify_array
+from gpushard.integrations.xarray import GpushardBackend
 from gpushard.layout import in_c_order
 from gpushard.metadata import parse_array
 from gpushard.options import DEFAULT
@@ -94,17 +95,23 @@ def test_a_link_to_a_group_beside_it_is_a_group(tmp_path):
     assert group.group("again")["y"][...].tolist() == [2, 2, 2, 2]
 
 
-def test_groups_deeper_than_python_calls_are_walked(tmp_path):
+def converted_groups(place):
+    return nodes_at(*resolve(place, "", DEFAULT, None), DEFAULT).groups
+
+
+@pytest.mark.parametrize(
+    "groups", [converted_groups, GpushardBackend().open_groups_as_dict]
+)
+def test_groups_deeper_than_python_calls_are_walked(groups, tmp_path):
     depth, place = 500, tmp_path
     for _ in range(depth):
         (place / "zarr.json").write_text(GROUP)
         place /= "g"
         place.mkdir()
-    store, path = resolve(tmp_path, "", DEFAULT, None)
     most_calls = sys.getrecursionlimit()
     sys.setrecursionlimit(depth)
     try:
-        assert len(nodes_at(store, path, DEFAULT).groups) == depth
+        assert len(groups(tmp_path)) == depth
     finally:
         sys.setrecursionlimit(most_calls)
 
