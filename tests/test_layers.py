@@ -22,7 +22,7 @@ PACKAGE = ROOT / "gpushard"
 WALK = (
     ("errors",),
     ("options", "report", "workers", "damage", "arguments"),
-    ("layout",),
+    ("layout", "memory.pages"),
     ("selecting", "stores.base", "rolling.window"),
     ("codecs.base",),
     ("planning",),

@@ -16,7 +16,6 @@ import pytest
 
 from gpushard.errors import ObjectChangedError, StoreError, UnsupportedError
 from gpushard.options import Options
-from gpushard.stores import remote
 from gpushard.stores.base import ByteRequest, lasts
 from gpushard.stores.remote import RemoteStore
 from gpushard.stores.remote_url import open_url
@@ -222,7 +221,7 @@ def test_server_without_ranges_sends_each_whole_object_once(
 def test_server_without_ranges_and_a_large_object_is_an_error(
     server: RangeServer, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_RANGELESS_MAX_NBYTES", 1000)
+    monkeypatch.setattr(store._wholes, "most_nbytes", 1000)
     server.answers_ranges = False
     for _ in range(2):
         with pytest.raises(StoreError, match="does not answer ranges"):

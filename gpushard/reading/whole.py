@@ -35,6 +35,10 @@ from gpushard.workers import Opener, Task, Work, run_tasks, turns
 
 Coordinate = tuple[int, ...]
 
+# Objects fetched whole have elements of so much of what may be fetched: compressors
+# and indexes add less than one part more.
+_LITTLE_LESS = 7
+
 
 def fetched_whole(job: Job, block: Planned) -> NDArray[np.bool_]:
     """Which shards of a block are fetched whole: bool, shape (n_shards,)."""
@@ -47,11 +51,14 @@ def fetched_whole(job: Job, block: Planned) -> NDArray[np.bool_]:
     if not (layout.levels and costs.prefers_whole_objects):
         return whole
     wanted = block.n_chunks_of_shards()
+    # Stored, with its index, it takes little more.
+    fitting = source.room.most_fetched_nbytes * _LITTLE_LESS // (_LITTLE_LESS + 1)
+    most = min(options.whole_object_max_nbytes, fitting)
     for s, coordinate in enumerate(block.shard_coords.tolist()):
         n_chunks = _chunks_in_shard(source, coordinate)
         if (
             wanted[s] >= options.whole_object_fraction * n_chunks
-            and n_chunks * source.chunk_nbytes <= options.whole_object_max_nbytes
+            and n_chunks * source.chunk_nbytes <= most
         ):
             key = source.key(tuple(coordinate))
             whole[s] = known_index(source, tuple(coordinate), key) is None
@@ -77,8 +84,9 @@ def whole_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
     budget = job.batch_nbytes(shard_nbytes * n_shards, n_workers)
     # Bytes that lie about their size must not take more than the limit either.
     bound = job.source.options.memory_limit // (2 * n_workers)
-    limit = largest_object(job.source, first_shard)
-    per_task = max(1, min(budget // max(shard_nbytes, 1), bound // limit))
+    limit = _most_fetched(job.source, first_shard, is_usual=False)
+    fitting = bound // max(limit, 1)
+    per_task = max(1, min(budget // max(shard_nbytes, 1), fitting))
     for first in range(0, n_shards, per_task):
         marked = np.zeros(n_shards, bool)
         marked[first : first + per_task] = True
@@ -174,7 +182,8 @@ def _most_fetched(source: Source, coordinate: Coordinate, *, is_usual: bool) -> 
     """Size above which an object is cut."""
     most, layout = largest_object(source, coordinate), source.layout
     if layout.levels and not layout.object_codecs:
-        return most
+        # Of larger ones only what is wanted is read.
+        return min(most, source.room.most_fetched_nbytes)
     if is_usual and not layout.levels:
         most = min(most, usual_stored(_shard_nbytes(source, coordinate)))
     return max(0, min(most, _most_stored(source)))

@@ -17,8 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.memory.pages import in_pages
+from gpushard.options import MIB
+
 if TYPE_CHECKING:
-    from obstore import Bytes, GetResult
+    from obstore import GetResult
+
+# Larger bodies come in pieces: obstore joins what it hands out, and holds it twice.
+_PIECE_NBYTES = 2 * MIB
 
 _lock = threading.Lock()
 # Process -> its loop: a fork has none of its parent's threads.
@@ -75,17 +81,31 @@ def body_of(result: GetResult, nbytes: int, limit_s: float) -> NDArray[np.uint8]
     body = _collect(result, nbytes, limit_s)
     waiting = asyncio.run_coroutine_threadsafe(body, _loop())
     try:
-        return np.frombuffer(waiting.result(), np.uint8)
+        return waiting.result()
     finally:
         waiting.cancel()  # for one whose wait was interrupted
 
 
-async def _collect(result: GetResult, nbytes: int, limit_s: float) -> Bytes | bytes:
+async def _collect(result: GetResult, nbytes: int, limit_s: float) -> NDArray[np.uint8]:
     async with asyncio.timeout(limit_s):
+        if nbytes > _PIECE_NBYTES:
+            return await _put_together(result, nbytes + 1)
         # A piece is as large as asked, but for the last one: here the only one.
         async for piece in result.stream(min_chunk_size=nbytes + 1):
-            return piece
-        return b""
+            return np.frombuffer(piece, np.uint8)
+        return np.empty(0, np.uint8)
+
+
+async def _put_together(result: GetResult, most_nbytes: int) -> NDArray[np.uint8]:
+    """A body up to `most_nbytes`, of which obstore holds a piece at a time twice."""
+    body, end = in_pages(most_nbytes), 0
+    async for piece in result.stream(min_chunk_size=_PIECE_NBYTES):
+        part = np.frombuffer(piece, np.uint8)[: most_nbytes - end]
+        body[end : end + len(part)] = part
+        end += len(part)
+        if end == most_nbytes:
+            break
+    return body[:end]
 
 
 def _loop() -> asyncio.AbstractEventLoop:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import StoreError
-from gpushard.options import DEFAULT, MIB, Options
+from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.bodies import Pace, body_of
 from gpushard.stores.documents import document_bytes, document_request
@@ -43,6 +43,7 @@ from gpushard.stores.remote_failures import (
     too_slow,
     two_sizes,
 )
+from gpushard.stores.wholes import Wholes, cut_out
 from gpushard.workers import run_side_by_side
 
 if TYPE_CHECKING:
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
     from gpushard.stores.plain_http import PlainServer
-
-# Where ranges are ignored, larger objects are an error, not a surprise download.
-_RANGELESS_MAX_NBYTES = 64 * MIB
 
 
 class RemoteStore:
@@ -99,6 +97,7 @@ class RemoteStore:
         self._patience = Patience(self._pace, self._plain)
         self._refuses_suffixes = False
         self._ignores_ranges = False
+        self._wholes = Wholes(options)
 
     def __reduce__(self) -> tuple[Callable[..., RemoteStore], Any, Any]:
         make = partial(RemoteStore, forbidden_is_missing=self._forbidden_is_missing)
@@ -341,36 +340,45 @@ class RemoteStore:
         self, requests: Sequence[ByteRequest]
     ) -> list[Fetched | None]:
         """Answers cut from whole objects, each fetched once."""
-        wanted = list(dict.fromkeys((r.key, r.version) for r in requests))
-        wholes = run_side_by_side(self._get_whole, wanted, self._costs.concurrency)
-        by_wanted = dict(zip(wanted, wholes, strict=True))
-        return [_cut(by_wanted[r.key, r.version], r) for r in requests]
+        wanted: dict[tuple[str, Hashable | None], list[int]] = {}
+        for i, request in enumerate(requests):
+            wanted.setdefault((request.key, request.version), []).append(i)
+        of_each = [[requests[i] for i in at] for at in wanted.values()]
+        cut = run_side_by_side(self._cut_whole, of_each, self._costs.concurrency)
+        found: list[Fetched | None] = [None] * len(requests)
+        for at, answers in zip(wanted.values(), cut, strict=True):
+            for i, answer in zip(at, answers, strict=True):
+                found[i] = answer
+        return found
 
-    def _get_whole(self, wanted: tuple[str, Hashable | None]) -> Fetched | None:
-        """Whole object of a server without ranges, unless it is large."""
+    def _cut_whole(self, some: Sequence[ByteRequest]) -> list[Fetched | None]:
+        """What is asked of one object, of a server without ranges."""
         import obstore
 
-        request = ByteRequest(wanted[0], version=wanted[1])
-        started = time.monotonic()
+        request = ByteRequest(some[0].key, version=some[0].version)
         try:
             result = obstore.get(self.object_store, request.key)
             about = result.meta
             self._check_version(request, about)
             self._refuse_large(request.key, about["size"])
-            data = self._body(request, result, started)
+            with self._wholes.taken(about["size"]):
+                data = self._body(request, result, time.monotonic())
+                whole = Fetched(data, len(data), version_of(about))
+                return [cut_out(whole, one) for one in some]
         except FileNotFoundError as error:
-            return self._absent(request, error)
+            return [self._absent(request, error)] * len(some)
         except StoreError:
             raise
         except request_errors() as error:
             if self._plain is not None and UNSIZED.search(str(error)):
-                return self._get_unsized(request, self._plain)
+                with self._wholes.taken(self._wholes.most_nbytes):
+                    unsized = self._get_unsized(request, self._plain)
+                    return [cut_out(unsized, one) for one in some]
             raise request_failure(self._url, request.key, error) from error
-        return Fetched(data, len(data), version_of(about))
 
     def _get_unsized(self, request: ByteRequest, server: PlainServer) -> Fetched | None:
         """Whole object from a server that does not tell sizes."""
-        limit = _RANGELESS_MAX_NBYTES
+        limit = self._wholes.most_nbytes
         try:
             body, about = server.get_unsized(request.key, limit)
         except FileNotFoundError as error:
@@ -384,17 +392,11 @@ class RemoteStore:
 
         A proxy that was overloaded for a moment may have ignored them.
         """
-        self._ignores_ranges &= nbytes <= _RANGELESS_MAX_NBYTES
-        refuse_large(self._url, key, nbytes, _RANGELESS_MAX_NBYTES)
+        most = self._wholes.most_nbytes
+        self._ignores_ranges &= nbytes <= most
+        refuse_large(self._url, key, nbytes, most)
 
     def _check_version(self, request: ByteRequest, about: ObjectMeta) -> None:
         """Refuse another version; some servers ignore If-Match."""
         if request.version is not None and is_other(request.version, about):
             raise changed(self._url, request, str(version_of(about)))
-
-
-def _cut(whole: Fetched | None, request: ByteRequest) -> Fetched | None:
-    if whole is None:
-        return None
-    start, stop = request.within(len(whole.data))
-    return Fetched(whole.data[start:stop], whole.object_nbytes, whole.version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.failures import failure, told_by
+from gpushard.stores.wholes import MOST_WHOLE_NBYTES
 
 
 def changed(url: str, request: ByteRequest, got: str) -> ObjectChangedError:
@@ -68,6 +69,9 @@ def refuse_large(url: str, key: str, nbytes: int, limit_nbytes: int) -> None:
         The object is larger than the limit.
     """
     if nbytes > limit_nbytes:
+        hint = "serve the data from a server that answers range requests"
+        if limit_nbytes < MOST_WHOLE_NBYTES:
+            hint += ", or raise options.memory_limit"
         raise failure(
             StoreError,
             url,
@@ -75,7 +79,7 @@ def refuse_large(url: str, key: str, nbytes: int, limit_nbytes: int) -> None:
             "the server does not answer ranges and the object is large",
             expected=f"at most {limit_nbytes} bytes",
             got=f"{nbytes} bytes",
-            hint="serve the data from a server that answers range requests",
+            hint=hint,
         )
 
 

@@ -1,0 +1,155 @@
+"""What is fetched whole, or comes in one body, is held within the memory limit."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asked_store import BY_PRICE, opened, put
+from gpushard import Options, StoreError
+from gpushard.options import KIB, MIB
+from gpushard.stores import bodies
+from gpushard.stores.base import ByteRequest, Fetched
+from gpushard.stores.wholes import Wholes, cut_out
+from hostile_shards import ZSTD
+from lone_chunks import let_little_count, zstd
+from range_server import RangeServer
+from spec_shards import LITTLE, document, sharding
+
+N = 64 * KIB
+NOISE = np.random.default_rng(5).integers(0, 256, N, "u1").tobytes()
+SHARD = sharding((N // 8,), codecs=[LITTLE, ZSTD], index_codecs=[LITTLE])
+
+
+def shard_bytes(n_padding: int = 0) -> bytes:
+    """A shard of eight inner chunks, behind so many bytes of nothing."""
+    streams = [zstd(NOISE[k : k + N // 8]) for k in range(0, N, N // 8)]
+    sizes = np.array([len(one) for one in streams])
+    starts = np.cumsum(sizes) - sizes + n_padding
+    index = np.stack([starts, sizes], 1).astype("<u8").tobytes()
+    return bytes(n_padding) + b"".join(streams) + index
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_whole"), [(4 * MIB, True), (N, False)], ids=["enough", "little"]
+)
+def test_shards_are_fetched_whole_where_half_of_the_limit_has_room(
+    tmp_path, limit, is_whole
+):
+    place = put(tmp_path, document((N,), (N,), SHARD), c_0=shard_bytes())
+    a, store = opened(place, BY_PRICE, memory_limit=limit, small_read_chunks=0)
+    assert a[:].tobytes() == NOISE
+    assert (store.calls[0][0].max_nbytes is not None) is is_whole
+
+
+def test_of_a_shard_that_is_padded_no_more_is_fetched_than_fits(tmp_path, monkeypatch):
+    let_little_count(monkeypatch)
+    limit = 2 * MIB
+    data = shard_bytes(3 * MIB)
+    place = put(tmp_path, document((N,), (N,), SHARD), c_0=data)
+    a, store = opened(place, BY_PRICE, memory_limit=limit, small_read_chunks=0)
+    assert a[:].tobytes() == NOISE
+    most = max(r.max_nbytes or 0 for requests in store.calls for r in requests)
+    assert most == a.source.room.most_fetched_nbytes + 1 <= limit // 2 + 1
+
+
+# Servers without ranges
+
+
+def test_whole_objects_wait_for_room():
+    wholes = Wholes(Options(memory_limit=64 * MIB))
+    assert wholes.most_nbytes == 16 * MIB
+    came: list[int] = []
+
+    def take(nbytes: int) -> None:
+        with wholes.taken(nbytes):
+            came.append(nbytes)
+
+    with wholes.taken(10 * MIB):
+        take(6 * MIB)
+        waiting = threading.Thread(target=take, args=(7 * MIB,))
+        waiting.start()
+        waiting.join(0.05)
+        assert came == [6 * MIB]
+    waiting.join()
+    assert came == [6 * MIB, 7 * MIB]
+
+
+def test_by_default_they_take_64_mib():
+    assert Wholes(Options()).most_nbytes == 64 * MIB
+    assert Wholes(Options(memory_limit=MIB << 20)).most_nbytes == 64 * MIB
+
+
+def test_what_is_cut_out_of_an_object_does_not_hold_it():
+    data = np.frombuffer(NOISE, np.uint8)
+    whole = Fetched(data, N, "a version")
+    part = cut_out(whole, ByteRequest("c/0", 5, 9))
+    assert part is not None
+    assert part.data.tobytes() == NOISE[5:9]
+    assert not np.shares_memory(part.data, data)
+    every = cut_out(whole, ByteRequest("c/0"))
+    assert every is not None
+    assert np.shares_memory(every.data, data)
+    assert cut_out(None, ByteRequest("c/0")) is None
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("transfer", ["plain", "chunked"])
+def test_a_server_without_ranges_is_read_within_the_memory_limit(
+    tmp_path, monkeypatch, transfer
+):
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    from gpushard.stores.remote_url import open_url
+
+    let_little_count(monkeypatch)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "0").write_bytes(NOISE)
+    with RangeServer(tmp_path, answers_ranges=False, transfer=transfer) as server:
+        store = open_url(server.url, {}, Options(memory_limit=4 * N))
+        (answer,) = store.read([ByteRequest("c/0", 5, 9)])
+        assert answer is not None
+        assert answer.data.tobytes() == NOISE[5:9]
+        store = open_url(server.url, {}, Options(memory_limit=4 * N - 4))
+        with pytest.raises(StoreError, match=r"or raise options\.memory_limit"):
+            store.read([ByteRequest("c/0", 5, 9)])
+
+
+# Bodies
+
+
+class Result:
+    """An answer whose body comes in pieces, as obstore gives it."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.asked: list[int] = []
+
+    async def stream(self, min_chunk_size: int) -> Any:
+        self.asked.append(min_chunk_size)
+        for first in range(0, len(self._data), min_chunk_size):
+            yield self._data[first : first + min_chunk_size]
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 999, 1000, 1001, 4096, N])
+def test_large_bodies_are_taken_a_piece_at_a_time(monkeypatch, nbytes):
+    monkeypatch.setattr(bodies, "_PIECE_NBYTES", 1000)
+    result: Any = Result(NOISE[:nbytes])
+    assert bodies.body_of(result, nbytes, 9).tobytes() == NOISE[:nbytes]
+    assert result.asked == [nbytes + 1 if nbytes <= 1000 else 1000]
+
+
+@pytest.mark.parametrize("told", [999, 2500])
+def test_of_a_longer_body_than_its_head_tells_little_more_is_taken(monkeypatch, told):
+    monkeypatch.setattr(bodies, "_PIECE_NBYTES", 1000)
+    result: Any = Result(NOISE)
+    taken = bodies.body_of(result, told, 9)
+    assert taken.tobytes() == NOISE[: told + 1]
+
+
+def test_of_a_body_that_is_cut_no_more_is_taken_than_came(monkeypatch):
+    monkeypatch.setattr(bodies, "_PIECE_NBYTES", 1000)
+    result: Any = Result(NOISE[:1500])
+    assert bodies.body_of(result, 4000, 9).tobytes() == NOISE[:1500]
