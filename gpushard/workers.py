@@ -175,8 +175,12 @@ class _Line:
 
     def raise_earliest(self) -> None:
         """Raise the error of the earliest task that failed, if any did."""
-        if self._errors:
-            raise min(self._errors, key=itemgetter(0))[1]
+        errors, self._errors = self._errors, []
+        if errors:
+            try:
+                raise min(errors, key=itemgetter(0))[1]
+            finally:
+                del errors  # as in `run_in_turn`
 
     def _run(self, work: Work, opened: _Open) -> bool:
         """Whether that was a task, or all that there is of the work."""
@@ -313,6 +317,7 @@ def run_side_by_side(
         shares = [future.result() for future in futures]
     finally:
         _finish(futures)
+        futures.clear()  # as in `run_in_turn`
     return [shares[i % n_tasks][i // n_tasks] for i in range(len(items))]
 
 
@@ -327,6 +332,9 @@ def run_in_turn(function: Callable[[], Answer]) -> Answer:
         return future.result()
     finally:
         _finish([future])
+        # An error knows this frame, and what was in hand: in a circle with a future
+        # that knows the error, all of it would wait for the garbage collector.
+        del future
 
 
 def _run_all(function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:

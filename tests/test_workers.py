@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from unittest import mock
 
 import pytest
 
-from gpushard.workers import Opener, run_side_by_side, run_tasks
+from gpushard.workers import Opener, run_in_turn, run_side_by_side, run_tasks
 
 WORKERS = [1, 2, 4]
 
@@ -362,3 +364,36 @@ def test_what_an_opener_fetched_is_let_go_of_before_the_next_one_fetches(n_worke
 
     run_tasks([Opener(fetch, 1)] * 20, n_workers, most_nbytes=1)
     assert len(fetched) == 20
+
+
+class _Held:
+    """What a function has in hand when it fails."""
+
+
+@pytest.mark.parametrize("way", ["in turn", "side by side", "tasks"])
+def test_what_failed_holds_nothing_once_its_error_is_dealt_with(way):
+    held: list[weakref.ref[_Held]] = []
+
+    def fails(_: object = None) -> None:
+        in_hand = _Held()
+        held.append(weakref.ref(in_hand))
+        raise ValueError("damaged")
+
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(ValueError):
+            if way == "in turn":
+                run_in_turn(fails)
+            elif way == "side by side":
+                run_side_by_side(fails, [1, 2], 2)
+            else:
+                run_tasks([fails] * 3, 2)
+        for _ in range(200):  # a thread of the pool may not have let go yet
+            if all(one() is None for one in held):
+                break
+            time.sleep(0.005)
+        assert held
+        assert all(one() is None for one in held)
+    finally:
+        gc.enable()
