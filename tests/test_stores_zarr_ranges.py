@@ -258,8 +258,9 @@ def test_any_other_failure_is_one_store_error_that_tells_the_first_cause(
         ([[FIRST], [(1, buffer(BODY[12:20]))]], "8 bytes"),
         ([[FIRST], [(2, buffer(BODY[12:19]))]], "no answer"),
         ([7], "TypeError"),
+        ([[(0, b"2345678")]], "AttributeError"),
     ],
-    ids=["left out", "too long", "misnumbered", "no ranges"],
+    ids=["left out", "too long", "misnumbered", "no ranges", "no buffers"],
 )
 def test_other_answers_than_asked_for_are_an_error(
     groups: Sequence[Any], said: str

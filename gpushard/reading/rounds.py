@@ -170,6 +170,8 @@ def _read_unchanged(
                 continue
             key = source.key(coordinate)
             if now == _GONE:
+                # Of a rolling array this tells whether the window has left it.
+                source.store.read([ByteRequest(key, 0, 1)])
                 raise deleted(source, key)
             if is_last:
                 raise replaced(source, key)

@@ -9,6 +9,7 @@ from gpushard.arguments import integer
 from gpushard.devices.find import find_device
 from gpushard.errors import (
     OptionError,
+    StoreError,
     UnsupportedError,
     WindowMovedError,
     naming,
@@ -361,8 +362,13 @@ class RollingArray(RollingReader):
     def _changed(self, change: Callable[[Steps, int], rolls.Moved], axis: int) -> Self:
         """The array, after a change along an axis."""
         with self._named():
-            change(self._steps(), self._view.window.axis(axis))
-        return self.refresh()
+            _, after = change(self._steps(), self._view.window.axis(axis))
+            try:
+                return self.refresh()
+            except StoreError:  # what was asked for is done all the same
+                layout = self._view.source.layout
+                self._take(layout.over(after.origin, after.shape))
+                return self
 
     def _steps(self) -> Steps:
         layout = self._view.source.layout

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpushard.arguments import integer
-from gpushard.errors import SelectionError, WindowMovedError
+from gpushard.errors import SelectionError, StoreError, WindowMovedError
 from gpushard.rolling.steps import Steps
 from gpushard.rolling.window import Window
 
@@ -166,8 +166,16 @@ def _delete_left(steps: Steps, moved: Moved, axis: int) -> None:
     """Delete what the window has left at its start."""
     (first, _), (start, _) = (_sides(window, axis) for window in moved)
     if start > first:
-        before, _ = moved
-        steps.delete(before.over(axis, first, start))
+        before, after = moved
+        try:
+            steps.delete(before.over(axis, first, start))
+        except StoreError as error:
+            raise StoreError(
+                f"the window has moved, to {after.domain[axis]}, but not all shards"
+                f" that it has left are deleted: {error.what}",
+                store_url=error.store_url,
+                hint="do not do it again: `sweep` deletes them once the store can",
+            ) from error
 
 
 def _place(now: Window, values: Any, axis: int, at: int) -> Window:

@@ -222,14 +222,14 @@ class ZarrStore:
         for i, request in enumerate(requests):
             if i not in buffers:
                 raise self._other_bytes(request, "no answer")
-            buffer = buffers[i]
-            data = None if buffer is None else self._checked(request, _bytes_of(buffer))
+            found = buffers[i]
+            data = None if found is None else self._checked(request, found)
             answers.append(None if data is None else Fetched(data, None, None))
         return answers
 
     async def _get_ranges(
         self, requests: Sequence[ByteRequest], n_calls: int
-    ) -> dict[int, Buffer | None]:
+    ) -> dict[int, NDArray[np.uint8] | None]:
         """What the store gives for ranges of one object, in any order, by position."""
         costs = self._costs
         given = self.zarr_store.get_ranges(
@@ -242,7 +242,11 @@ class ZarrStore:
         )
         # To the end, whatever is given: a generator that is left keeps its requests.
         groups = [group async for group in given]
-        return {i: buffer for group in groups for i, buffer in group}
+        return {
+            i: None if buffer is None else _bytes_of(buffer)
+            for group in groups
+            for i, buffer in group
+        }
 
     async def _read_one(self, request: ByteRequest) -> Fetched | None:
         key = request.key

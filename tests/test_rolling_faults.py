@@ -1,0 +1,101 @@
+"""Rolling arrays in stores that fail while the window moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpushard
+from gpushard.options import MIB, Options
+from gpushard.reading import rounds
+from gpushard.rolling import RollingArray, reader
+from gpushard.stores.files import FileWriter
+from range_server import RangeServer
+from rolling_arrays import rolling, steps
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise gpushard.StoreError("the disk is away")
+
+
+@pytest.mark.parametrize("change", ["drop", "roll"])
+def test_a_move_whose_shards_cannot_be_deleted_is_told_as_done(
+    change, tmp_path, monkeypatch
+):
+    a = rolling(tmp_path, 0, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileWriter, "delete", fails)
+        stop = 4 if change == "drop" else 6
+        what = rf"moved, to range\(2, {stop}\).*the disk is away.*sweep"
+        with pytest.raises(gpushard.StoreError, match=what):
+            a.drop(2) if change == "drop" else a.roll(steps(4, 6))
+    assert np.array_equal(a.refresh()[...], steps(2, stop))
+    assert a.sweep() == 1
+
+
+def test_a_move_is_done_even_if_the_window_cannot_be_read_again(tmp_path, monkeypatch):
+    a = rolling(tmp_path, 0, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, "load_array", fails)
+        assert a.roll(steps(4, 6)) is a
+        assert a.domain[0] == range(2, 6)
+    assert np.array_equal(a[...], steps(2, 6))
+
+
+def test_an_array_that_rolls_on_between_two_rounds_is_followed(tmp_path, monkeypatch):
+    a = rolling(tmp_path, 0, 8)
+    narrow = Options(memory_limit=4 * MIB, small_read_chunks=0)
+    b = RollingArray.open(tmp_path, options=narrow)
+    versions, n_asked = rounds._versions, [0]
+
+    def asked(*given):
+        n_asked[0] += 1
+        if n_asked[0] == 2:
+            a.roll(steps(8, 12))
+        return versions(*given)
+
+    monkeypatch.setattr(rounds, "_versions", asked)
+    rows = np.tile([0, 7, 3, 1], 30_000)
+    assert np.array_equal(b.oindex[rows], steps(4, 12)[rows])
+
+
+CHANGES: dict[str, tuple[str, Callable[[RollingArray], object]]] = {
+    "roll": ("", lambda a: a.roll(steps(4, 6))),
+    "past all": ("reset", lambda a: a.roll(steps(4, 8))),
+    "drop, and back": ("cut", lambda a: a.drop(4).prepend(steps(2, 4))),
+}
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_window_that_moves_at_any_request_is_read_as_one(change, tmp_path):
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    options = Options(small_read_chunks=0, whole_object_max_nbytes=0)
+    fault, moved = CHANGES[change]
+    for nth in count():
+        a = rolling(tmp_path / str(nth), 0, 4)
+        with RangeServer(tmp_path / str(nth)) as server:
+            b = RollingArray.open(server.url, options=options)
+            seen: list[str] = []
+
+            def answering(_: str, key: str, *now: Any) -> None:
+                a, server, seen, nth = now
+                seen.append(key)
+                if len(seen) == nth + 1:
+                    moved(a)
+                    server.cut_first = int(fault == "cut")
+                    server.fail_first, server.failure = int(fault == "reset"), 0
+
+            now = a, server, seen, nth
+            server.before_answer = lambda *asked, now=now: answering(*asked, *now)
+            values = b[...]
+        first = int(values[0, 0]) // 10
+        assert np.array_equal(values, steps(first, first + len(values)))
+        assert (first, len(values)) in [(0, 4), (a.domain[0].start, len(a))]
+        if len(seen) <= nth:  # the window was not moved any more
+            break
+    assert nth >= 4
