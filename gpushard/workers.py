@@ -90,10 +90,45 @@ def run_tasks(
     helpers: list[Future[None]] = []
 
     def hire() -> None:
-        pool = _pool("read", n_workers - 1)
-        helpers.extend(pool.submit(line.work_off) for _ in range(n_workers - 1))
+        helpers.extend(_helpers(line, n_workers))
 
     line = _Line(tasks, most_nbytes, hire)
+    _work_off(line, helpers)
+
+
+class Begun:
+    """Tasks that all workers but the calling thread begin to run once they are free.
+
+    Parameters
+    ----------
+    tasks, n_workers
+        As `run_tasks` takes them; at least two workers.
+    """
+
+    def __init__(self, tasks: Iterable[Work], n_workers: int) -> None:
+        line = _Line(tasks, None, lambda: None)
+        self._begun = [(line, _helpers(line, n_workers))]
+
+    def finish(self) -> None:
+        """Work too, as `run_tasks` does; it returns and raises alike."""
+        # Not held any longer: tasks that an error left over hold what they write to.
+        _work_off(*self._begun.pop())
+
+    def end(self) -> None:
+        """Let no more be run; when it returns, none is, but by who is in `finish`."""
+        for line, helpers in self._begun:
+            line.close()
+            _finish(helpers)
+
+
+def _helpers(line: _Line, n_workers: int) -> list[Future[None]]:
+    """All workers at a line but the calling thread."""
+    pool = _pool("read", n_workers - 1)
+    return [pool.submit(line.work_off) for _ in range(n_workers - 1)]
+
+
+def _work_off(line: _Line, helpers: Sequence[Future[None]]) -> None:
+    """Work at a line until it ends, wait for the others, raise the earliest error."""
     try:
         line.work_off()
     finally:
@@ -113,10 +148,17 @@ def _run_here(work: Work) -> None:
 
 @dataclass(slots=True)
 class _Open:
-    """Work that was drawn and is not done: its number, memory, and tasks to run."""
+    """Work that was drawn and is not done: its number, memory, and tasks to run.
+
+    Attributes
+    ----------
+    gives
+        Whether others may get tasks of it.
+    """
 
     number: int
     nbytes: int
+    gives: bool
     n_left: int = 1
 
 
@@ -149,7 +191,8 @@ class _Line:
         self._is_drawing = False
         self._is_drawn = False
         self._n_taken = 0
-        self._n_open = 0
+        # Openers that may still give tasks, and hold what these use.
+        self._n_giving = 0
         self._held_nbytes = 0
         self._is_closed = False
         self._errors: list[tuple[int, BaseException]] = []
@@ -206,13 +249,19 @@ class _Line:
                     return self._ready.popleft()
                 if self._ahead and self._fits(self._ahead[0]):
                     return self._open(self._ahead.popleft())
-                if not self._n_open and not self._ahead and self._is_drawn:
+                if self._is_over:
                     return None
                 if self._ahead or self._is_drawn or self._is_drawing:
                     self._changed.wait()
                     continue
                 self._is_drawing = True
             self._draw()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing is left to take, whatever others still run."""
+        is_drawn = self._is_drawn and not self._is_drawing
+        return is_drawn and not self._ahead and not self._n_giving
 
     def _draw(self) -> None:
         """Draw one work, at first two, which tell whether there are several.
@@ -244,9 +293,9 @@ class _Line:
 
     def _open(self, work: Work) -> tuple[Work, _Open]:
         nbytes = work.nbytes if isinstance(work, Opener) else 0
-        opened = _Open(self._n_taken, nbytes)
+        opened = _Open(self._n_taken, nbytes, isinstance(work, Opener))
         self._n_taken += 1
-        self._n_open += 1
+        self._n_giving += opened.gives
         self._held_nbytes += nbytes
         return work, opened
 
@@ -268,7 +317,7 @@ class _Line:
         with self._changed:
             opened.n_left -= 1
             if not opened.n_left:
-                self._n_open -= 1
+                self._n_giving -= opened.gives
                 self._held_nbytes -= opened.nbytes
                 self._changed.notify_all()
 

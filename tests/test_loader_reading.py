@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import wait
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import zarr
 
 import gpushard
 from gpushard import Loader
+from gpushard.fetching import job
+from gpushard.fused.direct import DirectRead
 from gpushard.loader import reading
 from gpushard.loader.fields import Field
 from loader_data import IMAGES, N, images, stored
@@ -25,12 +28,12 @@ def test_the_next_read_is_planned_while_one_is_read(monkeypatch):
         n_planned.release()
         return found
 
-    def begun(jobs):
+    def begun(jobs, early):
         # One for itself, then one for the read that follows.
         was_planned.append(n_planned.acquire(timeout=20))
         if len(was_planned) == 1:
             was_planned.append(n_planned.acquire(timeout=20))
-        begin(jobs)
+        begin(jobs, early)
 
     monkeypatch.setattr(Field, "read", planned)
     monkeypatch.setattr(reading, "begin", begun)
@@ -84,9 +87,9 @@ def test_a_read_is_ready_to_be_decoded_before_the_one_ahead_is_over(
         prepared.append(threading.get_ident())
         return plain_prepare(jobs)
 
-    def begin(ready):
+    def begin(ready, early):
         begun.append(threading.get_ident())
-        plain_begin(ready)
+        plain_begin(ready, early)
 
     monkeypatch.setattr(reading, "prepare", prepare)
     monkeypatch.setattr(reading, "begin", begin)
@@ -100,3 +103,84 @@ def test_a_read_is_ready_to_be_decoded_before_the_one_ahead_is_over(
         assert np.array_equal(np.concatenate(list(loader)), z[...])
     assert len(prepared) == len(begun) > 2
     assert (set(prepared) == set(begun)) == keeps
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """Rows that two threads decode in compiled loops: their reader, and its plans."""
+    monkeypatch.setattr(reading, "LOAD_NBYTES", 8 * 12)
+    monkeypatch.setattr(job, "SMALLEST_SHARE_NBYTES", 1)
+    z = zarr.create_array(
+        tmp_path, shape=(N, 6), chunks=(4, 6), shards=(12, 6), dtype="u2"
+    )
+    z[...] = IMAGES.reshape(N, 6)
+    options = gpushard.Options(threads=2, compile_nbytes=0)
+    a = gpushard.open_array(tmp_path, options=options)
+    settings = Loader(a, batch_size=8)._settings
+    reader = reading.Reader(
+        settings.fields,
+        settings.origins,
+        settings.fields[0].axis("chunk"),
+        settings.place(),
+        "raise",
+        threading.Event(),
+    )
+    order = settings.shuffling.order(0)
+    return reader, reader.plans(order, settings.share(order.n), 0)
+
+
+def are_done(begun, timeout=10):
+    """Whether other threads have done what they were asked for."""
+    ((_, helpers),) = begun._begun
+    return not wait(helpers, timeout).not_done
+
+
+def test_others_begin_with_a_read_as_soon_as_it_is_planned(planned, monkeypatch):
+    reader, plans = planned
+    plain, threads = DirectRead._place, set()
+
+    def place(read, shards):
+        threads.add(threading.get_ident())
+        plain(read, shards)
+
+    monkeypatch.setattr(DirectRead, "_place", place)
+    made = [next(plans), next(plans)]
+    assert all(are_done(one.early) for one in made)
+    assert threads
+    loads = list(reader.loads(iter(made)))
+    assert threading.get_ident() not in threads
+    read = np.concatenate([load.arrays[0] for load in loads])
+    assert np.array_equal(read, IMAGES.reshape(N, 6)[: len(read)])
+
+
+def test_a_read_that_was_begun_and_that_nobody_makes_is_ended(planned, monkeypatch):
+    _, plans = planned
+    begun, may_end = threading.Event(), threading.Event()
+    plain = DirectRead._place
+
+    def place(read, shards):
+        begun.set()
+        may_end.wait(10)
+        plain(read, shards)
+
+    monkeypatch.setattr(DirectRead, "_place", place)
+    early = next(plans).early
+    assert begun.wait(10)
+    threading.Timer(0.05, may_end.set).start()
+    plans.close()
+    assert are_done(early, timeout=0)
+
+
+def test_what_others_find_damaged_is_raised_where_the_read_is_made(
+    planned, monkeypatch
+):
+    reader, plans = planned
+
+    def place(read, shards):
+        raise gpushard.CorruptShardError("damaged", shard_key="c/0/0")
+
+    monkeypatch.setattr(DirectRead, "_place", place)
+    first = next(plans)
+    assert are_done(first.early)
+    with pytest.raises(gpushard.CorruptShardError, match="damaged"):
+        next(reader.loads(iter([first])))

@@ -28,8 +28,9 @@ from gpushard.loader.sizes import most_samples, usual_samples
 from gpushard.loader.stopping import stoppable
 from gpushard.loader.windows import Origins
 from gpushard.options import MIB
-from gpushard.reading.read import Prepared, begin, finish, prepare
+from gpushard.reading.read import Prepared, begin, begin_early, finish, prepare
 from gpushard.selecting.selection import Ints
+from gpushard.workers import Begun
 
 if TYPE_CHECKING:
     from threading import Event
@@ -88,6 +89,8 @@ class Planned:
         What it consists of.
     prepared
         The jobs, ready to be run; None where they are not yet.
+    early
+        What other threads do of them as soon as they are free.
     error
         What ended it already.
     """
@@ -97,6 +100,7 @@ class Planned:
     jobs: list[Job] = field(default_factory=list[Job])
     finishers: list[Finish] = field(default_factory=list[Finish])
     prepared: Prepared | None = None
+    early: Begun | None = None
     error: GpushardError | None = None
 
 
@@ -143,7 +147,7 @@ class Reader:
         return max(sum(f.load_nbytes for f in self.fields), 1)
 
     def plans(self, order: Order, share: Share, start: int) -> Iterator[Planned]:
-        """Reads of a rank's turns from `start` on, in order, none of them begun.
+        """Reads of a rank's turns from `start` on, in order, begun by other threads.
 
         The first one is small, so that the first batch is soon there.
         """
@@ -164,8 +168,25 @@ class Reader:
             if is_large and n_wanted > share.batch_size:
                 n_wanted = max(n_wanted // 2, share.batch_size)
                 continue
-            yield self._planned(start, samples)
+            handed = [self._planned(start, samples)]
+            early = handed[0].early = self._begun_early(handed[0])
+            try:
+                yield handed.pop()  # and is not held here meanwhile
+            except GeneratorExit:  # nobody joins them
+                if early is not None:
+                    early.end()
+                raise
             start, n_wanted = stop, min(_GROWTH * n_wanted, most)
+
+    def _begun_early(self, planned: Planned) -> Begun | None:
+        """A read that others begin with once the one ahead leaves them nothing to do.
+
+        They go from one to the next without a wait, also while that is handed out to a
+        consumer, who then has the interpreter's lock.
+        """
+        if planned.prepared is None or planned.error is not None:
+            return None
+        return begin_early(planned.prepared)
 
     @property
     def _load_nbytes(self) -> int:
@@ -250,7 +271,7 @@ class Reader:
         """Begin a read; what goes wrong is raised by `_finish`."""
         if planned.error is None:
             with self._held(planned):
-                begin(planned.prepared or self._prepared(planned))
+                begin(planned.prepared or self._prepared(planned), planned.early)
 
     @contextmanager
     def _held(self, planned: Planned) -> Iterator[None]:

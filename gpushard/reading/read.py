@@ -22,7 +22,7 @@ from gpushard.fetching.pieces import beside_columns, cut_shards, most_merged
 from gpushard.planning.blocks import Planned
 from gpushard.reading.ranges import range_tasks
 from gpushard.reading.whole import fetched_whole, whole_tasks
-from gpushard.workers import Opener, Task, Work, run_tasks
+from gpushard.workers import Begun, Opener, Task, Work, run_tasks
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -100,11 +100,30 @@ def prepare(jobs: Sequence[Job]) -> Prepared:
     return Prepared(jobs, n_workers, directs, chain(first, tasks), since)
 
 
-def begin(prepared: Prepared) -> None:
-    """Run jobs up to what a device still has under way; see `execute`."""
+def begin_early(prepared: Prepared) -> Begun | None:
+    """Let other threads begin, while this one does something else, before `begin`.
+
+    None where all of the work needs this one.
+    """
+    if not prepared.directs or prepared.n_workers <= 1:
+        return None
+    return Begun(prepared.tasks, prepared.n_workers)
+
+
+def begin(prepared: Prepared, begun: Begun | None = None) -> None:
+    """Run jobs up to what a device still has under way; see `execute`.
+
+    Parameters
+    ----------
+    begun
+        What `begin_early` gave.
+    """
     jobs, n_workers, directs, tasks, since = prepared
     changed: Changed = []
-    run_tasks(tasks, n_workers)
+    if begun is None:
+        run_tasks(tasks, n_workers)
+    else:
+        begun.finish()
     for job, _ in directs:
         job.source.room.let_go()
     blocks = [
