@@ -42,12 +42,28 @@ def cut_batches(loads: Iterator[Load], share: Share, step: int) -> Iterator[Batc
             if load is None:
                 return
             held.append(load)
+            del load
+        if held[0].stop >= stop and len(held[0].samples) == len(held[0].kept):
+            n_whole = max((held[0].stop - start) // share.batch_size, 1)
+            yield from _whole(held[0], share, range(step, step + n_whole))
+            step += n_whole
+            continue
         batch = _cut(held, start, stop, step)
         if len(batch.samples):
             yield batch
         # A batch kept here would keep its load while the next one is waited for.
         del batch
         step += 1
+
+
+def _whole(load: Load, share: Share, steps: range) -> Iterator[Batch]:
+    """Batches that lie in one load, of which every sample could be read."""
+    size, samples, arrays = share.batch_size, load.samples, load.arrays
+    first = steps.start * size - load.start
+    for step in steps:
+        at = slice(first, first + size)
+        yield Batch(step, samples[at], [array[at] for array in arrays])
+        first += size
 
 
 def _cut(loads: Sequence[Load], start: int, stop: int, step: int) -> Batch:
