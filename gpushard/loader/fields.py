@@ -177,8 +177,10 @@ class Field:
         wanted = self.cut.rows(origins)
         flat = wanted.ravel()
         n_rows = self.cut.shape[0]
-        outside = (flat < 0) | (flat >= n_rows)
-        rows, order = flat.clip(0, max(n_rows - 1, 0)), None
+        rows, order, outside = flat, None, None
+        if flat.min(initial=0) < 0 or flat.max(initial=0) >= n_rows:
+            outside = (flat < 0) | (flat >= n_rows)
+            rows = flat.clip(0, max(n_rows - 1, 0))
         if not self._has_long_rows:
             rows, order = _distinct(rows)
         values = memory.take((len(rows), *self.cut.shape[1:]), self.array.dtype)
@@ -189,7 +191,7 @@ class Field:
         self, values: NDArray[Any], order: Ints | None, outside: Any, memory: Memory
     ) -> NDArray[Any]:
         out = gathered(values, order, self.conversion, memory, self.n_workers)
-        if outside.any():
+        if outside is not None:
             fill = np.full(1, self.members[0].fill_value, self.array.dtype)
             self.conversion.apply(fill, filled := np.empty(1, out.dtype))
             out[outside] = filled[0]

@@ -31,13 +31,17 @@ def bits(n: int, seed: int, *path: int) -> NDArray[np.uint64]:
 
 def ranked(words: NDArray[np.uint64]) -> Ints:
     """Places of words in their order, those of equal ones in theirs: (n,)."""
-    # Where no two are equal, as good as always, a sort that is several times faster
-    # gives the same.
-    order = np.argsort(words)
-    ascending = words[order]
-    if np.any(ascending[1:] == ascending[:-1]):
-        order = np.argsort(words, kind="stable")
-    return order.astype(np.int64, copy=False)
+    # A word and its place in one number, which NumPy sorts several times faster than
+    # places. What the place takes from the word tells two apart as good as never.
+    low = np.uint64((1 << len(words).bit_length()) - 1)
+    numbers = words & ~low
+    numbers |= np.arange(len(words), dtype=np.uint64)
+    numbers.sort()
+    high = numbers & ~low
+    if np.any(high[1:] == high[:-1]):
+        return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+    numbers &= low
+    return numbers.view(np.int64)
 
 
 def permutation(n: int, seed: int, *path: int) -> Permutation:

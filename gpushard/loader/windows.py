@@ -19,6 +19,7 @@ from gpushard.selecting.selection import IndexAxis, Ints, Orthogonal, SliceAxis
 
 # Of an int64, but for the sign.
 _INT64_BITS = 63
+_FEW = 64
 
 Padding = Literal["drop", "shift", "fill"]
 
@@ -60,7 +61,7 @@ class Cut:
 
         Rows outside the array are those that are filled.
         """
-        return origins[:, :1] + self.lead + np.arange(self.window[0])
+        return origins[:, :1] + (self.lead + np.arange(self.window[0]))
 
     def patch(self, origin: Sequence[int]) -> Orthogonal:
         """The part of a sample that lies inside the array, and where it lands."""
@@ -77,17 +78,21 @@ class Cut:
 
 def rows_of_all(rows: Ints, shape: tuple[int, ...]) -> Orthogonal:
     """Selection of rows of axis 0 of an array of `shape`, in any order."""
-    n = len(rows)
-    steps = np.diff(rows)
-    if n and np.all(steps == 1):
-        first: SliceAxis | IndexAxis = SliceAxis(int(rows[0]), 1, n)
-    elif np.all(steps >= 0):
-        first = IndexAxis(rows, np.arange(n, dtype=np.int64))
-    else:
-        # Sorted here, as a read would do it: neighbours come in few runs.
-        first = IndexAxis(*_sorted(rows))
     rest = (SliceAxis(0, 1, extent) for extent in shape[1:])
-    return Orthogonal((first, *rest), (n, *shape[1:]))
+    return Orthogonal((_along_rows(rows), *rest), (len(rows), *shape[1:]))
+
+
+def _along_rows(rows: Ints) -> SliceAxis | IndexAxis:
+    n = len(rows)
+    # Of shuffled rows the first few tell.
+    if np.all(rows[1:_FEW] >= rows[: _FEW - 1][: max(n - 1, 0)]):
+        steps = np.diff(rows)
+        if n and np.all(steps == 1):
+            return SliceAxis(int(rows[0]), 1, n)
+        if np.all(steps >= 0):
+            return IndexAxis(rows, np.arange(n, dtype=np.int64))
+    # Sorted here, as a read would do it: neighbours come in few runs.
+    return IndexAxis(*_sorted(rows))
 
 
 def _sorted(rows: Ints) -> tuple[Ints, Ints]:
@@ -139,6 +144,8 @@ class Origins:
         at: NDArray[np.int64] = samples[:, None]
         if len(self.counts) > 1:
             at = np.stack(np.unravel_index(samples, self.counts), axis=1)
+        if self.start == (0,) and self.stride == (1,) and self.last[0] >= self.n - 1:
+            return at  # rows, as they are numbered
         origins = np.array(self.start) + at * np.array(self.stride)
         return np.minimum(origins, np.array(self.last))
 
