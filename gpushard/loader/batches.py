@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -166,7 +167,7 @@ def exporter(kind: Kind) -> Callable[[Any], Any]:
         if kind == "torch":
             import torch  # pyright: ignore[reportMissingImports] - optional
 
-            return lambda array: _tensor(array, torch)
+            return partial(_tensor, torch)
         import jax.dlpack  # pyright: ignore[reportMissingImports] - optional
 
         return jax.dlpack.from_dlpack
@@ -201,7 +202,7 @@ def _itself(array: Any) -> Any:
     return array
 
 
-def _tensor(array: Any, torch: Any) -> Any:
+def _tensor(torch: Any, array: Any) -> Any:
     if isinstance(array, np.ndarray):
         if array.dtype.kind == "V":  # of ml_dtypes: NumPy has no such types
             words = torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))

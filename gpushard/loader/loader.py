@@ -227,7 +227,7 @@ class Loader:
             for batch, value in batches:
                 self._standing = Standing(standing.epoch, batch.step + 1)
                 progress.handed(
-                    len(batch.samples), sum(array.nbytes for array in batch.arrays)
+                    len(batch.samples), sum([array.nbytes for array in batch.arrays])
                 )
                 # Held here, they would keep their memory while the next are read.
                 del batch

@@ -124,12 +124,19 @@ class BlockShuffled:
             group * self._buffer_blocks,
             min((group + 1) * self._buffer_blocks, self._axis.n_cells),
         )
-        first, stop = self._bounds(self._block_at(place))
-        length = stop - first
-        before = np.cumsum(length) - length
-        samples = np.arange(length.sum()) + np.repeat(first - before, length)
+        samples = self._samples_of(self._block_at(place))
         words = bits(len(samples), self._seed, self._epoch, _GROUP, group)
         return samples[ranked(words)]
+
+    def _samples_of(self, blocks: Ints) -> Ints:
+        """Samples of blocks, one block after the other."""
+        cell, extent = self._axis.cell, self._axis.extent
+        if cell and (int(blocks.max(initial=0)) + 1) * cell <= extent:  # all are full
+            return np.add.outer(blocks * cell, np.arange(cell)).ravel()
+        first, stop = self._bounds(blocks)
+        length = stop - first
+        before = np.cumsum(length) - length
+        return np.arange(length.sum()) + np.repeat(first - before, length)
 
     def at(self, positions: Ints) -> Ints:
         """See `Order`."""
