@@ -94,6 +94,8 @@ class HostPipeline:
         Whether what the bytes-to-bytes codecs decode to is nothing but elements.
     decodes_ranges
         Whether a part of the plain elements can be decoded sooner than all.
+    holds_ranges
+        Whether such a part alone is held.
     stored_dtype
         What plain elements are viewed as, byte order included (uint8 for
         bool, as only 0 and 1 may be viewed as bool).
@@ -128,6 +130,7 @@ class HostPipeline:
                 if len(bytes_codecs) == 1:
                     self._range_nbytes = getattr(innermost, "range_nbytes", None)
         self.decodes_ranges = self._decode_range is not None
+        self.holds_ranges = self.decodes_ranges and hasattr(innermost, "range_nbytes")
 
     @classmethod
     def compile(  # noqa: PLR0913 - what is known of an array, by keyword
@@ -263,7 +266,7 @@ class HostPipeline:
             Its shape, in the axes that the chain encodes.
         wanted
             Where a chain `decodes_ranges`: the half-open range of bytes of the plain
-            elements that are needed. Others may come out as zeros.
+            elements that are needed. Others come out with no meaning.
         room_nbytes
             Memory that decoding may take beside the encoded bytes; None: as much as
             needed, which is `working_nbytes` but for rare streams.

@@ -101,6 +101,34 @@ class ZstdCodec(Compressor):
             pass  # several frames, a skippable one, or damage: looked at frame by frame
         return self._decode_frames(memoryview(encoded), limit, exact=exact)
 
+    def decode_range(
+        self,
+        encoded: HostBytes,
+        nbytes: int,
+        start: int,  # noqa: ARG002 - blocks need those before them
+        stop: int,
+    ) -> HostBytes | None:
+        """Decoded bytes of one frame, of which those up to `stop` are there.
+
+        None where that gains nothing, or where the frame is not as simple, or damaged:
+        it is for `decode` to read it, or to say what is wrong.
+        """
+        if nbytes < libzstd.LARGE_NBYTES or stop > nbytes - libzstd.BLOCK_NBYTES:
+            return None
+        data: Any = encoded  # as in `decode`
+        try:
+            told = zstandard.get_frame_parameters(data)
+            first = zstandard.frame_header_size(data)
+        except zstandard.ZstdError:
+            return None
+        if told.content_size != nbytes:
+            return None
+        ends = _ends_of_blocks(memoryview(encoded), first)
+        # A checksum, of all decoded bytes, would stand behind the blocks.
+        if not ends or ends[-1] != len(data):
+            return None
+        return libzstd.decode_first(encoded, nbytes, stop, ends)
+
     def _decode_frames(
         self, encoded: memoryview, limit: int, *, exact: bool
     ) -> HostBytes:
@@ -204,6 +232,18 @@ def _walk_frames(encoded: memoryview) -> Iterator[_Frame]:
         if stop > len(encoded):
             raise _TruncatedError("it ends inside a frame")
         start = stop
+
+
+def _ends_of_blocks(encoded: memoryview, position: int) -> list[int]:
+    """Where each block ends of a frame whose first one begins at `position`."""
+    ends: list[int] = []
+    is_last = False
+    while not is_last and position + 3 <= len(encoded):
+        header = int.from_bytes(encoded[position : position + 3], "little")
+        is_last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        position += 3 + (1 if kind == _RLE_BLOCK else size)
+        ends.append(position)
+    return ends
 
 
 def _walk_blocks(encoded: memoryview, start: int) -> tuple[int, int]:

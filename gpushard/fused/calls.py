@@ -223,6 +223,8 @@ call_pread = _function(64, (32, 64, 64, 64))
 call_blosc = _function(32, (64, 64, 32, 64, 32))
 # ctx, dest, destsize, src, srcsize
 call_zstd = _function(64, (64, 64, 64, 64, 64))
+# ctx, ZSTD_outBuffer, ZSTD_inBuffer
+call_stream = _function(64, (64, 64, 64))
 # stream; stream, flush
 call_reset, call_inflate = _function(32, (64,)), _function(32, (64, 32))
 # decompressor, in, in_nbytes, out, out_nbytes_avail, actual_in_ret, actual_out_ret

@@ -65,6 +65,9 @@ WORDS = 12
 # that nobody wants.
 GAP_NBYTES = 4096
 
+# Of zstd.h, a `ZSTD_outBuffer` and a `ZSTD_inBuffer`: address, size and position each.
+BUFFERS_NBYTES = 48
+
 
 class Decoder(NamedTuple):
     """What the loop needs to know of a chain and of this thread.
@@ -78,7 +81,9 @@ class Decoder(NamedTuple):
     function, context
         Addresses of the decompressor and of its context; 0 where there is none.
     reset
-        Address of what makes the context ready for another stream; 0 but for `INFLATE`.
+        Address of what makes the context ready for another stream; 0 where nothing is.
+    part
+        Address of what decodes a stream as far as it is given; 0 where nothing is.
     read
         Address of the system's `pread`.
     chunk_nbytes
@@ -86,7 +91,8 @@ class Decoder(NamedTuple):
     scratch
         Address of room for an inner chunk, hot in the cache, with 16 bytes ahead of it.
     staging, staging_nbytes
-        Address and size of room for a part of a frame; 0 but for `BLOSC`.
+        Address and size of room for a part of a frame, or to tell of one; 0 but for
+        `BLOSC` and `ZSTD`.
     window, window_nbytes
         Address and size of room for bytes read from a file.
     itemsize
@@ -102,6 +108,7 @@ class Decoder(NamedTuple):
     function: int
     context: int
     reset: int
+    part: int
     read: int
     chunk_nbytes: int
     scratch: int

@@ -30,6 +30,7 @@ from gpushard.fused.room import address_of
 SOURCES = (
     *(
         "codecs/blosc_frame",
+        "codecs/libzstd",
         "planning/index",
         "fused/calls",
         "fused/columns",

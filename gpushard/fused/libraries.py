@@ -42,9 +42,9 @@ class Library(NamedTuple):
         What to call it in a report.
     decoder
         How the loops decode with it.
-    function, reset
-        Addresses of what decompresses, and of what makes a context ready for another
-        stream; 0 where there is none.
+    function, reset, part
+        Addresses of what decompresses, of what makes a context ready for another
+        stream, and of what decodes that as far as it is given; 0 where there is none.
     make_context
         Makes a context, given as its address and what keeps it alive.
     """
@@ -53,6 +53,7 @@ class Library(NamedTuple):
     decoder: int
     function: int = 0
     reset: int = 0
+    part: int = 0
     make_context: Callable[[], tuple[int, Any]] = lambda: (0, None)
 
 
@@ -89,11 +90,13 @@ def _libzstd() -> Library | None:
         return None
 
     def make_context() -> tuple[int, Any]:
-        return _owned(lib.ZSTD_createDCtx(), lib.ZSTD_freeDCtx)
+        return _owned(libzstd.new_context(lib), lib.ZSTD_freeDCtx)
 
-    function = _address(lib.ZSTD_decompressDCtx)
     name = f"{libzstd.label()} of the system"
-    return Library(name, ZSTD, function, make_context=make_context)
+    reset, part = map(_address, libzstd.of_parts(lib) or (None, None))
+    return Library(
+        name, ZSTD, _address(lib.ZSTD_decompressDCtx), reset, part, make_context
+    )
 
 
 def _zstd() -> Library | None:
@@ -167,7 +170,7 @@ def _libz(kind: int) -> Library | None:
         return _owned(address, lib.inflateEnd, stream)
 
     reset, inflate = _address(lib.inflateReset), _address(lib.inflate)
-    return Library("libz", INFLATE, inflate, reset, make_context)
+    return Library("libz", INFLATE, inflate, reset, make_context=make_context)
 
 
 class _Owner:

@@ -36,7 +36,7 @@ from gpushard.fused.columns import (
 from gpushard.fused.copies import copy_wanted, merge_axes, next_line
 from gpushard.fused.frames import decode_frame
 from gpushard.fused.lz4 import decode_lz4
-from gpushard.fused.zstd_frames import is_one_frame
+from gpushard.fused.zstd_frames import decode_first, is_one_frame
 
 # zlib counts in 32 bits.
 _LARGEST_DEFLATED = (1 << 32) - 1
@@ -65,11 +65,7 @@ def _decode(d: Decoder, source: int, nbytes: int, target: int, wanted: Any) -> i
         library = (d.function, d.context, d.staging, d.staging_nbytes)
         return decode_frame(library, source, nbytes, target, d.chunk_nbytes, wanted)
     if d.kind == ZSTD:
-        call = (d.context, target, d.chunk_nbytes, source, nbytes)
-        is_whole = (
-            is_one_frame(source, nbytes)
-            and calls.call_zstd(d.function, call) == d.chunk_nbytes
-        )
+        is_whole = _decode_zstd(d, source, nbytes, target, wanted[1])
     elif d.kind == LZ4:
         # The size stands ahead of the block (numcodecs.lz4).
         is_whole = (
@@ -83,6 +79,19 @@ def _decode(d: Decoder, source: int, nbytes: int, target: int, wanted: Any) -> i
     else:
         is_whole = _libdeflate(d, source, nbytes, target)
     return target if is_whole else 0
+
+
+@calls.inner
+def _decode_zstd(d: Decoder, source: int, nbytes: int, target: int, n: int) -> bool:
+    """Whether one frame decodes to exactly an inner chunk, as far as its byte `n`."""
+    if not is_one_frame(source, nbytes):
+        return False
+    if d.part:
+        library = (d.reset, d.part, d.context, d.staging)
+        if decode_first(library, source, target, (d.chunk_nbytes, n)):
+            return True
+    call = (d.context, target, d.chunk_nbytes, source, nbytes)
+    return calls.call_zstd(d.function, call) == d.chunk_nbytes
 
 
 @calls.inner
@@ -176,14 +185,20 @@ def _read_runs(d: Decoder, box: Any, run: int, n_axes: int, work: Any) -> bool:
 @calls.inner
 def _wanted(d: Decoder, boxes: Any, i: int, stop: int, strides: Any) -> tuple[int, int]:
     """Decoded bytes that are needed for a box, and for those that share its bytes."""
-    box = boxes[i]
-    is_shared = i + 1 < stop and boxes[i + 1, SOURCE] == box[SOURCE]
-    if is_shared or d.kind != BLOSC:
+    if d.kind not in (BLOSC, ZSTD):
         return 0, d.chunk_nbytes
-    low, high = box[OFFSET], box[OFFSET] + d.itemsize
-    for axis in range(strides.shape[2]):
-        high += (box[FIRST_LENGTH + axis] - 1) * strides[0, box[PART], axis]
-    return (low, high) if 2 * (high - low) <= d.chunk_nbytes else (0, d.chunk_nbytes)
+    low, high, source = d.chunk_nbytes, 0, boxes[i, SOURCE]
+    while i < stop and boxes[i, SOURCE] == source:
+        box = boxes[i]
+        end = box[OFFSET] + d.itemsize
+        for axis in range(strides.shape[2]):
+            end += (box[FIRST_LENGTH + axis] - 1) * strides[0, box[PART], axis]
+        low, high = min(low, box[OFFSET]), max(high, end)
+        i += 1
+    # Taking a Blosc frame apart costs something.
+    if d.kind == BLOSC and 2 * (high - low) > d.chunk_nbytes:
+        return 0, d.chunk_nbytes
+    return low, high
 
 
 @calls.inner

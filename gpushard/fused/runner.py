@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from gpushard.fused import boxes
 from gpushard.fused.chain import FusedChain
-from gpushard.fused.columns import BLOSC, COPY, NBYTES, RAW, Decoder, Planned
+from gpushard.fused.columns import (
+    BLOSC,
+    BUFFERS_NBYTES,
+    COPY,
+    NBYTES,
+    RAW,
+    Decoder,
+    Planned,
+)
 from gpushard.fused.libraries import Library
 from gpushard.fused.room import Buffer, Room
 from gpushard.fused.shares import Shares
@@ -145,7 +153,9 @@ class BoxPlacer:
         if library.function and not context:
             return None
         # Held here: the loops know but the addresses.
-        widest = int(columns[:, NBYTES].max(initial=0)) if chain.kind == BLOSC else 0
+        widest = BUFFERS_NBYTES if library.part else 0
+        if chain.kind == BLOSC:
+            widest = int(columns[:, NBYTES].max(initial=0))
         keeps = not self._chunk_room.is_crowded
         if not keeps:
             self._chunk_room.note_taken(window_nbytes + chain.chunk_nbytes + widest)
@@ -158,6 +168,7 @@ class BoxPlacer:
             library.function,
             context,
             library.reset,
+            library.part,
             self._loops.read,
             chain.chunk_nbytes,
             scratch.address,

@@ -8,6 +8,9 @@ what both decode alike.
 
 from __future__ import annotations
 
+from typing import Any
+
+from gpushard.codecs import libzstd
 from gpushard.fused import calls
 
 # RFC 8878: 3.1.1.1 (frame header), 3.1.1.2 (blocks).
@@ -17,6 +20,10 @@ _LEAST_NBYTES = 9  # a header without window or size, and that of a block
 _UNTOLD = -1  # what libzstd takes for no size, where a frame tells one in 8 bytes
 # zstd_decompress.c, ZSTD_MAXWINDOWSIZE_DEFAULT: the largest window of a stream.
 _WINDOW_MAX_NBYTES = (1 << 27) + 1
+_BLOCK_NBYTES = libzstd.BLOCK_NBYTES
+_HAS_CHECKSUM = 1 << 2
+# Where `ZSTD_outBuffer`, and `ZSTD_inBuffer` behind it, have the position.
+_OUT, _IN, _SIZE, _POSITION = 0, 24, 8, 16
 
 
 @calls.inner
@@ -26,9 +33,7 @@ def is_one_frame(source: int, nbytes: int) -> bool:
         return False
     flags = calls.load_8(source + 4)
     is_single, has_checksum = flags >> 5 & 1, flags >> 2 & 1
-    size_nbytes = 1 << (flags >> 6) if flags >> 6 else is_single
-    dictionary_nbytes = (1 << (flags & 3)) >> 1
-    blocks = 6 - is_single + dictionary_nbytes + size_nbytes
+    blocks, size_nbytes = _first_block(source)
     stop = nbytes - 4 * has_checksum
     if blocks > stop:
         return False
@@ -48,15 +53,75 @@ def _window_nbytes(source: int) -> int:
 
 
 @calls.inner
+def _first_block(source: int) -> tuple[int, int]:
+    """Where the first block begins, and in how many bytes ahead of it the size is."""
+    flags = calls.load_8(source + 4)
+    is_single = flags >> 5 & 1
+    size_nbytes = 1 << (flags >> 6) if flags >> 6 else is_single
+    dictionary_nbytes = (1 << (flags & 3)) >> 1
+    return 6 - is_single + dictionary_nbytes + size_nbytes, size_nbytes
+
+
+@calls.inner
+def _tells(source: int, nbytes: int) -> bool:
+    """Whether a frame tells that it decodes to so many bytes."""
+    blocks, size_nbytes = _first_block(source)
+    at = source + blocks - size_nbytes
+    if size_nbytes == 4:
+        return calls.load_32(at) == nbytes
+    return size_nbytes == 8 and calls.load_64(at) == nbytes
+
+
+@calls.inner
+def _block(source: int, position: int) -> tuple[int, int]:
+    """Where a block ends, and whether it is the last."""
+    low, middle = (calls.load_8(source + position), calls.load_8(source + position + 1))
+    header = low | middle << 8 | calls.load_8(source + position + 2) << 16
+    position += 3 + (1 if header >> 1 & 3 == _RLE_BLOCK else header >> 3)
+    return position, header & 1
+
+
+@calls.inner
 def _end_of_blocks(source: int, position: int, stop: int) -> int:
     """Where the last block ends; beyond `stop`, or at 0, if none does before."""
     while position + 3 <= stop:
-        low, middle = (
-            calls.load_8(source + position),
-            calls.load_8(source + position + 1),
-        )
-        header = low | middle << 8 | calls.load_8(source + position + 2) << 16
-        position += 3 + (1 if header >> 1 & 3 == _RLE_BLOCK else header >> 3)
-        if header & 1:
+        position, is_last = _block(source, position)
+        if is_last:
             return position
     return 0
+
+
+@calls.inner
+def decode_first(library: Any, source: int, target: int, sizes: Any) -> bool:
+    """Whether the first bytes of a frame were decoded, and no more blocks than needed.
+
+    `library` has the addresses of what begins a stream, of what decodes it and of their
+    context, and that of room for `columns.BUFFERS_NBYTES`; `sizes` are how many bytes
+    the frame should decode to, and how many of them are needed. The frame is one that
+    `is_one_frame` takes. One with a checksum has to be decoded whole, as has one of
+    which the last block may be needed.
+    """
+    begin, decode, context, room = library
+    expected, enough = sizes
+    if (
+        enough > expected - _BLOCK_NBYTES
+        or calls.load_8(source + 4) & _HAS_CHECKSUM
+        or not _tells(source, expected)
+        or calls.call_reset(begin, (context,)) < 0
+    ):
+        return False
+    calls.store_int64(room + _OUT, target)
+    calls.store_int64(room + _OUT + _SIZE, expected)
+    calls.store_int64(room + _OUT + _POSITION, 0)
+    calls.store_int64(room + _IN, source)
+    calls.store_int64(room + _IN + _POSITION, 0)
+    position, _ = _first_block(source)
+    decoded = 0
+    while decoded < enough:
+        position, is_last = _block(source, position)
+        calls.store_int64(room + _IN + _SIZE, position)
+        call = (context, room + _OUT, room + _IN)
+        if is_last or calls.call_stream(decode, call) < 0:
+            return False
+        decoded = calls.load_64(room + _OUT + _POSITION)
+    return True

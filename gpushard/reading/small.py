@@ -113,7 +113,7 @@ def _refuse_large(source: Source, chunks: Sequence[TouchedChunk]) -> None:
 def _is_in_part(source: Source, chunk: TouchedChunk) -> bool:
     """Whether so little of an inner chunk is wanted that a part of it may do."""
     strides = source.range_strides
-    if strides is None:
+    if strides is None or not source.pipeline.holds_ranges:
         return False
     low, high = _extent(chunk, strides)
     return _PART * (high - low) <= source.chunk_nbytes
