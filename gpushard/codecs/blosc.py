@@ -87,7 +87,7 @@ class BloscCodec(Compressor):
     ) -> NDArray[np.uint8] | None:
         """Decoded bytes of one frame, of which only ``start:stop`` are there.
 
-        The blocks that hold them are decoded, the rest of the result is zeros. None
+        The blocks that hold them are decoded, the rest of the result has no meaning. None
         where that gains nothing, or where the frame is of another size: it is for
         `decode` to say what is wrong.
 
@@ -109,7 +109,7 @@ class BloscCodec(Compressor):
         frame = blosc_frame.parse(encoded, self.name)
         decoded = blosc_blocks.decode_blocks(encoded, frame, first, last, self.name)
         # Pages that nobody touches cost nothing.
-        out = np.zeros(nbytes, np.uint8)
+        out = np.empty(nbytes, np.uint8)
         place = first * header.block_nbytes
         out[place : place + len(decoded)] = np.frombuffer(decoded, np.uint8)
         return out
