@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from gpushard.devices.chain import DeviceChain, StepKind
 from gpushard.options import KIB, ReadOptions
 
-# Two lanes: one copies while the other decodes (DESIGN 8.5).
+# Two lanes: one copies while the other decodes.
 N_LANES = 2
-# What a zstd decoder asks for a stream, beside three times the decoded bytes (DESIGN
-# 8.2), and what the tables of a row take.
+# What nvCOMP's zstd decoder asks for a stream, beside three times the decoded bytes (as
+# it answered without a driver), and what the tables of a row take.
 _STREAM_NBYTES = 8 * KIB
 _TABLES_NBYTES = 512
 # Blocks of Blosc frames are no smaller, as a rule: the default is 128 KiB or more.

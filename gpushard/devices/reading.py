@@ -208,8 +208,8 @@ def kernels_scatter(
 def room_nbytes(source: Source, device: Device, n_sharing: int = 1) -> int:
     """What batches of an array may hold, so that they keep a device busy.
 
-    Batches are cut by streams before bytes, of which a host's default has room for few
-    (DESIGN 8.2). Whoever lowers or raises the limit is heeded.
+    A GPU is busy with thousands of streams, of which a host's default has room for few.
+    Whoever lowers or raises the limit is heeded.
     """
     limit = source.options.memory_limit
     chain, why = choose_chain(source)

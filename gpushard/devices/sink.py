@@ -36,7 +36,7 @@ from gpushard.source import Source
 
 _log = logging.getLogger("gpushard.devices")
 
-# Streams that keep a large GPU busy (DESIGN 8.2).
+# Streams that keep a large GPU busy: an estimate, as nothing has run on one yet.
 MAX_ROWS = 4096
 
 _NOTHING = np.empty(0, np.uint8)
