@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from zarr.codecs import BloscCodec
@@ -12,8 +15,38 @@ from device_fetch_cases import emulated, small_batches, stored
 from gpushard.devices.landing import read_back
 from gpushard.devices.lane import Lane
 from gpushard.devices.ring import Slot
+from gpushard.devices.slabs import Slab
 from gpushard.selecting.selection import whole
 from zarr_oracle import assert_same_bits
+
+
+class Memory:
+    """Device memory of which one can tell whether it was given back."""
+
+    address = 256
+
+    def __init__(self, nbytes):
+        self.nbytes = nbytes
+
+
+def test_a_slab_keeps_what_it_outgrew_for_the_work_under_way():
+    made = []
+
+    def allocate(nbytes):
+        memory = Memory(nbytes)
+        made.append(weakref.ref(memory))
+        return memory
+
+    slab = Slab(SimpleNamespace(allocate=allocate))
+    slab.address(1000)
+    slab.address(500)
+    assert len(made) == 1
+    slab.address(2000)
+    assert made[0]() is not None
+    slab.settle()
+    assert made[0]() is None
+    slab.address_anew(5000)  # where nothing is under way
+    assert [memory() is None for memory in made] == [True, True, False]
 
 
 @pytest.mark.parametrize("counts_streams", [False, True])
