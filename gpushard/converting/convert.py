@@ -169,10 +169,10 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
 
 @dataclass
 class _Job:
-    """One array of a conversion."""
+    """One array of a conversion: what is read, what becomes of it, how far that is."""
 
     source: Source
-    plan: Blueprint
+    blueprint: Blueprint
     mark: Mark
 
     @property
@@ -183,10 +183,10 @@ class _Job:
     def copy(self, store: Store, options: Options) -> Copy:
         """The work on its shards."""
         joins = not isinstance(store, LocalStore)
-        target = Source.prepare(self.plan.layout, store, options)
+        target = Source.prepare(self.blueprint.layout, store, options)
         budget = budget_for(
             self.source.layout,
-            self.plan.layout,
+            self.blueprint.layout,
             target.options,
             joins=joins,
             least_read_nbytes=max(map(_least_read_nbytes, (self.source, target))),
@@ -214,14 +214,14 @@ class _Conversion:
                 jobs[path] = self._job(path, layout, target)
                 jobs[path].copy(self.to, self.options)
                 WriteSession(
-                    Source.prepare(jobs[path].plan.layout, self.to, self.options)
+                    Source.prepare(jobs[path].blueprint.layout, self.to, self.options)
                 )
         return jobs
 
     def _job(self, path: str, layout: ArrayLayout, target: TargetArguments) -> _Job:
         place = join(self.place, path)
         try:
-            plan = target_blueprint(layout, target, place, self.options)
+            blueprint = target_blueprint(layout, target, place, self.options)
         except OptionError as error:
             # What is asked for is wrong, and not the source.
             error.add_context(store_url=self.to.url, array_path=place)
@@ -230,11 +230,11 @@ class _Conversion:
             store=self.to,
             key=join(place, NAME),
             source=source_fingerprint(self.store, layout),
-            document=document_fingerprint(plan.documents[-1][1]),
-            done=np.zeros(plan.layout.n_objects, np.bool_),
+            document=document_fingerprint(blueprint.documents[-1][1]),
+            done=np.zeros(blueprint.layout.n_objects, np.bool_),
         )
         store = watched(self.store, layout, self.options)
-        return _Job(Source.prepare(layout, store, self.options), plan, mark)
+        return _Job(Source.prepare(layout, store, self.options), blueprint, mark)
 
     def run(
         self,
@@ -250,7 +250,7 @@ class _Conversion:
         nbytes = sum(job.nbytes for job in jobs.values())
         with counted(2 * nbytes if verify else nbytes, progress) as advance:
             mark = self._mark(nodes, jobs)
-            arrays = self._all(nodes, jobs, mark, advance)
+            arrays = self._convert_all(nodes, jobs, mark, advance)
             for job in jobs.values() if verify else ():
                 job.copy(self.to, self.options).verify(advance)
             mark.remove()
@@ -262,12 +262,12 @@ class _Conversion:
             return _mark_of_all(self.to, self.place, jobs)
         return jobs[""].mark
 
-    def _all(
+    def _convert_all(
         self, nodes: Nodes, jobs: dict[str, _Job], mark: Mark, advance: Advance
     ) -> dict[str, ConvertedArray]:
         """Convert the arrays that are not finished, one after the other."""
         if not nodes.groups:
-            self._start(jobs[""].plan, mark)
+            self._start(jobs[""].blueprint, mark)
             return {"": self._convert(jobs[""], advance)}
         self._start(None, mark)
         for path, attributes in nodes.groups.items():
@@ -278,7 +278,7 @@ class _Conversion:
                 if mark.done[number]:
                     job.mark.done[:] = True
                 else:
-                    self._start(job.plan, job.mark)
+                    self._start(job.blueprint, job.mark)
                 converted[path] = self._convert(job, advance)
             if not mark.done[number]:
                 mark.done[number] = True
@@ -293,7 +293,7 @@ class _Conversion:
             job.mark.look_for(copy.key_of)
         n_resumed = int(job.mark.done.sum())
         n_written = copy.run(advance)
-        layout = job.plan.layout
+        layout = job.blueprint.layout
         return ConvertedArray(
             shards=layout.shards or (),
             chunks=layout.chunks or (),
@@ -303,7 +303,7 @@ class _Conversion:
             n_resumed=n_resumed,
         )
 
-    def _start(self, plan: Blueprint | None, mark: Mark) -> None:
+    def _start(self, blueprint: Blueprint | None, mark: Mark) -> None:
         """Make a place ready: free and marked, or what was left of this conversion.
 
         Raises
@@ -314,7 +314,7 @@ class _Conversion:
         place = mark.key.removesuffix(NAME).rstrip("/")
         found = find_mark(self.to, place) if self.resume or not self.overwrite else None
         if found is not None and self.resume and mark.matches(found):
-            self._go_on(plan, mark, found)
+            self._go_on(blueprint, mark, found)
             return
         is_top = place == self.place
         if self.overwrite and is_top:
@@ -329,17 +329,26 @@ class _Conversion:
         elif not _is_free(self.to, place):
             raise occupied()
         mark.write()
-        if plan is not None:
-            plan.put(self.to)
+        if blueprint is not None:
+            blueprint.put(self.to)
 
-    def _go_on(self, plan: Blueprint | None, mark: Mark, found: dict[str, Any]) -> None:
+    def _go_on(
+        self, blueprint: Blueprint | None, mark: Mark, found: dict[str, Any]
+    ) -> None:
+        """Go on where an interrupted conversion was, with the documents it made.
+
+        Raises
+        ------
+        OptionError
+            They were changed since.
+        """
         mark.take_over(found)
-        if plan is None:
+        if blueprint is None:
             return
-        key, document = plan.documents[-1]
+        key, document = blueprint.documents[-1]
         there = self.to.get(key)
         if there is None:
-            plan.put(self.to)
+            blueprint.put(self.to)
         elif there != document:
             raise OptionError(
                 "the destination's metadata were changed since its conversion began",
