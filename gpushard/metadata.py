@@ -96,7 +96,7 @@ def parse_array(
     return v3.parse_array(document, path, options)
 
 
-def parse_document(data: bytes, path: str, options: Options = DEFAULT) -> ArrayLayout:
+def parse_document(data: bytes, path: str, options: Options) -> ArrayLayout:
     """Layout of the array at `path` that the bytes of a `zarr.json` describe.
 
     Raises

@@ -9,6 +9,7 @@ import zarr
 import gpushard
 from gpushard.cli.description import describe
 from gpushard.metadata import load_array, load_group
+from gpushard.options import DEFAULT
 from historic_arrays import (
     ROOT,
     all_chunks,
@@ -83,10 +84,10 @@ def test_a_v2_group_is_no_array_and_a_v2_array_no_group(v2_place):
 
 
 def test_what_is_described_on_the_command_line(v2_place):
-    facts = describe(str(v2_place))
+    facts = describe(str(v2_place), DEFAULT, advise=False)
     assert facts["node_type"] == "group"
     assert facts["arrays"]["a"]["shape"] == (3, 4)
-    facts = describe(str(v2_place / "a"))
+    facts = describe(str(v2_place / "a"), DEFAULT, advise=False)
     assert (facts["n_shards"], facts["n_stored"]) == (4, 4)
 
 

@@ -15,7 +15,7 @@ from gpushard.converting.advice import advise as advise_on
 from gpushard.devices.find import find_device_for
 from gpushard.errors import GpushardError, OptionError, naming
 from gpushard.group import Group, node_at
-from gpushard.inspection.census import Census, census
+from gpushard.inspection.census import census
 from gpushard.layout import ArrayLayout, ShardLevel
 from gpushard.options import DEFAULT, Options
 from gpushard.source import Source
@@ -37,9 +37,7 @@ _ADVICE_BASIS = {
 }
 
 
-def describe(
-    url: str, options: Options = DEFAULT, *, advise: bool = False
-) -> dict[str, Any]:
+def describe(url: str, options: Options, *, advise: bool) -> dict[str, Any]:
     """Facts about the array or group at `url`, ready for JSON.
 
     Parameters
@@ -103,17 +101,12 @@ def _command(url: str, plan: Plan) -> str:
 def _array_facts(layout: ArrayLayout, store: Store, options: Options) -> dict[str, Any]:
     source = Source.prepare(layout, store, options)
     n_stored, stored_nbytes = _stored(layout, store)
-    counted = _counted(source)
-    has_counts = isinstance(counted, Census)
     found = find_device_for("auto", layout.dtype)
     return {
         **_outline(layout),
         "n_shards": layout.n_objects,
         "n_stored": n_stored,
-        "n_stored_inner_chunks": counted.n_stored if has_counts else None,
-        "n_empty_inner_chunks": counted.n_empty if has_counts else None,
-        "n_damaged_indexes": counted.n_unreadable if has_counts else None,
-        "why_not_counted": None if has_counts else counted,
+        **_counts(source),
         "nbytes": layout.size * layout.dtype.itemsize,
         "stored_nbytes": stored_nbytes,
         "fill_value": layout.fill_value_json,
@@ -160,8 +153,25 @@ def _stored(layout: ArrayLayout, store: Store) -> tuple[int | None, int | None]:
     return len(sizes), sum(sizes)
 
 
-def _counted(source: Source) -> Census | str:
-    """Inner chunks stored and empty; or why nobody has counted them."""
+def _counts(source: Source) -> dict[str, Any]:
+    """How many inner chunks are stored and empty; or why nobody has counted them."""
+    why = _why_not_counted(source)
+    found = None
+    if why is None:
+        try:
+            found = census(source)
+        except GpushardError as error:
+            why = str(error).rstrip(".")
+    return {
+        "n_stored_inner_chunks": None if found is None else found.n_stored,
+        "n_empty_inner_chunks": None if found is None else found.n_empty,
+        "n_damaged_indexes": None if found is None else found.n_unreadable,
+        "why_not_counted": why,
+    }
+
+
+def _why_not_counted(source: Source) -> str | None:
+    """Why inner chunks are not counted; None if they can be, in reasonable time."""
     layout = source.layout
     if not layout.levels:
         return "each chunk is an object of its own"
@@ -171,10 +181,7 @@ def _counted(source: Source) -> Census | str:
         return "the store is not local"
     if layout.n_objects > _MAX_INDEXES:
         return f"there are more than {_MAX_INDEXES:,} shards"
-    try:
-        return census(source)
-    except GpushardError as error:
-        return str(error).rstrip(".")
+    return None
 
 
 def _sizes(directory: str) -> Iterator[int]:

@@ -17,7 +17,7 @@ from gpushard.inspection.contents import Contents
 from gpushard.inspection.shard_map import ShardMap, first_stored, map_shard
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
-from gpushard.options import DEFAULT, Options
+from gpushard.options import Options
 from gpushard.source import Source
 from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import resolve
@@ -111,7 +111,7 @@ _ORDERS = {
 }
 
 
-def open_map(url: str, wanted: str | None, options: Options = DEFAULT) -> Mapped:
+def open_map(url: str, wanted: str | None, options: Options) -> Mapped:
     """Map of a shard of the array at `url`.
 
     Parameters

@@ -17,7 +17,7 @@ from gpushard.group import Group, node_at, walk
 from gpushard.hierarchies.documents import join
 from gpushard.inspection.findings import Check, Finding, Verification
 from gpushard.inspection.verify import Progress, verify_array
-from gpushard.options import DEFAULT, Options
+from gpushard.options import Options
 from gpushard.source import Source
 from gpushard.stores.base import Store
 from gpushard.stores.resolve import resolve
@@ -43,7 +43,7 @@ class Wanted:
     decodes: bool
     device: str | None
     repairs: bool
-    options: Options = DEFAULT
+    options: Options
 
 
 @dataclass(frozen=True, slots=True)
