@@ -235,7 +235,7 @@ class Array(NumpyLike):
             list's ``append``, gets the error of each instead, and may raise. A store
             that fails raises in any case.
         memory_limit
-            Bytes of staging this read may hold, instead of the option's.
+            Bytes that this read may hold, instead of `Options.memory_limit`.
 
         Returns
         -------

@@ -144,18 +144,18 @@ class WriteOptions:
     Attributes
     ----------
     strategy
-        What becomes of a shard that is written to; docs/writing.md tells what each
-        promises. "rewrite" is the only one that replaces shards atomically.
+        How a stored shard is changed; docs/writing.md says what each strategy promises.
+        Only "rewrite" replaces shards atomically.
     order
-        Order in which a shard's inner chunks are laid down. Morton order keeps
-        neighbours along every axis together, whichever way the array is read.
+        Order of the inner chunks in a shard. Morton order keeps neighbours along every
+        axis together, whichever way the array is read.
     write_empty_chunks
         Whether inner chunks that hold nothing but the fill value are stored. Missing
         ones cost an index entry and no read.
     max_unused_fraction
-        With "fixed_order" and "random_write", the part of a stored shard that may lie
-        unused before it is laid down anew. At one half no shard takes more than twice
-        the room it needs.
+        With "fixed_order" and "random_write", the part of a stored shard that may be
+        unused before the shard is written anew. At one half, no shard takes more than
+        twice the room it needs.
     """
 
     strategy: WriteStrategy = "rewrite"
@@ -197,26 +197,26 @@ class Options:
     threads
         Worker threads of the CPU path. Decoders release the GIL, so one per CPU.
     memory_limit
-        Bytes that a read may hold beside its output: shard indexes, columns, and
-        encoded and decoded inner chunks. One below 64 MiB cuts what is fetched and
-        decoded together, and bounds the whole as 64 MiB would. An inner chunk that does
-        not fit is a `LimitError`. None holds batches to 256 MiB, and lets an inner
-        chunk that alone needs more take an eighth of the memory that the process may
-        use; and a read that a device decodes may hold an eighth of what is free there,
-        up to 4 GiB: it takes thousands of streams to keep a GPU busy.
+        Most bytes that a read may hold beside its output: shard indexes, columns, and
+        encoded and decoded inner chunks. An inner chunk that does not fit is a
+        `LimitError`. A limit below 64 MiB cuts batches as it says, but the read as a
+        whole may hold 64 MiB. None means batches of 256 MiB. A single inner chunk that
+        needs more may then take an eighth of the memory that the process may use, and a
+        read that a device decodes may hold an eighth of what is free there, at most
+        4 GiB: it takes thousands of streams to keep a GPU busy.
     batch_nbytes
         Encoded bytes fetched and decoded as one unit of work. Large enough that the
         request overhead vanishes, small enough that several fit in the caches and in
         `memory_limit`.
     small_read_chunks
-        Reads of at most this many inner chunks take a path without columns and
-        without a thread pool: eight of them cost as much as making the columns.
-        Several that are larger than 1 MiB, or `memory_limit`, together do not. Once the
+        Reads of at most this many inner chunks go without columns and without a thread
+        pool: making columns costs as much as eight inner chunks. Several inner chunks
+        that together exceed 1 MiB, or `memory_limit`, do not go that way. Once the
         compiled loops are loaded, two to a thousand inner chunks in local files have a
         short way of their own. 0 switches the short ways off.
     whole_object_fraction
-        Where each request has a price, an object is fetched whole when at least this
-        part of its inner chunks is wanted and its index is not known.
+        Where each request has a price, a shard whose index is not known is fetched
+        whole if at least this part of its inner chunks is wanted.
     whole_object_max_nbytes
         Decoded size above which a shard is never fetched whole.
     file_handles
@@ -225,43 +225,43 @@ class Options:
         Memory for shard indexes kept between reads, per array.
     chunk_cache_nbytes
         Memory for decoded inner chunks kept between reads into host memory, per array.
-        It comes on top of `memory_limit`, so it is for you to allow: 0 keeps none. It
-        pays where reads share inner chunks: docs/arrays.md tells which.
+        It comes on top of `memory_limit`, so 0, the default, keeps none. It pays where
+        reads share inner chunks: docs/arrays.md says which.
     compile_nbytes
-        Decoded size, of all reads of the process together, from which on loops are
-        compiled for reads (numba), once a machine. Who has read so much is likely to
-        read as much again. On Linux (x86-64) a process of its own compiles them, for
-        some 13 s; reads go on without them meanwhile. With 0, and elsewhere, the read
-        waits. Where an earlier process has compiled them, they are loaded in
-        milliseconds, from a 64th of that size on. Once loaded, all reads take them.
+        Decoded bytes that a process reads, in all its reads together, before loops are
+        compiled for reads (numba), once per machine. A process that has read so much is
+        likely to read as much again. On Linux (x86-64) another process compiles them,
+        which takes it some 13 s, and reads go on without them meanwhile. With 0, and
+        elsewhere, the read waits. Loops that an earlier process has compiled are loaded
+        in milliseconds, from a 64th of that size on. Once loaded, all reads use them.
     placement
-        Where a read into a device's memory decodes what the device can: "cost" goes by
-        an estimate, batch by batch; "device" and "host" settle it.
+        Where a read into a device's memory decodes what the device can decode: "cost"
+        estimates what is faster, batch by batch; "device" and "host" settle it.
     pinned_slots
-        Pieces of pinned memory that a read to a device fetches into, each for a batch:
-        two whose batches are copied, one a lane, and two that are being filled.
+        Pieces of pinned memory that a read to a device fetches into, one per batch: two
+        that are being copied, one on each lane, and two that are being filled.
     gds
         Whether kvikio reads local files straight into device memory where GPUDirect
         Storage is active.
     kvikio_remote
         Whether kvikio reads ranges of HTTP and S3 objects; off until it was measured.
     max_chunk_nbytes
-        Largest inner chunk decoded; an object with codecs around its shard, the text of
-        an inner chunk of strings, and the part of a plain inner chunk that has to be
-        fetched at once are held to it, too. 2 GiB are the most that Blosc and the
-        codecs of Zarr v2 take. What `memory_limit` has room for is less, mostly.
+        Largest inner chunk that is decoded. It also bounds a shard with codecs around
+        it, the text of an inner chunk of strings, and the part of an uncompressed inner
+        chunk that has to be fetched at once. Blosc and the codecs of Zarr v2 take 2 GiB
+        at most. `memory_limit` mostly has room for less.
     max_index_nbytes
-        Largest shard index accepted. 32 MiB are two million inner chunks a shard; it
-        takes twice as much of `memory_limit`, and may take half of that.
+        Largest shard index that is accepted. 32 MiB are two million inner chunks per
+        shard. An index takes twice its size of `memory_limit`, and may take half of it.
     max_sharding_depth
-        Deepest nesting of sharding codecs accepted.
+        Deepest nesting of sharding codecs that is accepted.
     patience_s
-        Seconds after which a server that is busy, or accepts and never answers, is
-        given up. Two silent attempts fit, or a busy server's usual Retry-After.
+        Seconds until a server is given up that is busy, or accepts and never answers:
+        time for two silent attempts, or for a busy server's usual Retry-After.
     min_nbytes_per_s
-        Bytes a second below which an answer is too slow: one of n bytes is given up
-        ``patience_s + n / min_nbytes_per_s`` seconds after it was asked for. The
-        answers to 32 requests at a time come that slowly over a line of 16 Mbit/s.
+        Slowest answer that is waited for: one of n bytes is given up
+        ``patience_s + n / min_nbytes_per_s`` seconds after it was asked for. 32 answers
+        at a time come that slowly over a line of 16 Mbit/s.
     write
         How shards are written.
 

@@ -41,35 +41,34 @@ class ReadReport:
     array, device
         Path of the array, and where its inner chunks were decoded.
     device_why
-        Why there, where ``device="auto"`` left it to the reader.
+        Why there, if ``device="auto"`` chose.
     n_shards, n_missing_shards
         Stored objects touched, and how many of them do not exist.
     n_inner_chunks, n_missing_inner_chunks
         Inner chunks wanted, and how many were filled instead of decoded.
     n_kept_inner_chunks
-        Inner chunks that an earlier read had decoded, and that were kept
+        Inner chunks taken from the cache of decoded ones
         (`Options.chunk_cache_nbytes`): neither fetched nor decoded.
     n_index_requests, n_payload_requests
-        Requests made of the store. An object fetched whole is a payload request.
+        Requests to the store. An object fetched whole is a payload request.
     index_nbytes, payload_nbytes, gap_nbytes
-        Bytes fetched, and how many of the payload were between the wanted ranges.
+        Bytes fetched; `gap_nbytes` are those of the payload that nobody wanted.
     out_nbytes
         Size of the result.
     n_decoded_on_device, n_decoded_on_host, n_refused_inner_chunks
-        On a device: inner chunks decoded there and on the host, and how many of the
-        first the device refused, so that the host decoded them after all.
+        On a device: inner chunks decoded there and on the host, and how many the
+        device refused, so that the host decoded them after all.
     codecs
         Which codec ran where and why, in decoding order.
     loops
-        What the compiled loops decoded with, where they read the inner chunks in the
-        place of the codecs' libraries; "" where they did not.
+        What the compiled loops decoded with; "" if the codecs' libraries read all.
     fetch
         How payload was fetched, and why so.
     n_direct_requests
         How many of the payload requests went straight into device memory.
     milliseconds
-        Time per stage, and what the placement by cost went by. Stages of several
-        threads are summed, so they may exceed `total`, which is wall time.
+        Time per stage, and the estimates that placement by cost used. Times of threads
+        are added up, so a stage may exceed `total`, which is wall time.
     """
 
     array: str
