@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from gpushard.options import usable_cpu_count
+from gpushard.machine import usable_cpu_count
 
 
 def machine() -> dict[str, Any]:

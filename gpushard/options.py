@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gpushard.errors import OptionError
+from gpushard.machine import usable_cpu_count, usable_memory_nbytes
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -29,72 +27,6 @@ MAX_DOCUMENT_NBYTES = 64 * MIB
 # Memory that a metadata document may take once it is parsed. Those of real hierarchies
 # take 4 to 7 bytes a byte, 10,000 arrays some 70 MiB; empty lists take 27.
 MAX_PARSED_NBYTES = 256 * MIB
-
-
-def usable_cpu_count() -> int:
-    """Count the CPUs this process may use: affinity, cut by a cgroup quota."""
-    try:
-        n_cpus = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
-        n_cpus = os.cpu_count() or 1
-    quota = _cgroup_cpu_quota()
-    return max(1, n_cpus if quota is None else min(n_cpus, quota))
-
-
-def _cgroup_cpu_quota() -> int | None:
-    # cgroup v2, "max" or "<quota> <period>" in microseconds (kernel docs, cpu.max).
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
-        return None if quota == "max" else -(-int(quota) // int(period))
-    except (OSError, ValueError):
-        return None
-
-
-@cache
-def usable_memory_nbytes() -> int | None:
-    """Memory that this process may use: the machine's, cut by those of its cgroups.
-
-    None where the system does not tell.
-    """
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not on Windows
-        return None
-    return min([total, *_cgroup_memory_limits()]) if total > 0 else None
-
-
-def _cgroup_memory_limits() -> list[int]:
-    """Limits of the control groups that this process is in, of either version.
-
-    In a container the path that the kernel tells is that of the machine, while only the
-    group's own directory is mounted: parents are looked at up to the root.
-    """
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    limits: list[int] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, name = Path("/sys/fs/cgroup"), "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
-        else:
-            continue
-        group = root / path.lstrip("/")
-        for directory in (group, *group.parents):
-            if directory.is_relative_to(root):
-                limits += _number_in(directory / name)
-    return limits
-
-
-def _number_in(path: Path) -> list[int]:
-    try:
-        return [int(path.read_text())]
-    except (OSError, ValueError):  # none there, or "max"
-        return []
-
 
 _LARGEST = 2**62
 _FRACTIONS = frozenset(("whole_object_fraction", "patience_s"))

@@ -26,7 +26,8 @@ from cuda_host.device import EmulatedDevice
 from damaged_arrays import emulated
 from gpushard import Options
 from gpushard.fused import choice
-from gpushard.options import MIB, usable_cpu_count
+from gpushard.machine import usable_cpu_count
+from gpushard.options import MIB
 from gpushard.stores import handles, zarr_writer
 from gpushard.stores.local import LocalStore
 from gpushard.workers import run_in_turn, turns

@@ -17,7 +17,8 @@ from damaged_arrays import opened
 from gpushard import LimitError, Options, options
 from gpushard.converting import tiles
 from gpushard.fetching import pieces
-from gpushard.options import KIB, MIB, usable_memory_nbytes
+from gpushard.machine import usable_memory_nbytes
+from gpushard.options import KIB, MIB
 from gpushard.reading import rounds, whole
 from gpushard.reading.results import host_job
 from gpushard.report import Tally

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushard.options import DEFAULT, GIB, KIB, MIB, Options, usable_cpu_count
+from gpushard.machine import usable_cpu_count
+from gpushard.options import DEFAULT, GIB, KIB, MIB, Options
 
 CPU_MAX = "/sys/fs/cgroup/cpu.max"
 

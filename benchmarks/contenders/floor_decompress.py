@@ -24,7 +24,7 @@ import zstandard
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from gpushard.options import usable_cpu_count
+from gpushard.machine import usable_cpu_count
 
 Decode = Callable[[list[memoryview]], object]
 # Enough that calls weigh little, little enough that scratch stays in a cache.

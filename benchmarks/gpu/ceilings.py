@@ -17,7 +17,7 @@ from benchmarks.gpu.gpu import rate
 from benchmarks.gpu.streams import ENCODERS, Batch
 from gpushard.cli.measuring import USUAL, Amounts, measure_rates
 from gpushard.devices.nvcomp_abi import Algorithm
-from gpushard.options import usable_cpu_count
+from gpushard.machine import usable_cpu_count
 
 if TYPE_CHECKING:
     from benchmarks.gpu.run import Run
