@@ -17,15 +17,9 @@ from gpushard.errors import (
     NotFoundError,
     naming,
 )
-from gpushard.hierarchies.documents import join
+from gpushard.hierarchies.documents import GroupDocument, join
 from gpushard.layout import ArrayLayout
-from gpushard.metadata import (
-    GroupDocument,
-    group_below,
-    load_array,
-    load_group,
-    parse_array,
-)
+from gpushard.metadata import group_below, load_array, load_group, parse_array
 from gpushard.options import DEFAULT, Options
 from gpushard.rolling.watch import watched
 from gpushard.source import Source

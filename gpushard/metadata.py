@@ -32,8 +32,6 @@ from gpushard.layout import ArrayLayout
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import Store
 
-__all__ = ["GroupDocument", "group_below", "load_array", "load_group", "parse_array"]
-
 _DOCUMENT = "zarr.json"
 DOCUMENTS = (_DOCUMENT, ".zarray")
 """Names of an array's metadata document, in Zarr v3 and v2."""

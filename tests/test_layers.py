@@ -58,7 +58,7 @@ PURE = {
     "selecting",
     "planning",
     "inspection.columns",
-    "inspection.progress",
+    "inspection.found",
     "rolling.window",
     "rolling.logical",
 }

@@ -18,8 +18,8 @@ from gpushard.inspection.contents import (
     is_read_whole,
 )
 from gpushard.inspection.findings import Check, Finding, Verification
+from gpushard.inspection.found import Found
 from gpushard.inspection.payload import PayloadCheck, payload_tasks
-from gpushard.inspection.progress import Found
 from gpushard.inspection.room import (
     beside_indexes,
     index_entries,
