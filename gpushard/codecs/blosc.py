@@ -87,8 +87,8 @@ class BloscCodec(Compressor):
     ) -> NDArray[np.uint8] | None:
         """Decoded bytes of one frame, of which only ``start:stop`` are there.
 
-        The blocks that hold them are decoded, the rest of the result has no meaning. None
-        where that gains nothing, or where the frame is of another size: it is for
+        The blocks that hold them are decoded, the rest of the result has no meaning.
+        None where that gains nothing, or where the frame is of another size: it is for
         `decode` to say what is wrong.
 
         Returns
