@@ -23,31 +23,6 @@ Purpose = Literal["read", "store", "rare"]
 _pools: dict[tuple[int, Purpose, int], ThreadPoolExecutor] = {}
 
 
-class Turns:
-    """What is done by one thread of the process at a time, as it takes much memory.
-
-    Attributes
-    ----------
-    padded
-        Objects that are larger than compressors make them.
-    copying
-        Inner chunks that a conversion reads, and that need more than its reads have.
-    """
-
-    def __init__(self) -> None:
-        self.renew()
-        if hasattr(os, "register_at_fork"):  # a child has none of the threads
-            os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self) -> None:
-        """Let nobody have a turn."""
-        self.padded = threading.Lock()
-        self.copying = threading.Lock()
-
-
-turns = Turns()
-
-
 @dataclass(frozen=True, slots=True)
 class Opener:
     """Work in two steps: what is fetched at once is used by several tasks.

@@ -19,11 +19,12 @@ from gpushard.converting.progress import Advance
 from gpushard.converting.tiles import Box as Elements
 from gpushard.converting.tiles import Budget, Cell, box_of, slabs, tiles
 from gpushard.errors import CorruptShardError, GpushardError
+from gpushard.memory.turns import turns
 from gpushard.selecting.selection import SliceAxis
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, Pieces
 from gpushard.stores.writers import writer_of
-from gpushard.workers import run_tasks, turns
+from gpushard.workers import run_tasks
 from gpushard.writing.encode import Change, Encoder
 from gpushard.writing.regions import Box
 from gpushard.writing.shard import Region

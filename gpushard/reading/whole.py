@@ -25,13 +25,14 @@ from gpushard.fetching.fetch import known_index
 from gpushard.fetching.job import Job, rows_of
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.memory.known import IndexCache
+from gpushard.memory.turns import turns
 from gpushard.planning.blocks import Planned
 from gpushard.reading.ranges import range_tasks
 from gpushard.report import Tally
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.held import HeldObjects
-from gpushard.workers import Opener, Task, Work, run_tasks, turns
+from gpushard.workers import Opener, Task, Work, run_tasks
 
 Coordinate = tuple[int, ...]
 

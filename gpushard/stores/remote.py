@@ -34,7 +34,7 @@ from gpushard.stores.obstores import (
     version_of,
 )
 from gpushard.stores.patience import Patience
-from gpushard.stores.plain_http import plain_server
+from gpushard.stores.plain_http import PlainServer, plain_server
 from gpushard.stores.remote_failures import (
     changed,
     encoded_body,
@@ -49,8 +49,6 @@ from gpushard.workers import run_side_by_side
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta
     from obstore.store import ObjectStore
-
-    from gpushard.stores.plain_http import PlainServer
 
 
 class RemoteStore:
