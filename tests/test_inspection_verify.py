@@ -361,6 +361,6 @@ def test_chunks_that_only_their_bytes_tell_the_size_of_are_held_within_the_limit
     monkeypatch.setattr("gpushard.inspection.verify.contents_of", told_of)
     for limit, most in ((4 * 16 * 3, 3), (1, 1)):
         seen.clear()
-        assert not verified(z.store, memory_limit=limit).findings
+        assert not verified(z.store, memory_limit=limit, threads=1).findings
         assert max(seen) == most
         assert sum(seen) == 10

@@ -6,6 +6,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gpushard.inspection.contents import contents_of
+from gpushard.inspection.room import (
+    at_once,
+    most_entries,
+    outer_entries,
+    refuse_more_than,
+)
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
@@ -37,14 +43,18 @@ def census(source: Source) -> Census:
 
     Raises
     ------
+    LimitError
+        The indexes of a shard take more memory than there is.
     StoreError
         The store failed.
     """
     layout = source.layout
     coordinates = layout.coordinates()
     n_stored = n_empty = n_unreadable = 0
-    while some := list(islice(coordinates, _AT_ONCE)):
-        for contents in contents_of(source, some):
+    refuse_more_than(most_entries(source), outer_entries(source), source)
+    n_at_once = at_once(source, _AT_ONCE)
+    while some := list(islice(coordinates, n_at_once)):
+        for contents in contents_of(source, some, most_entries(source)):
             if contents.chunks is None:
                 n_unreadable += contents.exists
                 continue

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import CorruptShardError
+from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetching.fetch import Extent, fetch_indexes
 from gpushard.fetching.nested import NestedShard, fetch_nested_indexes, index_range
 from gpushard.inspection.columns import StoredChunks, cells_of, is_inside
 from gpushard.inspection.findings import Finding, Kind
-from gpushard.inspection.room import refuse_more_than
+from gpushard.inspection.room import is_read_whole, refuse_more_than
 from gpushard.memory.known import KnownIndex
 from gpushard.planning.index import CORRUPT, PRESENT, ShardIndex
-from gpushard.reading.whole import held, largest_object, unwrapped
+from gpushard.reading.whole import beyond_room, held, most_fetched, unwrapped
 from gpushard.report import Tally
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
@@ -61,11 +61,6 @@ class Contents:
     source: Source
     version: Hashable | None
     findings: tuple[Finding, ...]
-
-
-def is_read_whole(source: Source) -> bool:
-    """Whether nothing is known of an object until all of it is there."""
-    return bool(source.layout.object_codecs)
 
 
 def contents_of(
@@ -111,9 +106,12 @@ def whole_contents(source: Source, coordinate: Coordinate) -> Contents:
         The store failed.
     """
     key = source.key(coordinate)
-    limit = largest_object(source, coordinate)
+    limit = most_fetched(source, coordinate)
     (answer,) = source.store.read([ByteRequest(key, max_nbytes=limit + 1)])
     if answer is not None and len(answer.data) > limit:
+        unfit = beyond_room(source, coordinate)
+        if unfit is not None:
+            return _broken(source, coordinate, Finding.of(unfit, key))
         error = CorruptShardError(
             "an object is larger than anything that an honest writer makes of it",
             expected=f"at most {limit} bytes",
@@ -122,7 +120,7 @@ def whole_contents(source: Source, coordinate: Coordinate) -> Contents:
         return _broken(source, coordinate, Finding.of(error, key, kind="size"))
     try:
         inner = held(source, {key: unwrapped(source, coordinate, answer)})
-    except CorruptShardError as error:
+    except (CorruptShardError, LimitError) as error:
         return _broken(source, coordinate, Finding.of(error, key))
     return contents_of(inner, [coordinate])[0]
 
@@ -155,10 +153,13 @@ def _untold(source: Source, coordinate: Coordinate) -> Contents:
     """
     source.room.refuse_large(in_part=False)
     key = source.key(coordinate)
-    limit = largest_object(source, coordinate)
+    limit = most_fetched(source, coordinate)
     (answer,) = source.store.read([ByteRequest(key, max_nbytes=limit + 1)])
     if answer is None:
         return _absent(source, coordinate)
+    error = beyond_room(source, coordinate) if len(answer.data) > limit else None
+    if error is not None:
+        return _broken(source, coordinate, Finding.of(error, key))
     inner = held(source, {key: Fetched(answer.data, None, None)})
     chunks = _one_chunk(coordinate, len(answer.data))
     return Contents(coordinate, key, True, chunks, inner, None, ())

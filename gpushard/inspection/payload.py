@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -20,7 +20,7 @@ from gpushard.planning.coalesce import Requests, coalesce
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
-from gpushard.workers import Task
+from gpushard.workers import Opener, Task
 
 # Codecs that only verify. As the last of a chain they cover the bytes as stored, and
 # are checked without decoding anything.
@@ -154,12 +154,27 @@ def _misfits(
     return wrong
 
 
+def _unfit(
+    contents: Contents, chunks: StoredChunks, report: Report, wrong: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Which inner chunks do not fit the limit as they are stored: bool, (n_chunks,)."""
+    room = contents.source.room
+    nbytes = chunks.stop - chunks.start
+    unfit = (nbytes > room.most_stored_nbytes) & ~wrong
+    for row in np.flatnonzero(unfit).tolist():
+        try:
+            room.refuse_stored(int(nbytes[row]))
+        except LimitError as error:
+            report(contents, _finding(contents, chunks.coordinate[row], error, 1))
+    return unfit
+
+
 def payload_tasks(
     check: PayloadCheck, contents: Contents, report: Report, advance: Advance
-) -> Iterator[Task]:
-    """Tasks that verify the bytes of an object's inner chunks.
+) -> Iterator[Opener]:
+    """Work that verifies the bytes of an object's inner chunks, all in its first step.
 
-    A task raises `ObjectChangedError` where the object was replaced since its indexes
+    It raises `ObjectChangedError` where the object was replaced since its indexes
     were read, and `StoreError` where the store failed.
     """
     chunks = contents.chunks
@@ -168,6 +183,7 @@ def payload_tasks(
     wrong = _misfits(contents, chunks, report)
     if not check.reads:
         return
+    wrong |= _unfit(contents, chunks, report, wrong)
     rows = np.flatnonzero((chunks.stop > chunks.start) & ~wrong)
     rows, n_sharing = _distinct(chunks.start, chunks.stop, rows)
     if len(rows):
@@ -177,7 +193,8 @@ def payload_tasks(
     empty = empty[~wrong[empty]]
     if len(empty):
         once = np.ones_like(empty)
-        yield _Batch(check, contents, chunks, empty, once, report, advance).verify_empty
+        nothing = _Batch(check, contents, chunks, empty, once, report, advance)
+        yield Opener(nothing.verify_empty, 0)
 
 
 def _distinct(start: Ints, stop: Ints, rows: Ints) -> tuple[Ints, Ints]:
@@ -203,8 +220,8 @@ class _Batch:
     report: Report
     advance: Advance
 
-    def tasks(self) -> Iterator[Task]:
-        """Tasks, each of some requests; there is one row at the least."""
+    def tasks(self) -> Iterator[Opener]:
+        """Work, each of some requests; there is one row at the least."""
         source, chunks = self.contents.source, self.chunks
         costs = source.store.costs
         most = min(source.options.memory_limit // (2 * n_workers(source)), _TASK_NBYTES)
@@ -218,22 +235,26 @@ class _Batch:
         group = np.cumsum(requests.nbytes) // max(1, most)
         cuts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
         for first, last in pairwise(cuts):
-            yield partial(self._verify, requests, range(first, last))
+            nbytes = int(requests.nbytes[first:last].sum())
+            yield Opener(partial(self._verify, requests, range(first, last)), nbytes)
 
-    def verify_empty(self) -> None:
+    def verify_empty(self) -> Sequence[Task]:
         """Verify inner chunks that are stored in no bytes: there are none to fetch."""
         for i, row in enumerate(self.rows.tolist()):
             self._verify_one(i, np.empty(0, np.uint8), int(self.chunks.start[row]))
         self.advance(self.contents, len(self.rows), 0)
+        return ()
 
-    def _verify(self, requests: Requests, some: range) -> None:
+    def _verify(self, requests: Requests, some: range) -> Sequence[Task]:
         contents = self.contents
+        empty = contents.source.room.empty
         asked = [
             ByteRequest(
                 contents.key,
                 int(requests.start[r]),
                 int(requests.stop[r]),
                 contents.version,
+                empty(int(requests.nbytes[r])),
             )
             for r in some
         ]
@@ -241,12 +262,13 @@ class _Batch:
             answers = fetch_payload(contents.source, asked)
         except CorruptShardError:
             self._verify_singly(requests, some)
-            return
+            return ()
         for r, answer in zip(some, answers, strict=True):
             at = requests.order[requests.bounds[r] : requests.bounds[r + 1]]
             for i in at.tolist():
                 self._verify_one(i, answer, int(requests.start[r]))
             self.advance(contents, int(self.n_sharing[at].sum()), len(answer))
+        return ()
 
     def _verify_singly(self, requests: Requests, some: range) -> None:
         """As `_verify`, where the object ends before some of what is asked."""
@@ -273,7 +295,7 @@ class _Batch:
         mine = data[int(chunks.start[row]) - base : int(chunks.stop[row]) - base]
         try:
             self.check.verify(contents.source, mine, shape)
-        except CorruptShardError as error:
+        except (CorruptShardError, LimitError) as error:
             found = _finding(contents, coordinate, error, int(self.n_sharing[i]))
             self.report(contents, found)
 
@@ -281,7 +303,7 @@ class _Batch:
 def _finding(
     contents: Contents,
     coordinate: Ints,
-    error: CorruptShardError,
+    error: CorruptShardError | LimitError,
     n_sharing: int,
     *,
     is_size: bool = False,

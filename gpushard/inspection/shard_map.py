@@ -13,6 +13,12 @@ from numpy.typing import NDArray
 from gpushard.inspection.columns import ByteUse, StoredChunks, byte_use, is_inside
 from gpushard.inspection.contents import Contents, contents_of, whole_contents
 from gpushard.inspection.findings import Finding
+from gpushard.inspection.room import (
+    at_once,
+    most_entries,
+    outer_entries,
+    refuse_more_than,
+)
 from gpushard.layout import ArrayLayout
 from gpushard.planning.index import MISSING, PRESENT
 from gpushard.selecting.selection import Ints
@@ -89,10 +95,14 @@ def map_shard(source: Source, coordinate: tuple[int, ...]) -> ShardMap | Content
 
     Raises
     ------
+    LimitError
+        Its indexes, or all of it where it has to be fetched whole, take more memory
+        than there is.
     StoreError
         The store failed.
     """
-    (contents,) = contents_of(source, [coordinate])
+    refuse_more_than(most_entries(source), outer_entries(source), source)
+    (contents,) = contents_of(source, [coordinate], most_entries(source))
     chunks = contents.chunks
     if chunks is not None and chunks.object_nbytes is None:
         # All of it tells how large it is, and where an index at its end lies.
@@ -135,13 +145,14 @@ def first_stored(source: Source, most: int) -> tuple[int, ...] | None:
     StoreError
         The store failed.
     """
+    refuse_more_than(most_entries(source), outer_entries(source), source)
     coordinates = islice(source.layout.coordinates(), most)
     n_at_once = 1  # as a rule the first is there
     while some := list(islice(coordinates, n_at_once)):
-        for contents in contents_of(source, some):
+        for contents in contents_of(source, some, most_entries(source)):
             if contents.exists:
                 return contents.coordinate
-        n_at_once = min(4 * n_at_once, _AT_ONCE)
+        n_at_once = at_once(source, min(4 * n_at_once, _AT_ONCE))
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -11,18 +11,15 @@ from time import perf_counter
 
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.inspection.columns import ByteUse, StoredChunks, byte_use
-from gpushard.inspection.contents import (
-    Contents,
-    Coordinate,
-    contents_of,
-    is_read_whole,
-)
+from gpushard.inspection.contents import Contents, Coordinate, contents_of
 from gpushard.inspection.findings import Check, Finding, Verification
 from gpushard.inspection.found import Found
 from gpushard.inspection.payload import PayloadCheck, payload_tasks
 from gpushard.inspection.room import (
     beside_indexes,
     index_entries,
+    is_held,
+    is_read_whole,
     most_entries,
     outer_entries,
     refuse_more_than,
@@ -34,7 +31,7 @@ from gpushard.reading.whole import largest_object
 from gpushard.source import Source
 from gpushard.stores.files import FileWriter
 from gpushard.stores.local import LocalStore
-from gpushard.workers import Task, run_tasks
+from gpushard.workers import Opener, Task, Work, run_tasks
 
 # A store that fails so often has failed: each failure may take as long as patience is.
 _MOST_UNREADABLE = 8
@@ -78,12 +75,13 @@ def verify_array(
     most = most_entries(source)
     refuse_more_than(most, outer_entries(source), source)
     n_workers = workers(source)
-    run = _Run(beside_indexes(source), check, progress or _no_progress, most)
-    run_tasks(run.tasks(run.coordinates()), n_workers)
+    run = _Run(beside_indexes(source), check, progress or _no_progress, most, n_workers)
+    most_fetched = run.source.room.most_fetched_nbytes
+    run_tasks(run.tasks(run.coordinates()), n_workers, most_fetched)
     changed = sorted(run.changed)
     run.is_second = True
     for coordinate in changed:
-        run_tasks(run.tasks(iter([coordinate])), n_workers)
+        run_tasks(run.tasks(iter([coordinate])), n_workers, most_fetched)
     result = run.result()
     result.seconds = perf_counter() - started
     return result
@@ -103,6 +101,8 @@ class _Run:
         What is verified, how payload is, and who is told how far it is.
     most_entries
         Index entries of one object that may be held.
+    n_workers
+        Tasks that run side by side.
     changed
         Objects that were replaced meanwhile, to be verified once more.
     is_second
@@ -113,6 +113,7 @@ class _Run:
     check: PayloadCheck
     progress: Progress
     most_entries: int
+    n_workers: int
     changed: set[Coordinate] = field(default_factory=set[Coordinate])
     is_second: bool = False
     n_unreadable: int = 0
@@ -125,7 +126,7 @@ class _Run:
         """Every object of the grid."""
         return self.source.layout.coordinates()
 
-    def tasks(self, coordinates: Iterator[Coordinate]) -> Iterator[Task]:
+    def tasks(self, coordinates: Iterator[Coordinate]) -> Iterator[Work]:
         """Tasks that verify the objects at `coordinates`; drawn one at a time."""
         first = next(coordinates, None)
         if first is None:
@@ -135,21 +136,21 @@ class _Run:
         n_at_once = min(n_at_once, blocks.BLOCK_SHARDS)
         if not self.source.layout.levels:
             # Stores that tell no sizes give all of a chunk, which is held.
-            room = self.source.options.memory_limit // 4
+            room = self.source.options.memory_limit // (4 * self.n_workers)
             n_at_once = min(n_at_once, room // largest_object(self.source, first))
         while some := [*waiting, *islice(coordinates, max(0, n_at_once - 1))]:
             waiting = islice(coordinates, 1)
-            if is_read_whole(self.source):
-                for coordinate in some:
-                    yield partial(self._verify_alone, coordinate)
+            if is_held(self.source):
+                each = [[one] for one in some] if is_read_whole(self.source) else [some]
+                yield from (partial(self._verify_held, few) for few in each)
                 continue
             for contents in self._contents(some):
                 yield from self._object_tasks(contents)
 
-    def _verify_alone(self, coordinate: Coordinate) -> None:
-        for contents in self._contents([coordinate]):
-            for task in self._object_tasks(contents):
-                task()
+    def _verify_held(self, some: list[Coordinate]) -> None:
+        for contents in self._contents(some):
+            for work in self._object_tasks(contents):
+                work.begin()
 
     def _contents(self, some: list[Coordinate]) -> list[Contents]:
         """Contents of objects; those that cannot be read are findings."""
@@ -164,26 +165,27 @@ class _Run:
                 return []
         return [one for coordinate in some for one in self._contents([coordinate])]
 
-    def _object_tasks(self, contents: Contents) -> Iterator[Task]:
+    def _object_tasks(self, contents: Contents) -> Iterator[Opener]:
         self._begin(contents.coordinate)
         self._record(contents)
         n_stored = 0 if contents.chunks is None else len(contents.chunks.stored)
-        tasks = payload_tasks(self.check, contents, self._report, self._advance)
+        works = payload_tasks(self.check, contents, self._report, self._advance)
         n_tasks = 0
-        for task in tasks:
+        for work in works:
             n_tasks += 1
             self._begin(contents.coordinate)
-            yield partial(self._guarded, task, contents)
+            yield replace(work, begin=partial(self._guarded, work, contents))
         if not n_tasks or not n_stored:
             self.progress(1, 0)
         self._end(contents.coordinate)
 
-    def _guarded(self, task: Task, contents: Contents) -> None:
+    def _guarded(self, work: Opener, contents: Contents) -> Sequence[Task]:
         try:
-            task()
+            work.begin()
         except StoreError as error:
             self._give_up(contents.coordinate, error, contents)
         self._end(contents.coordinate)
+        return ()
 
     def _begin(self, coordinate: Coordinate) -> None:
         with self._lock:

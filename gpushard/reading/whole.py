@@ -20,7 +20,7 @@ from gpushard.codecs.wrapping import (
     encoded_object_limit,
     object_copies,
 )
-from gpushard.errors import CorruptShardError
+from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetching.fetch import known_index
 from gpushard.fetching.job import Job, rows_of
 from gpushard.memory.chunk_room import usual_stored
@@ -85,7 +85,7 @@ def whole_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
     budget = job.batch_nbytes(shard_nbytes * n_shards, n_workers)
     # Bytes that lie about their size must not take more than the limit either.
     bound = job.source.options.memory_limit // (2 * n_workers)
-    limit = _most_fetched(job.source, first_shard, is_usual=False)
+    limit = most_fetched(job.source, first_shard)
     fitting = bound // max(limit, 1)
     per_task = max(1, min(budget // max(shard_nbytes, 1), fitting))
     for first in range(0, n_shards, per_task):
@@ -164,7 +164,7 @@ def _fetch(
     requests: list[ByteRequest] = []
     for row in block.shard_coords.tolist():
         # One byte more than there should be tells an object that is too large.
-        limit = _most_fetched(source, tuple(row), is_usual=is_usual) + 1
+        limit = most_fetched(source, tuple(row), is_usual=is_usual) + 1
         requests.append(ByteRequest(source.key(tuple(row)), max_nbytes=limit))
     with job.tally.stage("fetch"):
         answers = source.store.read(requests)
@@ -174,13 +174,16 @@ def _fetch(
     ]
     if not is_usual or source.layout.object_codecs:
         for row, large in zip(block.shard_coords.tolist(), is_large, strict=True):
-            if large:
-                _refuse_unfit(source, tuple(row))
+            error = beyond_room(source, tuple(row)) if large else None
+            if error is not None:
+                raise error
     return answers, np.array(is_large, np.bool_)
 
 
-def _most_fetched(source: Source, coordinate: Coordinate, *, is_usual: bool) -> int:
-    """Size above which an object is cut."""
+def most_fetched(
+    source: Source, coordinate: Coordinate, *, is_usual: bool = False
+) -> int:
+    """Size above which an object is cut; `is_usual`: as compressors make them."""
     most, layout = largest_object(source, coordinate), source.layout
     if layout.levels and not layout.object_codecs:
         # Of larger ones only what is wanted is read.
@@ -196,22 +199,20 @@ def _most_stored(source: Source) -> int:
     return room - source.whole_nbytes if source.layout.object_codecs else room
 
 
-def _refuse_unfit(source: Source, coordinate: Coordinate) -> None:
-    """Refuse an object that is cut because there is no more room for it.
+def beyond_room(source: Source, coordinate: Coordinate) -> LimitError | None:
+    """Error of an object that is cut as there is no more room; None: it is too large.
 
-    Raises
-    ------
-    LimitError
-        Honest ones may be larger.
+    Honest ones may be larger than there is room for.
     """
     most = _most_stored(source)
-    if most < largest_object(source, coordinate):
-        # How large it is was not asked: as a rule no larger than compressors make it.
-        least = max(max(0, most) + 1, usual_stored(source.whole_nbytes))
-        needed = least + source.room.alone_nbytes - most
-        error = source.room.beyond("a stored object", needed)
-        error.add_context(shard_key=source.key(coordinate))
-        raise error
+    if most >= largest_object(source, coordinate):
+        return None
+    # How large it is was not asked: as a rule no larger than compressors make it.
+    least = max(max(0, most) + 1, usual_stored(source.whole_nbytes))
+    needed = least + source.room.alone_nbytes - most
+    error = source.room.beyond("a stored object", needed)
+    error.add_context(shard_key=source.key(coordinate))
+    return error
 
 
 @dataclass
