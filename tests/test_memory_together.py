@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +18,10 @@ from gpushard.fused.room import Room
 from gpushard.memory import chunk_room, freed
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.options import KIB, MIB
+from gpushard.placing import place
 from hostile_shards import ZSTD
 from lone_chunks import let_little_count, zstd
-from spec_shards import LITTLE, document
+from spec_shards import LITTLE, document, sharding
 
 N = 256 * KIB
 LIMIT = 2 * MIB
@@ -57,9 +59,9 @@ def _nothing_is_little(monkeypatch):
 def array_of(tmp_path: Any, data: bytes, *codecs: Any) -> Any:
     """Four objects of the same bytes, read by up to eight threads."""
     meta = document((4 * N,), (N,), LITTLE, *codecs)
-    place = put(tmp_path, meta, **{f"c_{k}": data for k in range(4)})
+    where = put(tmp_path, meta, **{f"c_{k}": data for k in range(4)})
     plainly: Any = {"small_read_chunks": 0, "compile_nbytes": 2**40}
-    return asked(place, threads=8, memory_limit=LIMIT, **plainly)[0]
+    return asked(where, threads=8, memory_limit=LIMIT, **plainly)[0]
 
 
 def let_decoders_meet(monkeypatch: Any, meeting: Meeting) -> None:
@@ -125,6 +127,29 @@ def test_what_is_fetched_fits_beside_what_all_threads_decode(tmp_path):
     assert room.most_fetched_nbytes + (3 + n) * N <= LIMIT
     window = room.most_window_nbytes - (usual_stored(N) - N)
     assert n * (window + N) + 3 * N <= LIMIT
+
+
+def test_an_inner_chunk_is_let_go_before_the_next_one_is_decoded(tmp_path, monkeypatch):
+    decoded: list[weakref.ref[Any]] = []
+    n_held: list[int] = []
+    decode_row = place.decode_row
+
+    def noted(*given: Any) -> Any:
+        n_held.append(sum(one() is not None for one in decoded))
+        chunk = decode_row(*given)
+        decoded.append(weakref.ref(chunk))
+        return chunk
+
+    monkeypatch.setattr(place, "decode_row", noted)
+    streams = [zstd(NOISE[k : k + N // 4]) for k in range(0, N, N // 4)]
+    sizes = np.array([len(one) for one in streams])
+    entries = np.stack([np.cumsum(sizes) - sizes, sizes], 1).astype("<u8")
+    shard = sharding((N // 4,), codecs=[LITTLE, ZSTD], index_codecs=[LITTLE])
+    data = b"".join(streams) + entries.tobytes()
+    where = put(tmp_path, document((N,), (N,), shard), c_0=data)
+    plainly: Any = {"small_read_chunks": 0, "compile_nbytes": 2**40, "threads": 1}
+    assert asked(where, **plainly)[0].read().tobytes() == NOISE
+    assert n_held == [0] * 4
 
 
 # What a C library keeps
