@@ -19,6 +19,7 @@ from gpushard.fetching.fetch import (
 )
 from gpushard.memory.known import KnownIndex
 from gpushard.memory.pages import in_pages
+from gpushard.options import MIB
 from gpushard.planning.coalesce import coalesce, cut_batches
 from gpushard.planning.index import ShardIndex
 from gpushard.report import Tally
@@ -28,6 +29,8 @@ from gpushard.stores.base import ByteRequest, lasts
 # What of the memory limit is fetched at a time to find indexes in it, and how many
 # requests share that: all that lies between neighbours comes with them.
 _SHARE, _REQUESTS = 8, 4
+# Of files no more: it is had from one piece of memory, which stays in a cache.
+_CACHED_NBYTES = 4 * MIB
 
 
 class NestedShard(NamedTuple):
@@ -150,13 +153,15 @@ def _read_ranges(
     """Bytes of each range, read in coalesced requests, some of these at a time."""
     if not ranges:
         return []
-    start, stop = np.array(ranges, np.int64).T
+    starts, stops = np.array(ranges, np.int64).T
     costs = source.store.costs
     room = max(1, source.options.memory_limit // _SHARE)
+    if costs.reads_in_shares:
+        room = min(room, _CACHED_NBYTES)
     requests = coalesce(
         np.array(parent, np.int64),
-        start,
-        stop,
+        starts,
+        stops,
         gap_nbytes=costs.gap_nbytes,
         max_request_nbytes=max(1, min(costs.max_request_nbytes, room // _REQUESTS)),
         is_bound=costs.bounds_requests,
@@ -169,18 +174,18 @@ def _read_ranges(
         key = source.key(coordinate)
         byte_requests.append(ByteRequest(key, first, last, version, is_indexed=True))
     pieces: list[NDArray[np.uint8]] = [np.empty(0, np.uint8)] * len(ranges)
-    for first, last in cut_batches(requests.nbytes, room):
+    batches = cut_batches(requests.nbytes, room)
+    memory = in_pages(max(int(requests.nbytes[slice(*some)].sum()) for some in batches))
+    for first, last in batches:
         with tally.stage("index"):
-            answers = fetch_payload(
-                source, [*map(_into_pages, byte_requests[first:last])]
-            )
+            answers = fetch_payload(source, _into(byte_requests[first:last], memory))
         for r, answer in zip(range(first, last), answers, strict=True):
             base = byte_requests[r].start
             begin, end = requests.bounds[r : r + 2].tolist()
             for row in requests.order[begin:end].tolist():
-                piece = answer[ranges[row][0] - base : ranges[row][1] - base]
+                start, stop = ranges[row]
                 # What lies between indexes is not held with them.
-                pieces[row] = piece if len(piece) == len(answer) else piece.copy()
+                pieces[row] = answer[start - base : stop - base].copy()
         del answers
     tally.add(
         n_index_requests=len(byte_requests), index_nbytes=int(requests.nbytes.sum())
@@ -188,6 +193,13 @@ def _read_ranges(
     return pieces
 
 
-def _into_pages(request: ByteRequest) -> ByteRequest:
-    """The request, answered where what is kept of it is not laid beside it."""
-    return request._replace(into=in_pages((request.stop or 0) - request.start))
+def _into(
+    requests: Sequence[ByteRequest], memory: NDArray[np.uint8]
+) -> list[ByteRequest]:
+    """The requests, answered one behind the other in `memory`, which has room."""
+    into: list[ByteRequest] = []
+    end = 0
+    for request in requests:
+        first, end = end, end + (request.stop or 0) - request.start
+        into.append(request._replace(into=memory[first:end]))
+    return into
