@@ -129,3 +129,22 @@ def test_what_lies_between_nested_indexes_is_not_held_with_them(
     finally:
         tracemalloc.stop()
     assert peak < 3 * MIB
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "device"])
+def test_each_nested_index_is_its_own_however_many_are_fetched(tmp_path, way):
+    n, n_nested = 8 * KIB, 256
+    inner = sharding((n,), **INDEXED)
+    outer = sharding((2 * n,), codecs=[inner], **INDEXED)
+    orders = [[(0, n), (n, n)], [(n, n), (0, n)]]  # every third is stored backwards
+    both = [bytes([1]) * n + bytes([2]) * n, bytes([2]) * n + bytes([1]) * n]
+    shards = [
+        both[k % 3 == 0] + np.array(orders[k % 3 == 0], "<u8").tobytes()
+        for k in range(n_nested)
+    ]
+    nbytes = len(shards[0])
+    entries = np.array([[k * nbytes, nbytes] for k in range(n_nested)], "<u8")
+    meta = document((2 * n * n_nested,), (2 * n * n_nested,), outer)
+    put(tmp_path, meta, c_0=b"".join(shards) + entries.tobytes())
+    a = opened_in_a_way(tmp_path, way, memory_limit=MIB, index_cache_nbytes=0)
+    assert np.array_equal(a[::n], np.tile([1, 2], n_nested))
