@@ -179,3 +179,10 @@ def test_a_client_is_named_as_the_caller_names_it(server):
     server.wants = "User-Agent", "me/1"
     store = open_url(server.url, {"client_options": {"user_agent": "me/1"}})
     assert read_one(store).data.tobytes() == BODY
+
+
+def test_redirects_without_end_are_given_up(server):
+    server.redirects = "/on/"
+    assert quick(server).retry_after("c/0") is None
+    with pytest.raises(StoreError, match="302"):
+        quick(server).get_unsized("c/0", 10**6)

@@ -76,8 +76,8 @@ class PlainServer:
             with self._open(key, {"Range": "bytes=0-0"}):
                 return 0.0
         except HTTPError as refusal:
-            with refusal:
-                told = refusal.headers.get("Retry-After", "")
+            told = refusal.headers.get("Retry-After", "")
+            refusal.close()  # where redirects have no end, it is closed already
             if told.isdecimal():
                 return float(told)
             date = _date(told)
@@ -106,8 +106,8 @@ class PlainServer:
                 _refuse_unsure(answer, self.url, key)
                 body, headers = answer.read(limit_nbytes + 1), answer.headers
         except HTTPError as refusal:
-            with refusal:
-                raise _refused(refusal.code, key) from refusal
+            refusal.close()  # as above
+            raise _refused(refusal.code, key) from refusal
         except StoreError:
             raise
         except (OSError, ValueError, HTTPException) as error:
