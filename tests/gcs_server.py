@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+_NAMED = "x-goog-meta-"
+
 Objects = dict[str, tuple[int, bytes]]
 """Generation and bytes, by path."""
 
@@ -49,7 +51,11 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             self.server.n_puts += 1
             self.server.objects[self.path] = self.server.n_puts, data
-            self._answer(200, b"", self.server.n_puts)
+            told = {k: v for k, v in self.headers.items() if k.startswith(_NAMED)}
+            self.server.metadata[self.path] = told
+            is_lost = self.path.endswith(self.server.lost)
+            self.server.lost = ("/",) if is_lost else self.server.lost
+            self._answer(504 if is_lost else 200, b"", self.server.n_puts)
 
     def do_DELETE(self) -> None:
         found = self.server.objects.pop(self.path, None)
@@ -67,6 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> None:
         self.send_response(status)
         headers = {"Content-Length": str(len(data)), **(told or {})}
+        headers |= self.server.metadata.get(self.path, {})
         if generation is not None:
             headers |= {
                 "ETag": _e_tag(generation),
@@ -83,17 +90,22 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, lost: tuple[str, ...]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.objects: Objects = {}
         self.turns = threading.Lock()
         self.n_puts = 0
+        self.metadata: dict[str, dict[str, str]] = {}
+        self.lost = lost
 
 
 @contextmanager
-def gcs_server() -> Iterator[dict[str, str]]:
-    """Configuration of obstore's `GCSStore` for a server with one empty bucket."""
-    server = _Server()
+def gcs_server(*lost: str) -> Iterator[dict[str, str]]:
+    """Configuration of obstore's `GCSStore` for a server with one empty bucket.
+
+    The answer to the first put of a path that ends in one of `lost` is lost.
+    """
+    server = _Server(lost or ("/",))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     address = f"http://127.0.0.1:{server.server_port}"

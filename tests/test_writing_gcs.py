@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -66,3 +67,16 @@ def test_a_window_moves(bucket):
     a.append([1, 2]).append([3, 4]).roll([5, 6])
     assert a.domain == (range(2, 6),)
     assert a[...].tolist() == [3, 4, 5, 6]
+
+
+def test_a_put_whose_answer_is_lost_is_known_to_be_done():
+    quick = {"backoff": {"init_backoff": timedelta(milliseconds=1)}}
+    with gcs_server("zarr.json") as config:
+        bucket = obstore.store.GCSStore(
+            "bucket",
+            config=config,
+            client_options={"allow_http": True},
+            retry_config=quick,
+        )
+        a = gpushard.create_array(bucket, shape=(4,), dtype="i4", chunks=(2,))
+        assert a[...].tolist() == [0] * 4
