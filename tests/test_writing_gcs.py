@@ -71,7 +71,7 @@ def test_a_window_moves(bucket):
 
 def test_a_put_whose_answer_is_lost_is_known_to_be_done():
     quick = {"backoff": {"init_backoff": timedelta(milliseconds=1)}}
-    with gcs_server("zarr.json") as config:
+    with gcs_server("json") as config:
         bucket = obstore.store.GCSStore(
             "bucket",
             config=config,
