@@ -12,10 +12,11 @@ import pytest
 import gpushard
 from gpushard.options import MIB, Options
 from gpushard.reading import rounds
-from gpushard.rolling import RollingArray, reader
+from gpushard.rolling import RollingArray, reader, watch
+from gpushard.rolling import steps as rolling_steps
 from gpushard.stores.files import FileWriter
 from range_server import RangeServer
-from rolling_arrays import rolling, steps
+from rolling_arrays import filled, rolling, steps
 
 
 def fails(*_: Any, **__: Any) -> Any:
@@ -99,3 +100,51 @@ def test_a_window_that_moves_at_any_request_is_read_as_one(change, tmp_path):
         if len(seen) <= nth:  # the window was not moved any more
             break
     assert nth >= 4
+
+
+def sparse(place: Any) -> RollingArray:
+    """Window of three shards, of which the one in the middle was never written."""
+    return rolling(place, 0, 2).append(steps(4, 6), at=4)
+
+
+def test_a_window_that_was_asked_for_once_is_asked_for_when_it_has_moved(tmp_path):
+    a = sparse(tmp_path)
+    view = RollingArray.open(tmp_path).view()
+    assert np.array_equal(view[2:4], filled(2))
+    a.drop(2)
+    with pytest.raises(gpushard.WindowMovedError):
+        view[:2]
+
+
+def test_a_window_that_moves_while_it_is_asked_for_is_asked_for_again(
+    tmp_path, monkeypatch
+):
+    a, loading = sparse(tmp_path), watch.load_array
+    view = RollingArray.open(tmp_path).view()
+
+    def overtaken(*given: Any) -> Any:
+        layout = loading(*given)
+        monkeypatch.undo()
+        a.drop(2)
+        return layout
+
+    monkeypatch.setattr(watch, "load_array", overtaken)
+    assert np.array_equal(view[2:4], filled(2))
+    with pytest.raises(gpushard.WindowMovedError):
+        view[:2]
+
+
+def test_what_a_drop_deletes_is_what_it_dropped_at_last(monkeypatch):
+    obstore = pytest.importorskip("obstore", reason="the extra `remote` is missing")
+    objects = obstore.store.MemoryStore()
+    a, moving = rolling(objects, 0, 8), rolling_steps.moved_document
+    b = RollingArray.open(objects)
+
+    def overtaken(*given: Any) -> bytes:
+        monkeypatch.undo()
+        b.drop(2)
+        return moving(*given)
+
+    monkeypatch.setattr(rolling_steps, "moved_document", overtaken)
+    assert a.drop(2).domain[0] == range(4, 8)
+    assert a.sweep() == 0
