@@ -188,9 +188,9 @@ def test_a_filter_of_an_unknown_type_is_refused_by_its_name(member, name):
 # ---- writes in place to a damaged shard, which made other damage look sound
 
 
-def written_in_place(place, strategy):
+def written_in_place(place, strategy, *, at_start=False):
     """Array of one uncompressed shard of four inner chunks, and the shard's path."""
-    at_start = strategy == "random_write"
+    at_start |= strategy == "random_write"
     a = gpushard.create_array(
         place,
         shape=(8,),
@@ -235,6 +235,14 @@ def test_an_inner_chunk_in_the_index_stays_what_it_was(tmp_path):
     a[0] = 50
     assert np.array_equal(a[6:], want)
     assert a[:6].tolist() == [50, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("start", [60, 64])
+def test_an_inner_chunk_in_the_index_is_not_written_where_it_lies(start, tmp_path):
+    a, shard = written_in_place(tmp_path / "a", "fixed_order", at_start=True)
+    with_entry(shard, True, 3, start, 8)
+    a[6:] = [70, 80]
+    assert a[...].tolist() == [1, 2, 3, 4, 5, 6, 70, 80]
 
 
 # ---- Blosc: a device read streams of a version that c-blosc refuses

@@ -9,6 +9,7 @@ import pytest
 
 import gpushard
 from gpushard.options import Options
+from gpushard.stores.local import LocalStore
 from gpushard.stores.remote import RemoteStore
 from range_server import RangeServer
 
@@ -86,3 +87,25 @@ def test_an_inner_chunk_that_comes_to_a_nested_shard_is_noticed(tmp_path):
         assert b[5:8].tolist() == [0, 1, 0]
         a[7] = 7
         assert b[7] == 7
+
+
+@pytest.mark.parametrize("few", [0, 8], ids=["plain", "small"])
+def test_a_file_deleted_when_its_kept_index_was_found_current_is_not_filled(
+    few, tmp_path, monkeypatch
+):
+    options = Options(small_read_chunks=few, compile_nbytes=2**62, file_handles=1)
+    made(tmp_path)
+    b = gpushard.open_array(tmp_path, device="cpu", options=options)
+    assert b[4:5].tolist() == b[0:1].tolist() == [1]  # the file of the first is closed
+    telling = LocalStore.current_version
+
+    def told(store: LocalStore, key: str) -> Any:
+        found = telling(store, key)
+        monkeypatch.undo()
+        (tmp_path / key).unlink()
+        return found
+
+    monkeypatch.setattr(LocalStore, "current_version", told)
+    with pytest.raises(gpushard.ObjectDeletedError):
+        b[4:5]
+    assert b[4:5].tolist() == [0]
