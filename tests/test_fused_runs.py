@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpushard
-from fused_cases import FUSED, VALUES, ZSTD, stored, watch_sinks
+from fused_cases import FUSED, LITTLE, VALUES, ZSTD, blosc, stored, watch_sinks
 from gpushard.fused.boxes import are_too_many, runs
-from zarr_oracle import assert_same_bits, held
+from spec_shards import document, sharding
+from zarr_oracle import assert_same_bits, held, write
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
 pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
@@ -75,3 +76,30 @@ def test_boxes_are_too_many_where_each_is_small():
     assert are_too_many(17, 1, 8)
     assert not are_too_many(16, 1, 8)
     assert not are_too_many(1000, 1, -512)
+
+
+@pytest.fixture(scope="module", params=["lz4", "zstd"])
+def in_blocks(request, tmp_path_factory):
+    """Two inner chunks of eight Blosc blocks each, and their elements."""
+    codecs = [LITTLE, blosc(request.param, "shuffle", 1 << 15)]
+    inner = sharding((64, 1024), codecs=codecs)
+    values = np.add.outer(np.arange(128) ** 2, np.arange(1024)).astype("i4") % 997
+    made = write(
+        document((128, 1024), (128, 1024), inner, dtype="int32"), [(..., values)]
+    )
+    place = made.placed("local", tmp_path_factory.mktemp("blocks"))
+    return gpushard.open_array(place, options=FUSED.but(small_read_chunks=9)), values
+
+
+@given(
+    first=st.integers(0, 127),
+    steps=st.lists(st.integers(1, 20), max_size=5),
+    columns=st.sampled_from([slice(None), slice(1000, None), slice(3, 9)]),
+)
+def test_rows_of_an_inner_chunk_want_the_blocks_between_them(
+    in_blocks, first, steps, columns
+):
+    a, values = in_blocks
+    rows = np.cumsum([first, *steps])
+    rows = rows[rows < 128][::-1]
+    assert_same_bits(a.oindex[rows, columns], values[rows, columns])
