@@ -250,7 +250,7 @@ def test_the_next_read_is_begun_before_the_last_one_is_waited_for(device, monkey
     monkeypatch.setattr(reading, "LOAD_NBYTES", 48)
     told = []
     begin, finish = reading.begin, reading.finish
-    monkeypatch.setattr(reading, "begin", lambda j: (told.append("begin"), begin(j)))
+    monkeypatch.setattr(reading, "begin", lambda *j: (told.append("begin"), begin(*j)))
     monkeypatch.setattr(reading, "finish", lambda j: (told.append("end"), finish(j)))
     loader = Loader(images(), batch_size=8, device=device, prefetch_factor=1)
     assert len(list(loader)) == -(-N // 8)
