@@ -290,7 +290,7 @@ def test_requests_run_side_by_side_up_to_the_stated_number() -> None:
 
 
 class Unanswering(MemoryStore):
-    """Interrupts who waits for two answers, and does not answer."""
+    """Interrupts who waits for two answers, does not answer, and takes time to end."""
 
     n_running = 0
 
@@ -303,6 +303,7 @@ class Unanswering(MemoryStore):
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             await asyncio.sleep(3600)
         finally:
+            await asyncio.sleep(0.02)
             self.n_running -= 1
         return None
 
