@@ -27,10 +27,11 @@ from damaged_arrays import emulated
 from gpushard import Options
 from gpushard.fused import choice
 from gpushard.machine import usable_cpu_count
+from gpushard.memory.turns import turns
 from gpushard.options import MIB
 from gpushard.stores import handles, zarr_writer
 from gpushard.stores.local import LocalStore
-from gpushard.workers import run_in_turn, turns
+from gpushard.workers import run_in_turn
 from range_server import RangeServer
 from small_array import VALUES, write_values
 from zarr_oracle import assert_same_bits

@@ -18,13 +18,14 @@ from gpushard import LimitError, Options, options
 from gpushard.converting import tiles
 from gpushard.fetching import pieces
 from gpushard.machine import usable_memory_nbytes
+from gpushard.memory.turns import turns
 from gpushard.options import KIB, MIB
 from gpushard.reading import rounds, whole
 from gpushard.reading.results import host_job
 from gpushard.report import Tally
 from gpushard.selecting import index_arrays
 from gpushard.selecting.expressions import basic
-from gpushard.workers import Opener, turns
+from gpushard.workers import Opener
 from hostile_shards import ZSTD
 from lone_chunks import N, let_little_count, put_chunk, zstd
 from spec_shards import LITTLE, document, sharding
