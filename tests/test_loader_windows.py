@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 import gpushard
 from gpushard import Loader, OptionError
-from gpushard.loader.windows import rows_of_all
+from gpushard.loader import reading
+from gpushard.loader.arguments import laid_fields
+from gpushard.loader.fields import Field
+from gpushard.loader.windows import Cut, rows_of_all
 from gpushard.selecting.selection import IndexAxis
 from loader_data import stored
 
@@ -201,3 +204,62 @@ def test_rows_are_read_in_ascending_order_however_large_they_are(rows, is_large)
     assert np.array_equal(first.element, np.sort(rows))
     assert np.array_equal(first.element, rows[first.out_index])
     assert np.array_equal(np.sort(first.out_index), np.arange(len(rows)))
+
+
+SERIES = np.random.default_rng(4).integers(0, 200, 5000).astype("u1")
+
+
+@pytest.mark.parametrize("window", [30, 600])  # short rows, gathered; and long windows
+@pytest.mark.parametrize("padding", ["drop", "shift", "fill"])
+@pytest.mark.parametrize("options", [{}, {"dtype": "f4", "scale": 0.5}])
+def test_windows_of_a_series_are_its_slices(window, padding, options):
+    a = stored(SERIES, (100,), (700,))
+    joined = gpushard.concat([stored(part, (90,)) for part in np.split(SERIES, [2100])])
+    padded = np.pad(SERIES, (0, window), constant_values=a.fill_value)
+    first = starts(len(SERIES), window, 270, padding)
+    how = {"window": window, "stride": 270, "padding": padding, "shuffle": True}
+    for array in (a, joined):
+        got = loaded(array, **how, **options)
+        assert sorted(got) == list(range(len(first)))
+        for i, start in enumerate(first):
+            want = padded[start : start + window] * options.get("scale", 1)
+            assert np.array_equal(got[i], want)
+
+
+def test_long_windows_of_short_rows_are_never_listed_row_by_row(monkeypatch):
+    """Columns would take a hundred times the bytes that are read."""
+    monkeypatch.setattr(Cut, "rows", lambda *_: pytest.fail("rows were listed"))
+    a = stored(SERIES, (100,), (700,))
+    (batch,) = Loader(a, window=1024, batch_size=4)
+    assert np.array_equal(batch, SERIES[:4096].reshape(4, 1024))
+
+
+def test_rows_that_are_listed_make_loads_small(monkeypatch):
+    monkeypatch.setattr(reading, "_MOST_LISTED", 600)
+    read, n_read = Field.read, []
+
+    def noted(field, origins, memory):
+        n_read.append(len(origins))
+        return read(field, origins, memory)
+
+    monkeypatch.setattr(Field, "read", noted)
+    a = stored(SERIES, (100,), (700,))
+    for _ in Loader(a, window=10, batch_size=1):
+        pass
+    assert sum(n_read) == 500
+    assert max(n_read) == 60
+
+
+def test_samples_that_touch_rows_are_told_without_listing_theirs():
+    (field,) = laid_fields(
+        stored(SERIES, (100,)),
+        num_threads=None,
+        window=600,
+        lead=-50,
+        conversions=dict.fromkeys(("dtype", "scale", "offset")),
+    )[1]
+    origins = np.arange(0, 4400, 270)[:, None]
+    for first, stop in [(0, 1), (220, 221), (1000, 1300), (4000, 5000)]:
+        listed = field.cut.rows(origins)
+        want = ((listed >= first) & (listed < stop)).any(axis=1)
+        assert field.touches(origins, first, stop).tolist() == want.tolist()

@@ -101,9 +101,26 @@ class Field:
         return rows and self.conversion.is_none
 
     @property
+    def lists_rows(self) -> bool:
+        """Whether rows are read, and not long windows of short rows as patches."""
+        is_long = self.row_nbytes * self.cut.window[0] >= _LONG_NBYTES
+        return self.cut.takes_rows and (self._has_long_rows or not is_long)
+
+    @property
     def _has_long_rows(self) -> bool:
         """Whether each row is put in its place by itself."""
-        return prod(self.cut.shape[1:]) * self.array.dtype.itemsize >= _LONG_NBYTES
+        return self.row_nbytes >= _LONG_NBYTES
+
+    @property
+    def row_nbytes(self) -> int:
+        """Size of a row of the array, as stored."""
+        return prod(self.array.shape[1:]) * self.array.dtype.itemsize
+
+    @property
+    def n_listed(self) -> int:
+        """Rows of a sample that are listed, in columns, to be gathered."""
+        gathers = self.lists_rows and not self._has_long_rows
+        return self.cut.window[0] if gathers else 0
 
     def nbytes_of(self, samples: Ints) -> int:
         """What these samples take while they are read."""
@@ -138,8 +155,8 @@ class Field:
 
     def touches(self, origins: Ints, first: int, stop: int) -> NDArray[np.bool_]:
         """Which samples have any of the rows ``first:stop``: bool, (n_samples,)."""
-        rows = self.cut.rows(origins)
-        return ((rows >= first) & (rows < stop)).any(axis=1)
+        begin = origins[:, 0] + self.cut.lead
+        return (begin < stop) & (begin + self.cut.window[0] > first)
 
     def facts(self) -> list[Any]:
         """What decides where its samples lie, as JSON."""
@@ -165,7 +182,7 @@ class Field:
     def read(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
         """Jobs that read the samples at `origins`, and what makes them one array."""
         self.tally.add(loaded_samples=len(origins))
-        if self.cut.takes_rows:
+        if self.lists_rows:
             return self._read_rows(origins, memory)
         return self._read_patches(origins, memory)
 

@@ -148,7 +148,7 @@ class DevicePlace:
             return jobs, lambda: self._uploaded(finish())
         field.tally.add(loaded_samples=len(origins))
         shape = (len(origins), *field.cut.sample_shape)
-        wanted = _rows(field, origins) if field.cut.takes_rows else None
+        wanted = _rows(field, origins) if field.lists_rows else None
         landing = wanted or _patches(field, origins)
         rows = self._memory.take(landing.shape, field.conversion.dtype)
         pinned = [self._prefill(field, rows)] if landing.has_gaps else []

@@ -67,12 +67,6 @@ class RaggedField(Field):
     packed: bool = False
 
     @property
-    def row_nbytes(self) -> int:
-        """Size of a row of the values, as stored."""
-        size = int(np.prod(self.array.shape[1:], dtype=np.int64))
-        return size * self.array.dtype.itemsize
-
-    @property
     def _mean_length(self) -> float:
         return float(self.offsets[-1] - self.offsets[0]) / max(len(self.offsets) - 1, 1)
 
@@ -100,6 +94,11 @@ class RaggedField(Field):
         """See `Field`: as long as these are."""
         n_rows = int((self.offsets[samples + 1] - self.offsets[samples]).sum())
         return n_rows * (self.row_nbytes + _LISTED_NBYTES)
+
+    @property
+    def n_listed(self) -> int:
+        """See `Field`: counted with what samples take."""
+        return 0
 
     @property
     def touched_part(self) -> float:

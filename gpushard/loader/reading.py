@@ -40,6 +40,8 @@ OnError = Literal["raise", "skip"]
 # Large enough that a plan costs nothing beside it, small enough that several fit, with
 # as much again for samples that are gathered or cast; twice that where none are.
 LOAD_NBYTES = 16 * MIB
+# Rows that a load lists at the most, unless it grows: some 100 bytes each.
+_MOST_LISTED = 1 << 18
 # Waits before a read that the store failed is tried again, in seconds.
 _PAUSES = (0.1, 0.4, 1.6)
 _MOST_NAMED = 8
@@ -154,7 +156,7 @@ class Reader:
         is_scattered = order.is_scattered
         usual = usual_samples(
             self.fields,
-            self._load_nbytes // self.sample_nbytes,
+            self._n_usual,
             self.origins.n,
             is_scattered=is_scattered,
         )
@@ -193,6 +195,13 @@ class Reader:
         """What the samples of a usual load take."""
         spares = self.place.has_copies and all(f.lands_in_place for f in self.fields)
         return 2 * LOAD_NBYTES if spares else LOAD_NBYTES
+
+    @property
+    def _n_usual(self) -> int:
+        """Samples of a usual load, as far as memory goes."""
+        n_listed = sum(f.n_listed for f in self.fields)
+        by_nbytes = self._load_nbytes // self.sample_nbytes
+        return max(min(by_nbytes, _MOST_LISTED // max(n_listed, 1)), 1)
 
     def _nbytes(self, samples: Ints) -> int:
         """What these samples take while they are read."""
