@@ -27,6 +27,7 @@ from gpushard.options import MIB
 from gpushard.stores import patience
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.bodies import Pace
+from gpushard.stores.remote_url import open_url
 from range_server import RangeServer
 from small_array import VALUES, write_values
 from zarr_oracle import assert_same_bits
@@ -332,3 +333,30 @@ def test_reads_beside_a_writer_see_no_mixture(tmp_path, way):
             done.set()
             writer.join()
     assert len(seen) == 3
+
+
+# Servers without ranges, once it is known that they have none
+
+
+def test_a_server_without_ranges_is_waited_for_as_others_are(server):
+    server.answers_ranges = False
+    store = open_url(server.url, {"retry_config": {"max_retries": 0}})
+    request = ByteRequest("c/0/0", 5, 9)
+    (expected,) = store.read([request])
+    server.fail_first, server.retry_after = 1, "0"
+    (answer,) = store.read([request])
+    assert answer is not None
+    assert expected is not None
+    assert answer.data.tobytes() == expected.data.tobytes()
+
+
+def test_of_a_server_without_ranges_no_key_leads_out_and_403_may_mean_missing(server):
+    server.answers_ranges = False
+    store = open_url(server.url, {"forbidden_is_missing": True})
+    store.read([ByteRequest("c/0/0", 5, 9)])
+    server.statuses["c/0/1"] = 403
+    assert store.read([ByteRequest("c/0/1", 5, 9)]) == [None]
+    n_requests = server.count()
+    with pytest.raises(gpushard.StoreError, match="key"):
+        store.read([ByteRequest("c/../c/0/0", 5, 9)])
+    assert server.count() == n_requests

@@ -57,12 +57,18 @@ def answers_in_a_fork(work: Callable[[], bool]) -> bool:
 
 @pytest.mark.network
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
-@pytest.mark.parametrize("reopened", [False, True])
-def test_a_fork_of_a_process_that_read_over_http_is_told_so_at_once(tmp_path, reopened):
+@pytest.mark.parametrize(
+    ("reopened", "answers_ranges"), [(False, True), (True, True), (False, False)]
+)
+def test_a_fork_of_a_process_that_read_over_http_is_told_so_at_once(
+    tmp_path, reopened, answers_ranges
+):
     """obstore's own threads are not in the fork: it would wait for ever."""
     pytest.importorskip("obstore", reason="the extra `remote` is not installed")
-    with RangeServer(write_values(tmp_path / "a")) as server:
+    place = write_values(tmp_path / "a")
+    with RangeServer(place, answers_ranges=answers_ranges) as server:
         a = gpushard.open_array(server.url, options=Options(threads=4))
+        assert_same_bits(a[_PIECE], VALUES[_PIECE])  # which takes ranges
         assert_same_bits(a[...], VALUES)
 
         def refused() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from asked_store import BY_PRICE, opened, put
 from gpushard import Options, StoreError
 from gpushard.options import KIB, MIB
 from gpushard.stores import bodies
+from gpushard.stores import wholes as wholes_module
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.wholes import Wholes, cut_out
 from hostile_shards import ZSTD
@@ -78,6 +80,66 @@ def test_whole_objects_wait_for_room():
     assert came == [6 * MIB, 7 * MIB]
 
 
+class Interrupting(threading.Condition):
+    """Is interrupted once: the n-th time that it is entered or left."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n_left = n
+
+    def _count(self) -> None:
+        self.n_left -= 1
+        if self.n_left == 0:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> bool:
+        self._count()
+        return super().__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._count()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_an_interrupt_leaves_no_room_of_whole_objects_taken(n):
+    wholes = Wholes(Options())
+    wholes._changed = Interrupting(n)
+    with pytest.raises(KeyboardInterrupt), wholes.taken(wholes.most_nbytes):
+        pass
+    wholes._changed = threading.Condition()
+    came = threading.Event()
+
+    def take() -> None:
+        with wholes.taken(wholes.most_nbytes):
+            came.set()
+
+    threading.Thread(target=take, daemon=True).start()
+    assert came.wait(5)
+
+
+def test_who_waits_for_room_looks_again_where_nobody_tells(monkeypatch):
+    monkeypatch.setattr(wholes_module, "_LOOK_AGAIN_S", 0.01)
+    wholes = Wholes(Options())
+    came = threading.Event()
+
+    def take() -> None:
+        with wholes.taken(1):
+            came.set()
+
+    with wholes.taken(wholes.most_nbytes):
+        waiting = threading.Thread(target=take, daemon=True)
+        waiting.start()
+        assert not came.wait(0.05)
+        wholes._held.clear()  # as of one that was interrupted before it told
+        assert came.wait(5)
+
+
 def test_by_default_they_take_64_mib():
     assert Wholes(Options()).most_nbytes == 64 * MIB
     assert Wholes(Options(memory_limit=MIB << 20)).most_nbytes == 64 * MIB
@@ -115,6 +177,44 @@ def test_a_server_without_ranges_is_read_within_the_memory_limit(
         store = open_url(server.url, {}, Options(memory_limit=4 * N - 4))
         with pytest.raises(StoreError, match=r"or raise options\.memory_limit"):
             store.read([ByteRequest("c/0", 5, 9)])
+
+
+class NotedWholes(Wholes):
+    """Tells when somebody found no room."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.was_full = threading.Event()
+
+    def _has_room(self, nbytes: int) -> bool:
+        found = super()._has_room(nbytes)
+        if not found:
+            self.was_full.set()
+        return found
+
+
+@pytest.mark.network
+def test_an_answer_that_has_to_wait_for_room_is_asked_for_again(tmp_path):
+    """A server gives up a connection that nobody reads from."""
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    from gpushard.stores.remote_url import open_url
+
+    (tmp_path / "a").write_bytes(NOISE)
+    request = ByteRequest("a", 5, 9)
+    with RangeServer(tmp_path, answers_ranges=False) as server:
+        store = open_url(server.url, {})
+        store.read([request])
+        store._wholes = wholes = NotedWholes(Options())
+        n_asked = server.count()
+        answers: list[Any] = []
+        waiting = threading.Thread(target=lambda: answers.extend(store.read([request])))
+        with wholes.taken(wholes.most_nbytes):
+            waiting.start()
+            assert wholes.was_full.wait(10)
+            assert server.count() == n_asked + 1
+        waiting.join(10)
+        assert answers[0].data.tobytes() == NOISE[5:9]
+        assert server.count() == n_asked + 2
 
 
 # Bodies

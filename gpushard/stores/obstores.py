@@ -13,6 +13,7 @@ from gpushard.errors import StoreError
 from gpushard.options import KIB, MIB
 from gpushard.stores.base import FetchCosts, PassingVersion
 from gpushard.stores.failures import failure
+from gpushard.stores.remote_failures import request_failure
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -162,3 +163,24 @@ def url_of(store: Any) -> str:
         if name in config and _CLASS_SCHEMES.get(type(store).__name__) == scheme:
             return f"{scheme}://{config[name]}/{prefix}".rstrip("/")
     return f"obstore:{type(store).__name__}/{prefix}".rstrip("/")
+
+
+def children_of(store: ObjectStore, url: str, prefix: str) -> list[str] | None:
+    """Sorted names directly below `prefix`; None for plain HTTP.
+
+    Raises
+    ------
+    StoreError
+        The server failed to list.
+    """
+    import obstore
+
+    if is_http(store):
+        return None
+    refuse_after_fork(url, prefix)
+    try:
+        found = obstore.list_with_delimiter(store, prefix or None)
+    except request_errors() as error:
+        raise request_failure(url, prefix, error) from error
+    paths = [*found["common_prefixes"], *(item["path"] for item in found["objects"])]
+    return sorted({path.rstrip("/").rpartition("/")[2] for path in paths})

@@ -26,6 +26,7 @@ from gpushard.stores.obstores import (
     SUFFIX_REFUSED,
     UNSATISFIABLE,
     UNSIZED,
+    children_of,
     costs_of,
     is_other,
     refuse_after_fork,
@@ -43,7 +44,7 @@ from gpushard.stores.remote_failures import (
     too_slow,
     two_sizes,
 )
-from gpushard.stores.wholes import Wholes, cut_out
+from gpushard.stores.wholes import Wholes, cut_out, read_together
 from gpushard.workers import run_side_by_side
 
 if TYPE_CHECKING:
@@ -155,21 +156,7 @@ class RemoteStore:
         StoreError
             The server failed to list.
         """
-        import obstore
-        from obstore.store import HTTPStore
-
-        if isinstance(self.object_store, HTTPStore):
-            return None
-        refuse_after_fork(self._url, prefix)
-        try:
-            found = obstore.list_with_delimiter(self.object_store, prefix or None)
-        except request_errors() as error:
-            raise request_failure(self._url, prefix, error) from error
-        paths = [
-            *found["common_prefixes"],
-            *(item["path"] for item in found["objects"]),
-        ]
-        return sorted({path.rstrip("/").rpartition("/")[2] for path in paths})
+        return children_of(self.object_store, self._url, prefix)
 
     def refuse_changed(self, key: str, version: Hashable | None) -> None:
         """Refuse an object that is not of `version` any more; costs a request.
@@ -198,7 +185,7 @@ class RemoteStore:
 
     def _answer(self, request: ByteRequest) -> Fetched | None:
         """Answer one request, by another way where the server refuses the first."""
-        from obstore.exceptions import NotSupportedError, PermissionDeniedError
+        from obstore.exceptions import NotSupportedError
 
         refuse_unsafe_key(request.key, self._url)
         refuse_after_fork(self._url, request.key)
@@ -210,15 +197,21 @@ class RemoteStore:
             return self._absent(request, error)
         except NotSupportedError:
             self._ignores_ranges = True
-            return self._read_from_wholes([request])[0]
+            return self._cut_whole([request])[0]
         except StoreError:
             raise
         except request_errors() as error:
             if RANGELESS.search(str(error)):
                 self._ignores_ranges = True
-                return self._read_from_wholes([request])[0]
-            if isinstance(error, PermissionDeniedError) and self._forbidden_is_missing:
-                return None
+                return self._cut_whole([request])[0]
+            return self._refused(request, error)
+
+    def _refused(self, request: ByteRequest, error: Exception) -> None:
+        """Raise what failed, unless missing objects are answered like that."""
+        from obstore.exceptions import PermissionDeniedError
+
+        is_denied = isinstance(error, PermissionDeniedError)
+        if not (is_denied and self._forbidden_is_missing):
             raise request_failure(self._url, request.key, error) from error
 
     def _absent(self, request: ByteRequest, error: FileNotFoundError) -> None:
@@ -260,7 +253,7 @@ class RemoteStore:
                     raise
         about = self._head(request)
         if (nbytes := about["size"]) == 0:  # or a server that makes nothing of a HEAD
-            return self._read_from_wholes([request])[0]
+            return self._cut_whole([request])[0]
         self._refuses_suffixes = True
         start = max(0, nbytes + request.start)
         version = request.version or version_of(about)
@@ -338,28 +331,23 @@ class RemoteStore:
         self, requests: Sequence[ByteRequest]
     ) -> list[Fetched | None]:
         """Answers cut from whole objects, each fetched once."""
-        wanted: dict[tuple[str, Hashable | None], list[int]] = {}
-        for i, request in enumerate(requests):
-            wanted.setdefault((request.key, request.version), []).append(i)
-        of_each = [[requests[i] for i in at] for at in wanted.values()]
-        cut = run_side_by_side(self._cut_whole, of_each, self._costs.concurrency)
-        found: list[Fetched | None] = [None] * len(requests)
-        for at, answers in zip(wanted.values(), cut, strict=True):
-            for i, answer in zip(at, answers, strict=True):
-                found[i] = answer
-        return found
+
+        def ask(some: Sequence[ByteRequest]) -> list[Fetched | None]:
+            return self._patience.ask(lambda _: self._cut_whole(some), some[0])
+
+        return read_together(requests, ask, self._costs.concurrency)
 
     def _cut_whole(self, some: Sequence[ByteRequest]) -> list[Fetched | None]:
         """What is asked of one object, of a server without ranges."""
-        import obstore
-
         request = ByteRequest(some[0].key, version=some[0].version)
+        refuse_unsafe_key(request.key, self._url)
+        refuse_after_fork(self._url, request.key)
         try:
-            result = obstore.get(self.object_store, request.key)
+            result = self._whole(request)
             about = result.meta
-            self._check_version(request, about)
-            self._refuse_large(request.key, about["size"])
-            with self._wholes.taken(about["size"]):
+            with self._wholes.taken(about["size"]) as had_room:
+                if not had_room:  # no server holds an answer back for any time
+                    result = self._whole(request._replace(version=version_of(about)))
                 data = self._body(request, result, time.monotonic())
                 whole = Fetched(data, len(data), version_of(about))
                 return [cut_out(whole, one) for one in some]
@@ -372,7 +360,16 @@ class RemoteStore:
                 with self._wholes.taken(self._wholes.most_nbytes):
                     unsized = self._get_unsized(request, self._plain)
                     return [cut_out(unsized, one) for one in some]
-            raise request_failure(self._url, request.key, error) from error
+            return [self._refused(request, error)] * len(some)
+
+    def _whole(self, request: ByteRequest) -> GetResult:
+        """Answer whose body is all of an object."""
+        import obstore
+
+        result = obstore.get(self.object_store, request.key)
+        self._check_version(request, result.meta)
+        self._refuse_large(request.key, result.meta["size"])
+        return result
 
     def _get_unsized(self, request: ByteRequest, server: PlainServer) -> Fetched | None:
         """Whole object from a server that does not tell sizes."""

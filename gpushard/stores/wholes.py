@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gpushard.options import MIB, Options
 from gpushard.stores.base import ByteRequest, Fetched
+from gpushard.workers import run_side_by_side
 
 # Where ranges are ignored, larger objects are an error, not a surprise download.
 MOST_WHOLE_NBYTES = 64 * MIB
 # Of the memory limit, what they take together: nobody else counts what is cut off.
 _SHARE = 4
+# Seconds after which who waits looks again: an interrupt may keep others from telling.
+_LOOK_AGAIN_S = 1.0
 
 
 class Wholes:
@@ -34,22 +37,48 @@ class Wholes:
             MOST_WHOLE_NBYTES, options.resolved().bound_nbytes // _SHARE
         )
         self._changed = threading.Condition()
-        self._held_nbytes = 0
+        self._held: dict[object, int] = {}
 
     @contextmanager
-    def taken(self, nbytes: int) -> Iterator[None]:
-        """Hold so much, as soon as there is room for it."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._held_nbytes + nbytes <= self.most_nbytes
-            )
-            self._held_nbytes += nbytes
+    def taken(self, nbytes: int) -> Iterator[bool]:
+        """Hold so much, as soon as there is room for it; gives whether there was.
+
+        `nbytes` is `most_nbytes` at the most.
+        """
+        holder = object()
         try:
-            yield
-        finally:
             with self._changed:
-                self._held_nbytes -= nbytes
+                had_room = self._has_room(nbytes)
+                while not self._has_room(nbytes):
+                    self._changed.wait(_LOOK_AGAIN_S)
+                self._held[holder] = nbytes
+            yield had_room
+        finally:
+            # Before anything that an interrupt can cut off, and without a lock.
+            self._held.pop(holder, None)
+            with self._changed:
                 self._changed.notify_all()
+
+    def _has_room(self, nbytes: int) -> bool:
+        return sum([*self._held.values()]) + nbytes <= self.most_nbytes
+
+
+def read_together(
+    requests: Sequence[ByteRequest],
+    read: Callable[[Sequence[ByteRequest]], list[Fetched | None]],
+    n_workers: int,
+) -> list[Fetched | None]:
+    """Answers of `read`, which is given those for one version of an object together."""
+    wanted: dict[tuple[str, Hashable | None], list[int]] = {}
+    for i, request in enumerate(requests):
+        wanted.setdefault((request.key, request.version), []).append(i)
+    of_each = [[requests[i] for i in at] for at in wanted.values()]
+    answered = run_side_by_side(read, of_each, n_workers)
+    found: list[Fetched | None] = [None] * len(requests)
+    for at, answers in zip(wanted.values(), answered, strict=True):
+        for i, answer in zip(at, answers, strict=True):
+            found[i] = answer
+    return found
 
 
 def cut_out(whole: Fetched | None, request: ByteRequest) -> Fetched | None:
