@@ -222,7 +222,10 @@ def test_no_thread_is_left(place, way, transform):
     wait_for_no_threads()
 
 
-def test_closing_does_not_wait_for_the_rest_of_a_read(place, monkeypatch):
+@pytest.mark.parametrize("prefetch_factor", [0, 2])
+def test_closing_does_not_wait_for_the_rest_of_a_read(
+    place, monkeypatch, prefetch_factor
+):
     array = gpushard.open_array(place)
     read, n_reads = type(array.source.store).read, []
 
@@ -232,7 +235,8 @@ def test_closing_does_not_wait_for_the_rest_of_a_read(place, monkeypatch):
         return read(store, requests)
 
     monkeypatch.setattr(type(array.source.store), "read", slow)
-    loader = Loader(array, batch_size=N, shuffle=True)
+    options = {"shuffle": True, "prefetch_factor": prefetch_factor}
+    loader = Loader(array, batch_size=N, **options)
     batches = iter(loader)
     consumer = threading.Timer(0.1, loader.close)
     consumer.start()

@@ -13,8 +13,9 @@ import gpushard
 from gpushard import Loader
 from gpushard.fetching import job
 from gpushard.fused.direct import DirectRead
-from gpushard.loader import reading
+from gpushard.loader import prefetch, reading
 from gpushard.loader.fields import Field
+from gpushard.loader.prefetch import Prefetched, Waits
 from loader_data import IMAGES, N, images, stored
 
 
@@ -182,3 +183,22 @@ def test_what_others_find_damaged_is_raised_where_the_read_is_made(
     assert are_done(first.early)
     with pytest.raises(gpushard.CorruptShardError, match="damaged"):
         next(reader.loads(iter([first])))
+
+
+def test_what_may_run_far_ahead_needs_no_room_for_all_of_it(monkeypatch):
+    monkeypatch.setattr(prefetch, "_MOST_AHEAD", 3)
+    made, is_far = [], threading.Event()
+
+    def items():
+        for i in range(9):
+            made.append(i)
+            if i == 2:
+                is_far.set()
+            yield i
+
+    stage = Prefetched(items(), 10**6, threading.Event(), Waits())
+    stage.start()
+    assert is_far.wait(10)
+    stage.join(0.05)
+    assert made == [0, 1, 2]
+    assert list(stage) == list(range(9))

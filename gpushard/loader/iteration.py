@@ -11,7 +11,7 @@ from typing import Any
 
 from gpushard.loader.batches import Batch, cut_batches
 from gpushard.loader.order import Order
-from gpushard.loader.prefetch import Prefetched, Waits
+from gpushard.loader.prefetch import Prefetched, Stopped, Waits
 from gpushard.loader.reading import Reader
 from gpushard.loader.shares import Share
 
@@ -65,7 +65,9 @@ class Pass:
             inner = Waits() if n_batches else waits
             loads = self._ahead(loads, n_loads, inner)
         finished = map(finish, cut_batches(loads, share, step))
-        return self._ahead(finished, n_batches, waits) if n_batches else finished
+        if n_batches:
+            return self._ahead(finished, n_batches, waits)
+        return finished if n_loads else _until_stopped(finished)
 
     def _ahead(self, items: Iterator[Any], depth: int, waits: Waits) -> Iterator[Any]:
         stage: Prefetched[Any] = Prefetched(items, depth, self.stop, waits)
@@ -89,3 +91,11 @@ class Pass:
             deadline = time.monotonic() + longest
             for stage in self._stages:
                 stage.join(max(deadline - time.monotonic(), 0))
+
+
+def _until_stopped(items: Iterator[Any]) -> Iterator[Any]:
+    """Items that are made as they are asked for, until another thread ends the pass."""
+    try:
+        yield from items
+    except Stopped:
+        return

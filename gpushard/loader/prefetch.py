@@ -14,6 +14,9 @@ from gpushard.errors import UnsupportedError
 
 Item = TypeVar("Item")
 
+# As good as no bound: each takes an entry of a queue.
+_MOST_AHEAD = 1 << 16
+
 
 class Stopped(Exception):  # noqa: N818 - it is no error
     """Nobody waits for what is read any more; never reaches a user."""
@@ -104,7 +107,7 @@ class Prefetched(Generic[Item]):
         self, items: Iterator[Item], depth: int, stop: threading.Event, waits: Waits
     ) -> None:
         self._line: _Line[Item] = _Line(stop)
-        for _ in range(depth):
+        for _ in range(min(depth, _MOST_AHEAD)):
             self._line.room.put(None)
         self._waits = waits
         self._is_ended = self._is_closed = False
