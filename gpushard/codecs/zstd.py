@@ -121,10 +121,10 @@ class ZstdCodec(Compressor):
             first = zstandard.frame_header_size(data)
         except zstandard.ZstdError:
             return None
-        if told.content_size != nbytes:
+        # A checksum is one of all decoded bytes, and may be what is cut off.
+        if told.content_size != nbytes or told.has_checksum:
             return None
         ends = _ends_of_blocks(memoryview(encoded), first)
-        # A checksum, of all decoded bytes, would stand behind the blocks.
         if not ends or ends[-1] != len(data):
             return None
         return libzstd.decode_first(encoded, nbytes, stop, ends)
