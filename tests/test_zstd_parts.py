@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import gpushard
 from array_strategies import codec
-from fused_cases import FUSED, PLAIN, take_way
+from fused_cases import FUSED, PLAIN, take_way, watch_sinks
 from gpushard.codecs import libzstd, zstd
 from gpushard.fused import libraries, runner
 from gpushard.fused.room import Room
@@ -110,12 +110,36 @@ def test_rows_of_one_inner_chunk_are_decoded_as_far_as_the_last_of_them(way, tmp
         a.oindex[[*rows, 256]]
 
 
+def test_each_shard_is_decoded_as_far_as_its_own_rows_are_wanted(monkeypatch, tmp_path):
+    """In the same place of both files lies another inner chunk."""
+    pytest.importorskip("numba", reason="the compiled loops need numba")
+    take_way(monkeypatch, "short")
+    seen = watch_sinks(monkeypatch)
+    first, second = frames()
+    inner = sharding((N_ROWS, ROW_NBYTES), codecs=[LITTLE, ZSTD])
+    wanted = document(values().shape, (N_ROWS, ROW_NBYTES), inner)
+    for i, frame in enumerate([damaged(first, 2), second]):
+        (tmp_path / f"c/{i}").mkdir(parents=True)
+        (tmp_path / f"c/{i}/0").write_bytes(shard_of(frame))
+    (tmp_path / "zarr.json").write_text(json.dumps(wanted))
+    rows = [5, N_ROWS + 400]
+    assert_same_bits(opened(tmp_path, "short").oindex[rows], values()[rows])
+    assert seen.n_short == 1  # what is damaged, the short way declines
+
+
 def test_a_frame_with_a_checksum_is_decoded_whole(way, tmp_path):
     chunks = frames(checked=True)
     a = opened(placed(tmp_path / "a", damaged(chunks[0], 2), chunks[1]), way)
     with pytest.raises(gpushard.CorruptShardError):
         a[5]
     assert_same_bits(a[N_ROWS + 5], values()[N_ROWS + 5])
+
+
+def test_a_frame_whose_checksum_is_cut_off_is_refused(way, tmp_path):
+    first, second = frames(checked=True)
+    a = opened(placed(tmp_path / "a", first[:-4], second), way)
+    with pytest.raises(gpushard.CorruptShardError):
+        a[5]
 
 
 def test_a_frame_that_tells_no_size_is_decoded_whole(way, tmp_path):

@@ -187,8 +187,10 @@ def _wanted(d: Decoder, boxes: Any, i: int, stop: int, strides: Any) -> tuple[in
     """Decoded bytes that are needed for a box, and for those that share its bytes."""
     if d.kind not in (BLOSC, ZSTD):
         return 0, d.chunk_nbytes
-    low, high, source = d.chunk_nbytes, 0, boxes[i, SOURCE]
-    while i < stop and boxes[i, SOURCE] == source:
+    low, high = d.chunk_nbytes, 0
+    # At the same place of another file lies another inner chunk.
+    source, file = boxes[i, SOURCE], boxes[i, FILE]
+    while i < stop and boxes[i, SOURCE] == source and boxes[i, FILE] == file:
         box = boxes[i]
         end = box[OFFSET] + d.itemsize
         for axis in range(strides.shape[2]):
