@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 
 import pytest
@@ -174,3 +177,53 @@ def test_where_no_code_is_kept_nobody_waits(monkeypatch):
     monkeypatch.setattr(kept_code, "place", lambda: None)
     with kept_code.turn(), kept_code.turn():
         pass
+
+
+def test_what_this_process_was_started_with_is_let_go(folder, monkeypatch):
+    head, _, _ = aside._PROGRAM.partition("sys.path[:]")
+    monkeypatch.setattr(aside, "_PROGRAM", f"{head}import time; time.sleep(60)")
+    ours, theirs = os.pipe()
+    os.set_inheritable(theirs, True)
+    process = Aside()
+    assert not process.is_over()
+    os.close(theirs)
+    ended, _, _ = select.select([ours], [], [], 30)
+    os.close(ours)
+    assert not process.is_over()
+    os.kill(process._pid, signal.SIGKILL)
+    wait_for(process)
+    assert ended
+
+
+def test_imports_are_cached_where_this_process_caches_its_own(monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    assert aside._options() == ["-I"]
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert aside._options() == ["-I", "-B"]
+    monkeypatch.setattr(sys, "pycache_prefix", "/var/pyc")
+    assert aside._options() == ["-I", "-B", "-X", "pycache_prefix=/var/pyc"]
+
+
+def test_folders_that_no_process_can_be_told_of_cost_no_read(folder, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, None, Path("/opt")])
+    started = []
+    with monkeypatch.context() as m:
+        m.setattr(os, "posix_spawn", lambda *a, **_: started.append(a) or 7)
+        aside._start()
+    ((_, command, _),) = started
+    assert command[-len(sys.path) + 2 :] == sys.path[:-2]
+    monkeypatch.setattr(sys, "path", [*sys.path, "null\0byte"])
+    assert Aside().is_over()
+
+
+def test_a_fork_gives_up_what_was_being_loaded_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(choice, "_loaded", [])
+    with choice._turn.lock:  # as another thread has it that asks for the process
+        choice._give_up_loading()
+    assert choice._loaded == []
+    loads = choice._turn.lock
+    with loads, choice._loading():
+        choice._give_up_loading()
+    assert choice._loaded == [None]
+    assert not choice._turn.lock.locked()

@@ -9,9 +9,17 @@ from pathlib import Path
 
 from gpushard.fused import kept_code
 
-# As this process imports, so does that one: neither looks at `PYTHONPATH` again.
+# As this process imports, so does that one: neither looks at `PYTHONPATH` again. What
+# this one was started with (a lock that a shell holds for it, a pipe) is not to be held
+# for longer than it runs.
 _PROGRAM = """
 import os, sys
+for fd in map(int, os.listdir("/proc/self/fd")):
+    if fd > 2:
+        try:
+            os.close(fd)
+        except OSError:
+            pass
 sys.path[:] = sys.argv[1:]
 os.nice(10)
 from gpushard.fused import kept_code, loading
@@ -53,14 +61,32 @@ def _start() -> int | None:
     if not _PYTHON.fullmatch(Path(sys.executable or "").name):
         return None
     nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
-    command = [sys.executable, "-I", "-c", _PROGRAM, *sys.path]
+    # Anything else in there is passed over by imports.
+    folders = [path for path in sys.path if isinstance(path, str)]
+    command = [sys.executable, *_options(), "-c", _PROGRAM, *folders]
     try:
-        # A group of its own: Ctrl-C is for this one.
+        # A group of its own: Ctrl-C is for this one. No signal is blocked in it that
+        # the thread which reads may have blocked.
         return os.posix_spawn(
-            sys.executable, command, os.environ, file_actions=nothing, setpgroup=0
+            sys.executable,
+            command,
+            os.environ,
+            file_actions=nothing,
+            setpgroup=0,
+            setsigmask=(),
         )
-    except OSError:
+    except (OSError, ValueError):  # or a null byte in a folder's name
         return None
+
+
+def _options() -> list[str]:
+    """Those of this process that say where byte code of imports is kept, if it is."""
+    options = ["-I"]
+    if sys.dont_write_bytecode:
+        options.append("-B")
+    if sys.pycache_prefix is not None:
+        options += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
+    return options
 
 
 def _has_ended(pid: int) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -35,9 +36,10 @@ class _Suitable:
 
 
 class _Turn:
-    """Who loads the loops has its lock."""
+    """Who looks for the loops has its lock; `is_loading` while that takes long."""
 
     lock = threading.Lock()
+    is_loading = False
 
 
 _suitable_reads = _Suitable()
@@ -51,9 +53,9 @@ def _give_up_loading() -> None:
 
     It will never be there, and numba's own lock stays with that thread.
     """
-    if _turn.lock.locked() and not _loaded:
+    if _turn.is_loading and not _loaded:
         _loaded.append(None)
-    _turn.lock = threading.Lock()
+    _turn.lock, _turn.is_loading = threading.Lock(), False
 
 
 if hasattr(os, "register_at_fork"):
@@ -123,19 +125,30 @@ def _loops(chain: FusedChain, options: Options) -> Loops | None:
     return None if loaded is None else Loops(loaded, library, pread_address())
 
 
+@contextmanager
+def _loading() -> Iterator[None]:
+    _turn.is_loading = True
+    try:
+        yield
+    finally:
+        _turn.is_loading = False
+
+
 @cache
 def _kept() -> Any:
     """The loops as another process compiled them, looked for once; None without."""
-    from gpushard.fused.loading import load_kept
+    with _loading():
+        from gpushard.fused.loading import load_kept
 
-    return load_kept()
+        return load_kept()
 
 
 def _compiled() -> Any:
     try:
-        from gpushard.fused.loading import load
+        with _loading():
+            from gpushard.fused.loading import load
 
-        return load()
+            return load()
     except ImportError:  # no numba, or one that refuses this NumPy
         return None
 
