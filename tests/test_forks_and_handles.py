@@ -160,6 +160,7 @@ def test_a_fork_does_without_the_loops_that_its_parent_was_just_loading(monkeypa
     asked: list[int] = []
     monkeypatch.setattr(choice, "_loaded", [])
     monkeypatch.setattr(choice, "_kept", lambda: asked.append(os.getpid()))
+    monkeypatch.setattr(choice._turn, "is_loading", True)
     with choice._turn.lock:
         assert answers_in_a_fork(lambda: choice._load() is None and not asked)
     assert not choice._loaded

@@ -63,6 +63,8 @@ def test_where_the_system_has_no_pages_there_is_no_memory(monkeypatch):
 def test_parts_of_plain_elements_are_fetched_to_pages_where_there_is_little_room(
     tmp_path, monkeypatch, way, limit, is_little
 ):
+    if way == "compiled":
+        pytest.importorskip("numba", reason="the compiled loops need numba")
     let_little_count(monkeypatch)
     values = np.random.default_rng(3).integers(0, 256, 4 * N, "u1")
     shard = sharding((N,), **INDEXED)
