@@ -21,7 +21,7 @@ for fd in map(int, os.listdir("/proc/self/fd")):
         except OSError:
             pass
 sys.path[:] = sys.argv[1:]
-os.nice(10)
+os.nice(2)
 from gpushard.fused import kept_code, loading
 with kept_code.turn():
     loading.load()
