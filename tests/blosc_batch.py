@@ -9,8 +9,7 @@ import numpy as np
 from blosc_cases import NBYTES, OK, parsed
 from gpushard.codecs import blosc_frame
 from gpushard.devices.row_tables import TOTALS_NBYTES
-from gpushard.devices.scatter_structs import FAST_DIVISOR
-from gpushard.devices.structs import BLOSC_STREAMS
+from gpushard.devices.structs import BLOSC_STREAMS, FAST_DIVISOR
 from kernel_rows import POISON, addresses, held, outputs, sizes, struct
 
 CLASSES = ("raw", "lz4", "snappy", "zlib", "zstd")

@@ -17,19 +17,17 @@ import strategies as sts
 from cuda_host.launch import (
     Kernels,
 )
-from gpushard.devices.scatter_params import GridScatter
-from gpushard.devices.scatter_points import PointScatter
-from gpushard.devices.scatter_structs import (
+from gpushard.devices.scattering.grids import GridScatter
+from gpushard.devices.scattering.launch import Addresses
+from gpushard.devices.scattering.points import PointScatter
+from gpushard.devices.scattering.transfer import (
     NO_SHUFFLE,
-    Addresses,
     Shuffle,
-    fast_divisor,
-)
-from gpushard.devices.scatter_transfer import (
     Transfer,
     fill_element,
     plan_transfer,
 )
+from gpushard.devices.structs import fast_divisor
 from gpushard.layout import GridAxis
 from gpushard.placing.scatter import make_target
 from gpushard.planning.grid import GridPart
@@ -178,7 +176,7 @@ def launch(scatter, rows, out, *, schedule=0, status=None, n_blocks=None):
     """Run one launch over `rows` into `out`."""
     batch = scatter.batch(rows.position)
     tables, batch_tables = uploaded(scatter.tables), uploaded(batch.tables)
-    parameter = scatter.pack(
+    parameter = scatter.parameter.packed(
         batch,
         Addresses(
             tables.ctypes.data,

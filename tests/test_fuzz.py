@@ -19,7 +19,7 @@ from fuzz.guard import GuardedRoom
 from gpushard import fused
 from gpushard.codecs import blosc_blocks, gzip
 from gpushard.converting.mark import Mark
-from gpushard.devices import target as devices_target
+from gpushard.devices.scattering import targets as devices_target
 from gpushard.devices.statuses import Status
 from gpushard.formats import numcodecs_chain, v3
 from gpushard.fused import boxes

@@ -23,10 +23,10 @@ from fuzz.shard_cases import (
     sharding,
 )
 from gpushard import open_array
-from gpushard.devices import joining
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import read_to_device
-from gpushard.devices.scatter_transfer import plan_transfer
+from gpushard.devices.scattering import joining
+from gpushard.devices.scattering.transfer import plan_transfer
 from gpushard.planning import axes
 from gpushard.planning.plan import plan_read
 from gpushard.report import Tally

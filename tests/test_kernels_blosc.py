@@ -29,8 +29,8 @@ from cuda_host.launch import (
     Kernels,
 )
 from gpushard.codecs import blosc_blocks, blosc_frame
-from gpushard.devices.scatter_structs import fast_divisor
 from gpushard.devices.statuses import Status
+from gpushard.devices.structs import fast_divisor
 from kernel_rows import bytes_at
 
 NONE, BYTES, BITS = range(3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import strategies as sts
-from gpushard.devices.scatter_transfer import (
+from gpushard.devices.scattering.transfer import (
     Affine,
     fill_element,
     plan_transfer,

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strategies as sts
-from gpushard.devices import scatter_structs
-from gpushard.devices.scatter_params import GridScatter
-from gpushard.devices.scatter_structs import Addresses, fast_divisor
-from gpushard.devices.scatter_transfer import plan_transfer
+from gpushard.devices.scattering import structs
+from gpushard.devices.scattering.grids import GridScatter
+from gpushard.devices.scattering.launch import Addresses
+from gpushard.devices.scattering.transfer import plan_transfer
+from gpushard.devices.structs import fast_divisor
 from gpushard.errors import UnsupportedError
 from gpushard.layout import GridAxis
 from gpushard.planning.plan import plan_read
@@ -39,7 +40,7 @@ def test_what_lies_side_by_side_becomes_a_run_and_the_rest_few_loops(cells, key,
     (rows,) = rows_of(plan, case.layout, case.store, array, case.is_missing)
     out = np.zeros(case.selection.shape, np.int32)
     scatter = lay(plan.parts[0], rows, out, case.transfer(out.dtype), bytes(4))
-    told = scatter.pack(scatter.batch(rows.position), Addresses(0, 0, 0, 0))
+    told = scatter.parameter.packed(scatter.batch(rows.position), Addresses(0, 0, 0, 0))
     loops = told["loops"]["length"]["divisor"][: told["n_loops"]].tolist()
     run = int(told["run"]["length"]["divisor"])
     assert ([run, *loops], int(told["n_columns"])) == nest
@@ -75,7 +76,7 @@ def test_fast_divisors_of_powers_and_their_neighbours_divide_the_largest_number(
 def test_structs_lie_in_memory_as_the_kernels_see_them():
     found = np.zeros(19, np.uint32)
     KERNELS.launch("gs_scatter_structs", 1, 32, [found])
-    place, s = scatter_structs.field_place, scatter_structs
+    place, s = structs.field_place, structs
     scatter = s.SCATTER[4]
     assert found.tolist() == [
         s.LANDING.itemsize,

@@ -12,7 +12,7 @@ import pytest
 from cuda_host.launch import (
     SCHEDULES,
 )
-from gpushard.devices.scatter_structs import Addresses
+from gpushard.devices.scattering.launch import Addresses
 from gpushard.planning import axes
 from gpushard.planning.plan import plan_read
 from gpushard.selecting.expressions import basic, orthogonal
@@ -173,8 +173,9 @@ def test_squares_of_rows_are_counted():
     out = np.zeros((90, 150), "i4")
     scatter, rows = laid(case, out)
     batch = scatter.batch(rows.position)
-    assert batch.n_items == 2 * 4 + 2 * 1 + 1 * 4 + 1
-    assert batch.n_threads == 256 * batch.n_items
-    told = scatter.pack(batch, Addresses(0, 0, 0, 0))
+    n_squares = 2 * 4 + 2 * 1 + 1 * 4 + 1
+    assert batch.fields["n_tiles"] == n_squares
+    assert batch.n_threads == 256 * n_squares
+    told = scatter.parameter.packed(batch, Addresses(0, 0, 0, 0))
     assert told["n_loops"] == 2
     assert told["tile_log2"] == 0

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from gpushard.devices.chain import DeviceChain, Step, StepKind
 from gpushard.devices.decode import Decoder, landing_alignment
-from gpushard.devices.joining import Grouping
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
 from gpushard.devices.row_tables import (
@@ -20,15 +19,11 @@ from gpushard.devices.row_tables import (
     reserve_dummy_room,
     reserve_scratch,
 )
-from gpushard.devices.scatter_structs import (
-    FAST_DIVISOR,
-    Addresses,
-    ScatterBatch,
-    fast_divisor,
-)
+from gpushard.devices.scattering.joining import Grouping
+from gpushard.devices.scattering.launch import Addresses, ScatterBatch
+from gpushard.devices.scattering.targets import PlacedTarget
 from gpushard.devices.slabs import TablePage
-from gpushard.devices.structs import BYTE_SHUFFLED
-from gpushard.devices.target import PlacedTarget
+from gpushard.devices.structs import BYTE_SHUFFLED, FAST_DIVISOR, fast_divisor
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 
@@ -286,7 +281,7 @@ def _launch(
         planes + FAST_DIVISOR.itemsize * first if planes else 0,
     )
     kernel = scatter.planes_kernel if planes else scatter.kernel
-    parameter: Any = scatter.pack(some.batch, addresses)
+    parameter: Any = scatter.parameter.packed(some.batch, addresses)
     n_blocks = some.batch.n_blocks(threads_of(kernel))
     if n_blocks:
         lane.device.launch(kernel, (n_blocks, 1), [parameter], lane.stream)

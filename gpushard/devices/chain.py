@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.filters import ItemFilter, compile_filter
-from gpushard.devices.scatter_structs import FUSED_ITEMS, LIMIT
+from gpushard.devices.scattering.limits import LIMIT
+from gpushard.devices.scattering.transfer import FUSED_ITEMS
 from gpushard.errors import UnsupportedError
 from gpushard.layout import ArrayLayout, CodecSpec
 

@@ -28,10 +28,10 @@ from gpushard.devices.row_tables import (
     Columns,
     RowTables,
 )
-from gpushard.devices.scatter_structs import FAST_DIVISOR
 from gpushard.devices.structs import (
     BLOSC_ROWS,
     BLOSC_STREAMS,
+    FAST_DIVISOR,
     GATE,
     UNFILTER,
     StreamClass,

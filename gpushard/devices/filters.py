@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpushard.devices.scatter_transfer import ElementType
+from gpushard.devices.scattering.transfer import ElementType
 from gpushard.devices.structs import FILTER
 from gpushard.errors import UnsupportedError
 from gpushard.layout import CodecSpec

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpushard.devices.scatter_transfer import Affine
+from gpushard.devices.scattering.transfer import Affine
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from gpushard.devices.chain import (
     host_chain,
 )
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.scatter_transfer import Affine, plan_transfer
+from gpushard.devices.scattering.targets import lay_targets
+from gpushard.devices.scattering.transfer import Affine, plan_transfer
 from gpushard.devices.sink import DeviceSink
-from gpushard.devices.target import lay_targets
 from gpushard.errors import DeviceMemoryError, UnsupportedError
 from gpushard.fetching.job import Job
 from gpushard.options import GIB, MIB

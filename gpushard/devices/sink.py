@@ -24,8 +24,8 @@ from gpushard.devices.fetching import choose_fetch
 from gpushard.devices.landing import Encoded, SlotLanding, brought_back
 from gpushard.devices.lane import Lane
 from gpushard.devices.placement import estimate, load_of
+from gpushard.devices.scattering.targets import PlacedTarget, Targets, place_targets
 from gpushard.devices.straight import straight_copies
-from gpushard.devices.target import PlacedTarget, Targets, place_targets
 from gpushard.errors import DeviceError, DeviceMemoryError
 from gpushard.fetching.job import Answer, Job
 from gpushard.fetching.ranged import RangedBlock

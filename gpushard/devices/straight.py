@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.batch import Rows
-from gpushard.devices.target import PlacedTarget
+from gpushard.devices.scattering.targets import PlacedTarget
 from gpushard.selecting.selection import Ints
 
 # A copy is a call of the driver, of which a batch takes few (20); beyond, one scatter

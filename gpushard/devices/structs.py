@@ -1,120 +1,23 @@
-"""Parameters of the gate, Blosc and unfilter kernels, as their sources declare them."""
+"""Parameters of the kernels: their structs, and the numbers that stand in them."""
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-GATE = np.dtype(
-    [
-        ("src", "u8"),
-        ("src_nbytes", "u8"),
-        ("dst", "u8"),
-        ("status", "u8"),
-        ("stream_src", "u8"),
-        ("stream_nbytes", "u8"),
-        ("stream_dst", "u8"),
-        ("stream_capacity", "u8"),
-        ("decoded_nbytes", "u8"),
-        ("dummy_src", "u8"),
-        ("dummy_nbytes", "u8"),
-        ("dummy_dst", "u8"),
-        ("dummy_capacity", "u8"),
-        ("n_rows", "u4"),
-        ("accept_unsized", "u4"),
-    ]
-)
-"""`GateTables` of ``kernels/gate.cu``."""
+from gpushard.devices.declared import declared_struct
+from gpushard.selecting.selection import Ints
 
-BLOSC_ROWS = np.dtype(
-    [
-        ("src", "u8"),
-        ("src_nbytes", "u8"),
-        ("status", "u8"),
-        ("filter", "u8"),
-        ("typesize", "u8"),
-        ("block_nbytes", "u8"),
-        ("first", "u8"),
-        ("totals", "u8"),
-        ("totals_host", "u8"),
-        ("staging", "u8"),
-        ("decoded", "u8"),
-        ("stage", "u8"),
-        ("next", "u8"),
-        ("planes", "u8"),
-        ("decoded_nbytes", "u8"),
-        ("n_rows", "u4"),
-        ("accept_unsized", "u4"),
-        ("fused_typesize", "u4"),
-        ("reserved", "u4"),
-    ]
-)
-"""`BloscRows` of ``kernels/blosc.cu``."""
-
-BLOSC_STREAMS = np.dtype(
-    [
-        ("dst", "u8"),
-        ("stream_src", "u8"),
-        ("stream_nbytes", "u8"),
-        ("stream_dst", "u8"),
-        ("stream_capacity", "u8"),
-        ("stream_row", "u8"),
-        ("begin", "u4", (5,)),
-        ("reserved", "u4"),
-    ]
-)
-"""`BloscStreams` of ``kernels/blosc.cu``; `begin` of each `StreamClass`."""
-
-UNFILTER = np.dtype(
-    [
-        ("src", "u8"),
-        ("dst", "u8"),
-        ("status", "u8"),
-        ("filter", "u8"),
-        ("typesize", "u8"),
-        ("block_nbytes", "u8"),
-        ("decoded_nbytes", "u8"),
-        ("n_rows", "u4"),
-        ("reserved", "u4"),
-    ]
-)
-"""`UnfilterTables` of ``kernels/unfilter.cu``."""
-
-TRAILERS = np.dtype(
-    [
-        ("stream_src", "u8"),
-        ("stream_nbytes", "u8"),
-        ("stream_dst", "u8"),
-        ("stream_capacity", "u8"),
-        ("stream_row", "u8"),
-        ("status", "u8"),
-        ("decoder_status", "u8"),
-        ("actual_nbytes", "u8"),
-        ("n_streams", "u4"),
-        ("first", "u4"),
-        ("stop", "u4"),
-        ("reserved", "u4"),
-    ]
-)
-"""`Trailers` of ``kernels/trailers.cu``."""
-
-FILTER = np.dtype(
-    [
-        ("src", "u8"),
-        ("src_nbytes", "u8"),
-        ("dst", "u8"),
-        ("status", "u8"),
-        ("n_items", "u8"),
-        ("scale", "f8"),
-        ("offset", "f8"),
-        ("n_rows", "u4"),
-        ("from", "u4"),
-        ("to", "u4"),
-        ("reserved", "u4"),
-    ]
-)
-"""`FilterTables` of ``kernels/filters.cu``."""
+GATE = declared_struct("gs_gate_zstd", "GateTables")
+BLOSC_ROWS = declared_struct("gs_blosc_count", "BloscRows")
+BLOSC_STREAMS = declared_struct("gs_blosc_count", "BloscStreams")
+UNFILTER = declared_struct("gs_unfilter", "UnfilterTables")
+TRAILERS = declared_struct("gs_verify_zstd", "Trailers")
+FILTER = declared_struct("gs_delta", "FilterTables")
+FAST_DIVISOR = declared_struct("gs_blosc_count", "FastDivisor")
 
 BYTE_SHUFFLED = 1
 """`FILTER_BYTE_SHUFFLE` of ``kernels/shuffle_format.cuh``."""
@@ -128,3 +31,22 @@ class StreamClass(IntEnum):
     SNAPPY = 2
     ZLIB = 3
     ZSTD = 4
+
+
+def fast_divisor(divisor: int | Ints) -> NDArray[Any]:
+    """What the kernels divide by `divisor` with: `FAST_DIVISOR`, of its shape.
+
+    Parameters
+    ----------
+    divisor
+        At least 1 and below 2**31.
+    """
+    by = np.asarray(divisor, np.uint64)
+    log2 = np.frexp((by - np.uint64(1)).astype(np.float64))[1].astype(np.uint64)
+    one, low = np.uint64(1), np.uint64(32)
+    found = np.empty(by.shape, FAST_DIVISOR)
+    found["divisor"] = by
+    found["magic"] = (((one << log2) - by) << low) // by + one
+    found["shift_first"] = np.minimum(log2, one)
+    found["shift_last"] = np.maximum(log2, one) - one
+    return found

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gpushard.devices.base import Device, DeviceBuffer, Event, Stream
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.scatter_transfer import Affine
+from gpushard.devices.scattering.transfer import Affine
 from gpushard.errors import DeviceError
 
 

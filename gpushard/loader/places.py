@@ -207,7 +207,7 @@ class DevicePlace:
 def takes(field: Field) -> bool:
     """Whether kernels read an array to where its samples lie."""
     from gpushard.devices.reading import kernels_scatter
-    from gpushard.devices.scatter_transfer import Affine
+    from gpushard.devices.scattering.transfer import Affine
 
     factors = field.conversion.factors
     affine = None if factors is None else Affine(*factors)
@@ -232,7 +232,7 @@ class _Landing(NamedTuple):
 
     def outputs(self, rows: DeviceRows, field: Field) -> list[DeviceOutput]:
         """Where each selection is written."""
-        from gpushard.devices.scatter_transfer import Affine
+        from gpushard.devices.scattering.transfer import Affine
 
         factors = field.conversion.factors
         affine = None if factors is None else Affine(*factors)

@@ -11,8 +11,8 @@ from dataclasses import replace
 from math import prod
 from sys import maxsize
 
-from gpushard.devices.scatter_boxes import Boxes, Loop
-from gpushard.devices.scatter_transfer import Transfer
+from gpushard.devices.scattering.boxes import Boxes, Loop
+from gpushard.devices.scattering.transfer import Transfer
 from gpushard.selecting.selection import Ints
 
 TURN_RANK = 4

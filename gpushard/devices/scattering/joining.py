@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpushard.devices.scatter_structs import LIMIT, MAX_AXES
-from gpushard.devices.scatter_transfer import Transfer
+from gpushard.devices.scattering.limits import LIMIT, MAX_AXES
+from gpushard.devices.scattering.transfer import Transfer
 from gpushard.planning.axes import Projected
 from gpushard.planning.grid import GridPart
 from gpushard.planning.plan import Part

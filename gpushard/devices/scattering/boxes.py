@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpushard.devices.scatter_transfer import Transfer
+from gpushard.devices.scattering.transfer import Transfer
 from gpushard.planning.axes import LongSlice, Projected
 from gpushard.selecting.selection import Ints
 

@@ -94,6 +94,28 @@ class Transfer:
         return is_plain and self.from_type is not ElementType.BOOL
 
 
+class Shuffle(NamedTuple):
+    """A byte shuffle that rows may still have when they are scattered.
+
+    Attributes
+    ----------
+    item_nbytes
+        Size of the items: that of an element.
+    decoded_nbytes
+        Size of an inner chunk.
+    """
+
+    item_nbytes: int
+    decoded_nbytes: int
+
+
+NO_SHUFFLE = Shuffle(1, 0)
+"""No row is shuffled, ever."""
+
+FUSED_ITEMS = (2, 4, 8)
+"""Sizes of shuffled items that the kernels put together."""
+
+
 def plan_transfer(
     source: np.dtype[Any],
     target: np.dtype[Any],

@@ -11,18 +11,23 @@ from numpy.typing import NDArray
 
 from gpushard.devices.base import Device, DeviceBuffer, Stream
 from gpushard.devices.chain import DeviceChain
-from gpushard.devices.joining import (
+from gpushard.devices.output import DeviceOutput
+from gpushard.devices.scattering.grids import GridScatter
+from gpushard.devices.scattering.joining import (
     Grouping,
     group,
     join_grids,
     layout_of,
     offsets_of,
 )
-from gpushard.devices.output import DeviceOutput
-from gpushard.devices.scatter_params import GridScatter
-from gpushard.devices.scatter_points import PointScatter
-from gpushard.devices.scatter_structs import NO_SHUFFLE, Shuffle
-from gpushard.devices.scatter_transfer import Transfer, fill_element, plan_transfer
+from gpushard.devices.scattering.points import PointScatter
+from gpushard.devices.scattering.transfer import (
+    NO_SHUFFLE,
+    Shuffle,
+    Transfer,
+    fill_element,
+    plan_transfer,
+)
 from gpushard.devices.slabs import TablePage
 from gpushard.planning.grid import GridPart
 from gpushard.planning.plan import Part

@@ -1,13 +1,15 @@
 """Orthogonal selections -> tables and parameters of the scatter kernels.
 
-Pure: NumPy only, no device. A selection is laid out once for an array and a shape of
-its inner chunks; a batch of inner chunks adds its columns; addresses come last.
+A selection is laid out once for an array and a shape of its inner chunks; a batch of
+inner chunks adds its columns; addresses come last.
 
     scatter = GridScatter.lay(part, in_strides, out_strides, transfer, fill)
     batch = scatter.batch(position)
     # upload scatter.tables once and batch.tables, both 16-byte aligned; launch
     # scatter.kernel over batch.n_blocks(threads) blocks with its one parameter
-    parameter = scatter.pack(batch, Addresses(...))
+    scatter.parameter.packed(batch, Addresses(...))
+
+Pure: NumPy only, no device.
 """
 
 from __future__ import annotations
@@ -19,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.joining import JoinedGrids
-from gpushard.devices.scatter_boxes import (
+from gpushard.devices.scattering.boxes import (
     Boxes,
     Column,
     Landings,
@@ -28,27 +29,32 @@ from gpushard.devices.scatter_boxes import (
     Runs,
     lay_boxes,
 )
-from gpushard.devices.scatter_structs import (
+from gpushard.devices.scattering.joining import JoinedGrids
+from gpushard.devices.scattering.launch import (
+    Parameter,
+    ParameterWriter,
+    ScatterBatch,
+    TableWriter,
+)
+from gpushard.devices.scattering.limits import LIMIT, MAX_AXES, check_limit
+from gpushard.devices.scattering.squares import TURN_RANK, n_squares, turned
+from gpushard.devices.scattering.structs import (
     CELL,
     COLUMN,
-    LIMIT,
     LOOP,
-    MAX_AXES,
-    NO_SHUFFLE,
     SCATTER,
-    Addresses,
-    ScatterBatch,
-    Shuffle,
-    TableWriter,
-    check_limit,
-    fast_divisor,
     field_place,
     landing_table,
-    set_shuffle,
     transfer_record,
+    word_of,
 )
-from gpushard.devices.scatter_transfer import WIDEST_ACCESS, Transfer, fill_pattern
-from gpushard.devices.scatter_turn import TURN_RANK, n_squares, turned
+from gpushard.devices.scattering.transfer import (
+    NO_SHUFFLE,
+    WIDEST_ACCESS,
+    Shuffle,
+    Transfer,
+)
+from gpushard.devices.structs import fast_divisor
 from gpushard.planning.grid import GridPart
 from gpushard.selecting.selection import Ints
 
@@ -63,15 +69,22 @@ _WIDEST_STEP = 2 * WIDEST_ACCESS
 _SQUARE_THREADS = 256
 
 
+class _Position(NamedTuple):
+    """Where the struct points to the positions of rows along an axis."""
+
+    axis: int
+    word: int
+
+
 class _Far(NamedTuple):
-    """What the rows of a batch look up along a long axis.
+    """What the rows of a batch look up along a long axis, in a table of their own.
 
     Attributes
     ----------
     axis, table
         The axis, and what gives the touched cells at positions along it.
     table_word, position_word
-        Where the parameter points to that table, and to the places of rows in it.
+        Where the struct points to that table, and to the places of rows in it.
     """
 
     axis: int
@@ -80,56 +93,50 @@ class _Far(NamedTuple):
     position_word: int
 
 
-class _GridWriter:
-    """Tables of an orthogonal selection, and the parameter that refers to them.
+class _GridWriter(ParameterWriter):
+    """Struct of an orthogonal selection.
 
-    Pointers are kept by the place of their word in the parameter: `into_tables` hold
-    offsets into the tables, `positions` wait for the columns of a batch. What is looked
-    up along a long axis comes with the batch, a table of its own rows: `far`.
+    What changes from row to row is looked up by the row's position along an axis:
+    `positions` and `far` say what each batch has to add for that.
     """
 
-    def __init__(self, boxes: Boxes, rank: int) -> None:
-        self.dtype = SCATTER[rank]
-        self.params = np.zeros((), self.dtype)
-        self.tables = TableWriter()
-        self.into_tables: list[int] = []
-        self.positions: list[int] = []
-        self.axes: list[int] = []
+    def __init__(
+        self, boxes: Boxes, rank: int, transfer: NDArray[Any], shuffle: Shuffle
+    ) -> None:
+        struct = SCATTER[rank]
+        super().__init__(struct, transfer, shuffle)
+        self.positions: list[_Position] = []
         self.far: list[_Far] = []
-        self.params["in_base"] = boxes.in_base
-        self.params["n_columns"] = len(boxes.columns)
-        self.params["n_loops"] = len(boxes.loops)
-        self.params["in_bits"], self.params["out_bits"] = _alignment_bits(boxes.loops)
+        record = self.record
+        record["in_base"] = boxes.in_base
+        record["n_columns"] = len(boxes.columns)
+        record["n_loops"] = len(boxes.loops)
+        record["in_bits"], record["out_bits"] = _alignment_bits(boxes.loops)
         for i, column in enumerate(boxes.columns):
-            place = field_place(self.dtype, "columns") + i * COLUMN.itemsize
+            place = field_place(struct, "columns") + i * COLUMN.itemsize
             self._add_column(column, place)
-        self._add_loop(self.params["run"], boxes.run, field_place(self.dtype, "run"))
+        self._add_loop(record["run"], boxes.run, field_place(struct, "run"))
         for i, loop in enumerate(boxes.loops):
-            place = field_place(self.dtype, "loops") + i * LOOP.itemsize
-            self._add_loop(self.params["loops"][i], loop, place)
-
-    def set_fill(self, element: bytes) -> None:
-        """Add the fill value."""
-        pattern = fill_pattern(element)
-        self.params["fill_nbytes"] = fast_divisor(len(pattern))
-        self._point(0, self.dtype, "fill", pattern)
+            place = field_place(struct, "loops") + i * LOOP.itemsize
+            self._add_loop(record["loops"][i], loop, place)
 
     def _add_column(self, column: Column, place: int) -> None:
         landings = column.landings
+        words = word_of(COLUMN, "landings", place), word_of(COLUMN, "position", place)
         if isinstance(landings, Landings):
-            self._point(place, COLUMN, "landings", landing_table(landings))
-            self._look_up(place, COLUMN, column.axis)
+            self.point(words[0], landing_table(landings))
+            self.positions.append(_Position(column.axis, words[1]))
             return
 
         def table(position: Ints) -> NDArray[Any]:
             return landing_table(landings.at(position))
 
-        self._put_off(place, COLUMN, "landings", column.axis, table)
+        self.far.append(_Far(column.axis, table, *words))
 
     def _add_loop(self, record: Any, loop: Loop, place: int) -> None:
         record["in_stride"], record["out_stride"] = loop.in_stride, loop.out_stride
         if loop.members is not None:
-            self._point(place, LOOP, "members", landing_table(loop.members))
+            self.point(word_of(LOOP, "members", place), landing_table(loop.members))
         starts = loop.starts
         if starts is None:
             record["length"] = fast_divisor(loop.longest)
@@ -141,36 +148,12 @@ class _GridWriter:
             cells["length"] = fast_divisor(loop.lengths_at(position))
             return cells
 
+        words = word_of(LOOP, "cells", place), word_of(LOOP, "position", place)
         if isinstance(starts, Landings):
-            cells = table(np.arange(len(starts.in_offset)))
-            self._point(place, LOOP, "cells", cells)
-            self._look_up(place, LOOP, loop.axis)
+            self.point(words[0], table(np.arange(len(starts.in_offset))))
+            self.positions.append(_Position(loop.axis, words[1]))
         else:
-            self._put_off(place, LOOP, "cells", loop.axis, table)
-
-    def _point(
-        self, place: int, dtype: np.dtype[Any], field: str, table: NDArray[Any]
-    ) -> None:
-        word = (place + field_place(dtype, field)) // 8
-        self.params.reshape(1).view(np.uint64)[word] = self.tables.add(table)
-        self.into_tables.append(word)
-
-    def _look_up(self, place: int, dtype: np.dtype[Any], axis: int) -> None:
-        self.positions.append((place + field_place(dtype, "position")) // 8)
-        self.axes.append(axis)
-
-    def _put_off(
-        self,
-        place: int,
-        dtype: np.dtype[Any],
-        field: str,
-        axis: int,
-        table: Callable[[Ints], NDArray[Any]],
-    ) -> None:
-        words = [
-            (place + field_place(dtype, name)) // 8 for name in (field, "position")
-        ]
-        self.far.append(_Far(axis, table, words[0], words[1]))
+            self.far.append(_Far(loop.axis, table, *words))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,19 +166,19 @@ class GridScatter:
         Name of the kernel to launch: as a rule, and if there is a table of planes.
     tables
         uint8, shape (n_bytes,), host.
+    parameter
+        What the kernel is told.
     """
 
     kernel: str
     planes_kernel: str
     tables: NDArray[np.uint8]
+    parameter: Parameter
     _boxes: Boxes
     _keeps_bytes: bool
     _is_turned: bool
-    _params: NDArray[Any]
-    _axes: tuple[int, ...]
+    _positions: tuple[_Position, ...]
     _far: tuple[_Far, ...]
-    _into_tables: NDArray[np.intp]
-    _pointers: NDArray[np.intp]
 
     @classmethod
     def lay(
@@ -238,25 +221,20 @@ class GridScatter:
         squares = turned(boxes, transfer, shuffle.item_nbytes)
         boxes = boxes if squares is None else squares
         kernel = _kernel(boxes, transfer, shuffle, is_turned=squares is not None)
-        writer = _GridWriter(boxes, kernel.rank)
-        writer.set_fill(fill)
-        writer.params["transfer"] = transfer_record(transfer)
-        set_shuffle(writer.params, shuffle)
+        record = transfer_record(transfer)
+        writer = _GridWriter(boxes, kernel.rank, record, shuffle)
+        writer.record["fill_nbytes"] = fast_divisor(writer.set_fill(fill))
+        parameter, tables = writer.written(boxes.out_base)
         return cls(
             kernel.plain,
             kernel.planes,
-            writer.tables.joined(),
+            tables,
+            parameter,
             boxes,
             transfer.keeps_bytes,
             squares is not None,
-            writer.params,
-            tuple(writer.axes),
+            tuple(writer.positions),
             tuple(writer.far),
-            np.array(writer.into_tables, np.intp),
-            np.array(
-                writer.positions + [word for far in writer.far for word in far[-2:]],
-                np.intp,
-            ),
         )
 
     def runs(self, position: Ints) -> Runs | None:
@@ -291,26 +269,31 @@ class GridScatter:
         tiles, tile_log2 = self._tiles(position, n_rows)
         per_row, n_tiles = int(tiles.max(initial=1)), int(tiles.sum())
         tables = TableWriter()
-        places = [tables.add(position[axis].astype(np.uint32)) for axis in self._axes]
+        pointers = [
+            (word, tables.add(position[axis].astype(np.uint32)))
+            for axis, word in self._positions
+        ]
         for far in self._far:
-            places.append(tables.add(far.table(position[far.axis])))
-            places.append(tables.add(np.arange(n_rows, dtype=np.uint32)))
+            cells = far.table(position[far.axis])
+            pointers.append((far.table_word, tables.add(cells)))
+            each = np.arange(n_rows, dtype=np.uint32)
+            pointers.append((far.position_word, tables.add(each)))
         # Empty tiles cost less than a search for the row, if there are not too many.
         if 2 * n_tiles < n_rows * per_row:
-            bounds = np.append(0, np.cumsum(tiles))
-            places.append(tables.add(bounds.astype(np.uint32)))
+            bounds = np.append(0, np.cumsum(tiles)).astype(np.uint32)
+            word = word_of(self.parameter.record.dtype, "tile_bounds")
+            pointers.append((word, tables.add(bounds)))
         else:
             n_tiles = n_rows * per_row
         check_limit("tiles of a batch", n_tiles, LIMIT)
-        return ScatterBatch(
-            tables.joined(),
-            n_rows,
-            n_tiles,
-            n_tiles * (_SQUARE_THREADS if self._is_turned else _LANES),
-            tuple(places),
-            tile_log2,
-            per_row,
-        )
+        fields = {
+            "n_rows": n_rows,
+            "n_tiles": n_tiles,
+            "tile_log2": tile_log2,
+            "tiles_per_row": fast_divisor(per_row),
+        }
+        n_threads = n_tiles * (_SQUARE_THREADS if self._is_turned else _LANES)
+        return ScatterBatch(tables.joined(), tuple(pointers), fields, n_threads)
 
     def _tiles(self, position: Ints, n_rows: int) -> tuple[Ints, int]:
         """Tiles of each row, and the logarithm of their size."""
@@ -319,24 +302,6 @@ class GridScatter:
         nbytes = np.broadcast_to(self._boxes.nbytes(position), n_rows)
         tile_log2 = _tile_log2(int(nbytes.sum()))
         return -(-nbytes >> tile_log2), tile_log2
-
-    def pack(self, batch: ScatterBatch, at: Addresses) -> Any:
-        """Parameter of the kernel: a NumPy scalar of a data type in `SCATTER`."""
-        params = self._params.copy()
-        words = params.reshape(1).view(np.uint64)
-        words[self._into_tables] += np.uint64(at.tables)
-        places = np.array(batch.places, np.uint64) + np.uint64(at.batch_tables)
-        n_pointers = len(self._pointers)
-        words[self._pointers] = places[:n_pointers]
-        if len(places) > n_pointers:
-            params["tile_bounds"] = places[-1]
-        params["out"] = at.out + self._boxes.out_base
-        params["src"], params["status"] = at.src, at.status
-        params["planes"] = at.planes
-        params["n_rows"], params["n_tiles"] = batch.n_rows, batch.n_items
-        params["tile_log2"] = batch.tile_log2
-        params["tiles_per_row"] = fast_divisor(batch.tiles_per_row)
-        return params[()]
 
 
 class _Kernel(NamedTuple):

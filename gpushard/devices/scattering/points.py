@@ -1,6 +1,6 @@
 """Point selections -> tables and parameters of ``gs_scatter_points``.
 
-Used as `scatter_params` is for orthogonal selections.
+Used as `GridScatter` is for orthogonal selections.
 """
 
 from __future__ import annotations
@@ -13,22 +13,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.scatter_boxes import Landings
-from gpushard.devices.scatter_structs import (
-    LIMIT,
-    NO_SHUFFLE,
-    POINTS,
-    Addresses,
+from gpushard.devices.scattering.boxes import Landings
+from gpushard.devices.scattering.launch import (
+    Parameter,
+    ParameterWriter,
     ScatterBatch,
-    Shuffle,
     TableWriter,
-    check_limit,
-    fast_divisor,
-    landing_table,
-    set_shuffle,
-    transfer_record,
 )
-from gpushard.devices.scatter_transfer import ElementType, Transfer, fill_pattern
+from gpushard.devices.scattering.limits import LIMIT, check_limit
+from gpushard.devices.scattering.structs import (
+    POINTS,
+    landing_table,
+    transfer_record,
+    word_of,
+)
+from gpushard.devices.scattering.transfer import (
+    NO_SHUFFLE,
+    ElementType,
+    Shuffle,
+    Transfer,
+)
+from gpushard.devices.structs import fast_divisor
 from gpushard.planning.points import PointPart
 from gpushard.selecting.selection import Ints
 
@@ -50,6 +55,8 @@ class PointScatter:
         ``bounds[i]:bounds[i + 1]``.
     landings
         `LANDING`, shape (n_points,), host. Offsets of each at both ends.
+    parameter
+        What the kernel is told.
     """
 
     kernel: str
@@ -57,9 +64,8 @@ class PointScatter:
     tables: NDArray[np.uint8]
     bounds: Ints
     landings: NDArray[Any]
+    parameter: Parameter
     _units: int
-    _transfer: NDArray[Any]
-    _shuffle: Shuffle
 
     @classmethod
     def lay(
@@ -96,15 +102,19 @@ class PointScatter:
             rest, index = np.divmod(rest, max(extent, 1))
             out_offset += index * stride
         out_unit, record = _point_units(transfer)
+        n_units = transfer.out_nbytes // out_unit
+        writer = ParameterWriter(POINTS, record, shuffle)
+        writer.record["units_per_point"] = fast_divisor(n_units)
+        writer.set_fill(fill)
+        parameter, tables = writer.written()
         return cls(
             "gs_scatter_points",
             "gs_scatter_points",
-            fill_pattern(fill),
+            tables,
             part.bounds,
             landing_table(Landings(in_offset, out_offset)),
-            transfer.out_nbytes // out_unit,
-            record,
-            shuffle,
+            parameter,
+            n_units,
         )
 
     @classmethod
@@ -155,22 +165,11 @@ class PointScatter:
         n_units = len(row) * self._units
         check_limit("units of a batch of points", n_units, LIMIT)
         tables = TableWriter()
-        places = tables.add(self.landings[nth]), tables.add(row)
-        return ScatterBatch(tables.joined(), len(count), n_units, n_units, places)
-
-    def pack(self, batch: ScatterBatch, at: Addresses) -> Any:
-        """Parameter of the kernel: a NumPy scalar of data type `POINTS`."""
-        params = np.zeros((), POINTS)
-        params["out"], params["src"], params["status"] = at.out, at.src, at.status
-        params["planes"] = at.planes
-        set_shuffle(params, self._shuffle)
-        params["fill"] = at.tables
-        params["landings"] = at.batch_tables + batch.places[0]
-        params["row"] = at.batch_tables + batch.places[1]
-        params["units_per_point"] = fast_divisor(self._units)
-        params["transfer"] = self._transfer
-        params["n_units"] = batch.n_items
-        return params[()]
+        pointers = (
+            (word_of(POINTS, "landings"), tables.add(self.landings[nth])),
+            (word_of(POINTS, "row"), tables.add(row)),
+        )
+        return ScatterBatch(tables.joined(), pointers, {"n_units": n_units}, n_units)
 
 
 def _point_units(transfer: Transfer) -> tuple[int, NDArray[Any]]:

@@ -1,0 +1,105 @@
+"""Structs that kernels declare -> NumPy data types, so that the host packs the same.
+
+The declaration in ``kernels/`` is the only one: names, order and types of the fields
+are read from it, and NumPy pads as C does. A struct is written plainly, one field a
+line; its types are numbers of fixed size, pointers, and structs declared likewise.
+
+    struct Column {                          numpy.dtype([
+        const Landing* landings;      ->         ("landings", "u8"),
+        const uint32_t* position;                ("position", "u8"),
+    };                                       ])
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gpushard.devices.kernels import KernelSource, load_kernel_sources
+from gpushard.errors import DeviceError
+
+_NUMBERS = {
+    "uint8_t": "u1",
+    "uint32_t": "u4",
+    "int32_t": "i4",
+    "uint64_t": "u8",
+    "int64_t": "i8",
+    "float": "f4",
+    "double": "f8",
+}
+_POINTER = "u8"
+_COMMENT = re.compile(r"//[^\n]*")
+_FIELD = re.compile(
+    r"(?:const )?(?P<type>\w+)(?P<pointer>\*(?: const)?)? "
+    r"(?P<name>\w+)(?:\[(?P<count>\w+)\])?"
+)
+
+
+def declared_struct(kernel: str, name: str, **numbers: int) -> np.dtype[Any]:
+    """Data type of a struct in the source of a kernel, or in one of its headers.
+
+    Parameters
+    ----------
+    kernel
+        Any kernel of the source: "gs_gate_zstd".
+    name
+        Of the struct: "GateTables".
+    **numbers
+        Parameters of its template that fields have for their count.
+
+    Raises
+    ------
+    DeviceError
+        There is no such struct, or a field is not written as above.
+    """
+    source = load_kernel_sources()[kernel]
+    return _Declarations(source, numbers).struct(name)
+
+
+class _Declarations:
+    """The structs and the constants of one source."""
+
+    def __init__(self, source: KernelSource, numbers: Mapping[str, int]) -> None:
+        self._name = source.name
+        texts = source.text, *source.headers.values()
+        self._text = _COMMENT.sub("", "\n".join(texts))
+        self._numbers = numbers
+
+    def struct(self, name: str) -> np.dtype[Any]:
+        body = self._found(rf"^struct {name} \{{\n(.*?)^\}};", name)
+        fields = (" ".join(field.split()) for field in body.split(";"))
+        return np.dtype([self._field(field) for field in fields if field], align=True)
+
+    def _field(self, text: str) -> tuple[Any, ...]:
+        field = _FIELD.fullmatch(text)
+        if field is None:
+            raise self._unknown(text)
+        dtype = _POINTER if field["pointer"] else self._type(field["type"])
+        if field["count"] is None:
+            return field["name"], dtype
+        return field["name"], dtype, (self._number(field["count"]),)
+
+    def _type(self, name: str) -> str | np.dtype[Any]:
+        return _NUMBERS.get(name) or self.struct(name)
+
+    def _number(self, name: str) -> int:
+        if name.isdecimal():
+            return int(name)
+        if name in self._numbers:
+            return self._numbers[name]
+        return int(self._found(rf"^constexpr \w+ {name} = (\d+);", name))
+
+    def _found(self, pattern: str, name: str) -> str:
+        found = re.search(pattern, self._text, re.MULTILINE | re.DOTALL)
+        if found is None:
+            raise self._unknown(name)
+        return found[1]
+
+    def _unknown(self, what: str) -> DeviceError:
+        return DeviceError(
+            f"the kernel source {self._name} declares nothing that could be {what!r}",
+            hint="reinstall gpushard, its kernel sources are of another version",
+        )

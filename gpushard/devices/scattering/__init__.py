@@ -1,0 +1,1 @@
+"""Where decoded inner chunks land in device memory, and what the kernels are told."""

@@ -1,0 +1,160 @@
+"""What a launch of a scatter kernel is told, put together in three steps.
+
+    a selection   `Parameter`: the kernel's struct; its pointers into the tables of the
+                  selection are offsets as yet
+    a batch       `ScatterBatch`: tables of the rows, and what they set in the struct
+    a launch      `Addresses`: where all of that lies in device memory
+
+Pure: NumPy only, no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.devices.scattering.structs import word_of
+from gpushard.devices.scattering.transfer import WIDEST_ACCESS, Shuffle, fill_pattern
+
+# The kernels take what is left over in turns.
+_MAX_BLOCKS = 1 << 20
+
+
+class Addresses(NamedTuple):
+    """Device addresses that a launch works on.
+
+    Attributes
+    ----------
+    tables, batch_tables
+        Where the two `tables` were uploaded, 16-byte aligned.
+    out
+        Element 0 of the output, seen with one axis a dimension of the array.
+    src
+        uint64, shape (n_rows,), device. Address of the decoded bytes of each row; 0
+        for a missing inner chunk.
+    status
+        uint32, shape (n_rows,), device. Rows other than 0 are left alone, or cleared if
+        they were decoded to where they land. 0: no table.
+    planes
+        `FAST_DIVISOR`, shape (n_rows,), device. Bytes of the blocks of each row whose
+        byte shuffle is still on, divisor 0 where it is not. 0: no table.
+    """
+
+    tables: int
+    batch_tables: int
+    out: int
+    src: int
+    status: int = 0
+    planes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterBatch:
+    """What a batch of rows adds to a scatter.
+
+    Attributes
+    ----------
+    tables
+        uint8, shape (n_bytes,), host.
+    pointers
+        Word of the struct, and the offset in `tables` of what it points to.
+    fields
+        What else is set in the struct, by the name of the field.
+    n_threads
+        Threads that have something to do.
+    """
+
+    tables: NDArray[np.uint8]
+    pointers: tuple[tuple[int, int], ...]
+    fields: Mapping[str, Any]
+    n_threads: int
+
+    def n_blocks(self, threads: int) -> int:
+        """Blocks of `threads` threads to launch; 0 if there is nothing to do."""
+        return min(-(-self.n_threads // threads), _MAX_BLOCKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """The one parameter of a kernel, before rows and addresses are known.
+
+    Attributes
+    ----------
+    record
+        The kernel's struct, 0-d.
+    into_tables
+        Words of it that hold offsets into the tables of the selection.
+    out_base
+        Bytes from `Addresses.out` to where the kernel begins to count.
+    """
+
+    record: NDArray[Any]
+    into_tables: tuple[int, ...]
+    out_base: int = 0
+
+    def packed(self, batch: ScatterBatch, at: Addresses) -> Any:
+        """What the kernel is launched with: a NumPy scalar of the struct."""
+        record = self.record.copy()
+        words = record.reshape(1).view(np.uint64)
+        words[list(self.into_tables)] += np.uint64(at.tables)
+        for word, place in batch.pointers:
+            words[word] = at.batch_tables + place
+        for name, value in batch.fields.items():
+            record[name] = value
+        record["out"] = at.out + self.out_base
+        record["src"], record["status"] = at.src, at.status
+        record["planes"] = at.planes
+        return record[()]
+
+
+class TableWriter:
+    """Arrays one after the other, each 16-byte aligned."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._nbytes = 0
+
+    def add(self, array: NDArray[Any]) -> int:
+        """Offset at which `array` begins."""
+        place, data = self._nbytes, array.tobytes()
+        self._parts += (data, bytes(-len(data) % WIDEST_ACCESS))
+        self._nbytes += len(data) + -len(data) % WIDEST_ACCESS
+        return place
+
+    def joined(self) -> NDArray[np.uint8]:
+        """All of it: uint8, shape (n_bytes,)."""
+        return np.frombuffer(b"".join(self._parts), np.uint8)
+
+
+class ParameterWriter:
+    """A kernel's struct and the tables of a selection that it points into."""
+
+    def __init__(
+        self, struct: np.dtype[Any], transfer: NDArray[Any], shuffle: Shuffle
+    ) -> None:
+        self.record = np.zeros((), struct)
+        self.record["transfer"] = transfer
+        self.record["item_log2"] = shuffle.item_nbytes.bit_length() - 1
+        self.record["decoded_nbytes"] = shuffle.decoded_nbytes
+        self._tables = TableWriter()
+        self._into_tables: list[int] = []
+
+    def point(self, word: int, table: NDArray[Any]) -> None:
+        """Add `table`, and let a word of the struct point to it."""
+        self.record.reshape(1).view(np.uint64)[word] = self._tables.add(table)
+        self._into_tables.append(word)
+
+    def set_fill(self, element: bytes) -> int:
+        """Add the fill value; gives the size of the pattern that repeats it."""
+        pattern = fill_pattern(element)
+        self.point(word_of(self.record.dtype, "fill"), pattern)
+        return len(pattern)
+
+    def written(self, out_base: int = 0) -> tuple[Parameter, NDArray[np.uint8]]:
+        """The parameter, and the tables: uint8, shape (n_bytes,), host."""
+        parameter = Parameter(self.record, tuple(self._into_tables), out_base)
+        return parameter, self._tables.joined()

@@ -1,0 +1,28 @@
+"""What the scatter kernels take at most."""
+
+from __future__ import annotations
+
+from gpushard.errors import UnsupportedError
+
+LIMIT = 1 << 31
+"""Sizes and counts are 32-bit in the kernels, with room for one step beyond."""
+
+MAX_AXES = 32
+"""Axes of an array: `MAX_COLUMNS` of ``kernels/scatter_box.cuh``."""
+
+
+def check_limit(what: str, number: int, limit: int) -> None:
+    """Refuse `number` unless it is below `limit`.
+
+    Raises
+    ------
+    UnsupportedError
+        It is not.
+    """
+    if number >= limit:
+        raise UnsupportedError(
+            f"the scatter kernels do not take so many {what}",
+            expected=f"fewer than {limit}",
+            got=number,
+            hint="read a smaller selection at a time, or read on the CPU",
+        )

@@ -1,0 +1,108 @@
+"""Structs that kernels declare, as the NumPy data types that the host packs."""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from gpushard.devices import declared
+from gpushard.devices.declared import declared_struct
+from gpushard.devices.kernels import KernelSource, load_kernel_sources
+from gpushard.devices.scattering.limits import MAX_AXES
+from gpushard.devices.scattering.structs import SCATTER
+from gpushard.devices.statuses import Status
+from gpushard.devices.structs import BYTE_SHUFFLED, GATE, StreamClass
+from gpushard.errors import DeviceError
+
+HEADER = """
+struct Pair {
+    int64_t first;  // where it begins; a comment with a semicolon
+    uint32_t second;
+};
+constexpr int SIDES = 3;
+"""
+SOURCE = """
+template <int R>
+struct All {
+    const uint8_t* data;
+    const Pair* const pairs;
+    float scale;
+    Pair one;
+    Pair several[SIDES];
+    uint32_t last[R];
+    uint32_t fixed[2];
+};
+
+struct Odd {
+    uint32_t bits : 4;
+};
+
+struct Foreign {
+    size_t nbytes;
+};
+"""
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch):
+    """`gs_own` has the source above; the others are the project's."""
+    source = KernelSource(
+        name="own.cu",
+        text=SOURCE,
+        headers=MappingProxyType({"own.cuh": HEADER}),
+        threads=MappingProxyType({"gs_own": 32}),
+        digest="",
+    )
+    own = {**load_kernel_sources(), "gs_own": source}
+    monkeypatch.setattr(declared, "load_kernel_sources", lambda: own)
+
+
+def test_fields_lie_where_a_c_compiler_puts_them():
+    struct = declared_struct("gs_own", "All", R=5)
+    places = {name: place for name, (_, place, *_) in struct.fields.items()}
+    assert places == {
+        "data": 0,
+        "pairs": 8,
+        "scale": 16,
+        "one": 24,  # aligned as its int64_t
+        "several": 40,
+        "last": 40 + 3 * 16,
+        "fixed": 40 + 3 * 16 + 5 * 4,
+    }
+    assert struct.itemsize == 40 + 3 * 16 + 7 * 4 + 4  # padded to words of 8 bytes
+    assert struct["one"].names == ("first", "second")
+    assert struct["one"].itemsize == 16
+    assert struct["data"] == np.uint64
+
+
+@pytest.mark.parametrize(
+    ("name", "unknown"), [("Odd", "bits : 4"), ("Foreign", "size_t"), ("No", "'No'")]
+)
+def test_what_is_not_written_plainly_is_refused(name, unknown):
+    with pytest.raises(DeviceError, match=re.escape(unknown)):
+        declared_struct("gs_own", name)
+
+
+def test_a_struct_of_numbers_and_pointers_is_read_from_its_kernel():
+    assert GATE.itemsize == 14 * 8
+    assert GATE["decoded_nbytes"] == np.uint64
+    assert GATE["n_rows"] == np.uint32
+
+
+def test_axes_beyond_the_columns_of_the_scatter_kernels_are_refused():
+    assert SCATTER[4]["columns"].shape == (MAX_AXES,)
+
+
+def test_statuses_and_classes_of_streams_are_numbered_as_in_the_kernels():
+    headers = load_kernel_sources()["gs_blosc_count"].headers
+    found = re.findall(
+        r"^constexpr Status STATUS_(\w+) = (\d+);", headers["common.cuh"], re.M
+    )
+    assert {name: int(number) for name, number in found} == Status.__members__
+    classes = re.findall(r"CLASS_(\w+)[,\s]", headers["blosc_format.cuh"].split("}")[1])
+    assert classes[: len(StreamClass)] == [kind.name for kind in StreamClass]
+    filters = re.findall(r"FILTER_\w+", headers["shuffle_format.cuh"])
+    assert filters[BYTE_SHUFFLED] == "FILTER_BYTE_SHUFFLE"
