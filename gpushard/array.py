@@ -380,7 +380,7 @@ class Array(NumpyLike):
         if self._device is None:
             return self.source.pipeline.placements()
         with self._named:
-            from gpushard.devices.reading import placements
+            from gpushard.devices.choice import placements
 
             return placements(self.source, self._device, tally)
 

@@ -19,8 +19,8 @@ from cuda_host.launch import Kernels
 from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
 from fuzz.shard_cases import OneObject, document, sharding
+from gpushard.devices.choice import choose_chain
 from gpushard.devices.nvcomp import Nvcomp
-from gpushard.devices.reading import choose_chain
 from gpushard.devices.row_tables import TOTALS_NBYTES
 from gpushard.devices.structs import StreamClass
 

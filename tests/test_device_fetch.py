@@ -23,7 +23,7 @@ from device_fetch_cases import (
 )
 from gpushard.devices import fetching, landing, sink
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import read_to_device
+from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.devices.ring import Slot
 from gpushard.options import KIB, MIB, Options
 from gpushard.report import Tally
@@ -338,7 +338,7 @@ def test_neighbours_that_go_to_two_outputs_side_by_side_are_two_copies(tmp_path)
         shape = (last - first, SHAPE[1])
         outputs.append(DeviceOutput(address, shape, strides, a.dtype))
         selections.append(expressions.basic((slice(first, last),), a.shape))
-    read_to_device(a.source, selections, outputs, device, tally=Tally())
+    read_to_device(DeviceRead(a.source, selections, outputs, device, Tally()))
     assert_same_bits(buffer.read().view(a.dtype).reshape(24, 80), values[8:32])
     assert kinds_of(device)[0][1:] == [8 * 80 * 4, 16 * 80 * 4]
 

@@ -16,7 +16,7 @@ from cuda_host.launch import SCHEDULES, Kernels
 from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import read_to_device
+from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.report import Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
@@ -154,7 +154,9 @@ def test_an_error_leaves_no_garbage_where_a_decoder_failed(tmp_path, chain, max_
         mock.patch("gpushard.devices.sink.MAX_ROWS", max_rows),
         pytest.raises(gpushard.CorruptShardError),
     ):
-        read_to_device(a.source, [whole(a.shape)], [output], device, tally=Tally())
+        read_to_device(
+            DeviceRead(a.source, [whole(a.shape)], [output], device, Tally())
+        )
     got = out.read().view(values.dtype).reshape(values.shape)
     untouched = np.int32(np.uint32(0xCBCBCBCB))
     allowed = (got == values) | (got == 0) | (got == untouched)

@@ -17,7 +17,7 @@ import array_strategies as arrays
 import gpushard
 from gpushard.devices.cuda import CudaDevice
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import read_to_device
+from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.errors import UnsupportedError
 from gpushard.report import Tally
 from gpushard.selecting import expressions
@@ -73,7 +73,7 @@ def read_on_gpu(a, selections, device, dtype=None):
         outputs.append(DeviceOutput(buffer.address, shape, strides, wanted))
     # Where the host would be faster the device is what is tested all the same.
     source = replace(a.source, options=a.source.options.but(placement="device"))
-    job = read_to_device(source, selections, outputs, device, tally=Tally())
+    job = read_to_device(DeviceRead(source, selections, outputs, device, Tally()))
     stream = device.create_stream()
     for buffer, output in zip(buffers, outputs, strict=True):
         nbytes = int(np.prod(output.shape)) * wanted.itemsize

@@ -24,7 +24,7 @@ from fuzz.shard_cases import (
 )
 from gpushard import open_array
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import read_to_device
+from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.devices.scattering import joining
 from gpushard.devices.scattering.transfer import plan_transfer
 from gpushard.planning import axes
@@ -225,7 +225,7 @@ def test_outputs_may_lie_in_any_order_with_gaps_between():
         for k in range(12)
     ]  # fmt: skip
     selections = [expressions.basic(key, SHAPE) for key in keys]
-    read_to_device(a.source, selections, outputs, device, tally=Tally())
+    read_to_device(DeviceRead(a.source, selections, outputs, device, Tally()))
     wanted = np.zeros_like(gaps)
     for k, key in enumerate(keys):
         wanted[11 - k, :, 1:5] = values[key]
@@ -241,7 +241,7 @@ def read_into(a, selections, dtypes):
         DeviceOutput(buffer.address, out.shape, out.strides, out.dtype)
         for buffer, out in zip(buffers, outs, strict=True)
     ]
-    read_to_device(a.source, selections, outputs, device, tally=Tally())
+    read_to_device(DeviceRead(a.source, selections, outputs, device, Tally()))
     shapes = [(buffer.read(), out) for buffer, out in zip(buffers, outs, strict=True)]
     return [got.view(out.dtype).reshape(out.shape) for got, out in shapes]
 

@@ -31,7 +31,7 @@ WALK = (
     ("formats",),
     ("hierarchies",),
     ("metadata", "transformer", "source"),
-    ("rolling.watch", "fetching", "devices.direct"),
+    ("rolling.watch", "fetching", "devices.choice", "devices.direct"),
     ("placing", "devices.landing"),
     ("fused", "devices.fetching"),
     ("reading", "devices.sink"),

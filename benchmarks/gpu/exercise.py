@@ -23,7 +23,7 @@ from benchmarks.gpu.replay import Recorder
 from gpushard.devices.base import Device
 from gpushard.devices.kernels import load_kernel_sources
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import read_to_device
+from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.options import Options
 from gpushard.report import Tally
 from gpushard.selecting import expressions
@@ -154,7 +154,7 @@ def read(
         outputs.append(
             DeviceOutput(buffers[-1].address, selection.shape, strides, dtype)
         )
-    job = read_to_device(a.source, wanted, outputs, device, tally=Tally())
+    job = read_to_device(DeviceRead(a.source, wanted, outputs, device, Tally()))
     if job.tally.counts.get("n_refused_inner_chunks"):
         sys.stderr.write(f"refused: {job.tally.counts}\n")
     for selection, output, want in zip(

@@ -13,7 +13,7 @@ from benchmarks.gpu.gpu import rate
 from gpushard import Options, open_array
 from gpushard.devices.base import Device, StreamDecoder
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import read_to_device
+from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.devices.sink import MAX_ROWS
 from gpushard.report import Tally
 from gpushard.selecting.selection import whole
@@ -166,7 +166,9 @@ def _replay(run: Run, name: str, layout: Layout) -> None:
     strides = (layout.shape[1] * a.dtype.itemsize, a.dtype.itemsize)
     output = DeviceOutput(buffer.address, layout.shape, strides, a.dtype)
     # The job keeps the memory of the batch.
-    job = read_to_device(a.source, [whole(a.shape)], [output], device, tally=Tally())
+    job = read_to_device(
+        DeviceRead(a.source, [whole(a.shape)], [output], device, Tally())
+    )
     calls = _of_the_batch(recorder.calls)
     stream = device.create_stream()
     found = [

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpushard.devices.base import Device
+from gpushard.devices.choice import placements
 from gpushard.devices.placement import has_decoder
-from gpushard.devices.reading import placements
 from gpushard.errors import GpushardError
 from gpushard.formats.codec_names import KNOWN, SHARDING, Kind, kind_of
 from gpushard.metadata import parse_array

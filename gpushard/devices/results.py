@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from gpushard.devices.base import Device, Stream
+from gpushard.devices.choice import room_nbytes
 from gpushard.devices.gathering import contiguous_strides
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import read_to_device, room_nbytes
+from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.errors import SelectionError
 from gpushard.placing.scatter import check_cast
 from gpushard.reading.results import ReadRequest
@@ -60,13 +60,15 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
     if not any(prod(output.shape) for output in outputs):
         # Nothing would wait for what a sink queues when it is made.
         return results
-    read = partial(
-        read_to_device,
-        device=device,
-        entries=[device.record(stream) for stream in sorted(streams)],
-        tally=request.tally or Tally(),
-        damage=request.damage,
-    )
+    entries = [device.record(stream) for stream in sorted(streams)]
+    tally = request.tally or Tally()
+
+    def read(
+        part: Source, selections: Sequence[Selection], outputs: Sequence[Any]
+    ) -> None:
+        what = part, selections, outputs, device
+        read_to_device(DeviceRead(*what, tally, entries, request.damage))
+
     read_in_rounds(
         source, request.selections, outputs, _with_room(source, device, read)
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -182,17 +181,17 @@ class DevicePlace:
         outs: Sequence[DeviceOutput],
         entries: Sequence[Event],
     ) -> list[Job]:
-        from gpushard.devices.reading import device_job
+        from gpushard.devices.reading import DeviceRead, device_job
 
-        how = {"device": self._device, "tally": field.tally, "entries": entries}
-        job = partial(device_job, n_sharing=self._n_sharing, **how)
+        how = self._device, field.tally, entries
         if not isinstance(field.array, ConcatArray):
-            made = [job(field.array.source, selections, outs)]
+            reads = [DeviceRead(field.array.source, selections, outs, *how)]
         else:
-            made = [
-                job(array.source, mine, [outs[i] for i in which])
+            reads = [
+                DeviceRead(array.source, mine, [outs[i] for i in which], *how)
                 for array, mine, which in field.array.shares(selections)
             ]
+        made = [device_job(read, self._n_sharing) for read in reads]
         jobs = [one for one in made if one is not None]
         field.count(jobs)
         return jobs
@@ -206,7 +205,7 @@ class DevicePlace:
 
 def takes(field: Field) -> bool:
     """Whether kernels read an array to where its samples lie."""
-    from gpushard.devices.reading import kernels_scatter
+    from gpushard.devices.choice import kernels_scatter
     from gpushard.devices.scattering.transfer import Affine
 
     factors = field.conversion.factors

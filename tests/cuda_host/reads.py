@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import gpushard
 from gpushard.devices import sink
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import read_to_device
+from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.fetching.job import Job
 from gpushard.report import Tally
 from gpushard.selecting.selection import Selection
@@ -43,7 +43,7 @@ def read_on_device(
         source = replace(
             array.source, options=array.source.options.but(placement=placement)
         )
-        job = read_to_device(source, selections, outputs, device, tally=Tally())
+        job = read_to_device(DeviceRead(source, selections, outputs, device, Tally()))
     results = [
         buffer.read().view(wanted).reshape(out.shape)
         for buffer, out in zip(buffers, outs, strict=True)

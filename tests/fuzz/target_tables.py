@@ -23,7 +23,7 @@ from fuzz.shard_cases import OneObject
 from fuzz.target_device import KEYS, PLAIN, agreed, arrays, outcome
 from gpushard.devices.landing import SlotLanding
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import read_to_device
+from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.errors import CorruptShardError
 from gpushard.report import Tally
 from gpushard.selecting import expressions
@@ -126,7 +126,7 @@ def _on_heap(a: Any, key: Any, seed: int) -> Any:
 
     try:
         with mock.patch.object(SlotLanding, "bring", bring):
-            read_to_device(a.source, [selection], [output], device, tally=Tally())
+            read_to_device(DeviceRead(a.source, [selection], [output], device, Tally()))
     except CorruptShardError as error:
         return error
     assert device.standin.complaints == []

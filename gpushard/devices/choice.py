@@ -1,0 +1,111 @@
+"""What a device does to the inner chunks of an array, and why not more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpushard.devices.base import Device
+from gpushard.devices.chain import (
+    COMPRESSED,
+    DeviceChain,
+    Step,
+    compile_device_chain,
+    host_chain,
+)
+from gpushard.devices.scattering.transfer import Affine, plan_transfer
+from gpushard.errors import UnsupportedError
+from gpushard.options import GIB
+from gpushard.report import CodecPlacement, Tally
+from gpushard.source import Source
+
+# What a read may hold of the memory that is free, if nobody says how much: room for two
+# batches of 4,096 inner chunks of 64 KiB, with what zstd takes beside them.
+_FREE_SHARE, _LARGEST_ROOM_NBYTES = 8, 4 * GIB
+
+
+def choose_chain(source: Source) -> tuple[DeviceChain | None, str]:
+    """What a device does to the inner chunks of an array, and why not more.
+
+    Returns
+    -------
+    chain
+        None if the device cannot even scatter them: then the host reads the array.
+    why
+        Why the host decodes; empty if the device does.
+    """
+    shape = source.chunk_shape
+    try:
+        return compile_device_chain(source.layout, shape), ""
+    except UnsupportedError as error:
+        why = error.what if error.codec is None else f"{error.codec}: {error.what}"
+    dtype = source.layout.dtype
+    if shape is None or dtype.hasobject or dtype.kind == "T" or not dtype.itemsize:
+        return None, why
+    return host_chain(source.layout, shape), why
+
+
+def placements(
+    source: Source, device: Device, tally: Tally
+) -> tuple[CodecPlacement, ...]:
+    """Which codec of an array was decoded where, in decoding order.
+
+    Parameters
+    ----------
+    tally
+        Of the read that is told about.
+    """
+    chain, why = choose_chain(source)
+    if not why and not tally.counts.get("n_decoded_on_device"):
+        n_on_host = tally.counts.get("n_decoded_on_host")
+        why = "by the option placement, or its estimates" if n_on_host else ""
+    on_host = source.pipeline.placements()
+    if chain is None or why:
+        return tuple(CodecPlacement(p.codec, "host", p.library, why) for p in on_host)
+    steps = list(chain.steps)
+    found: list[CodecPlacement] = []
+    for p in on_host:
+        if steps and steps[0].codec == p.codec:
+            found.append(_on_device(steps.pop(0), device))
+        else:
+            why = "strides and flags of one kernel"
+            if p.codec == "numcodecs.bitround":
+                why = "rounded numbers are numbers: there is nothing to undo"
+            found.append(CodecPlacement(p.codec, "scatter", "gpushard", why))
+    return tuple(found)
+
+
+def kernels_scatter(
+    source: Source, dtype: np.dtype[Any], affine: Affine | None = None
+) -> bool:
+    """Whether kernels put an array's elements into outputs of `dtype`."""
+    chain, _ = choose_chain(source)
+    if chain is None:
+        return False
+    try:
+        plan_transfer(chain.dtype, dtype, is_swapped=chain.is_swapped, affine=affine)
+    except UnsupportedError:
+        return False
+    return True
+
+
+def room_nbytes(source: Source, device: Device, n_sharing: int = 1) -> int:
+    """What batches of an array may hold, so that they keep a device busy.
+
+    A GPU is busy with thousands of streams, of which a host's default has room for few.
+    Whoever lowers or raises the limit is heeded.
+    """
+    limit = source.options.memory_limit
+    chain, why = choose_chain(source)
+    decodes = chain is not None and not why and chain.steps
+    if not decodes or not source.options.is_left_open:
+        return limit
+    share = min(device.free_nbytes() // _FREE_SHARE, _LARGEST_ROOM_NBYTES)
+    return max(share // n_sharing, limit)
+
+
+def _on_device(step: Step, device: Device) -> CodecPlacement:
+    is_decoded = step.kind in COMPRESSED
+    library = device.decoder.label if is_decoded else "gpushard"
+    return CodecPlacement(step.codec, "device", library, device.label)
