@@ -83,7 +83,7 @@ def test_every_selection_gives_what_zarrs_own_pipeline_gives(kind, data):
 
 
 def test_all_shards_of_a_read_are_one_batch(a, monkeypatch):
-    from gpushard.integrations import zarr as door
+    from gpushard.integrations.zarr import reading as door
 
     calls = []
     read = door.read_on_host
@@ -329,7 +329,7 @@ def test_fields_of_both_byte_orders_are_read_as_zarr_reads_them():
 
 
 def test_what_gpushard_takes_for_malformed_and_zarr_opens_is_left_to_zarr(monkeypatch):
-    from gpushard.integrations import zarr as door
+    from gpushard.integrations.zarr import arrays as door
 
     def refuse(*_):
         raise gpushard.MetadataError("pickles are never read")
@@ -354,7 +354,7 @@ def test_arrays_on_a_device_are_written_by_the_device(a, monkeypatch):
     from cuda_host.device import EmulatedDevice
     from cuda_host.launch import Kernels
     from cuda_host.standin import load_standin
-    from gpushard.integrations import zarr as door
+    from gpushard.integrations.zarr import reading as door
 
     device = EmulatedDevice(Kernels(), load_standin())
     asked = []

@@ -85,7 +85,6 @@ IMPURE_STDLIB = {
 DOORS = {
     "numpy": set(RANK),
     "zarr": {"metadata", "formats", "stores", "cli", "integrations.zarr"}
-    | {"integrations.zarr_stores"}
     | {"codecs.zarr_codec", "codecs.zarr_encoder", "codecs.zarr_objects"},
     "dask": {"integrations.dask"},
     "xarray": {"integrations.xarray", "integrations.xarray_arrays"},

@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import gpushard
-from gpushard.integrations import zarr_batch, zarr_lists
+from gpushard.integrations.zarr import batch, lists
 from gpushard.options import KIB, MIB
 from test_expressions import crossed
 
@@ -95,8 +95,8 @@ def test_blocks_of_what_zarr_lists_give_all_of_it(kind, n_block, tmp_path, monke
         tmp_path, shape=values.shape, dtype="i4", shards=(20, 20), chunks=(5, 5)
     )
     made[...] = values
-    monkeypatch.setattr(zarr_batch, "KEPT_ELEMENTS", 3)
-    monkeypatch.setattr(zarr_lists, "BLOCK_ELEMENTS", n_block)
+    monkeypatch.setattr(batch, "KEPT_ELEMENTS", 3)
+    monkeypatch.setattr(lists, "BLOCK_ELEMENTS", n_block)
     rng = np.random.default_rng(n_block)
     rows, columns = rng.integers(0, 40, 50), rng.integers(0, 30, 50)
     keys: list[Any] = [(rows, columns), (np.sort(rows), columns)]
@@ -113,9 +113,9 @@ def test_blocks_of_what_zarr_lists_give_all_of_it(kind, n_block, tmp_path, monke
 
 def test_a_mask_that_is_changed_while_it_is_read_is_an_error():
     mask = np.ones(10, bool)
-    lists = zarr_lists.ChunkLists([zarr_lists.Taken((0,), (mask,), range(10))])
-    assert lists.overlaps(mask)
-    assert not lists.overlaps(np.empty(3))
+    taken = lists.ChunkLists([lists.Taken((0,), (mask,), range(10))])
+    assert taken.overlaps(mask)
+    assert not taken.overlaps(np.empty(3))
     mask[3] = False
     with pytest.raises(gpushard.SelectionError, match="changed"):
-        lists.block(0)
+        taken.block(0)

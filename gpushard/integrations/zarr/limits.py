@@ -3,40 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpushard.options import DEFAULT, LIMITS, Options, limit_in_words
 
-if TYPE_CHECKING:
-    from gpushard.errors import UnsupportedError
-    from gpushard.layout import ArrayLayout
-    from gpushard.source import Source
-
 Setting = Callable[[str, None], Any]
 """Gives what is set under a name, or its default."""
-
-
-@dataclass(slots=True)
-class Prepared:
-    """What is ready for the next reads under the limits of zarr's configuration.
-
-    Attributes
-    ----------
-    limits
-        They, as they were set.
-    options
-        The same, checked.
-    layout
-        The array's, its path yet unknown, or why there is none.
-    sources
-        Path of the array in its store -> source.
-    """
-
-    limits: tuple[Any, ...]
-    options: Options
-    layout: ArrayLayout | UnsupportedError
-    sources: dict[str, Source] = field(default_factory=dict[str, "Source"])
 
 
 def configured_limits(setting: Setting) -> tuple[Any, ...]:

@@ -1,0 +1,167 @@
+"""The array that a pipeline of zarr's is made for, as gpushard reads it.
+
+zarr tells a pipeline the metadata and the store; where in the store the array lies only
+the keys of chunks say, which come with each read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from zarr import config
+from zarr.storage import StorePath
+
+from gpushard.errors import LimitError, MetadataError, UnsupportedError
+from gpushard.integrations.zarr.limits import configured_limits, options_of
+from gpushard.integrations.zarr.pieces import Entry
+from gpushard.integrations.zarr.stores import reader_of
+from gpushard.layout import ChunkKeys
+from gpushard.metadata import parse_array
+from gpushard.options import Options
+from gpushard.source import Source
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store as ZarrAbstractStore
+    from zarr.core.array_spec import ArraySpec
+
+    from gpushard.layout import ArrayLayout
+
+    Batch = Sequence[tuple[Any, ArraySpec, Any, Any, bool]]
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """What is ready for the next reads under the limits of zarr's configuration.
+
+    Attributes
+    ----------
+    limits
+        They, as they were set.
+    options
+        The same, checked.
+    layout
+        The array's, its path yet unknown, or why there is none.
+    sources
+        Path of the array in its store -> source.
+    """
+
+    limits: tuple[Any, ...]
+    options: Options
+    layout: ArrayLayout | UnsupportedError
+    sources: dict[str, Source] = field(default_factory=dict[str, Source])
+
+
+class PipelineArray:
+    """The array with `metadata` in `store`, parsed when it is first read."""
+
+    def __init__(self, metadata: Any, store: ZarrAbstractStore) -> None:
+        self._metadata = metadata
+        self._store = store
+        self._prepared: _Prepared | None = None
+
+    def wanted(self, batch: Batch) -> tuple[Source, list[Entry]]:
+        """The array as a batch finds it, and what the batch wants of its chunks.
+
+        Raises
+        ------
+        LimitError
+            The array asks for more than the limits allow.
+        UnsupportedError
+            gpushard does not read the array, or the batch is of no one array.
+        """
+        prepared = self._under_the_limits()
+        layout = prepared.layout
+        if isinstance(layout, UnsupportedError):
+            raise layout.with_traceback(None)
+        keys = [_key_of(getter, self._store) for getter, *_ in batch]
+        path, _ = split_key(keys[0], layout.keys, layout.ndim)
+        source = prepared.sources.get(path)
+        if source is None:
+            store = reader_of(self._store)
+            layout = replace(layout, path=path)
+            source = Source.prepare(layout, store, prepared.options)
+            prepared.sources[path] = source
+        entries: list[Entry] = []
+        for key, (_, _, chunk_selection, out_selection, *_) in zip(
+            keys, batch, strict=True
+        ):
+            place, coordinate = split_key(key, layout.keys, layout.ndim)
+            if place != path:
+                raise UnsupportedError("this read is of several arrays", got=place)
+            entries.append(Entry(coordinate, chunk_selection, out_selection))
+        return source, entries
+
+    def forget(self) -> None:
+        """Let go of what is known of shards, because they may be replaced."""
+        if self._prepared is not None:
+            self._prepared.sources.clear()
+
+    def _under_the_limits(self) -> _Prepared:
+        """What was prepared; anew where zarr's configuration has other limits now."""
+        limits = configured_limits(config.get)
+        prepared = self._prepared
+        if prepared is None or prepared.limits != limits:
+            options = options_of(limits)
+            layout = _layout_of(self._metadata, options)
+            prepared = self._prepared = _Prepared(limits, options, layout)
+        return prepared
+
+
+def split_key(key: str, keys: ChunkKeys, ndim: int) -> tuple[str, tuple[int, ...]]:
+    """Path of the array and coordinate of the chunk that a store's `key` is made of.
+
+    Raises
+    ------
+    UnsupportedError
+        The key is none of a chunk.
+    """
+    n_parts = ndim + 1 if keys.kind == "default" else max(ndim, 1)
+    parts = key.split("/")
+    if keys.separator == "/":
+        path, name = parts[:-n_parts], parts[-n_parts:]
+    else:
+        path, name = parts[:-1], parts[-1].split(".")
+    numbers = name[len(name) - ndim :]
+    if len(numbers) == ndim and all(number.isdecimal() for number in numbers):
+        coordinate = tuple(map(int, numbers))
+        prefix = "/".join(path)
+        if key == (f"{prefix}/" if prefix else "") + keys.key(coordinate):
+            return prefix, coordinate
+    raise UnsupportedError("zarr asks for an object that is no chunk", got=repr(key))
+
+
+def _key_of(getter: Any, store: ZarrAbstractStore) -> str:
+    if type(getter) is not StorePath or getter.store is not store:
+        raise UnsupportedError(
+            "chunks are read through something other than the array's store",
+            got=type(getter).__name__,
+        )
+    return getter.path
+
+
+def _layout_of(metadata: Any, options: Options) -> ArrayLayout | UnsupportedError:
+    """Layout of an array, its path yet unknown, or why there is none.
+
+    Raises
+    ------
+    LimitError
+        It asks for more than the options allow.
+    """
+    # Tuples become lists. Attributes can be large, and what gpushard reads from those
+    # of Zarr v2 (rolled arrays) means nothing to zarr.
+    document = json.loads(json.dumps({**metadata.to_dict(), "attributes": {}}))
+    try:
+        return parse_array(document, "", options)
+    except LimitError:
+        raise
+    except UnsupportedError as error:
+        return error
+    except MetadataError as error:
+        # zarr has opened the array: whether to read it after all, such as pickled
+        # objects, is for zarr to say.
+        return UnsupportedError(
+            error.what, codec=error.codec, json_path=error.json_path, got=error.got
+        )

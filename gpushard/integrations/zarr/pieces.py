@@ -1,0 +1,151 @@
+"""An entry of zarr's batch -> what its chunk gives along each axis of the array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpushard.errors import UnsupportedError
+from gpushard.integrations.zarr.lists import Elements, as_array, count_of
+from gpushard.layout import GridAxis
+from gpushard.selecting.selection import Ints
+
+
+class Entry(NamedTuple):
+    """What is wanted of one chunk (of one shard, where the array has shards).
+
+    Attributes
+    ----------
+    coordinate
+        The chunk's in the chunk grid.
+    chunk_selection, out_selection
+        NumPy index of the wanted elements in the chunk, and in the output.
+    """
+
+    coordinate: tuple[int, ...]
+    chunk_selection: Any
+    out_selection: Any
+
+
+class Piece(NamedTuple):
+    """What one chunk gives along one axis."""
+
+    elements: Elements
+    out: range | Ints | None  # None: the output does not have the axis
+
+
+def pieces_of(
+    entry: Entry,
+    axes: Sequence[GridAxis],
+    out_shape: tuple[int, ...],
+    drop_axes: Sequence[int],
+) -> list[Piece]:
+    """What one entry wants along each axis.
+
+    Parameters
+    ----------
+    axes
+        The chunk grid.
+    out_shape, drop_axes
+        As of `selection_of`.
+
+    Raises
+    ------
+    UnsupportedError
+        Its indexes are none that zarr is known to make.
+    """
+    selectors = as_tuple(entry.chunk_selection)
+    if len(selectors) != len(axes):
+        raise unusual("the index of a chunk has another number of axes")
+    is_kept = [
+        not (isinstance(s, int | np.integer) or d in drop_axes)
+        for d, s in enumerate(selectors)
+    ]
+    out_selectors = as_tuple(entry.out_selection)
+    if not len(out_selectors) == sum(is_kept) == len(out_shape):
+        raise unusual("the index of the output has another number of axes")
+    outs = iter(zip(out_selectors, out_shape, strict=True))
+    pieces: list[Piece] = []
+    for d, (axis, at) in enumerate(zip(axes, entry.coordinate, strict=True)):
+        elements = elements_of(selectors[d], cell_length(axis, at))
+        out = places_of(*next(outs)) if is_kept[d] else None
+        if count_of(elements) != (1 if out is None else len(out)):
+            raise unusual("input and output of a chunk differ in length")
+        pieces.append(Piece(elements, out))
+    return pieces
+
+
+def as_tuple(selection: Any) -> tuple[Any, ...]:
+    """The selectors of a NumPy index, one an axis."""
+    return selection if isinstance(selection, tuple) else (selection,)
+
+
+def cell_length(axis: GridAxis, at: int) -> int:
+    """Length of a cell; that of a regular axis goes on beyond the array's end."""
+    if axis.boundaries is not None and at >= axis.n_cells:
+        raise grown_irregularly()
+    return int(axis.length_of(at))
+
+
+def elements_of(selector: Any, length: int) -> Elements:
+    """Elements of an axis of `length` that one selector of a NumPy index takes."""
+    if isinstance(selector, slice):
+        return range(*selector.indices(length))
+    array = np.asarray(selector)
+    if array.ndim == 0 and array.dtype.kind in "iu":
+        return range(int(array), int(array) + 1)
+    if array.size != max(array.shape, default=1):
+        raise unusual("an axis has an index of several dimensions")
+    if array.dtype == bool:
+        return array.reshape(-1)
+    if array.dtype.kind not in "iu":
+        raise unusual(f"an index is of data type {array.dtype}")
+    elements = array.reshape(-1).astype(np.int64, copy=False)
+    if elements.size and not 0 <= elements.min() <= elements.max() < length:
+        raise unusual("an index is out of bounds")
+    return elements
+
+
+def places_of(selector: Any, length: int) -> range | Ints:
+    """As `elements_of`, of the output."""
+    elements = elements_of(selector, length)
+    return elements if isinstance(elements, range) else as_array(elements)
+
+
+def is_of_points(entry: Entry, ndim: int) -> bool:
+    """Whether NumPy takes the index of a chunk for a list of points."""
+    selectors = entry.chunk_selection
+    return (
+        isinstance(selectors, tuple)
+        and len(selectors) == ndim
+        and all(isinstance(s, np.ndarray) and s.ndim == 1 for s in selectors)
+    )
+
+
+def is_same(one: Piece, other: Piece) -> bool:
+    """Whether two pieces are equal; zarr makes most of the same objects."""
+    return all(
+        a is b or (a is not None and b is not None and _equal(a, b))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _equal(one: Elements, other: Elements) -> bool:
+    if isinstance(one, range) or isinstance(other, range) or one.dtype != other.dtype:
+        return np.array_equal(as_array(one), as_array(other))
+    return np.array_equal(one, other)
+
+
+def grown_irregularly() -> UnsupportedError:
+    """Error for chunks that zarr has appended to a grid, and are not known."""
+    return UnsupportedError(
+        "a rectilinear axis has grown since the array was opened",
+        hint="open the array again",
+    )
+
+
+def unusual(what: str) -> UnsupportedError:
+    """Error for a read that zarr has not been seen to make."""
+    return UnsupportedError(f"this read is of an unknown kind: {what}")
