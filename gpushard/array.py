@@ -20,7 +20,7 @@ from gpushard.options import DEFAULT, Options
 from gpushard.placing.outputs import many, parsed_dtype
 from gpushard.reading.results import ReadRequest, read_on_host
 from gpushard.report import CodecPlacement, ReadReport, Tally
-from gpushard.rolling.watch import watched
+from gpushard.rolling.watch import watched_source
 from gpushard.selecting import expressions
 from gpushard.selecting.indexer import Indexer, as_numpy_would
 from gpushard.selecting.selection import Wanted, n_elements
@@ -87,7 +87,7 @@ def open_array(
     opened, place = resolve(store, path, options, storage_options)
     with naming(opened, place):
         layout = load_array(opened, place, options)
-        source = Source.prepare(layout, watched(opened, layout, options), options)
+        source = watched_source(layout, opened, options)
         return Array(source, *find_device_for(device, layout.dtype))
 
 

@@ -21,8 +21,7 @@ from gpushard.hierarchies.documents import GroupDocument, join
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import group_below, load_array, load_group, parse_array
 from gpushard.options import DEFAULT, Options
-from gpushard.rolling.watch import watched
-from gpushard.source import Source
+from gpushard.rolling.watch import watched_source
 from gpushard.stores.base import Store
 from gpushard.stores.resolve import resolve
 
@@ -133,8 +132,7 @@ class Group(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         with naming(self._store, self._join(name)):
             layout = self._layout(name)
-            store = watched(self._store, layout, self._options)
-            source = Source.prepare(layout, store, self._options)
+            source = watched_source(layout, self._store, self._options)
         return Array(source, *find_device_for(self._device, layout.dtype))
 
     def _layout(self, name: str) -> ArrayLayout:

@@ -24,9 +24,8 @@ from gpushard.errors import naming
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
 from gpushard.options import DEFAULT, MIB, Options
-from gpushard.rolling.watch import watched
+from gpushard.rolling.watch import watched_source
 from gpushard.selecting.expressions import basic
-from gpushard.source import Source
 from gpushard.stores.resolve import resolve
 
 # Longer reads go piece by piece: what is in memory stays bounded, and progress shows.
@@ -114,7 +113,7 @@ def run(
         shape, pieces = _pieces(key, layout)
         is_shown = len(pieces) > 1 and sys.stderr.isatty()
         reader = _Reader(
-            Array(Source.prepare(layout, watched(store, layout, options), options)),
+            Array(watched_source(layout, store, options)),
             pieces,
             Reference(store, path) if verify else None,
             shows_progress=is_shown if progress is None else progress,

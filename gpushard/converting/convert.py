@@ -30,7 +30,7 @@ from gpushard.fetching.index_room import least_limit
 from gpushard.hierarchies.documents import join
 from gpushard.layout import ArrayLayout
 from gpushard.options import DEFAULT, Options, ReadOptions
-from gpushard.rolling.watch import watched
+from gpushard.rolling.watch import watched_source
 from gpushard.source import Source
 from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
@@ -233,8 +233,8 @@ class _Conversion:
             document=document_fingerprint(blueprint.documents[-1][1]),
             done=np.zeros(blueprint.layout.n_objects, np.bool_),
         )
-        store = watched(self.store, layout, self.options)
-        return _Job(Source.prepare(layout, store, self.options), blueprint, mark)
+        source = watched_source(layout, self.store, self.options)
+        return _Job(source, blueprint, mark)
 
     def run(
         self,

@@ -14,6 +14,7 @@ from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
 from gpushard.options import Options
 from gpushard.rolling.window import Window
+from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched, Store
 from gpushard.stores.local import LocalStore
 
@@ -209,3 +210,8 @@ def watched(store: Store, layout: ArrayLayout, options: Options) -> Store:
     if type(store) is LocalStore:
         return WatchedFiles(store, watch)
     return WatchedStore(store, watch)
+
+
+def watched_source(layout: ArrayLayout, store: Store, options: Options) -> Source:
+    """An array ready to be read; if it rolls, its store is a `watched` one."""
+    return Source.prepare(layout, watched(store, layout, options), options)
