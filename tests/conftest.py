@@ -1,14 +1,22 @@
-"""Hypothesis profiles; `./dev test` takes `ci`, `./dev test-oldest` `quick`."""
+"""Hypothesis profiles, and fixtures that several files share.
+
+`./dev test` takes the profile `ci`, `./dev test-oldest` `quick`.
+"""
 
 from __future__ import annotations
 
 import gc
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from gpushard.stores.remote import RemoteStore
+    from range_server import RangeServer
 
 # No deadline: runners share their cores, so a slow example says nothing.
 settings.register_profile(
@@ -25,6 +33,24 @@ settings.register_profile(
 )
 settings.register_profile("quick", parent=settings.get_profile("ci"), max_examples=25)
 settings.load_profile("quick")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RangeServer]:
+    """An HTTP server on loopback that has one object, the one of `stored_object`."""
+    from range_server import RangeServer
+    from stored_object import write_object
+
+    with RangeServer(write_object(tmp_path)) as running:
+        yield running
+
+
+@pytest.fixture
+def store(server: RangeServer) -> RemoteStore:
+    """The store behind that server."""
+    from gpushard.stores.remote_url import open_url
+
+    return open_url(server.url, {})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

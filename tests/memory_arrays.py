@@ -42,6 +42,13 @@ def entries_of(sizes: list[int], start: int = 0) -> bytes:
     return np.stack([ends - sizes, sizes], 1).astype("<u8").tobytes()
 
 
+def described(place: Path, length: int, cell: int, *codecs: Any) -> int:
+    """Put the document of an array of `length` bytes in cells; gives its length."""
+    put(place, document((length,), (cell,), *codecs))
+    (place / "c").mkdir()
+    return length
+
+
 def chunks_of(
     n: int,
     codecs: list[Any],
@@ -55,14 +62,13 @@ def chunks_of(
         data = encode(some(n))
         k = max(3, -(-total // (n * n_shards)))
         shard = sharding((n,), codecs=[LITTLE, *codecs], **INDEXED)
-        put(place, document((n_shards * k * n,), (k * n,), shard))
-        (place / "c").mkdir()
+        length = described(place, n_shards * k * n, k * n, shard)
         for s in range(n_shards):
             with (place / "c" / str(s)).open("wb") as file:
                 for _ in range(k):
                     file.write(data)
                 file.write(entries_of([len(data)] * k))
-        return n_shards * k * n
+        return length
 
     return make
 
@@ -73,11 +79,10 @@ def objects_of(n: int, codecs: list[Any], encode: Callable[[bytes], bytes]) -> P
     def make(place: Path) -> int:
         data = encode(some(n))
         k = max(3, -(-TOTAL // n))
-        put(place, document((k * n,), (n,), LITTLE, *codecs))
-        (place / "c").mkdir()
+        length = described(place, k * n, n, LITTLE, *codecs)
         for i in range(k):
             (place / "c" / str(i)).write_bytes(data)
-        return k * n
+        return length
 
     return make
 
@@ -102,14 +107,13 @@ def nested(n: int, per_shard: int, n_shards: int = 1) -> Put:
         one = some(n) + entries_of([n // 8] * 8)
         inner = sharding((n // 8,), **INDEXED)
         outer = sharding((n,), codecs=[inner], **INDEXED)
-        put(place, document((n_shards * per_shard * n,), (per_shard * n,), outer))
-        (place / "c").mkdir()
+        length = described(place, n_shards * per_shard * n, per_shard * n, outer)
         for s in range(n_shards):
             with (place / "c" / str(s)).open("wb") as file:
                 for _ in range(per_shard):
                     file.write(one)
                 file.write(entries_of([len(one)] * per_shard))
-        return n_shards * per_shard * n
+        return length
 
     return make
 
@@ -120,12 +124,11 @@ def shared(n: int, per_shard: int, n_shards: int, codecs: list[Any]) -> Put:
     def make(place: Path) -> int:
         data = zstd(some(n)) if codecs else some(n)
         shard = sharding((n,), codecs=[LITTLE, *codecs], **INDEXED)
-        put(place, document((n_shards * per_shard * n,), (per_shard * n,), shard))
-        (place / "c").mkdir()
+        length = described(place, n_shards * per_shard * n, per_shard * n, shard)
         entries = np.tile(np.array([[0, len(data)]], "<u8"), (per_shard, 1))
         for s in range(n_shards):
             (place / "c" / str(s)).write_bytes(data + entries.tobytes())
-        return n_shards * per_shard * n
+        return length
 
     return make
 
@@ -135,8 +138,7 @@ def claiming(n: int, claimed: int, k: int, n_objects: int = 1) -> Put:
 
     def make(place: Path) -> int:
         shard = sharding((n,), codecs=[LITTLE, ZSTD], **INDEXED)
-        put(place, document((n_objects * k * n,), (k * n,), shard))
-        (place / "c").mkdir()
+        length = described(place, n_objects * k * n, k * n, shard)
         data = zstd(some(n))
         # The first is honest, so that the array is not refused as a whole.
         starts = [0, *[(2 * n + MIB) * (i + 1) for i in range(k - 1)]]
@@ -148,7 +150,7 @@ def claiming(n: int, claimed: int, k: int, n_objects: int = 1) -> Put:
                 file.truncate((2 * n + MIB) * (k + 1))
                 file.seek(0, 2)
                 file.write(entries)
-        return n_objects * k * n
+        return length
 
     return make
 
@@ -159,12 +161,11 @@ def sparse(n: int, nbytes: int, k: int, *codecs: Any, is_sharded: bool) -> Put:
     def make(place: Path) -> int:
         inner = sharding((n // 16,), codecs=[LITTLE, ZSTD], **INDEXED)
         chain = [inner, *codecs] if is_sharded else [LITTLE, *codecs]
-        put(place, document((k * n,), (n,), *chain))
-        (place / "c").mkdir()
+        length = described(place, k * n, n, *chain)
         for i in range(k):
             with (place / "c" / str(i)).open("wb") as file:
                 file.truncate(nbytes)
-        return k * n
+        return length
 
     return make
 

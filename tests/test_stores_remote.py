@@ -6,7 +6,7 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
@@ -20,22 +20,11 @@ from gpushard.stores.base import ByteRequest, lasts
 from gpushard.stores.remote import RemoteStore
 from gpushard.stores.remote_url import open_url
 from range_server import RangeServer
-from stored_object import BODY, RANGES, read_one, replace_file, write_object
+from stored_object import BODY, RANGES, read_one, replace_file
 
 obstore = pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
 pytestmark = pytest.mark.network
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RangeServer]:
-    with RangeServer(write_object(tmp_path)) as running:
-        yield running
-
-
-@pytest.fixture
-def store(server: RangeServer) -> RemoteStore:
-    return open_url(server.url, {})
 
 
 def replace_object(server: RangeServer, body: bytes) -> None:

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.stores.remote import RemoteStore
-from gpushard.stores.remote_url import open_url
-from range_server import RangeServer
-from stored_object import BODY, read_one, write_object
+from stored_object import BODY, read_one
+
+if TYPE_CHECKING:
+    from range_server import RangeServer
 
 pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
 pytestmark = pytest.mark.network
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RangeServer]:
-    with RangeServer(write_object(tmp_path)) as running:
-        yield running
-
-
-@pytest.fixture
-def store(server: RangeServer) -> RemoteStore:
-    return open_url(server.url, {})
 
 
 @pytest.mark.parametrize("etags", ["weak", None])
