@@ -23,6 +23,7 @@ from gpushard.devices.scattering.joining import Grouping
 from gpushard.devices.scattering.launch import Addresses, ScatterBatch
 from gpushard.devices.scattering.targets import PlacedTarget
 from gpushard.devices.slabs import TablePage
+from gpushard.devices.streams import RowStreams
 from gpushard.devices.structs import BYTE_SHUFFLED, FAST_DIVISOR, fast_divisor
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
@@ -182,7 +183,8 @@ def decode_and_scatter(
         address + status_at,
         address + scratch_at,
     )
-    decoder = Decoder(lane, tables, True, tables.src, tables.src_nbytes)
+    streams = RowStreams(lane, tables)
+    decoder = Decoder(streams, tables.src, tables.src_nbytes)
     for index, step in enumerate(chain.steps):
         decoder.run(step, index)
     for scatter in scatters:
