@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpushard.array import Array, open_array
     from gpushard.concatenation import ConcatArray, concat
-    from gpushard.converting.convert import ConversionReport, convert
+    from gpushard.converting.conversion import ConversionReport
+    from gpushard.converting.convert import convert
     from gpushard.errors import (
         ChecksumError,
         CorruptShardError,
@@ -54,7 +55,7 @@ _HOMES = {
     "Array": "array",
     "ChecksumError": "errors",
     "CodecPlacement": "report",
-    "ConversionReport": "converting.convert",
+    "ConversionReport": "converting.conversion",
     "ConcatArray": "concatenation",
     "CorruptShardError": "errors",
     "DamageWarning": "errors",

@@ -19,7 +19,7 @@ from cuda_host.device import EmulatedDevice
 from damaged_arrays import emulated
 from device_fetch_cases import MeasuredDevice
 from gpushard import Options
-from gpushard.converting import convert, copying
+from gpushard.converting import conversion, copying
 from gpushard.devices import direct
 from gpushard.devices.compressing import BatchCompressor
 from gpushard.devices.sink import N_LANES
@@ -288,7 +288,7 @@ def test_a_conversion_reads_and_encodes_within_its_budget(tmp_path, monkeypatch)
     limits: list[int] = []
     threads: list[int] = []
     budgets: list[Any] = []
-    read, budget = gpushard.Array.read, convert.budget_for
+    read, budget = gpushard.Array.read, conversion.budget_for
 
     def noted_read(self: Any, *given: Any, **named: Any):
         limits.append(self.source.options.memory_limit)
@@ -305,7 +305,7 @@ def test_a_conversion_reads_and_encodes_within_its_budget(tmp_path, monkeypatch)
 
     monkeypatch.setattr(gpushard.Array, "read", noted_read)
     monkeypatch.setattr(copying, "Encoder", NotedEncoder)
-    monkeypatch.setattr(convert, "budget_for", noted_budget)
+    monkeypatch.setattr(conversion, "budget_for", noted_budget)
     gpushard.convert(
         source, tmp_path / "b", shards=(256 * KIB,), chunks=(64 * KIB,),
         memory_limit=4 * MIB, num_threads=8,

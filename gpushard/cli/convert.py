@@ -20,7 +20,7 @@ from gpushard.cli.output import (
 from gpushard.errors import GpushardError, OptionError
 
 if TYPE_CHECKING:
-    from gpushard.converting.convert import ConversionReport
+    from gpushard.converting.conversion import ConversionReport
 
 _MIB = 1 << 20
 _CODEC_HELP = (

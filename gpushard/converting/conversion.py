@@ -1,0 +1,310 @@
+"""The arrays of a conversion, one after the other, each from where it was left.
+
+A mark beside the destination's documents says which conversion it is and what of it is
+done, until all is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from gpushard.converting.copying import Copy
+from gpushard.converting.kept import TargetArguments, target_blueprint
+from gpushard.converting.mark import (
+    NAME,
+    Mark,
+    document_fingerprint,
+    find_mark,
+    refuse_lasting,
+    source_fingerprint,
+)
+from gpushard.converting.nodes import Nodes, put_group
+from gpushard.converting.progress import Advance, Progress, counted
+from gpushard.converting.tiles import budget_for
+from gpushard.errors import OptionError, naming
+from gpushard.fetching.index_room import least_limit
+from gpushard.hierarchies.documents import join
+from gpushard.layout import ArrayLayout
+from gpushard.options import Options
+from gpushard.rolling.watch import watched_source
+from gpushard.source import Source
+from gpushard.stores.base import Store
+from gpushard.stores.local import LocalStore
+from gpushard.stores.writers import writer_of
+from gpushard.writing.assign import WriteSession
+from gpushard.writing.blueprint import Blueprint, occupied
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedArray:
+    """What became of one array.
+
+    Attributes
+    ----------
+    shards, chunks
+        Shapes of its shards and inner chunks.
+    nbytes
+        Size of its elements.
+    n_shards
+        Shards in its grid.
+    n_written
+        Objects that were written; a shard of nothing but fill value is none.
+    n_resumed
+        Shards that an earlier, interrupted conversion had finished.
+    """
+
+    shards: tuple[int, ...]
+    chunks: tuple[int, ...]
+    nbytes: int
+    n_shards: int
+    n_written: int
+    n_resumed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionReport:
+    """What a conversion did.
+
+    Attributes
+    ----------
+    arrays
+        By path relative to the destination, which is "" for a single array.
+    seconds
+        Time it took, verification included.
+    verified
+        Whether all was read back and compared.
+    """
+
+    arrays: Mapping[str, ConvertedArray]
+    seconds: float
+    verified: bool
+
+
+@dataclass
+class _Job:
+    """One array of a conversion: what is read, what becomes of it, how far that is."""
+
+    source: Source
+    blueprint: Blueprint
+    mark: Mark
+
+    @property
+    def nbytes(self) -> int:
+        layout = self.source.layout
+        return layout.size * layout.dtype.itemsize
+
+    def copy(self, store: Store, options: Options) -> Copy:
+        """The work on its shards."""
+        joins = not isinstance(store, LocalStore)
+        target = Source.prepare(self.blueprint.layout, store, options)
+        budget = budget_for(
+            self.source.layout,
+            self.blueprint.layout,
+            target.options,
+            joins=joins,
+            least_read_nbytes=max(map(_least_read_nbytes, (self.source, target))),
+        )
+        return Copy(self.source, target, self.mark, budget)
+
+
+@dataclass
+class Conversion:
+    """All arrays of one conversion, from one store to another.
+
+    Attributes
+    ----------
+    store
+        Where the arrays are read.
+    to, place
+        Where they go: a store, and the path of the array or the group in it.
+    options
+        How they are read and written.
+    resume, overwrite
+        As of `convert`.
+    """
+
+    store: Store
+    to: Store
+    place: str
+    options: Options
+    resume: bool
+    overwrite: bool
+
+    def run(
+        self,
+        nodes: Nodes,
+        target: TargetArguments,
+        progress: Progress,
+        *,
+        verify: bool,
+    ) -> ConversionReport:
+        """Convert all arrays, and verify them if that was asked for."""
+        started = perf_counter()
+        jobs = self._planned(nodes, target)
+        nbytes = sum(job.nbytes for job in jobs.values())
+        with counted(2 * nbytes if verify else nbytes, progress) as advance:
+            mark = self._mark(nodes, jobs)
+            arrays = self._convert_all(nodes, jobs, mark, advance)
+            for job in jobs.values() if verify else ():
+                job.copy(self.to, self.options).verify(advance)
+            mark.remove()
+        return ConversionReport(arrays, perf_counter() - started, verify)
+
+    def _planned(self, nodes: Nodes, target: TargetArguments) -> dict[str, _Job]:
+        """Work on each array, refused here if it cannot be done."""
+        refuse_lasting(self.to)
+        jobs: dict[str, _Job] = {}
+        for path, layout in nodes.arrays.items():
+            with naming(self.store, layout.path):
+                jobs[path] = self._job(path, layout, target)
+                jobs[path].copy(self.to, self.options)
+                WriteSession(
+                    Source.prepare(jobs[path].blueprint.layout, self.to, self.options)
+                )
+        return jobs
+
+    def _job(self, path: str, layout: ArrayLayout, target: TargetArguments) -> _Job:
+        place = join(self.place, path)
+        try:
+            blueprint = target_blueprint(layout, target, place, self.options)
+        except OptionError as error:
+            # What is asked for is wrong, and not the source.
+            error.add_context(store_url=self.to.url, array_path=place)
+            raise
+        mark = Mark(
+            store=self.to,
+            key=join(place, NAME),
+            source=source_fingerprint(self.store, layout),
+            document=document_fingerprint(blueprint.documents[-1][1]),
+            done=np.zeros(blueprint.layout.n_objects, np.bool_),
+        )
+        source = watched_source(layout, self.store, self.options)
+        return _Job(source, blueprint, mark)
+
+    def _mark(self, nodes: Nodes, jobs: dict[str, _Job]) -> Mark:
+        """The mark of all arrays together, which is that of a single one."""
+        if nodes.groups:
+            return _mark_of_all(self.to, self.place, jobs)
+        return jobs[""].mark
+
+    def _convert_all(
+        self, nodes: Nodes, jobs: dict[str, _Job], mark: Mark, advance: Advance
+    ) -> dict[str, ConvertedArray]:
+        """Convert the arrays that are not finished, one after the other."""
+        if not nodes.groups:
+            self._start(jobs[""].blueprint, mark)
+            return {"": self._convert(jobs[""], advance)}
+        self._start(None, mark)
+        for path, attributes in nodes.groups.items():
+            put_group(self.to, join(self.place, path), attributes)
+        converted: dict[str, ConvertedArray] = {}
+        for number, (path, job) in enumerate(jobs.items()):
+            with naming(self.store, job.source.layout.path):
+                if mark.done[number]:
+                    job.mark.done[:] = True
+                else:
+                    self._start(job.blueprint, job.mark)
+                converted[path] = self._convert(job, advance)
+            if not mark.done[number]:
+                mark.done[number] = True
+                mark.write()
+            # Also that of a conversion which was interrupted just here.
+            job.mark.remove()
+        return converted
+
+    def _convert(self, job: _Job, advance: Advance) -> ConvertedArray:
+        copy = job.copy(self.to, self.options)
+        if not job.mark.done.all() and job.mark.is_resumed:
+            job.mark.look_for(copy.key_of)
+        n_resumed = int(job.mark.done.sum())
+        n_written = copy.run(advance)
+        layout = job.blueprint.layout
+        return ConvertedArray(
+            shards=layout.shards or (),
+            chunks=layout.chunks or (),
+            nbytes=job.nbytes,
+            n_shards=len(job.mark.done),
+            n_written=n_written,
+            n_resumed=n_resumed,
+        )
+
+    def _start(self, blueprint: Blueprint | None, mark: Mark) -> None:
+        """Make a place ready: free and marked, or what was left of this conversion.
+
+        Raises
+        ------
+        OptionError
+            It holds something else.
+        """
+        place = mark.key.removesuffix(NAME).rstrip("/")
+        found = find_mark(self.to, place) if self.resume or not self.overwrite else None
+        if found is not None and self.resume and mark.matches(found):
+            self._go_on(blueprint, mark, found)
+            return
+        is_top = place == self.place
+        if self.overwrite and is_top:
+            writer_of(self.to).clear(place)
+        elif found is not None:
+            raise OptionError(
+                "an unfinished conversion lies at the destination, of another source"
+                " or to other shapes or codecs, or of a source written since",
+                hint="repeat the very conversion to finish it, or pass overwrite=True"
+                " and resume=False to delete what is there",
+            )
+        elif not _is_free(self.to, place):
+            raise occupied()
+        mark.write()
+        if blueprint is not None:
+            blueprint.put(self.to)
+
+    def _go_on(
+        self, blueprint: Blueprint | None, mark: Mark, found: dict[str, Any]
+    ) -> None:
+        """Go on where an interrupted conversion was, with the documents it made.
+
+        Raises
+        ------
+        OptionError
+            They were changed since.
+        """
+        mark.take_over(found)
+        if blueprint is None:
+            return
+        key, document = blueprint.documents[-1]
+        there = self.to.get(key)
+        if there is None:
+            blueprint.put(self.to)
+        elif there != document:
+            raise OptionError(
+                "the destination's metadata were changed since its conversion began",
+                hint="pass overwrite=True and resume=False to begin anew",
+            )
+
+
+def _mark_of_all(store: Store, place: str, jobs: Mapping[str, _Job]) -> Mark:
+    """The mark of a group's conversion: which of its arrays are finished."""
+    sources = repr([(path, job.mark.source) for path, job in jobs.items()])
+    documents = repr([job.mark.document for job in jobs.values()])
+    return Mark(
+        store=store,
+        key=join(place, NAME),
+        source=sha256(sources.encode()).hexdigest(),
+        document=sha256(documents.encode()).hexdigest(),
+        done=np.zeros(len(jobs), np.bool_),
+    )
+
+
+def _is_free(store: Store, place: str) -> bool:
+    names = ("zarr.json", ".zarray", ".zgroup")
+    return all(store.get(join(place, name)) is None for name in names)
+
+
+def _least_read_nbytes(source: Source) -> int:
+    """Memory limit with which reads take an array's indexes, and its inner chunks."""
+    return max(least_limit(source), source.work_nbytes + source.whole_nbytes)
