@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from gpushard.damage import DamagePolicy, OnDamage
 from gpushard.devices.find import find_device, find_device_for
-from gpushard.errors import UnsupportedError, naming
+from gpushard.errors import naming
 from gpushard.metadata import DOCUMENTS, load_array
 from gpushard.numpy_like import NumpyLike
 from gpushard.options import DEFAULT, Options
@@ -60,8 +60,8 @@ def open_array(
         Path of the array within the store; "" is its root.
     device
         Where inner chunks are decoded and results lie: "cpu", "cuda", "cuda:1", or a
-        device of `gpushard.devices`. "auto" takes a GPU that can be used and has such
-        arrays, and otherwise the CPU; `Array.explain` tells why.
+        device of `gpushard.devices`. "auto" takes a GPU if there is one that can be
+        used for this data type, and otherwise the CPU; `Array.explain` tells why.
     storage_options
         Settings of a URL's store: credentials, endpoint, ...
     options
@@ -92,10 +92,10 @@ def open_array(
 
 
 class Array(NumpyLike):
-    """A stored array; reading parts of it gives NumPy arrays, or those of a device.
+    """A stored array; reading parts of it gives NumPy arrays, or CuPy arrays on a GPU.
 
-    Made by `open_array` and by groups. Safe to read from several threads. Pickles as
-    an address: the other process opens it anew.
+    Made by `open_array` and by groups. Several threads may read it at once. A pickle
+    holds the array's address and no elements: the other process opens it anew.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class Array(NumpyLike):
     device
         Where it is decoded and results lie; None is the host.
     device_why
-        Why there, where the reader chose.
+        Why that device was chosen, if "auto" chose it.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Array(NumpyLike):
 
     @property
     def block_shape(self) -> tuple[int, ...] | None:
-        """Shape of what is best read as one: a shard, or a chunk; None if they vary."""
+        """Shape of the best unit to read: a shard, or a chunk; None if they vary."""
         return self.shards or self.chunks
 
     @property
@@ -162,7 +162,7 @@ class Array(NumpyLike):
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """The array's attributes; what is changed in them is stored nowhere."""
+        """The array's attributes; changes to them are not stored."""
         return self.source.layout.attributes
 
     @property
@@ -190,7 +190,13 @@ class Array(NumpyLike):
         return Indexer(self.read, lambda key: self._parsed(parse, key), self._write)
 
     def __getitem__(self, key: Any) -> Any:
-        """Elements that `key` selects, by NumPy's rules; see `expressions.basic`."""
+        """Elements that `key` selects, by NumPy's rules for basic indexing.
+
+        Returns
+        -------
+        Array of `dtype`, complete on return and ready on any stream, or a scalar where
+        NumPy would give one. Errors are those of `read`.
+        """
         source = self.source
         with self._named:
             is_parsed = isinstance(key, Wanted)
@@ -200,7 +206,7 @@ class Array(NumpyLike):
         return as_numpy_would(result, chosen)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Write to what `key` selects, as docs/writing.md tells."""
+        """Write `value` where `key` selects; docs/writing.md says what is promised."""
         self._write(self._selection(key), value)
 
     def read(
@@ -239,8 +245,8 @@ class Array(NumpyLike):
 
         Returns
         -------
-        ndarray of the selection's shape, host, or the device's kind of array; `out`
-        itself if it was given.
+        Array of the selection's shape, NumPy's on the host or the device's own kind;
+        `out` itself if it was given.
 
         Raises
         ------
@@ -266,7 +272,7 @@ class Array(NumpyLike):
         errors: OnDamage = "raise",
         memory_limit: int | None = None,
     ) -> list[Any]:
-        """One result a selection, all read in one batch.
+        """Read several selections in one batch; gives a list with one result for each.
 
         An inner chunk that several selections want is fetched and decoded once.
 
@@ -275,9 +281,9 @@ class Array(NumpyLike):
         selections
             Keys as in ``a[key]``.
         out
-            One array a selection, or None; see `read`.
+            One array for each selection, or None; see `read`.
         dtype, stream, errors, memory_limit
-            See `read`.
+            As of `read`, which also says what is raised.
         """
         with self._named:
             keys, outs = many(selections, out)
@@ -286,7 +292,7 @@ class Array(NumpyLike):
         return self._read_over(request, errors, memory_limit) if chosen else []
 
     def explain(self, selection: Any = ...) -> ReadReport:
-        """What reading `selection` takes; the read is done and its result dropped.
+        """Read `selection`, drop the result, and report what the read took.
 
         Parameters
         ----------
@@ -322,14 +328,8 @@ class Array(NumpyLike):
 
     def __reduce__(self) -> tuple[Callable[..., Array], tuple[Any, ...]]:
         source = self.source
-        known = address(source.store)
-        if known is None:
-            with self._named:
-                raise UnsupportedError(
-                    "the array lies in a store that cannot be opened by another"
-                    " process",
-                    hint="open it from a path or a URL",
-                )
+        with self._named:
+            known = address(source.store)
         # An array that rolls has moved on, maybe, when the other process opens it.
         offset = source.layout.keys.offset
         window = (offset, self.shape) if offset else None

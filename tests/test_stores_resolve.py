@@ -267,7 +267,8 @@ def test_every_kind_of_store_with_an_address_comes_back(tmp_path: Path) -> None:
 def test_store_that_cannot_leave_the_process_has_no_address() -> None:
     reason = "obstore is not installed"
     obstores = pytest.importorskip("obstore.store", reason=reason)
-    assert address(resolve(obstores.MemoryStore())[0]) is None
+    with pytest.raises(UnsupportedError, match="opened by another process"):
+        address(resolve(obstores.MemoryStore())[0])
 
 
 def test_local_paths_need_neither_zarr_nor_obstore(group_path: Path) -> None:

@@ -343,14 +343,8 @@ class RollingArray(RollingReader):
             steps.write(window, value, basic(key, window.shape))
 
     def __reduce__(self) -> tuple[Callable[..., RollingArray], tuple[Any, ...]]:
-        known = address(self._store)
-        if known is None:
-            with self._named():
-                raise UnsupportedError(
-                    "the array lies in a store that cannot be opened by another"
-                    " process",
-                    hint="open it from a path or a URL",
-                )
+        with self._named():
+            known = address(self._store)
         return _reopen, (type(self), known, self._path, self.device, self._options)
 
     def _write_at(self, key: Any, value: Any) -> None:

@@ -257,12 +257,21 @@ class StoreAddress:
     pickled: bytes
 
 
-def address(store: Store) -> StoreAddress | None:
-    """Picklable address of `store`, or None if it cannot leave this process."""
+def address(store: Store) -> StoreAddress:
+    """Picklable address of `store`, for another process.
+
+    Raises
+    ------
+    UnsupportedError
+        The store cannot leave this process.
+    """
     try:
         return StoreAddress(store.url, pickle.dumps(store))
-    except (pickle.PicklingError, TypeError, AttributeError):
-        return None
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise UnsupportedError(
+            "the array lies in a store that cannot be opened by another process",
+            hint="open it from a path or a URL",
+        ) from error
 
 
 def from_address(address: StoreAddress) -> Store:
