@@ -84,7 +84,7 @@ def _checked(arrays: Iterable[Any]) -> list[Array]:
     for array in items(arrays, "arrays", "a list of arrays"):
         if isinstance(array, ConcatArray):
             raise UnsupportedError(
-                "concat joins arrays, not what it has joined",
+                "concat does not join arrays that were concatenated before",
                 hint="give it all arrays at once: concat([*joined.arrays, ...])",
             )
         if not isinstance(array, Array):

@@ -176,7 +176,7 @@ class DamagePolicy:
             self.damage = Replaced(self._summary, grid)
         elif errors != "raise":
             raise OptionError(
-                "errors= is no way to treat damage",
+                "errors= is not a way to treat damaged inner chunks",
                 expected="'raise', 'fill' or something to call with each error",
                 got=repr(errors),
             )

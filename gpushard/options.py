@@ -114,7 +114,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 def _impossible(name: str, expected: str, options: Any) -> OptionError:
     return OptionError(
-        f"the write option {name} has no possible value",
+        f"the write option {name} has a value that is not allowed",
         expected=expected,
         got=repr(getattr(options, name)),
     )

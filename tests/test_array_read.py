@@ -147,7 +147,7 @@ def test_read_many_writes_into_your_arrays(a):
     assert first is outs[0]
     assert_same_bits(first, VALUES.astype("f4"))
     assert_same_bits(second, VALUES[4])
-    with pytest.raises(gpushard.SelectionError, match="one array a selection"):
+    with pytest.raises(gpushard.SelectionError, match="one array for each selection"):
         a.read_many([..., ...], out=[None])
 
 

@@ -73,7 +73,7 @@ def _size(text: str) -> int:
     unit = None if found is None else _UNITS.get(found[2])
     if found is None or unit is None:
         raise OptionError(
-            "--limit has no such size",
+            "--limit was given a size that it cannot read",
             expected="such as 4GiB, 512MiB or a number of bytes",
             got=repr(text),
         )

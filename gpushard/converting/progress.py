@@ -25,7 +25,7 @@ def counted(total_nbytes: int, progress: Progress) -> Iterator[Advance]:
             yield advance
     elif not callable(progress):
         raise OptionError(
-            "progress= is nothing that can be called",
+            "progress= cannot be called",
             expected="True, or what takes the bytes done and bytes in all",
             got=repr(progress),
         )

@@ -275,13 +275,13 @@ def _bytes_steps(
             raise _not_for_a_device(spec)
         if size is None and kind is not StepKind.CRC32C:
             raise UnsupportedError(
-                "a codec behind a compressor, whose decoded size nothing tells",
+                "a codec behind a compressor whose decoded size is not known",
                 codec=spec.name,
             )
         step = Step(kind, spec.name, size or 0, _itemsize(spec, itemsize))
         if kind is StepKind.SHUFFLE and step.decoded_nbytes % step.itemsize:
             raise UnsupportedError(
-                "inner chunks that are not whole items", codec=spec.name
+                "inner chunks do not consist of whole items", codec=spec.name
             )
         steps.append(step)
         if kind is StepKind.CRC32C:

@@ -128,7 +128,7 @@ class CudaDevice:
         """
         if self._broken_by:
             raise DeviceError(
-                f"{self.label} cannot be used any more, it failed before",
+                f"{self.label} cannot be used any more because it failed before",
                 got=self._broken_by,
                 hint="start a new process",
             )

@@ -130,7 +130,7 @@ def _variable(
     ]
     if not culprits:
         return MetadataError(
-            "the index codecs give no fixed number of bytes an entry",
+            "the index codecs do not give a fixed number of bytes for each entry",
             json_path=json_path,
             expected=_EXPECTED,
             got=[spec.name for spec in (*chain.array_array, chain.array_bytes)],

@@ -113,7 +113,7 @@ def whole_contents(source: Source, coordinate: Coordinate) -> Contents:
         if unfit is not None:
             return _broken(source, coordinate, Finding.of(unfit, key))
         error = CorruptShardError(
-            "an object is larger than anything that an honest writer makes of it",
+            "a stored object is larger than any encoding of its elements needs",
             expected=f"at most {limit} bytes",
             got=answer.object_nbytes,
         )

@@ -49,7 +49,7 @@ def many(selections: Any, out: Any) -> tuple[list[Any], list[Any]]:
     outs = items(out, "out=", "a list with an array a selection")
     if len(outs) != len(keys):
         raise SelectionError(
-            "out= needs one array a selection", expected=len(keys), got=len(outs)
+            "out= needs one array for each selection", expected=len(keys), got=len(outs)
         )
     return keys, outs
 

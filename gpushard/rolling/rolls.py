@@ -127,7 +127,7 @@ def drop(steps: Steps, n: int, axis: int, *, delete: bool) -> Moved:
         start, end = _sides(now, axis)
         if not 0 <= n <= end - start:
             raise SelectionError(
-                "there are not so many elements to drop",
+                "drop asks for more elements than the window has",
                 expected=f"0 to {end - start} along axis {axis}",
                 got=n,
             )
@@ -193,7 +193,7 @@ def _length(now: Window, values: Any, axis: int) -> int:
     )
     if not fits:
         raise SelectionError(
-            "the values have not the shape of the window",
+            "the values do not have the shape of the window",
             expected=f"({', '.join(map(str, wanted))})",
             got=shape,
         )

@@ -228,7 +228,7 @@ class WriteSession:
         limit = largest_object(source, region.coordinate)
         if nbytes > limit:
             raise CorruptShardError(
-                "an object is larger than an honest writer makes one",
+                "a stored object is larger than any encoding of its elements needs",
                 array_path=source.layout.path,
                 expected=f"at most {limit} bytes",
                 got=f"{nbytes} bytes",
