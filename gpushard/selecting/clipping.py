@@ -1,4 +1,4 @@
-"""Selections of several arrays in a row -> what of them each array serves."""
+"""A selection over concatenated arrays -> the selection of each array."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from gpushard.selecting.selection import (
 
 
 def shares_of(wanted: Wanted, axis: int, starts: Ints) -> Iterator[Wanted | None]:
-    """What each array serves, None where that is nothing.
+    """Selection of each array; None for an array without a selected element.
 
     Parameters
     ----------
     wanted
         Selection of all arrays as one.
     axis, starts
-        Where each begins along the axis that they follow one another on, and where the
-        last ends: int64, shape (n_arrays + 1,).
+        The axis along which the arrays are joined, and where each array begins on it
+        and the last one ends: int64, shape (n_arrays + 1,).
     """
     if isinstance(wanted, Listed) and (wanted.around is None or wanted.axis == axis):
         along = axis if wanted.around is None else 0
@@ -48,7 +48,7 @@ def shares_of(wanted: Wanted, axis: int, starts: Ints) -> Iterator[Wanted | None
 def share_of(
     selection: Selection, axis: int, start: int, stop: int
 ) -> Selection | None:
-    """The part of a selection that elements ``start:stop`` of an axis serve."""
+    """The part of a selection that lies in elements ``start:stop`` of an axis."""
     if isinstance(selection, Points):
         return _share_of_points(selection, axis, start, stop)
     return _share_of_axes(selection, axis, start, stop)
@@ -79,7 +79,7 @@ def _share_of_points(
 
 
 def _clipped(axis: AxisSelection, start: int, stop: int) -> AxisSelection | None:
-    """What of one axis of a selection lies in elements ``start:stop``, from `start`."""
+    """The part of one axis in elements ``start:stop``, counted from `start`."""
     if isinstance(axis, IndexAxis):
         mine = np.flatnonzero((axis.element >= start) & (axis.element < stop))
         if not len(mine):

@@ -1,8 +1,8 @@
 """Index expressions, as users write them -> `Selection`.
 
 `basic` follows NumPy's rules for ``a[...]``, `orthogonal` and `points` zarr's for
-``oindex`` and ``vindex``; of very many elements that these list, they make a `Listed`.
-`blocks` counts in cells of the chunk grid, and `hyperslab` is netCDF's
+``oindex`` and ``vindex``; if the key lists very many elements, these two return a
+`Listed`. `blocks` counts in cells of the chunk grid, and `hyperslab` is netCDF's
 ``(start, count, stride)``.
 """
 
@@ -92,7 +92,7 @@ def _basic(
 
 
 def orthogonal(key: Any, shape: Shape) -> Orthogonal | Listed:
-    """Selection of ``a.oindex[key]``: the cross product of one selector an axis.
+    """Selection of ``a.oindex[key]``: the cross product of one selector per axis.
 
     A selector is an integer (its axis is dropped), a slice, or an integer or boolean
     array of one dimension.
@@ -119,7 +119,7 @@ def points(key: Any, shape: Shape) -> Points | Listed:
     Raises
     ------
     SelectionError
-        The key is of another kind, out of bounds, or does not broadcast.
+        The key is neither a mask nor coordinates, out of bounds, or does not broadcast.
     """
     items = _as_tuple(key)
     if len(items) == 1:
@@ -182,9 +182,9 @@ def hyperslab(
     Returns
     -------
     tuple of slice
-        One a dimension; what lies beyond the array is clipped, as slices are. The
-        stop is ``start + (count - 1) * stride + 1``, just behind the last element
-        taken, so a stride never reaches into an inner chunk without wanted elements.
+        One slice per dimension, clipped to the array as NumPy clips slices. The stop is
+        ``start + (count - 1) * stride + 1``, just behind the last element taken, so a
+        stride never reaches into an inner chunk without wanted elements.
 
     Raises
     ------
@@ -284,7 +284,7 @@ def _is_structural(item: Any) -> bool:
 
 
 def _advanced(items: tuple[Any, ...], shape: Shape) -> Wanted:
-    """``a[key]`` with more in it than Python's integers and slices."""
+    """Selection of ``a[key]`` where the key has more than integers and slices."""
     items = tuple(_plain(item) for item in items)
     advanced = [k for k, i in enumerate(items) if not _is_structural(i)]
     arrays = [k for k in advanced if as_array(items[k]).ndim > 0]
@@ -319,7 +319,7 @@ def _advanced(items: tuple[Any, ...], shape: Shape) -> Wanted:
 
 
 def _plain(item: Any) -> Any:
-    """Python's integer for anything that NumPy takes for one."""
+    """Anything that NumPy accepts as an integer, as Python's integer."""
     if _is_structural(item) or as_array(item).ndim > 0:
         return item
     if as_array(item).dtype == bool:  # NumPy 2.0 only warns of its own as an index

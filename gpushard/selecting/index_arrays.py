@@ -1,7 +1,7 @@
 """Index arrays, masks and coordinates, as users write them -> elements.
 
-Few elements become columns at once. Very many stay what the user gave (`listing`), to
-be taken a block at a time.
+Few elements become columns at once. Very many elements stay in the user's arrays
+(`listing`) and are read a block at a time.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ KEPT_ELEMENTS = 1 << 16
 
 
 def as_array(item: Any) -> NDArray[Any]:
-    """What a user wrote, as NumPy sees it.
+    """The user's index as a NumPy array.
 
     Raises
     ------
     SelectionError
-        It cannot.
+        NumPy cannot convert it.
     """
     try:
         return np.asarray(item)
@@ -40,12 +40,12 @@ def as_array(item: Any) -> NDArray[Any]:
 
 
 def index_of(item: Any, axis: int) -> int:
-    """Python's integer for anything that NumPy takes for one.
+    """Anything that NumPy accepts as an integer, as Python's integer.
 
     Raises
     ------
     SelectionError
-        It is none.
+        It is not an integer.
     """
     if isinstance(item, bool | np.bool_):
         raise SelectionError(f"a boolean is no index for axis {axis}")
@@ -59,12 +59,12 @@ def index_of(item: Any, axis: int) -> int:
 
 
 def along_axis(item: Any, extent: int, axis: int) -> IndexAxis | Listing:
-    """Elements that an integer array or a mask of one dimension takes along an axis.
+    """Elements that a 1-D integer array or mask selects along an axis.
 
     Raises
     ------
     SelectionError
-        It is neither, or does not fit the axis.
+        It is neither of the two, or does not fit the axis.
     """
     array = _checked(item, extent, axis)
     if array.ndim != 1:
@@ -83,12 +83,12 @@ def along_axis(item: Any, extent: int, axis: int) -> IndexAxis | Listing:
 
 
 def of_mask(mask: NDArray[Any], shape: Shape) -> Points | Listed:
-    """Elements that are true in a mask of an array's own `shape`.
+    """Elements where a mask of the array's own `shape` is true.
 
     Raises
     ------
     SelectionError
-        It has another shape.
+        The mask has another shape.
     """
     if mask.shape != shape:
         raise SelectionError(
@@ -106,7 +106,7 @@ def of_mask(mask: NDArray[Any], shape: Shape) -> Points | Listed:
 
 
 def of_coordinates(items: Sequence[Any], shape: Shape) -> Points | Listed:
-    """Elements at coordinates: integers or integer arrays that broadcast, one an axis.
+    """Elements at coordinates: one integer or integer array per axis, broadcast.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def of_coordinates(items: Sequence[Any], shape: Shape) -> Points | Listed:
         _checked(item, n, d)
         for d, (item, n) in enumerate(zip(items, shape, strict=True))
     ]
-    # A mask beside coordinates stands for the positions of what is true in it.
+    # A mask among coordinates stands for the positions of its true elements.
     given = [np.flatnonzero(a) if a.dtype == bool else a for a in given]
     spread: Sequence[NDArray[Any]] = []
     try:

@@ -1,4 +1,4 @@
-"""``a[...]``, ``a.oindex`` and their like: one way to parse a key, one to read it."""
+"""``a[...]``, ``a.oindex`` and the like: a way to parse a key, and one to read it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gpushard.selecting.selection import Wanted
 
 
 class Indexer:
-    """``a.oindex`` and its like: an array read through another kind of index.
+    """``a.oindex`` and the like: reads an array through another kind of index.
 
     Parameters
     ----------
     read
-        What reads a selection.
+        Reads a selection.
     parse
-        What makes a selection of the key.
+        Turns a key into a selection.
     write
-        What writes to a selection; None where nothing can.
+        Writes to a selection; None if the array cannot be written.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class Indexer:
 
 
 def as_numpy_would(result: Any, selection: Wanted) -> Any:
-    """Result of a read, as a scalar where NumPy's rules make it one."""
-    # Only the host has scalars; a device's stay 0-d arrays.
+    """Result of a read; a scalar where NumPy's rules return one."""
+    # Only the host has scalars; results on a device stay 0-d arrays.
     return result[()] if selection.scalar and _is_on_host(result) else result
 
 

@@ -1,8 +1,8 @@
-"""Very many elements that index arrays or a mask list, kept as the user gave them.
+"""Very many elements that index arrays or a mask list, kept in the user's arrays.
 
-Columns over all of them would take many times what the user's own arrays do. So they
-are taken a block at a time: converted, wrapped and checked as they are copied, since
-the user's memory may change while it is read.
+Columns over all elements would take many times the memory of the user's arrays. So the
+elements are read a block at a time, and converted, wrapped and checked as they are
+copied, because the user's memory may change while it is read.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class ListedBlock(NamedTuple):
     Attributes
     ----------
     coordinates
-        int64, one array of shape (n,) for each axis that is listed.
+        int64, one array of shape (n,) for each listed axis.
     out_index
-        int64, shape (n,), ascending. Where each lands: along the axis of the output,
-        or in the flattened output of points.
+        int64, shape (n,), ascending. Where each element lands: along the axis of the
+        output or, for points, in the flattened output.
     """
 
     coordinates: tuple[Ints, ...]
     out_index: Ints
 
     def at(self, rows: NDArray[np.bool_] | slice) -> ListedBlock:
-        """Some of them."""
+        """The elements at `rows`."""
         some = tuple(c[rows] for c in self.coordinates)
         return ListedBlock(some, self.out_index[rows])
 
@@ -52,7 +52,7 @@ class Listing(Protocol):
 
     @property
     def n_axes(self) -> int:
-        """Axes along which each has a coordinate."""
+        """Number of listed axes; each element has a coordinate along each."""
         ...
 
     @property
@@ -76,7 +76,7 @@ class Listing(Protocol):
 
 
 class IndexArrays:
-    """Elements that integer arrays name, one array an axis.
+    """Elements that integer arrays list, one array per axis.
 
     Parameters
     ----------
@@ -110,12 +110,12 @@ class IndexArrays:
 
 
 class TrueElements:
-    """Elements that are true in a mask.
+    """Elements where a mask is true.
 
     Parameters
     ----------
     mask
-        bool, host, any strides, of the shape of the axes that it is for.
+        bool, host, any strides, of the shape of the axes that it covers.
     """
 
     def __init__(self, mask: NDArray[np.bool_]) -> None:
@@ -153,14 +153,14 @@ class TrueElements:
 class Clipped:
     """The elements of a listing that have coordinates in a range along an axis.
 
-    Counted from `start` there. Made by `clipped`.
+    Their coordinates along that axis count from `start`. Made by `clipped`.
 
     Parameters
     ----------
     listing, axis, start, stop
-        All elements, which of their axes, and the range, half-open.
+        The whole listing, the axis, and the half-open range.
     blocks, n_elements
-        The blocks that have some of them, and how many these are.
+        The blocks that have such elements, and the number of these elements.
     """
 
     def __init__(
@@ -194,16 +194,17 @@ class Clipped:
 
 
 def clipped(listing: Listing, axis: int, starts: Ints) -> Iterator[Clipped | None]:
-    """What of a listing lies in each of some ranges that follow one another.
+    """The elements of a listing in each of several adjacent ranges.
 
     Parameters
     ----------
     starts
-        int64, shape (n_ranges + 1,), ascending: where each begins, and the last ends.
+        int64, shape (n_ranges + 1,), ascending: where each range begins and the last
+        one ends.
 
     Yields
     ------
-    One a range, None where there is nothing.
+    One listing per range; None for a range without elements.
     """
     counts = np.zeros(len(starts) - 1, np.int64)
     extremes = np.full((2, listing.n_blocks), -1, np.int64)
@@ -227,12 +228,12 @@ def all_of(listing: Listing) -> ListedBlock:
 
 
 def joined(blocks: Iterable[ListedBlock], n_axes: int, n_elements: int) -> ListedBlock:
-    """Blocks that have `n_elements` together, as one.
+    """Several blocks with `n_elements` in total, as one block.
 
     Raises
     ------
     SelectionError
-        They have not: the user's array was changed since they were counted.
+        The total is another: the user's array was changed since they were counted.
     """
     columns = tuple(np.empty(n_elements, np.int64) for _ in range(n_axes + 1))
     done = 0
@@ -250,7 +251,7 @@ def joined(blocks: Iterable[ListedBlock], n_axes: int, n_elements: int) -> Liste
 
 
 class _Flat:
-    """The elements of an array in C order; of a contiguous one without a copy."""
+    """The elements of an array in C order, without a copy if it is contiguous."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
@@ -262,7 +263,7 @@ class _Flat:
         return self._flat[first:last]
 
     def copied(self, first: int, last: int) -> NDArray[Any]:
-        """Elements ``first:last`` in memory of our own."""
+        """Elements ``first:last`` in new memory."""
         return np.array(self._flat[first:last])
 
 
@@ -278,7 +279,7 @@ def _wrapped(index: NDArray[Any], extent: int) -> Ints:
 
 
 def changed() -> SelectionError:
-    """Error of elements that are not those that were counted."""
+    """Error for elements that changed after they were counted."""
     return SelectionError(
         "an index array or a mask was changed while the elements it names were read",
         hint="let no other thread write to it, and read into other memory",

@@ -1,7 +1,8 @@
-"""Elements -> numbers of the shards, and of the inner chunks, that they lie in.
+"""Elements -> numbers of the shards and inner chunks in which they lie.
 
-Elements sorted by number are sorted by shard and inner chunk, whose coordinates count
-in C order. The numbers of one column are cheaper to sort than coordinates are.
+A number counts the coordinates of shard and inner chunk in C order, so sorting by
+number sorts by shard and inner chunk. One column of numbers is cheaper to sort than
+columns of coordinates.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ Ints = NDArray[np.int64]
 
 # Numbers are int64; larger grids are counted along some of their axes at a time.
 _MOST_NUMBERS = 1 << 62
-# NumPy sorts numbers of 16 bits by counting them; a few are not worth the conversion.
+# NumPy sorts 16-bit numbers by counting; for few numbers the conversion does not pay.
 _COUNTED_NUMBERS = 1 << 16
 _MANY_ELEMENTS = 1 << 12
 
 
 class Digit(NamedTuple):
-    """Which cell along an axis; where it has a parent, of those in its parent."""
+    """The cell along an axis; in a nested grid, counted within its parent."""
 
     axis: int
     cells: GridAxis
@@ -46,9 +47,9 @@ class Numbers(NamedTuple):
     Attributes
     ----------
     digits
-        What it is made of, the first one first.
+        The digits of the number, the most significant first.
     n_numbers
-        All are below.
+        Every number is less than this.
     """
 
     digits: tuple[Digit, ...]
@@ -60,7 +61,7 @@ class Numbers(NamedTuple):
         Parameters
         ----------
         coordinates
-            int64, shape (n,), one array an axis.
+            int64, shape (n,), one array per axis.
         """
         first, *rest = self.digits
         number = first.of(coordinates[first.axis])
@@ -71,12 +72,12 @@ class Numbers(NamedTuple):
 
 
 def shard_digits(outer: Sequence[GridAxis]) -> list[Digit]:
-    """Digits that tell shards apart."""
+    """Digits that identify a shard."""
     return [Digit(d, axis, None, axis.n_cells) for d, axis in enumerate(outer)]
 
 
 def chunk_digits(inner: Sequence[GridAxis], outer: Sequence[GridAxis]) -> list[Digit]:
-    """Digits that tell the inner chunks of a shard apart."""
+    """Digits that identify an inner chunk within its shard."""
     return [
         Digit(d, fine, axis, -(-axis.longest // fine.cell))
         for d, (fine, axis) in enumerate(zip(inner, outer, strict=True))
@@ -84,7 +85,7 @@ def chunk_digits(inner: Sequence[GridAxis], outer: Sequence[GridAxis]) -> list[D
 
 
 def numbers_of(digits: Sequence[Digit]) -> Iterator[Numbers]:
-    """Numbers made of digits: one, or several where one would be too large."""
+    """Numbers made of digits: one, or several if one would not fit int64."""
     some: list[Digit] = []
     n_numbers = 1
     for digit in digits:
@@ -98,7 +99,7 @@ def numbers_of(digits: Sequence[Digit]) -> Iterator[Numbers]:
 
 
 def stable_order(number: Ints) -> Ints | None:
-    """Stable order of numbers from 0 on; None if they are ascending as they are."""
+    """Stable sorting order of numbers from 0 on; None if they ascend already."""
     if not np.any(number[1:] < number[:-1]):
         return None
     if len(number) >= _MANY_ELEMENTS and int(number.max()) < _COUNTED_NUMBERS:

@@ -1,13 +1,13 @@
 """Very many listed elements -> portions whose columns fit in memory.
 
-A portion has the elements of some shards. Where one shard has too many, it has those of
-some of its inner chunks, and where one inner chunk has too many, some of these. So an
-inner chunk is fetched and decoded for one portion, however the elements are ordered,
-unless its own elements are too many.
+A portion has the elements of some shards. If one shard has too many elements, a portion
+has those of some of its inner chunks; if one inner chunk has too many, some of these.
+So an inner chunk is fetched and decoded for one portion only, in whichever order the
+elements are listed, unless it alone has too many elements.
 
-The elements are counted by shard, a block at a time, and the portions gathered one
-after the other: of a listing in the order of the shards each block is looked at about
-twice, of any other once for each portion.
+The elements are counted by shard, a block at a time, and the portions are gathered one
+after the other. If the listing is in the order of the shards, each block is looked at
+about twice; otherwise once for each portion.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gpushard.selecting.selection import (
     cells_of_slice,
 )
 
-# Counts that are held at a time: 512 KiB.
+# Counts held at a time: 512 KiB.
 _COUNTS_LOG2 = 16
 
 
@@ -42,11 +42,11 @@ class Group(NamedTuple):
     Attributes
     ----------
     portions
-        Gives them, one at a time, as often as it is called.
+        Yields the portions, one at a time, as often as it is called.
     is_split
-        Whether they are several, which share shards.
+        Whether there are several portions, which share shards.
     n_elements
-        Of all of them.
+        Number of elements of all portions.
     """
 
     portions: Callable[[], Iterator[Selection]]
@@ -60,14 +60,15 @@ def groups_of(
     most: int,
     inner_axes: Sequence[GridAxis] | None = None,
 ) -> Iterator[Group]:
-    """All elements of a selection, in portions of at most `most` of them.
+    """All elements of a selection, in portions of at most `most` elements.
 
     Parameters
     ----------
     layout
-        The array that is read, or written to.
+        The array that is read or written.
     inner_axes
-        The grid along which shards are cut; None: that of the innermost inner chunks.
+        The grid along which shards are cut; None means that of the innermost inner
+        chunks.
     """
     inner_axes = layout.inner_axes if inner_axes is None else inner_axes
     axes = range(layout.ndim) if listed.around is None else [listed.axis]
@@ -105,18 +106,19 @@ def objects_of(selection: Selection, layout: ArrayLayout) -> Iterator[tuple[int,
 
 
 class _Span(NamedTuple):
-    """Elements that have some keys.
+    """The elements of a range of keys.
 
     Attributes
     ----------
     fixed
-        What their first keys are.
+        Values of their first keys.
     low, high
-        What the next one is, half-open; of all elements if there is none next.
+        Range of their next key, half-open; that of all elements if there is no next
+        key.
     n_elements
-        How many they are.
+        Number of these elements.
     numbers
-        Blocks of the listing outside of which none of them is: int64.
+        int64: the blocks of the listing that may have such elements.
     """
 
     fixed: tuple[int, ...]
@@ -132,12 +134,12 @@ class _Span(NamedTuple):
 
     @property
     def is_one_key(self) -> bool:
-        """Whether the next key tells none of the elements apart."""
+        """Whether all elements have the same next key."""
         return self.high - self.low == 1
 
 
 class _Cutter:
-    """Cuts a listing by its elements' keys, in spans of at most `most` of them."""
+    """Cuts a listing by its elements' keys into spans of at most `most` elements."""
 
     def __init__(self, listing: Listing, keys: Sequence[Numbers], most: int) -> None:
         self._listing = listing
@@ -145,9 +147,9 @@ class _Cutter:
         self._most = most
 
     def spans(self, of: _Span) -> Iterator[_Span]:
-        """What has the fixed keys of `of`: spans of the next key, in its order.
+        """Spans of the next key, ascending, with the fixed keys of `of`.
 
-        One of more than `most` elements has a single key.
+        A span of more than `most` elements has a single key.
         """
         level = len(of.fixed)
         yield from self._cut(of._replace(low=0, high=self._keys[level].n_numbers))
@@ -185,7 +187,7 @@ class _Cutter:
             first, done = last, done + n_elements
 
     def _counted(self, of: _Span, shift: int) -> tuple[Ints, Ints, Ints]:
-        """Elements by `2**shift` keys; the lowest and highest key of each block."""
+        """Counts of elements per `2**shift` keys; lowest and highest key per block."""
         counts = np.zeros(((of.high - of.low - 1) >> shift) + 1, np.int64)
         lowest = np.full(len(of.numbers), np.iinfo(np.int64).max)
         highest = np.full(len(of.numbers), -1, np.int64)
@@ -201,7 +203,7 @@ class _Cutter:
         return self._keys[len(span.fixed)].of(block.coordinates)
 
     def _rows(self, block: ListedBlock, span: _Span) -> NDArray[np.bool_]:
-        """Which elements of a block are of a span."""
+        """Which elements of a block belong to a span."""
         key = self._next_key(block, span)
         rows = (key >= span.low) & (key < span.high)
         for known, value in zip(self._keys, span.fixed, strict=False):
@@ -215,7 +217,7 @@ class _Cutter:
             yield block if rows.all() else block.at(rows)
 
     def _in_order(self, span: _Span) -> Iterator[ListedBlock]:
-        """The elements of a span in which no key tells them apart."""
+        """The elements of a span whose keys are all the same."""
         held: list[ListedBlock] = []
         n_held = 0
         for block in self._matching(span):

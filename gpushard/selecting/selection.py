@@ -1,7 +1,7 @@
 """Index expressions -> normalised selections -> per-dimension projections.
 
 A selection says which elements of the array are wanted and where each lands in the
-output. An *orthogonal* selection is one `AxisSelection` a dimension; the wanted
+output. An *orthogonal* selection is one `AxisSelection` per dimension; the wanted
 elements are their cross product. A *point* selection is a list of coordinates.
 
 `project` lays one axis of an orthogonal selection over the cells of a `GridAxis`: the
@@ -30,7 +30,7 @@ _ALL = slice(None)
 class SliceAxis(NamedTuple):
     """`length` elements from `start` every `step`, landing every `out_step`.
 
-    `step` is positive: a negative step of the index expression is a negative
+    `step` is positive; a negative step of the index expression becomes a negative
     `out_step`. `drop` marks an integer index, whose axis the result does not have.
     """
 
@@ -55,7 +55,7 @@ class IndexAxis(NamedTuple):
 
     @property
     def drop(self) -> bool:
-        """An array keeps its axis in the result."""
+        """Always False: an index array keeps its axis in the result."""
         return False
 
 
@@ -63,15 +63,15 @@ AxisSelection = SliceAxis | IndexAxis
 
 
 class Orthogonal(NamedTuple):
-    """Cross product of one `AxisSelection` a dimension.
+    """Cross product of one `AxisSelection` per dimension.
 
     Attributes
     ----------
     axes
-        One a dimension of the array.
+        One per dimension of the array.
     shape
         Shape of the result as NumPy gives it: without the dropped axes, with the new
-        ones.
+        axes.
     new_axes
         Positions of new axes in `shape`.
     scalar
@@ -85,11 +85,11 @@ class Orthogonal(NamedTuple):
 
     @property
     def grid_shape(self) -> tuple[int, ...]:
-        """Elements taken along every axis of the array, dropped ones too."""
+        """Number of elements taken along every axis, dropped axes included."""
         return tuple(axis.length for axis in self.axes)
 
     def on_grid(self, out: NDArray[np.generic]) -> NDArray[np.generic]:
-        """View of `out`, which has `shape`, with exactly one axis a dimension."""
+        """View of `out`, which has `shape`, with exactly one axis per dimension."""
         if not self.new_axes and out.ndim == len(self.axes):
             return out
         # The ellipsis keeps a 0-d result an array that can be written through.
@@ -107,9 +107,9 @@ class Points:
     Attributes
     ----------
     coordinates
-        int64, one array a dimension, each of shape (n_points,).
+        int64, one array per dimension, each of shape (n_points,).
     out_index
-        int64, shape (n_points,). Where each lands in the flattened result.
+        int64, shape (n_points,). Where each element lands in the flattened result.
     shape
         Shape of the result.
     """
@@ -129,7 +129,7 @@ Selection = Orthogonal | Points
 
 
 class Listed(NamedTuple):
-    """A selection that lists very many elements, to be taken some at a time.
+    """A selection that lists very many elements, which are read a block at a time.
 
     Attributes
     ----------
@@ -138,10 +138,10 @@ class Listed(NamedTuple):
     shape
         Shape of the result.
     around
-        Where they are of one axis, what is taken along all axes; a stand-in along this
-        one. None for points.
+        If the elements are listed along one axis, what is taken along all axes, with a
+        stand-in for this axis. None for points.
     axis
-        Which axis that is.
+        The listed axis.
     """
 
     listing: Listing
@@ -151,11 +151,11 @@ class Listed(NamedTuple):
 
     @property
     def scalar(self) -> bool:
-        """Many elements are no scalar."""
+        """Always False: many elements are not a scalar."""
         return False
 
     def taking(self, block: ListedBlock) -> Selection:
-        """Selection of some of the elements, which land where they do in all."""
+        """Selection of one block, which lands as it does in the whole selection."""
         if self.around is None:
             return Points(block.coordinates, block.out_index, self.shape)
         axes = list(self.around.axes)
@@ -164,7 +164,7 @@ class Listed(NamedTuple):
 
 
 Wanted = Selection | Listed
-"""What index expressions become."""
+"""The kinds of selection that an index expression can become."""
 
 
 def laid_out(wanted: Wanted) -> Selection:
@@ -175,10 +175,10 @@ def laid_out(wanted: Wanted) -> Selection:
 
 
 def crossed(along: Sequence[AxisSelection | Listing]) -> Orthogonal | Listed:
-    """Cross product of what is taken along each axis; of one axis it may stay listed.
+    """Cross product of what is taken along each axis; one axis may stay listed.
 
-    Where several are long, the result has so many elements that columns over all but
-    the longest are little beside it.
+    If several axes are long, the result has so many elements that columns over all axes
+    but the longest need little memory beside it.
     """
     axes: list[AxisSelection] = []
     lengths: list[int] = []
@@ -202,7 +202,7 @@ def crossed(along: Sequence[AxisSelection | Listing]) -> Orthogonal | Listed:
 
 
 class Takings(NamedTuple):
-    """What touched cells give, as `Projection` tells it: int64, shape (n,)."""
+    """Columns of a `Projection` over some touched cells: int64, shape (n,)."""
 
     in_start: Ints
     length: Ints
@@ -217,13 +217,14 @@ class Projection(NamedTuple):
     cell
         int64, shape (n_cells_touched,). Cells that hold wanted elements, ascending.
     in_start, length, out_start
-        int64, same shape. First wanted element within the cell, how many there are,
-        and where the first lands in the output.
+        int64, same shape. First wanted element within the cell, number of wanted
+        elements, and where the first one lands in the output.
     step, out_step
-        Distance of neighbours in the cell and in the output.
+        Distance of neighbouring elements in the cell and in the output.
     members
-        For an `IndexAxis`, whose elements follow no rule: `length` elements from
-        ``bounds[i]`` on belong to touched cell i, and `in_start`, `out_start` are 0.
+        Only for an `IndexAxis`, whose elements have no constant step: `length` elements
+        from ``bounds[i]`` on belong to touched cell i, and `in_start` and `out_start`
+        are 0.
     """
 
     cell: Ints
@@ -240,7 +241,7 @@ class Projection(NamedTuple):
         return len(self.cell)
 
     def cell_at(self, position: Ints) -> Ints:
-        """Touched cells by their positions among them."""
+        """Touched cells at these positions among the touched cells."""
         return self.cell[position]
 
     def takings(self, position: Ints) -> Takings:
@@ -292,7 +293,7 @@ def takings_of(selection: SliceAxis, axis: GridAxis, cell: Ints) -> Takings:
 
 
 def cells_of_slice(selection: SliceAxis, axis: GridAxis) -> Ints:
-    """Cells that hold an element of the slice; not those a stride jumps over."""
+    """Cells that hold an element of the slice, without those that a stride skips."""
     start, step, length, *_ = selection
     first = int(axis.cell_at(start))
     last = int(axis.cell_at(start + (length - 1) * step))
@@ -303,14 +304,14 @@ def cells_of_slice(selection: SliceAxis, axis: GridAxis) -> Ints:
         begin = axis.start_of(cell)
         nth = np.maximum(-((start - begin) // step), 0)
         return cell[start + nth * step < begin + axis.length_of(cell)]
-    # Ascending, so equal neighbours are all the repetitions there are.
+    # The elements ascend, so all repetitions are neighbours.
     cell = axis.cell_at(start + step * np.arange(length, dtype=np.int64))
     return cell[np.append(True, cell[1:] != cell[:-1])]
 
 
 def _project_index(selection: IndexAxis, axis: GridAxis) -> Projection:
     element, out_index = selection
-    # Of very many elements each column counts: none is kept longer than it is needed.
+    # With very many elements every column counts, so none is kept longer than needed.
     cell_of = axis.cell_at(element)
     order = stable_order(cell_of)
     if order is not None:
@@ -335,7 +336,7 @@ def project_cell(
 ) -> tuple[int, int, int]:
     """``(in_start, length, out_start)`` of one cell: `project` for small reads.
 
-    `length` is not positive for a cell that the stride jumps over.
+    `length` is not positive for a cell that the stride skips.
     """
     start, step, length, out_start, out_step, _ = selection
     offset = start - int(axis.start_of(cell))
@@ -346,7 +347,7 @@ def project_cell(
 
 @lru_cache(maxsize=128)
 def whole_axes(shape: tuple[int, ...]) -> tuple[SliceAxis, ...]:
-    """All of each axis; kept, as most keys leave out most axes of few shapes."""
+    """All of each axis; cached, since most keys leave out most axes."""
     return tuple(SliceAxis(0, 1, extent) for extent in shape)
 
 
