@@ -1,9 +1,9 @@
 """One axis of an orthogonal selection, laid over inner chunks and shards.
 
-Of most axes the columns are kept, 80 bytes an inner chunk. A slice follows a rule, so
-that of one over very many inner chunks nothing has to be kept: `LongSlice` and
-`LongShards` answer what `Projection` and `ShardedAxis` do, computed for the positions
-that are asked for. docs/selection.md derives the formulas.
+Most axes keep their columns, 80 bytes per inner chunk. The cells of a slice can be
+computed, so a slice over very many inner chunks keeps none: `LongSlice` and
+`LongShards` have the methods of `Projection` and `ShardedAxis`, and compute the
+positions that are asked for. docs/selection.md derives the formulas.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpushard.selecting.selection import (
     takings_of,
 )
 
-# Slices of so many elements are kept laid out: their columns take 20 KiB at the most.
+# Slices of up to so many elements are cached with their columns, 20 KiB at the most.
 _KEPT_LENGTH = 512
 # Cells of an axis whose columns are kept: 5 MiB.
 LONG_CELLS = 1 << 16
@@ -41,7 +41,7 @@ class LongSlice:
     n_cells
         Number of touched cells.
     step, out_step
-        Distance of neighbours in the cell and in the output.
+        Distance of neighbouring elements in the cell and in the output.
     """
 
     __slots__ = ("_axis", "_cells", "_first", "_is_each", "_selection", "n_cells")
@@ -51,9 +51,9 @@ class LongSlice:
         start, step, length, *_ = selection
         self._selection, self._axis = selection, axis
         self._first = int(axis.cell_at(start))
-        # Cells that follow no rule.
+        # These cells cannot be computed.
         self._cells: SteppedCells | None = None
-        # Whether each element has a cell for itself.
+        # Whether each element has a cell of its own.
         self._is_each = axis.boundaries is None and step > axis.cell
         if self._is_each:
             self.n_cells = length
@@ -66,16 +66,16 @@ class LongSlice:
 
     @property
     def step(self) -> int:
-        """Distance of neighbours in the cell."""
+        """Distance of neighbouring elements in the cell."""
         return self._selection.step
 
     @property
     def out_step(self) -> int:
-        """Distance of neighbours in the output."""
+        """Distance of neighbouring elements in the output."""
         return self._selection.out_step
 
     def cell_at(self, position: Ints) -> Ints:
-        """Touched cells by their positions among them."""
+        """Touched cells at these positions among the touched cells."""
         if self._cells is not None:
             return self._cells.cell_at(position)
         if self._is_each:
@@ -96,7 +96,7 @@ class LongSlice:
 
     @property
     def common_length(self) -> int | None:
-        """How many are taken of each cell; None if not of all the same, or unknown."""
+        """Elements taken of each cell; None if the numbers differ, or are unknown."""
         axis, step = self._axis, self._selection.step
         is_ruled = self._is_each or (axis.boundaries is None and axis.cell % step == 0)
         ends = self.takings(np.array([0, 1, -1]) % self.n_cells).length
@@ -104,7 +104,7 @@ class LongSlice:
 
     @property
     def most_taken(self) -> int:
-        """No more elements are taken of any cell."""
+        """Most elements that are taken of any cell."""
         return min(-(-self._axis.longest // self.step), self._selection.length)
 
 
@@ -116,8 +116,8 @@ class ShardedAxis(NamedTuple):
     """The cells touched along one axis, grouped by shard, with their index coordinates.
 
     `cell` of shape (n,): positions ``bounds[s]:bounds[s + 1]`` lie in shard cell
-    ``shard_cell[s]``. Per level: the coordinate of each within its parent, and the
-    number of inner chunks of that parent along the axis.
+    ``shard_cell[s]``. Per sharding level: the coordinate of each cell within its
+    parent, and the number of inner chunks of that parent along the axis.
     """
 
     shard_cell: Ints
@@ -129,7 +129,7 @@ class ShardedAxis(NamedTuple):
     def lay(
         cls, cell: Ints, inner: GridAxis, outer: GridAxis, lengths: Sequence[int]
     ) -> ShardedAxis:
-        """Cells of the grid of inner chunks over the grid of shards.
+        """Touched inner chunks along one axis, grouped by shard.
 
         `lengths`: of the inner chunks of each level.
         """
@@ -146,11 +146,11 @@ class ShardedAxis(NamedTuple):
 
     @property
     def most_cells(self) -> int:
-        """Cells touched of the shard of which most are."""
+        """Most cells that are touched of any shard."""
         return int(np.diff(self.bounds).max(initial=0))
 
     def shards_at(self, nth: Ints) -> Ints:
-        """Touched shard cells by their positions among them."""
+        """Touched shard cells at these positions among the touched shard cells."""
         return self.shard_cell[nth]
 
     def bounds_at(self, nth: Ints) -> tuple[Ints, Ints]:
@@ -166,15 +166,15 @@ class ShardedAxis(NamedTuple):
 
 
 class LongShards:
-    """As `ShardedAxis`, of a `LongSlice`.
+    """The same as a `ShardedAxis`, for a `LongSlice`.
 
     Parameters
     ----------
     cells
         The slice over the inner chunks.
     selection, inner, outer, lengths
-        What it was made of; the grid of shards; lengths of the inner chunks of each
-        level.
+        The selection and the grid of `cells`; the grid of shards; lengths of the inner
+        chunks of each level.
     """
 
     __slots__ = (
@@ -196,14 +196,14 @@ class LongShards:
 
     @property
     def most_cells(self) -> int:
-        """Cells touched of a shard, at the most."""
+        """Most cells that are touched of any shard."""
         if not self._lengths:
             return 1
         apart = max(self._selection.step, self._inner.cell)
         return min(-(-self._outer.longest // apart), self._cells.n_cells)
 
     def shards_at(self, nth: Ints) -> Ints:
-        """Touched shard cells by their positions among them."""
+        """Touched shard cells at these positions among the touched shard cells."""
         return self._shards.cell_at(nth)
 
     def bounds_at(self, nth: Ints) -> tuple[Ints, Ints]:
@@ -253,7 +253,7 @@ def lay_axis(
 def _lay_slice(
     selection: SliceAxis, inner: GridAxis, outer: GridAxis, lengths: tuple[int, ...]
 ) -> tuple[Projection, ShardedAxis]:
-    """As `lay_axis`: most reads take the same slices along most axes."""
+    """As `lay_axis`, cached: most reads take the same slices along most axes."""
     projection, sharded = _lay_columns(selection, inner, outer, lengths)
     for column in (*projection[:4], *sharded.coordinate, *sharded[:2]):
         column.flags.writeable = False

@@ -27,14 +27,14 @@ class ShardBlock(NamedTuple):
     shard
         int64, shape (n_chunks,). Row of `shard_coords`, ascending.
     entry
-        One int64 array of shape (n_chunks,) a sharding level, from the outside in:
+        One int64 array of shape (n_chunks,) per sharding level, from the outside in:
         the inner chunk's place in the index.
     part
         int64, shape (n_chunks,). Which of the plan's parts wants it.
     position
-        int64, shape (n_rows, n_chunks). Where it lands: for a `GridPart` one row an
-        axis, the position in that axis' projection; for a `PointPart` row 0 is the
-        ordinal of the inner chunk in the part.
+        int64, shape (n_rows, n_chunks). Where the inner chunk lands. A `GridPart` has
+        one row per axis, the position in the axis' projection; a `PointPart` has one
+        row, the ordinal of the inner chunk in the part.
     """
 
     shard_coords: Ints
@@ -49,7 +49,7 @@ class ShardBlock(NamedTuple):
         return len(self.shard)
 
     def n_chunks_of_shards(self) -> Ints:
-        """Inner chunks wanted of each shard: int64, shape (n_shards,)."""
+        """Number of inner chunks wanted of each shard: int64, shape (n_shards,)."""
         return np.bincount(self.shard, minlength=len(self.shard_coords))
 
     def at(self, rows: slice | Ints) -> ShardBlock:
@@ -71,16 +71,16 @@ class ShardBlock(NamedTuple):
             yield self.at(slice(first, first + BLOCK_CHUNKS))
 
     def of_part(self, part: int) -> ShardBlock:
-        """The same, wanted by another of the plan's parts."""
+        """The same inner chunks, wanted by another part of the plan."""
         return self._replace(part=np.full_like(self.part, part))
 
 
 @dataclass(frozen=True, slots=True)
 class LargeShard:
-    """A shard of which more inner chunks are wanted than a block holds.
+    """A shard with more wanted inner chunks than a block holds.
 
-    Its columns are made piece by piece: in nested shards, small indexes may have more
-    entries together than fit in memory.
+    Its columns are made piece by piece, because the small indexes of nested shards may
+    together have more entries than fit in memory.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class LargeShard:
     n_chunks
         Inner chunks wanted.
     cut
-        Gives the columns of inner chunks ``first:last``.
+        Returns the columns of inner chunks ``first:last``.
     """
 
     shard_coords: Ints
@@ -106,7 +106,7 @@ class LargeShard:
             yield self.cut(first, min(first + BLOCK_CHUNKS, self.n_chunks))
 
     def of_part(self, part: int) -> LargeShard:
-        """The same, wanted by another of the plan's parts."""
+        """The same inner chunks, wanted by another part of the plan."""
 
         def cut(first: int, last: int) -> ShardBlock:
             return self.cut(first, last).of_part(part)
@@ -115,13 +115,13 @@ class LargeShard:
 
 
 Planned = ShardBlock | LargeShard
-"""What a plan gives for some shards, each of which is in one of them."""
+"""What a plan yields for some shards; every shard is in exactly one."""
 
 
 def index_coordinates(
     cell: Ints, shard: Ints, inner: GridAxis, outer: GridAxis, lengths: Sequence[int]
 ) -> tuple[tuple[Ints, ...], tuple[Ints | int, ...]]:
-    """Per sharding level: coordinate of each cell in its parent, and how many fit."""
+    """Per level: coordinates of cells in their parents, and cells per parent."""
     if not lengths:
         return (), ()
     coordinates: list[Ints] = []
@@ -152,7 +152,7 @@ def ordinal_in_index(
 
 
 def order_by(*keys: Ints) -> Ints:
-    """Stable order of columns by the rows of each key, the first row first."""
+    """Stable order of columns by the rows of the keys; the first row counts most."""
     rows = [row for key in keys for row in key]
     if not rows:
         return np.arange(keys[0].shape[1], dtype=np.int64)
@@ -160,13 +160,13 @@ def order_by(*keys: Ints) -> Ints:
 
 
 def run_starts(columns: Ints) -> Ints:
-    """Where a run of equal columns starts."""
+    """Positions at which a run of equal columns starts."""
     changes = np.any(columns[:, 1:] != columns[:, :-1], axis=0)
     return np.flatnonzero(np.append(columns.shape[1] > 0, changes))
 
 
 def cut_blocks(starts: Ints, n_chunks: int) -> Iterator[tuple[int, int]]:
-    """Runs of whole shards, each of at most a block's size where a shard allows it."""
+    """Runs of whole shards, each of at most a block's size or one shard."""
     ends = np.append(starts[1:], n_chunks)
     first = 0
     while first < len(starts):

@@ -16,7 +16,7 @@ class Requests(NamedTuple):
     Attributes
     ----------
     source
-        int64, shape (n_requests,). The object each one reads.
+        int64, shape (n_requests,). The object that each request reads.
     start, stop
         int64, same shape. Half-open byte range within the object.
     bounds
@@ -47,14 +47,14 @@ def coalesce(
     max_request_nbytes: int,
     is_bound: bool = False,
 ) -> Requests:
-    """Requests that cover all byte ranges, neighbours taken together.
+    """Requests that cover all byte ranges, with neighbouring ranges joined.
 
     Ranges may overlap, repeat and lie in any order.
 
     Parameters
     ----------
     source
-        int64, shape (n_rows,), ascending. The object each range lies in.
+        int64, shape (n_rows,), ascending. The object in which each range lies.
     start, stop
         int64, shape (n_rows,). Half-open byte ranges.
     gap_nbytes
@@ -62,7 +62,7 @@ def coalesce(
     max_request_nbytes
         A request is cut where it reaches this size; a larger range stays whole.
     is_bound
-        Whether requests of several ranges must not be larger at all.
+        Whether a request of several ranges must never exceed `max_request_nbytes`.
     """
     order = _by_source_and_start(source, start)
     source, start, stop = source[order], start[order], stop[order]
@@ -89,7 +89,7 @@ def coalesce(
 def _keep_to(
     largest_nbytes: int, is_first: NDArray[np.bool_], start: Ints, reach: Ints
 ) -> None:
-    """Cut runs of ranges where the next one would make them larger."""
+    """Cut runs of ranges before a range that would make them too large."""
     firsts = np.flatnonzero(is_first)
     ends = np.append(firsts[1:], len(start))
     for r in np.flatnonzero(reach[ends - 1] - start[firsts] > largest_nbytes).tolist():
@@ -102,7 +102,7 @@ def _keep_to(
 
 
 def _by_source_and_start(source: Ints, start: Ints) -> Ints:
-    # Mostly sorted already: fixed write orders meet C order or all of one shard.
+    # The offsets are mostly sorted, since shards are written in a fixed order.
     unordered = (source[1:] == source[:-1]) & (start[1:] < start[:-1])
     if not np.any(unordered):
         return np.arange(len(source), dtype=np.int64)
@@ -125,9 +125,9 @@ def cut_batches(nbytes: Ints, budget_nbytes: int) -> list[tuple[int, int]]:
     Parameters
     ----------
     nbytes
-        int64, shape (n_requests,). What each request costs in memory.
+        int64, shape (n_requests,). Memory that each request takes.
     budget_nbytes
-        What a batch may cost.
+        Memory that a batch may take.
     """
     total: NDArray[np.int64] = np.cumsum(nbytes)
     batches: list[tuple[int, int]] = []

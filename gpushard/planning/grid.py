@@ -1,4 +1,4 @@
-"""An orthogonal selection, laid over shards: one projection an axis, grouped."""
+"""An orthogonal selection laid over shards: one projection per axis, by shard."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class GridPart:
         position = np.empty((max(len(grid), 1), len(shard)), np.int64)
         for d in reversed(range(len(grid))):
             count = counts[d]
-            # A scalar divisor is several times faster, and the usual case.
+            # Most divisors are scalars, and dividing by a scalar is several times
+            # faster.
             uniform = count.size and count.min() == count.max()
             divisor = int(count[0]) if uniform else count[shard]
             local, position[d] = np.divmod(local, divisor)

@@ -1,7 +1,7 @@
 """Shard index: entries -> validated byte ranges and the missing mask.
 
-Section "Binary shard format" of the sharding codec, version 1.0. Sentinels, bounds and
-overflow are dealt with here and nowhere later.
+See section "Binary shard format" of the sharding codec, version 1.0. Sentinels, bounds
+and overflow are handled here and nowhere later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpushard.selecting.selection import Ints
 # Both fields of a missing inner chunk's entry.
 _EMPTY = np.uint64(2**64 - 1)
 _LARGEST = 2**63 - 1
-# Entries looked at together: what is computed of them stays in a cache.
+# Entries that are parsed together, few enough that temporary columns stay in a cache.
 _RUN_ENTRIES = 1 << 15
 
 PRESENT, MISSING, CORRUPT = 0, 1, 2
@@ -31,7 +31,7 @@ class ShardIndex:
     ----------
     offset, nbytes
         int64, shape (n_entries,). Byte range of each present inner chunk within the
-        stored object; of others, the bits of the entry as stored.
+        stored object; for other states, the bits of the stored entry.
     state
         uint8, shape (n_entries,). `PRESENT`, `MISSING` or `CORRUPT`.
     shard_nbytes
@@ -45,11 +45,11 @@ class ShardIndex:
 
     @property
     def held_nbytes(self) -> int:
-        """Memory the columns take."""
+        """Memory that the columns take."""
         return self.offset.nbytes + self.nbytes.nbytes + self.state.nbytes
 
     def refuse_corrupt(self, entry: int) -> None:
-        """Raise what is wrong with entry `entry`, whose state is `CORRUPT`.
+        """Raise the error of entry `entry`, whose state is `CORRUPT`.
 
         Raises
         ------
@@ -83,7 +83,7 @@ def parse_index(
         uint64, shape (n_entries, 2), native byte order: offset and nbytes of each inner
         chunk, relative to the shard.
     base
-        Where the shard starts in the stored object (not 0 for a nested shard).
+        Offset of the shard in the stored object; not 0 for a nested shard.
     nbytes
         Size of the shard, or None if unknown.
     """

@@ -1,8 +1,9 @@
 """Selections over one array -> which inner chunks of which shards, and where they land.
 
-A plan is small whatever it covers: a selection is a cross product, so it is kept as one
-projection an axis, grouped by shard. Columns over inner chunks come out block by block
-(`ReadPlan.blocks`), ordered by shard, and no Python object stands for an inner chunk.
+A plan is small, however many inner chunks it covers: a selection is a cross product, so
+the plan keeps one projection per axis, grouped by shard. `ReadPlan.blocks` yields
+columns over inner chunks block by block, ordered by shard. No Python object stands for
+an inner chunk.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from gpushard.selecting.selection import Ints, Orthogonal, Selection
 
 Part = GridPart | PointPart
 
-# Inner chunks of several parts that are sorted together: columns of 300 bytes each.
+# Inner chunks of several parts that are sorted together; each takes 300 bytes.
 MERGED_CHUNKS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What to read of one array: one part a selection."""
+    """What to read of one array, with one part for each selection."""
 
     parts: tuple[Part, ...]
 
@@ -44,13 +45,13 @@ class ReadPlan:
 
     @property
     def n_shards(self) -> int:
-        """Stored objects touched, counted as the inner chunks are."""
+        """Stored objects touched, counted once for each part that touches them."""
         return sum(part.n_shards for part in self.parts)
 
     def blocks(self, most_merged: int | None = None) -> Iterator[Planned]:
-        """All inner chunks, each shard in one block for all parts that go together.
+        """All inner chunks; parts that are merged share the block of a shard.
 
-        Parts go together up to `most_merged` inner chunks.
+        Parts of up to `most_merged` inner chunks together are merged.
         """
         if len(self.parts) == 1:
             yield from self.parts[0].blocks()
@@ -64,7 +65,7 @@ class ReadPlan:
                     yield block.of_part(k)
 
     def _groups(self, most: int) -> Iterator[list[tuple[int, Part]]]:
-        """Parts with their numbers, as many together as have not too many chunks."""
+        """Parts with their numbers, in groups of at most `most` inner chunks."""
         group: list[tuple[int, Part]] = []
         n_chunks = 0
         for k, part in enumerate(self.parts):

@@ -32,17 +32,17 @@ class PointPart:
     Attributes
     ----------
     cell, shard_cell
-        int64, shape (ndim, n_chunks). Coordinates of each inner chunk touched, and of
+        int64, shape (ndim, n_chunks). Coordinates of each touched inner chunk, and of
         its shard.
     entry
-        One int64 array of shape (n_chunks,) a sharding level.
+        One int64 array of shape (n_chunks,) per sharding level.
     bounds
         int64, shape (n_chunks + 1,). Points of inner chunk i are
         ``bounds[i]:bounds[i + 1]``.
     in_index
         int64, shape (ndim, n_points). Coordinates of each point within its chunk.
     out_index
-        int64, shape (n_points,). Where each lands in the flattened result.
+        int64, shape (n_points,). Where each point lands in the flattened result.
     """
 
     selection: Points
@@ -58,7 +58,8 @@ class PointPart:
         """Part of a plan, from a selection and the layout of its array."""
         n_points, ndim = selection.n_points, layout.ndim
         order, starts = _by_chunk(selection, layout)
-        # Of very many points each column counts: what can be is made in place.
+        # With very many points every column counts, so columns are changed in place if
+        # possible.
         in_index = np.empty((ndim, n_points), np.int64)
         cell = np.empty((ndim, len(starts)), np.int64)
         shard = np.empty((ndim, len(starts)), np.int64)
@@ -118,9 +119,9 @@ class PointPart:
 
 
 def _by_chunk(selection: Points, layout: ArrayLayout) -> tuple[Ints | None, Ints]:
-    """Order of points by shard and inner chunk, and where those of each chunk begin.
+    """Order of points by shard and inner chunk, and where each inner chunk begins.
 
-    The order is None where they are in it.
+    The order is None if the points are already in this order.
     """
     digits = shard_digits(layout.axes)
     if layout.levels:

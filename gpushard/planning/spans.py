@@ -1,7 +1,7 @@
 """Wanted elements of an uncompressed inner chunk -> the byte span that holds them.
 
-Where an inner chunk is stored as its plain elements, only the bytes between the first
-and the last wanted element need to be fetched: for whole rows these are the rows.
+If an inner chunk is stored uncompressed, only the bytes from the first to the last
+wanted element need to be fetched. For whole rows these are the rows.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def byte_spans(part: Part, position: Ints, strides: Sequence[int]) -> tuple[Ints
     position
         int64, shape (n_rows, n_chunks). Columns of a `ShardBlock` for that part.
     strides
-        Bytes between neighbours along each axis of the array; the last entry is the
-        item size.
+        Bytes between neighbouring elements along each axis of the array; the last entry
+        is the item size.
 
     Returns
     -------
@@ -60,7 +60,7 @@ def _grid_span(
 
 
 def _extremes(projection: Projected, at: Ints) -> tuple[Ints, Ints]:
-    """First and last wanted element within touched cells, by their positions."""
+    """First and last wanted element within the touched cells at these positions."""
     members = projection.members
     if members is None:
         in_start, length, _ = projection.takings(at)
@@ -80,14 +80,14 @@ def _point_span(
 
 
 def _between(bounds: Ints, at: Ints) -> tuple[slice, Ints, Ints]:
-    """Elements of the cells from the first to the last of those asked for.
+    """Elements of the cells from the first cell asked for to the last.
 
-    A block has neighbours: all others need not be looked at.
+    The cells of a block are neighbours, so all other cells can be skipped.
 
     Returns
     -------
-    Which elements these are, where those of each cell begin among them, and which of
-    these cells each of `at` is.
+    The range of these elements, where each cell begins in it, and the number of each of
+    `at` among these cells.
     """
     low, high = int(at.min()), int(at.max()) + 1
     first = int(bounds[low])

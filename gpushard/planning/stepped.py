@@ -1,7 +1,7 @@
-"""Cells that a slice with a step touches along a rectilinear axis, some at a time.
+"""Cells that a slice with a step touches along a rectilinear axis, computed in runs.
 
-They follow no rule. How many there are in each run of cells is kept, and which they are
-is computed again, of the runs that are asked for.
+No formula gives these cells. The number of touched cells in each run of cells is kept;
+the touched cells themselves are computed again for each run that is asked for.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import numpy as np
 from gpushard.layout import GridAxis
 from gpushard.selecting.selection import Ints, SliceAxis, cells_of_slice
 
-# Cells of a run: what is computed of them takes 3 MiB at the most.
+# Cells per run; computing a run takes 3 MiB at the most.
 _RUN_CELLS = 1 << 16
 
 
 class SteppedCells:
-    """Touched cells by their positions among them.
+    """The touched cells, found by their positions among the touched cells.
 
     Parameters
     ----------
     selection, axis
-        A slice of one element at least, and the cells, which are of several lengths.
+        A slice of at least one element, and cells of several lengths.
 
     Attributes
     ----------
@@ -39,11 +39,11 @@ class SteppedCells:
         # Positions of each run's first touched cell, and behind the last one.
         self._starts = np.append(0, np.cumsum(counts, dtype=np.int64))
         self.n_cells = int(self._starts[-1])
-        # The run asked for last: that of the next positions, as a rule.
+        # The last run asked for, which usually has the next positions too.
         self._latest = (-1, np.empty(0, np.int64))
 
     def cell_at(self, position: Ints) -> Ints:
-        """Touched cells: int64, as `position`."""
+        """Touched cells at these positions: int64, of the shape of `position`."""
         position = np.asarray(position)
         run = np.searchsorted(self._starts, position, side="right") - 1
         cell = np.empty(position.shape, np.int64)
@@ -60,7 +60,7 @@ class SteppedCells:
         return cells
 
     def _run(self, nth: int) -> Ints:
-        """Touched cells of a run of cells."""
+        """Touched cells in a run of cells."""
         start, step, length, *_ = self._selection
         low = self._first + nth * _RUN_CELLS
         high = min(low + _RUN_CELLS, self._stop)

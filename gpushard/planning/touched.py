@@ -1,7 +1,7 @@
 """A small selection -> the inner chunks that it touches, one Python object each.
 
-What `grid` and `points` say in columns, in plain integers: for a few inner chunks the
-columns would take longer to make than the chunks to read.
+Plain integers replace the columns of `grid` and `points`: for a few inner chunks,
+making columns would take longer than reading the inner chunks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpushard.selecting.selection import (
     project_cell,
 )
 
-# Index arrays and lists of points up to this length are taken apart in Python.
+# Index arrays and lists of points up to this length are processed in Python.
 _FEW_ELEMENTS = 64
 
 Coordinate = tuple[int, ...]
@@ -33,7 +33,7 @@ which stored object it is in, and its share of the place in the index of each le
 
 
 class TouchedChunk(NamedTuple):
-    """An inner chunk of which something is wanted.
+    """An inner chunk with wanted elements.
 
     Attributes
     ----------
@@ -42,8 +42,8 @@ class TouchedChunk(NamedTuple):
     entries
         Its place in the index at each sharding level, from the outside in.
     inside, out
-        Index into the inner chunk and into the output: as `Orthogonal.on_grid` shows
-        it, or flat for points.
+        Index into the inner chunk and into the output, which has the axes of
+        `Orthogonal.on_grid`, or is flat for points.
     """
 
     cell: Coordinate
@@ -56,25 +56,25 @@ class TouchedChunk(NamedTuple):
     def extremes(self) -> tuple[tuple[int, int], ...]:
         """Corners of the box that holds all wanted elements, within the inner chunk.
 
-        The first and the last element of it along each axis.
+        The first and the last element of the box along each axis.
         """
         return tuple([_extremes(index) for index in self.inside])
 
 
 class TouchedGrid:
-    """An array's grid of inner chunks, to be asked which of them a selection touches.
+    """An array's grid of inner chunks, which finds those that a selection touches.
 
-    What does not depend on the selection is worked out once, here.
+    Everything that does not depend on the selection is computed once, when it is made.
 
     Parameters
     ----------
     layout
-        The array, its inner chunks all of one shape.
+        The array; its inner chunks all have one shape.
     """
 
     def __init__(self, layout: ArrayLayout) -> None:
         self._layout = layout
-        # Where shards differ in shape, so do the places in their indexes.
+        # If shards differ in shape, so do the places in their indexes.
         self._is_regular = all(axis.boundaries is None for axis in layout.axes)
         ones = [[1] * layout.ndim for _ in layout.levels]
         strides = self._strides_in((0,) * layout.ndim) if self._is_regular else ones
@@ -96,7 +96,7 @@ class TouchedGrid:
         Parameters
         ----------
         selection
-            What is wanted.
+            The wanted elements.
         limit
             Inner chunks that a small selection touches at most.
         """
@@ -135,7 +135,7 @@ class TouchedGrid:
     def _entries(
         self, shard: Coordinate, places: Sequence[tuple[int, ...]]
     ) -> tuple[int, ...]:
-        """Place in the index of each level, from each axis' share of it."""
+        """Place in the index of each level: the sum of each axis' share."""
         shares = zip(*places, strict=True)
         if self._is_regular:
             return tuple(map(sum, shares))
@@ -143,7 +143,7 @@ class TouchedGrid:
         return tuple([sum(map(mul, *pair)) for pair in pairs])
 
     def _strides_in(self, shard: Coordinate) -> list[list[int]]:
-        """Entries between neighbours along each axis, in the index of each level."""
+        """Index entries between neighbours along each axis, for each level."""
         parent: Sequence[int] = [
             int(axis.length_of(i))
             for axis, i in zip(self._layout.axes, shard, strict=True)
@@ -205,17 +205,17 @@ class _Axis:
     inner, outer
         Its inner chunks and its stored objects.
     lengths, strides
-        Of each sharding level: elements of an inner chunk, and entries of the index
-        between neighbours.
+        For each sharding level: elements of an inner chunk, and index entries between
+        neighbouring inner chunks.
 
     Attributes
     ----------
     length
         Elements of a cell.
     whole
-        The whole axis; None where that is several cells.
+        A slice over the whole axis; None if the axis has several cells.
     only_cell
-        What it touches then.
+        What that slice touches.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class _Axis:
         self._inner = inner
         self._outer = outer
         self.length = inner.cell
-        # In cells: a stored object, and what each level cuts it into.
+        # In cells: a stored object, and the pieces into which each level cuts it.
         self._per_object = outer.cell // inner.cell
         self._units = [
             (length // inner.cell, stride)
@@ -248,7 +248,7 @@ class _Axis:
         length = self.length
         end = start + (n_elements - 1) * step
         first, last = start // length, end // length
-        if first == last and out_step > 0:  # most reads: worth saying once more
+        if first == last and out_step > 0:  # most reads
             before = first * length
             inside = slice(start - before, end - before + 1, step)
             out = slice(out_start, out_start + n_elements)
@@ -273,7 +273,7 @@ class _Axis:
             yield cell, inside, out, *self.place(cell)
 
     def of_index(self, axis: IndexAxis, limit: int) -> Sequence[_Along] | None:
-        """Cells that an index array touches; None if it is long, or they are many."""
+        """Cells that an index array touches; None if array or cells are many."""
         if axis.length > _FEW_ELEMENTS:
             return None
         members: dict[int, tuple[list[int], list[int]]] = {}
@@ -309,7 +309,7 @@ class _Axis:
 def _sliced(
     inside: list[int], out: list[int]
 ) -> tuple[slice | list[int], slice | list[int]]:
-    """One element as a slice: no gathering, and no crossing with other arrays."""
+    """An index array of one element becomes a slice, which needs no gathering."""
     if len(inside) > 1:
         return inside, out
     return slice(inside[0], inside[0] + 1), slice(out[0], out[0] + 1)
