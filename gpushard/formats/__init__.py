@@ -1,1 +1,1 @@
-"""On-disk dialects; one module each turns a document into an `ArrayLayout`."""
+"""On-disk formats: one module for each turns a document into an `ArrayLayout`."""

@@ -1,7 +1,7 @@
 """`codecs` of a metadata document -> a checked tree of codec chains.
 
-A chain is array-to-array codecs, one array-to-bytes codec and bytes-to-bytes codecs;
-where the middle one is a sharding codec, the tree goes on inside it.
+A chain consists of array-to-array codecs, one array-to-bytes codec and bytes-to-bytes
+codecs. If the array-to-bytes codec is a sharding codec, it contains further chains.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class ParsedChain:
-    """A chain, and what its sharding codec says if it has one."""
+    """A chain, and the configuration of its sharding codec if it has one."""
 
     chain: CodecChain
     sharding: Sharding | None
@@ -57,7 +57,7 @@ class ParsedChain:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What the next codec is given.
+    """The input of the next codec.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ def _split(specs: list[CodecSpec], json_path: str) -> CodecChain:
 
 
 def _encoded(spec: CodecSpec, decoded: Decoded) -> Decoded:
-    """What an array-to-array codec makes of an array like `decoded`."""
+    """The output of an array-to-array codec for an array like `decoded`."""
     if spec.name != "transpose":
         if decoded.data_type is not None and decoded.data_type.is_variable_length:
             _refuse_unless_unknown(spec, decoded.data_type)
@@ -127,7 +127,7 @@ def _encoded(spec: CodecSpec, decoded: Decoded) -> Decoded:
 
 
 def _with_byte_order(chain: CodecChain, decoded: Decoded) -> CodecChain:
-    """Chain whose `bytes` codec names a byte order wherever one is needed."""
+    """Chain whose `bytes` codec names a byte order if the elements need one."""
     spec, data_type = chain.array_bytes, decoded.data_type
     if data_type is None:
         return chain
@@ -153,7 +153,7 @@ def _refuse_unless_unknown(spec: CodecSpec, data_type: DataType) -> None:
 
 
 def _check_serializer(spec: CodecSpec, data_type: DataType) -> None:
-    """Refuse elements of fixed size where the codec wants others, or the reverse."""
+    """Refuse a codec that does not take elements of a fixed, or variable, size."""
     wanted = VARIABLE_LENGTH_TYPES.get(spec.name)
     if wanted is not None and data_type.json not in wanted:
         expected = f"elements of the data type {' or '.join(wanted)}"
@@ -217,7 +217,7 @@ def _inner_chunk_shape(named: Named, decoded: Decoded) -> tuple[int, ...]:
 
 
 def _parse_index_codecs(named: Named, ndim: int) -> tuple[CodecChain, IndexSize]:
-    """Chain of the shard index, and what it makes of the entries' size."""
+    """Chain of the shard index, and the encoded size that it gives an index."""
     path = named.at("index_codecs")
     specs = parse_specs(named.required("index_codecs"), path)
     for spec in specs:

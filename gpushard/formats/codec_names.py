@@ -1,4 +1,4 @@
-"""What a codec's name says: its kind, and whether its encoded size is fixed."""
+"""A codec's name -> its kind, and whether its encoded size is fixed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ VARIABLE_LENGTH_TYPES = {
     "vlen-utf8": ("string",),
     "vlen-bytes": ("variable_length_bytes", "bytes"),
 }
-"""Array-to-bytes codecs that take nothing else than these data types."""
+"""Array-to-bytes codecs that take only these data types."""
 
 _EXECUTES_DATA = frozenset(["pickle", "json2", "msgpack2", "dill", "cloudpickle"])
 
@@ -107,7 +107,7 @@ def kind_of(name: str, json_path: str) -> Kind:
     MetadataError
         The codec builds arbitrary Python objects from the stored bytes.
     UnsupportedError
-        Neither we nor the installed zarr know the codec.
+        Neither gpushard nor the installed zarr knows the codec.
     """
     if name.rpartition(".")[2] in _EXECUTES_DATA:
         raise MetadataError(

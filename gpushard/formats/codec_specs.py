@@ -10,17 +10,17 @@ from gpushard.formats.codec_names import SHARDING
 from gpushard.formats.document import Named, as_list, as_named, wrong
 from gpushard.layout import CodecSpec
 
-# Each takes 60 us to check, and a document has room for millions.
+# Checking one takes 60 us, and a document has room for millions.
 _MAX_CODECS = 256
 _BLOSC_COMPRESSORS = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 
 
 def parse_specs(value: Any, json_path: str) -> list[CodecSpec]:
-    """Codecs that a list names, each with its JSON path.
+    """The codecs of a list, each with its JSON path.
 
-    What a reader needs is checked strictly, what only a writer needs leniently; the
-    configuration of a sharding codec is left to its own parser.
+    Members that a reader needs are checked strictly, members that only a writer needs
+    leniently. The configuration of a sharding codec has its own parser.
 
     Raises
     ------
@@ -34,12 +34,12 @@ def parse_specs(value: Any, json_path: str) -> list[CodecSpec]:
 
 
 def codec_list(value: Any, what: str, json_path: str) -> list[Any]:
-    """List of codecs, not yet looked at.
+    """List of codecs, whose entries are not checked yet.
 
     Raises
     ------
     MetadataError
-        It is no list.
+        It is not a list.
     UnsupportedError
         It is absurdly long.
     """
@@ -121,7 +121,8 @@ _CHECKS: Mapping[str, Callable[[Named], None]] = {
     "zstd": _check_zstd,
     "gzip": _check_gzip,
     "crc32c": lambda named: named.refuse_members_but(()),
-    # Their streams do not tell how they were made; some writers repeat the id.
+    # These streams do not describe themselves, so no member may be ignored; some
+    # writers repeat the id.
     "numcodecs.packbits": lambda named: named.refuse_members_but(("id",)),
     "numcodecs.shuffle": lambda named: named.refuse_members_but(("id", "elementsize")),
     SHARDING: lambda named: named.refuse_members_but(

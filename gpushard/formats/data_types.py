@@ -1,8 +1,8 @@
 """`data_type` of a metadata document -> NumPy data type.
 
-The core types and raw bits are named here; bfloat16 and the 8-bit floats come from
-ml_dtypes; structs are put together from their fields; whatever else the installed zarr
-has registered (times, strings, byte strings, types of other packages) is asked of it.
+The core types and raw bits are named here. bfloat16 and the 8-bit floats come from
+ml_dtypes. Structs are composed of their fields. All other types (times, strings, byte
+strings, types of other packages) come from the registry of the installed zarr.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CORE_NAMES = frozenset(
         "complex128",
     ]
 )
-# Registered names of the data types that ml_dtypes brings with whole bytes.
+# Registered names of the ml_dtypes data types whose elements are whole bytes.
 _SMALL_FLOAT_NAMES = frozenset(
     [
         "bfloat16",
@@ -55,11 +55,11 @@ class DataType:
     dtype
         Data type in memory, native byte order.
     json
-        As the metadata spells it; a core type always by its bare name.
+        The spelling in the metadata; a core type is always its bare name.
     has_byte_order
         Whether the `bytes` codec has to say in which byte order elements are stored.
     foreign
-        zarr's data type object, where a package other than zarr defines the type.
+        zarr's data type object, if a package other than zarr defines the type.
     """
 
     dtype: np.dtype[Any]
@@ -79,7 +79,7 @@ class DataType:
 
 
 def is_small_float(dtype: np.dtype[Any]) -> bool:
-    """Whether ml_dtypes defines `dtype`; its byte order NumPy cannot change."""
+    """Whether ml_dtypes defines `dtype`, so that NumPy cannot change its byte order."""
     return dtype.name in _SMALL_FLOAT_NAMES
 
 
@@ -91,7 +91,7 @@ def parse_data_type(value: Any, json_path: str = "data_type") -> DataType:
     MetadataError
         The spelling is malformed.
     UnsupportedError
-        Neither we nor the installed zarr know the type.
+        Neither gpushard nor the installed zarr knows the type.
     """
     named = as_named(value, "the data type", json_path)
     if named.name in _STRUCT_NAMES:
@@ -109,7 +109,7 @@ def parse_data_type(value: Any, json_path: str = "data_type") -> DataType:
 
 
 def _check_utf32(named: Named) -> None:
-    """Zarr rounds a length of no whole characters down."""
+    """Refuse a length of broken characters, which zarr would round down."""
     nbytes = named.configuration.get("length_bytes")
     if type(nbytes) is int and nbytes % 4:
         what = "the length of the strings is no whole number of characters"

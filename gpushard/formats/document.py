@@ -16,7 +16,7 @@ MAX_LENGTH = 2**62
 
 @contextmanager
 def parsing(array_path: str) -> Generator[None]:
-    """Let errors of the block name the array whose document is parsed."""
+    """Add the path of the array to errors of the block that parses its document."""
     try:
         yield
     except GpushardError as error:
@@ -49,7 +49,7 @@ def require_members(fields: Mapping[str, Any], names: Collection[str]) -> None:
     Raises
     ------
     MetadataError
-        One of them is not there.
+        One of them is missing.
     """
     for name in names:
         if name not in fields:
@@ -62,7 +62,7 @@ def as_object(value: Any, what: str, json_path: str) -> Mapping[str, Any]:
     Raises
     ------
     MetadataError
-        It is no JSON object.
+        It is not a JSON object.
     """
     if not isinstance(value, Mapping):
         raise wrong(f"{what} has the wrong type", json_path, "an object", value)
@@ -75,7 +75,7 @@ def as_list(value: Any, what: str, json_path: str) -> list[Any]:
     Raises
     ------
     MetadataError
-        It is no JSON array.
+        It is not a JSON array.
     """
     if not isinstance(value, list | tuple):
         raise wrong(f"{what} has the wrong type", json_path, "an array", value)
@@ -88,7 +88,7 @@ def as_length(value: Any, what: str, json_path: str, *, least: int) -> int:
     Raises
     ------
     MetadataError
-        It is no integer in ``[least, MAX_LENGTH]``.
+        It is not an integer in ``[least, MAX_LENGTH]``.
     """
     if type(value) is not int or not least <= value <= MAX_LENGTH:
         expected = f"an integer from {least} to {MAX_LENGTH}"
@@ -99,12 +99,12 @@ def as_length(value: Any, what: str, json_path: str, *, least: int) -> int:
 def as_lengths(
     value: Any, what: str, json_path: str, *, least: int, ndim: int | None = None
 ) -> tuple[int, ...]:
-    """Shape that `value` is, of rank `ndim` where that is known.
+    """Shape that `value` is, of rank `ndim` if that is given.
 
     Raises
     ------
     MetadataError
-        It is no array of integers in ``[least, MAX_LENGTH]``, or of another rank.
+        It is not an array of integers in ``[least, MAX_LENGTH]``, or of another rank.
     """
     items = as_list(value, what, json_path)
     if ndim is not None and len(items) != ndim:
@@ -128,14 +128,14 @@ class Named:
         return f"{self.json_path}.configuration.{key}"
 
     def required(self, key: str) -> Any:
-        """Member of the configuration that must be there."""
+        """A required member of the configuration."""
         if key not in self.configuration:
             what = f"{self.name!r} lacks {key!r} in its configuration"
             raise MetadataError(what, json_path=self.at(key))
         return self.configuration[key]
 
     def refuse_members_but(self, known: Collection[str]) -> None:
-        """Refuse a configuration that says something we would not heed."""
+        """Refuse a configuration with members that gpushard would ignore."""
         path = f"{self.json_path}.configuration"
         refuse_unknown_members(self.configuration, known, path)
 

@@ -1,8 +1,8 @@
 """`fill_value` of a metadata document -> one element, bit for bit.
 
 Spellings: core specification 3, section "Permitted fill values", and the pages of the
-registered data types. Hex bits never pass through a Python float, which would quieten
-a signalling NaN.
+registered data types. Hex bits never pass through a Python float, which would turn a
+signalling NaN into a quiet one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NOT_A_TIME = np.iinfo(np.int64).min
 
 
 def parse_fill_value(value: Any, data_type: DataType, json_path: str) -> Scalar:
-    """Read-only 0-d array of the data type that holds the fill value's very bits.
+    """Read-only 0-d array of the data type that holds the fill value, bit for bit.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def _bool(value: Any, dtype: np.dtype[Any], json_path: str) -> Scalar:
 
 
 def _integer(value: Any, dtype: np.dtype[Any], json_path: str) -> Scalar:
-    """Integer; 3.0 too, since some JSON writers know no other way to write 3."""
+    """An integer; 3.0 is accepted too, because some JSON writers write 3 so."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     limits = np.iinfo(dtype)

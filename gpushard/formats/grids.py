@@ -21,7 +21,7 @@ from gpushard.formats.document import (
 from gpushard.layout import ChunkKeys, GridAxis
 
 MAX_NDIM = 32
-"""Most dimensions of an array; NumPy 1 and CUDA kernels stop there too."""
+"""Most dimensions of an array: NumPy 1 and the CUDA kernels have the same limit."""
 
 _MAX_CELLS = 2**24
 """Cells that a rectilinear axis may spell out: 128 MiB of boundaries."""
@@ -35,9 +35,9 @@ class ChunkGrid:
     Attributes
     ----------
     axes
-        One axis a dimension.
+        One axis per dimension.
     lengths
-        Every distinct cell length of each axis, those of cells beyond the extent too.
+        Every distinct cell length of each axis, including cells beyond the extent.
     """
 
     axes: tuple[GridAxis, ...]
@@ -52,7 +52,7 @@ class ChunkGrid:
 
 
 def refuse_many_axes(shape: tuple[int, ...], json_path: str) -> None:
-    """Refuse arrays of more dimensions than any part of us can have.
+    """Refuse arrays of more dimensions than gpushard supports.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def regular_cell(cell: int, extent: int, json_path: str) -> int:
     Raises
     ------
     MetadataError
-        It is 0 along an axis that has elements.
+        It is 0 although the axis has elements.
     """
     # Older writers stored a chunk length of 0 for an axis of length 0, where no chunk
     # can exist.
@@ -180,7 +180,7 @@ def _run_lengths(items: list[Any], json_path: str) -> tuple[list[int], list[int]
 
 
 def _boundaries(edges: list[int], counts: list[int], extent: int) -> NDArray[np.int64]:
-    """Starts of the cells that hold elements, then the end of the last of them."""
+    """Starts of the cells that hold elements, followed by the end of the last one."""
     ends = np.cumsum(np.repeat(np.array(edges, np.int64), counts))
     n_cells = int(np.searchsorted(ends, extent, side="left")) + 1 if extent else 0
     boundaries = np.concatenate([np.zeros(1, np.int64), ends[:n_cells]])
@@ -189,7 +189,7 @@ def _boundaries(edges: list[int], counts: list[int], extent: int) -> NDArray[np.
 
 
 def parse_chunk_keys(value: Any) -> ChunkKeys:
-    """How the coordinates of a stored object are spelled in its key.
+    """How a key spells the coordinates of a stored object.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What the formats of before v3 share: from checked metadata to an `ArrayLayout`."""
+"""Checked metadata of a format before v3 -> an `ArrayLayout`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _INDEX_CHAIN = CodecChain((), CodecSpec("bytes", {"endian": "little"}), ())
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Chunks combined in a shard along each axis, and where the metadata say so."""
+    """Chunks per shard along each axis, and the JSON path that says so."""
 
     chunks_per_shard: tuple[int, ...]
     json_path: str
@@ -46,9 +46,9 @@ class HistoricArray:
     sharding
         From the inside out: chunks make shards, which make larger shards.
     data_path
-        Where the stored objects lie, if not at the array's path.
+        Path of the stored objects, if it is not the array's path.
     paths
-        Where shape, chunk shape and data type stand in the document.
+        JSON paths of shape, chunk shape and data type.
     """
 
     shape: tuple[int, ...]
@@ -99,7 +99,7 @@ class HistoricArray:
         )
 
     def _fill_value_json(self, is_variable_length: bool) -> Any:
-        """As zarr's own codecs for elements of variable size read it."""
+        """The fill value as zarr's codecs for elements of variable size read it."""
         is_zero = self.fill_value is None or self.fill_value == 0
         return "" if is_variable_length and is_zero else self.fill_value
 

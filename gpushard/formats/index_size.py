@@ -21,7 +21,7 @@ _ENTRY = np.zeros((), np.uint64)
 
 
 class IndexSize(NamedTuple):
-    """Encoded size of an index: so many bytes an entry, and so many beyond them."""
+    """Encoded size of an index: bytes per entry, and bytes in addition."""
 
     entry_nbytes: int
     trailer_nbytes: int
@@ -32,7 +32,7 @@ class IndexSize(NamedTuple):
 
 
 def index_size(chain: CodecChain, ndim: int, json_path: str) -> IndexSize:
-    """Size of the index that `chain` encodes, of shards with `ndim` axes.
+    """Size of an index encoded by `chain`, for shards with `ndim` axes.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def index_size(chain: CodecChain, ndim: int, json_path: str) -> IndexSize:
     one, two, many = sizes
     if one is None or two is None or many is None:
         raise _variable(chain, pipeline, json_path)
-    # Without axes there is one entry only, and no telling of its bytes from the rest.
+    # Without axes there is only one entry, so its bytes cannot be told from the others.
     entry_nbytes = two - one if ndim else 16
     size = IndexSize(entry_nbytes, one - entry_nbytes)
     if ndim and size.nbytes(counts[-1]) != many:
@@ -71,9 +71,10 @@ def index_size(chain: CodecChain, ndim: int, json_path: str) -> IndexSize:
 def _try_out(
     chain: CodecChain, pipeline: HostPipeline, shape: tuple[int, ...], json_path: str
 ) -> None:
-    """Encode and decode an index, as configurations alone do not tell what fits it.
+    """Encode and decode an index: a configuration does not show whether codecs fit it.
 
-    Without this, every shard would be blamed for codecs meant for other data types.
+    Otherwise every shard would be reported as damaged because of codecs that are meant
+    for other data types.
     """
     from gpushard.codecs.zarr_encoder import ZarrEncoder
     from gpushard.codecs.zarr_objects import ZarrElements
@@ -101,14 +102,14 @@ def _try_out(
 def check_index_nbytes(
     size: IndexSize, n_entries: int, json_path: str, options: Options
 ) -> None:
-    """Refuse shards whose index no reader should have to hold.
+    """Refuse shards whose index exceeds the limit.
 
     Raises
     ------
     LimitError
         An index of `n_entries` has more bytes than the options allow.
     """
-    # Entries that a codec makes smaller are decoded to 16 bytes each all the same.
+    # Decoded entries take 16 bytes each, even if a codec makes them smaller.
     index_nbytes = max(size.nbytes(n_entries), 16 * n_entries)
     if index_nbytes > options.max_index_nbytes:
         raise LimitError(

@@ -25,7 +25,7 @@ def fold_levels(parsed: ParsedChain, ndim: int) -> Levels:
     """Levels of sharding codecs whose inner chunks can be read on their own.
 
     A sharding codec behind an array-to-array codec other than `transpose`, or, below
-    the outermost one, before bytes-to-bytes codecs, is no level: it stays the
+    the outermost one, before bytes-to-bytes codecs, is not a level: it stays the
     array-to-bytes codec of the chain at the bottom.
     """
     order: AxisOrder = tuple(range(ndim))

@@ -15,26 +15,26 @@ Shape = int | Sequence[int]
 
 
 class ArrayArguments(TypedDict, total=False):
-    """What `zarr.create_array` takes, as far as it tells what is stored.
+    """The arguments of `zarr.create_array` that say what is stored.
 
     Attributes
     ----------
     shape, dtype
         Elements along each axis, and their data type as zarr names it.
     chunks, shards
-        Shape of the inner chunks and of the shards; `shards` may be zarr's
-        ``{"shape": ..., "index_location": "start"}``. Without it, one chunk an object.
-        The index is little-endian, with a crc32c, at the end.
+        Shape of the inner chunks and of the shards; `shards` may be zarr's ``{"shape":
+        ..., "index_location": "start"}``. Without it, each object is one chunk. The
+        index is little-endian, with a crc32c, at the end.
     filters, serializer, compressors
         zarr codecs, one or a list; ``compressors=None`` for none. A
         `zarr.codecs.ShardingCodec` as the serializer nests shards.
     fill_value
-        What missing inner chunks hold; the data type's zero by default.
+        Value of missing inner chunks; the data type's zero by default.
     dimension_names, attributes, chunk_key_encoding
         As zarr takes them.
     order
-        Order of the elements in a chunk, "C" or "F", in the historic formats. In Zarr
-        v3 a `zarr.codecs.TransposeCodec` among the filters is it.
+        Order of the elements in a chunk, "C" or "F", only for the historic formats. For
+        Zarr v3, use a `zarr.codecs.TransposeCodec` among the filters.
     """
 
     shape: Required[Shape]
@@ -77,12 +77,12 @@ def new_document(arguments: ArrayArguments) -> bytes:
 
 
 def check_names(given: Mapping[str, Any]) -> None:
-    """Refuse arguments that are unknown, and lists that lack one that is needed.
+    """Refuse unknown arguments, and calls without a required one.
 
     Raises
     ------
     OptionError
-        It is so.
+        An argument is unknown or missing.
     """
     unknown = given.keys() - ArrayArguments.__annotations__.keys()
     if unknown:
@@ -102,7 +102,7 @@ def _written_by_zarr(given: dict[str, Any]) -> bytes:
     store = MemoryStore()
     try:
         with warnings.catch_warnings():
-            # zarr warns of young data types and codecs, which the caller asked for.
+            # zarr warns of new data types and codecs, which the caller asked for.
             warnings.simplefilter("ignore")
             zarr.create_array(store, zarr_format=3, **given)
     except Exception as error:
@@ -119,7 +119,7 @@ def lengths(value: Any, name: str) -> tuple[int, ...]:
     Raises
     ------
     OptionError
-        It is neither, or a length is negative.
+        It is neither of the two, or a length is negative.
     """
     plain = _plain(value)
     try:
@@ -133,12 +133,12 @@ def lengths(value: Any, name: str) -> tuple[int, ...]:
 
 
 def data_type_of(data_type_json: Any, dtype: np.dtype[Any]) -> Any:
-    """What `ArrayArguments.dtype` may be for an array that is there already.
+    """A value of `ArrayArguments.dtype` that makes the data type of an existing array.
 
     Parameters
     ----------
     data_type_json, dtype
-        The data type as its layout has it: as Zarr v3 spells it, and in memory.
+        The data type in the array's layout: in the spelling of Zarr v3, and in memory.
     """
     from zarr.core.dtype import get_data_type_from_json
 

@@ -1,7 +1,7 @@
 """Arguments of `create_array` -> documents of the two historic shard formats.
 
-What is written is what the formats' own writers wrote (docs/historic-formats.md): sizes
-of shards in chunks, codecs as numcodecs names them, data types as NumPy spells them.
+The documents equal those of the formats' own writers (docs/historic-formats.md): sizes
+of shards in chunks, codecs under their numcodecs names, data types in NumPy's spelling.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _ORDERS = ("C", "F")
 
 @dataclass(frozen=True, slots=True)
 class HistoricArguments:
-    """Arguments as the historic formats take them; `fill_value` of the data type.
+    """Arguments in the form of the historic formats; `fill_value` has the data type.
 
     Attributes
     ----------
     chunks_per_shard
         Chunks that a shard has along each axis.
     filters, compressor
-        Configurations of numcodecs; no filters: None.
+        Configurations of numcodecs; None means no filters.
     """
 
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ class HistoricArguments:
         Raises
         ------
         OptionError
-            An argument is unknown or missing, or the format has no such thing.
+            An argument is unknown or missing, or the format cannot express it.
         UnsupportedError
             It has no such data type or codec.
         """
@@ -119,7 +119,7 @@ def draft_document(arguments: HistoricArguments) -> dict[str, Any]:
     Raises
     ------
     OptionError
-        It is to have names of dimensions, or an attribute where its filters stand.
+        It has names of dimensions, or an attribute with the name of its filters.
     """
     attributes = arguments.attributes
     if arguments.dimension_names is not None:
@@ -157,7 +157,7 @@ def document_bytes(document: Mapping[str, Any]) -> bytes:
     Raises
     ------
     OptionError
-        An attribute is no JSON.
+        An attribute cannot be written as JSON.
     """
     try:
         text = json.dumps(document, indent=4, sort_keys=True, allow_nan=False)
@@ -245,7 +245,7 @@ def _fill_value(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _fill_struct(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Struct of a tuple, one value a field, each of which fits it; 0 is all zeros."""
+    """Struct from a tuple with one fitting value per field; 0 means all zeros."""
     element, names = np.zeros((), dtype), dtype.names or ()
     if type(value) is int and value == 0:
         return element

@@ -1,7 +1,7 @@
 """Filters and compressor of Zarr v2, by their names in numcodecs -> a codec chain.
 
-Filters work on the elements of a chunk in the order in which they are stored, which for
-order "F" is that of the transposed chunk (Zarr storage specification 2, "Filters").
+Filters work on the elements of a chunk in stored order; for order "F" that is the order
+of the transposed chunk (Zarr storage specification 2, "Filters").
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gpushard.formats.numpy_types import (
 )
 from gpushard.layout import CodecChain, CodecSpec
 
-# What a filter makes elements of variable size of, and their data type in Zarr v3.
+# Filters for elements of variable size: the codec, and the data type, in Zarr v3.
 _OBJECT_FILTERS = {"vlen-utf8": "string", "vlen-bytes": "variable_length_bytes"}
-# Members that name a filter's data types: of what it is given, and of what it makes.
+# Members that name a filter's data types: of its input, and of its output.
 _DECODED_MEMBERS = ("dtype", "decode_dtype")
 _ENCODED_MEMBERS = ("astype", "encode_dtype")
 # Default of numcodecs.shuffle, which v3's codec takes from the data type instead.
@@ -41,11 +41,11 @@ class StoredCodecs:
     Attributes
     ----------
     filters, compressor
-        Configurations of numcodecs, "id" among their members; no compressor: None.
+        Configurations of numcodecs, with the member "id"; None means no compressor.
     is_transposed
         Whether chunks are stored in order "F".
     filters_path
-        Where the filters stand in the metadata document.
+        JSON path of the filters.
     """
 
     filters: Any
@@ -152,7 +152,7 @@ def _refuse_unless_bytes(spec: CodecSpec) -> CodecSpec:
 
 
 def _check_types(filters: Sequence[CodecSpec], stored: StoredType) -> Any:
-    """Byte order of what the last filter makes, each fitting the one ahead of it."""
+    """Byte order of the last filter's output, once all filters are seen to fit."""
     current, endian = stored.stored, stored.endian
     if filters and stored.has_both_orders:
         raise UnsupportedError(
@@ -188,7 +188,7 @@ def _named_type(spec: CodecSpec, names: Sequence[str]) -> np.dtype[Any] | None:
 
 
 def _native(spec: CodecSpec) -> CodecSpec:
-    """Filter on elements in this machine's byte order; that of the bytes is theirs."""
+    """The filter for elements in native byte order; `bytes` has the stored order."""
     configuration: dict[str, Any] = dict(spec.configuration)
     for name in _DECODED_MEMBERS + _ENCODED_MEMBERS:
         value = configuration.get(name)

@@ -9,9 +9,9 @@ from gpushard.errors import OptionError
 from gpushard.layout import CodecSpec
 
 _PREFIX = "numcodecs."
-# Those that Zarr v3 has under a name of its own, as well as through numcodecs.
+# Codecs that Zarr v3 has under a name of its own, as well as through numcodecs.
 _SHARED = ("zstd", "gzip", "blosc")
-# numcodecs' numbers for what v3 spells out; -1 leaves it to the element's size.
+# numcodecs' numbers for the names in v3; -1 means that the element's size decides.
 _SHUFFLES = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 _AUTOMATIC = -1
 
@@ -54,9 +54,9 @@ def v3_codec(spec: CodecSpec, itemsize: int) -> dict[str, Any]:
     Parameters
     ----------
     spec
-        A codec as any of the formats names it.
+        A codec under the name of any of the formats.
     itemsize
-        Bytes of an element, which Blosc shuffles.
+        Size of an element, which Blosc needs for shuffling.
     """
     configuration: dict[str, Any] = dict(spec.configuration)
     name = spec.name.removeprefix(_PREFIX)
@@ -87,7 +87,7 @@ def _entry(name: str, configuration: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fields(codec: Any) -> dict[str, Any]:
-    """Members of a codec's configuration, however it is given."""
+    """Members of a codec's configuration, in whichever form it is given."""
     if isinstance(codec, Mapping):
         return dict(cast("Mapping[str, Any]", codec))
     for method in ("get_config", "to_dict"):

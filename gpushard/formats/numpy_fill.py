@@ -17,8 +17,8 @@ from gpushard.formats.numpy_types import StoredType
 def parse_numpy_fill(value: Any, stored: StoredType, json_path: str) -> NDArray[Any]:
     """Read-only 0-d array of the data type that holds the fill value.
 
-    No fill value (null) leaves missing chunks undefined; they read as zeros, as
-    zarr-python reads them. Writers also spelled the zero of any type 0.
+    Without a fill value (null) missing chunks are undefined; they read as zeros, as in
+    zarr-python. Some writers spelled the zero of every type as 0.
 
     Raises
     ------

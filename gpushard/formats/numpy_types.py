@@ -1,4 +1,4 @@
-"""Data types as Zarr v2 and the draft of v3 spell them: NumPy's strings and lists."""
+"""NumPy's spelling of data types, in Zarr v2 and the draft of v3 -> data types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpushard.formats.data_types import DataType
 from gpushard.formats.document import as_lengths, as_list, shown, wrong
 
 OBJECTS = "|O"
-"""Elements of variable size, which a filter names."""
+"""Elements of variable size, whose type a filter names."""
 
 # Zarr storage specification 2, "Data type encoding"; extended floats are left out, as
 # their bytes differ between machines.
@@ -32,13 +32,13 @@ class StoredType:
     Attributes
     ----------
     data_type
-        As the elements are in memory.
+        The data type in memory.
     stored
-        As they are stored, byte order included.
+        The stored data type, byte order included.
     endian
-        Byte order of all of them; None where there is none, or both.
+        Byte order of all elements; None if they have none, or both.
     has_both_orders
-        Whether fields of a struct have the one, and others the other byte order.
+        Whether some fields of a struct are little-endian and others big-endian.
     """
 
     data_type: DataType
@@ -141,7 +141,7 @@ def _byte_orders(dtype: np.dtype[Any]) -> Iterator[Literal["little", "big"]]:
 
 
 def _json(value: Any, dtype: np.dtype[Any]) -> Any:
-    """The type as Zarr v3 spells it, for zarr's own codecs, which know no structs."""
+    """The type in Zarr v3's spelling, for zarr's own codecs, which know no structs."""
     if dtype.kind in "biufc":
         return dtype.name
     if dtype.kind in "mM":

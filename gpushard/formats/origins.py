@@ -1,7 +1,7 @@
-"""Where a rolling array's window lies: its `origin`, as each format's documents say.
+"""The documents of each format -> where a rolling array's window lies: its `origin`.
 
-An origin is a coordinate of the grid of stored objects, and may be negative: what the
-key of an array's first object says. docs/rolling.md tells of the convention.
+An origin is the coordinate in the key of the array's first stored object. It may be
+negative. docs/rolling.md describes the convention.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpushard.formats.grids import ChunkGrid
 ORIGIN = "origin"
 """Attribute of a rolling Zarr v3 array, and member of `.zarray` in Zarr v2."""
 ROLLING = "rolling"
-"""Attribute that makes an origin of `origin`: others give that name to other things."""
+"""Attribute that marks `origin` as an origin: other software uses that name too."""
 VERSION = 1
 _OFFSET = "_offset"
 
@@ -72,7 +72,7 @@ def tags_of(attributes: Mapping[str, Any]) -> dict[str, str]:
     Raises
     ------
     MetadataError
-        They are no object of strings.
+        They are not a JSON object of strings.
     """
     path = f"attributes.{ROLLING}.tags"
     members = rolling_members(attributes) or {}
@@ -85,7 +85,7 @@ def tags_of(attributes: Mapping[str, Any]) -> dict[str, str]:
 def new_attributes(
     given: Mapping[str, Any], origin: Sequence[int], tags: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Attributes of a new rolling array, with those `given` by its maker."""
+    """Attributes of a new rolling array, including those `given` by the caller."""
     rolling: dict[str, Any] = {"version": VERSION}
     if tags:
         rolling["tags"] = dict(tags)
@@ -103,7 +103,7 @@ def without_origin(attributes: Mapping[str, Any]) -> dict[str, Any]:
 def moved_document(
     document: Mapping[str, Any], origin: Sequence[int], shape: Sequence[int]
 ) -> bytes:
-    """Bytes of a `zarr.json` whose window lies elsewhere; all else stays."""
+    """Bytes of a `zarr.json` with a moved window and otherwise unchanged."""
     attributes = {**document["attributes"], ORIGIN: list(origin)}
     moved = {**document, "shape": list(shape), "attributes": attributes}
     return json.dumps(moved, indent=2).encode()

@@ -43,7 +43,7 @@ def parse_array(
     document
         Members of `.zarray`, and those of `.zattrs` as its member "attributes".
     path, options
-        Where the array lies, and how it is read.
+        Path of the array, and the options of its reads.
 
     Raises
     ------
@@ -57,8 +57,8 @@ def parse_array(
 
 
 def _parse(document: Mapping[str, Any]) -> HistoricArray:
-    # Other members are to be ignored (storage specification 2, "Metadata"), but for
-    # those that tell of shards.
+    # Other members must be ignored (storage specification 2, "Metadata"), except those
+    # that describe shards.
     require_members(document, _REQUIRED)
     shape = as_lengths(document["shape"], "the shape", "shape", least=0)
     ndim = len(shape)

@@ -1,7 +1,8 @@
 """Prototype II of sharding: Zarr v2 with `shard_format` and `shards`.
 
-Pull request 947 of zarr-python (2022): every stored object is a shard of so many chunks
-along each axis, with the index of the storage transformer's draft at its end.
+Pull request 947 of zarr-python (2022): every stored object is a shard with a fixed
+number of chunks along each axis. At its end it has the index that the draft of the
+storage transformer describes.
 """
 
 from __future__ import annotations

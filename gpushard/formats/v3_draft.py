@@ -1,7 +1,8 @@
 """The draft of Zarr v3 of 2020 to 2023, and its sharding as a storage transformer.
 
-As zarr-python 2.14 to 2.18 laid it out with its experimental interface; where the
-writer and the text of the draft differ, both are read (`docs/historic-formats.md`).
+The layout is that of zarr-python 2.14 to 2.18 with its experimental interface. Where
+this writer and the text of the draft differ, both forms are read
+(`docs/historic-formats.md`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SHARD_FORMAT = "indexed"
 _SUFFIX = ".json"
 _CODEC = "spec/codec/"
 _CODEC_ADDRESS = "https://purl.org/zarr/spec/codec/{}/1.0"
-# Where the draft's writer said that complex numbers were described.
+# Address that the draft's writer gave for the description of complex numbers.
 _COMPLEX = (
     "https://zarr-specs.readthedocs.io/en/core-protocol-v3.0-dev/protocol/extensions"
     "/complex-dtypes/v1.0.html"
@@ -65,7 +66,7 @@ def parse_root(document: Mapping[str, Any]) -> str:
     Raises
     ------
     MetadataError
-        The suffix is no string.
+        The suffix is not a string.
     UnsupportedError
         The root is that of another draft, or asks for an extension.
     """
@@ -100,7 +101,7 @@ def parse_array(
     data_path
         Path below which its objects lie, such as "data/root/a".
     options
-        How it is read.
+        Options of its reads.
 
     Raises
     ------
@@ -206,14 +207,14 @@ def _is_transposed(document: Mapping[str, Any]) -> bool:
 
 
 def is_list_of_codecs(value: Any) -> bool:
-    """Whether the attribute `filters` is the writer's, and not one of the user's."""
+    """Whether the attribute `filters` was set by the writer, not by the user."""
     return isinstance(value, list) and all(
         isinstance(item, Mapping) and "id" in item for item in cast("list[Any]", value)
     )
 
 
 def _filters(attributes: Mapping[str, Any]) -> Any:
-    """Filters, which the writer put among the attributes; None if those are others."""
+    """Filters, which the writer put among the attributes; None if there are none."""
     filters = attributes.get("filters")
     return filters if is_list_of_codecs(filters) else None
 
@@ -275,7 +276,7 @@ def _transformer(value: Any, json_path: str, ndim: int) -> Sharding:
 
 
 def root_document() -> dict[str, Any]:
-    """The `zarr.json` that stands at the root of a hierarchy."""
+    """The `zarr.json` at the root of a hierarchy."""
     return {
         "extensions": [],
         "metadata_encoding": PROTOCOL,

@@ -16,14 +16,14 @@ from gpushard.stores.failures import refuse_unsafe_key
 NodeType = Literal["array", "group"]
 Document = dict[str, Any]
 Broken = Mapping[str, GpushardError]
-"""What is wrong, by the key or path of what it is wrong with."""
+"""Errors by the key or path of the document or node that has them."""
 
 _NAMES_SHOWN = 8
-# Documents of a group's children are asked for so many at a time, and no more of each:
-# hardly any are longer.
+# Documents of a group's children are fetched so many at a time, and only so many bytes
+# of each, which is enough for nearly all.
 _BATCH = 256
 _USUAL_NBYTES = 64 * KIB
-# Memory of one that is not counted: what many documents take grows with their number.
+# Parsed memory that is not counted per document: many documents may take more together.
 _USUAL_PARSED_NBYTES = 32 * KIB
 
 
@@ -38,16 +38,16 @@ class GroupDocument:
     attributes
         The group's own attributes.
     children
-        Name and node type of each array and group directly below. What cannot be told
-        is called an array, so that nobody misses it.
+        Name and node type of each array and group directly below. A node of unknown
+        type is listed as an array, so that nobody misses it.
     documents
         Metadata documents that are known already, by path relative to the group.
         Consolidated metadata gives those of deeper nodes too.
     is_consolidated
-        Whether they come from consolidated metadata.
+        Whether the documents come from consolidated metadata.
     broken
-        What is wrong with nodes whose consolidated metadata is malformed, by path
-        relative to the group.
+        Errors of nodes whose consolidated metadata is malformed, by path relative to
+        the group.
     """
 
     path: str
@@ -69,7 +69,7 @@ def read_document(store: Store, key: str, path: str) -> Document | None:
     Raises
     ------
     MetadataError
-        It is no valid JSON, or no object.
+        It is not valid JSON, or not an object.
     """
     data = store.get(key)
     return None if data is None else decode_document(data, key, path)
@@ -78,16 +78,16 @@ def read_document(store: Store, key: str, path: str) -> Document | None:
 def read_documents(
     store: Store, keys: Collection[str]
 ) -> tuple[dict[str, Document], Broken]:
-    """JSON objects at those of `keys` that are there, and what is wrong with others.
+    """JSON objects at those of `keys` that exist, and the errors of others.
 
-    They are read in few batches. One that is no JSON object, or lies where no object of
-    the store should, does not hide the others, nor do those that would take too much
-    memory beside one another.
+    The documents are read in few batches. A document that is not a JSON object, that
+    lies where no object of the store should, or that would take too much memory beside
+    the others, does not prevent the others from being read.
 
     Raises
     ------
     StoreError
-        The store failed, and a request has a price: it is not asked for each by itself.
+        The store failed, and its requests are too expensive to try each document alone.
     """
     found: dict[str, Document] = {}
     broken: dict[str, GpushardError] = {}
@@ -124,7 +124,7 @@ def _safe(
 def _read_in_batches(
     store: Store, keys: list[str], broken: dict[str, GpushardError]
 ) -> Iterator[tuple[str, bytes]]:
-    """Documents that are there, those that are unusually long cut."""
+    """Documents that exist; unusually long ones are cut off."""
     for first in range(0, len(keys), _BATCH):
         batch = keys[first : first + _BATCH]
         try:
@@ -168,7 +168,7 @@ def decode_document(data: bytes, key: str, path: str) -> Document:
     Raises
     ------
     MetadataError
-        It is no valid JSON, or no object.
+        It is not valid JSON, or not an object.
     LimitError
         It would take too much memory.
     """
@@ -193,15 +193,16 @@ def decode_document(data: bytes, key: str, path: str) -> Document:
 
 
 def _parsed_nbytes(data: bytes) -> int:
-    """Memory that a document takes once it is parsed, at most."""
-    # CPython 3.12, rounded up: a text is held three times; a list takes 56 bytes
-    # and 8 a value, an object with one member 200, a short string or a number 32 to 56.
+    """Upper bound of the memory that a parsed document takes."""
+    # For CPython 3.12, rounded up: a text is held three times; a list takes 56 bytes
+    # and 8 per value, an object with one member 200, a short string or a number 32 to
+    # 56.
     nbytes = 3 * len(data) + 56 * data.count(b",")
     return nbytes + 64 * data.count(b"[") + 144 * data.count(b"{")
 
 
 def _too_costly(name: str, path: str, data: bytes) -> LimitError:
-    """Error of a document that is small and takes far more memory once parsed."""
+    """Error for a small document that takes far more memory once it is parsed."""
     return LimitError(
         f"{name} would take too much memory once it is parsed",
         array_path=path,

@@ -37,7 +37,7 @@ class _Node:
     path
         Path of the node in the hierarchy.
     suffix
-        What metadata keys end in.
+        Suffix of metadata keys.
     """
 
     root: str
@@ -46,7 +46,7 @@ class _Node:
 
     @property
     def store_path(self) -> str:
-        """Path of the node as the user names it."""
+        """Path of the node in the store, as the user names it."""
         return join(self.root, self.path)
 
     def key(self, node_type: NodeType) -> str:
@@ -60,12 +60,12 @@ class _Node:
 
 
 def find_array(store: Store, path: str, options: Options) -> ArrayLayout | None:
-    """Layout of the array at `path`; None if that lies in no hierarchy of the draft.
+    """Layout of the array at `path`; None if `path` is in no hierarchy of the draft.
 
     Raises
     ------
     NotFoundError
-        It lies in one, which has no such array.
+        `path` is in a hierarchy of the draft that has no such array.
     MetadataError
         A document is malformed, or there is a group.
     UnsupportedError
@@ -88,14 +88,14 @@ def find_array(store: Store, path: str, options: Options) -> ArrayLayout | None:
 
 
 def find_group(store: Store, path: str) -> GroupDocument | None:
-    """Group at `path`; None if that lies in no hierarchy of the draft.
+    """Group at `path`; None if `path` is in no hierarchy of the draft.
 
-    Groups need no document of their own: those on the way to a node are there.
+    Groups need no document of their own: every directory above a node is a group.
 
     Raises
     ------
     NotFoundError
-        It lies in one, which has no such group.
+        `path` is in a hierarchy of the draft that has no such group.
     MetadataError
         A document is malformed, or there is an array.
     UnsupportedError
@@ -118,7 +118,7 @@ def find_group(store: Store, path: str) -> GroupDocument | None:
 
 
 def _find(store: Store, path: str) -> _Node | None:
-    """Place that `path` is in the hierarchy around it."""
+    """The hierarchy around `path`, and the place of `path` in it."""
     parts = path.split("/") if path else []
     for n in range(len(parts), -1, -1):
         root = "/".join(parts[:n])
@@ -141,7 +141,7 @@ def _children(store: Store, node: _Node) -> dict[str, NodeType]:
         if name.endswith(f".array{node.suffix}"):
             children[name.removesuffix(f".array{node.suffix}")] = "array"
         else:
-            # An array may lie beside a directory of its name, and stays an array.
+            # An array beside a directory of the same name stays an array.
             children.setdefault(name.removesuffix(f".group{node.suffix}"), "group")
     return children
 

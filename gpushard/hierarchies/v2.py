@@ -35,7 +35,7 @@ def find_array(store: Store, path: str) -> Document | None:
     Raises
     ------
     MetadataError
-        A document is no JSON object, or there is a group.
+        A document is not a JSON object, or there is a group.
     """
     array = read_document(store, join(path, _ARRAY), path)
     if array is not None:
@@ -68,7 +68,7 @@ def find_group(store: Store, path: str) -> GroupDocument | None:
             raise array_instead(path)
         return None
     attributes = read_document(store, join(path, _ATTRIBUTES), path)
-    # Who asks for a broken child reads its documents anew.
+    # A broken child is read again when it is opened, which raises its error.
     nodes, broken = _listed(store, path)
     children = children_of(nodes, broken)
     return GroupDocument(path, attributes or {}, children, nodes, is_consolidated=False)
@@ -77,12 +77,12 @@ def find_group(store: Store, path: str) -> GroupDocument | None:
 def _node(
     node_type: NodeType, document: Mapping[str, Any], attributes: Any
 ) -> Document:
-    """One document of the two, as Zarr v3 has it."""
+    """The node's two documents joined to one, as in Zarr v3."""
     return {**document, "node_type": node_type, "attributes": attributes or {}}
 
 
 def _names(store: Store, path: str) -> Iterable[str]:
-    """Arrays and groups below a group, as far as they can be told."""
+    """Arrays and groups below a group, as far as the store reveals them."""
     try:
         group = find_group(store, path)
     except (MetadataError, StoreError):
@@ -130,7 +130,7 @@ def _consolidated(document: Mapping[str, Any], path: str) -> GroupDocument:
 def _nodes(
     found: Mapping[str, Any], json_path: str
 ) -> tuple[dict[str, Document], dict[str, GpushardError]]:
-    """Nodes by path, of documents by key, and what is wrong with others."""
+    """Documents by key -> nodes by path, and the errors of others."""
     nodes: dict[str, Document] = {}
     broken: dict[str, GpushardError] = {}
     for key in found:
