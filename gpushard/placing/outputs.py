@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from gpushard.arguments import items
 from gpushard.errors import SelectionError
+from gpushard.memory.lent import lender
 from gpushard.options import MIB
 
 # What is as large stays in no cache of a core. It begins on a line of the cache, which
@@ -88,7 +89,9 @@ def _new(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < LARGE_NBYTES or dtype.hasobject:
             return np.empty(shape, dtype)
-        memory = np.empty(nbytes + _LINE_NBYTES, np.uint8)
+        memory = lender.take(nbytes)
+        if memory is None:
+            memory = np.empty(nbytes + _LINE_NBYTES, np.uint8)
         first = -memory.__array_interface__["data"][0] % _LINE_NBYTES
         return np.ndarray(shape, dtype, memory, first)
     except (ValueError, MemoryError) as error:
