@@ -7,9 +7,7 @@ version as long as the handle is kept. Needs a POSIX system (`os.preadv`).
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Hashable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,10 +16,9 @@ from typing import TypeGuard
 
 import numpy as np
 
-from gpushard.errors import ObjectChangedError, StoreError
+from gpushard.errors import ObjectChangedError
 from gpushard.options import DEFAULT, KIB, MIB, Options
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
-from gpushard.stores.directories import is_below_itself, names_in, path_of
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key
 from gpushard.stores.handles import (
@@ -32,6 +29,7 @@ from gpushard.stores.handles import (
     read_on,
     version_of,
 )
+from gpushard.stores.root import StoreRoot
 from gpushard.workers import run_side_by_side
 
 # 64 KiB cost 8 us from the page cache and 20 us from an NVMe disk, another cold request
@@ -48,9 +46,6 @@ _COSTS = FetchCosts(
 # only fight for the interpreter's lock.
 _SLOW_REQUEST_S = 20e-6
 _PATIENCE_S = 1e-3
-
-# A fifo must not block the opening; on regular files the flag means nothing.
-_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def holds_plain_files(store: object) -> TypeGuard[LocalStore]:
@@ -86,17 +81,17 @@ class LocalStore:
         *,
         allow_symlinks_outside: bool = False,
     ) -> None:
-        self.root = os.path.abspath(root)
+        self._directory = StoreRoot(root, allow_symlinks_outside=allow_symlinks_outside)
+        self.root = self._directory.path
         self.options = options
         self.allow_symlinks_outside = allow_symlinks_outside
         self.is_read_only = False  # set by who was told so
-        self._prefix = self.root.rstrip("/") + "/"
-        self._real_prefix = os.path.realpath(self.root).rstrip("/") + "/"
         self._handles = HandleTable(options.file_handles)
 
     def __reduce__(self) -> tuple[object, ...]:
-        known = {n: vars(self)[n] for n in ("allow_symlinks_outside", "is_read_only")}
-        return LocalStore, (self.root, self.options), known
+        links = self.allow_symlinks_outside
+        make = partial(LocalStore, allow_symlinks_outside=links)
+        return make, (self.root, self.options), {"is_read_only": self.is_read_only}
 
     def __repr__(self) -> str:
         return f"LocalStore({self.root!r})"
@@ -104,7 +99,7 @@ class LocalStore:
     @property
     def url(self) -> str:
         """``file://`` URL of the root."""
-        return Path(self.root).as_uri()
+        return self._directory.url
 
     @property
     def costs(self) -> FetchCosts:
@@ -166,7 +161,7 @@ class LocalStore:
         try:
             now = os.fstat(handle.fd)
         except OSError as error:
-            raise self._failure(handle.key, error) from error
+            raise self._directory.failure(handle.key, error) from error
         self.refuse_changed(handle, now)
 
     def current_version(self, key: str) -> tuple[bool, Hashable | None]:
@@ -181,11 +176,11 @@ class LocalStore:
         if handle is None:
             refuse_unsafe_key(key, self.url)
         try:
-            return True, version_of(os.stat(self._prefix + key))
+            return True, version_of(os.stat(self._directory.prefix + key))
         except (FileNotFoundError, NotADirectoryError):
             return True, None
         except OSError as error:
-            raise self._failure(key, error) from error
+            raise self._directory.failure(key, error) from error
 
     def get(self, key: str) -> bytes | None:
         """Bytes of a whole file, or None if there is none.
@@ -206,18 +201,7 @@ class LocalStore:
         StoreError
             The prefix leads out of the root, or the directory cannot be listed.
         """
-        prefix = prefix.strip("/")
-        if prefix:
-            refuse_unsafe_key(prefix, self.url)
-        refuse = partial(self._refuse_listing, prefix)
-        try:
-            return sorted(names_in(self._prefix + prefix, refuse))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            if isinstance(error, StoreError):
-                raise
-            raise self._failure(prefix, error) from error
+        return self._directory.names_below(prefix)
 
     def _read_one(self, request: ByteRequest) -> Fetched | None:
         key, version = request.key, request.version
@@ -247,7 +231,7 @@ class LocalStore:
             # Asked after reading: a writer that overwrites in place shows here.
             now = os.fstat(handle.fd)
         except OSError as error:
-            raise self._failure(request.key, error) from error
+            raise self._directory.failure(request.key, error) from error
         if n_bytes != n_wanted or version_of(now) != handle.version:
             self.refuse_changed(handle, now, is_torn=n_bytes != n_wanted)
         return Fetched(data, size, handle.version)
@@ -284,11 +268,11 @@ class LocalStore:
         """Handle of the file that is at `key` now; None if there is none."""
         if handle is not None:
             try:
-                found = version_of(os.stat(self._prefix + key))
+                found = version_of(os.stat(self._directory.prefix + key))
             except (FileNotFoundError, NotADirectoryError):
                 found = None
             except OSError as error:
-                raise self._failure(key, error) from error
+                raise self._directory.failure(key, error) from error
             if found == handle.version:
                 return handle
             self._handles.drop(handle)
@@ -303,78 +287,10 @@ class LocalStore:
 
     def _open(self, key: str) -> Handle | None:
         """Open the file at `key` and keep the handle; None if there is no file."""
-        refuse_unsafe_key(key, self.url)
-        try:
-            handle = self._open_file(self._prefix + key, key)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise self._failure(key, error) from error
-            handle = self._open_with_fewer_handles(key)
-        self._check(handle, key)
-        self._handles.keep(handle)
+        handle = self._directory.open(key, self._handles.clear)
+        if handle is not None:
+            self._handles.keep(handle)
         return handle
-
-    def _open_file(self, path: str, key: str) -> Handle:
-        fd = os.open(path, _OPEN_FLAGS)
-        try:
-            return Handle(fd, key, os.fstat(fd))
-        except BaseException:
-            os.close(fd)
-            raise
-
-    def _open_with_fewer_handles(self, key: str) -> Handle:
-        """Second try after closing what this store keeps open."""
-        self._handles.clear()
-        try:
-            return self._open_file(self._prefix + key, key)
-        except OSError as error:
-            raise self._failure(key, error) from error
-
-    def _check(self, handle: Handle, key: str) -> None:
-        """Refuse what is no regular file below the root."""
-        if not stat.S_ISREG(handle.mode):
-            raise failure(
-                StoreError,
-                self.url,
-                key,
-                "there is something else where a file should be",
-                expected="a regular file",
-                got="a directory" if stat.S_ISDIR(handle.mode) else "a special file",
-                hint="remove it or restore the file",
-            )
-        if not self.allow_symlinks_outside:
-            self._refuse_outside(key, path_of(handle.fd, self._prefix + key))
-
-    def _refuse_listing(self, prefix: str, real_path: str) -> None:
-        """Refuse a directory outside, or one above itself: it would have no end."""
-        is_led = prefix and real_path != self._real_prefix + prefix
-        if is_led and not self.allow_symlinks_outside:
-            self._refuse_outside(prefix, real_path)
-        if is_led and is_below_itself(self._prefix, prefix, real_path):
-            raise OSError(errno.ELOOP, "symbolic links lead round in a circle")
-
-    def _refuse_outside(self, key: str, real_path: str) -> None:
-        if (real_path + "/").startswith(self._real_prefix):
-            return
-        raise failure(
-            StoreError,
-            self.url,
-            key,
-            f"a symbolic link leads out of the store, to {real_path}",
-            hint="copy the file into the store, or open it with "
-            "LocalStore(root, allow_symlinks_outside=True) if you trust the link",
-        )
-
-    def _failure(self, key: str, error: OSError) -> StoreError:
-        return failure(
-            StoreError,
-            self.url,
-            key,
-            error.strerror or str(error),
-            hint=_HINTS.get(error.errno or 0, "check the disk and the file system"),
-        )
 
     def _changed(
         self, key: str, version: Hashable, found: FileVersion | None
@@ -388,13 +304,3 @@ class LocalStore:
             got="no file" if found is None else f"version {found}",
             hint="read again; let writers replace files by renaming",
         )
-
-
-_HINTS = {
-    errno.EACCES: "check the permissions of the file and its directories",
-    errno.EPERM: "check the permissions of the file and its directories",
-    errno.EMFILE: "raise the limit of open files (ulimit -n) or lower file_handles",
-    errno.ENFILE: "close other programs that hold many files open",
-    errno.ELOOP: "remove the circle of symbolic links",
-    errno.ESTALE: "the network file system lost the file; read again",
-}

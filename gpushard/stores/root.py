@@ -1,0 +1,170 @@
+"""The directory of a local store, and which files below it may be opened.
+
+A file may be opened if it is a regular one and, once all symbolic links are followed,
+lies below the directory still.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from gpushard.errors import StoreError
+from gpushard.stores.directories import is_below_itself, names_in, path_of
+from gpushard.stores.failures import failure, refuse_unsafe_key
+from gpushard.stores.handles import Handle
+
+# A fifo must not block the opening; on regular files the flag means nothing.
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+_HINTS = {
+    errno.EACCES: "check the permissions of the file and its directories",
+    errno.EPERM: "check the permissions of the file and its directories",
+    errno.EMFILE: "raise the limit of open files (ulimit -n) or lower file_handles",
+    errno.ENFILE: "close other programs that hold many files open",
+    errno.ELOOP: "remove the circle of symbolic links",
+    errno.ESTALE: "the network file system lost the file; read again",
+}
+
+
+class StoreRoot:
+    """A directory whose files are objects, named by their path below it.
+
+    Parameters
+    ----------
+    path
+        Directory. It need not exist: then no object does.
+    allow_symlinks_outside
+        Whether to follow symbolic links that lead out of it.
+
+    Attributes
+    ----------
+    path
+        The directory, absolute.
+    prefix
+        What stands before a key in the path of its file.
+    """
+
+    def __init__(self, path: str | Path, *, allow_symlinks_outside: bool) -> None:
+        self.path = os.path.abspath(path)
+        self.prefix = self.path.rstrip("/") + "/"
+        self._real_prefix = os.path.realpath(self.path).rstrip("/") + "/"
+        self._allows_links_outside = allow_symlinks_outside
+
+    @property
+    def url(self) -> str:
+        """``file://`` URL of the directory."""
+        return Path(self.path).as_uri()
+
+    def open(self, key: str, close_others: Callable[[], None]) -> Handle | None:
+        """Open the file at `key`; None if there is no file.
+
+        Parameters
+        ----------
+        close_others
+            Called where no more files can be open, before a second try.
+
+        Raises
+        ------
+        StoreError
+            The key leads out of the directory or to no regular file, or the file
+            cannot be opened.
+        """
+        refuse_unsafe_key(key, self.url)
+        try:
+            handle = self._open_file(key)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise self.failure(key, error) from error
+            close_others()
+            handle = self._open_again(key)
+        self._check(handle)
+        return handle
+
+    def names_below(self, prefix: str) -> list[str]:
+        """Sorted names directly below the directory `prefix`; [] if there is none.
+
+        Raises
+        ------
+        StoreError
+            The prefix leads out of the root, or the directory cannot be listed.
+        """
+        prefix = prefix.strip("/")
+        if prefix:
+            refuse_unsafe_key(prefix, self.url)
+        refuse = partial(self._refuse_listing, prefix)
+        try:
+            return sorted(names_in(self.prefix + prefix, refuse))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise self.failure(prefix, error) from error
+
+    def failure(self, key: str, error: OSError) -> StoreError:
+        """What went wrong with the file at `key`, and what to do about it."""
+        return failure(
+            StoreError,
+            self.url,
+            key,
+            error.strerror or str(error),
+            hint=_HINTS.get(error.errno or 0, "check the disk and the file system"),
+        )
+
+    def _open_file(self, key: str) -> Handle:
+        fd = os.open(self.prefix + key, _OPEN_FLAGS)
+        try:
+            return Handle(fd, key, os.fstat(fd))
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _open_again(self, key: str) -> Handle:
+        """Second try, whose failure is final."""
+        try:
+            return self._open_file(key)
+        except OSError as error:
+            raise self.failure(key, error) from error
+
+    def _check(self, handle: Handle) -> None:
+        """Refuse what is no regular file below the directory."""
+        if not stat.S_ISREG(handle.mode):
+            raise failure(
+                StoreError,
+                self.url,
+                handle.key,
+                "there is something else where a file should be",
+                expected="a regular file",
+                got="a directory" if stat.S_ISDIR(handle.mode) else "a special file",
+                hint="remove it or restore the file",
+            )
+        if not self._allows_links_outside:
+            path = path_of(handle.fd, self.prefix + handle.key)
+            self._refuse_outside(handle.key, path)
+
+    def _refuse_listing(self, prefix: str, real_path: str) -> None:
+        """Refuse a directory outside, or one above itself: it would have no end."""
+        is_led = prefix and real_path != self._real_prefix + prefix
+        if is_led and not self._allows_links_outside:
+            self._refuse_outside(prefix, real_path)
+        if is_led and is_below_itself(self.prefix, prefix, real_path):
+            raise OSError(errno.ELOOP, "symbolic links lead round in a circle")
+
+    def _refuse_outside(self, key: str, real_path: str) -> None:
+        if (real_path + "/").startswith(self._real_prefix):
+            return
+        raise failure(
+            StoreError,
+            self.url,
+            key,
+            f"a symbolic link leads out of the store, to {real_path}",
+            hint="copy the file into the store, or open it with "
+            "LocalStore(root, allow_symlinks_outside=True) if you trust the link",
+        )
