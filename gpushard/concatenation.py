@@ -41,21 +41,21 @@ from gpushard.source import Source
 
 
 def concat(arrays: Iterable[Array], axis: int = 0) -> ConcatArray:
-    """Array that reads `arrays` one after the other along `axis`, without copying them.
+    """Join `arrays` along `axis` into one array that reads them, without copying.
 
     Parameters
     ----------
     arrays
-        At least one; shapes agree in all other axes. They may lie in different stores
-        and differ in codecs and chunking.
+        At least one. They need the same data type and the same shape along all other
+        axes, and may differ in stores, codecs, shards and inner chunks.
     axis
         Axis along which they follow one another; negative counts from the end.
 
     Raises
     ------
     SelectionError
-        There are no arrays, or shapes or data types do not fit, or the arrays are
-        longer together than any array may be (2**62).
+        There are no arrays, their shapes or data types do not match, or they have more
+        than 2**62 elements along `axis` together.
     UnsupportedError
         An array is on a device.
     """
@@ -140,7 +140,7 @@ def _address(array: Array) -> str:
 
 
 class ConcatArray(NumpyLike):
-    """Arrays that follow one another along an axis; a read of them is one batch.
+    """Arrays joined along an axis; a read of them is one batch, and gives NumPy arrays.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class ConcatArray(NumpyLike):
 
     @property
     def block_shape(self) -> tuple[int, ...] | None:
-        """Shape of a shard of all arrays; None if they differ or do not line up."""
+        """Shape of a shard, if all arrays have the same and line up; otherwise None."""
         shapes = {array.block_shape for array in self.arrays}
         (shape, *more) = shapes
         if more or shape is None:
@@ -182,7 +182,7 @@ class ConcatArray(NumpyLike):
         return shape if lined_up else None
 
     def __getitem__(self, key: Any) -> Any:
-        """Elements that `key` selects, by NumPy's rules; see `expressions.basic`."""
+        """Elements that `key` selects, by NumPy's rules for basic indexing."""
         return self._indexer(expressions.basic)[key]
 
     @property
@@ -230,7 +230,7 @@ class ConcatArray(NumpyLike):
         errors: OnDamage = "raise",
         memory_limit: int | None = None,
     ) -> list[Any]:
-        """One result a selection, all read in one batch.
+        """Read several selections in one batch; gives a list with one result for each.
 
         Parameters, result and errors are those of `Array.read_many`.
         """

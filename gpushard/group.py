@@ -38,7 +38,7 @@ def open_group(
     storage_options: Mapping[str, Any] | None = None,
     options: Options = DEFAULT,
 ) -> Group:
-    """Mapping of names to the arrays below the group that `store` holds at `path`.
+    """Open the group at `path` of a store: a mapping of names to arrays.
 
     Parameters
     ----------
@@ -72,9 +72,9 @@ def open_group(
 class Group(Mapping[str, Array]):
     """Arrays of a group by name; ``group["a/b"]`` reaches into groups below.
 
-    Iteration gives the names of the arrays directly below, and of what is broken there;
-    `groups` those of the groups. An array is opened when it is asked for, and what is
-    broken is an error then.
+    Iterating gives the names of the arrays directly below the group, including those
+    whose metadata is broken. `groups` has the names of the groups. An array is opened
+    when you ask for it, and only then is broken metadata an error.
 
     Parameters
     ----------
@@ -101,12 +101,12 @@ class Group(Mapping[str, Array]):
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """The group's attributes; what is changed in them is stored nowhere."""
+        """The group's attributes; changes to them are not stored."""
         return self._document.attributes
 
     @property
     def is_consolidated(self) -> bool:
-        """Whether what the group holds was read from its consolidated metadata."""
+        """Whether the group's members were read from its consolidated metadata."""
         return self._document.is_consolidated
 
     @property

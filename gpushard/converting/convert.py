@@ -52,26 +52,26 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
     options: Options = DEFAULT,
     **target: Unpack[ConvertArguments],
 ) -> ConversionReport:
-    """Sharded array of Zarr v3 at `dst`, with the elements of the array at `src`.
+    """Copy the array or group at `src` to sharded arrays of Zarr v3 at `dst`.
 
-    Attributes, names of dimensions and the fill value are carried over. Of a group, all
-    arrays at and below it are converted. What was interrupted goes on where it was when
-    it is called again: finished shards are not written again. docs/convert.md has more.
+    The new arrays have the same elements, attributes, dimension names and fill values.
+    If `src` is a group, all arrays below it are converted. Called again, an interrupted
+    conversion continues: finished shards are not written again. See docs/convert.md.
 
     Parameters
     ----------
     src, src_path, dst, dst_path
-        What `open_array` or `open_group` open, or an `Array`; where to, as for
-        `create_array`.
+        Source: anything that `open_array` or `open_group` opens, or an `Array`.
+        Destination: as for `create_array`.
     overwrite
-        Whether to delete what is at `dst` before, all of it; but for the rest of this
-        very conversion, unless `resume` is False.
+        Whether to delete everything at `dst` first. What an interrupted run of the same
+        conversion left there is kept, unless `resume` is False.
     resume
-        Whether to go on with what an interrupted conversion left.
+        Whether to continue an interrupted run of the same conversion.
     verify
         Whether to read both arrays at the end and compare them, bit for bit.
     progress
-        True: a bar on stderr; or what is called with the bytes done and bytes in all.
+        True shows a bar on stderr; a callable gets the bytes done and the bytes in all.
     storage_options, dst_storage_options, options
         Settings of the stores of URLs; knobs of reading and writing.
     **target
@@ -82,7 +82,7 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
     OptionError
         There is something at `dst` already, or an argument does not fit.
     NotFoundError, MetadataError, UnsupportedError, StoreError
-        The source cannot be read or told in v3, or the store not be written to.
+        The source cannot be read or described in v3, or `dst` not be written to.
     CorruptShardError
         The source is damaged, or `verify` found a difference.
     """

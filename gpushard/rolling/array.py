@@ -43,9 +43,9 @@ class RollingArray(RollingReader):
 
     Made by `create` and `open`. ``a[...]`` counts from the window's first element, as
     NumPy does; ``a.at[...]`` takes logical coordinates, which never change. The window
-    is the one found when the array was opened, refreshed or moved from here; a read
-    that finds a shard gone takes the next window whole. `view` gives a window that
-    stays, for loaders, dask and comparisons.
+    is the one that was found when this object was made, refreshed, or moved the array.
+    A read that finds a shard gone starts again with the window as it is then. `view`
+    gives a window that stays, for loaders, dask and comparisons.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class RollingArray(RollingReader):
         options: Options = DEFAULT,
         **array: Unpack[ArrayArguments],
     ) -> RollingArray:
-        """Rolling array that was made new at `path` of a store, all fill value.
+        """Create a rolling array at `path` of a store, with nothing but fill value.
 
         Parameters
         ----------
@@ -89,9 +89,9 @@ class RollingArray(RollingReader):
         origin
             Coordinate of the first shard, of each axis or of axis 0.
         tags
-            What an object store's life-cycle rule knows shards by, such as
-            ``{"type": "temp_chunk"}``: every writer puts them on shards, and on
-            nothing else.
+            Tags that every writer puts on shards and on nothing else, such as
+            ``{"type": "temp_chunk"}``, so that a life-cycle rule of an object store can
+            delete old shards.
 
         Raises
         ------
@@ -136,9 +136,9 @@ class RollingArray(RollingReader):
         storage_options: Mapping[str, Any] | None = None,
         options: Options = DEFAULT,
     ) -> RollingArray:
-        """Rolling array that is at `path` of a store.
+        """Open the rolling array at `path` of a store.
 
-        A Zarr v2 array, with an origin in `.zarray` or an `_offset` in `.zattrs`, can
+        A Zarr v2 array with an origin in `.zarray`, or an `_offset` in `.zattrs`, can
         only be read.
 
         Parameters
@@ -160,31 +160,31 @@ class RollingArray(RollingReader):
             return cls(opened, place, device, options)
 
     def append(self, values: Any, axis: int = 0, *, at: int | None = None) -> Self:
-        """Write shards behind the window, then let it end behind them.
+        """Write shards behind the window, then move its end behind them.
 
         Parameters
         ----------
         values
             NumPy or CuPy array of the window's shape, but for `axis`.
         axis
-            Along which.
+            Axis to append along.
         at
-            Logical coordinate where they belong; the window's end by default. Writers
-            that know it never wait for one another; what lies between two of them is
-            the fill value until it is written.
+            Logical coordinate of the first value; the window's end by default. Writers
+            that pass it never wait for one another. What lies between the values of two
+            writers is the fill value until it is written.
 
         Raises
         ------
         SelectionError
-            The values are no whole shards, or of another shape, or the window has
-            rolled past where they belong.
+            The values are not whole shards, have another shape, or belong to a place
+            that the window has rolled past.
         StoreError
-            Another writer took the place; nothing of either is lost.
+            Another writer wrote to the same place; the values of neither are lost.
         """
         return self._changed(lambda s, d: rolls.append(s, values, d, at), axis)
 
     def prepend(self, values: Any, axis: int = 0, *, at: int | None = None) -> Self:
-        """Write shards before the window, then let it begin with them.
+        """Write shards before the window, then move its start to them.
 
         Parameters
         ----------
@@ -199,21 +199,22 @@ class RollingArray(RollingReader):
         return self._changed(lambda s, d: rolls.prepend(s, values, d, at), axis)
 
     def drop(self, n: int, axis: int = 0, *, delete: bool = True) -> Self:
-        """Let the window begin `n` elements later, then delete the shards before it.
+        """Move the window's start by `n` elements, then delete the shards before it.
 
         Parameters
         ----------
         n
-            How many, from where the window begins now.
+            Number of elements to drop, a multiple of the shard length.
         axis
-            Along which.
+            Axis to drop along.
         delete
-            Whether to delete them, or to leave it to a life-cycle rule, or to `sweep`.
+            Whether to delete the shards. If False, leave it to a life-cycle rule of the
+            store, or to `sweep`.
 
         Raises
         ------
         SelectionError
-            They are no whole shards, or more than there are.
+            The elements are not whole shards, or there are fewer than `n`.
         """
         return self._changed(lambda s, d: rolls.drop(s, n, d, delete=delete), axis)
 
@@ -226,15 +227,15 @@ class RollingArray(RollingReader):
         keep: int | None = None,
         delete: bool = True,
     ) -> Self:
-        """`append` and `drop` in one: the window moves once, and keeps its length.
+        """Append and drop in one step: the window moves once, and keeps its length.
 
         Parameters
         ----------
         values, axis, at, delete
             As for `append` and `drop`.
         keep
-            Length that the window has at most then, instead of the one it has: an
-            array that is filled up grows to it.
+            Greatest length of the window after the roll, by default its length now. An
+            array that is still being filled grows up to it.
 
         Raises
         ------
@@ -246,33 +247,33 @@ class RollingArray(RollingReader):
         )
 
     def write_shards(self, values: Any, axis: int = 0, *, at: int) -> None:
-        """Step 1 of a roll alone: write shards anywhere, and leave the window alone.
+        """Only step 1 of a roll: write shards anywhere, and do not move the window.
 
         Parameters
         ----------
         values, axis, at
-            As for `append`. Nobody sees them before the window comes to them.
+            As for `append`. Readers see the values once the window has moved to them.
 
         Raises
         ------
         SelectionError
-            The values are no whole shards, or of another shape.
+            The values are not whole shards, or have another shape.
         """
         with self._named():
             steps = self._steps()
             rolls.write(steps, values, steps.window().axis(axis), at)
 
     def move_window(self, start: int, stop: int, axis: int = 0) -> Self:
-        """Step 2 of a roll alone: let the window be ``start:stop``, logically.
+        """Only step 2 of a roll: move the window to ``start:stop``.
 
-        What was never written there is the fill value.
+        What was never written there reads as the fill value.
 
         Parameters
         ----------
         start, stop
             Logical coordinates; a shard begins at `start`.
         axis
-            Along which.
+            Axis that they are of.
 
         Raises
         ------
@@ -282,19 +283,19 @@ class RollingArray(RollingReader):
         return self._changed(lambda s, d: rolls.move(s, start, stop, d), axis)
 
     def delete_shards(self, start: int, stop: int, axis: int = 0) -> int:
-        """Step 3 of a roll alone: delete ``start:stop``; how many shards that is.
+        """Only step 3 of a roll: delete ``start:stop``; gives the number of shards.
 
         Parameters
         ----------
         start, stop
-            Logical coordinates of whole shards, in the window or not.
+            Logical coordinates of whole shards, inside the window or not.
         axis
-            Along which.
+            Axis that they are of.
 
         Raises
         ------
         SelectionError
-            They are no whole shards.
+            They are not whole shards.
         """
         with self._named():
             steps = self._steps()
@@ -304,10 +305,10 @@ class RollingArray(RollingReader):
             return steps.delete(window.whole(axis, start, stop))
 
     def sweep(self) -> int:
-        """Delete all shards before the window's origin; how many there were.
+        """Delete all shards before the window's origin; gives their number.
 
-        For what a writer left that was cut off, or that did not delete. What lies
-        behind the window stays: another writer may be about to append it.
+        Use it after a writer was interrupted, or did not delete. Shards behind the
+        window stay, because another writer may be about to append them.
 
         Raises
         ------
@@ -323,12 +324,12 @@ class RollingArray(RollingReader):
         return Followed(super().at.__getitem__, self._write_at)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Write to what `key` selects of the window.
+        """Write to the elements of the window that `key` selects.
 
         Raises
         ------
         WindowMovedError
-            The window is no longer the one that the key was meant for.
+            The window has moved, so that the key would select other elements.
         """
         with self._named():
             window, steps = self._view.window, self._steps()

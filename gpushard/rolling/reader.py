@@ -34,7 +34,7 @@ _MOST_MOVES = 16
 
 
 class RollingReader(NumpyLike):
-    """What of a rolling array only reads it.
+    """A rolling array that can only be read.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class RollingReader(NumpyLike):
 
     @property
     def block_shape(self) -> tuple[int, ...] | None:
-        """Shape of what the array rolls by: a shard, or a chunk."""
+        """Shape of the unit that the array rolls by: a shard, or a chunk."""
         return self._view.block_shape
 
     @property
@@ -121,7 +121,7 @@ class RollingReader(NumpyLike):
         return self._view.domain
 
     def refresh(self) -> Self:
-        """Take the window as it is now; gives the array itself."""
+        """Find out where the window is now; gives the array itself."""
         with self._named():
             self._take(load_array(self._store, self._path, self._options))
         return self
@@ -129,18 +129,19 @@ class RollingReader(NumpyLike):
     def view(
         self, start: int | None = None, stop: int | None = None, *, axis: int = 0
     ) -> RollingView:
-        """Array of the window, or ``start:stop`` of it, that stays where it is.
+        """Array over the window as it is now, or over ``start:stop`` of it.
 
-        What it shows and the array has since rolled past reads as long as it is
-        stored; then it is an error (`WindowMovedError`).
+        The view does not move. When the array has rolled past some of it, those
+        elements can be read as long as they are stored; after that, reading them is an
+        error (`WindowMovedError`).
 
         Parameters
         ----------
         start, stop
-            As of a slice: ``view(-24)`` is the last 24 steps. A shard must begin at
+            As in a slice: ``view(-24)`` is the last 24 steps. A shard must begin at
             `start`.
         axis
-            Along which.
+            Axis of the slice.
 
         Raises
         ------
@@ -171,10 +172,10 @@ class RollingReader(NumpyLike):
 
     @property
     def at(self) -> Followed:
-        """Indexing by logical coordinates: ``a.at[-24:]`` from 24 before zero on.
+        """Indexing by logical coordinates: ``a.at[-24:]`` begins at coordinate -24.
 
-        Integers, slices with positive steps, and an ellipsis. None of them counts from
-        the end; what is not in `domain` is a `SelectionError`.
+        Takes integers, slices with positive steps, and an ellipsis. Negative numbers do
+        not count from the end; coordinates outside `domain` are a `SelectionError`.
         """
         return Followed(lambda key: self._follow(lambda view: view.at[key]))
 

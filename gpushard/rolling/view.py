@@ -15,10 +15,11 @@ from gpushard.source import Source
 
 
 class RollingView(Array):
-    """A window of a rolling array, which stays where it is.
+    """A window of a rolling array that does not move.
 
-    Made by `RollingArray.view`. Reads like any array; what the array has rolled past
-    and deleted is an error, never the fill value. Pickles as an address and a window.
+    Made by `RollingArray.view`. It reads like any array. Elements that the array has
+    rolled past and deleted are an error when they are read, never the fill value. A
+    pickle holds the address of the array and the window.
     """
 
     @property

@@ -40,7 +40,7 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
     options: Options = DEFAULT,
     **array: Unpack[ArrayArguments],
 ) -> Array:
-    """Array that was made new at `path` of a store, all fill value.
+    """Create an array at `path` of a store; until you write to it, all is fill value.
 
     Parameters
     ----------
@@ -50,9 +50,9 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
         "v3", or one of the two historic shard formats, "v3-draft-transformer" and
         "v2-prototype-ii", whose codecs are numcodecs' (docs/historic-formats.md).
     overwrite
-        Whether to delete what is at `path` before, all of it.
+        Whether to delete everything at and below `path` first.
     write_strategy
-        Instead of the one in `options`; not stored.
+        Used instead of the one in `options`. It is not stored with the array.
     **array
         shape, dtype, chunks, shards, compressors and more: `ArrayArguments`.
 
