@@ -8,7 +8,7 @@ import numpy as np
 
 from blosc_cases import NBYTES, OK, parsed
 from gpushard.codecs import blosc_frame
-from gpushard.devices.row_tables import TOTALS_NBYTES
+from gpushard.devices.decoding.row_tables import TOTALS_NBYTES
 from gpushard.devices.structs import BLOSC_STREAMS, FAST_DIVISOR
 from kernel_rows import POISON, addresses, held, outputs, sizes, struct
 

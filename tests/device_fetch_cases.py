@@ -15,8 +15,8 @@ from cuda_host import kvikio_standin
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
-from gpushard.devices import direct
 from gpushard.devices.budget import Budget
+from gpushard.devices.payload import direct
 
 if TYPE_CHECKING:
     from cuda_host.arrays import EmulatedBuffer

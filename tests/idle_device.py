@@ -20,8 +20,8 @@ from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
 from fuzz.shard_cases import OneObject, document, sharding
 from gpushard.devices.choice import choose_chain
+from gpushard.devices.decoding.row_tables import TOTALS_NBYTES
 from gpushard.devices.nvcomp import Nvcomp
-from gpushard.devices.row_tables import TOTALS_NBYTES
 from gpushard.devices.structs import StreamClass
 
 N_SHARDS, PER_SHARD = 2, 4

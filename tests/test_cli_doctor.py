@@ -15,7 +15,8 @@ from cli_runs import run, run_json
 from cuda_host import kvikio_standin
 from gpushard import codecs
 from gpushard.cli import codec_table, gpu_software
-from gpushard.devices import find, kvikio_file
+from gpushard.devices import find
+from gpushard.devices.payload import kvikio_file
 from gpushard.errors import UnsupportedError
 from gpushard.formats.codec_names import KNOWN
 
@@ -147,7 +148,7 @@ def test_a_codec_is_decoded_where_a_read_decodes_it(codec, gpu, cpu):
 
 
 def test_the_table_goes_by_what_devices_decode(monkeypatch):
-    from gpushard.devices import chain
+    from gpushard.devices.decoding import chain
 
     monkeypatch.delitem(chain._STEP_OF_CODEC, "zstd")
     assert rows()["zstd"]["gpu"] is None

@@ -21,10 +21,11 @@ from device_fetch_cases import (
     small_batches,
     stored,
 )
-from gpushard.devices import fetching, landing, sink
+from gpushard.devices import sink
 from gpushard.devices.output import DeviceOutput
+from gpushard.devices.payload import fetching, landing
+from gpushard.devices.payload.ring import Slot
 from gpushard.devices.reading import DeviceRead, read_to_device
-from gpushard.devices.ring import Slot
 from gpushard.options import KIB, MIB, Options
 from gpushard.report import Tally
 from gpushard.selecting import expressions

@@ -12,7 +12,7 @@ from zarr.storage import MemoryStore
 import gpushard
 from cuda_host.reads import read_on_device
 from device_fetch_cases import CHAINS, emulated, standing_in, stored
-from gpushard.devices import kvikio_file
+from gpushard.devices.payload import kvikio_file
 from gpushard.options import Options
 from gpushard.selecting import expressions
 from range_server import RangeServer

@@ -21,8 +21,9 @@ from device_fetch_cases import (
     standing_in,
     stored,
 )
-from gpushard.devices import direct, sink
-from gpushard.devices.kvikio_file import KvikioFiles
+from gpushard.devices import sink
+from gpushard.devices.payload import direct
+from gpushard.devices.payload.kvikio_file import KvikioFiles
 from gpushard.options import KIB, MIB, Options
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole

@@ -15,7 +15,7 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import SCHEDULES, Kernels
 from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
-from gpushard.devices.chain import compile_device_chain
+from gpushard.devices.decoding.chain import compile_device_chain
 from gpushard.errors import UnsupportedError
 from gpushard.selecting.selection import whole
 from zarr_oracle import assert_same_bits

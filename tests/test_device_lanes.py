@@ -12,9 +12,9 @@ from zarr.codecs import BloscCodec
 import gpushard
 from cuda_host.reads import read_on_device
 from device_fetch_cases import emulated, small_batches, stored
-from gpushard.devices.landing import read_back
 from gpushard.devices.lane import Lane
-from gpushard.devices.ring import Slot
+from gpushard.devices.payload.landing import read_back
+from gpushard.devices.payload.ring import Slot
 from gpushard.devices.slabs import Slab
 from gpushard.selecting.selection import whole
 from zarr_oracle import assert_same_bits

@@ -18,7 +18,7 @@ import pytest
 import scatter_cases
 from cuda_host.deaths import deaths_of
 from cuda_host.launch import SCHEDULES, Kernels
-from gpushard.devices.filters import FilterRows, ItemFilter
+from gpushard.devices.decoding.filters import FilterRows, ItemFilter
 from gpushard.devices.kernels import kernel_directory
 from kernel_rows import addresses, held, sizes
 from scatter_cases import launch

@@ -11,7 +11,7 @@ import gpushard
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
-from gpushard.devices.chain import Step, StepKind
+from gpushard.devices.decoding.chain import Step, StepKind
 from gpushard.devices.placement import RATES, Load, Rates, estimate, load_of
 from gpushard.errors import OptionError
 from gpushard.options import KIB, Options

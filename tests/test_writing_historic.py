@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import gpushard
 import historic_reader
-from gpushard.devices.chain import compile_device_chain
+from gpushard.devices.decoding.chain import compile_device_chain
 from gpushard.options import Options, WriteOptions
 
 DRAFT, PROTOTYPE = "v3-draft-transformer", "v2-prototype-ii"

@@ -16,9 +16,9 @@ from benchmarks.gpu.arrays import Layout, store
 from benchmarks.gpu.gpu import fetched, rate
 from benchmarks.gpu.streams import uploaded
 from gpushard import Options, open_array
-from gpushard.devices.kvikio_file import FileRange, KvikioFiles
 from gpushard.devices.lane import PAGE_NBYTES
 from gpushard.devices.nvcomp import StreamTables
+from gpushard.devices.payload.kvikio_file import FileRange, KvikioFiles
 from gpushard.devices.sink import MAX_ROWS
 
 if TYPE_CHECKING:

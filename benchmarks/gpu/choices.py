@@ -11,7 +11,7 @@ Rows = dict[str, dict[str, Any]]
 # Less is not worth another way of doing it.
 _WORTH = 1.2
 _CRC, _FETCH = "alternatives/crc32c/", "alternatives/fetch/"
-# What `gpushard.devices.kvikio_file` sets, and kvikio by itself.
+# What `gpushard.devices.payload.kvikio_file` sets, and kvikio by itself.
 _SET = "8x4"
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gpushard.devices.cuda import cuda_facts
-from gpushard.devices.kvikio_file import find_kvikio, kvikio_facts
 from gpushard.devices.nvcomp import load_nvcomp
+from gpushard.devices.payload.kvikio_file import find_kvikio, kvikio_facts
 from gpushard.errors import UnsupportedError
 
 # Distributions of the same files, one for each CUDA major: no two go together.

@@ -13,7 +13,11 @@ from math import inf, prod
 from typing import Any, NamedTuple
 
 from gpushard.converting.shapes import Shape, cut, shard_shape
-from gpushard.devices.chain import COMPRESSED, DeviceChain, compile_device_chain
+from gpushard.devices.decoding.chain import (
+    COMPRESSED,
+    DeviceChain,
+    compile_device_chain,
+)
 from gpushard.devices.placement import (
     RATES,
     UPLOAD_NBYTES_PER_SECOND,

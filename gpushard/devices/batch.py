@@ -8,22 +8,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.chain import DeviceChain, Step, StepKind
-from gpushard.devices.decode import Decoder, landing_alignment
-from gpushard.devices.kernels import threads_of
-from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
-from gpushard.devices.row_tables import (
+from gpushard.devices.decoding.chain import DeviceChain, Step, StepKind
+from gpushard.devices.decoding.row_tables import (
     RowTables,
     add_dummies,
     add_results,
     reserve_dummy_room,
     reserve_scratch,
 )
+from gpushard.devices.decoding.steps import Decoder, landing_alignment
+from gpushard.devices.decoding.streams import RowStreams
+from gpushard.devices.kernels import threads_of
+from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
 from gpushard.devices.scattering.joining import Grouping
 from gpushard.devices.scattering.launch import Addresses, ScatterBatch
 from gpushard.devices.scattering.targets import PlacedTarget
 from gpushard.devices.slabs import TablePage
-from gpushard.devices.streams import RowStreams
 from gpushard.devices.structs import BYTE_SHUFFLED, FAST_DIVISOR, fast_divisor
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpushard.devices.chain import DeviceChain, StepKind
+from gpushard.devices.decoding.chain import DeviceChain, StepKind
 from gpushard.options import KIB, ReadOptions
 
 # Two lanes: one copies while the other decodes.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpushard.devices.base import Device
-from gpushard.devices.chain import (
+from gpushard.devices.decoding.chain import (
     COMPRESSED,
     DeviceChain,
     Step,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.chain import Step, StepKind
+from gpushard.devices.decoding.chain import Step, StepKind
 from gpushard.layout import CodecSpec
 from gpushard.options import KIB
 

@@ -19,10 +19,10 @@ from gpushard.devices.batch import (
     scatter_fill,
 )
 from gpushard.devices.budget import N_LANES, Budget
-from gpushard.devices.chain import COMPRESSED, DeviceChain, StepKind
-from gpushard.devices.fetching import choose_fetch
-from gpushard.devices.landing import Encoded, SlotLanding, brought_back
+from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, StepKind
 from gpushard.devices.lane import Lane
+from gpushard.devices.payload.fetching import choose_fetch
+from gpushard.devices.payload.landing import Encoded, SlotLanding, brought_back
 from gpushard.devices.placement import estimate, load_of
 from gpushard.devices.scattering.targets import PlacedTarget, Targets, place_targets
 from gpushard.devices.straight import straight_copies

@@ -21,8 +21,8 @@ from damaged_arrays import emulated
 from fuzz import target_device
 from fuzz.shard_cases import OneObject
 from fuzz.target_device import KEYS, PLAIN, agreed, arrays, outcome
-from gpushard.devices.landing import SlotLanding
 from gpushard.devices.output import DeviceOutput
+from gpushard.devices.payload.landing import SlotLanding
 from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.errors import CorruptShardError
 from gpushard.report import Tally
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cuda_host.arrays import EmulatedBuffer
-    from gpushard.devices.landing import Encoded
     from gpushard.devices.lane import Lane
+    from gpushard.devices.payload.landing import Encoded
 
 NAME = "tables"
 ROOM_NBYTES = target_device.ROOM_NBYTES

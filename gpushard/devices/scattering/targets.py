@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.base import Device, DeviceBuffer, Stream
-from gpushard.devices.chain import DeviceChain
+from gpushard.devices.decoding.chain import DeviceChain
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.scattering.grids import GridScatter
 from gpushard.devices.scattering.joining import (

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.filters import ItemFilter, compile_filter
+from gpushard.devices.decoding.filters import ItemFilter, compile_filter
 from gpushard.devices.scattering.limits import LIMIT
 from gpushard.devices.scattering.transfer import FUSED_ITEMS
 from gpushard.errors import UnsupportedError

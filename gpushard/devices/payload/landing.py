@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gpushard.devices.batch import copy_straight
 from gpushard.devices.lane import Lane
-from gpushard.devices.ring import Slot
+from gpushard.devices.payload.ring import Slot
 from gpushard.devices.straight import Copies
 from gpushard.fetching.ranged import RangedBlock
 from gpushard.selecting.selection import Ints

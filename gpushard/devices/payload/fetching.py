@@ -15,22 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.base import Device
-from gpushard.devices.direct import DirectRead, nbytes_of, open_direct
-from gpushard.devices.kvikio_file import (
+from gpushard.devices.lane import PAGE_NBYTES, Lane
+from gpushard.devices.payload.direct import DirectRead, nbytes_of, open_direct
+from gpushard.devices.payload.kvikio_file import (
     FileRange,
     KvikioFiles,
     find_kvikio,
     find_kvikio_remote,
 )
-from gpushard.devices.landing import (
+from gpushard.devices.payload.landing import (
     ALIGNMENT,
     Landed,
     LaneLanding,
     PageableLanding,
     SlotLanding,
 )
-from gpushard.devices.lane import PAGE_NBYTES, Lane
-from gpushard.devices.ring import Ring, Slot
+from gpushard.devices.payload.ring import Ring, Slot
 from gpushard.errors import DeviceMemoryError, StoreError, UnsupportedError
 from gpushard.fetching.fetch import fetch_wanted
 from gpushard.fetching.job import Job

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpushard.devices.kvikio_file import KvikioFiles
 from gpushard.devices.lane import PAGE_NBYTES
+from gpushard.devices.payload.kvikio_file import KvikioFiles
 from gpushard.errors import UnsupportedError
 from gpushard.options import KIB
 from gpushard.source import Source

@@ -10,12 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpushard.devices.base import StreamDecoder
-from gpushard.devices.blosc import Blosc, BloscRows, frames_land_anywhere
-from gpushard.devices.chain import Step, StepKind
-from gpushard.devices.filters import FilterRows, ItemFilter
+from gpushard.devices.decoding.blosc import Blosc, BloscRows, frames_land_anywhere
+from gpushard.devices.decoding.chain import Step, StepKind
+from gpushard.devices.decoding.filters import FilterRows, ItemFilter
+from gpushard.devices.decoding.row_tables import (
+    DUMMIES,
+    DUMMY_CAPACITY,
+    Columns,
+    RowTables,
+)
+from gpushard.devices.decoding.streams import TAKES_UNSIZED, RowStreams, pieces, u4, u8
 from gpushard.devices.nvcomp_abi import Algorithm
-from gpushard.devices.row_tables import DUMMIES, DUMMY_CAPACITY, Columns, RowTables
-from gpushard.devices.streams import TAKES_UNSIZED, RowStreams, pieces, u4, u8
 from gpushard.devices.structs import GATE
 
 _GATES = {

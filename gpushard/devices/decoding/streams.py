@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpushard.devices.base import Grid
+from gpushard.devices.decoding.row_tables import Columns, RowTables
+from gpushard.devices.decoding.trailers import pack_trailers, verifier_of
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.lane import Lane
 from gpushard.devices.nvcomp import StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm
-from gpushard.devices.row_tables import Columns, RowTables
 from gpushard.devices.structs import UNFILTER
-from gpushard.devices.trailers import pack_trailers, verifier_of
 from gpushard.options import KIB
 
 TAKES_UNSIZED = 1

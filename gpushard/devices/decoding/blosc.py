@@ -14,21 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.base import StreamDecoder
-from gpushard.devices.nvcomp import StreamTables
-from gpushard.devices.nvcomp_abi import Algorithm
-from gpushard.devices.row_tables import (
+from gpushard.devices.decoding.row_tables import (
     STREAM_TABLES_NBYTES,
     TOTALS_NBYTES,
     Columns,
 )
-from gpushard.devices.streams import TAKES_UNSIZED, RowStreams, pieces, u4, u8
+from gpushard.devices.decoding.streams import TAKES_UNSIZED, RowStreams, pieces, u4, u8
+from gpushard.devices.decoding.trailers import verifier_of
+from gpushard.devices.nvcomp import StreamTables
+from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.structs import (
     BLOSC_ROWS,
     BLOSC_STREAMS,
     FAST_DIVISOR,
     StreamClass,
 )
-from gpushard.devices.trailers import verifier_of
 from gpushard.errors import DeviceMemoryError
 
 _ALGORITHM_OF_CLASS = {

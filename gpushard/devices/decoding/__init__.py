@@ -1,0 +1,1 @@
+"""Encoded inner chunks in device memory -> decoded ones: which steps, and how."""

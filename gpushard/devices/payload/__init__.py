@@ -1,0 +1,1 @@
+"""How the bytes of inner chunks come from a store to device memory."""
