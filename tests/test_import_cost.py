@@ -59,6 +59,18 @@ def test_import_loads_less_than_importing_zarr(after_gpushard):
     assert len(after_gpushard) < len(after_zarr)
 
 
+def test_the_sources_of_the_kernels_stay_closed_where_no_device_reads():
+    array = str(PACKAGE / "data/eraint.zarr/u")
+    code = (
+        "import gpushard\n"
+        "from gpushard.devices.kernels import load_kernel_sources\n"
+        f"a = gpushard.open_array({array!r}, device='cpu')\n"
+        "assert a[0, 0, 0].shape == (480,)\n"
+        "assert load_kernel_sources.cache_info().currsize == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("name", sorted(gpushard.__all__))
 def test_every_public_name_resolves(name):
     assert getattr(gpushard, name) is not None

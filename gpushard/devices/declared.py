@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -59,13 +60,18 @@ def declared_struct(kernel: str, name: str, **numbers: int) -> np.dtype[Any]:
     return _Declarations(source, numbers).struct(name)
 
 
+@cache
+def _without_comments(text: str) -> str:
+    return _COMMENT.sub("", text)
+
+
 class _Declarations:
     """The structs and the constants of one source."""
 
     def __init__(self, source: KernelSource, numbers: Mapping[str, int]) -> None:
         self._name = source.name
         texts = source.text, *source.headers.values()
-        self._text = _COMMENT.sub("", "\n".join(texts))
+        self._text = "\n".join(map(_without_comments, texts))
         self._numbers = numbers
 
     def struct(self, name: str) -> np.dtype[Any]:

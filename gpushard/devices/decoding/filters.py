@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpushard.devices.scattering.transfer import ElementType
-from gpushard.devices.structs import FILTER
 from gpushard.errors import UnsupportedError
 from gpushard.layout import CodecSpec
 
@@ -96,6 +95,9 @@ class ItemFilter:
 
     def pack(self, rows: FilterRows) -> Any:
         """Parameter of the kernel."""
+        # Read from the sources of the kernels, which the host need not open.
+        from gpushard.devices.structs import FILTER
+
         record = np.zeros((), FILTER)
         record["src"], record["src_nbytes"] = rows.src, rows.src_nbytes
         record["dst"], record["status"] = rows.dst, rows.status
