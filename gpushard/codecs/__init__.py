@@ -1,4 +1,4 @@
-"""Codecs by their name in the metadata; each module is imported when it is needed."""
+"""Codecs by their name in the metadata; each module is imported on first use."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bytes_codec(spec: CodecSpec, dtype: np.dtype[Any]) -> BytesCodec:
 
 
 def array_codec(spec: CodecSpec, dtype: np.dtype[Any]) -> ArrayCodec | None:
-    """Decoder of an array-to-array codec on `dtype`; None where only zarr has one.
+    """Decoder of an array-to-array codec on `dtype`; None if only zarr has one.
 
     Raises
     ------

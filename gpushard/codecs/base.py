@@ -1,6 +1,6 @@
-"""What a codec offers on the host, and what it says about itself.
+"""The contract of a codec on the host.
 
-One module a codec. A codec is made once per array from its `CodecSpec`, holds no
+Each codec has a module. A codec is made once per array from its `CodecSpec`, holds no
 per-read state and may be called from several threads at once.
 """
 
@@ -19,9 +19,9 @@ from gpushard.options import KIB, MIB
 DAMAGED_HINT = "the stored bytes are damaged, restore or rewrite the shard"
 
 BYTE = np.dtype(np.uint8)
-# Streams are decoded so much at a time where a library would hold all of them twice.
+# Streams are decoded in pieces of this size if a library would hold all of them twice.
 PIECE_NBYTES = 256 * KIB
-# Addresses that bytes of untold size get at first: most of them need no more.
+# Address space reserved first for bytes of unknown size; most need no more.
 _UNTOLD_NBYTES = 256 * MIB
 
 HostBytes = bytes | bytearray | memoryview | NDArray[np.uint8]
@@ -29,17 +29,17 @@ HostBytes = bytes | bytearray | memoryview | NDArray[np.uint8]
 
 
 class Gathered:
-    """Decoded bytes put together piece by piece, in memory that does not move.
+    """Decoded bytes collected piece by piece, in memory that does not move.
 
-    Memory that grows is held twice while it moves; pages that nobody touches cost
-    nothing. Only where the size is not known, and large, is it moved.
+    Memory that is moved to grow is held twice meanwhile, while untouched pages cost
+    nothing. So the memory is moved only if the size is unknown and large.
 
     Parameters
     ----------
     limit
-        Most bytes that are added.
+        Most bytes that may be added.
     exact
-        Whether so many will be.
+        Whether exactly `limit` bytes will be added.
     """
 
     __slots__ = ("_memory", "_nbytes")
@@ -48,7 +48,7 @@ class Gathered:
         untold = min(limit, _UNTOLD_NBYTES)
         try:
             self._memory = np.empty(limit if exact else untold, np.uint8)
-        except MemoryError:  # what is damaged decodes to less
+        except MemoryError:  # damaged bytes may decode to less
             self._memory = np.empty(untold, np.uint8)
         self._nbytes = 0
 
@@ -56,7 +56,7 @@ class Gathered:
         return self._nbytes
 
     def add(self, piece: bytes) -> None:
-        """Put `piece` behind what is there."""
+        """Append `piece`."""
         stop = self._nbytes + len(piece)
         if stop > len(self._memory):
             larger = np.empty(2 * stop, np.uint8)
@@ -67,7 +67,7 @@ class Gathered:
 
     @property
     def all(self) -> NDArray[np.uint8]:
-        """What was added: uint8, shape (len(self),), host."""
+        """All bytes added: uint8, shape (len(self),), host."""
         return self._memory[: self._nbytes]
 
 
@@ -81,12 +81,12 @@ class BytesCodec(Protocol):
 
     @property
     def library(self) -> str:
-        """What decodes it, for reports: "zstandard 0.25.0"."""
+        """Library that decodes, for reports: "zstandard 0.25.0"."""
         ...
 
     @property
     def n_copies(self) -> int:
-        """How often the decoded bytes are held while they are made; 0 for a view."""
+        """Copies of the decoded bytes that decoding holds; 0 for a view."""
         ...
 
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
@@ -94,17 +94,17 @@ class BytesCodec(Protocol):
         ...
 
     def beside_nbytes(self, decoded_nbytes: int) -> int:
-        """Memory that decoding takes beside these copies: what libraries work in."""
+        """Working memory that libraries take besides these copies."""
         ...
 
     def extra_nbytes(self, encoded: HostBytes, decoded_nbytes: int) -> int:
-        """Memory that a stream takes beside all that: of rare ones more than 0."""
+        """Memory that this stream takes in addition: 0 for all but rare streams."""
         ...
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of `encoded`.
 
-        Never allocates more than `limit` bytes and a little, whatever the bytes claim.
+        Never allocates much more than `limit` bytes, whatever the bytes claim.
 
         Parameters
         ----------
@@ -118,7 +118,7 @@ class BytesCodec(Protocol):
         Raises
         ------
         CorruptShardError
-            The bytes are no valid stream, or decode to another size than allowed.
+            The bytes are not a valid stream, or decode to another size than allowed.
         ChecksumError
             The bytes contradict their checksum.
         """
@@ -126,7 +126,7 @@ class BytesCodec(Protocol):
 
 
 class PlainMemory:
-    """Base of the codecs that hold copies of the decoded bytes, and no more."""
+    """Base of the codecs that hold copies of the decoded bytes, and nothing else."""
 
     __slots__ = ()
 
@@ -134,7 +134,7 @@ class PlainMemory:
         self,
         decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
     ) -> int:
-        """Memory beside that: none to speak of."""
+        """Working memory: a negligible amount."""
         return 0
 
     def extra_nbytes(
@@ -142,7 +142,7 @@ class PlainMemory:
         encoded: HostBytes,  # noqa: ARG002 - the signature of `BytesCodec`
         decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
     ) -> int:
-        """Memory beside that: none."""
+        """Additional memory: none."""
         return 0
 
 
@@ -153,7 +153,7 @@ class Compressor(PlainMemory):
 
     @property
     def n_copies(self) -> int:
-        """How often the decoded bytes are held: once."""
+        """Copies of the decoded bytes: one."""
         return 1
 
     def encoded_nbytes(
@@ -174,23 +174,23 @@ class ArrayCodec(Protocol):
 
     @property
     def library(self) -> str:
-        """What decodes it, for reports: "numcodecs 0.17.1"."""
+        """Library that decodes, for reports: "numcodecs 0.17.1"."""
         ...
 
     def encoded_spec(
         self, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and data type of what an array of `shape` and `dtype` is encoded to."""
+        """Shape and data type that an array of `shape` and `dtype` is encoded to."""
         ...
 
     def working_nbytes(self, n_elements: int, dtype: np.dtype[Any]) -> int:
-        """Memory that decoding to so many elements of `dtype` takes; 0 for a view."""
+        """Memory that decoding `n_elements` of `dtype` takes; 0 for a view."""
         ...
 
     def decode(
         self, encoded: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> NDArray[Any]:
-        """Array that was encoded to `encoded`, of `shape` and `dtype`; maybe a view."""
+        """Decoded array of `shape` and `dtype`; possibly a view of `encoded`."""
         ...
 
 
@@ -217,7 +217,7 @@ def size_error(
 
 
 def stream_error(codec: str, reason: object) -> CorruptShardError:
-    """Error for bytes that are no valid stream of `codec`."""
+    """Error for bytes that are not a valid stream of `codec`."""
     return CorruptShardError(
         f"stored bytes are no valid stream: {reason}",
         codec=codec,

@@ -1,7 +1,7 @@
 """`blosc`: Blosc 1 frames, whatever compressor and filter their header names.
 
-numcodecs decompresses with its own thread pool when called on the main thread and
-with one thread, without any shared state, when called on another one.
+On the main thread numcodecs decompresses with its own thread pool. On any other thread
+it decompresses with one thread, without any shared state.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from gpushard.codecs.base import (
 )
 from gpushard.layout import CodecSpec
 
-# What libraries hold of blocks while they undo a filter, for each thread that decodes
+# Blocks that libraries hold while they undo a filter, for each thread that decodes
 # (blosc.c, `create_serial_context`); numcodecs has several on the main thread alone.
 _BLOCKS_HELD = 3
 _MOST_THREADS = 8
-# Streams that no library puts together: filtered, unfiltered, and bits of bytes.
+# Copies of the decoded bytes if no library joins the streams: filtered, unfiltered, and
+# bits of bytes.
 _SNAPPY_COPIES = 11
-# Taking a frame apart costs as much as decoding a few small blocks.
+# Parsing a frame costs as much as decoding a few small blocks.
 _FEWER_BLOCKS = 4
 
 
@@ -41,11 +42,11 @@ class BloscCodec(Compressor):
     library: str
 
     def beside_nbytes(self, decoded_nbytes: int) -> int:
-        """Memory beside that: blocks as large as writers choose them."""
+        """Working memory: blocks of the sizes that writers choose by default."""
         return _BLOCKS_HELD * min(decoded_nbytes, blosc_frame.LARGE_BLOCK_NBYTES)
 
     def extra_nbytes(self, encoded: HostBytes, decoded_nbytes: int) -> int:
-        """Memory that a frame of large blocks takes, which only its header tells."""
+        """Memory for larger blocks, whose size only the header of the frame tells."""
         header = blosc_frame.parse_header(encoded, self.name)
         if header.flags & blosc_frame.MEMCPYED or not header.nbytes:
             return 0
@@ -85,11 +86,11 @@ class BloscCodec(Compressor):
     def decode_range(
         self, encoded: HostBytes, nbytes: int, start: int, stop: int
     ) -> NDArray[np.uint8] | None:
-        """Decoded bytes of one frame, of which only ``start:stop`` are there.
+        """Decoded bytes of one frame, of which only ``start:stop`` are valid.
 
-        The blocks that hold them are decoded, the rest of the result has no meaning.
-        None where that gains nothing, or where the frame is of another size: it is for
-        `decode` to say what is wrong.
+        Only the blocks that hold these bytes are decoded; the rest of the result has no
+        meaning. None if that gains nothing, or if the frame decodes to another size;
+        `decode` then says what is wrong.
 
         Returns
         -------
@@ -108,26 +109,27 @@ class BloscCodec(Compressor):
         first, last = blocks
         frame = blosc_frame.parse(encoded, self.name)
         decoded = blosc_blocks.decode_blocks(encoded, frame, first, last, self.name)
-        # Pages that nobody touches cost nothing.
+        # Untouched pages cost nothing.
         out = np.empty(nbytes, np.uint8)
         place = first * header.block_nbytes
         out[place : place + len(decoded)] = np.frombuffer(decoded, np.uint8)
         return out
 
     def range_nbytes(self, encoded: HostBytes, start: int, stop: int) -> int | None:
-        """Memory that `decode_range` takes; None where it decodes nothing."""
+        """Memory that `decode_range` takes; None if it would return None."""
         header = blosc_frame.parse_header(encoded, self.name)
         found = _fewer_blocks(header, start, stop)
         if found is None:
             return None
-        # As they are stored, where that is no less; decoded; and in their place.
+        # The blocks as they are stored, if that is no less, decoded, and in their
+        # place.
         return 3 * (found[1] - found[0]) * header.block_nbytes
 
 
 def _fewer_blocks(
     header: blosc_frame.BloscHeader, start: int, stop: int
 ) -> tuple[int, int] | None:
-    """The blocks that hold a range of decoded bytes, where they are few."""
+    """The blocks that hold a range of decoded bytes; None if they are too many."""
     if header.flags & blosc_frame.MEMCPYED or not header.block_nbytes:
         return None
     first, last = start // header.block_nbytes, -(-stop // header.block_nbytes)
@@ -137,8 +139,8 @@ def _fewer_blocks(
 def _decode_zstd(
     encoded: HostBytes, header: blosc_frame.BloscHeader
 ) -> NDArray[np.uint8] | None:
-    """Decoded bytes of a frame of zstd streams; None if they are left to numcodecs."""
-    # libblosc2 keeps room for blocks with its context, numcodecs gives it back.
+    """Decoded bytes of a frame of zstd streams; None if numcodecs must decode it."""
+    # libblosc2 keeps memory for blocks in its context; numcodecs frees it.
     is_small = header.block_nbytes <= blosc_frame.LARGE_BLOCK_NBYTES
     if not is_small or not blosc_frame.is_alike(encoded, header):
         return None
@@ -146,7 +148,7 @@ def _decode_zstd(
 
 
 def from_spec(spec: CodecSpec) -> BloscCodec:
-    """Decoder for one entry of `codecs`; all that matters stands in the frames."""
+    """Decoder for one entry of `codecs`; the frames say all that a decoder needs."""
     label = library_label("numcodecs")
     if libblosc2.find() is not None:
         label += f", {library_label('blosc2')} for zstd"

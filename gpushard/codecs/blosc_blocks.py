@@ -1,6 +1,6 @@
 """Blosc blocks decoded stream by stream, with the filter undone in NumPy.
 
-The way for frames that c-blosc as built by numcodecs cannot read (snappy), and for
+It is used for frames that numcodecs' build of c-blosc cannot read (snappy), and for
 single blocks of a frame.
 """
 
@@ -107,7 +107,7 @@ def _cut_frame(
     n_blocks = stop_block - first_block
     flags, block_nbytes = header.flags, min(header.block_nbytes, nbytes)
     if block_nbytes < header.block_nbytes:
-        flags |= DONT_SPLIT  # the last block alone, no longer known by being shorter
+        flags |= DONT_SPLIT  # the last block is no longer shorter
     small = bytearray(HEADER_NBYTES + 4 * n_blocks)
     block = -1
     source = memoryview(encoded)
@@ -160,7 +160,8 @@ def _decode_lz4(stream: memoryview, nbytes: int) -> HostBytes:
 def _decode_snappy(stream: memoryview, nbytes: int) -> HostBytes:
     import cramjam
 
-    # Into a buffer of its own size: what the stream claims is never allocated.
+    # The buffer has the expected size, so the size that the stream claims is never
+    # allocated.
     decoded = bytearray(nbytes)
     n_written = cramjam.snappy.decompress_raw_into(stream, decoded)
     return memoryview(decoded)[:n_written]
@@ -190,7 +191,7 @@ _STREAM_DECODERS = {
 
 
 def _undo_filter(filtered: NDArray[np.uint8], header: BloscHeader) -> NDArray[np.uint8]:
-    """Bytes before the filter, block by block; full blocks in one go."""
+    """Unfiltered bytes, block by block; all full blocks at once."""
     if header.flags & MEMCPYED:
         return filtered
     if header.flags & BYTE_SHUFFLE and header.typesize > 1:

@@ -24,8 +24,8 @@ BLOSCLZ, LZ4, SNAPPY, ZLIB, ZSTD = range(5)
 BYTE_SHUFFLE, MEMCPYED, BIT_SHUFFLE, RESERVED, DONT_SPLIT = 1, 2, 4, 8, 16
 _FLAGS_END = len(COMPRESSORS) << 5
 
-# Blocks that c-blosc cuts where nobody tells it a size are no larger (blosc.c,
-# `compute_blocksize`). Libraries work in memory for several of them.
+# Largest block that c-blosc chooses by default (blosc.c, `compute_blocksize`).
+# Libraries need working memory for several blocks.
 LARGE_BLOCK_NBYTES = 1 << 20
 
 _FORMAT_VERSION = 2
@@ -40,9 +40,9 @@ _int32 = Struct("<i").unpack_from
 
 
 class BloscHeader(NamedTuple):
-    """The 16 bytes at the head of a frame, and what follows from them.
+    """The 16 bytes at the head of a frame, and values derived from them.
 
-    A tuple, as one is made for every inner chunk: it costs a fifth of a dataclass.
+    A tuple costs a fifth of a dataclass, and one is made for every inner chunk.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class BloscHeader(NamedTuple):
 
     @property
     def n_blocks(self) -> int:
-        """Blocks, the shorter last one included."""
+        """Number of blocks, the shorter last one included."""
         return -(-self.nbytes // self.block_nbytes)
 
     @property
@@ -88,9 +88,8 @@ class BloscHeader(NamedTuple):
 class BloscFrame:
     """Where every stream of a frame lies, and what it decodes to.
 
-    Streams stand in the order of the decoded bytes. All columns are host arrays of
-    shape (n_streams,), offsets count from the start of the frame and of the decoded
-    bytes.
+    Streams are in the order of the decoded bytes. All columns are host arrays of shape
+    (n_streams,), offsets count from the start of the frame and of the decoded bytes.
 
     Attributes
     ----------
@@ -99,7 +98,7 @@ class BloscFrame:
     source_offset, source_nbytes
         int64; encoded bytes of each stream, without their length prefix.
     decoded_offset, decoded_nbytes
-        int64; what it decodes to, before the filter is undone.
+        int64; decoded bytes of each stream, before the filter is undone.
     is_raw
         bool; the bytes are stored, not compressed.
     block_index
@@ -147,8 +146,8 @@ def parse_header(encoded: HostBytes, codec: str) -> BloscHeader:
             and block_nbytes >= _MIN_SPLIT_NBYTES * typesize
         ):
             n_splits = typesize
-        # Each block takes four bytes for its start and four for a stream's size. What
-        # no stream of a block covers, c-blosc would leave as it was in memory.
+        # Each block takes four bytes for its start and four for a stream's size.
+        # c-blosc would leave bytes that no stream covers as they were in memory.
         n_blocks_max = (frame_nbytes - HEADER_NBYTES) // 8
         consistent = (
             0 < block_nbytes <= nbytes <= n_blocks_max * block_nbytes
@@ -178,16 +177,17 @@ def _header_error(encoded: HostBytes, codec: str) -> CorruptShardError:
 
 
 def is_alike(encoded: HostBytes, header: BloscHeader) -> bool:
-    """Whether libraries read a compressed frame alike, as far as its header tells."""
+    """Whether all libraries read a compressed frame alike, judging by its header."""
     flags = header.flags
     return (
-        # The version of the stream format, which c-blosc wants to be 1.
+        # The version of the stream format, which c-blosc requires to be 1.
         encoded[1] == 1
         # Both filters at once mark another version of the format to libblosc2.
         and not (flags & BYTE_SHUFFLE and flags & BIT_SHUFFLE)
-        # Of items cut short, libblosc2 leaves the bytes as they were in memory.
+        # libblosc2 leaves the bytes of an incomplete item as they were in memory.
         and not (flags & BIT_SHUFFLE and _cuts_items(header))
-        # Items or blocks of which some split a block into streams, and others do not.
+        # Sizes of items or blocks for which only some libraries split a block into
+        # streams.
         and bool(flags & DONT_SPLIT or header.typesize == 1 or header.n_splits > 1)
     )
 
@@ -202,7 +202,8 @@ def check_streams(encoded: HostBytes, header: BloscHeader, codec: str) -> bool:
 
     Returns
     -------
-    Whether none is empty: that is damage to c-blosc, and to libblosc2 a run of zeros.
+    Whether no stream is empty. To c-blosc an empty stream is damage, to libblosc2 a run
+    of zeros.
 
     Raises
     ------

@@ -25,11 +25,11 @@ class StoredElements:
     dtype
         Data type of the elements in memory.
     view_dtype
-        What the bytes are viewed as. Casting it to `dtype` gives the elements, if
-        `is_castable`.
+        Data type as which the bytes are viewed. If `is_castable`, a cast to `dtype`
+        gives the elements.
     is_castable
-        False for byte-swapped types that NumPy has no byte-swapped form of
-        (bfloat16): `view_dtype` is an unsigned integer then, to be swapped and viewed.
+        False for byte-swapped types without a byte-swapped form in NumPy (bfloat16).
+        `view_dtype` is then an unsigned integer, to be swapped and viewed.
     """
 
     dtype: np.dtype[Any]
@@ -39,7 +39,8 @@ class StoredElements:
     def view(self, stored: HostBytes, shape: tuple[int, ...]) -> NDArray[Any]:
         """Elements in `stored`, which has the right size.
 
-        Of `dtype` but for its byte order; a view wherever NumPy can express it.
+        They have `dtype`, but in stored byte order, and are a view if NumPy can express
+        that.
         """
         elements: NDArray[Any] = np.ndarray(shape, self.view_dtype, stored)
         if self.view_dtype is self.dtype:
@@ -57,7 +58,7 @@ def stored_elements(spec: CodecSpec, dtype: np.dtype[Any]) -> StoredElements:
     Raises
     ------
     MetadataError
-        ``endian`` is neither "little" nor "big", or lacks where it matters.
+        ``endian`` is neither "little" nor "big", or is missing although it is needed.
     UnsupportedError
         The elements have no fixed size.
     """
@@ -117,7 +118,7 @@ def has_byte_order(dtype: np.dtype[Any]) -> bool:
 
 
 def can_stand_for(decoded: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether elements that a codec calls `decoded` become those of `dtype` by a cast.
+    """Whether a cast turns elements of a codec's type `decoded` into those of `dtype`.
 
     The same type in any byte order, or integers, times and booleans of the same size.
     """

@@ -39,14 +39,14 @@ class StreamCodec(Compressor):
 
     @property
     def n_copies(self) -> int:
-        """How often the decoded bytes are held: LZMA has them in its dictionary too."""
+        """Copies of the decoded bytes; LZMA has another in its dictionary."""
         return 2 if self.has_dictionary else 1
 
     def beside_nbytes(
         self,
         decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
     ) -> int:
-        """Memory beside that: what bzip2 works in, however little it decodes."""
+        """Working memory, which bzip2 needs however little it decodes."""
         return 0 if self.has_dictionary else _BZ2_MEMORY_NBYTES
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
@@ -70,7 +70,7 @@ class StreamCodec(Compressor):
         *,
         exact: bool,
     ) -> int:
-        """Add what the stream at `start` decodes to; where the next one begins."""
+        """Add the decoded bytes of the stream at `start`; returns where it ends."""
         try:
             stream = self.open_stream()
             while not stream.eof:
@@ -103,7 +103,7 @@ def lzma_from_spec(spec: CodecSpec) -> StreamCodec:
     Raises
     ------
     MetadataError
-        ``format`` and ``filters`` are none that LZMA knows.
+        LZMA does not know ``format`` or ``filters``.
     UnsupportedError
         A filter needs more memory than any preset does.
     """

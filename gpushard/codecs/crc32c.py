@@ -29,7 +29,7 @@ class Crc32cCodec(PlainMemory):
 
     @property
     def n_copies(self) -> int:
-        """None: what is verified stays where it is."""
+        """None: the verified bytes are a view."""
         return 0
 
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:

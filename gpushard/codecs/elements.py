@@ -34,7 +34,7 @@ class ElementsPart:
     codecs
         The array-to-array codecs, in encoding order.
     elements
-        How the bytes are viewed as what the last of them encodes to.
+        How the bytes are viewed as the output of the last of these codecs.
     """
 
     name: str
@@ -68,17 +68,17 @@ class ElementsPart:
         return prod(shape) * dtype.itemsize
 
     def working_nbytes(self, shape: tuple[int, ...]) -> int:
-        """Memory that decoding an inner chunk of `shape` takes beside its bytes."""
+        """Memory that decoding an inner chunk of `shape` takes besides its bytes."""
         dtype, nbytes = self.dtype, 0
         for codec in self.codecs:
             nbytes += codec.working_nbytes(prod(shape), dtype)
             shape, dtype = codec.encoded_spec(shape, dtype)
-        # Filters take native elements in order: others are copied.
+        # Filters take native elements in C order, so others are copied first.
         is_copied = bool(self._transposes) or not self.elements.view_dtype.isnative
         return nbytes + is_copied * self.has_filters * prod(shape) * dtype.itemsize
 
     def decoder(self, shape: tuple[int, ...]) -> Callable[[HostBytes], NDArray[Any]]:
-        """What turns bytes of the right size into an inner chunk of `shape`."""
+        """Function from bytes of the right size to an inner chunk of `shape`."""
         dtype = self.dtype
         steps: list[_ArrayStep] = []
         for codec in self.codecs:
@@ -106,7 +106,7 @@ def _decode_steps(
     steps: Sequence[_ArrayStep],
 ) -> NDArray[Any]:
     array = view(encoded)
-    if native is not None:  # filters compute, and take the bytes for native ones
+    if native is not None:  # filters compute in native byte order
         array = array.astype(native, copy=False)
     for decode, shape, dtype in steps:
         array = decode(array, shape, dtype)

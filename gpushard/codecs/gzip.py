@@ -19,7 +19,7 @@ from gpushard.errors import ChecksumError, CorruptShardError
 from gpushard.layout import CodecSpec
 from gpushard.options import KIB
 
-# Below, the call of libdeflate through ctypes takes what it saves.
+# Below this size, calling libdeflate through ctypes costs what it saves.
 _LARGE_NBYTES = 8 * KIB
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
 
@@ -60,7 +60,7 @@ class DeflateCodec(Compressor):
         *,
         exact: bool,
     ) -> int:
-        """Add what the member at `start` decodes to; where the bytes after it begin."""
+        """Add the decoded bytes of the member at `start`; returns where it ends."""
         member = zlib.decompressobj(self.wbits)
         piece: memoryview | bytes = b""
         try:
@@ -94,7 +94,7 @@ class DeflateCodec(Compressor):
 
 
 def _after_zeros(source: memoryview, start: int) -> int:
-    """Where the first byte that is none lies, from `start` on."""
+    """Position of the first byte that is not zero, from `start` on."""
     while start < len(source):
         piece = source[start : start + PIECE_NBYTES].tobytes()
         left = len(piece.lstrip(b"\0"))

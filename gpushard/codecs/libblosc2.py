@@ -1,7 +1,7 @@
-"""libblosc2, where the package blosc2 brought it: it keeps zstd's context.
+"""libblosc2, if the package blosc2 is installed: it keeps zstd's context.
 
-c-blosc, which numcodecs has, makes a new one for every block: 20 us of the 28 that a
-frame of 4 KiB takes.
+c-blosc, which numcodecs uses, makes a new context for every block: 20 us of the 28 us
+that a frame of 4 KiB takes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from gpushard.codecs.base import HostBytes
 
-# The binary interface that was read of; the name is the file's SONAME. `blosc2_dparams`
-# is passed by value.
+# This code is written for this binary interface; the name is the file's SONAME.
+# `blosc2_dparams` is passed by value.
 _SONAME = "libblosc2.so.9"
 
 
@@ -38,7 +38,7 @@ class _Parameters(ctypes.Structure):
 
 @cache
 def find() -> Any | None:
-    """The library, as ctypes has it; None where it is not installed."""
+    """The library as a ctypes object; None if it is not installed."""
     spec = find_spec("blosc2")
     if spec is None or spec.origin is None:
         return None
@@ -63,12 +63,12 @@ def new_context(lib: Any) -> int:
 
 
 class Context:
-    """What decodes, for one thread at a time; it is freed with this object.
+    """A decoding context, for one thread at a time; it is freed with this object.
 
     Attributes
     ----------
     address
-        Where it lies; 0 if there was no memory for it.
+        Address of the context; 0 if there was no memory for it.
     """
 
     def __init__(self, lib: Any) -> None:
@@ -78,7 +78,7 @@ class Context:
 
 
 class _Contexts(threading.local):
-    """One context a thread."""
+    """One context per thread."""
 
     one: Context | None = None
 

@@ -1,7 +1,7 @@
-"""Whole deflate streams through libdeflate, where the system has it.
+"""Whole deflate streams through libdeflate, if the system has it.
 
-It decodes up to three times as fast as zlib, and takes one stream whose decoded size is
-known; for all others, and to say what is wrong with one, there is zlib.
+libdeflate decodes up to three times as fast as zlib, but only one stream whose decoded
+size is known. zlib decodes all others, and says what is wrong with a damaged one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gpushard.codecs.base import HostBytes
 
-# The binary interface that was read of; the name is the file's SONAME.
+# This code is written for this binary interface; the name is the file's SONAME.
 _SONAME = "libdeflate.so.0"
 # RFC 1952, 2.3: magic number, method, and the flag of a checksum of the header itself,
 # which libdeflate does not look at.
@@ -26,7 +26,7 @@ _GZIP_MAGIC, _FHCRC = b"\x1f\x8b\x08", 2
 
 @cache
 def find() -> Any | None:
-    """The library, as ctypes has it; None where it is not installed."""
+    """The library as a ctypes object; None if it is not installed."""
     try:
         lib = ctypes.CDLL(_SONAME)
         for wrapper in ("gzip", "zlib"):
@@ -49,7 +49,7 @@ class Context:
     Attributes
     ----------
     address
-        Where it lies; 0 if there was no memory for it.
+        Address of the decompressor; 0 if there was no memory for it.
     """
 
     def __init__(self, lib: Any) -> None:
@@ -64,7 +64,7 @@ _MAX_EXPANSION = 1032
 
 
 class _Contexts(threading.local):
-    """One context a thread."""
+    """One context per thread."""
 
     one: Context | None = None
 
@@ -88,13 +88,15 @@ def decode_stream(
 
     Returns
     -------
-    None if the stream is another, or damaged, or libdeflate is not there.
+    None if `encoded` is not exactly one such stream, if the stream is damaged, or if
+    libdeflate is not installed.
     """
     lib = find()
     source = np.frombuffer(encoded, np.uint8)
     if lib is None or (wrapper == "gzip" and _has_header_checksum(source)):
         return None
-    # Room is made before anything is known of the stream but what it can hold.
+    # At this point nothing is known of the stream but how much it can decode to at
+    # most.
     if nbytes > _MAX_EXPANSION * len(source):
         return None
     context = _contexts.one
@@ -104,7 +106,7 @@ def decode_stream(
         return None
     target = np.empty(nbytes, np.uint8)
     used = ctypes.c_size_t()
-    # Without a place for the decoded size, libdeflate wants it to be exact.
+    # Without a pointer for the decoded size, libdeflate requires the exact size.
     status = getattr(lib, f"libdeflate_{wrapper}_decompress_ex")(
         context.address,
         source.ctypes.data,

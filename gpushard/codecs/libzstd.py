@@ -1,10 +1,10 @@
-"""libzstd of the system, which takes nine tenths of the time for larger frames.
+"""The system's libzstd, which takes nine tenths of zstandard's time for larger frames.
 
-The one in zstandard's wheel is built without libzstd's assembly. This one decodes what
-has `LARGE_NBYTES` or more, here and in the compiled loops: two releases agree on what
-every writer makes, but not on what damage leaves of a frame without a checksum, so who
-decodes a frame must not depend on the way that a read takes. What it refuses, zstandard
-decodes, or says what is wrong with it.
+The libzstd in zstandard's wheel is built without assembly. The system's libzstd decodes
+frames of `LARGE_NBYTES` or more, here and in the compiled loops. Two releases decode
+valid frames alike, but may decode a damaged frame without a checksum differently. So
+the choice of the library must not depend on the way that a read takes. If the system's
+libzstd refuses a frame, zstandard decodes it or says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from numpy.typing import NDArray
 from gpushard.codecs.base import HostBytes
 from gpushard.options import KIB
 
-# Below, both take the same time.
+# Below this size, both take the same time.
 LARGE_NBYTES = 32 * KIB
-# The binary interface that was read of; the name is the file's SONAME.
+# This code is written for this binary interface; the name is the file's SONAME.
 _SONAME = "libzstd.so.1"
 # The oldest release that was measured and fuzzed: 1.5.4.
 _OLDEST = 10504
-# RFC 8878, 3.1.1.2.4: a block decodes to so much at most.
+# RFC 8878, 3.1.1.2.4: the most bytes that a block decodes to.
 BLOCK_NBYTES = 128 * KIB
-# zstd.h, ZSTD_d_stableOutBuffer: a stream is decoded to where it stays, and nothing of
-# it is kept beside. A release that knows no such parameter refuses it; then all frames
-# are decoded whole.
+# zstd.h, ZSTD_d_stableOutBuffer: a stream is decoded directly into the output, without
+# a second buffer. Releases without this parameter refuse it; then all frames are
+# decoded whole.
 _STABLE_OUT = 1001
 _BUFFER = ctypes.c_size_t * 3
 
 
 @cache
 def find() -> Any | None:
-    """The library, as ctypes has it; None where it is not installed, or too old."""
+    """The library as a ctypes object; None if it is not installed, or too old."""
     try:
         lib = ctypes.CDLL(_SONAME)
         if lib.ZSTD_versionNumber() < _OLDEST:
@@ -59,9 +59,9 @@ def find() -> Any | None:
 
 @cache
 def of_parts(lib: Any) -> tuple[Any, Any] | None:
-    """What begins a stream, and what decodes it as far as it is given.
+    """Functions that begin a stream, and that decode as much of it as they are given.
 
-    None where this release does not do that to where it stays.
+    None if this release cannot decode a stream directly into the output.
     """
     try:
         address, nbytes = ctypes.c_void_p, ctypes.c_size_t
@@ -88,7 +88,7 @@ def new_context(lib: Any) -> int:
 
 
 def label() -> str:
-    """What to call the library in a report; empty where there is none."""
+    """Name of the library in a report; empty if there is none."""
     lib = find()
     if lib is None:
         return ""
@@ -97,12 +97,12 @@ def label() -> str:
 
 
 class Context:
-    """What decodes, for one thread at a time; it is freed with this object.
+    """A decoding context, for one thread at a time; it is freed with this object.
 
     Attributes
     ----------
     address
-        Where it lies; 0 if there was no memory for it.
+        Address of the context; 0 if there was no memory for it.
     """
 
     def __init__(self, lib: Any) -> None:
@@ -112,12 +112,12 @@ class Context:
 
 
 class _Contexts(threading.local):
-    """One context a thread."""
+    """One context per thread."""
 
     one: Context | None = None
 
     def of(self, lib: Any) -> Context:
-        """The one of the thread that asks."""
+        """The context of the calling thread."""
         if self.one is None:
             self.one = Context(lib)
         return self.one
@@ -127,7 +127,7 @@ _contexts = _Contexts()
 
 
 def frame_nbytes(encoded: HostBytes) -> int | None:
-    """Encoded size of the first frame; None if it is cut off, or without libzstd."""
+    """Encoded size of the first frame; None if it is truncated, or without libzstd."""
     lib = find()
     if lib is None:
         return None
@@ -141,13 +141,13 @@ def decode_frame(encoded: HostBytes, nbytes: int) -> NDArray[np.uint8] | None:
     Parameters
     ----------
     encoded
-        A zstd frame, not a skippable one, whose blocks can hold as much.
+        A zstd frame, not a skippable one, whose blocks can decode to `nbytes`.
     nbytes
         Its decoded size.
 
     Returns
     -------
-    None if there are several frames, or a damaged one, or libzstd is not there.
+    None if there are several frames, or a damaged one, or no libzstd.
     """
     lib = find()
     if lib is None:
@@ -168,24 +168,24 @@ def decode_frame(encoded: HostBytes, nbytes: int) -> NDArray[np.uint8] | None:
 def decode_first(
     encoded: HostBytes, nbytes: int, enough: int, ends: Sequence[int]
 ) -> NDArray[np.uint8] | None:
-    """The first decoded bytes of a frame: uint8, shape (nbytes,), host.
+    """Decoded bytes of a frame, valid up to `enough`: uint8, shape (nbytes,), host.
 
-    Bytes behind the block with the last of those are of no meaning.
+    Bytes behind the block that holds byte `enough` have no meaning.
 
     Parameters
     ----------
     encoded
-        One zstd frame, and nothing else, which tells its size and has no checksum.
+        Exactly one zstd frame, which states its size and has no checksum.
     nbytes
         Its decoded size.
     enough
-        How many bytes are needed: none of the last `BLOCK_NBYTES`.
+        Number of bytes needed; none of the last `BLOCK_NBYTES` may be among them.
     ends
-        Where its blocks end.
+        Where the blocks of the frame end.
 
     Returns
     -------
-    None if a block is damaged that is needed, or libzstd does not decode parts.
+    None if a needed block is damaged, or libzstd cannot decode parts.
     """
     lib = find()
     parts = None if lib is None else of_parts(lib)
@@ -199,10 +199,11 @@ def decode_first(
     # As zstd.h has `ZSTD_outBuffer` and `ZSTD_inBuffer`: address, size, position.
     out = _BUFFER(_address(target), nbytes, 0)
     given = _BUFFER(_address(encoded), 0, 0)
-    # Each gives at most `BLOCK_NBYTES`: so many are needed in any case.
+    # Each block decodes to at most `BLOCK_NBYTES`, so at least so many blocks are
+    # needed.
     n = -(-enough // BLOCK_NBYTES)
     while out[2] < enough:
-        if n >= len(ends):  # the last one tells whether the frame is whole
+        if n >= len(ends):  # the last block shows whether the frame is complete
             return None
         given[1] = ends[n - 1]
         if decode(context.address, out, given) < 0:
@@ -212,7 +213,7 @@ def decode_first(
 
 
 def _address(memory: HostBytes) -> int:
-    try:  # a quarter of what it takes NumPy to tell
+    try:  # takes a quarter of the time of NumPy's attribute
         return ctypes.addressof(ctypes.c_char.from_buffer(memory))
     except TypeError:  # read-only
         return np.frombuffer(memory, np.uint8).__array_interface__["data"][0]

@@ -1,6 +1,6 @@
 """Filters of numcodecs: delta, fixedscaleoffset, bitround, packbits.
 
-numcodecs does the arithmetic; here stand data types and shapes.
+numcodecs does the arithmetic; this module knows data types and shapes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ElementFilter:
     encoded_dtype
         Data type of the encoded elements.
     computed_nbytes
-        What an element takes on the way.
+        Temporary memory per element.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ElementFilter:
     computed_nbytes: int
 
     def working_nbytes(self, n_elements: int, dtype: np.dtype[Any]) -> int:
-        """Memory of the result, and of what is computed on the way."""
+        """Memory of the result, and of temporary arrays."""
         return n_elements * (self.computed_nbytes + dtype.itemsize)
 
     def encoded_spec(
@@ -65,7 +65,7 @@ class ElementFilter:
 
 @dataclass(frozen=True, slots=True)
 class BitRoundFilter:
-    """`numcodecs.bitround`: rounded floats are floats, there is nothing to decode."""
+    """`numcodecs.bitround`: rounded floats need no decoding."""
 
     name: str
     library: str
@@ -131,7 +131,7 @@ class PackBitsFilter:
 
 
 def _run(codec: str, decoder: Any, encoded: NDArray[Any]) -> NDArray[Any]:
-    # numcodecs flattens in memory order, the elements are counted in C order; damaged
+    # numcodecs flattens in memory order, but elements count in C order. Damaged
     # elements may overflow, as they may when zarr decodes them.
     try:
         with np.errstate(all="ignore"):
@@ -203,7 +203,8 @@ def _element_filter(
     try:
         decoder: Any = numcodecs.get_codec({**configuration, "id": identifier})
         astype = configuration.get("astype")
-        # Not the decoded type itself: booleans are differences of bytes, for example.
+        # This is not always the decoded type: booleans are differences of bytes, for
+        # example.
         native = decoder.astype.newbyteorder("=")
         encoded_dtype = native if astype is None else np.dtype(astype)
     except (TypeError, ValueError) as error:
@@ -219,9 +220,9 @@ def _element_filter(
             expected=dtype,
             got=decoder.dtype,
         )
-    # Sums are made in place; offset and scale take two steps, in 64 bits mostly.
+    # Sums are computed in place; offset and scale take two steps, mostly in 64 bits.
     computed = 16 if "scale" in configuration else 0
-    if decoder.dtype != dtype:  # which stands for it: one more cast
+    if decoder.dtype != dtype:  # an equivalent type, which takes one more cast
         computed += decoder.dtype.itemsize
     label = library_label("numcodecs")
     return ElementFilter(spec.name, label, decoder, encoded_dtype, computed)

@@ -1,8 +1,8 @@
-"""A chain that changes elements decodes a small inner chunk when its array is opened.
+"""When an array is opened, a chain that changes elements decodes a small inner chunk.
 
-Names and configurations do not tell which data types a codec takes, what zarr refuses
-once a codec meets the elements, or which package is missing. Without the trial, stored
-bytes would be blamed for that, by whoever reads them first.
+Names and configurations do not show which data types a codec takes, what zarr refuses
+when a codec gets elements, or which package is missing. Without this trial, the first
+read would report such an error as damage of the stored bytes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gpushard.codecs.elements import ElementsPart
 from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
 from gpushard.layout import CodecChain, CodecSpec
 
-# Codecs that decode zeros to something whatever their configuration is, if it is valid.
-# Of others nobody knows what their streams look like.
+# Codecs that can decode zeros with every valid configuration. For other codecs, nothing
+# is known about valid streams.
 _TAKE_ZEROS = frozenset(
     [
         "bytes",
@@ -37,7 +37,7 @@ _TAKE_ZEROS = frozenset(
 )
 _COUNTED = frozenset({"vlen-utf8", "vlen-bytes"})
 _PACKED = "numcodecs.packbits"
-# As many bits as fill a byte: packed bits begin with their padding, which is zero then.
+# As many bits as fill a byte, so that packed bits begin with a padding of zero.
 _N_ELEMENTS = 8
 
 

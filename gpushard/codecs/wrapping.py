@@ -1,4 +1,4 @@
-"""Codecs around a stored object, and how large what codecs make of bytes may be."""
+"""Codecs around a stored object, and bounds of the size that codecs encode bytes to."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpushard.codecs.base import BYTE, BytesCodec, HostBytes
 from gpushard.layout import CodecSpec
 from gpushard.options import KIB
 
-# The largest encoded size that an honest codec makes of n bytes: twice of it and a
-# header or table. Compressors store what they cannot compress.
+# The largest encoded size that a reasonable codec makes of n bytes: 2n, and a header or
+# table. Compressors store bytes that they cannot compress.
 _GROWTH, _GROWTH_NBYTES = 2, 64 * KIB
 _MOST_NBYTES = 2**62
 
 
 def encoded_object_limit(specs: Sequence[CodecSpec], nbytes: int) -> int:
-    """Generous bound of what `specs` make of at most `nbytes` bytes.
+    """Generous bound of the size that `specs` encode at most `nbytes` bytes to.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def encoded_object_limit(specs: Sequence[CodecSpec], nbytes: int) -> int:
 
 
 def object_copies(specs: Sequence[CodecSpec]) -> int:
-    """How often the bytes of an object are held while `specs` around it are undone."""
+    """Copies of an object's bytes that undoing `specs` around it holds."""
     chain = [codecs.bytes_codec(spec, BYTE) for spec in specs]
     return max(1, sum(codec.n_copies for codec in chain))
 
@@ -75,7 +75,7 @@ def decode_object_bytes(
 def grown_sizes(
     chain: Sequence[BytesCodec], nbytes: int, *, exact: bool
 ) -> list[tuple[int, bool]]:
-    """Bytes ahead of each codec of `chain` and after the last; whether exact."""
+    """Sizes before each codec of `chain` and after the last; whether they are exact."""
     sizes = [(nbytes, exact)]
     for codec in chain:
         encoded_nbytes = codec.encoded_nbytes(nbytes)
@@ -84,5 +84,5 @@ def grown_sizes(
         else:
             nbytes = encoded_nbytes
         sizes.append((nbytes, exact))
-    # No library counts further, and no bytes are that many.
+    # A bound that no library and no real size exceeds.
     return [(min(nbytes, _MOST_NBYTES), exact) for nbytes, exact in sizes]

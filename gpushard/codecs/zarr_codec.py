@@ -40,15 +40,17 @@ from gpushard.errors import CorruptShardError, UnsupportedError
 from gpushard.layout import CodecSpec
 
 _SHARDING = "sharding_indexed"
-# Their head claims a number of items, for which numcodecs allocates pointers.
+# The head of these streams claims a number of items, for which numcodecs allocates
+# pointers.
 _COUNTED = frozenset({"vlen-utf8", "vlen-bytes"})
-# Elements that one step makes of another's, and those that it computes with.
+# Copies of the elements: the output of a step, and its temporary arrays.
 _COPIES = 3
-# A string as Python has it, the pointer to it, and as NumPy has it.
+# Memory of a string in Python, of the pointer to it, and of the string in NumPy.
 _STRING_NBYTES = 128
-# Of newer zarr: codecs that need no event loop, which takes 0.1 ms and more to enter.
+# Newer zarr releases have codecs without an event loop, which takes 0.1 ms and more to
+# enter.
 _AT_ONCE: Any = getattr(zarr_codecs, "SupportsSyncCodec", ())
-# zarr does not call them of fixed size, though one element makes one.
+# Each element encodes to one element, although zarr does not report a fixed size.
 _SAME_SHAPE = frozenset(
     [
         "numcodecs.astype",
@@ -71,15 +73,15 @@ class ZarrBytesCodec(PlainMemory):
 
     @property
     def n_copies(self) -> int:
-        """Two, as a rule: zarr's codecs hold what they like."""
+        """Usually two; zarr's codecs do not bound their memory."""
         return 2
 
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
-        """Encoded size, where zarr knows it beforehand."""
+        """Encoded size; None if zarr does not know it beforehand."""
         return _encoded_nbytes(self.codec, decoded_nbytes, self.spec)
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
-        """Decoded bytes (see `BytesCodec.decode`; zarr allocates what it likes)."""
+        """Decoded bytes (see `BytesCodec.decode`); zarr does not bound its memory."""
         buffer = _as_buffer(encoded)
         decoded = _decode(self.name, self.codec, buffer, self.spec).as_numpy_array()
         if len(decoded) > limit or (exact and len(decoded) != limit):
@@ -101,7 +103,7 @@ class ZarrArrayPart:
     codecs
         zarr's objects for them, not yet fitted to a shape.
     array
-        What zarr must know of the array, with a shape that does not count.
+        zarr's description of the array, with an arbitrary shape.
     """
 
     library: str
@@ -116,14 +118,14 @@ class ZarrArrayPart:
         Raises
         ------
         MetadataError
-            They do not.
+            They do not fit.
         """
         for spec, (_, codec, array) in zip(self.specs, self._steps(shape), strict=True):
             if spec.name != _SHARDING:  # whose shapes its own parser has checked
                 validate(spec, codec, array)
 
     def encoded_nbytes(self, shape: tuple[int, ...]) -> int | None:
-        """Encoded size of an inner chunk, where zarr knows it beforehand."""
+        """Encoded size of an inner chunk; None if zarr does not know it beforehand."""
         nbytes: int | None = prod(shape) * self.dtype.itemsize
         for name, codec, array in self._steps(shape):
             if name in _SAME_SHAPE:
@@ -133,9 +135,9 @@ class ZarrArrayPart:
         return nbytes
 
     def working_nbytes(self, shape: tuple[int, ...]) -> int:
-        """Memory that decoding an inner chunk of `shape` takes, as a rule.
+        """Memory that decoding an inner chunk of `shape` usually takes.
 
-        Of strings, what each takes beside its text.
+        For strings, the memory of each string besides its text.
         """
         if self.dtype.kind in UNORDERED_KINDS:
             return _STRING_NBYTES * prod(shape)
@@ -143,7 +145,7 @@ class ZarrArrayPart:
         return _COPIES * max(kept)
 
     def decoder(self, shape: tuple[int, ...]) -> Callable[[HostBytes], NDArray[Any]]:
-        """What turns the encoded bytes of an inner chunk of `shape` into it."""
+        """Function that decodes the bytes of an inner chunk of `shape`."""
         return partial(self._decode, shape, tuple(reversed(self._steps(shape))))
 
     @property
@@ -174,7 +176,7 @@ class ZarrArrayPart:
         return decoded
 
     def _steps(self, shape: tuple[int, ...]) -> list[_Step]:
-        """Name, zarr's codec for this shape, and what it sees, in encoding order."""
+        """Name, zarr's codec for this shape, and its input, in encoding order."""
         steps: list[_Step] = []
         array = replace(self.array, shape=shape)
         for spec, unfitted in zip(self.specs, self.codecs, strict=True):
@@ -224,13 +226,13 @@ def _plain_nbytes(array: ArraySpec) -> int | None:
 
 
 def _numpy_dtype(array: ArraySpec) -> np.dtype[Any]:
-    # zarr 3.1.0's codecs for numcodecs' give NumPy's data type.
+    # In zarr 3.1.0, the wrappers of numcodecs' codecs report NumPy's data type.
     dtype: Any = array.dtype
     return dtype.to_native_dtype() if hasattr(dtype, "to_native_dtype") else dtype
 
 
 def _encoded_nbytes(codec: Any, nbytes: int, spec: ArraySpec) -> int | None:
-    # In older zarr the checksums of numcodecs know their size but do not say so.
+    # In older zarr, numcodecs' checksums have a fixed size but do not report it.
     is_bytes = isinstance(codec, zarr_codecs.BytesBytesCodec)
     is_fixed = getattr(codec, "is_fixed_size", is_bytes)
     if not is_fixed:
@@ -247,7 +249,7 @@ def _as_buffer(encoded: HostBytes) -> cpu.Buffer:
 
 
 def _in_byte_order(elements: Any, spec: ArraySpec) -> Any:
-    """Elements in the byte order of `spec`, which numcodecs takes for granted."""
+    """Elements in the byte order of `spec`, which numcodecs assumes."""
     array = elements.as_numpy_array()
     if array.dtype.kind in UNORDERED_KINDS:
         return elements
@@ -264,14 +266,14 @@ def _decode(name: str, codec: Any, data: Any, spec: ArraySpec) -> Any:
         else:
             (decoded,) = sync(codec.decode([(data, spec)]))
     except (ImportError, UnknownCodecError) as error:
-        # Nothing is wrong with the bytes: none of them was looked at.
+        # The bytes are not at fault: none of them was read.
         raise UnsupportedError(
             f"the codec needs a package that is not installed, {error}",
             codec=name,
             hint="install that package",
         ) from error
     except MemoryError:
-        raise  # which says nothing about the bytes
+        raise  # this error is not about the bytes
     except Exception as error:
         raise stream_error(name, f"zarr's codec says: {error}") from error
     if decoded is None:

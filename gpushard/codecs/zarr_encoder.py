@@ -28,16 +28,16 @@ Bytes = NDArray[np.uint8]
 class ZarrEncoder:
     """A codec chain, ready to encode arrays.
 
-    zarr runs the codecs of a batch side by side in its own threads. May be called from
-    several threads at once. Structs become bytes here: zarr does not know all that
-    Zarr v2 has, nor gives each field its byte order.
+    zarr runs the codecs of a batch in parallel in its own threads. The encoder may be
+    called from several threads at once. Structs become bytes here, because zarr does
+    not know all structs of Zarr v2, and does not give each field its byte order.
 
     Parameters
     ----------
     chain
         The codecs.
     elements
-        What zarr must know of the array.
+        zarr's description of the array.
 
     Raises
     ------
@@ -63,7 +63,7 @@ class ZarrEncoder:
         self._array = elements_spec(chain.array_bytes, elements)
 
     def encode(self, arrays: Sequence[NDArray[Any]]) -> list[Bytes | None]:
-        """Bytes of each array, all of one shape; None where a codec stores nothing.
+        """Bytes of each array, all of one shape; None if a codec stores nothing.
 
         Returns
         -------
@@ -115,20 +115,20 @@ def as_bytes(buffer: Any) -> Bytes:
 
 
 def _opaque(dtype: np.dtype[Any]) -> Any:
-    """Data type of as many bytes, for codecs that must know no more of a struct."""
+    """Plain data type of the same size, which hides a struct from codecs."""
     configuration = {"length_bytes": dtype.itemsize}
     return {"name": "raw_bytes", "configuration": configuration}
 
 
 def _plain_bytes(item: Any, stored: np.dtype[Any] | None) -> Any:
-    """Buffer of elements as they are stored, one after the other in C order."""
+    """Buffer of elements in stored form, one after the other in C order."""
     elements = np.ascontiguousarray(item.as_numpy_array(), stored)
     data: Any = elements.reshape(-1).view(np.uint8)  # zarr's ArrayLike is narrower
     return cpu.Buffer.from_array_like(data)
 
 
 def _in_c_order(item: Any) -> Any:
-    """Elements laid out in C order, which numcodecs takes any layout for."""
+    """Elements in C order; numcodecs assumes it without looking at the layout."""
     if item is None or not isinstance(item, cpu.NDBuffer):
         return item
     array = item.as_numpy_array()

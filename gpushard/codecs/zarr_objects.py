@@ -1,4 +1,4 @@
-"""zarr's own codec objects: made as the metadata names them, fitted to an array."""
+"""zarr's own codec objects: made from the metadata, and fitted to an array."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNORDERED_KINDS = "OT"
 
 _OF_NUMCODECS = "numcodecs."
 _TRIED_NBYTES = 8
-# The class of regular chunk grids: in newer releases of zarr, and before.
+# The class of regular chunk grids, in newer and in older releases of zarr.
 _CHUNK_GRIDS = (
     ("zarr.core.metadata.v3", "RegularChunkGridMetadata"),
     ("zarr.core.chunk_grids", "RegularChunkGrid"),
@@ -33,14 +33,14 @@ _CHUNK_GRIDS = (
 
 @dataclass(frozen=True, slots=True)
 class ZarrElements:
-    """What zarr's codecs must know of an array.
+    """What zarr's codecs need to know of an array.
 
     Attributes
     ----------
     dtype
         Data type of the elements in memory.
     data_type_json, fill_value_json
-        As the metadata spells them.
+        Their spelling in the metadata.
     fill_value
         0-d array of `dtype`.
     """
@@ -52,7 +52,7 @@ class ZarrElements:
 
 
 def elements_spec(spec: CodecSpec, elements: ZarrElements) -> ArraySpec:
-    """What zarr must know of an array, with a shape that does not count."""
+    """Description of an array for zarr, with an arbitrary shape."""
     try:
         data_type = get_data_type_from_json(elements.data_type_json, zarr_format=3)
         if elements.dtype.kind in UNORDERED_KINDS:  # zarr has its own scalars for these
@@ -71,7 +71,7 @@ def elements_spec(spec: CodecSpec, elements: ZarrElements) -> ArraySpec:
 
 
 def array_spec(shape: tuple[int, ...], data_type: Any, fill_value: Any) -> ArraySpec:
-    """What zarr must know of an array of `shape`."""
+    """Description for zarr of an array of `shape`."""
     return ArraySpec(
         shape=shape,
         dtype=data_type,
@@ -103,7 +103,7 @@ def codec_object(spec: CodecSpec) -> Any:
     try:
         with warnings.catch_warnings():
             # Some zarr releases warn that numcodecs' codecs are not in the
-            # specification, which a reader of what is stored can do nothing about.
+            # specification; a reader cannot change that.
             warnings.simplefilter("ignore")
             return codec_class.from_dict(document)
     except Exception as error:
@@ -111,11 +111,11 @@ def codec_object(spec: CodecSpec) -> Any:
 
 
 def fit(spec: CodecSpec, codec: Any, array: ArraySpec) -> Any:
-    """The codec as it is for what it sees of an array."""
+    """The codec, fitted to the array that it gets."""
     try:
         fitted = codec.evolve_from_array_spec(array)
         if spec.name.startswith(_OF_NUMCODECS):
-            # zarr makes numcodecs' object when it decodes for the first time.
+            # zarr makes numcodecs' object only when it decodes for the first time.
             numcodecs.get_codec(dict(fitted.codec_config))
         return fitted
     except Exception as error:
@@ -123,7 +123,7 @@ def fit(spec: CodecSpec, codec: Any, array: ArraySpec) -> Any:
 
 
 def encoded_spec(spec: CodecSpec, codec: Any, array: ArraySpec) -> ArraySpec:
-    """What the codec makes of such an array."""
+    """Description of the codec's output for such an array."""
     try:
         return codec.resolve_metadata(array)
     except Exception as error:
@@ -131,12 +131,12 @@ def encoded_spec(spec: CodecSpec, codec: Any, array: ArraySpec) -> ArraySpec:
 
 
 def validate(spec: CodecSpec, codec: Any, array: ArraySpec) -> None:
-    """Let zarr say whether a codec fits what it sees of an array.
+    """Let zarr check that a codec fits the array that it gets.
 
     Raises
     ------
     MetadataError
-        It does not.
+        It does not fit.
     """
     grid = _chunk_grid()(chunk_shape=array.shape)
     try:
@@ -154,7 +154,7 @@ def _chunk_grid() -> Any:
 
 
 def try_checksum(spec: CodecSpec, codec: Any) -> None:
-    """Refuse settings that only the first bytes would: numcodecs takes any.
+    """Refuse settings that numcodecs accepts and that fail only on the first bytes.
 
     Raises
     ------

@@ -37,7 +37,7 @@ _MAGIC_AND_SIZE = Struct("<II")
 
 
 class _Decompressors(threading.local):
-    """One decompressor a thread: a context must not be used by two at once."""
+    """One decompressor per thread: two threads must not share a context."""
 
     def __init__(self) -> None:
         self.one = zstandard.ZstdDecompressor()
@@ -67,7 +67,7 @@ class ZstdCodec(Compressor):
     library: str
 
     def extra_nbytes(self, encoded: HostBytes, decoded_nbytes: int) -> int:
-        """Memory of a window, of a frame that tells no size; and to join several."""
+        """Memory for the window of a frame without a size, and for joining several."""
         data: Any = encoded  # as in `decode`
         try:
             told: Any = zstandard.get_frame_parameters(data)
@@ -82,9 +82,10 @@ class ZstdCodec(Compressor):
         data: Any = encoded  # the library's stubs do not know NumPy's buffers
         try:
             claimed = zstandard.frame_content_size(data)
-            # The library allocates what the header claims (or `max_output_size` where
-            # it claims nothing), and takes a claim of 0 without looking further.
-            # Blocks cannot decode to more than `most`, so that much is never a lie.
+            # The library allocates the size that the header claims (or
+            # `max_output_size` if it claims none), and accepts a claim of 0 without
+            # looking further. Blocks cannot decode to more than `most`, so a claim of
+            # up to `most` is never excessive.
             most = (len(data) // _BLOCK_MIN_NBYTES + 1) * _BLOCK_MAX_NBYTES
             needed = limit if claimed < 0 and exact else claimed
             if 0 < needed <= limit and needed <= most:
@@ -98,7 +99,7 @@ class ZstdCodec(Compressor):
                 if len(decoded) == limit or not exact:
                     return decoded
         except zstandard.ZstdError:
-            pass  # several frames, a skippable one, or damage: looked at frame by frame
+            pass  # several frames, a skippable one, or damage: decoded frame by frame
         return self._decode_frames(memoryview(encoded), limit, exact=exact)
 
     def decode_range(
@@ -108,10 +109,10 @@ class ZstdCodec(Compressor):
         start: int,  # noqa: ARG002 - blocks need those before them
         stop: int,
     ) -> HostBytes | None:
-        """Decoded bytes of one frame, of which those up to `stop` are there.
+        """Decoded bytes of one frame, of which only those up to `stop` are valid.
 
-        None where that gains nothing, or where the frame is not as simple, or damaged:
-        it is for `decode` to read it, or to say what is wrong.
+        None if that gains nothing, or if the frame is less simple or damaged; `decode`
+        then reads it or says what is wrong.
         """
         if nbytes < libzstd.LARGE_NBYTES or stop > nbytes - libzstd.BLOCK_NBYTES:
             return None
@@ -121,7 +122,7 @@ class ZstdCodec(Compressor):
             first = zstandard.frame_header_size(data)
         except zstandard.ZstdError:
             return None
-        # A checksum is one of all decoded bytes, and may be what is cut off.
+        # A checksum covers all decoded bytes, and may be the part that is cut off.
         if told.content_size != nbytes or told.has_checksum:
             return None
         ends = _ends_of_blocks(memoryview(encoded), first)
@@ -138,7 +139,7 @@ class ZstdCodec(Compressor):
             for frame in _walk_frames(encoded):
                 part = self._decode_frame(encoded, frame, remaining, limit, exact)
                 remaining -= len(part)
-                if part:  # one alone is not copied, whatever empty frames are behind
+                if part:  # a single frame is not copied, even if empty frames follow
                     parts.append(part)
         except zstandard.ZstdError as error:
             raise self._error(error) from error
@@ -195,14 +196,14 @@ class ZstdCodec(Compressor):
 
 
 def _has_room(data: Any, claimed: int) -> bool:
-    """Whether zstandard would take the window of a frame that tells no size."""
+    """Whether zstandard would accept the window of a frame without a size."""
     if claimed >= 0:
         return True
     return zstandard.get_frame_parameters(data).window_size <= _WINDOW_MAX_NBYTES
 
 
 def _is_alone(encoded: HostBytes) -> bool:
-    """Whether there is nothing behind the first frame."""
+    """Whether the first frame is the only one, with nothing behind it."""
     nbytes = libzstd.frame_nbytes(encoded)
     if nbytes is None:
         try:
@@ -213,7 +214,7 @@ def _is_alone(encoded: HostBytes) -> bool:
 
 
 def _walk_frames(encoded: memoryview) -> Iterator[_Frame]:
-    """Each zstd frame in turn; skippable ones are stepped over."""
+    """Each zstd frame in turn; skippable frames are skipped."""
     start = 0
     if not len(encoded):
         raise _TruncatedError("there are no bytes")
@@ -235,7 +236,7 @@ def _walk_frames(encoded: memoryview) -> Iterator[_Frame]:
 
 
 def _ends_of_blocks(encoded: memoryview, position: int) -> list[int]:
-    """Where each block ends of a frame whose first one begins at `position`."""
+    """Where each block of a frame ends; the first block begins at `position`."""
     ends: list[int] = []
     is_last = False
     while not is_last and position + 3 <= len(encoded):
@@ -247,7 +248,7 @@ def _ends_of_blocks(encoded: memoryview, position: int) -> list[int]:
 
 
 def _walk_blocks(encoded: memoryview, start: int) -> tuple[int, int]:
-    """Where the frame at `start` stops, and the most bytes its blocks decode to."""
+    """Where the frame at `start` ends, and the most bytes that it decodes to."""
     frame = encoded[start:]
     position = start + zstandard.frame_header_size(frame)
     has_checksum = bool(frame[4] & 4)
@@ -266,7 +267,7 @@ def _walk_blocks(encoded: memoryview, start: int) -> tuple[int, int]:
 
 
 def from_spec(spec: CodecSpec) -> ZstdCodec:
-    """Decoder for one entry of `codecs`; its level and checksum do not matter here."""
+    """Decoder for one entry of `codecs`; level and checksum do not affect decoding."""
     label = library_label("zstandard")
     if libzstd.find() is not None:
         label += f", {libzstd.label()} from {libzstd.LARGE_NBYTES // KIB} KiB on"
