@@ -1,6 +1,6 @@
-"""What callers pass, checked where it comes in: of the right kind, or an `OptionError`.
+"""Arguments of callers, checked at the entry: an `OptionError` if they are wrong.
 
-Each function gives its argument back, for what follows to trust.
+Each function returns its argument, which later code can trust.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def instance(value: Any, name: str, kind: type[Kind]) -> Kind:
 
 
 def items(values: Any, name: str, expected: str) -> list[Any]:
-    """What `values` gives when it is iterated over; `expected` says what it should.
+    """The items of an iterable; `expected` describes them for the error.
 
     Raises
     ------
@@ -42,12 +42,12 @@ def items(values: Any, name: str, expected: str) -> list[Any]:
 
 
 def integer(value: Any, name: str) -> int:
-    """`value`, Python's or NumPy's integer.
+    """`value`, an integer of Python or NumPy.
 
     Raises
     ------
     OptionError
-        It is none, or a boolean.
+        It is not an integer, or it is a boolean.
     """
     try:
         if not isinstance(value, bool):
@@ -63,7 +63,7 @@ def whole_number(value: Any, name: str, least: int) -> int:
     Raises
     ------
     OptionError
-        It is none.
+        It is not such an integer.
     """
     try:
         number = integer(value, name)

@@ -1,4 +1,4 @@
-"""`Array`: a stored array that reads like a NumPy one."""
+"""`Array`: a stored array that reads like a NumPy array."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def open_array(
     storage_options: Mapping[str, Any] | None = None,
     options: Options = DEFAULT,
 ) -> Array:
-    """Array that reads what `store` holds at `path`.
+    """Open the array at `path` of a store.
 
     Parameters
     ----------
@@ -60,12 +60,12 @@ def open_array(
         Path of the array within the store; "" is its root.
     device
         Where inner chunks are decoded and results lie: "cpu", "cuda", "cuda:1", or a
-        device of `gpushard.devices`. "auto" takes a GPU if there is one that can be
-        used for this data type, and otherwise the CPU; `Array.explain` tells why.
+        device of `gpushard.devices`. "auto" uses a GPU if there is a usable one that
+        supports the data type, and otherwise the CPU; `Array.explain` says why.
     storage_options
         Settings of a URL's store: credentials, endpoint, ...
     options
-        Knobs of every read.
+        Options of every read and write.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def open_array(
     MetadataError
         Its metadata is malformed.
     UnsupportedError
-        It uses something that gpushard does not read, or the device is not there.
+        It uses something that gpushard does not read, or there is no such device.
 
     Examples
     --------
@@ -92,19 +92,19 @@ def open_array(
 
 
 class Array(NumpyLike):
-    """A stored array; reading parts of it gives NumPy arrays, or CuPy arrays on a GPU.
+    """A stored array; reading parts of it returns NumPy arrays, or CuPy arrays.
 
-    Made by `open_array` and by groups. Several threads may read it at once. A pickle
-    holds the array's address and no elements: the other process opens it anew.
+    Made by `open_array` and by groups. Several threads may read from it. A pickled
+    array contains only its address: the other process opens it anew.
 
     Parameters
     ----------
     source
         The array ready to be read.
     device
-        Where it is decoded and results lie; None is the host.
+        Where inner chunks are decoded and results lie; None is the host.
     device_why
-        Why that device was chosen, if "auto" chose it.
+        Why "auto" chose this device.
     """
 
     def __init__(
@@ -152,12 +152,12 @@ class Array(NumpyLike):
 
     @property
     def block_shape(self) -> tuple[int, ...] | None:
-        """Shape of the best unit to read: a shard, or a chunk; None if they vary."""
+        """Shape of the best unit to read: a shard, or a chunk; None if it varies."""
         return self.shards or self.chunks
 
     @property
     def fill_value(self) -> Any:
-        """What missing inner chunks hold, as a scalar of `dtype`."""
+        """Value of missing inner chunks, as a scalar of `dtype`."""
         return self.source.layout.fill_value[()]
 
     @property
@@ -167,7 +167,7 @@ class Array(NumpyLike):
 
     @property
     def dimension_names(self) -> tuple[str | None, ...] | None:
-        """Names of the axes, where they have any."""
+        """Names of the axes; None if they have none."""
         return self.source.layout.dimension_names
 
     @property
@@ -206,7 +206,7 @@ class Array(NumpyLike):
         return as_numpy_would(result, chosen)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Write `value` where `key` selects; docs/writing.md says what is promised."""
+        """Write to the elements that `key` selects; see docs/writing.md."""
         self._write(self._selection(key), value)
 
     def read(
@@ -219,34 +219,34 @@ class Array(NumpyLike):
         errors: OnDamage = "raise",
         memory_limit: int | None = None,
     ) -> Any:
-        """Elements that `selection` selects, in your array or a new one.
+        """Read the elements that `selection` selects, into `out` or a new array.
 
         Parameters
         ----------
         selection
             Key as in ``a[key]``.
         out
-            Array to write into, of the selection's shape and any strides. On the host
-            NumPy's or anything that shares its memory with NumPy (a torch tensor); on
-            a device anything with ``__cuda_array_interface__`` or DLPack.
+            Array to write into, of the selection's shape and any strides. On the host,
+            a NumPy array or anything that shares its memory with NumPy (a torch
+            tensor); on a device, anything with ``__cuda_array_interface__`` or DLPack.
         dtype
-            Data type of the result where `out` is not given; values are cast on the
-            way. Casts that change the kind of number (float to int) are refused.
+            Data type of the result if `out` is not given; values are cast during the
+            read. Casts that change the kind of number (float to int) are refused.
         stream
-            On a device, the CUDA stream that `out` is used on: nothing is written
-            before what is queued there is done. The result is complete on return.
+            On a device, the CUDA stream on which `out` is used: `out` is written only
+            after the work queued there is done. The result is complete on return.
         errors
-            What a damaged inner chunk does: "raise" ends the read; "fill" puts the fill
-            value there and warns of how many (`DamageWarning`); a callable, such as a
-            list's ``append``, gets the error of each instead, and may raise. A store
-            that fails raises in any case.
+            What happens at a damaged inner chunk. "raise" ends the read. "fill" returns
+            the fill value there and warns with the count (`DamageWarning`). A callable,
+            such as a list's ``append``, gets the error of each instead, and may raise.
+            A store that fails always raises.
         memory_limit
             Bytes that this read may hold, instead of `Options.memory_limit`.
 
         Returns
         -------
-        Array of the selection's shape, NumPy's on the host or the device's own kind;
-        `out` itself if it was given.
+        Array of the selection's shape: `numpy.ndarray` on the host, `cupy.ndarray` on a
+        device; `out` itself if it was given.
 
         Raises
         ------
@@ -254,7 +254,7 @@ class Array(NumpyLike):
             The selection does not fit the array, `out` does not fit the selection, or
             the cast is refused.
         CorruptShardError
-            Stored bytes are damaged; nothing in `out` has meaning then.
+            Stored bytes are damaged; the content of `out` is then undefined.
         StoreError
             The store failed.
         """
@@ -272,16 +272,16 @@ class Array(NumpyLike):
         errors: OnDamage = "raise",
         memory_limit: int | None = None,
     ) -> list[Any]:
-        """Read several selections in one batch; gives a list with one result for each.
+        """Read several selections in one batch; returns one result per selection.
 
-        An inner chunk that several selections want is fetched and decoded once.
+        An inner chunk that several selections need is fetched and decoded once.
 
         Parameters
         ----------
         selections
             Keys as in ``a[key]``.
         out
-            One array for each selection, or None; see `read`.
+            One array per selection, or None; see `read`.
         dtype, stream, errors, memory_limit
             As of `read`, which also says what is raised.
         """
@@ -292,7 +292,7 @@ class Array(NumpyLike):
         return self._read_over(request, errors, memory_limit) if chosen else []
 
     def explain(self, selection: Any = ...) -> ReadReport:
-        """Read `selection`, drop the result, and report what the read took.
+        """Report on reading `selection`: does the read, and drops its result.
 
         Parameters
         ----------
@@ -312,7 +312,7 @@ class Array(NumpyLike):
         )
 
     def __dask_tokenize__(self) -> Any:
-        """Where the array lies, what it is, and the version of its metadata."""
+        """Address, metadata, and version of the metadata."""
         source = self.source
         requests = [ByteRequest(source.layout.key_prefix + name) for name in DOCUMENTS]
         with self._named:
@@ -330,7 +330,7 @@ class Array(NumpyLike):
         source = self.source
         with self._named:
             known = address(source.store)
-        # An array that rolls has moved on, maybe, when the other process opens it.
+        # A rolling array may have moved on before the other process opens it.
         offset = source.layout.keys.offset
         window = (offset, self.shape) if offset else None
         place = (known, self.path, window)
@@ -355,7 +355,7 @@ class Array(NumpyLike):
     def _read_over(
         self, request: ReadRequest, errors: OnDamage, memory_limit: int | None
     ) -> list[Any]:
-        """Results, over damage as the caller asked for."""
+        """Results of a read, with damage handled as the caller asked."""
         with self._named:
             policy = DamagePolicy(errors, self.source.layout.inner_grid)
             results = self._read(request.over(policy.damage), memory_limit)

@@ -1,4 +1,4 @@
-"""What becomes of inner chunks whose stored bytes are damaged: an error, or fill."""
+"""What happens at damaged inner chunks: an error, or the fill value."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from typing import Any, Literal, Protocol
 from gpushard.errors import CorruptShardError, DamageWarning, OptionError
 
 OnDamage = Literal["raise", "fill"] | Callable[[CorruptShardError], Any]
-"""What a caller asks for: see `Array.read`."""
+"""Values of the argument ``errors``: see `Array.read`."""
 
 
 class Damage(Protocol):
-    """What becomes of damaged inner chunks during one read; asked by several threads.
+    """What happens at damaged inner chunks during one read; used by several threads.
 
     Attributes
     ----------
     replaces
-        Whether the read goes on, with the fill value in their place.
+        Whether the read continues, with the fill value in their place.
     """
 
     @property
     def replaces(self) -> bool:
-        """Whether the read goes on."""
+        """Whether the read continues."""
         ...
 
     def note(self, error: CorruptShardError) -> None:
-        """Return if the inner chunk that `error` is about is replaced; else raise.
+        """Return if the inner chunk of `error` is to be filled; else raise `error`.
 
         Raises
         ------
         CorruptShardError
-            `error`, where damage ends the read.
+            `error`, if damage ends the read.
         """
         ...
 
     def of_array(self, store_url: str, grid: Sequence[int]) -> Damage:
-        """The same for one of several arrays, which lies in the store at `store_url`.
+        """The same for one of several arrays, in the store at `store_url`.
 
-        Their inner chunks have coordinates of their own, in a grid of shape `grid`.
+        Its inner chunks have coordinates of their own, in a grid of shape `grid`.
         """
         ...
 
@@ -60,7 +60,7 @@ class EndsRead:
         store_url: str,  # noqa: ARG002 - it tells nothing
         grid: Sequence[int],  # noqa: ARG002
     ) -> EndsRead:
-        """The same: any array's damage ends the read."""
+        """The same: damage of any array ends the read."""
         return self
 
 
@@ -68,10 +68,11 @@ ENDS_READ = EndsRead()
 
 
 class _Told:
-    """Inner chunks that were told of, by number in C order: a bit each.
+    """Inner chunks that were reported, one bit each, by number in C order.
 
-    A damaged index costs millions of them, and an object each would take more than the
-    memory limit. So each number of a page of 512 that has any takes its bit there.
+    A damaged index can concern millions of inner chunks, and one object for each would
+    exceed the memory limit. So the bits are kept in pages of 512 numbers, and only
+    pages with a bit exist.
     """
 
     _PAGE_LOG2 = 9
@@ -81,7 +82,7 @@ class _Told:
         self._pages: dict[int, int] = {}
 
     def add(self, coordinate: tuple[int, ...] | None) -> bool:
-        """Add one, or what is about none; whether it was not there."""
+        """Add an inner chunk, or None; returns whether it is new."""
         number = -1
         if coordinate is not None:
             number = 0
@@ -100,12 +101,12 @@ class Replaced:
     Parameters
     ----------
     report
-        Called with the error of each damaged inner chunk, one call at a time; what it
-        raises ends the read.
+        Called with the error of each damaged inner chunk, one call at a time. If it
+        raises, the read ends.
     grid
         Inner chunks along each axis of the array.
     store_url
-        Address of the array's store, for errors that have to tell it.
+        Address of the array's store, for errors that have to name it.
     """
 
     replaces = True
@@ -130,7 +131,7 @@ class Replaced:
     def note(self, error: CorruptShardError) -> None:
         """Report `error`, unless its inner chunk was reported before."""
         with self._lock:
-            # Several selections, or a second look, may meet the same inner chunk.
+            # Several selections, or a repeated read, may meet the same inner chunk.
             if not self._told.add(error.inner_chunk):
                 return
             if self._store_url is not None:
@@ -156,14 +157,15 @@ class DamagePolicy:
     Parameters
     ----------
     errors
-        "raise", "fill" or what to call with each error.
+        "raise", "fill", or a function to call with each error.
     grid
-        Inner chunks along each axis of the array; of several, each tells its own.
+        Inner chunks along each axis of the array; for several arrays, `of_array` sets
+        it.
 
     Raises
     ------
     OptionError
-        It is none of these.
+        `errors` is none of these.
     """
 
     def __init__(self, errors: OnDamage, grid: Sequence[int] = ()) -> None:
@@ -182,7 +184,7 @@ class DamagePolicy:
             )
 
     def warn(self, *, stacklevel: int) -> None:
-        """Warn of what "fill" replaced, if anything; nobody else would tell."""
+        """Warn if "fill" replaced inner chunks, since nothing else would show it."""
         summary = self._summary
         if summary is None or summary.first is None:
             return
@@ -197,7 +199,7 @@ class DamagePolicy:
 def at_inner_chunk(
     error: CorruptShardError, inner_chunk: tuple[int, ...]
 ) -> CorruptShardError:
-    """The same error, said of one of the inner chunks that it costs."""
+    """The same error, for one of the inner chunks that it concerns."""
     said = copy.copy(error)
     said.inner_chunk = inner_chunk
     return said

@@ -20,8 +20,8 @@
 
     DamageWarning(UserWarning)             damaged inner chunks were replaced, as asked
 
-Each message is one sentence that says what, where, expected and got, and what to do;
-the same facts stand in the exception's fields for programs.
+Each message is one sentence that says what is wrong, where, what was expected and got,
+and what to do. Programs find the same facts in the exception's fields.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class GpushardError(Exception):
         inner_chunk: tuple[int, ...] | None = None,
         codec: str | None = None,
     ) -> None:
-        """Fill in the places that the raiser could not know; known ones stay."""
+        """Fill in fields that are not known yet; known fields stay."""
         # "" is the path of the root and () the coordinate in a 0-d array: both known.
         places = (
             ("store_url", store_url),
@@ -135,7 +135,7 @@ class GpushardError(Exception):
     @property
     def _address(self) -> str | None:
         """Store and path of the array, or what is known of them."""
-        # An argument of any kind may stand here, when that it is none is the error.
+        # If the error is a wrong argument, this may be a value of any type.
         url, path = (self.store_url or "").rstrip("/"), str(self.array_path or "")
         return "/".join(part for part in (url, path.strip("/")) if part) or None
 
@@ -149,12 +149,12 @@ class _Addressed(Protocol):
 
 
 class naming:  # noqa: N801 - reads like the function that it is to its callers
-    """Let errors of the block name the array at `array_path` of a store or address.
+    """Add the array at `array_path` of a store or address to errors of the block.
 
-    A `MemoryError`, whoever raised it, becomes a `HostMemoryError`.
+    Any other `MemoryError` of the block becomes a `HostMemoryError`.
 
-    A class: three of these stand around every read, and one out of a generator takes
-    three times as long.
+    This is a class because three of these surround every read, and a context manager
+    made of a generator takes three times as long.
     """
 
     __slots__ = ("_array_path", "_store")
@@ -164,7 +164,7 @@ class naming:  # noqa: N801 - reads like the function that it is to its callers
         self._array_path = array_path
 
     def __enter__(self) -> None:
-        """Nothing happens yet."""
+        """Do nothing."""
 
     def __exit__(
         self,
@@ -192,13 +192,14 @@ class naming:  # noqa: N801 - reads like the function that it is to its callers
 
 
 def _shortened(value: Any) -> str:
-    """Text of a fact: names in foreign metadata may be of any length."""
+    """Text of a fact, shortened: names in foreign metadata may have any length."""
     text = str(value)
     return text if len(text) <= _LONGEST_FACT else f"{text[:_LONGEST_FACT]}..."
 
 
 def _rebuild(cls: type[GpushardError], fields: dict[str, Any]) -> GpushardError:
-    # Into the dict, not through the parameters: notes stand among the fields.
+    # Notes are kept among the fields, so they are put into the dict, not passed as
+    # parameters.
     error = cls(fields["what"])
     error.__dict__.update(fields)
     return error
@@ -211,8 +212,8 @@ class MetadataError(GpushardError, ValueError):
 class UnsupportedError(GpushardError, NotImplementedError):
     """The array is valid but uses something that gpushard does not read.
 
-    The only error on which another path is taken, but for zarr's codec pipeline, which
-    takes one on `ObjectDeletedError` too.
+    This is the only error after which gpushard takes another path. zarr's codec
+    pipeline does so after an `ObjectDeletedError` too.
     """
 
 
@@ -228,11 +229,11 @@ class SelectionError(GpushardError, IndexError):
 
 
 class OptionError(GpushardError, ValueError):
-    """A knob, or an argument that says how to read, has no possible value."""
+    """An option, or an argument that says how to read, has an impossible value."""
 
 
 class StoreError(GpushardError, OSError):
-    """The store failed to answer, or answered something else than was asked."""
+    """The store failed to answer, or gave an answer that does not match the request."""
 
 
 class ObjectChangedError(StoreError):
@@ -244,7 +245,7 @@ class ObjectDeletedError(ObjectChangedError):
 
 
 class WindowMovedError(StoreError):
-    """A rolling array has moved on, and what was asked for is gone or elsewhere."""
+    """A rolling array has moved on, and the requested part is gone or elsewhere."""
 
 
 class NotFoundError(GpushardError, FileNotFoundError):

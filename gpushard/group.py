@@ -72,14 +72,14 @@ def open_group(
 class Group(Mapping[str, Array]):
     """Arrays of a group by name; ``group["a/b"]`` reaches into groups below.
 
-    Iterating gives the names of the arrays directly below the group, including those
-    whose metadata is broken. `groups` has the names of the groups. An array is opened
-    when you ask for it, and only then is broken metadata an error.
+    Iterating gives the names of the arrays directly below the group, and of broken
+    nodes there; `groups` has the names of the groups. An array is opened when it is
+    asked for; a broken node then raises its error.
 
     Parameters
     ----------
     store, document, device, options
-        Where the group lies, what it holds, and where and how its arrays are read.
+        The group's store and contents, and the device and options of its arrays.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Group(Mapping[str, Array]):
 
     @property
     def is_consolidated(self) -> bool:
-        """Whether the group's members were read from its consolidated metadata."""
+        """Whether the contents were read from consolidated metadata."""
         return self._document.is_consolidated
 
     @property
@@ -179,12 +179,12 @@ class Group(Mapping[str, Array]):
 
 
 def node_at(store: Store, path: str, options: Options) -> ArrayLayout | Group:
-    """Layout of the array at `path`, or the group there, read on the host.
+    """Layout of the array at `path`, or the group there, whose arrays use the host.
 
     Raises
     ------
     NotFoundError
-        There is neither.
+        There is neither an array nor a group.
     MetadataError, UnsupportedError, StoreError
         It cannot be opened.
     """
@@ -197,11 +197,11 @@ def node_at(store: Store, path: str, options: Options) -> ArrayLayout | Group:
 
 
 def walk(top: Group) -> Iterator[tuple[str, Group | GpushardError]]:
-    """`top` and all groups below it, by their paths from it, each before its own.
+    """`top` and all groups below it, by relative path, each before its children.
 
-    In the place of a group that cannot be opened stands the error.
+    A group that cannot be opened is represented by its error.
     """
-    # Not by recursion: groups may lie deeper than Python calls.
+    # Without recursion: groups may be nested deeper than Python calls.
     waiting: list[tuple[str, Callable[[], Group]]] = [("", lambda: top)]
     while waiting:
         path, opened = waiting.pop()
@@ -218,12 +218,12 @@ def walk(top: Group) -> Iterator[tuple[str, Group | GpushardError]]:
 
 
 def all_groups(top: Group) -> Iterator[tuple[str, Group]]:
-    """As `walk`, where each group has to open.
+    """As `walk`, but every group has to open.
 
     Raises
     ------
     GpushardError
-        One of them does not.
+        A group cannot be opened.
     """
     for path, found in walk(top):
         if isinstance(found, GpushardError):

@@ -1,8 +1,8 @@
 """What a reader must know about an array: shape, data type, chunk grid, codec chains.
 
-Every on-disk dialect (`formats/`) parses into these; an `ArrayLayout` that exists is
-valid, so nothing downstream checks it again. All shapes are in the array's own axis
-order: transposes of the codec chain are folded into `axis_order` fields.
+Every on-disk format (`formats/`) is parsed into these classes. An `ArrayLayout` that
+exists is valid, so nothing downstream checks it again. All shapes are in the array's
+own axis order: transposes of the codec chain are folded into `axis_order` fields.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NUMBER = re.compile("-?[0-9]+")
-# Grids of so many cells are walked by `itertools.product`, which holds their axes.
+# Grids of up to so many cells are walked by `itertools.product`, which holds its axes
+# in memory.
 _HELD_CELLS = 1 << 16
 
 
@@ -34,8 +35,8 @@ class GridAxis:
     cell
         Length of every cell of a regular axis; 0 for a rectilinear one.
     boundaries
-        Rectilinear axis: int64, shape (n_cells + 1,), host. Start of each cell, then
-        the end of the last one. None for a regular axis.
+        For a rectilinear axis: int64, shape (n_cells + 1,), host. The start of each
+        cell, followed by the end of the last one. None for a regular axis.
     """
 
     extent: int
@@ -56,7 +57,7 @@ class GridAxis:
         return self.boundaries[index]
 
     def length_of(self, index: Any) -> Any:
-        """Full length of cell `index`, beyond the extent too (int or int64 array)."""
+        """Length of cell `index`, not cut at the extent (int or int64 array)."""
         if self.boundaries is None:
             return self.cell
         return self.boundaries[index + 1] - self.boundaries[index]
@@ -66,7 +67,8 @@ class GridAxis:
         """Length of the longest cell."""
         if self.boundaries is None:
             return self.cell
-        # In runs: what all lengths take is as much as the boundaries do.
+        # Computed in runs, since all lengths would take as much memory as the
+        # boundaries.
         runs = range(0, self.n_cells, _HELD_CELLS)
         cuts = (self.boundaries[first : first + _HELD_CELLS + 1] for first in runs)
         return max((int(np.diff(cut).max()) for cut in cuts), default=0)
@@ -82,7 +84,7 @@ class GridAxis:
 
 @dataclass(frozen=True, slots=True)
 class CodecSpec:
-    """One entry of a `codecs` list, as the metadata names it."""
+    """One entry of a `codecs` list, in the spelling of the metadata."""
 
     name: str
     configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -117,12 +119,12 @@ class ShardLevel:
     index_location
         Where in the shard the index lies.
     index_chain
-        Codecs of the index, an uint64 array of shape (*chunks_per_shard, 2) with
-        chunks per shard in stored axes. All of fixed size.
+        Codecs of the index, a uint64 array of shape (*chunks_per_shard, 2) with chunks
+        per shard in stored axes. All have a fixed encoded size.
     index_trailer_nbytes
         Encoded size of the index beyond that of its entries.
     index_entry_nbytes
-        Encoded size of an entry: 16 unless a codec makes other elements of them.
+        Encoded size of an entry: 16 unless a codec changes the element size.
     """
 
     chunk_shape: tuple[int, ...]
@@ -145,11 +147,12 @@ class ChunkKeys:
     Attributes
     ----------
     kind
-        The encodings of Zarr v3, and "draft": that of the draft of v3.
+        "default" and "v2" of Zarr v3, or "draft", the encoding of the draft of v3.
     separator
-        What stands between the coordinates.
+        Character between the coordinates.
     offset
-        What a key's coordinates are beyond those in the chunk grid; () is nothing.
+        Added to the coordinates in the chunk grid to give those in the key; () adds
+        nothing.
     """
 
     kind: Literal["default", "v2", "draft"]
@@ -169,7 +172,7 @@ class ChunkKeys:
         return f"c{self.separator}{text}" if text else "c"
 
     def stored_coordinates(self, key: str, ndim: int) -> tuple[int, ...] | None:
-        """Coordinates as they stand in a key below the array; None if it has none."""
+        """Coordinates in a key below the array; None if the key has none."""
         if self.kind != "v2":
             start = "c" if self.kind == "draft" or not ndim else f"c{self.separator}"
             if not key.startswith(start):
@@ -194,24 +197,25 @@ class ArrayLayout:
     dtype
         Data type of the elements in memory, native byte order.
     data_type_json
-        The data type as the metadata spells it, for zarr's own codecs.
+        The data type in the spelling of the metadata, for zarr's own codecs.
     fill_value
-        0-d array of `dtype`, bit for bit what a missing inner chunk holds.
+        0-d array of `dtype`: the value of missing inner chunks, bit for bit.
     fill_value_json
-        The fill value as the metadata spells it.
+        The fill value in the spelling of the metadata.
     axes
-        The chunk grid: one stored object (shard) a cell.
+        The chunk grid: each cell is one stored object (shard).
     levels
         Sharding codecs from the outside in; empty for an unsharded array.
     chain
-        Codecs of the innermost inner chunks. Transposes ahead of a sharding codec are
+        Codecs of the innermost inner chunks. Transposes before a sharding codec are
         folded into `levels` and into `outer_order`.
     outer_order
-        The innermost chain sees an inner chunk with its axes permuted so: its axis k
-        is array axis ``outer_order[k]`` (product of all transposes around it).
+        Axis order of an inner chunk for the innermost chain: its axis k is array axis
+        ``outer_order[k]`` (product of all transposes around it).
     object_codecs
-        Bytes-to-bytes codecs around a whole shard, in encoding order. Where there are
-        any, no range inside the stored object means anything: it is fetched whole.
+        Bytes-to-bytes codecs around a whole shard, in encoding order. With any such
+        codec, byte ranges inside the stored object have no meaning, so it is fetched
+        whole.
     keys
         Coordinates of a stored object -> key below `path` or `data_path`.
     chunks
@@ -220,7 +224,7 @@ class ArrayLayout:
     shards
         Shard shape in elements; None if the array is not sharded or rectilinear.
     data_path
-        Path below which the stored objects lie; None: `path`.
+        Path below which the stored objects lie; None means `path`.
     """
 
     path: str
@@ -297,16 +301,16 @@ class ArrayLayout:
 
     @cached_property
     def key_prefix(self) -> str:
-        """What stands before every object's key."""
+        """Prefix of every object's key."""
         below = self.path if self.data_path is None else self.data_path
         return f"{below}/" if below else ""
 
 
 def in_c_order(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Coordinates of a grid with so many cells along each axis, in C order.
+    """Coordinates of a grid with `counts` cells along each axis, in C order.
 
-    What `itertools.product` of ranges gives, but it would hold each range as a tuple:
-    metadata of a few bytes may tell of axes of 2**60 cells.
+    The same as `itertools.product` of ranges, which would hold each range as a tuple: a
+    few bytes of metadata may describe axes of 2**60 cells.
     """
     n_cells = prod(counts)
     if n_cells <= _HELD_CELLS:

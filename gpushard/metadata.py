@@ -37,7 +37,7 @@ DOCUMENTS = (_DOCUMENT, ".zarray")
 """Names of an array's metadata document, in Zarr v3 and v2."""
 _NODE_TYPES = ("array", "group")
 _Children = tuple[Mapping[str, Mapping[str, Any]], Broken]
-"""Documents below a group, and what is wrong with others, by relative path."""
+"""Documents below a group, and the errors of others, by relative path."""
 _Node = TypeVar("_Node")
 _GROUP_MEMBERS = ("zarr_format", "node_type", "attributes", "consolidated_metadata")
 
@@ -134,12 +134,12 @@ def load_group(store: Store, path: str) -> GroupDocument:
     documents, broken = consolidated or _listed(store, path)
     children = children_of(documents, broken)
     if not is_consolidated:
-        broken = {}  # who asks for such a child reads its document anew
+        broken = {}  # opening such a child reads its document again
     return GroupDocument(path, attributes, children, documents, is_consolidated, broken)
 
 
 def group_below(group: GroupDocument, name: str) -> GroupDocument | None:
-    """Group `name` below `group`, of consolidated metadata; None if they have it not.
+    """Group `name` below `group` from consolidated metadata; None if not there.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def group_below(group: GroupDocument, name: str) -> GroupDocument | None:
 
 
 def _below(name: str, nodes: Mapping[str, _Node]) -> dict[str, _Node]:
-    """Those of `nodes` that lie below the group `name`, by their path from there."""
+    """The nodes below the group `name`, by path relative to it."""
     start = f"{name}/"
     return {
         path.removeprefix(start): node
@@ -217,7 +217,7 @@ def _check_node(document: Mapping[str, Any], path: str, wanted: NodeType) -> Non
 
 
 def _names(store: Store, path: str, document: Mapping[str, Any]) -> list[str]:
-    """What lies below a group, as far as it can be told."""
+    """Names below a group, as far as they are known."""
     try:
         consolidated = _consolidated(document)
         names: Iterable[str] = (
@@ -231,7 +231,7 @@ def _names(store: Store, path: str, document: Mapping[str, Any]) -> list[str]:
 
 
 def _consolidated(document: Mapping[str, Any]) -> _Children | None:
-    """What lies below a group; None without consolidated metadata."""
+    """Documents below a group; None without consolidated metadata."""
     where = "consolidated_metadata"
     consolidated = document.get(where)
     if consolidated is None:
@@ -246,7 +246,7 @@ def _consolidated(document: Mapping[str, Any]) -> _Children | None:
 
 
 def _nodes(documents: Mapping[str, Any], where: Callable[[str], str]) -> _Children:
-    """Documents of nodes, and what is wrong with others; `where` gives a JSON path."""
+    """Documents of nodes, and the errors of others; `where` gives a JSON path."""
     found: dict[str, Mapping[str, Any]] = {}
     broken: dict[str, GpushardError] = {}
     for name, value in documents.items():
@@ -268,7 +268,7 @@ def _child(value: Any, json_path: str) -> Mapping[str, Any]:
 
 
 def _listed(store: Store, path: str) -> _Children:
-    """What lies directly below a group, found by listing the store."""
+    """Documents directly below a group, found by listing the store."""
     names = [name for name in listed(store, path, path) if name != _DOCUMENT]
     keys = {join(path, name, _DOCUMENT): name for name in names}
     found, unread = read_documents(store, keys)

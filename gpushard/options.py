@@ -1,4 +1,4 @@
-"""All knobs of a read or a write, frozen, each default with its reason."""
+"""All options of a read or a write, frozen, each default with its reason."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
-# Memory of a read's batches, where nobody sets another limit.
+# Default memory limit of a read's batches.
 DEFAULT_MEMORY_LIMIT = 256 * MIB
-# A lower memory limit cuts batches and requests, and counts as so much for all that is
-# held: columns, indexes and the smallest pieces of a read take it, whatever the limit.
+# A lower memory limit cuts batches and requests, but the read as a whole may hold this
+# much, because columns, indexes and the smallest pieces of a read need it.
 LEAST_MEMORY_NBYTES = 64 * MIB
-# Of the memory that a process may use, what an inner chunk may take that alone needs
-# more than the default: eight reads may do so at a time.
+# An inner chunk that alone needs more than the default may take this part of the memory
+# that the process may use, so that eight reads can do so at a time.
 _ALONE_SHARE = 8
 
-# Metadata documents above this size are refused unread: consolidated metadata of 35,000
-# arrays take as much.
+# Metadata documents above this size are refused unread. Consolidated metadata of 35,000
+# arrays have this size.
 MAX_DOCUMENT_NBYTES = 64 * MIB
-# Memory that a metadata document may take once it is parsed. Those of real hierarchies
-# take 4 to 7 bytes a byte, 10,000 arrays some 70 MiB; empty lists take 27.
+# Memory that a parsed metadata document may take. Documents of real hierarchies take 4
+# to 7 bytes per byte, 10,000 arrays some 70 MiB; empty lists take 27 bytes per byte.
 MAX_PARSED_NBYTES = 256 * MIB
 
 _LARGEST = 2**62
@@ -48,17 +48,17 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "patience_s": (0.1, 86_400),
     "min_nbytes_per_s": (1, _LARGEST),
 }
-"""Smallest and largest value of each knob."""
+"""Smallest and largest value of each option."""
 LIMITS = ("max_chunk_nbytes", "max_index_nbytes", "max_sharding_depth", "memory_limit")
-"""Knobs that bound what an array may ask for; a `LimitError` names the one to raise."""
+"""Options that bound what an array may need; a `LimitError` names the one to raise."""
 PLACEMENTS = ("cost", "device", "host")
 """Values of `Options.placement`."""
 
 
 def limit_in_words(hint: str | None, words: str) -> str | None:
-    """What to do about a limit, as `words` for ``raise options.NAME`` in a hint.
+    """A hint with `words` in place of ``raise options.NAME``.
 
-    `words` are a door's way to raise it, with ``{name}`` where its name belongs.
+    `words` say how a limit is raised at this entry point, with ``{name}`` for its name.
     """
     for name in LIMITS:
         hint = hint and hint.replace(f"raise options.{name}", words.format(name=name))
@@ -71,7 +71,7 @@ ChunkOrder = Literal["morton", "c", "f"]
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Knobs of a write; none of them is stored with the array.
+    """Options of a write; none of them is stored with the array.
 
     Attributes
     ----------
@@ -80,14 +80,14 @@ class WriteOptions:
         Only "rewrite" replaces shards atomically.
     order
         Order of the inner chunks in a shard. Morton order keeps neighbours along every
-        axis together, whichever way the array is read.
+        axis together, so it suits reads along any axis.
     write_empty_chunks
         Whether inner chunks that hold nothing but the fill value are stored. Missing
         ones cost an index entry and no read.
     max_unused_fraction
         With "fixed_order" and "random_write", the part of a stored shard that may be
         unused before the shard is written anew. At one half, no shard takes more than
-        twice the room it needs.
+        twice the space it needs.
     """
 
     strategy: WriteStrategy = "rewrite"
@@ -122,7 +122,7 @@ def _impossible(name: str, expected: str, options: Any) -> OptionError:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Knobs of a read, and in `write` those of a write.
+    """Options of a read, and in `write` those of a write.
 
     Attributes
     ----------
@@ -147,8 +147,8 @@ class Options:
         compiled loops are loaded, two to a thousand inner chunks in local files have a
         short way of their own. 0 switches the short ways off.
     whole_object_fraction
-        Where each request has a price, a shard whose index is not known is fetched
-        whole if at least this part of its inner chunks is wanted.
+        In a store whose requests are expensive, a shard whose index is not known is
+        fetched whole if at least this part of its inner chunks is wanted.
     whole_object_max_nbytes
         Decoded size above which a shard is never fetched whole.
     file_handles
@@ -168,7 +168,7 @@ class Options:
         in milliseconds, from a 64th of that size on. Once loaded, all reads use them.
     placement
         Where a read into a device's memory decodes what the device can decode: "cost"
-        estimates what is faster, batch by batch; "device" and "host" settle it.
+        estimates what is faster, batch by batch; "device" and "host" fix the choice.
     pinned_slots
         Pieces of pinned memory that a read to a device fetches into, one per batch: two
         that are being copied, one on each lane, and two that are being filled.
@@ -188,12 +188,12 @@ class Options:
     max_sharding_depth
         Deepest nesting of sharding codecs that is accepted.
     patience_s
-        Seconds until a server is given up that is busy, or accepts and never answers:
-        time for two silent attempts, or for a busy server's usual Retry-After.
+        Seconds until gpushard gives up a server that is busy, or that accepts and never
+        answers: time for two silent attempts, or for a busy server's usual Retry-After.
     min_nbytes_per_s
-        Slowest answer that is waited for: one of n bytes is given up
-        ``patience_s + n / min_nbytes_per_s`` seconds after it was asked for. 32 answers
-        at a time come that slowly over a line of 16 Mbit/s.
+        Slowest answer that is waited for: one of n bytes is given up ``patience_s + n /
+        min_nbytes_per_s`` seconds after its request. 32 answers at a time come that
+        slowly over a line of 16 Mbit/s.
     write
         How shards are written.
 
@@ -252,7 +252,7 @@ class Options:
         return replace(self, **{k: v for k, v in changes.items() if v is not None})
 
     def resolved(self) -> ReadOptions:
-        """The same, with the numbers of what is left open."""
+        """The same options, with numbers for those that are left open."""
         if isinstance(self, ReadOptions):
             return self
         given = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -270,7 +270,7 @@ class Options:
 
 
 def _held_to(memory_limit: int) -> dict[str, Any]:
-    """What a memory limit that somebody set means."""
+    """The fields of `ReadOptions` for a memory limit that is set."""
     bound = max(memory_limit, LEAST_MEMORY_NBYTES)
     return {
         "memory_limit": memory_limit,
@@ -282,20 +282,21 @@ def _held_to(memory_limit: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions(Options):
-    """Options of an array that is read, with the numbers of what was left open.
+    """Options of a read, with numbers for those that were left open.
 
     Attributes
     ----------
     memory_limit
-        What batches may hold.
+        Memory that batches may hold.
     bound_nbytes
-        What a read may hold of all, beside its output.
+        Memory that a read may hold in total, besides its output.
     alone_nbytes
-        The same, where one inner chunk needs more, which nothing else is beside then.
+        The same for a single inner chunk that needs more; nothing else is then held
+        beside it.
     is_left_open
-        Whether nobody set a memory limit.
+        Whether no memory limit is set.
     held_nbytes
-        What of it other things hold already.
+        Memory that is already held, of these limits.
     """
 
     memory_limit: int = DEFAULT_MEMORY_LIMIT
@@ -312,7 +313,7 @@ class ReadOptions(Options):
         return changed if limit is None else replace(changed, **_held_to(limit))
 
     def beside(self, nbytes: int, memory_limit: int) -> ReadOptions:
-        """What `nbytes` that are held leave: of all, and of `memory_limit`."""
+        """What remains while `nbytes` are held: of the total, and of the limit."""
         bound = max(1, self.bound_nbytes - nbytes)
         return replace(
             self,

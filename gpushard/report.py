@@ -1,4 +1,4 @@
-"""What a read did: counts, bytes, times, and which codec ran where and why."""
+"""The report of a read: counts, bytes, times, and which codec ran where and why."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class CodecPlacement:
-    """One codec of the chain: where it runs and why there.
+    """One codec of the chain: where it ran, and why.
 
     Attributes
     ----------
     codec
         Name in the metadata.
     where
-        "host", "device" or "scatter" (folded into the last write).
+        "host", "device" or "scatter" (done while elements are put in their place).
     library
-        What runs it.
+        Library that ran it.
     why
         Reason in words.
     """
@@ -39,33 +39,33 @@ class ReadReport:
     Attributes
     ----------
     array, device
-        Path of the array, and where its inner chunks were decoded.
+        Path of the array, and the device that decoded its inner chunks.
     device_why
-        Why there, if ``device="auto"`` chose.
+        Why ``device="auto"`` chose this device.
     n_shards, n_missing_shards
-        Stored objects touched, and how many of them do not exist.
+        Number of stored objects touched, and of those that do not exist.
     n_inner_chunks, n_missing_inner_chunks
-        Inner chunks wanted, and how many were filled instead of decoded.
+        Number of inner chunks wanted, and of those that were filled instead of decoded.
     n_kept_inner_chunks
-        Inner chunks taken from the cache of decoded ones
-        (`Options.chunk_cache_nbytes`): neither fetched nor decoded.
+        Inner chunks taken from the cache of decoded inner chunks
+        (`Options.chunk_cache_nbytes`), neither fetched nor decoded.
     n_index_requests, n_payload_requests
         Requests to the store. An object fetched whole is a payload request.
     index_nbytes, payload_nbytes, gap_nbytes
-        Bytes fetched; `gap_nbytes` are those of the payload that nobody wanted.
+        Bytes fetched; `gap_nbytes` are the unwanted bytes of the payload.
     out_nbytes
         Size of the result.
     n_decoded_on_device, n_decoded_on_host, n_refused_inner_chunks
-        On a device: inner chunks decoded there and on the host, and how many the
-        device refused, so that the host decoded them after all.
+        For a read on a device: inner chunks decoded on the device and on the host, and
+        those that the device refused, so that the host had to decode them.
     codecs
         Which codec ran where and why, in decoding order.
     loops
-        What the compiled loops decoded with; "" if the codecs' libraries read all.
+        How the compiled loops decoded; "" if the codecs' libraries decoded everything.
     fetch
-        How payload was fetched, and why so.
+        How payload was fetched, and why.
     n_direct_requests
-        How many of the payload requests went straight into device memory.
+        Payload requests that were read directly into device memory.
     milliseconds
         Time per stage, and the estimates that placement by cost used. Times of threads
         are added up, so a stage may exceed `total`, which is wall time.
@@ -132,16 +132,17 @@ class ReadReport:
 
 @dataclass
 class Tally:
-    """Counters of a read under way; safe to use from its worker threads.
+    """Counters of a read in progress; safe to use from its worker threads.
 
     Attributes
     ----------
     counts, seconds
-        Of fields of `ReadReport`, and of stages.
+        Counters named as fields of `ReadReport`, and seconds per stage.
     is_wanted
-        Whether anybody asks for all of them; what takes time to count is not otherwise.
+        Whether the full report is wanted; otherwise, counts that take time are left
+        out.
     is_summed
-        Whether anybody asks for the bytes that were fetched.
+        Whether the number of fetched bytes is wanted.
     """
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -163,7 +164,7 @@ class Tally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 
     def note(self, **notes: str) -> None:
-        """Say something in words, named as the fields of `ReadReport`."""
+        """Set text fields, named as the fields of `ReadReport`."""
         with self._lock:
             self.notes.update(notes)
 
@@ -185,7 +186,7 @@ class Tally:
         codecs: tuple[CodecPlacement, ...],
         device_why: str = "",
     ) -> ReadReport:
-        """Frozen report of what was counted."""
+        """Frozen report of all that was counted."""
         names = (
             "n_shards",
             "n_missing_shards",
@@ -211,6 +212,7 @@ class Tally:
             loops=self.notes.get("loops", ""),
             fetch=self.notes.get("fetch", "host memory"),
             milliseconds={k: v * 1e3 for k, v in self.seconds.items()},
-            # Shared and overlapping ranges are wanted more often than fetched.
+            # Shared and overlapping ranges count once as fetched, but several times as
+            # wanted.
             **{name: max(0, self.counts.get(name, 0)) for name in names},
         )
