@@ -1,1 +1,1 @@
-"""What lies where in stored objects, and whether it is whole."""
+"""What lies where in stored objects, and whether it is intact."""

@@ -25,12 +25,12 @@ class Census:
     Attributes
     ----------
     n_stored
-        Inner chunks that are stored.
+        Number of stored inner chunks.
     n_empty
-        Inner chunks that hold elements of the array and are missing, in shards that
-        are stored: they read as the fill value.
+        Missing inner chunks of stored shards that hold elements of the array. They read
+        as the fill value.
     n_unreadable
-        Shards whose index is damaged, which count in neither.
+        Shards whose index is damaged, whose inner chunks are not counted.
     """
 
     n_stored: int
@@ -44,7 +44,7 @@ def census(source: Source) -> Census:
     Raises
     ------
     LimitError
-        The indexes of a shard take more memory than there is.
+        The indexes of a shard exceed the memory limit.
     StoreError
         The store failed.
     """

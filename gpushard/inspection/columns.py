@@ -1,6 +1,6 @@
-"""Columns over what a stored object holds -> order, gaps, overlaps and sums.
+"""Columns over the contents of a stored object -> order, gaps, overlaps and sums.
 
-Columns in, columns out: what `map` draws, what `verify` reports and what `info` counts.
+`map` draws these results, `verify` reports them, and `info` counts with them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ class StoredChunks:
     Attributes
     ----------
     coordinate
-        int64, shape (n_chunks, ndim). Of each inner chunk in the array's grid of inner
-        chunks. Those of nested shards that are missing or out of bounds have no row.
+        int64, shape (n_chunks, ndim). Coordinate of each inner chunk in the array's
+        grid of inner chunks. Inner chunks of missing or out-of-bounds nested shards
+        have no row.
     state
         uint8, shape (n_chunks,). `PRESENT`, `MISSING` or `CORRUPT`.
     start, stop
-        int64, shape (n_chunks,). Byte range of each present inner chunk; 0 of others.
+        int64, shape (n_chunks,). Byte range of each present inner chunk; 0 for others.
     index_start, index_stop
         int64, shape (n_indexes,). Byte range of each index, the outermost first.
     object_nbytes
@@ -49,12 +50,12 @@ class StoredChunks:
 
     @property
     def payload_nbytes(self) -> int:
-        """Bytes of all inner chunks, shared ones counted each time."""
+        """Bytes of all inner chunks; shared bytes count several times."""
         return int((self.stop - self.start).sum())
 
     @property
     def end(self) -> int:
-        """Size of the object; where it is unknown, where the last piece ends."""
+        """Size of the object; if unknown, the end of the last piece."""
         if self.object_nbytes is not None:
             return self.object_nbytes
         ends = self.stop.max(initial=0), self.index_stop.max(initial=0)
@@ -79,15 +80,16 @@ class ByteUse:
     Attributes
     ----------
     order
-        int64, shape (n_stored,). Rows of the stored inner chunks as they lie.
+        int64, shape (n_stored,). Rows of the stored inner chunks by offset.
     gap_start, gap_stop
-        int64, shape (n_gaps,). Byte ranges that neither index nor inner chunk takes.
+        int64, shape (n_gaps,). Byte ranges that no index and no inner chunk uses.
     overlapping, overlapped
-        int64, shape (n_overlaps,). Rows of inner chunks that lie in bytes of another
-        piece too, and the rows of these; -1 is an index. Legal, but rarely meant.
+        int64, shape (n_overlaps,). Rows of inner chunks that overlap another piece, and
+        the rows of those pieces; -1 is an index. Overlaps are legal, but rarely
+        intended.
     n_shared
-        Inner chunks that are stored in the very bytes of another one, which is legal
-        and has its use.
+        Inner chunks stored in exactly the bytes of another one, which is legal and
+        useful.
     """
 
     order: Ints
@@ -110,12 +112,12 @@ def byte_use(chunks: StoredChunks) -> ByteUse:
     stop = np.concatenate([chunks.index_stop, chunks.stop[stored]])
     row = np.concatenate([np.full(len(chunks.index_start), -1, np.int64), stored])
     by_start = np.lexsort((stop, start))
-    # One after the other: of very many pieces each column counts.
+    # One after the other: with very many pieces every column counts.
     start = start[by_start]
     stop = stop[by_start]
     row = row[by_start]
     del by_start, stored
-    # Where all pieces so far end, ahead of each piece and behind the last one.
+    # Where all earlier pieces end, for each piece and behind the last one.
     reach = np.zeros(len(stop) + 1, np.int64)
     np.maximum.accumulate(stop, out=reach[1:])
     is_gap = start > reach[:-1]
@@ -125,7 +127,7 @@ def byte_use(chunks: StoredChunks) -> ByteUse:
         gap_stop = np.append(gap_stop, chunks.object_nbytes)
     is_chunk = row >= 0
     first, other, n_shared = _overlaps(start, stop, reach)
-    # Of an index and an inner chunk, the latter is told.
+    # If an index and an inner chunk overlap, the inner chunk is reported.
     by_chunk = (row[first] >= 0) | (row[other] >= 0)
     first, other = first[by_chunk], other[by_chunk]
     begins = row[first] >= 0
@@ -140,9 +142,9 @@ def byte_use(chunks: StoredChunks) -> ByteUse:
 
 
 def _overlaps(start: Ints, stop: Ints, reach: Ints) -> tuple[Ints, Ints, int]:
-    """Pieces that begin before another ends, that other piece, and how many are equal.
+    """Pieces that overlap an earlier one, that piece, and how many are equal.
 
-    Pieces lie sorted by their start, and of equal starts by their stop.
+    Pieces are sorted by start, then by stop.
     """
     n = len(start)
     equal = np.zeros(n, bool)
@@ -150,7 +152,7 @@ def _overlaps(start: Ints, stop: Ints, reach: Ints) -> tuple[Ints, Ints, int]:
     equal &= stop > start
     begins_inside = np.zeros(n, bool)
     begins_inside[1:] = (start[1:] < reach[1:-1]) & (stop[1:] > start[1:])
-    # Of pieces that share their bytes, only the first can overlap what lies before.
+    # Of pieces with the same bytes, only the first can overlap an earlier piece.
     rows = np.flatnonzero(begins_inside & ~equal)
     n_equal = int(np.count_nonzero(equal))
     if not len(rows):

@@ -1,4 +1,4 @@
-"""Stored objects -> what their indexes say that they hold."""
+"""Stored objects -> their contents, as their indexes describe them."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ from gpushard.stores.base import ByteRequest, Fetched
 
 Coordinate = tuple[int, ...]
 
-# Damaged entries told one by one; the rest of a shard's are counted in the last.
+# Damaged entries of a shard that are reported one by one; the last report counts the
+# rest.
 _MOST_ENTRIES = 1_000
-# What a nested index takes beside its entries, as so many of these: 1.5 KiB.
+# Memory of a nested index besides its entries, counted in entries: 1.5 KiB.
 _INDEX_ENTRIES = 16
 _TALLY = Tally(is_wanted=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a stored object holds, as far as its indexes tell.
+    """The contents of a stored object, as its indexes describe them.
 
     Attributes
     ----------
     coordinate, key
-        Of the object.
+        Coordinate and key of the object.
     exists
-        Whether there is such an object.
+        Whether the object exists.
     chunks
-        What lies where; None where there is no object, or its index is damaged.
+        What lies where; None if there is no object, or its index is damaged.
     source
-        What its payload is read from: for objects that had to be fetched whole, one
-        that holds them.
+        Source of its payload; for an object that had to be fetched whole, one that
+        holds it.
     version
-        Version of the object that the indexes are of.
+        Version of the object to which the indexes belong.
     findings
-        What is wrong with the indexes.
+        Errors of the indexes.
     """
 
     coordinate: Coordinate
@@ -68,19 +69,20 @@ def contents_of(
     coordinates: Sequence[Coordinate],
     most_entries: int | None = None,
 ) -> list[Contents]:
-    """What the objects at `coordinates` hold, asked side by side.
+    """Contents of the objects at `coordinates`, fetched in parallel.
 
     Parameters
     ----------
     source, coordinates
-        The array, and which objects of it.
+        The array, and the objects to look at.
     most_entries
-        Entries of one object's indexes that may be held at a level; None: any number.
+        Entries of one object's indexes that may be held per level; None means any
+        number.
 
     Raises
     ------
     LimitError
-        There are more.
+        An object has more.
     StoreError
         The store failed.
     ObjectChangedError
@@ -98,7 +100,7 @@ def contents_of(
 
 
 def whole_contents(source: Source, coordinate: Coordinate) -> Contents:
-    """Contents of an object that is fetched whole, held in memory with them.
+    """Contents of an object that is fetched whole and held with its contents.
 
     Raises
     ------
@@ -144,12 +146,12 @@ def _unsharded(source: Source, coordinates: Sequence[Coordinate]) -> list[Conten
 
 
 def _untold(source: Source, coordinate: Coordinate) -> Contents:
-    """Contents of a chunk in a store that tells its size with all of its bytes only.
+    """Contents of a chunk in a store that reports no sizes without all bytes.
 
     Raises
     ------
     LimitError
-        They are more than may be held.
+        The bytes are more than may be held.
     """
     source.room.refuse_large(in_part=False)
     key = source.key(coordinate)
@@ -183,7 +185,7 @@ def _absent(source: Source, coordinate: Coordinate) -> Contents:
 
 
 def _broken(source: Source, coordinate: Coordinate, finding: Finding) -> Contents:
-    """Contents of an object of which nothing can be read."""
+    """Contents of an object that cannot be read."""
     found = replace(finding, n_inner_chunks=n_chunks_of(source, coordinate))
     return Contents(coordinate, found.shard_key, True, None, source, None, (found,))
 
@@ -260,7 +262,7 @@ class _Walk:
             self._index_ranges.append(index_range(source, 0, extent, n_entries))
 
     def descend(self, level: int, most_entries: int | None) -> None:
-        """Take the inner chunks found so far for shards, and read their indexes."""
+        """Treat the inner chunks found so far as shards, and read their indexes."""
         source, outer = self._source, self._rows
         shapes = [lv.chunk_shape for lv in source.layout.levels[level - 1 : level + 1]]
         ratio = np.array(shapes[0], np.int64) // np.array(shapes[1], np.int64)
@@ -293,7 +295,7 @@ class _Walk:
         self._rows = self._rows_of(level, indexes, outer.coordinate[rows] * ratio)
 
     def chunks(self) -> StoredChunks:
-        """Columns of all that was found."""
+        """Columns of everything found."""
         at = np.array(self._index_ranges, np.int64).reshape(-1, 2)
         nbytes = self._parent[1].index.shard_nbytes
         return StoredChunks(*self._rows, at[:, 0], at[:, 1], nbytes)
@@ -301,7 +303,7 @@ class _Walk:
     def _rows_of(
         self, level: int, indexes: Sequence[ShardIndex], origins: Ints
     ) -> _Rows:
-        """Rows of all entries of some indexes of one level, one origin an index."""
+        """Rows of all entries of some indexes of one level; an origin per index."""
         source = self._source
         shape = source.chunks_per_shard(self._parent[0], level)
         cells = cells_of(source.layout.levels[level], shape)
@@ -310,7 +312,7 @@ class _Walk:
             coordinate = cells
         else:
             coordinate = origins[:, None, :] + cells[None]
-        # Without axes, the number of rows cannot be told from that of the numbers.
+        # Without axes, the number of rows does not follow from the number of values.
         coordinate = coordinate.reshape(len(origins) * len(cells), cells.shape[1])
         offset = _column([index.offset for index in indexes], np.int64)
         nbytes = _column([index.nbytes for index in indexes], np.int64)
@@ -343,7 +345,7 @@ class _Walk:
             )
 
     def _lose_more(self, first: Ints, ratio: Ints) -> None:
-        """Note nested shards of `ratio` inner chunks that are not told one by one."""
+        """Note nested shards, of `ratio` inner chunks, without naming each one."""
         if not len(first):
             return
         error = CorruptShardError(
@@ -358,7 +360,7 @@ class _Walk:
     def _lose(
         self, error: CorruptShardError, first: Ints, n_chunks: int, kind: Kind = "index"
     ) -> None:
-        """Note what costs `n_chunks` inner chunks, `first` the first of them."""
+        """Note damage of `n_chunks` inner chunks, of which `first` is the first."""
         inside = bool(is_inside(self._source.layout, first[None])[0])
         self.findings.append(
             Finding.of(
@@ -372,7 +374,7 @@ class _Walk:
 
 
 def _column(columns: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    """One column of several; a single one as it is."""
+    """Several columns as one; a single column is not copied."""
     if len(columns) == 1:
         return columns[0]
     return np.concatenate([np.empty(0, dtype), *columns])

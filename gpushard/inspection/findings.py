@@ -1,4 +1,4 @@
-"""What a verification found, and what it looked at."""
+"""The findings and checks of a verification."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ Kind = Literal[
 UNVERIFIED: frozenset[Kind] = frozenset(("unreadable", "changed"))
 REMARKS: frozenset[Kind] = frozenset(("overlap", "note"))
 
-# Findings kept of a verification: a hostile archive has as many as it likes.
+# Findings kept of a verification, since a hostile archive can cause any number.
 MOST_FINDINGS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, or worth a look.
+    """One defect, or something worth a look.
 
     Attributes
     ----------
     kind
-        What sort of thing.
+        Kind of finding.
     shard_key
         Key of the stored object.
     inner_chunk
-        Coordinate in the array's grid of inner chunks; None: the object or its index.
+        Coordinate in the array's grid of inner chunks; None means the object or its
+        index.
     n_inner_chunks
-        How many inner chunks it costs; 0 for remarks.
+        Number of inner chunks that are affected; 0 for remarks.
     message
-        What it is, without where.
+        What is wrong, without where.
     codec, expected, got, hint
         As in `GpushardError`.
     """
@@ -70,7 +71,7 @@ class Finding:
         kind: Kind | None = None,
         n_inner_chunks: int = 1,
     ) -> Finding:
-        """Finding that `error` is; of a kind that fits it, unless one is given."""
+        """Finding for `error`, of a kind that fits it unless one is given."""
         if kind is None:
             kind = "checksum" if isinstance(error, ChecksumError) else "decode"
             if not isinstance(error, CorruptShardError):
@@ -94,7 +95,7 @@ class Finding:
 
     @property
     def severity(self) -> Literal["damage", "unverified", "remark"]:
-        """How bad it is."""
+        """Severity of the finding."""
         if self.kind in UNVERIFIED:
             return "unverified"
         return "remark" if self.kind in REMARKS else "damage"
@@ -117,9 +118,9 @@ class Check:
     what
         What is checked.
     is_done
-        Whether it was.
+        Whether it was checked.
     how
-        By what, or why not.
+        How it was checked, or why not.
     """
 
     what: str
@@ -129,7 +130,7 @@ class Check:
 
 @dataclass
 class Verification:
-    """What a verification of one array found.
+    """The result of a verification of one array.
 
     Attributes
     ----------
@@ -145,7 +146,7 @@ class Verification:
     findings
         In the order of the grid, at most `MOST_FINDINGS`.
     n_findings, n_damaged_inner_chunks
-        Of all findings, kept or not.
+        Counts of all findings, kept or not.
     restored
         Keys of shards whose last published index was restored.
     seconds
@@ -165,7 +166,7 @@ class Verification:
 
     @property
     def status(self) -> Literal["whole", "damaged", "unverified"]:
-        """What the findings come to."""
+        """Summary of the findings."""
         if self.n_damage:
             return "damaged"
         return "unverified" if self.n_unverified else "whole"

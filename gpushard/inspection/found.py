@@ -1,4 +1,4 @@
-"""What a verification has found so far, object by object."""
+"""The findings of a verification so far, object by object."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Coordinate = tuple[int, ...]
 
 
 class Totals(NamedTuple):
-    """How many findings there are: damage, not verified, remarks, and their cost."""
+    """Counts of findings: damage, not verified, remarks, and affected inner chunks."""
 
     damage: int = 0
     unverified: int = 0
@@ -20,19 +20,19 @@ class Totals(NamedTuple):
     n_inner_chunks: int = 0
 
     def plus(self, other: Totals) -> Totals:
-        """Those of both."""
+        """The sum of both."""
         return Totals(*map(add, self, other))
 
     @classmethod
     def of(cls, finding: Finding) -> Totals:
-        """One finding."""
+        """The counts of one finding."""
         lost = finding.n_inner_chunks if finding.is_damage else 0
         return cls(**{finding.severity: 1}, n_inner_chunks=lost)
 
 
 @dataclass(slots=True)
 class _Open:
-    """An object that is being verified: what was found, and what is yet to be done."""
+    """An object that is being verified: its findings, and its remaining work."""
 
     n_left: int = 1
     totals: Totals = field(default_factory=Totals)
@@ -42,15 +42,15 @@ class _Open:
 class Found:
     """Findings of finished objects, and of those that are being verified.
 
-    What was found of an object counts when nothing of it is to be done any more: until
-    then it may turn out to have been replaced. Not for several threads at a time.
+    The findings of an object count once its work is done: until then the object may
+    turn out to have been replaced. Not safe for several threads.
 
     Attributes
     ----------
     totals
-        Of finished objects.
+        Counts of the findings of finished objects.
     findings
-        Of these, at most `MOST_FINDINGS` in all.
+        Findings of finished objects, at most `MOST_FINDINGS` in total.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Found:
         self._n_kept = 0
 
     def begin(self, coordinate: Coordinate) -> None:
-        """Something more is to be done of an object, which may be the first."""
+        """Note that an object, perhaps a new one, has one more piece of work."""
         mine = self._open.get(coordinate)
         if mine is None:
             self._open[coordinate] = _Open()
@@ -68,7 +68,7 @@ class Found:
             mine.n_left += 1
 
     def note(self, coordinate: Coordinate, finding: Finding) -> None:
-        """Something was found of an object that was begun."""
+        """Note a finding of an object that was begun."""
         mine = self._open[coordinate]
         mine.totals = mine.totals.plus(Totals.of(finding))
         if self._n_kept < MOST_FINDINGS:
@@ -76,7 +76,7 @@ class Found:
             mine.findings.append(finding)
 
     def end(self, coordinate: Coordinate, *, counts: bool) -> None:
-        """Something that was begun is done; whether what was found `counts`."""
+        """Note that a piece of work is done; its findings count if `counts`."""
         mine = self._open[coordinate]
         mine.n_left -= 1
         if mine.n_left:

@@ -1,4 +1,4 @@
-"""Whether the bytes of stored inner chunks are what they should be."""
+"""Checks of the bytes of stored inner chunks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
 from gpushard.workers import Opener, Task
 
-# Codecs that only verify. As the last of a chain they cover the bytes as stored, and
-# are checked without decoding anything.
+# Codecs that only verify. As the last codec of a chain they cover the stored bytes, so
+# they are checked without decoding.
 _CHECKSUMS = frozenset(
     (
         "crc32c",
@@ -34,12 +34,13 @@ _CHECKSUMS = frozenset(
         "numcodecs.jenkins_lookup3",
     )
 )
-# Payload of one task at most, but for larger inner chunks: progress shows after each.
+# Largest payload of one task, except for larger inner chunks; progress is reported
+# after each task.
 _TASK_NBYTES = 16 << 20
 
 Report = Callable[[Contents, Finding], None]
 Advance = Callable[[Contents, int, int], None]
-"""Told the object, the inner chunks checked and the bytes read for them."""
+"""Called with the object, the number of checked inner chunks, and the bytes read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,11 @@ class PayloadCheck:
     Attributes
     ----------
     decodes
-        Whether inner chunks are decoded, all checksums and sizes inside included.
+        Whether inner chunks are decoded, which checks all checksums and sizes inside.
     checksum
         Name of the outermost codec, if that is a checksum; None otherwise.
     refused
-        Why no inner chunk may be held, so that its bytes are not looked at.
+        Why no inner chunk may be held, so that its bytes are not checked.
     """
 
     decodes: bool
@@ -62,7 +63,7 @@ class PayloadCheck:
 
     @classmethod
     def of(cls, source: Source, *, decodes: bool) -> PayloadCheck:
-        """What can be checked of the array of `source`."""
+        """The checks that are possible for the array of `source`."""
         last = source.pipeline.bytes_codecs[-1:]
         name = last[0].name if last and last[0].name in _CHECKSUMS else None
         check = cls(decodes, name)
@@ -79,7 +80,7 @@ class PayloadCheck:
         return self.refused is None and (self.decodes or self.checksum is not None)
 
     def described(self, source: Source) -> list[Check]:
-        """What is checked of the payload, and what is not."""
+        """The checks of the payload that are done, and those that are not."""
         codecs = [placed.codec for placed in reversed(source.pipeline.placements())]
         is_sized = source.chunk_shape is not None and (
             source.pipeline.payload_nbytes(source.chunk_shape) is not None
@@ -97,7 +98,7 @@ class PayloadCheck:
         if self.checksum:
             how = f"their {self.checksum} checksum"
             checks.append(Check("bytes of inner chunks", True, how))
-            if codecs[:-1] != ["bytes"]:  # elements as they are have nothing to undo
+            if codecs[:-1] != ["bytes"]:  # uncompressed elements need no decoding
                 how = f"{', '.join(codecs[:-1])} not undone: use --decode"
                 checks.append(Check("decoding", False, how))
             return checks
@@ -107,12 +108,12 @@ class PayloadCheck:
     def verify(
         self, source: Source, data: NDArray[np.uint8], shape: tuple[int, ...]
     ) -> None:
-        """Raise what is wrong with the bytes of an inner chunk of `shape`.
+        """Raise the error of the bytes of an inner chunk of `shape`, if there is one.
 
         Raises
         ------
         CorruptShardError
-            They are no valid encoding, or contradict a checksum.
+            The bytes are not a valid encoding, or contradict a checksum.
         """
         if self.decodes:
             source.decode(data, shape)
@@ -157,7 +158,7 @@ def _misfits(
 def _unfit(
     contents: Contents, chunks: StoredChunks, report: Report, wrong: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Which inner chunks do not fit the limit as they are stored: bool, (n_chunks,)."""
+    """Which inner chunks exceed the limit in stored form: bool, (n_chunks,)."""
     room = contents.source.room
     nbytes = chunks.stop - chunks.start
     unfit = (nbytes > room.most_stored_nbytes) & ~wrong
@@ -172,10 +173,10 @@ def _unfit(
 def payload_tasks(
     check: PayloadCheck, contents: Contents, report: Report, advance: Advance
 ) -> Iterator[Opener]:
-    """Work that verifies the bytes of an object's inner chunks, all in its first step.
+    """Tasks that verify the bytes of an object's inner chunks.
 
-    It raises `ObjectChangedError` where the object was replaced since its indexes
-    were read, and `StoreError` where the store failed.
+    They raise `ObjectChangedError` if the object was replaced since its indexes were
+    read, and `StoreError` if the store failed.
     """
     chunks = contents.chunks
     if chunks is None:
@@ -198,7 +199,7 @@ def payload_tasks(
 
 
 def _distinct(start: Ints, stop: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """One of the rows that share a byte range, by offset, and how many share it."""
+    """One row for each distinct byte range, by offset, and how many rows share it."""
     if not len(rows):
         return rows, rows
     rows = rows[np.lexsort((stop[rows], start[rows]))]
@@ -221,7 +222,7 @@ class _Batch:
     advance: Advance
 
     def tasks(self) -> Iterator[Opener]:
-        """Work, each of some requests; there is one row at the least."""
+        """Tasks of some requests each; there must be at least one row."""
         source, chunks = self.contents.source, self.chunks
         costs = source.store.costs
         most = min(source.options.memory_limit // (2 * n_workers(source)), _TASK_NBYTES)
@@ -239,7 +240,7 @@ class _Batch:
             yield Opener(partial(self._verify, requests, range(first, last)), nbytes)
 
     def verify_empty(self) -> Sequence[Task]:
-        """Verify inner chunks that are stored in no bytes: there are none to fetch."""
+        """Verify inner chunks that are stored in 0 bytes, without fetching."""
         for i, row in enumerate(self.rows.tolist()):
             self._verify_one(i, np.empty(0, np.uint8), int(self.chunks.start[row]))
         self.advance(self.contents, len(self.rows), 0)
@@ -271,7 +272,7 @@ class _Batch:
         return ()
 
     def _verify_singly(self, requests: Requests, some: range) -> None:
-        """As `_verify`, where the object ends before some of what is asked."""
+        """As `_verify`, if the object ends before some requested bytes."""
         chunks, contents = self.chunks, self.contents
         first, last = requests.bounds[some.start], requests.bounds[some.stop]
         for i in requests.order[first:last].tolist():
@@ -308,7 +309,7 @@ def _finding(
     *,
     is_size: bool = False,
 ) -> Finding:
-    """What is wrong with the inner chunk at `coordinate`, and what that costs."""
+    """Finding for the inner chunk at `coordinate`."""
     inside = bool(is_inside(contents.source.layout, coordinate[None])[0])
     return Finding.of(
         error,

@@ -1,4 +1,4 @@
-"""Room, within the memory limit, for what a verification holds of indexes."""
+"""Room, within the memory limit, for the indexes that a verification holds."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from gpushard.options import MIB
 from gpushard.source import Source
 from gpushard.stores.zarr_store import ZarrStore
 
-# What an entry takes while its object is looked at, where ranges overlap too: columns
-# as they are stored, and by byte range; and of each axis a coordinate, held twice.
+# Memory of an entry while its object is checked, overlaps included: columns in stored
+# order and by byte range, and a coordinate per axis, held twice.
 _ENTRY_NBYTES, _COORDINATE_NBYTES = 80, 16
-# Objects of no told size may be as large as any encoding, and stores hold them, too.
+# Objects of unknown size may be as large as any encoding, and stores hold a copy too.
 _HELD_COPIES = 2
-# So many entries have room whatever the limit is, as in reads.
+# This many entries are allowed whatever the limit is, as in reads.
 _LEAST_ENTRIES = 1 << 17
 
 
 def is_held(source: Source) -> bool:
-    """Whether an object may be held with its contents, as its size is not told."""
+    """Whether an object may be held with its contents, because its size is unknown."""
     is_untold = isinstance(source.store, ZarrStore) and not source.layout.levels
     return is_read_whole(source) or is_untold
 
 
 def is_read_whole(source: Source) -> bool:
-    """Whether nothing is known of an object until all of it is there."""
+    """Whether an object has to be fetched whole before anything is known of it."""
     return bool(source.layout.object_codecs)
 
 
 def entry_nbytes(source: Source) -> int:
-    """Memory of an entry of an index that is looked at."""
+    """Memory of an index entry while its object is checked."""
     return _ENTRY_NBYTES + _COORDINATE_NBYTES * source.layout.ndim
 
 
 def most_entries(source: Source) -> int:
-    """Entries of one object that may be held: a quarter is for what they name."""
+    """Entries of one object that may be held; a quarter of the limit is for payload."""
     share = source.options.memory_limit * 3 // 4
     return max(share // entry_nbytes(source), _LEAST_ENTRIES)
 
 
 def outer_entries(source: Source) -> int:
-    """Entries of the outermost index of a shard, of the largest."""
+    """Entries of the outermost index of the largest shard."""
     return sum(source.index_nbytes[:1]) // 16
 
 
 def index_entries(source: Source, coordinate: tuple[int, ...]) -> int:
-    """Entries of all indexes that one object may have, at the least one."""
+    """Entries of all indexes that one object may have; at least one."""
     levels = range(len(source.layout.levels))
     return prod(prod(source.chunks_per_shard(coordinate, level)) for level in levels)
 
 
 def at_once(source: Source, most: int) -> int:
-    """Objects whose indexes are held together: as many as have room, `most` of them."""
+    """Objects whose indexes are held together: as many as fit, at most `most`."""
     n_entries = prod(nbytes // 16 for nbytes in source.index_nbytes)
     return max(1, min(most, most_entries(source) // max(1, n_entries)))
 
@@ -63,7 +63,7 @@ def refuse_more_than(most: int, n_entries: int, source: Source) -> None:
     Raises
     ------
     LimitError
-        They would take more memory than a verification may hold.
+        The entries would take more memory than a verification may hold.
     """
     if n_entries > most:
         raise LimitError(
@@ -76,13 +76,13 @@ def refuse_more_than(most: int, n_entries: int, source: Source) -> None:
 
 
 def beside_indexes(source: Source) -> Source:
-    """The array, what is fetched of it held to what indexes leave of the limit."""
+    """The array, with fetches limited to the memory that indexes leave."""
     nbytes = outer_entries(source) * entry_nbytes(source)
     return source if nbytes <= MIB else source.beside(nbytes)
 
 
 def n_workers(source: Source) -> int:
-    """Tasks that run side by side: requests over a network keep a worker waiting."""
+    """Tasks that run in parallel; requests over a network keep a worker waiting."""
     most = source.room.most_workers
     if source.store.costs.prefers_whole_objects:
         return min(max(source.options.threads, 8), most)
@@ -90,7 +90,7 @@ def n_workers(source: Source) -> int:
 
 
 def workers(source: Source) -> int:
-    """As `n_workers`, where each task may be of another object, and hold its index."""
+    """As `n_workers`, if each task may belong to another object and hold its index."""
     nbytes = outer_entries(source) * entry_nbytes(source)
     n = source.options.memory_limit // max(1, 8 * nbytes)
     if is_held(source) and not is_read_whole(source):

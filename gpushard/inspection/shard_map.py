@@ -1,4 +1,4 @@
-"""A stored object -> what lies where in it, in figures and in bins to draw."""
+"""A stored object -> what lies where in it, as figures and as bins to draw."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.writing.order import payload_order
 
-# Objects looked for side by side, to find one that is stored.
+# Objects that are looked for in parallel, to find a stored one.
 _AT_ONCE = 256
 
 Floats = NDArray[np.float64]
@@ -38,18 +38,18 @@ class ShardMap:
     Attributes
     ----------
     key, coordinate
-        Of the object.
+        Key and coordinate of the object.
     chunks, use
-        What it holds, and which of its bytes are used.
+        Its contents, and which of its bytes are used.
     decoded_nbytes
         Size of a decoded inner chunk.
     grid_shape, origin
         Inner chunks along each axis of the shard, and the coordinate of the first.
     order_name
-        Order in which inner chunks lie: "morton", "c" or "f" where it is one of these,
-        "other", or None where a shard is nested or has fewer than three.
+        Order in which inner chunks lie: "morton", "c", "f" or "other"; None if the
+        shard is nested or has fewer than three.
     findings
-        What is wrong with its indexes.
+        Errors of its indexes.
     """
 
     key: str
@@ -91,13 +91,13 @@ class ShardMap:
 
 
 def map_shard(source: Source, coordinate: tuple[int, ...]) -> ShardMap | Contents:
-    """Map of the object at `coordinate`; its contents where nothing can be mapped.
+    """Map of the object at `coordinate`; its contents if nothing can be mapped.
 
     Raises
     ------
     LimitError
-        Its indexes, or all of it where it has to be fetched whole, take more memory
-        than there is.
+        Its indexes, or the whole object if it has to be fetched whole, exceed the
+        memory limit.
     StoreError
         The store failed.
     """
@@ -105,7 +105,7 @@ def map_shard(source: Source, coordinate: tuple[int, ...]) -> ShardMap | Content
     (contents,) = contents_of(source, [coordinate], most_entries(source))
     chunks = contents.chunks
     if chunks is not None and chunks.object_nbytes is None:
-        # All of it tells how large it is, and where an index at its end lies.
+        # The whole object shows its size, and where an index at its end lies.
         whole = whole_contents(source, coordinate)
         contents = contents if whole.chunks is None else whole
         chunks = contents.chunks
@@ -138,7 +138,7 @@ def map_shard(source: Source, coordinate: tuple[int, ...]) -> ShardMap | Content
 
 
 def first_stored(source: Source, most: int) -> tuple[int, ...] | None:
-    """Coordinate of the first object that is stored, of the grid's first `most`.
+    """Coordinate of the first stored object among the grid's first `most`.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def first_stored(source: Source, most: int) -> tuple[int, ...] | None:
     """
     refuse_more_than(most_entries(source), outer_entries(source), source)
     coordinates = islice(source.layout.coordinates(), most)
-    n_at_once = 1  # as a rule the first is there
+    n_at_once = 1  # usually the first one is stored
     while some := list(islice(coordinates, n_at_once)):
         for contents in contents_of(source, some, most_entries(source)):
             if contents.exists:
@@ -157,7 +157,7 @@ def first_stored(source: Source, most: int) -> tuple[int, ...] | None:
 
 
 def order_name(order: Ints, index_shape: tuple[int, ...]) -> str | None:
-    """Which order the stored entries of an index lie in, if it is a known one."""
+    """Name of the order in which the stored entries of an index lie."""
     if len(order) < 3:
         return None
     is_stored = np.zeros(prod(index_shape), bool)
@@ -167,7 +167,7 @@ def order_name(order: Ints, index_shape: tuple[int, ...]) -> str | None:
         "c": entries.reshape(-1),
         "f": entries.ravel(order="F"),
         "morton": payload_order(index_shape, "morton"),
-        # zarr-python's, whose first axis has the lowest bits.
+        # zarr-python's Morton order, in which the first axis has the lowest bits.
         "morton of zarr-python": entries.T.reshape(-1)[
             payload_order(index_shape[::-1], "morton")
         ],
@@ -187,10 +187,10 @@ class ByteBins:
     edges
         float64, shape (n_bins + 1,). Where bins begin and end.
     index, unused
-        float64, shape (n_bins,). Part of each bin that indexes take, and nothing does;
-        inner chunks take the rest.
+        float64, shape (n_bins,). Part of each bin that indexes use, and that nothing
+        uses; inner chunks use the rest.
     n_chunks
-        int64, shape (n_bins,). Inner chunks that begin in each.
+        int64, shape (n_bins,). Inner chunks that begin in each bin.
     """
 
     edges: Floats
@@ -228,14 +228,14 @@ class GridBins:
     Attributes
     ----------
     per_row, per_column
-        Inner chunks of a cell along the picture's axes.
+        Inner chunks per cell along the picture's axes.
     n_chunks, n_stored, n_missing, n_damaged, n_beyond
         int64, shape (n_rows, n_columns). Inner chunks of each cell: all, and of each
-        kind; those beyond the array's edge count as nothing else.
+        kind; those beyond the array's edge count only as such.
     nbytes
         int64, same shape. Stored bytes of each cell.
     row
-        int64, same shape. A row of the columns that is in the cell, or -1.
+        int64, same shape. A row of the columns whose inner chunk is in the cell, or -1.
     """
 
     per_row: int
@@ -286,7 +286,7 @@ def grid_bins(
 
 
 def _picture_place(shard: ShardMap) -> tuple[Ints, Ints]:
-    """Row and column of each inner chunk, before any are taken together."""
+    """Row and column of each inner chunk, before inner chunks are joined to cells."""
     shape, chunks = shard.grid_shape, shard.chunks
     if not shape:
         zero = np.zeros(len(chunks.state), np.int64)

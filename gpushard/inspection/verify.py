@@ -33,39 +33,41 @@ from gpushard.stores.files import FileWriter
 from gpushard.stores.local import LocalStore
 from gpushard.workers import Opener, Task, Work, run_tasks
 
-# A store that fails so often has failed: each failure may take as long as patience is.
+# After so many failures the store counts as failed: each may take as long as
+# `patience_s`.
 _MOST_UNREADABLE = 8
-# Overlaps told one by one.
+# Overlaps that are reported one by one.
 _MOST_REMARKS = 100
 
 Progress = Callable[[float, int], None]
-"""Told how many objects more are verified, and the bytes read for them."""
+"""Called with the number of further verified objects, and of bytes read for them."""
 
 
 def verify_array(
     source: Source, *, decodes: bool = False, progress: Progress | None = None
 ) -> Verification:
-    """What is wrong with the stored objects of an array.
+    """Verify the stored objects of an array.
 
-    It holds what a read may: indexes, and the payload in flight.
+    It may hold as much memory as a read: indexes, and the payload in flight.
 
     Parameters
     ----------
     source
         The array.
     decodes
-        Whether inner chunks are decoded, which is the only way to verify those whose
-        outermost codec is no checksum.
+        Whether inner chunks are decoded, which is the only way to verify inner chunks
+        whose outermost codec is not a checksum.
     progress
         Called from several threads.
 
     Raises
     ------
     LimitError
-        Objects that have to be held whole are larger than the options allow, or their
-        indexes are. Of inner chunks that is a finding, as all else is verified.
+        Objects that have to be held whole, or their indexes, are larger than the
+        options allow. Too large inner chunks are only a finding, because everything
+        else is verified.
     StoreError
-        The store fails time and again; that of single objects is a finding.
+        The store fails again and again; a failure for single objects is a finding.
     """
     started = perf_counter()
     source = replace(source, indexes=IndexCache(0), chunks=None)
@@ -88,25 +90,25 @@ def verify_array(
 
 
 def _no_progress(n_objects: float, nbytes: int) -> None:
-    """Nobody looks."""
+    """Report no progress."""
 
 
 @dataclass
 class _Run:
-    """A verification under way; told of findings by several threads.
+    """A verification in progress, which gets findings from several threads.
 
     Attributes
     ----------
     source, check, progress
-        What is verified, how payload is, and who is told how far it is.
+        What is verified, how payload is checked, and the callback for progress.
     most_entries
         Index entries of one object that may be held.
     n_workers
-        Tasks that run side by side.
+        Tasks that run in parallel.
     changed
-        Objects that were replaced meanwhile, to be verified once more.
+        Objects that were replaced meanwhile, and are to be verified again.
     is_second
-        Whether this is that second time.
+        Whether this is the second attempt.
     """
 
     source: Source
@@ -135,7 +137,7 @@ class _Run:
         n_at_once = max(1, blocks.BLOCK_CHUNKS // index_entries(self.source, first))
         n_at_once = min(n_at_once, blocks.BLOCK_SHARDS)
         if not self.source.layout.levels:
-            # Stores that tell no sizes give all of a chunk, which is held.
+            # Stores that report no sizes return a whole chunk, which is held.
             room = self.source.options.memory_limit // (4 * self.n_workers)
             n_at_once = min(n_at_once, room // largest_object(self.source, first))
         while some := [*waiting, *islice(coordinates, max(0, n_at_once - 1))]:
@@ -192,7 +194,7 @@ class _Run:
             self._found.begin(coordinate)
 
     def _end(self, coordinate: Coordinate) -> None:
-        with self._lock:  # what was replaced is verified again
+        with self._lock:  # replaced objects are verified again
             is_void = coordinate in self.changed and not self.is_second
             self._found.end(coordinate, counts=not is_void)
 
@@ -204,7 +206,7 @@ class _Run:
         with self._lock:
             if is_changed and not self.is_second:
                 if coordinate not in self.changed and contents is not None:
-                    # It is going to be another.
+                    # The second attempt will count it again.
                     self._count(contents, -1, _unused_nbytes(contents))
                 self.changed.add(coordinate)
                 return
@@ -216,7 +218,7 @@ class _Run:
         self._note(coordinate, Finding.of(error, key, kind=kind, n_inner_chunks=0))
 
     def _record(self, contents: Contents) -> None:
-        """Count what an object holds, and note what its indexes tell."""
+        """Count the contents of an object, and note the findings of its indexes."""
         findings = list(contents.findings)
         n_unused = 0
         if contents.chunks is not None:
@@ -230,7 +232,7 @@ class _Run:
             self._note(contents.coordinate, finding)
 
     def _count(self, contents: Contents, sign: int, unused_nbytes: int) -> None:
-        """Count what an object holds in, or out again."""
+        """Add the contents of an object to the counts, or subtract them again."""
         chunks = contents.chunks
         counts = {"n_shards": 1, "n_missing_shards": int(not contents.exists)}
         if chunks is not None:
@@ -249,7 +251,7 @@ class _Run:
     def _with_note(
         self, contents: Contents, findings: list[Finding]
     ) -> Iterator[Finding]:
-        """Findings, with what a note of a write in place says of them."""
+        """Findings, completed with the note of an interrupted write in place."""
         has_note = self._has_note(contents.key)
         is_told = False
         for finding in findings:
@@ -294,7 +296,7 @@ class _Run:
             self._found.note(coordinate, finding)
 
     def result(self) -> Verification:
-        """What was found."""
+        """The result."""
         totals = self._found.totals
         checks = [*self._index_checks(), *self.check.described(self.source)]
         findings = self._found.findings
@@ -354,7 +356,7 @@ def _unused_nbytes(contents: Contents) -> int:
 
 
 def _overlaps(key: str, chunks: StoredChunks, use: ByteUse) -> list[Finding]:
-    """Inner chunks that lie in bytes of others, the first of them one by one."""
+    """Findings for overlapping inner chunks, the first of them one by one."""
     findings: list[Finding] = []
     first, others = use.overlapping[:_MOST_REMARKS], use.overlapped[:_MOST_REMARKS]
     for row, other in zip(first.tolist(), others.tolist(), strict=True):

@@ -38,7 +38,7 @@ from gpushard.writing.shard import Region, StoredShard
 from gpushard.writing.strategies import ShardUpdate, patch_of, refuse_unsuitable
 from gpushard.writing.values import fitting_values
 
-# A shard that is written to is held as it was, as it becomes, and encoded.
+# During a write a shard is held in its old, its new and its encoded form.
 _COPIES = 3
 
 
@@ -49,21 +49,21 @@ def assign(
     writer: Writer | None = None,
     device: Device | None = None,
 ) -> None:
-    """Write `value` to what `selection` selects.
+    """Write `value` to the elements that `selection` selects.
 
     Parameters
     ----------
     source
         The array.
     selection
-        Where in it.
+        The elements to write.
     value
         Anything that NumPy can broadcast to the selection's shape, or an array on a
-        device with `get`, as CuPy's.
+        device with a method `get`, such as CuPy's.
     writer
-        What writes objects, where the array's store does not say it all.
+        Writes objects; None means the usual writer of the array's store.
     device
-        What encodes values that lie on it, as far as it can.
+        Device that encodes values in its memory, as far as it can.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def assign(
     OptionError
         The write strategy does not suit the array or the store.
     CorruptShardError
-        A shard that is written to in part is damaged.
+        A shard that is partly written is damaged.
     StoreError
         The store failed. Shards before this one may be written.
     """
@@ -87,7 +87,7 @@ def assign(
 def _cells_and_values(
     source: Source, selection: Wanted, value: Any, device: Device | None
 ) -> tuple[Iterator[tuple[Cell, Part]], NDArray[Any] | DeviceValues]:
-    """Stored objects that are written to, each with its part, and what parts take."""
+    """Stored objects to write, each with its part, and the values of all parts."""
     is_there = device is not None and hasattr(value, "__cuda_array_interface__")
     if is_there or not isinstance(selection, Listed) or not can_be_cut(source):
         change = change_of(source, laid_out(selection), value, device)
@@ -99,7 +99,7 @@ def _cells_and_values(
 
 
 def n_shards_at_once(source: Source) -> int:
-    """Shards that may be under way together within the memory limit."""
+    """Shards that the memory limit allows to be written at the same time."""
     axes = source.layout.axes
     lengths = (int(axis.length_of(0)) for axis in axes if axis.n_cells)
     shard_nbytes = prod(lengths) * source.layout.dtype.itemsize
@@ -110,7 +110,7 @@ def n_shards_at_once(source: Source) -> int:
 def change_of(
     source: Source, selection: Selection, value: Any, device: Device | None
 ) -> Change:
-    """What is written, its values left on `device` if it encodes them.
+    """The change to make; values stay on `device` if it encodes them.
 
     Raises
     ------
@@ -182,7 +182,7 @@ class WriteSession:
             self.source.indexes.drop_shard(coordinate)
 
     def recover(self, file: LockedFile, region: Region) -> bool:
-        """Undo a write in place that was cut off; whether there was one."""
+        """Undo an interrupted write in place; returns whether there was one."""
         parse = partial(StoredShard.parse, region)
         return recover(file, partial(verifies, parse), region.n_entries)
 
@@ -191,7 +191,7 @@ class WriteSession:
     ) -> None:
         if self.source.layout.levels and file.has_note():
             self.recover(file, region)
-        # Only the index and the inner chunks that are changed are read.
+        # Only the index and the changed inner chunks are read.
         with nullcontext() if is_whole else file.opened() as data:
             if data is not None:
                 self._refuse_large(region, len(data))
@@ -204,7 +204,7 @@ class WriteSession:
     def _patch(
         self, file: LockedFile, region: Region, data: FileBytes | None, change: Change
     ) -> Patch | None:
-        """How a file is changed where it lies; None if it is to be replaced."""
+        """How a file is changed in place; None if it is to be replaced."""
         if self.source.options.write.strategy == "rewrite":
             return None
         shard = None if data is None else StoredShard.parse(region, data)
@@ -212,14 +212,14 @@ class WriteSession:
         return patch_of(update)
 
     def _refuse_large(self, region: Region, nbytes: int) -> None:
-        """Refuse an object of `nbytes` to be held, where all of it has to be decoded.
+        """Refuse an object of `nbytes` that has to be decoded as a whole.
 
         Raises
         ------
         LimitError
-            More than may be held would come out.
+            It decodes to more bytes than may be held.
         CorruptShardError
-            It is more than anybody makes of one inner chunk.
+            It is larger than any encoding of one inner chunk.
         """
         source = self.source
         if source.layout.levels and not source.layout.object_codecs:
@@ -236,12 +236,12 @@ class WriteSession:
             )
 
     def _patch_file(self, file: LockedFile, patch: Patch) -> None:
-        """Change a file where it lies, or leave it as it was."""
+        """Change a file in place, or leave it as it was."""
         try:
             apply_patch(file, patch)
         except (Exception, KeyboardInterrupt, SystemExit):
-            # Undoing takes no room. If it fails too, the note is left to `repair`.
-            # What a handler of signals raises comes from anywhere.
+            # Undoing needs no disk space. If it fails too, `repair` can use the note
+            # later. A signal handler may raise any exception at any point.
             with suppress(OSError):
                 give_up(file, patch)
             raise
@@ -249,7 +249,7 @@ class WriteSession:
     def _update(
         self, region: Region, change: Change, stored: Bytes | None
     ) -> Pieces | None:
-        """New bytes of an object that is held, of which there may be more."""
+        """New bytes of an object in memory, of which several may be held."""
         if stored is not None:
             self._refuse_large(region, len(stored))
             if len(stored) > self.source.options.max_chunk_nbytes:

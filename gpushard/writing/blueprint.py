@@ -1,4 +1,4 @@
-"""What makes an array of a place in a store: its documents, format by format."""
+"""The documents that make an array at a place in a store, format by format."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _DOCUMENTS = (_ROOT, ".zarray", ".zgroup")
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """An array that is to be.
+    """An array that is to be created.
 
     Attributes
     ----------
     layout
-        As it will be read.
+        The layout with which it will be read.
     documents
         Key and bytes of each document; the last one makes the array.
     occupied
-        Keys of which none may be there.
+        Keys that must not exist.
     below
-        Prefixes that are the array's own, deleted to make room for it.
+        Prefixes of the array's own objects, deleted to make room for it.
     root
-        Key and bytes of the document of a hierarchy that may be there already.
+        Key and bytes of the document of the hierarchy, which may exist already.
     """
 
     layout: ArrayLayout
@@ -57,7 +57,7 @@ class Blueprint:
     root: tuple[str, bytes] | None = None
 
     def clear(self, store: Store) -> None:
-        """Delete what is at the array's place, all of it.
+        """Delete everything at the array's place.
 
         Raises
         ------
@@ -72,16 +72,16 @@ class Blueprint:
                 writer.put(key, None)
 
     def is_free(self, store: Store) -> bool:
-        """Whether there is neither an array nor a group at the place."""
+        """Whether neither an array nor a group is at the place."""
         return all(store.get(key) is None for key in self.occupied)
 
     def put(self, store: Store) -> None:
-        """Write the documents; the array is there once the last one is.
+        """Write the documents; the array exists once the last one is written.
 
         Raises
         ------
         OptionError
-            There is something already.
+            An array or group exists already.
         UnsupportedError, StoreError
             The store is read-only, or failed.
         """
@@ -130,7 +130,7 @@ def blueprint(
 
 
 def occupied() -> OptionError:
-    """Error for a place that holds something already."""
+    """Error for a place where an array or group exists already."""
     return OptionError(
         "there is an array or a group already",
         hint="choose another path, or pass overwrite=True to delete what is there",
@@ -167,7 +167,7 @@ def _draft(arguments: ArrayArguments, place: str, options: Options) -> Blueprint
     metadata, data_path = join("meta/root", place), join("data/root", place)
     key = f"{metadata}.array.json"
     taken = (key, f"{metadata}.group.json")
-    # Where the array is the root, what is not the draft's is in its way as well.
+    # If the array is the root, documents of other formats are in its way as well.
     other = () if place else (".zarray", ".zgroup")
     below = (metadata, data_path) if place else ("",)
     return Blueprint(

@@ -1,4 +1,4 @@
-"""Files of other formats that become shards: an index behind what they hold."""
+"""An index appended to a file of another format, which makes it a shard."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def append_index(
     offsets: ArrayLike,
     nbytes: ArrayLike,
 ) -> int:
-    """Size of the shard index that was put behind all that a file holds.
+    """Append a shard index to a file; returns the size of the index.
 
     The file becomes a shard with its index at the end: little-endian, with a crc32c.
-    Formats that take no notice of bytes behind their own, as HDF5 does, stay valid.
+    Files of formats that ignore bytes behind their own, such as HDF5, stay valid.
 
     Parameters
     ----------
@@ -38,14 +38,15 @@ def append_index(
         The file.
     offsets, nbytes
         Integers, of the shape of the grid of inner chunks in the shard: where in the
-        file each inner chunk lies. Both 2**64 - 1, or both -1, where one is missing.
+        file each inner chunk lies. For a missing inner chunk, both 2**64 - 1 or both
+        -1.
 
     Raises
     ------
     NotFoundError
         There is no such file.
     OptionError
-        The two differ in shape, are no integers, or lead out of the file.
+        The two differ in shape, are not integers, or lead out of the file.
     StoreError
         The file cannot be written to.
     """
@@ -90,7 +91,7 @@ def _entries(offsets: ArrayLike, nbytes: ArrayLike) -> NDArray[np.uint64]:
             raise OptionError(
                 "offsets and nbytes are no integers", got=str(column.dtype)
             )
-    # -1 becomes 2**64 - 1, and lower ones are out of every file.
+    # -1 becomes 2**64 - 1; lower numbers are out of bounds in every file.
     return np.stack([column.astype(np.uint64) for column in columns], axis=-1)
 
 

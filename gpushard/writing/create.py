@@ -1,4 +1,4 @@
-"""`create_array`, and what is done to the shards of arrays that are there."""
+"""`create_array`, `compact` and `repair`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
     options: Options = DEFAULT,
     **array: Unpack[ArrayArguments],
 ) -> Array:
-    """Create an array at `path` of a store; until you write to it, all is fill value.
+    """Create an array at `path` of a store; all its elements are the fill value.
 
     Parameters
     ----------
@@ -50,17 +50,17 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
         "v3", or one of the two historic shard formats, "v3-draft-transformer" and
         "v2-prototype-ii", whose codecs are numcodecs' (docs/historic-formats.md).
     overwrite
-        Whether to delete everything at and below `path` first.
+        Whether to delete everything at `path` first.
     write_strategy
-        Used instead of the one in `options`. It is not stored with the array.
+        Used instead of the one in `options`; not stored.
     **array
         shape, dtype, chunks, shards, compressors and more: `ArrayArguments`.
 
     Raises
     ------
     OptionError
-        There is something at `path` already, zarr refuses an argument, or the write
-        strategy does not suit the array.
+        There is an array or group at `path` already, zarr refuses an argument, or the
+        write strategy does not suit the array.
     UnsupportedError
         gpushard cannot read or write such an array, or cannot write to the store.
     StoreError
@@ -75,7 +75,7 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
     """
     options = _with_strategy(instance(options, "options", Options), write_strategy)
     with naming(str(store), path):
-        # What cannot be written to is refused before anything is made.
+        # A store that cannot be written is refused before anything is made.
         plan = blueprint(format, array, instance(path, "path", str).strip("/"), options)
         opened, place = open_or_make(store, path, options, storage_options)
         if place != plan.layout.path:
@@ -96,14 +96,14 @@ def _with_strategy(options: Options, strategy: WriteStrategy | None) -> Options:
 
 
 def compact(array: Array) -> int:
-    """Bytes gained by laying down anew each shard of `array` with unused space.
+    """Write each shard of `array` with unused space anew; returns the bytes gained.
 
-    Inner chunks are copied as they are stored; each shard is replaced in one step.
+    Inner chunks are copied as stored bytes; each shard is replaced in one step.
 
     Raises
     ------
     UnsupportedError
-        The array does not lie in a local directory, or has no shards.
+        The array is not in a local directory, or has no shards.
     CorruptShardError
         A shard is damaged; those before it are compacted.
     """
@@ -113,14 +113,15 @@ def compact(array: Array) -> int:
 
 
 def repair(array: Array) -> list[str]:
-    """Keys of the shards of `array` whose cut-off writes in place were undone.
+    """Undo interrupted writes in place; returns the keys of the restored shards.
 
-    Each is what was last published. A write to such a shard does the same first.
+    Each shard is restored to its last published state. A write to such a shard does the
+    same first.
 
     Raises
     ------
     UnsupportedError
-        The array does not lie in a local directory, or has no shards.
+        The array is not in a local directory, or has no shards.
     """
     array = instance(array, "array", Array)
     with naming(array.source.store, array.path):
@@ -133,7 +134,7 @@ def open_or_make(
     options: Options,
     storage_options: Mapping[str, Any] | None,
 ) -> tuple[Store, str]:
-    """Store and path in it, as of `resolve`; a local directory is made.
+    """Store and path in it, as from `resolve`, but a missing local directory is made.
 
     Raises
     ------
@@ -154,6 +155,6 @@ def open_or_make(
             ) from error
     opened, place = resolve(store, path, options, storage_options)
     if isinstance(opened, LocalStore):
-        # zarr makes the directory of its store in files when it first writes there.
+        # zarr makes the directory of its local store only when it first writes there.
         os.makedirs(opened.root, exist_ok=True)
     return opened, place

@@ -31,25 +31,25 @@ from gpushard.writing.shard import (
 # Inner chunks encoded as one batch, for each thread.
 _BATCH_PER_THREAD = 4
 
-# An inner chunk that is changed is held as it was, as it becomes, and encoded.
+# A changed inner chunk is held in its old, its new and its encoded form.
 _COPIES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is written to a region: which elements, and the values they take from."""
+    """A change to a region: which elements are written, and the values for them."""
 
     part: Part
     values: NDArray[Any] | DeviceValues
 
     def put_into(self, chunk: NDArray[Any]) -> None:
-        """Put the values into a region in host memory."""
+        """Copy the values into a region in host memory."""
         values = self.values
         on_host = values.on_host() if isinstance(values, DeviceValues) else values
         self.part.assign(chunk, on_host)
 
     def within(self, part: Part) -> Change:
-        """The change to a region inside this one."""
+        """The part of the change in a region inside this one."""
         return Change(part, self.values)
 
 
@@ -88,29 +88,30 @@ class Encoder:
     def object_pieces(
         self, region: Region, stored: Bytes | FileBytes | None, change: Change | None
     ) -> Pieces | None:
-        """Stored object after a change (or laid out anew); None if nothing is left.
+        """Stored object after a change (or rewritten); None if it becomes empty.
 
         Parameters
         ----------
         region
-            That of the stored object.
+            Region of the stored object.
         stored
-            The object's bytes, or None where there is none or none are needed. What
-            is taken over from a file is not read; the file has to stay open.
+            The object's bytes; None if there is no object, or none of it is needed.
+            Unchanged parts of a file are not read, so the file has to stay open.
         change
-            What is written to it.
+            The change to make.
 
         Raises
         ------
         CorruptShardError
-            Bytes that are still wanted are damaged.
+            Bytes that are still needed are damaged.
         UnsupportedError
             The values cannot be encoded.
         """
         around = self.source.layout.object_codecs
         if stored is not None and around:
             dtype = self.source.layout.dtype
-            # As for a read: gaps make a shard larger, but not without end.
+            # The bound is that of a read: gaps make a shard larger, but not without
+            # end.
             limit = 2 * prod(region.shape) * dtype.itemsize
             limit += self.source.options.batch_nbytes
             inside = decode_object_bytes(around, stored[:], limit, dtype)
@@ -121,7 +122,7 @@ class Encoder:
         return [encode_bytes(around, joined(pieces))]
 
     def empty_object(self, region: Region) -> Pieces:
-        """Stored object in which every inner chunk is missing, or holds the fill."""
+        """Stored object in which every inner chunk is missing or all fill value."""
         layout = self.source.layout
         if region.is_inner_chunk:
             chunk = np.full(region.shape, layout.fill_value, layout.dtype)
@@ -133,7 +134,7 @@ class Encoder:
     def changed_payloads(
         self, region: Region, stored: StoredShard | None, change: Change
     ) -> Iterator[tuple[int, Bytes | None]]:
-        """Entry and new bytes of each inner chunk written to; None if now missing."""
+        """Entry and new bytes of each changed inner chunk; None if now missing."""
         cells = (
             (region.entry(cell), region.inner(cell), change.within(part))
             for cell, part in change.part.cells(region.grid)
@@ -164,7 +165,7 @@ class Encoder:
         return encoded
 
     def laid_out(self, region: Region, payloads: Mapping[int, Piece]) -> Pieces | None:
-        """Shard of these inner chunks, by entry; None if there are none."""
+        """Shard that consists of these inner chunks; None if there are none."""
         if not payloads:
             return None
         offset = region.index_nbytes if region.has_index_at_start else 0
@@ -182,7 +183,7 @@ class Encoder:
     def _pieces(
         self, region: Region, stored: Bytes | FileBytes | None, change: Change | None
     ) -> Pieces | None:
-        """Region's bytes after a change, without what lies around a whole object."""
+        """The region's bytes after a change, without codecs around a whole object."""
         if change is not None and change.part.covers(region.extents):
             stored = None
         if region.is_inner_chunk:
@@ -198,7 +199,7 @@ class Encoder:
         return self.laid_out(region, merged(shard, changed))
 
     def _n_at_once(self) -> int:
-        """Inner chunks that are changed together, as far as the memory limit goes."""
+        """Inner chunks that the memory limit allows to be changed together."""
         options = self.source.options
         n = options.memory_limit // max(1, _COPIES * self.source.whole_nbytes)
         return max(1, min(_BATCH_PER_THREAD * options.threads, n))
@@ -206,12 +207,12 @@ class Encoder:
     def _needed(
         self, stored: StoredShard | None, entry: int, inner: Region, change: Change
     ) -> Bytes | None:
-        """Stored bytes of an inner chunk, unless there are none or none will be left.
+        """Stored bytes of an inner chunk; None if it is missing or fully overwritten.
 
         Raises
         ------
         CorruptShardError, LimitError
-            They are more than anybody makes of an inner chunk, or than may be held.
+            They exceed any encoding of an inner chunk, or what may be held.
         """
         if stored is None or change.part.covers(inner.extents):
             return None
@@ -250,7 +251,7 @@ class Encoder:
     def _payloads(
         self, batch: list[tuple[Region, Bytes | None, Change]]
     ) -> list[Bytes | None]:
-        """Bytes of inner chunks after a change, made where the values lie if can be."""
+        """Bytes of inner chunks after a change, encoded on the device if possible."""
         values = batch[0][2].values
         payloads: dict[int, Bytes | None] = {}
         if isinstance(values, DeviceValues):
@@ -261,7 +262,7 @@ class Encoder:
         return [payloads[i] for i in range(len(batch))]
 
     def _encoded(self, chunks: list[NDArray[Any]]) -> list[Bytes | None]:
-        """Bytes of inner chunks; None for those that need not be stored."""
+        """Bytes of inner chunks; None for inner chunks that need not be stored."""
         layout = self.source.layout
         keeps_empty = self.options.write_empty_chunks
         kept = [

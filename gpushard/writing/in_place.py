@@ -1,14 +1,14 @@
-"""Shards changed where they lie: written so that a torn write is told, and undone.
+"""Shards changed in place, so that a torn write is detected and undone.
 
-A change is noted before it starts: how long the file was, and the bytes that are going
-to be overwritten. The index is written last, and where bytes that it points to are
-overwritten its checksum is spoiled first; so a shard whose index verifies is a shard
-that was published, and any other can be brought back from the note. That is done in the
-same order, the index last.
+Before a change, a note records the length of the file and the bytes that will be
+overwritten. The index is written last. If bytes that the index points to are
+overwritten, its checksum is spoiled first. So a shard whose index verifies was
+published, and any other shard can be restored from the note. Restoring uses the same
+order, the index last.
 
-A note is a head (`_HEAD`), the byte ranges (offset and size, each an int64) and their
-bytes, which are copied from file to file: what undoes a write takes 16 bytes of memory
-a range, whatever their size.
+A note consists of a head (`_HEAD`), the byte ranges (offset and size, each an int64)
+and their bytes. The bytes are copied from file to file, so a note takes 16 bytes of
+memory per range, whatever the size of the ranges.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _RANGE_NBYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """What is written into a file, and where.
+    """Bytes to write into a file, and their offsets.
 
     Attributes
     ----------
     old_nbytes
-        Size of the file; None where there is none.
+        Size of the file; None if there is no file.
     index_offset, index
         The new index, written last.
     payloads
         Inner chunks, each with its offset.
     spoils
-        Bytes that are written before the payloads so that the index does not verify
-        while they are, with their offset.
+        Bytes, with their offset, that are written before the payloads so that the index
+        does not verify meanwhile.
     """
 
     old_nbytes: int | None
@@ -56,9 +56,9 @@ class Patch:
     spoils: tuple[int, Bytes] | None = None
 
     def overwritten(self) -> list[tuple[int, int]]:
-        """Half-open ranges of the old file that get other bytes, the index last.
+        """Half-open ranges of the old file that are overwritten, the index last.
 
-        What spoils an index fills the same range.
+        The bytes that spoil an index are within its range.
         """
         pieces = [*self.payloads, (self.index_offset, self.index)]
         old_nbytes = self.old_nbytes or 0
@@ -67,7 +67,7 @@ class Patch:
 
 
 def apply_patch(file: LockedFile, patch: Patch) -> None:
-    """Change a file so that at each moment it is old, new, or known to be torn."""
+    """Change a file so that at each moment it is old, new, or detectably torn."""
     _note(file, patch)
     with file.opened_to_change() as fd:
         if patch.old_nbytes is None:
@@ -84,7 +84,7 @@ def apply_patch(file: LockedFile, patch: Patch) -> None:
 
 
 def spoiled(index: Bytes) -> Bytes:
-    """The index with another checksum, which must be its last four bytes."""
+    """The index with a wrong checksum; the checksum must be its last four bytes."""
     other = index.copy()
     other[-4:] ^= 0xFF
     return other
@@ -93,31 +93,32 @@ def spoiled(index: Bytes) -> Bytes:
 def recover(
     file: LockedFile, is_published: Callable[[FileBytes], bool], n_entries: int
 ) -> bool:
-    """Bring a file back to what it was, if a write in place was cut off.
+    """Restore a file to its last published state, if a write in place was interrupted.
 
     Parameters
     ----------
     file
-        A shard that no other writer touches meanwhile.
+        A shard that no other writer changes meanwhile.
     is_published
         Whether the index of a shard of these bytes verifies.
     n_entries
-        Entries of that index: no write overwrites more ranges, but for its own.
+        Entries of that index: no write overwrites more ranges than these and the index.
 
     Returns
     -------
     bool
-        Whether there was something to bring back.
+        Whether there was something to restore.
 
     Raises
     ------
     CorruptShardError
-        The note of the write is none that a writer of ours left.
+        The note was not written by gpushard.
     """
     with file.opened_note() as noted, file.opened() as stored:
         if noted is None:
             return False
-        # A file that verifies was published after the note, or is another writer's.
+        # A file that verifies was published after the note, or comes from another
+        # library.
         is_torn = stored is not None and not is_published(stored)
         if stored is not None and is_torn:
             _undo(file, _parsed_note(file, noted, len(stored), n_entries + 1))
@@ -126,7 +127,7 @@ def recover(
 
 
 def give_up(file: LockedFile, patch: Patch) -> None:
-    """Bring a file back after a write to it failed, unless its new index is there."""
+    """Restore a file after a failed write, unless its new index is already written."""
     with file.opened_note() as noted, file.opened() as stored:
         if noted is None:
             return
@@ -139,7 +140,7 @@ def give_up(file: LockedFile, patch: Patch) -> None:
 
 
 def verifies(parse: Callable[[FileBytes], object], data: FileBytes) -> bool:
-    """Whether `parse` takes the bytes of a shard."""
+    """Whether `parse` accepts the bytes of a shard."""
     try:
         parse(data)
     except CorruptShardError:
@@ -158,9 +159,9 @@ def _note(file: LockedFile, patch: Patch) -> None:
 
 
 class _Note(NamedTuple):
-    """What a file was: its size, -1 if it was not there, and bytes by offset.
+    """The old state of a file: its size, -1 if it did not exist, and bytes by offset.
 
-    The bytes of the ranges lie in `data`, one behind the other from `first` on.
+    The bytes of the ranges are in `data`, one after the other from `first` on.
     """
 
     nbytes: int
@@ -170,7 +171,7 @@ class _Note(NamedTuple):
     first: int
 
     def put_back(self, fd: int, ranges: slice) -> None:
-        """Write the old bytes of some ranges to where they were."""
+        """Write the old bytes of some ranges back."""
         start = self.first + np.cumsum(self.n_bytes) - self.n_bytes
         columns = (start, start + self.n_bytes, self.offset)
         for first, last, at in zip(*(c[ranges].tolist() for c in columns), strict=True):
@@ -180,12 +181,12 @@ class _Note(NamedTuple):
 def _parsed_note(
     file: LockedFile, data: FileBytes, stored_nbytes: int, most_ranges: int
 ) -> _Note:
-    """Note of a write of at most so many ranges to a file that now has `stored_nbytes`.
+    """Parsed note of a write to a file that now has `stored_nbytes` bytes.
 
     Raises
     ------
     CorruptShardError
-        It is none that a writer of ours left.
+        gpushard did not write this note.
     """
     if len(data) < _HEAD.size:
         raise _wrong_note(file, f"{len(data)} bytes")
@@ -203,9 +204,9 @@ def _parsed_note(
 
 
 def _refuse_impossible(file: LockedFile, note: _Note, stored_nbytes: int) -> None:
-    """Refuse a note that no writer left: all of the old file lies in it, or the new."""
+    """Refuse a note unless it and the present file hold all bytes of the old file."""
     n_held = len(note.data) - note.first
-    # Each is bounded before they are added up, so that no sum wraps around.
+    # Each number is bounded before the sum, so that no sum wraps around.
     is_wrong = (note.n_bytes < 0) | (note.n_bytes > n_held) | (note.offset < 0)
     is_wrong |= note.offset > note.nbytes - np.minimum(note.n_bytes, n_held)
     if np.any(is_wrong) or note.nbytes < -1:
@@ -236,8 +237,8 @@ def _undo(file: LockedFile, note: _Note) -> None:
         file.replace(None)
         return
     with file.opened_to_change() as fd:
-        # The index comes last, as when it was written: a shard whose index verifies
-        # is taken to be whole if this is cut off, too.
+        # The index comes last, as in the write: if this is interrupted too, a shard
+        # whose index verifies is taken to be intact.
         note.put_back(fd, slice(0, -1))
         os.ftruncate(fd, note.nbytes)
         os.fsync(fd)

@@ -1,7 +1,8 @@
-"""Very many listed elements that are written to: some shards' at a time.
+"""Writes to very many listed elements, for a few shards at a time.
 
-Columns over all of them would take many times what the user's own arrays do. A shard is
-written once all the same, of too many elements by its inner chunks.
+Columns over all elements would take many times the memory of the user's arrays. Each
+shard is still written only once; if it has too many elements, they are processed by
+inner chunk.
 """
 
 from __future__ import annotations
@@ -26,36 +27,36 @@ from gpushard.writing.regions import (
 )
 from gpushard.writing.shard import Region
 
-# What an element takes while shards are written, beside 16 for each of its coordinates.
+# Bytes per element while shards are written, besides 16 for each of its coordinates.
 _ELEMENT_NBYTES = 96
 _LEAST_ELEMENTS = 1 << 14
-# Portions are cut by one number a shard, of those that there may be.
+# Portions are cut by a number for each shard of the grid.
 _MOST_SHARDS = 1 << 62
 
 
 def can_be_cut(source: Source) -> bool:
-    """Whether the shards of an array can be told apart by a number each."""
+    """Whether one int64 can number the shards of an array."""
     return prod(axis.n_cells for axis in source.layout.axes) < _MOST_SHARDS
 
 
 def listed_cells(
     source: Source, listed: Listed, n_at_once: int
 ) -> Iterator[tuple[Cell, Part]]:
-    """Stored objects that are written to, each with what of it is.
+    """Stored objects to write, each with its part.
 
     Parameters
     ----------
     source
-        The array, which `can_be_cut`.
+        The array, for which `can_be_cut` is true.
     listed
         Where in it.
     n_at_once
-        Objects that are under way together.
+        Objects that are written at the same time.
 
     Raises
     ------
     SelectionError
-        An index array or a mask was changed meanwhile.
+        The user changed an index array or a mask meanwhile.
     """
     layout = source.layout
     if layout.ndim == 1:
@@ -73,7 +74,7 @@ def listed_cells(
 
 
 def _inner_axes(layout: ArrayLayout) -> tuple[GridAxis, ...]:
-    """Grid of the outermost inner chunks: what a shard is put together of."""
+    """Grid of the outermost inner chunks, into which a shard is cut."""
     if not layout.levels:
         return layout.axes
     pairs = zip(layout.shape, layout.levels[0].chunk_shape, strict=True)
@@ -83,7 +84,7 @@ def _inner_axes(layout: ArrayLayout) -> tuple[GridAxis, ...]:
 def _joined(group: Group, listed: Listed) -> Selection:
     """All portions of a group as one selection.
 
-    Of one that is split they are several, along one axis, in one row of shards.
+    A split group has several portions, along one axis, in one row of shards.
     """
     first, *others = group.portions()
     if not others:
@@ -109,7 +110,7 @@ def _part(selection: Selection) -> Box | Scattered:
 def _in_portions(
     source: Source, group: Group, *, are_distinct: bool
 ) -> tuple[Cell, Part]:
-    """The one object that a group of several portions is of."""
+    """The single object of a group of several portions."""
     axes = source.layout.axes
     ((cell, _),) = _part(next(group.portions())).cells(axes)
     extents = Region.of_object(source, cell).extents

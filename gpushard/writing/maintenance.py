@@ -1,4 +1,4 @@
-"""Shards laid down anew, and cut-off writes undone, on request."""
+"""Shards rewritten, and interrupted writes undone, on request."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpushard.writing.strategies import unused_nbytes
 
 
 def compact_shards(source: Source) -> int:
-    """Bytes gained by laying down anew each shard that has unused space.
+    """Rewrite each shard that has unused space; returns the bytes gained.
 
-    Inner chunks are copied as they are stored.
+    Inner chunks are copied as stored bytes.
 
     Raises
     ------
     UnsupportedError
-        The array does not lie in a local directory, or has no shards.
+        The array is not in a local directory, or has no shards.
     CorruptShardError
         A shard is damaged; those before it are compacted.
     """
@@ -40,12 +40,12 @@ def compact_shards(source: Source) -> int:
 
 
 def repair_shards(source: Source) -> list[str]:
-    """Keys of the shards whose writes in place were cut off; each is brought back.
+    """Restore shards whose writes in place were interrupted; returns their keys.
 
     Raises
     ------
     UnsupportedError
-        The array does not lie in a local directory, or has no shards.
+        The array is not in a local directory, or has no shards.
     """
     session = WriteSession(source)
     return [
@@ -56,7 +56,7 @@ def repair_shards(source: Source) -> list[str]:
 
 
 def _files(session: WriteSession) -> Iterator[tuple[LockedFile, Region]]:
-    """Each shard that there is, or was, while no other writer touches it."""
+    """Each shard that exists or existed, locked against other writers."""
     source, writer = session.source, session.writer
     if not isinstance(writer, FileWriter) or not source.layout.levels:
         raise UnsupportedError(

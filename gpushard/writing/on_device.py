@@ -1,6 +1,6 @@
 """Values in device memory -> encoded inner chunks, compressed there by nvCOMP.
 
-What a device does not encode is left to the host, which fetches the values once.
+The host encodes everything else, and fetches the values once for it.
 """
 
 from __future__ import annotations
@@ -34,26 +34,27 @@ _ALGORITHMS = {
     "numcodecs.gzip": Algorithm.GZIP,
     "numcodecs.zlib": Algorithm.DEFLATE,
 }
-# Fill value alone compresses far better than this, and some bytes are always there.
+# An inner chunk of only fill values compresses far better than this; some bytes are
+# always needed.
 _FILL_RATIO, _FILL_NBYTES = 16, 1024
 _ZLIB_HEADER = b"\x78\x01"  # RFC 1950: deflate, a window of 32 KiB, no dictionary
 
 
 class DeviceValues:
-    """Values of a write that lie on a device, one axis a dimension of the array.
+    """Values of a write that lie on a device, one axis per dimension of the array.
 
     Parameters
     ----------
     source
         The array that is written to.
     compressor
-        What encodes its inner chunks there.
+        Encodes inner chunks on the device.
     lies
-        Where the values are.
+        Where the values lie.
     ready
-        Events that are done when they have been written.
+        Events that complete when the values are computed.
     fetch
-        Gives them on the host, laid out likewise.
+        Returns the values on the host, in the same layout.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class DeviceValues:
         self._ready = ready
         self._fetch = fetch
         self._on_host: NDArray[Any] | None = None
-        # One batch at a time has the device's memory.
+        # Only one batch at a time uses the device's memory.
         self._lock = threading.Lock()
 
     @property
@@ -87,9 +88,9 @@ class DeviceValues:
             return self._on_host
 
     def encoded(self, batch: Sequence[tuple[Region, Part]]) -> dict[int, Bytes | None]:
-        """Bytes of those inner chunks that the device encodes, by place in the batch.
+        """Bytes of the inner chunks that the device encodes, by place in the batch.
 
-        None for one that need not be stored.
+        None for an inner chunk that need not be stored.
 
         Raises
         ------
@@ -120,7 +121,7 @@ class DeviceValues:
             )
 
     def _gathered(self, region: Region, part: Part) -> Gathered | None:
-        """How to put an inner chunk together on the device; None if the host does."""
+        """How to assemble an inner chunk on the device; None if the host must do it."""
         if not isinstance(part, Box) or not part.covers(region.extents):
             return None
         axes = [axis for axis in part.axes if isinstance(axis, SliceAxis)]
@@ -148,7 +149,7 @@ class DeviceValues:
         return nbytes <= most
 
     def _stored(self, stream: Bytes, decoded: Bytes | None) -> Bytes | None:
-        """Bytes of an inner chunk with what lies around its stream."""
+        """Bytes of an inner chunk: its stream with headers and checksums."""
         layout = self._source.layout
         keeps_empty = self._source.options.write.write_empty_chunks
         if decoded is not None and not keeps_empty:
@@ -173,12 +174,12 @@ def values_on_device(
     device: Device,
     fetch: Callable[[], NDArray[Any]],
 ) -> DeviceValues | None:
-    """`value` as the device encodes it; None if all of it is for the host.
+    """`value` for encoding on the device; None if the host must encode all of it.
 
     Parameters
     ----------
     value
-        Has ``__cuda_array_interface__``, and lies on `device` as far as it says so.
+        Has ``__cuda_array_interface__``, and lies on `device` if it names its device.
     fetch
         As for `DeviceValues`.
     """
@@ -247,10 +248,10 @@ def _lies_on(value: Any, device: Device) -> bool:
 def _laid_out(
     interface: dict[str, Any], selection: Orthogonal, dtype: np.dtype[Any]
 ) -> Strided | None:
-    """Where values lie, one axis a dimension of the array; None if they do not fit."""
+    """Where values lie, one axis per array dimension; None if they do not fit."""
     shape = tuple(interface["shape"])
     strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
-    # An array of host memory that is never looked into: NumPy does the arithmetic.
+    # A host array that is never accessed: NumPy only computes its strides.
     room = np.zeros((), dtype)
     shadow = as_strided(room, shape, strides, writeable=False)
     try:

@@ -1,4 +1,4 @@
-"""In which order the inner chunks of a shard are laid down."""
+"""The order in which the inner chunks of a shard are stored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def payload_order(grid_shape: tuple[int, ...], order: ChunkOrder) -> Ints:
     position = 0
     for bit in range(max(n_bits)):
         for axis in reversed(range(len(grid_shape))):
-            # Axes that have no such bit leave no gap, so the key fits 64 bits.
+            # Axes without such a bit leave no gap, so the key fits 64 bits.
             if bit < n_bits[axis]:
                 key |= ((coordinates[axis] >> bit) & 1) << position
                 position += 1

@@ -1,7 +1,7 @@
-"""What of a region is written: cut into cells, and put into arrays.
+"""Written parts of a region: cut into cells, and copied into arrays.
 
-A region is the array, a shard or an inner chunk; a part says which of its elements are
-written, in the region's own coordinates, and which of the values each one takes.
+A region is the array, a shard or an inner chunk. A part says which elements of a region
+are written, in the region's own coordinates, and which value each of them gets.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Cell = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Cross product of what is written along each axis."""
+    """Cross product of the elements written along each axis."""
 
     axes: tuple[AxisSelection, ...]
 
     def cells(self, grid: tuple[GridAxis, ...]) -> Iterator[tuple[Cell, Box]]:
-        """Cells of `grid` that are written to, in C order, each with its part."""
+        """Cells of `grid` with written elements, in C order, each with its part."""
         columns = [
             list(_cut(part, axis)) for part, axis in zip(self.axes, grid, strict=True)
         ]
@@ -53,7 +53,7 @@ class Box:
         )
 
     def assign(self, region: NDArray[Any], values: NDArray[Any]) -> None:
-        """Put the values into the elements of `region` that they are for."""
+        """Copy the values into their elements of `region`."""
         if any(isinstance(part, IndexAxis) for part in self.axes):
             pairs = [_indices(part) for part in self.axes]
             inside = np.ix_(*(pair[0] for pair in pairs))
@@ -65,13 +65,13 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Scattered:
-    """A list of elements: int64, shape (n_points,), an array an axis."""
+    """A list of elements: int64, shape (n_points,), one array per axis."""
 
     coordinates: tuple[Ints, ...]
     out_index: Ints
 
     def cells(self, grid: tuple[GridAxis, ...]) -> Iterator[tuple[Cell, Scattered]]:
-        """Cells of `grid` that are written to, each with its part."""
+        """Cells of `grid` with written elements, each with its part."""
         if not len(self.out_index):
             return
         cells = np.stack(
@@ -80,7 +80,8 @@ class Scattered:
                 for points, axis in zip(self.coordinates, grid, strict=True)
             ]
         )
-        # Stable, so that of equal coordinates the last value wins, as with NumPy.
+        # The sort is stable, so the last of several values for an element wins, as in
+        # NumPy.
         order = np.lexsort(cells[::-1])
         cells = cells[:, order]
         is_first = np.append(True, np.any(cells[:, 1:] != cells[:, :-1], axis=0))
@@ -103,7 +104,7 @@ class Scattered:
         return len(np.unique(flat)) == n_elements
 
     def assign(self, region: NDArray[Any], values: NDArray[Any]) -> None:
-        """Put the values into the elements of `region` that they are for."""
+        """Copy the values into their elements of `region`."""
         region[self.coordinates] = values[self.out_index]
 
 
@@ -114,14 +115,14 @@ class InPortions:
     Attributes
     ----------
     portions
-        Gives some of them at a time, as often as it is called, those of an inner chunk
-        one after the other, and of equal ones the last one last.
+        Yields some elements at a time, as often as it is called. The elements of an
+        inner chunk come one after the other, and the last of equal ones comes last.
     extents
-        Of the region.
+        Elements of the region along each axis.
     n_elements
-        Of all portions.
+        Number of elements of all portions.
     are_distinct
-        Whether none of them comes twice.
+        Whether no element comes twice.
     """
 
     portions: Callable[[], Iterator[Scattered]]
@@ -130,7 +131,7 @@ class InPortions:
     are_distinct: bool = False
 
     def cells(self, grid: tuple[GridAxis, ...]) -> Iterator[tuple[Cell, Scattered]]:
-        """Cells of `grid` that are written to, each with its part."""
+        """Cells of `grid` with written elements, each with its part."""
         cut = (found for part in self.portions() for found in part.cells(grid))
         for cell, found in groupby(cut, key=itemgetter(0)):
             yield cell, _joined([part for _, part in found])
@@ -140,13 +141,13 @@ class InPortions:
         return self._n_distinct == prod(extents)
 
     def assign(self, region: NDArray[Any], values: NDArray[Any]) -> None:
-        """Put the values into the elements of `region` that they are for."""
+        """Copy the values into their elements of `region`."""
         for part in self.portions():
             part.assign(region, values)
 
     @cached_property
     def _n_distinct(self) -> int:
-        """Elements that are written to; no fewer, where these cannot be all."""
+        """Number of written elements; if not all are written, possibly too high."""
         if self.are_distinct or self.n_elements < prod(self.extents):
             return self.n_elements
         is_written = np.zeros(self.extents, bool)
@@ -167,12 +168,12 @@ Part = Box | Scattered | InPortions
 
 
 def part_of(selection: Selection, values: NDArray[Any]) -> tuple[Part, NDArray[Any]]:
-    """Part of the whole array, and the values laid out as its parts take them.
+    """Part of the whole array, and the values in the layout that its parts use.
 
     Parameters
     ----------
     values
-        Of the selection's shape.
+        Values of the selection's shape.
     """
     if isinstance(selection, Orthogonal):
         return Box(selection.axes), selection.on_grid(values)
@@ -203,7 +204,7 @@ def _covers_axis(part: AxisSelection, extent: int) -> bool:
 
 
 def _slices(part: SliceAxis) -> tuple[slice, slice]:
-    """Slices of the region and of the values; a step may count down in the latter."""
+    """Slices of the region and of the values; the latter may have a negative step."""
     start, step, length, out_start, out_step, _ = part
     out_stop = out_start + out_step * length
     return (

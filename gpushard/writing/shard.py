@@ -1,4 +1,4 @@
-"""A shard in memory: what of it is stored, what becomes of it, how it is laid out."""
+"""A shard in memory: its stored inner chunks, its changes, and its index."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ class Region:
     source
         The array.
     coordinate
-        That of the stored object.
+        Coordinate of the stored object.
     level
-        Which sharding codec cuts the region; their number for an inner chunk.
+        Number of the sharding codec that cuts the region; for an inner chunk, their
+        count.
     shape
         Elements along each axis of the array.
     extents
-        How many of them lie within the array.
+        How many of these elements lie within the array.
     """
 
     source: Source
@@ -65,12 +66,12 @@ class Region:
 
     @property
     def sharding(self) -> ShardLevel:
-        """The sharding codec that cuts it."""
+        """The sharding codec that cuts the region."""
         return self.source.layout.levels[self.level]
 
     @cached_property
     def grid(self) -> tuple[GridAxis, ...]:
-        """Its inner chunks, along the axes of the array."""
+        """Grid of its inner chunks, along the axes of the array."""
         cells = self.sharding.chunk_shape
         return tuple(map(GridAxis, self.shape, cells))
 
@@ -145,9 +146,9 @@ class StoredShard:
         Raises
         ------
         CorruptShardError
-            The index is no valid encoding, or contradicts itself.
+            The index is not a valid encoding, or contradicts itself.
         ChecksumError
-            Its checksum is another.
+            The checksum of the index does not match.
         """
         start, stop = region.index_range(len(data))
         pipeline = region.source.index_pipelines[region.level]
@@ -161,7 +162,7 @@ class StoredShard:
         Raises
         ------
         CorruptShardError
-            Its entry is no valid byte range.
+            Its entry is not a valid byte range.
         """
         index = self.index
         if index.state[entry] == MISSING:
@@ -172,7 +173,7 @@ class StoredShard:
         return slice(start, start + int(index.nbytes[entry]))
 
     def piece(self, entry: int) -> Piece | None:
-        """Bytes of an inner chunk, those in a file unread; None if it is missing.
+        """Bytes of an inner chunk, not read yet if in a file; None if it is missing.
 
         Raises
         ------
@@ -186,7 +187,7 @@ class StoredShard:
         return data.unread(span) if isinstance(data, FileBytes) else data[span]
 
     def present(self) -> list[int]:
-        """Entries of the inner chunks that are stored, the nearest first."""
+        """Entries of the stored inner chunks, by ascending offset."""
         entries = np.flatnonzero(self.index.state == PRESENT)
         return entries[np.argsort(self.index.offset[entries], kind="stable")].tolist()
 
@@ -202,24 +203,24 @@ def blank_entries(n_entries: int) -> NDArray[np.uint64]:
 
 
 def set_entry(entries: NDArray[np.uint64], entry: int, offset: int, n: int) -> None:
-    """Let an entry be a byte range."""
+    """Set an entry to a byte range."""
     entries[entry] = offset, n
 
 
 def clear_entry(entries: NDArray[np.uint64], entry: int) -> None:
-    """Let an inner chunk be missing."""
+    """Mark an inner chunk as missing."""
     entries[entry] = _EMPTY
 
 
 def merged(
     stored: StoredShard | None, changed: Mapping[int, Bytes | None]
 ) -> dict[int, Piece]:
-    """All inner chunks of a shard after a change, those untouched as they lie there.
+    """All inner chunks of a shard after a change, unchanged ones as stored bytes.
 
     Raises
     ------
     CorruptShardError
-        The entry of an untouched one is no valid byte range.
+        The entry of an unchanged inner chunk is not a valid byte range.
     """
     payloads: dict[int, Piece] = {}
     if stored is not None:
@@ -232,7 +233,7 @@ def merged(
 
 
 def is_fill(chunk: NDArray[Any], fill_value: NDArray[Any]) -> bool:
-    """Whether an inner chunk holds the fill value's bits and nothing else."""
+    """Whether an inner chunk holds only the fill value, bit for bit."""
     if chunk.dtype.kind in "OT":
         return bool(np.all(chunk == fill_value))
     if not chunk.size:

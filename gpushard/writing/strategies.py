@@ -1,7 +1,7 @@
-"""What becomes of a stored shard that is written to, strategy by strategy.
+"""How a stored shard is changed, strategy by strategy.
 
-docs/writing.md tells what each promises. Each plans a `Patch`, or gives None where the
-shard is to be laid out anew and replaced.
+docs/writing.md says what each strategy promises. Each plans a `Patch`, or returns None
+if the shard is to be rewritten and replaced.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ _AT = {"append_only": "end", "random_write": "start"}
 
 @dataclass(frozen=True)
 class ShardUpdate:
-    """A shard in a file, and what is written to it.
+    """A shard in a file, and the change to it.
 
     Attributes
     ----------
     old_nbytes
-        Size of the file; None where there is none.
+        Size of the file; None if there is no file.
     stored
-        The shard as it lies there; None where there is none, or where all of it is
-        written to.
+        The stored shard; None if there is none, or if all of it is overwritten.
     """
 
     encoder: Encoder
@@ -49,7 +48,7 @@ class ShardUpdate:
     change: Change
 
     def entries(self) -> NDArray[np.uint64]:
-        """Entries of the stored index; all missing where nothing of it is wanted."""
+        """Entries of the stored index; all missing if the shard is overwritten."""
         if self.stored is None:
             return blank_entries(self.region.n_entries)
         return self.stored.entries()
@@ -84,12 +83,12 @@ def refuse_unsuitable(encoder: Encoder) -> None:
 
 
 def patch_of(update: ShardUpdate) -> Patch | None:
-    """How the file is changed; None where the shard is to be replaced.
+    """How the file is changed; None if the shard is to be replaced.
 
     Raises
     ------
     CorruptShardError
-        Bytes that are still wanted are damaged.
+        Bytes that are still needed are damaged.
     UnsupportedError
         The values cannot be encoded.
     """
@@ -101,7 +100,7 @@ def _no_patch(update: ShardUpdate) -> None:  # noqa: ARG001 - one of the plans
 
 
 def _append_only(update: ShardUpdate) -> Patch | None:
-    """New inner chunks behind all that is there, and behind them a new index."""
+    """New inner chunks behind everything stored, followed by a new index."""
     nbytes = update.old_nbytes
     if nbytes is None:
         return None
@@ -112,7 +111,7 @@ def _append_only(update: ShardUpdate) -> Patch | None:
 
 
 def _random_write(update: ShardUpdate) -> Patch | None:
-    """New inner chunks behind all that is there; the index, at the start, last."""
+    """New inner chunks behind everything stored; the index at the start comes last."""
     region, old_nbytes = update.region, update.old_nbytes
     if update.stored is not None and _shares_the_index(region, update.stored):
         return None
@@ -134,15 +133,15 @@ def _random_write(update: ShardUpdate) -> Patch | None:
 def _appended(
     update: ShardUpdate, entries: NDArray[np.uint64], end: int
 ) -> tuple[list[tuple[int, Bytes]], int]:
-    """Inner chunks written to, laid down from `end` on, and where they end.
+    """Changed inner chunks, placed from `end` on, and where they end.
 
-    Puts their ranges into `entries`.
+    Sets their ranges in `entries`.
 
     Raises
     ------
     CorruptShardError
-        The entry of one that is not written to leads out of the file: in a longer
-        file it would not, and read as another's bytes.
+        The entry of an unchanged inner chunk leads out of the file: in a longer file it
+        would point to bytes of another inner chunk.
     """
     payloads: list[tuple[int, Bytes]] = []
     damaged: set[int] = set()
@@ -165,7 +164,7 @@ def _appended(
 
 
 def _fixed_order(update: ShardUpdate) -> Patch | None:
-    """New inner chunks in the place of the old ones, where all of them fit."""
+    """New inner chunks in place of the old ones; None if not all of them fit."""
     stored, region = update.stored, update.region
     if stored is None:
         return None
@@ -196,10 +195,10 @@ def _fixed_order(update: ShardUpdate) -> Patch | None:
 
 
 def _rooms(region: Region, stored: StoredShard) -> dict[int, tuple[int, int]] | None:
-    """Offset of each stored inner chunk and the bytes up to what lies behind it.
+    """Offset of each stored inner chunk, and the bytes up to the next one.
 
-    None where inner chunks share bytes, with one another or with the index, or where
-    an entry is damaged.
+    None if inner chunks share bytes with one another or with the index, or if an entry
+    is damaged.
     """
     if np.any(stored.index.state == CORRUPT):
         return None
@@ -210,7 +209,7 @@ def _rooms(region: Region, stored: StoredShard) -> dict[int, tuple[int, int]] | 
         first, last = index_stop, len(stored.data)
     starts = [int(stored.index.offset[entry]) for entry in present]
     rooms: dict[int, tuple[int, int]] = {}
-    # All inner chunks may be missing, and the shard be there all the same.
+    # A shard may exist although all its inner chunks are missing.
     ends = [*starts[1:], last] if starts else []
     for entry, start, behind in zip(present, starts, ends, strict=True):
         room = behind - start
@@ -221,7 +220,7 @@ def _rooms(region: Region, stored: StoredShard) -> dict[int, tuple[int, int]] | 
 
 
 def _shares_the_index(region: Region, stored: StoredShard) -> bool:
-    """Whether an inner chunk takes bytes of the index, at the start of its shard."""
+    """Whether an inner chunk overlaps the index at the start of its shard."""
     index = stored.index
     is_there = (index.state == PRESENT) & (index.nbytes > 0)
     return bool(np.any(is_there & (index.offset < region.index_nbytes)))
@@ -230,14 +229,14 @@ def _shares_the_index(region: Region, stored: StoredShard) -> bool:
 def _is_wasteful(
     region: Region, entries: NDArray[np.uint64], nbytes: int, encoder: Encoder
 ) -> bool:
-    """Whether more of a file of `nbytes` would lie unused than the options allow."""
+    """Whether more of a file of `nbytes` would be unused than the options allow."""
     used = entries[entries[:, 1] != 2**64 - 1, 1]
     unused = nbytes - int(used.sum()) - region.index_nbytes
     return unused > encoder.options.max_unused_fraction * nbytes
 
 
 def unused_nbytes(region: Region, stored: StoredShard) -> int:
-    """Bytes of a stored shard that neither the index nor an inner chunk takes."""
+    """Bytes of a stored shard that neither the index nor an inner chunk uses."""
     present = stored.index.state == PRESENT
     used = int(stored.index.nbytes[present].sum()) + region.index_nbytes
     return max(0, len(stored.data) - used)

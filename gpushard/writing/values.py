@@ -1,4 +1,4 @@
-"""What a user assigns -> an array of the data type that is written to, or an error."""
+"""The assigned value -> an array of the written data type, or an error."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gpushard.placing.scatter import holds_kind_of
 def fitting_values(
     value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """`value` as an array of `shape` and `dtype` on the host; maybe a view.
+    """`value` as an array of `shape` and `dtype` on the host; possibly a view.
 
-    Floats are rounded to narrower ones; nothing else may change on the way.
+    Floats are rounded to narrower ones; no other value may change.
 
     Raises
     ------
     SelectionError
-        It cannot be broadcast to the shape, or the data type does not hold it.
+        The value cannot be broadcast to the shape, or the data type cannot hold it.
     UnsupportedError
-        It lies on a device and has no `get`.
+        The value lies on a device and has no method `get`.
     """
     if hasattr(value, "__cuda_array_interface__"):
         value = _fetched(value)
@@ -45,7 +45,7 @@ def fitting_values(
 
 def _broadcast(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """View of `array` in `shape`, by the rules of NumPy's assignment."""
-    # Unlike `broadcast_to` that takes leading axes of length 1 away, too.
+    # Unlike `broadcast_to`, an assignment also drops leading axes of length 1.
     n_more = max(0, array.ndim - len(shape))
     is_longer_by_ones = array.shape[:n_more] == (1,) * n_more
     try:
@@ -60,7 +60,7 @@ def _broadcast(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Array of the data type that the value has by itself, or of `dtype`."""
+    """The value as an array of its own data type, or of `dtype`."""
     if hasattr(value, "dtype"):
         return np.asarray(value)
     if dtype.kind in "SU":
@@ -82,7 +82,7 @@ def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The array in another data type, which holds its values."""
+    """The array in another data type, which must hold its values."""
     both_whole = array.dtype.kind in "iu" and dtype.kind in "iu"
     if both_whole:
         bounds = np.iinfo(dtype)
@@ -107,7 +107,7 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _refuse_cut(array: NDArray[Any], dtype: np.dtype[Any]) -> None:
-    """Refuse text that is longer than the data type's."""
+    """Refuse text that is longer than the data type allows."""
     n_most = dtype.itemsize // (4 if dtype.kind == "U" else 1)
     n_longest = int(np.strings.str_len(array).max(initial=0))
     if n_longest > n_most:
@@ -115,8 +115,9 @@ def _refuse_cut(array: NDArray[Any], dtype: np.dtype[Any]) -> None:
 
 
 def _refuse_other_times(array: NDArray[Any], cast: NDArray[Any]) -> None:
-    """Refuse times that are no whole units of the data type, or too many."""
-    # Compared in the units given: in finer ones both may wrap around alike.
+    """Refuse times that are not whole units of the data type, or too many units."""
+    # The comparison uses the given units: in finer units both sides may wrap around
+    # alike.
     if not np.array_equal(array, cast.astype(array.dtype), equal_nan=True):
         raise _out_of_range(f"whole units of {cast.dtype}", str(array.dtype))
 
