@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from gpushard.fetching.job import Job
-from gpushard.loader.prefetch import Stopped
+from gpushard.loader import prefetch
+from gpushard.loader.prefetch import Prefetched, Stopped, Waits
 from gpushard.loader.stopping import stoppable
 
 NOTHING: Any = None
@@ -93,3 +95,25 @@ def test_what_reads_by_itself_says_the_same_about_what_is_left():
     direct = sink.direct(NOTHING)
     assert direct.seen == noted.seen
     assert list(direct.left_over()) == ["block"]
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_a_thread_ends_though_an_interrupt_kept_it_from_being_told(
+    is_forgotten, monkeypatch
+):
+    monkeypatch.setattr(prefetch, "_LOOK_AGAIN_S", 0.01)
+    stage = Prefetched(iter("abc"), 1, threading.Event(), Waits())
+    stage.start()
+    while not stage._line.items.qsize():
+        time.sleep(0.001)
+    time.sleep(0.02)  # until it waits for room
+    thread = stage._thread
+    # As far as either gets.
+    cut_off = (lambda _: None) if is_forgotten else (lambda line: line.stop.set())
+    monkeypatch.setattr(prefetch._Line, "end", cut_off)
+    if is_forgotten:
+        del stage
+    else:
+        stage.close()
+    thread.join(5)
+    assert not thread.is_alive()

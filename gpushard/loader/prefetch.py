@@ -6,9 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
+from weakref import ref
 
 from gpushard.errors import UnsupportedError
 
@@ -16,6 +18,9 @@ Item = TypeVar("Item")
 
 # As good as no bound: each takes an entry of a queue.
 _MOST_AHEAD = 1 << 16
+# Seconds after which a thread that waits for room looks whether anybody wants it: an
+# interrupt may keep its consumer from telling.
+_LOOK_AGAIN_S = 1.0
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error
@@ -112,7 +117,10 @@ class Prefetched(Generic[Item]):
         self._waits = waits
         self._is_ended = self._is_closed = False
         self._thread = threading.Thread(
-            target=_run, args=(items, self._line), name="gpushard-loader", daemon=True
+            target=_run,
+            args=(items, self._line, ref(self)),
+            name="gpushard-loader",
+            daemon=True,
         )
         self._pid = os.getpid()
 
@@ -162,10 +170,12 @@ class Prefetched(Generic[Item]):
             self._line.end()
 
 
-def _run(items: Iterator[Any], line: _Line[Any]) -> None:
+def _run(
+    items: Iterator[Any], line: _Line[Any], consumer: ref[Prefetched[Any]]
+) -> None:
     end = _End()
     try:
-        while _has_room(line):
+        while _has_room(line, consumer):
             item = next(items, line)
             if item is line:
                 break
@@ -183,7 +193,10 @@ def _run(items: Iterator[Any], line: _Line[Any]) -> None:
     line.items.put(end)
 
 
-def _has_room(line: _Line[Any]) -> bool:
+def _has_room(line: _Line[Any], consumer: ref[Prefetched[Any]]) -> bool:
     """Wait until there is room for an item; whether one is still wanted."""
-    line.room.get()
-    return not line.stop.is_set()
+    while not line.stop.is_set() and consumer() is not None:
+        with suppress(Empty):
+            line.room.get(timeout=_LOOK_AGAIN_S)
+            return not line.stop.is_set()
+    return False
