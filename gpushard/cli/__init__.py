@@ -1,8 +1,8 @@
 """The command line: `gpushard sample`, `info`, `map`, `verify`, `read`, and others.
 
 Data go to stdout, progress and messages to stderr. Exit status 0: done; 1: stored bytes
-are damaged, or differ from what zarr-python reads; 2: everything else that goes wrong;
-130: interrupted; 141: nobody read on.
+are damaged, or zarr-python reads other elements; 2: every other failure; 130:
+interrupted; 141: the reader of stdout stopped reading.
 """
 
 from __future__ import annotations

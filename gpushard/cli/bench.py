@@ -1,4 +1,4 @@
-"""`gpushard bench`: reads of your own array, beside the libraries you have."""
+"""`gpushard bench`: times reads of an array beside the installed libraries."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ def bench(
 ) -> None:
     """Time reads of an array beside zarr-python, zarrs and tensorstore."""
     with failures_in_a_sentence(debug=debug, as_json=as_json):
-        # NumPy and the readers, which `--help` need not wait for.
+        # Imported here, because `--help` needs neither NumPy nor the readers.
         import gpushard
         from gpushard.cli.timing import measure
 
-        # What a process comes to that reads a lot: the first read waits for the loops.
+        # The first read waits for the compiled loops, as a process that reads a lot
+        # uses them.
         options = options_of(limit).but(compile_nbytes=0)
         array = gpushard.open_array(url, device="cpu", options=options)
         team, rows = measure(array, most_nbytes=mib * _MIB, repetitions=repetitions)
@@ -99,7 +100,7 @@ def _cell(timing: Timing) -> str:
 
 
 def _reasons(rows: list[tuple[Workload, list[Timing]]]) -> list[tuple[str, ...]]:
-    """Who was left out, and why; each once, however many workloads."""
+    """Libraries that were left out, and why; each once for all workloads."""
     told = {
         (timing.contender, f"left out: {timing.trouble}"): None
         for _, timings in rows

@@ -1,4 +1,4 @@
-"""Which codec is decoded by what, on a GPU and on the host of this machine."""
+"""Which library decodes which codec, on a GPU and on the host of this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _BLOSC = ("blosc", "numcodecs.blosc")
 _COMPRESSORS = ("lz4", "lz4hc", "zstd", "zlib", "snappy", "blosclz")
 _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 _CHUNK_LENGTH = 64
-# What codecs must be told, and elements that they take; else nothing, and int32.
+# Configurations that codecs need, and data types that they take; the defaults are none,
+# and int32.
 _CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "transpose": {"order": [0]},
     "numcodecs.astype": {"encode_dtype": "<i2", "decode_dtype": "<i4"},
@@ -53,7 +54,7 @@ def placed_codecs(source: Source, device: Device | None) -> tuple[CodecPlacement
     Parameters
     ----------
     device
-        None is the host. On a device, a read is meant that is worth its while.
+        None is the host. For a device, the placements of a read large enough for it.
     """
     on_host = source.pipeline.placements()
     if device is None:
@@ -66,17 +67,17 @@ def placed_codecs(source: Source, device: Device | None) -> tuple[CodecPlacement
 
 
 def codec_table(nvcomp: str | None) -> list[dict[str, Any]]:
-    """Codecs by name: what decodes them on a GPU and on the CPU; None: nothing.
+    """Codecs by name: what decodes them on a GPU and on the CPU; None if nothing does.
 
     Parameters
     ----------
     nvcomp
-        Name and version of the installed one.
+        Name and version of the installed nvCOMP.
     """
     label = nvcomp or "nvCOMP, not installed"
     gpu: Any = SimpleNamespace(
         label="the GPU", decoder=SimpleNamespace(label=label)
-    )  # all that placements look at
+    )  # placements look at nothing else
     rows: list[dict[str, Any]] = []
     for name in KNOWN:
         if name in _BLOSC:
@@ -84,7 +85,7 @@ def codec_table(nvcomp: str | None) -> list[dict[str, Any]]:
                 _row(name, {"cname": compressor}, f"{name} ({compressor})", gpu)
                 for compressor in _COMPRESSORS
             ]
-        elif name != SHARDING:  # told level by level, by `info`
+        elif name != SHARDING:  # `info` reports it level by level
             rows.append(_row(name, _CONFIGURATIONS.get(name, {}), name, gpu))
     return rows
 
@@ -110,7 +111,7 @@ def _row(
 
 
 def _document(name: str, configuration: dict[str, Any]) -> dict[str, Any]:
-    """Document of an array whose chain has the codec in it."""
+    """Document of an array whose codec chain contains the codec."""
     codec = {"name": name, "configuration": configuration}
     kind = kind_of(name, "")
     codecs = {

@@ -1,4 +1,4 @@
-"""What zarr-python reads for the same selection, and whether it is the same."""
+"""zarr-python's read of the same selection, and its comparison with gpushard's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpushard.errors import UnsupportedError
 from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
 
-# The user may have chosen gpushard's, which would be compared with itself.
+# The user may have chosen gpushard's pipeline, which would be compared with itself.
 _ITS_OWN = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 _HINT = "read it without --verify"
 _TEXT = {*"OTUS"}
@@ -26,12 +26,12 @@ class Mismatch:
     Attributes
     ----------
     n_elements
-        How many.
+        Number of differing elements.
     element
         Coordinate of the first of them in the array; None if whole shapes or data
         types differ.
     expected, got
-        What zarr-python reads there, and what gpushard read.
+        The element that zarr-python reads there, and the one that gpushard read.
     """
 
     n_elements: int
@@ -41,12 +41,12 @@ class Mismatch:
 
 
 def zarr_array(store: Store, path: str, pipeline: str = _ITS_OWN) -> Any:
-    """The array that zarr-python opens at a place, to be read by a codec pipeline.
+    """The array that zarr-python opens at a place, with the given codec pipeline.
 
     Raises
     ------
     UnsupportedError
-        It cannot.
+        zarr-python cannot open it.
     """
     import zarr
 
@@ -63,7 +63,7 @@ class Reference:
     Parameters
     ----------
     store, path
-        Where it lies.
+        Where the array lies.
 
     Raises
     ------
@@ -79,7 +79,7 @@ class Reference:
             raise
 
     def mismatch(self, piece: Piece, block: NDArray[Any]) -> Mismatch | None:
-        """What differs between `block` and zarr-python's reading of `piece`.
+        """How `block` differs from zarr-python's read of `piece`; None if it does not.
 
         Raises
         ------
@@ -144,10 +144,10 @@ def _unreadable(error: Exception, hint: str | None = None) -> UnsupportedError:
 
 
 def is_same(expected: NDArray[Any], got: NDArray[Any]) -> bool:
-    """Whether two results have the same elements, bit for bit where these have bits.
+    """Whether two results have the same elements; compared bit for bit if possible.
 
-    Strings of any data type are the same where their characters are: libraries differ
-    in what they make of a single one.
+    Strings of any data type are the same if their characters are: libraries return a
+    single string as different types.
     """
     if {expected.dtype.kind, got.dtype.kind} <= _TEXT:
         is_equal = expected.astype(object) == got.astype(object)
@@ -158,7 +158,7 @@ def is_same(expected: NDArray[Any], got: NDArray[Any]) -> bool:
 
 
 def _is_alike(expected: NDArray[Any], got: NDArray[Any]) -> bool:
-    """Whether shape and data type are the same but for byte order."""
+    """Whether shape and data type are the same, except for byte order."""
     if expected.shape != got.shape:
         return False
     if expected.dtype == got.dtype:
@@ -174,7 +174,7 @@ def _outline(array: NDArray[Any]) -> str:
 def differing(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.intp]:
     """Flat positions of the elements of two arrays of one shape that differ.
 
-    Those of a fixed size are compared bit for bit: NaN equals the same NaN only.
+    Elements of a fixed size are compared bit for bit: a NaN equals only the same NaN.
     """
     if got.dtype.kind in "OT":
         return np.flatnonzero(expected != got)

@@ -19,14 +19,14 @@ Key = tuple[Any, ...]
 
 
 class Contender(NamedTuple):
-    """A library with the array open.
+    """A library that has opened the array.
 
     Attributes
     ----------
     name, version
-        Which it is.
+        Name and version of the library.
     read
-        NumPy's basic indexing, or an integer array for the first axis.
+        Reads a key: a basic index, or an integer array for the first axis.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Contender(NamedTuple):
 
 
 def contenders(array: Array) -> list[Contender]:
-    """Gpushard first, then zarr-python and what else can open the array."""
+    """Gpushard, then zarr-python, then other libraries that can open the array."""
     found = [Contender("gpushard", _version("gpushard"), _indexing(array))]
     for open_one in (_zarr, _zarrs, _tensorstore):
         contender = open_one(array)
@@ -64,7 +64,7 @@ def _zarr(array: Array) -> Contender:
 
 
 def _opened_by_zarr(array: Array, **pipeline: str) -> Callable[[Key], NDArray[Any]]:
-    """What reads through zarr-python, or raises its reason not to."""
+    """Function that reads through zarr-python; raises if that is not possible."""
     source = array.source
     try:
         handle = zarr_array(source.store, source.layout.path, **pipeline)
@@ -84,7 +84,7 @@ def _zarrs(array: Array) -> Contender | None:
     except ImportError:
         return None
     with catch_warnings():
-        # It warns, and leaves every read to zarr-python's own pipeline.
+        # zarrs warns, and hands every read to zarr-python's own pipeline.
         filterwarnings("error", "Array is unsupported by ZarrsCodecPipeline")
         read = _opened_by_zarr(array, pipeline="zarrs.ZarrsCodecPipeline")
     return Contender("zarrs", _version("zarrs"), read)

@@ -26,7 +26,7 @@ _MIB = 1 << 20
 _CODEC_HELP = (
     'keep, none, NAME[:LEVEL] (zstd:5, gzip, blosc-lz4:5), or JSON as in "codecs".'
 )
-# Of the hints of `gpushard.convert`, longer ones first.
+# Replacements in hints of `gpushard.convert`, longer ones first.
 _SPELLINGS = {
     "see zarr.create_array for what each argument takes": "see gpushard convert --help",
     "pass overwrite=True": "give --overwrite",
@@ -109,7 +109,7 @@ def convert(
             "filters": _codecs(filters, "--filters"),
             "index_location": index_location,
         }
-        # NumPy and the reader, which `--help` need not wait for.
+        # Imported here, because `--help` needs neither NumPy nor the reader.
         import gpushard
 
         try:
@@ -138,7 +138,7 @@ def convert(
 
 
 def _in_options(hint: str | None) -> str | None:
-    """What to do, in the words of the command line."""
+    """A hint in the words of the command line."""
     for argument, option in _SPELLINGS.items():
         hint = hint and hint.replace(argument, option)
     return hint
@@ -184,7 +184,7 @@ def _rows(dst: str, report: ConversionReport) -> list[tuple[str, ...]]:
 
 
 def _shape(text: str | None, option: str) -> Any:
-    """Lengths as they were written; the converter checks them."""
+    """A shape as it was typed; the converter checks it."""
     if text is None:
         return None
     parts = text.strip("()[] ").split(",")
@@ -198,7 +198,7 @@ def _shape(text: str | None, option: str) -> Any:
 
 
 def _codecs(text: str, option: str) -> Any:
-    """Codecs as `convert` takes them."""
+    """Codecs in the form that `convert` takes."""
     if text == "keep":
         return text
     if text == "none":

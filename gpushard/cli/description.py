@@ -1,4 +1,4 @@
-"""What `gpushard info` tells about an array or a group, as plain facts."""
+"""The facts that `gpushard info` prints about an array or a group."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import resolve
 
-# Files looked at for their sizes; more would keep a user waiting.
+# Files whose sizes are summed; more would keep a user waiting.
 _MAX_FILES = 100_000
-# And shard indexes read, to count inner chunks.
+# Shard indexes that are read to count inner chunks.
 _MAX_INDEXES = 1_000
 _DOCUMENTS = ("zarr.json", ".zarray", ".zattrs")
 
@@ -43,14 +43,14 @@ def describe(url: str, options: Options, *, advise: bool) -> dict[str, Any]:
     Parameters
     ----------
     options
-        Limits on what an array may ask for.
+        Limits on what an array may need.
     advise
-        Whether to add what would read better on a GPU, for an array.
+        Whether to add, for an array, shapes and codecs that would read better on a GPU.
 
     Raises
     ------
     NotFoundError
-        There is neither.
+        There is neither an array nor a group.
     MetadataError, UnsupportedError, StoreError
         It cannot be opened.
     """
@@ -71,9 +71,9 @@ def describe(url: str, options: Options, *, advise: bool) -> dict[str, Any]:
 
 
 def _advice(layout: ArrayLayout, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What would read better on a GPU, and the command that makes it."""
+    """Shapes and codecs that would read better on a GPU, and the command for them."""
     stored = facts["stored_nbytes"]
-    # Where many shards are missing, sizes tell nothing of the codec.
+    # If many shards are missing, sizes say nothing about the codec.
     is_known = stored and facts["n_stored"] == facts["n_shards"]
     ratio = facts["nbytes"] / stored if is_known else None
     advice = advise_on(layout, DEFAULT.threads, ratio)
@@ -120,7 +120,7 @@ def _array_facts(layout: ArrayLayout, store: Store, options: Options) -> dict[st
 
 
 def _outline(layout: ArrayLayout) -> dict[str, Any]:
-    """What tells an array at a glance."""
+    """The main facts about an array."""
     return {
         "shape": layout.shape,
         "dimension_names": layout.dimension_names,
@@ -139,14 +139,14 @@ def _level_facts(level: ShardLevel) -> dict[str, Any]:
 
 
 def _stored(layout: ArrayLayout, store: Store) -> tuple[int | None, int | None]:
-    """Number and size of the objects of an array; None where that takes too long."""
+    """Number and size of the objects of an array; None if counting takes too long."""
     if not isinstance(store, LocalStore):
         return None, None
     try:
         sizes = list(
             islice(_sizes(f"{store.root}/{layout.key_prefix}"), _MAX_FILES + 1)
         )
-    except OSError:  # what cannot be listed can still be read
+    except OSError:  # a store that cannot list can still be read
         return None, None
     if len(sizes) > _MAX_FILES:
         return None, None
@@ -154,7 +154,7 @@ def _stored(layout: ArrayLayout, store: Store) -> tuple[int | None, int | None]:
 
 
 def _counts(source: Source) -> dict[str, Any]:
-    """How many inner chunks are stored and empty; or why nobody has counted them."""
+    """Counts of stored and empty inner chunks, or why they were not counted."""
     why = _why_not_counted(source)
     found = None
     if why is None:
@@ -171,7 +171,7 @@ def _counts(source: Source) -> dict[str, Any]:
 
 
 def _why_not_counted(source: Source) -> str | None:
-    """Why inner chunks are not counted; None if they can be, in reasonable time."""
+    """Why inner chunks are not counted; None if counting takes a reasonable time."""
     layout = source.layout
     if not layout.levels:
         return "each chunk is an object of its own"
@@ -185,7 +185,7 @@ def _why_not_counted(source: Source) -> str | None:
 
 
 def _sizes(directory: str) -> Iterator[int]:
-    """Sizes of the files below a directory but for metadata documents."""
+    """Sizes of the files below a directory, without metadata documents."""
     with os.scandir(directory) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

@@ -1,4 +1,4 @@
-"""What the host and a device read, compared element by element, piece by piece."""
+"""The host's and a device's reads, compared element by element, piece by piece."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from gpushard.layout import ArrayLayout
 from gpushard.options import MIB
 from gpushard.source import Source
 
-# Both results of a piece are held.
+# Size of a piece; both results of a piece are held.
 _PIECE_NBYTES = 64 * MIB
 
 
 def compare_devices(
     source: Source, device: Device | None, result: Verification, progress: Progress
 ) -> None:
-    """Read everything on the host and on `device`; put what differs into `result`.
+    """Read everything on the host and on `device`; add differences to `result`.
 
-    Inner chunks that are damaged read as the fill value on both, and are in `result`
-    already.
+    Damaged inner chunks read as the fill value on both, and are in `result` already.
 
     Raises
     ------
@@ -57,7 +56,7 @@ def compare_devices(
 
 
 def _forget(error: object) -> None:
-    """Damage was told by the verification before."""
+    """Ignore damage, which the verification has reported already."""
 
 
 def _on_host(result: Any) -> NDArray[Any]:
@@ -65,7 +64,7 @@ def _on_host(result: Any) -> NDArray[Any]:
 
 
 def _pieces(layout: ArrayLayout) -> Iterator[Piece]:
-    """Pieces along the borders of inner chunks, small enough wherever these are."""
+    """Pieces along the borders of inner chunks, as small as these allow."""
     return _cut(per_axis((...,), layout.shape), layout)
 
 

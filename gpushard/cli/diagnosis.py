@@ -1,4 +1,4 @@
-"""What is installed here, what a read would use of it, and what is to be done."""
+"""What is installed on this machine, what a read would use, and advice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpushard.options import DEFAULT
 
 _READERS = ("numpy", "zarr", "numcodecs", "zstandard", "cramjam", "crc32c")
 _FAST = ("numba", "blosc2", "cffi")
-# Extra -> what it installs, and what for.
+# Extra -> packages that it installs, and their purpose.
 _OPTIONAL = {
     "remote": ("obstore", "http(s)://, s3:// and other object stores"),
     "xarray": ("xarray", "xarray's engine"),
@@ -29,12 +29,12 @@ _OPTIONAL = {
 
 
 def diagnose(place: Path) -> dict[str, Any]:
-    """Facts about this machine, ready for JSON; nothing here fails for lack of any.
+    """Facts about this machine, ready for JSON; missing software is not an error.
 
     Parameters
     ----------
     place
-        Where data lie: what can be read how goes by the file system.
+        Directory of the data; its file system decides how they can be read.
     """
     found = find_device("auto")
     gpu = gpu_software(place)
@@ -50,7 +50,7 @@ def diagnose(place: Path) -> dict[str, Any]:
         "optional": {name: installed(name) for name, _ in _OPTIONAL.values()},
         "gpu": gpu,
         "codecs": codec_table(gpu["nvcomp"]["version"]),
-        # Of a device that takes part in reads: what placement goes by.
+        # For a device that reads use: the rates that placement uses.
         "rates": {} if found.device is None else _told(found.device.rates),
         "rates are measured": found.device is not None
         and kept_rates(found.device.model) is not None,
@@ -63,7 +63,7 @@ def _told(rates: Mapping[str, Rates]) -> dict[str, dict[str, float]]:
 
 
 def _advice(facts: dict[str, Any]) -> Iterator[str]:
-    """What is in the way or slow, a sentence each, with the command."""
+    """Obstacles and slow paths, a sentence each, with the command that helps."""
     gpu = facts["gpu"]
     for names in conflicts(gpu["flavours"]):
         yield (
@@ -82,7 +82,7 @@ def _advice(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _extras(facts: dict[str, Any]) -> Iterator[str]:
-    """What is not installed and nobody has to have, with the command."""
+    """Optional software that is not installed, with the command that installs it."""
     for extra, (name, purpose) in _OPTIONAL.items():
         if facts["optional"][name] is None:
             yield f"{purpose}: {_install(extra)}"
@@ -115,7 +115,7 @@ def _gpu_advice(gpu: dict[str, Any]) -> Iterator[str]:
 
 
 def _cuda_extra(gpu: dict[str, Any]) -> str:
-    """Extra of the CUDA major that CuPy has been installed for, or the driver runs."""
+    """Extra for the CUDA major version of the installed CuPy, or of the driver."""
     majors = [name[9:11] for name in gpu["flavours"]["cupy"] if name != "cupy"]
     if len(majors) == 1 and majors[0] in ("12", "13"):
         return f"cuda{majors[0]}"

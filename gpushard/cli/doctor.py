@@ -1,4 +1,4 @@
-"""`gpushard doctor`: what is installed here, and what a read would use of it."""
+"""`gpushard doctor`: what is installed on this machine, and what a read would use."""
 
 from __future__ import annotations
 

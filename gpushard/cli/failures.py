@@ -1,4 +1,4 @@
-"""How a command ends: in a sentence where it fails, and with which exit status."""
+"""How a command ends: its exit status, and one sentence if it fails."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gpushard.errors import CorruptShardError, GpushardError, StoreError
 EXIT_DAMAGED = 1
 EXIT_FAILED = 2
 EXIT_INTERRUPTED = 130
-# What a shell shows for a program that SIGPIPE has ended: nobody read on.
+# The status that a shell shows for a program ended by SIGPIPE: the reader stopped.
 EXIT_CUT = 141
 
 
 def exit_status(program: Callable[[], Any]) -> int:
-    """Exit status of a program that ends by `SystemExit`, all of its output written."""
+    """Exit status of a program that ends by `SystemExit`, with its output written."""
     _open_closed_streams()
     status: Any = EXIT_FAILED
     is_cut = False
@@ -31,10 +31,10 @@ def exit_status(program: Callable[[], Any]) -> int:
         with stdout_as_a_store():
             program()
     except SystemExit as ended:
-        # Who stopped reading is no damage, which is what typer's 1 would mean.
+        # typer would exit with 1, which means damage; a reader that stops is none.
         is_cut = isinstance(ended.__context__, BrokenPipeError)
         status = EXIT_CUT if is_cut else ended.code
-    except StoreError as error:  # help and the version are typer's to print
+    except StoreError as error:  # typer prints the help and the version
         say(str(error))
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -42,14 +42,15 @@ def exit_status(program: Callable[[], Any]) -> int:
         except OSError:
             is_cut, status = True, status or EXIT_FAILED
         if is_cut:
-            # Python would try the rest once more, and end with a status of its own.
+            # Otherwise Python would try to write the rest again, and exit with its own
+            # status.
             with suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return status or 0
 
 
 def _open_closed_streams() -> None:
-    """Have streams that the caller has closed take everything, and keep nothing."""
+    """Replace streams that the caller has closed by streams that discard everything."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end
@@ -59,8 +60,8 @@ def _open_closed_streams() -> None:
 def failures_in_a_sentence(*, debug: bool, as_json: bool = False) -> Iterator[None]:
     """Turn errors of the block into a sentence on stderr and an exit status.
 
-    With `as_json` they are an object on stdout as well: nothing else may have been
-    printed there by then.
+    With `as_json` an error is also printed as an object on stdout, so the block must
+    print nothing there before.
 
     Raises
     ------
@@ -108,7 +109,7 @@ _FIELDS = (
 
 
 def _error_facts(error: Exception, sentence: str) -> dict[str, Any]:
-    """Type, sentence, and the fields of an error that have something in them."""
+    """Type, sentence, and the non-empty fields of an error."""
     fields = {name: getattr(error, name, None) for name in _FIELDS}
     known = {name: value for name, value in fields.items() if value is not None}
     plain = (str, int, float, tuple, list)

@@ -16,7 +16,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` make the file at `path`; if it fails, what was there stays.
+    """Let `write` make the file at `path`; if it fails, the old file stays.
 
     Raises
     ------
@@ -25,7 +25,7 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
     """
     try:
         if path.exists() and not path.is_file():
-            # A device or a pipe takes what it is given; a directory refuses.
+            # A device or a pipe is written directly; a directory refuses.
             write(path)
             return
         target, part = places_of(path)
@@ -40,13 +40,13 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def places_of(path: Path) -> tuple[Path, Path]:
-    """Where a file at `path` comes to lie, and where it is made: nobody's own file."""
-    target = path.resolve()  # where a link leads, the link stays
+    """Final place of a file at `path`, and the temporary file in which it is made."""
+    target = path.resolve()  # a link stays, its target is replaced
     return target, target.with_name(f".{path.name}.{token_hex(4)}.part")
 
 
 def unwritable(path: Path, error: OSError) -> StoreError:
-    """Error for a file that the system does not let us write."""
+    """Error for a file that the system does not allow to be written."""
     return StoreError(
         f"cannot write {str(path)!r}: {error.strerror or error}",
         hint="name a file that you may write, on a disk with room for it",

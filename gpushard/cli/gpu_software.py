@@ -1,4 +1,4 @@
-"""What a GPU takes, as far as it is installed here, and what gets in its own way."""
+"""The software that a GPU needs, as installed on this machine, and its conflicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpushard.devices.nvcomp import load_nvcomp
 from gpushard.devices.payload.kvikio_file import find_kvikio, kvikio_facts
 from gpushard.errors import UnsupportedError
 
-# Distributions of the same files, one for each CUDA major: no two go together.
+# Distributions with the same files, one for each CUDA major version; two conflict.
 _FLAVOURS = {
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy"),
     "nvcomp": (
@@ -24,14 +24,14 @@ _FLAVOURS = {
     "kvikio": ("kvikio-cu13", "kvikio-cu12", "kvikio"),
 }
 _MODULES, _MOUNTS = Path("/proc/modules"), Path("/proc/self/mountinfo")
-# By NVIDIA's guide to GPUDirect Storage; networks need RDMA as well.
+# From NVIDIA's guide to GPUDirect Storage; network file systems also need RDMA.
 _GDS_FILE_SYSTEMS = {
     *("ext4", "xfs", "lustre", "nfs", "nfs4", "gpfs", "wekafs", "beegfs", "scatefs"),
 }
 
 
 def installed(distribution: str) -> str | None:
-    """Version of a distribution; None if it is not there."""
+    """Version of a distribution; None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -39,7 +39,7 @@ def installed(distribution: str) -> str | None:
 
 
 def gpu_software(place: Path) -> dict[str, Any]:
-    """Driver, CuPy, nvCOMP and kvikio, and how files at `place` would be read by it."""
+    """Driver, CuPy, nvCOMP and kvikio, and how kvikio would read files at `place`."""
     found = {
         kind: {name: told for name in names if (told := installed(name))}
         for kind, names in _FLAVOURS.items()
@@ -55,12 +55,12 @@ def gpu_software(place: Path) -> dict[str, Any]:
 
 
 def _driver() -> dict[str, str]:
-    """The driver, and GPUs as CuPy sees them."""
+    """The driver, and the GPUs that CuPy sees."""
     newest, facts = driver_version(), cuda_facts()
     if newest is None:
         return {"driver": "none: libcuda.so.1 is not there"}
     told = facts["driver"]
-    # A library without a GPU behind it is no rarity in containers.
+    # Containers often have the driver's library without a GPU.
     trouble = f", of which CuPy says: {told}" if told.startswith("none") else ""
     return facts | {"driver": f"{newest}{trouble}"}
 
@@ -71,7 +71,8 @@ def conflicts(found: dict[str, dict[str, str]]) -> list[list[str]]:
     for kind, flavours in found.items():
         names = list(flavours)
         if kind == "nvcomp":
-            # Of one major there are two: the library, and its Python module.
+            # For one CUDA major there are two distributions: the library and its Python
+            # module.
             names = [name for name in names if name.startswith("nvidia-libnvcomp")]
         if len(names) > 1:
             several.append(names)
@@ -98,7 +99,7 @@ def _nvcomp() -> dict[str, Any]:
     try:
         library = load_nvcomp()
     except UnsupportedError as error:
-        error.hint = None  # the advice has a better one
+        error.hint = None  # the advice has a better text
         why = error.what if "not installed" in error.what else str(error)
         return {"version": None, "path": None, "cuda": None, "why": why}
     return {
@@ -110,7 +111,7 @@ def _nvcomp() -> dict[str, Any]:
 
 
 def _gds(place: Path) -> dict[str, Any]:
-    """Whether files are read straight into a GPU's memory, and what that takes."""
+    """Whether files are read directly into a GPU's memory, and what that requires."""
     try:
         find_kvikio()
         why = ""
@@ -132,7 +133,7 @@ def _gds(place: Path) -> dict[str, Any]:
 
 
 def _reasons(facts: dict[str, Any]) -> str:
-    """Why GPUDirect Storage is not active, as far as anything here tells."""
+    """Why GPUDirect Storage is not active, as far as this machine shows."""
     reasons = [facts["why"]]
     chosen = facts["KVIKIO_COMPAT_MODE"]
     if chosen and chosen.upper() in ("ON", "1", "TRUE", "YES"):
@@ -154,19 +155,19 @@ def file_system_of(place: Path) -> tuple[str, str]:
         before, _, after = line.partition(" - ")
         mount = re.sub(r"\\\d{3}", _unescaped, before.split()[4])
         is_above = target == mount or target.startswith(mount.rstrip("/") + "/")
-        # Of two at one place, the later hides the other.
+        # If two are mounted at one place, the later one hides the other.
         if is_above and len(mount) >= longest:
             best, longest = (after.split()[0], mount), len(mount)
     return best
 
 
 def _unescaped(found: re.Match[str]) -> str:
-    """Character that the kernel has written as an octal number."""
+    """Character that the kernel has escaped as an octal number."""
     return chr(int(found[0][1:], 8))
 
 
 def _text(path: Path) -> str:
-    """Text of a file of the kernel; "" where there is none."""
+    """Text of a kernel file; "" if there is no such file."""
     try:
         return path.read_text(errors="replace")
     except OSError:

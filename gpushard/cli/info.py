@@ -30,7 +30,7 @@ def info(
 ) -> None:
     """Tell what an array or a group is, and what decodes it here."""
     with failures_in_a_sentence(debug=debug, as_json=as_json):
-        # NumPy and the reader, which `--help` need not wait for.
+        # Imported here, because `--help` needs neither NumPy nor the reader.
         from gpushard.cli.description import describe
 
         facts = describe(url, options_of(limit), advise=advise)
@@ -103,7 +103,7 @@ def _stored(facts: Mapping[str, Any]) -> str:
 
 
 def _codec_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Codecs from the outside in, as a reader meets them."""
+    """Codecs from the outside in, in decoding order."""
     texts = [f"{name}: around the whole shard" for name in facts["object_codecs"]]
     texts += [
         f"sharding_indexed: inner chunks {_text(level['chunk_shape'])}, index at the"
@@ -120,7 +120,7 @@ def _codec_text(codec: Mapping[str, Any], device: str) -> str:
         "device": f"on {device}",
         "scatter": f"on {device}, as the elements are put in place",
     }[codec["where"]]
-    # Without a device there is nothing to explain.
+    # Without a device there is only one place to decode.
     why = codec["where"] == "host" and device != "cpu" and codec["why"]
     return f"{codec['codec']}: {where}, {codec['library']}{f' ({why})' if why else ''}"
 
@@ -134,7 +134,7 @@ def _attribute_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _plan_rows(advice: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """What there is, and what would be better."""
+    """Present shapes and codecs, and better ones."""
     plans = {"as it is": advice["now"], "better": advice["better"]}
     if advice["command"] is None:
         del plans["better"]

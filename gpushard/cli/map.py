@@ -38,7 +38,7 @@ def map_(
 ) -> None:
     """Show where a shard's inner chunks lie, how large, in which order."""
     with failures_in_a_sentence(debug=debug, as_json=as_json):
-        # NumPy and the reader, which `--help` need not wait for.
+        # Imported here, because `--help` needs neither NumPy nor the reader.
         from gpushard.cli.mapping import open_map, write_map
 
         mapped = open_map(url, shard, options_of(limit))

@@ -1,4 +1,4 @@
-"""A shard's map as a page: pictures that tell what is under the pointer."""
+"""A shard's map as a page: pictures that describe what is under the pointer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from gpushard.cli.map_marks import Panel
 from gpushard.cli.map_svg import STYLE, legend_svg, panel_svg
 from gpushard.cli.page import facts_table, page
 
-# The titles of marks are tooltips already; here they are shown at once, and to those
-# who have no pointer: the arrow keys walk over the marks of a picture in focus.
+# Titles of marks are tooltips already. This script shows them at once, and also without
+# a pointer: the arrow keys walk over the marks of a picture in focus.
 _SCRIPT = """
 const details = document.querySelector('#details');
 let now = null;

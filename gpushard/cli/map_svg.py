@@ -8,7 +8,7 @@ from html import escape
 from gpushard.cli.map_marks import KINDS, WIDTH, Mark, Panel
 
 _MARGIN, _TITLE = 16.0, 30.0
-# Dark to bright and blue to yellow, told apart with every kind of colour vision
+# Dark to bright and blue to yellow, distinguishable with every kind of colour vision
 # (stops of the "cividis" map, rounded).
 _RAMP = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 184, 102))
 _BRIGHTEST = (254, 232, 56)
@@ -39,7 +39,7 @@ _DEFS = (
 
 
 def colour(shade: float) -> tuple[int, int, int]:
-    """Red, green and blue of a place between first (0) and last (1)."""
+    """Red, green and blue for a place between the first (0) and the last (1)."""
     stops = (*_RAMP, _BRIGHTEST)
     at = min(max(shade, 0.0), 1.0) * (len(stops) - 1)
     k = min(int(at), len(stops) - 2)
@@ -51,12 +51,12 @@ def colour(shade: float) -> tuple[int, int, int]:
 
 
 def hex_colour(shade: float) -> str:
-    """The same, as HTML spells it."""
+    """The same colour in HTML's spelling."""
     return "#{:02x}{:02x}{:02x}".format(*colour(shade))
 
 
 def panel_svg(panel: Panel, *, name: str) -> str:
-    """SVG element of one picture, to stand in a page."""
+    """SVG element of one picture, for use in a page."""
     height = panel.height + 2
     marks = "".join(map(_mark, panel.marks))
     return (
@@ -111,7 +111,7 @@ def _legend(x: float, y: float) -> tuple[str, int]:
 
 
 def legend_svg() -> str:
-    """SVG element that explains the marks, to stand in a page."""
+    """SVG element that explains the marks, for use in a page."""
     text, n_rows = _legend(1, 1)
     return f'<svg viewBox="0 0 {WIDTH:.0f} {22 * n_rows}">{_DEFS}{text}</svg>'
 

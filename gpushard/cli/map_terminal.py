@@ -1,4 +1,4 @@
-"""A shard's map in a terminal: characters that tell without colour, too."""
+"""A shard's map in a terminal: characters that are readable without colour."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEGEND = "   ".join(
         f"{_DAMAGED} damaged",
     )
 )
-# Where the terminal, or what reads in its place, has no such characters.
+# Replacements for terminals and other readers without such characters.
 _ASCII = str.maketrans(f"{_CHUNK}{_OTHER_CHUNK}{_UNUSED}{_MIXED}{_MISSING}", "#=.%o")
 _STRIP_ROWS = 8
 _GRID_ROWS = 32
@@ -57,7 +57,7 @@ def print_map(shard: ShardMap, layout: ArrayLayout) -> None:
 
 
 def _spelling(encoding: str) -> dict[int, int]:
-    """What characters are to be replaced by in an encoding."""
+    """Replacements for characters that an encoding lacks."""
     try:
         LEGEND.encode(encoding)
     except (UnicodeEncodeError, LookupError):

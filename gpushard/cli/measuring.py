@@ -1,4 +1,4 @@
-"""How fast this GPU and this host decode, for placement: by reads of arrays made up."""
+"""Decoding rates of this GPU and this host for placement, measured by reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpushard.devices.rates import keep_rates
 from gpushard.errors import UnsupportedError
 from gpushard.options import KIB, MIB, Options
 
-# numcodecs has no Snappy for Blosc: that coding keeps what is estimated.
+# numcodecs has no Snappy for Blosc, so that coding keeps its estimated rate.
 _COMPRESSORS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "zstd": ("zstd", {"level": 3, "checksum": False}),
     "lz4": ("numcodecs.lz4", {"acceleration": 1}),
@@ -31,18 +31,18 @@ _BLOSC = ("lz4", "zstd", "zlib")
 
 
 class Amounts(NamedTuple):
-    """How much is read: enough to keep a device busy, or to see that it runs.
+    """How much is read: enough to keep a device busy, or only to see that it works.
 
     Attributes
     ----------
     inner_nbytes
-        Of an inner chunk, where there are many.
+        Size of an inner chunk, in arrays with many.
     shard_nbytes, n_shards
-        Of the array; all shards are one file, by hard links.
+        Size and number of shards; all shards are hard links to one file.
     stream_nbytes
-        Of a single inner chunk that is one stream.
+        Size of a single inner chunk that is one stream.
     repetitions
-        Of each read; the quickest counts.
+        Repetitions of each read; the quickest counts.
     """
 
     inner_nbytes: int = 64 * KIB
@@ -56,10 +56,10 @@ USUAL = Amounts()
 
 
 def measure_rates(device: Device, amounts: Amounts = USUAL) -> dict[str, Rates]:
-    """Decoded bytes a second on a device and on this host, by coding.
+    """Decoded bytes per second on a device and on this host, by coding.
 
-    Takes some seconds. Payload comes from the page cache, as in reads that are bound by
-    decoding at all.
+    Takes some seconds. Payload comes from the page cache, because only reads with fast
+    storage are bound by decoding.
     """
     found: dict[str, Rates] = {}
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
@@ -71,12 +71,12 @@ def measure_rates(device: Device, amounts: Amounts = USUAL) -> dict[str, Rates]:
 
 
 def measure_and_keep() -> None:
-    """Measure the device that reads take, and keep its rates for later processes.
+    """Measure the device that reads use, and store its rates for later processes.
 
     Raises
     ------
     UnsupportedError
-        Reads take none.
+        Reads use no device.
     """
     found = find_device("auto")
     if found.device is None:
@@ -87,7 +87,7 @@ def measure_and_keep() -> None:
 def _rates_of(coding: str, place: Path, device: Device, amounts: Amounts) -> Rates:
     inner, shard = amounts.inner_nbytes, amounts.shard_nbytes
     many = _stored(place / "many", coding, inner, shard, amounts.n_shards)
-    # One block, that Blosc makes one stream of.
+    # One block, which Blosc encodes as one stream.
     one = _stored(place / "one", coding, amounts.stream_nbytes, amounts.stream_nbytes)
     on_device = Options(placement="device")
     times = amounts.repetitions
@@ -101,7 +101,7 @@ def _rates_of(coding: str, place: Path, device: Device, amounts: Amounts) -> Rat
 def _stored(
     place: Path, coding: str, inner_nbytes: int, shard_nbytes: int, n_shards: int = 1
 ) -> Path:
-    """Array of bytes that every coding makes a half or less of, all shards alike."""
+    """Array of bytes that every coding at least halves; all shards are alike."""
     rng, n = np.random.default_rng(7), shard_nbytes // 24 + 1
     repeated = rng.integers(-128, 128, (256, 16), np.int8)[rng.integers(0, 256, n)]
     noise = rng.normal(0, 4, (n, 8)).astype("i1")
@@ -134,7 +134,7 @@ def _stored(
 def _rate(
     place: Path, key: slice, device: Device | str, options: Options, times: int
 ) -> float:
-    """Bytes a second of the quickest read; the first one is not timed."""
+    """Bytes per second of the quickest read; the first read is not timed."""
     a = gpushard.open_array(place, device=device, options=options)
     seconds: list[float] = []
     nbytes = 0

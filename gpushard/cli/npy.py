@@ -16,7 +16,7 @@ from gpushard.errors import UnsupportedError
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Data type that an ``.npy`` file gives back for elements of `dtype`.
+    """Data type that an ``.npy`` file stores for elements of `dtype`.
 
     It is `dtype`, or plain bytes of the same size where NumPy's format has no name for
     it (bfloat16, float8).
@@ -47,12 +47,12 @@ class NpyFile:
     path
         The file. Until `keep` is called it stays as it was, or absent.
     shape, dtype
-        Of the elements.
+        Shape and data type of the elements.
 
     Attributes
     ----------
     array
-        Of `shape` and `dtype`, host: what to write into.
+        Array of `shape` and `dtype`, host, to write the elements into.
 
     Raises
     ------
@@ -81,7 +81,7 @@ class NpyFile:
         self.array: NDArray[Any] = self._mapped.view(np.ndarray).view(dtype)
 
     def keep(self) -> None:
-        """Make what was written the file at the path.
+        """Put the written file in its place at the path.
 
         Raises
         ------
@@ -106,6 +106,6 @@ class NpyFile:
 
 
 def _allocate(path: Path) -> None:
-    """Take the file's blocks now: later a full disk would show as SIGBUS."""
+    """Reserve the file's blocks now; later a full disk would appear as SIGBUS."""
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

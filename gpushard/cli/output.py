@@ -1,4 +1,4 @@
-"""What all commands print in the same way: JSON, text, tables, messages."""
+"""Output that all commands share: JSON, text, tables, messages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ AsJson = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
-# Lines for another program are never folded.
+# Lines for another program are never wrapped.
 _PIPE_WIDTH = 1_000_000
 
 
 def say(message: str) -> None:
-    """Message of the program to the user: on stderr, as data are on stdout.
+    """Print a message to the user on stderr, since stdout is for data.
 
-    Where that takes none, the exit status has to tell.
+    If stderr accepts nothing, only the exit status tells the user.
     """
     with suppress(OSError):
         typer.echo(f"gpushard: {printable(message)}", err=True)
@@ -33,14 +33,14 @@ def say(message: str) -> None:
 
 @contextmanager
 def stdout_as_a_store() -> Iterator[None]:
-    """Let a stdout that takes no more fail as any other place that is written to.
+    """Let a full stdout fail like any other place that is written.
 
     Raises
     ------
     StoreError
-        It cannot be written.
+        stdout cannot be written.
     BrokenPipeError
-        Nobody reads on.
+        The reader of stdout stopped reading.
     """
     try:
         yield
@@ -54,20 +54,20 @@ def stdout_as_a_store() -> Iterator[None]:
 
 
 def print_json(facts: Mapping[str, Any]) -> None:
-    """One JSON object on stdout, valid whatever the numbers in it."""
+    """Print one JSON object on stdout, valid for all numbers in it."""
     with stdout_as_a_store():
         typer.echo(json.dumps(_strict(facts), indent=2, allow_nan=False))
 
 
 def print_text(*lines: str) -> None:
-    """Lines on stdout."""
+    """Print lines on stdout."""
     with stdout_as_a_store():
         for line in lines:
             typer.echo(printable(line))
 
 
 def print_table(rows: Iterable[Sequence[str]]) -> None:
-    """Rows on stdout in columns; folded to the terminal's width, if it is one."""
+    """Print rows in columns on stdout, wrapped to the width of a terminal."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -84,12 +84,12 @@ def print_table(rows: Iterable[Sequence[str]]) -> None:
 
 
 def printable(text: str) -> str:
-    """Text without control characters: names in a store may come from anybody."""
+    """Text without control characters, since anybody may have chosen a name."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _strict(value: Any) -> Any:
-    """JSON value with NaN and infinities as Zarr spells them: strings."""
+    """JSON value with NaN and infinities as strings, in Zarr's spelling."""
     if isinstance(value, Mapping):
         return {str(key): _strict(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

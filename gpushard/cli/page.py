@@ -43,13 +43,14 @@ def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
     title
         Text of the title.
     body
-        HTML of the content, safe already.
+        HTML of the content, already escaped.
     style, script
-        More of CSS, and JavaScript; without it the page has all of its content, too.
+        Additional CSS, and JavaScript, without which the page still has all its
+        content.
     """
-    # Nothing is ever fetched, whatever names in a store say.
+    # The page never fetches anything, whatever names in a store say.
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-    # A block of its own: its names are nobody else's.
+    # A block gives the script its own scope.
     tail = f"<script>{{{script}}}</script>" if script else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -13,7 +13,7 @@ from gpushard.layout import GridAxis
 from gpushard.selecting.selection import SliceAxis, project
 
 AxisItem = int | range
-"""What a basic index takes along one axis: one element, or a range of them."""
+"""The part of a basic index along one axis: one element, or a range of elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Piece:
     items
         One for each axis of the array.
     place
-        Index of the part in the result of the whole selection.
+        Index of the piece in the result of the whole selection.
     """
 
     items: tuple[AxisItem, ...]
@@ -45,7 +45,7 @@ class Piece:
 def per_axis(
     key: Sequence[int | slice | EllipsisType], shape: tuple[int, ...]
 ) -> tuple[AxisItem, ...]:
-    """What `key`, which fits an array of `shape`, takes along each axis."""
+    """The part of `key` along each axis; the key must fit an array of `shape`."""
     whole = slice(None)
     if ... in key:
         at = key.index(...)
@@ -60,7 +60,7 @@ def per_axis(
 
 
 def result_shape(items: Sequence[AxisItem]) -> tuple[int, ...]:
-    """Shape of what `items` select."""
+    """Shape of the result that `items` select."""
     return tuple(len(item) for item in items if isinstance(item, range))
 
 
@@ -68,7 +68,7 @@ def slice_of(item: range) -> slice:
     """Slice that takes the elements of `item`."""
     if not item:
         return slice(0, 0)
-    # A descending range that ends with element 0 stops below it, where a slice would
+    # The stop of a descending range that ends with element 0 is -1, which a slice would
     # count from the end.
     stop = item.stop if item.stop >= 0 else None
     return slice(item.start, stop, item.step)
@@ -80,10 +80,10 @@ def cut(
     itemsize: int,
     piece_nbytes: int,
 ) -> list[Piece]:
-    """Pieces that make up a selection, each of about `piece_nbytes` or more.
+    """Pieces of a selection, each of about `piece_nbytes` or more.
 
-    The first axis that meets several shards is cut, between shards, so no shard is read
-    for two pieces.
+    The first axis that touches several shards is cut between shards, so no shard is
+    read for two pieces.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def _borders(item: range, cells: GridAxis) -> list[int]:
 
 
 def _runs(borders: list[int], n_rows: int) -> list[tuple[int, int]]:
-    """Neighbouring borders joined to runs of at least `n_rows`, the last but one."""
+    """Neighbouring borders joined to runs of at least `n_rows`, except the last run."""
     runs: list[tuple[int, int]] = []
     first = borders[0]
     for border in borders[1:]:

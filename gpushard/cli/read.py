@@ -52,7 +52,7 @@ def read(
 ) -> None:
     """Read a part of an array, to an .npy file or for its figures."""
     with failures_in_a_sentence(debug=debug, as_json=as_json):
-        # NumPy and the reader, which `--help` need not wait for.
+        # Imported here, because `--help` needs neither NumPy nor the reader.
         from gpushard.cli.reading import run
 
         options = options_of(limit)

@@ -28,30 +28,30 @@ from gpushard.rolling.watch import watched_source
 from gpushard.selecting.expressions import basic
 from gpushard.stores.resolve import resolve
 
-# Longer reads go piece by piece: what is in memory stays bounded, and progress shows.
+# Larger reads go piece by piece, so that memory stays bounded and progress is shown.
 PIECE_NBYTES = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a read gave.
+    """The result of a read.
 
     Attributes
     ----------
     url, selection
-        What was read; the selection as it was written.
+        What was read; the selection as it was typed.
     shape, dtype
-        Of the result.
+        Shape and data type of the result.
     seconds
         Time it took, the comparison included.
     summary
-        Figures of the elements.
+        Statistics of the elements.
     file_dtype
-        Data type of the elements in the file, where there is one.
+        Data type of the elements in the file; None if there is no file.
     is_compared
         Whether zarr-python has read it too.
     mismatch
-        What zarr-python reads differently. Then there is no file.
+        How zarr-python's read differs. If it does, there is no file.
     """
 
     url: str
@@ -96,7 +96,7 @@ def run(
     progress
         Whether progress is shown on stderr; None: for long reads on a terminal.
     options
-        Limits on what the array may ask for.
+        Limits on what the array may need.
 
     Raises
     ------
@@ -139,8 +139,8 @@ def run(
 def _pieces(
     key: tuple[Item, ...], layout: ArrayLayout
 ) -> tuple[tuple[int, ...], list[Piece]]:
-    """Shape of what `key` selects, and the pieces that it is read in."""
-    basic(key, layout.shape)  # for its refusals; what passes is cut here
+    """Shape of the result of `key`, and the pieces in which it is read."""
+    basic(key, layout.shape)  # called for its errors; a valid key is cut here
     items = per_axis(key, layout.shape)
     pieces = cut(items, layout.axes, layout.dtype.itemsize, PIECE_NBYTES)
     return result_shape(items), pieces
@@ -156,7 +156,7 @@ class _Reader:
     def read_to(
         self, out: Path, shape: tuple[int, ...], summary: Summary
     ) -> Mismatch | None:
-        """Read all pieces to a file, too, kept if nothing differs; as `sum_up`."""
+        """As `sum_up`, and also write a file, which is kept if nothing differs."""
         with NpyFile(out, shape, self.array.dtype) as file:
             whole = file.array
             mismatch = self._read(lambda one: whole[(*one.place, ...)], summary.add)
@@ -165,7 +165,7 @@ class _Reader:
         return mismatch
 
     def sum_up(self, summary: Summary) -> Mismatch | None:
-        """Read all pieces and add them to `summary`; what differs, if compared."""
+        """Read all pieces and add them to `summary`; returns a mismatch, if any."""
         dtype = self.array.dtype
         return self._read(lambda piece: np.empty(piece.shape, dtype), summary.add)
 

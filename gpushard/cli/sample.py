@@ -53,7 +53,8 @@ def _write_sample(dest: str) -> dict[str, Any]:
     try:
         nbytes = _copy(source, target)
     except BaseException as error:
-        # It was empty: what is in it is ours, and would be in the way of a second try.
+        # The directory was empty, so its content is the sample's, which would prevent a
+        # second try.
         for child in target.iterdir():
             rmtree(child) if child.is_dir() else child.unlink()
         if isinstance(error, OSError):
@@ -84,7 +85,7 @@ def _new_directory(dest: str) -> Path:
     Raises
     ------
     StoreError
-        It is a URL, holds something already, or cannot be made.
+        `dest` is a URL, is not empty, or cannot be made.
     """
     if "://" in dest:
         raise StoreError(
@@ -113,7 +114,7 @@ def _unwritable(dest: str, error: OSError) -> StoreError:
 
 
 def _copy(source: Traversable, target: Path) -> int:
-    """Bytes copied from a directory of the package, which may lie in an archive."""
+    """Copy a directory of the package, maybe in an archive; returns the bytes."""
     nbytes = 0
     for child in source.iterdir():
         if child.is_dir():

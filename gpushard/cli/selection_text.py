@@ -18,16 +18,16 @@ from gpushard.errors import SelectionError
 
 Item = int | slice | EllipsisType
 
-# More digits than any extent has; Python itself refuses to convert thousands of them.
+# More digits than any extent has; Python refuses to convert thousands of digits.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 _HINT = "write integers, slices and ... as in u[0, :, 60:120, ::-2]"
 
 
 def split_target(target: str) -> tuple[str, str | None]:
-    """Address and selection of ``URL[SELECTION]``; None where there is no selection.
+    """Address and selection of ``URL[SELECTION]``; None if there is no selection.
 
-    The last ``[`` opens the selection, so an address may hold brackets; one that ends
-    in ``]`` needs ``[...]`` behind it.
+    The last ``[`` opens the selection, so an address may contain brackets. An address
+    that ends in ``]`` needs ``[...]`` behind it.
     """
     if not target.endswith("]") or "[" not in target:
         return target, None
@@ -36,7 +36,7 @@ def split_target(target: str) -> tuple[str, str | None]:
 
 
 def parse_selection(text: str) -> tuple[Item, ...]:
-    """Key of a basic index, from what stands between its brackets.
+    """Key of a basic index, from the text between its brackets.
 
     Raises
     ------

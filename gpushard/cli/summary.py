@@ -1,4 +1,4 @@
-"""Least, greatest and mean element of a result, block by block."""
+"""Smallest, largest and mean element of a result, block by block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class Summary:
-    """Running summary of elements of `dtype`; of numbers only.
+    """Running summary of elements of `dtype`, for numbers only.
 
     Parameters
     ----------
@@ -18,7 +18,7 @@ class Summary:
     """
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
-        # NumPy's own reductions know nothing of bfloat16 and its like.
+        # NumPy's own reductions do not support bfloat16 and similar types.
         self._is_foreign = dtype.type.__module__ == "ml_dtypes"
         self._is_number = self._is_foreign or dtype.kind in "biuf"
         self._extremes: list[Any] = []
@@ -27,7 +27,7 @@ class Summary:
         self._n_nan = 0
 
     def add(self, block: NDArray[Any]) -> None:
-        """Count a block's elements in."""
+        """Add the elements of a block."""
         if not (self._is_number and block.size):
             return
         if self._is_foreign:
@@ -48,7 +48,7 @@ class Summary:
             self._extremes = [min(self._extremes), max(self._extremes)]
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures by name, None where there are no numbers."""
+        """The figures by name; None if there are no numbers."""
         least, greatest = self._extremes or (None, None)
         mean = self._sum / self._n_numbers if self._n_numbers else None
         return {"min": least, "max": greatest, "mean": mean, "n_nan": self._n_nan}

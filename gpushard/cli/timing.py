@@ -24,9 +24,9 @@ class Workload(NamedTuple):
     Attributes
     ----------
     name, about
-        What it is called, and what it stands for.
+        Its name, and a description.
     keys
-        The reads of a repetition, by its number.
+        Returns the keys to read in a repetition, by its number.
     """
 
     name: str
@@ -35,17 +35,17 @@ class Workload(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Times of one contender at one workload, a repetition each.
+    """Times of one contender at one workload, one for each repetition.
 
     Attributes
     ----------
     contender
         Its name.
     wall_s, cpu_s
-        Seconds of the clock, and of all CPUs. Empty where it read other elements than
+        Wall seconds, and CPU seconds of all CPUs. Empty if it read other elements than
         gpushard, or failed.
     trouble
-        What was wrong then.
+        What was wrong in that case.
     """
 
     contender: str
@@ -102,9 +102,9 @@ def _line(shape: Sequence[int]) -> Workload:
 def measure(
     array: Array, *, most_nbytes: int, repetitions: int
 ) -> tuple[list[Contender], list[tuple[Workload, list[Timing]]]]:
-    """Who took part, and the times of each at each workload.
+    """The contenders that took part, and the times of each at each workload.
 
-    A first read of each is not timed, but compared with gpushard's.
+    The first read of each is not timed, but compared with gpushard's.
     """
     team = contenders(array)
     rows: list[tuple[Workload, list[Timing]]] = []

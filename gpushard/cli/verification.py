@@ -26,18 +26,18 @@ from gpushard.writing.maintenance import repair_shards
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked of a verification.
+    """The settings of a verification.
 
     Attributes
     ----------
     decodes
         Whether inner chunks are decoded.
     device
-        What reads everything again for comparison; None: nothing.
+        Device that reads everything again for comparison, or None.
     repairs
-        Whether writes in place that were cut off are undone before.
+        Whether interrupted writes in place are undone first.
     options
-        Limits on what arrays may ask for.
+        Limits on what arrays may need.
     """
 
     decodes: bool
@@ -48,7 +48,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was found in the arrays at an address."""
+    """The findings in the arrays at an address."""
 
     url: str
     arrays: list[Verification]
@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def status(self) -> Literal["whole", "damaged", "unverified"]:
-        """The worst of all arrays; of none, nothing was verified."""
+        """The worst status of all arrays; "unverified" if there are none."""
         if not self.arrays:
             return "unverified"
         found = {verified.status for verified in self.arrays}
@@ -75,7 +75,7 @@ class Outcome:
 
 
 def run(url: str, wanted: Wanted, *, progress: bool | None) -> Outcome:
-    """What is wrong with the array, or the arrays of the group, at `url`.
+    """Verify the array, or the arrays of the group, at `url`.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def run(url: str, wanted: Wanted, *, progress: bool | None) -> Outcome:
     Raises
     ------
     GpushardError
-        There is neither, the store fails, or what is wanted cannot be done.
+        There is neither, the store fails, or `wanted` cannot be done.
     """
     started = perf_counter()
     store, path = resolve(url)
@@ -152,7 +152,7 @@ def _verified(
 
 
 def _unread(place: str, error: GpushardError) -> Verification:
-    """What is told of an array that cannot be read, or not within the limits."""
+    """Verification of an array that cannot be read, or not within the limits."""
     error.hint = in_words(error.hint)
     unread = Finding.of(error, "", kind="unreadable", n_inner_chunks=0)
     checks = [Check("the array", False, str(error))]
@@ -161,7 +161,7 @@ def _unread(place: str, error: GpushardError) -> Verification:
 
 @contextmanager
 def _progress(*, shown: bool) -> Iterator[Callable[[str, int], Progress]]:
-    """What begins a bar on stderr, if `shown`, and gives what moves it on."""
+    """Function that begins a bar on stderr, if `shown`, and returns its callback."""
     if not shown:
         yield lambda _label, _total: lambda _n_objects, _nbytes: None
         return
@@ -181,7 +181,7 @@ def _progress(*, shown: bool) -> Iterator[Callable[[str, int], Progress]]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
-    # A terminal shows the array under way, and a log in the end all of them.
+    # A terminal shows the array in progress; a log gets all arrays in the end.
     is_live = console.is_terminal
     with Progress(*columns, console=console, transient=is_live) as bars:
 

@@ -63,13 +63,13 @@ def verify(
 ) -> None:
     """Verify every shard index and checksum; tell what is broken where."""
     with failures_in_a_sentence(debug=debug, as_json=as_json):
-        # NumPy and the reader, which `--help` need not wait for.
+        # Imported here, because `--help` needs neither NumPy nor the reader.
         from gpushard.cli.verification import Wanted, run
 
         wanted = Wanted(decode or device is not None, device, repair, options_of(limit))
         outcome = run(url, wanted, progress=progress)
-    # It may be the verdict of hours by now: a page that cannot be written must not cost
-    # it, and a stdout that takes no more not the page.
+    # The verification may have taken hours, so a page that cannot be written must not
+    # suppress the printed result, and a full stdout must not suppress the page.
     with failures_in_a_sentence(debug=debug):
         try:
             if as_json:

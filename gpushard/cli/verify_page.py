@@ -1,4 +1,4 @@
-"""What `gpushard verify` found, as a page."""
+"""The result of `gpushard verify` as a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _NAMES = ("how bad", "what", "shard", "inner chunk", "costs", "story")
 
-# Rows that do not hold what is typed are hidden.
+# The script hides rows that do not contain the typed text.
 _SCRIPT = """
 const field = document.querySelector('#filter');
 const told = document.querySelector('#told');

@@ -1,4 +1,4 @@
-"""What a verification found, in the words of the terminal and of the page."""
+"""The result of a verification in words, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def verdict(verified: Verification) -> str:
-    """What came out, in a few words."""
+    """The result for one array, in a few words."""
     if verified.status == "whole":
         return "whole, as far as was checked"
     if verified.status == "unverified":
@@ -22,7 +22,7 @@ def verdict(verified: Verification) -> str:
 
 
 def total(outcome: Outcome) -> str:
-    """What came out of all arrays, in a few words."""
+    """The result for all arrays, in a few words."""
     statuses = [verified.status for verified in outcome.arrays]
     n_arrays, n_worst = len(statuses), statuses.count(outcome.status)
     arrays = f"{n_arrays:,} array{'' if n_arrays == 1 else 's'}"
@@ -35,7 +35,7 @@ def total(outcome: Outcome) -> str:
 
 
 def rows_of(verified: Verification) -> list[tuple[str, str]]:
-    """What was counted, checked and restored, as labels and texts."""
+    """Counts, checks and restored shards, as labels and texts."""
     counts = verified.counts
     rows: list[tuple[str, str]] = []
     if counts:
@@ -52,13 +52,13 @@ def rows_of(verified: Verification) -> list[tuple[str, str]]:
 
 
 def _shards(counts: dict[str, int]) -> str:
-    """How many stored objects there are, of how many."""
+    """Number of stored objects, and of all objects of the grid."""
     n_stored = counts["n_shards"] - counts["n_missing_shards"]
     return f"{n_stored:,} stored of {counts['n_shards']:,} in the grid"
 
 
 def _chunks(counts: dict[str, int]) -> str:
-    """How many inner chunks are stored and missing, and how many were read."""
+    """Number of stored, of missing, and of checked inner chunks."""
     return (
         f"{counts['n_inner_chunks']:,} stored,"
         f" {counts['n_missing_inner_chunks']:,} missing in stored shards,"
@@ -67,7 +67,7 @@ def _chunks(counts: dict[str, int]) -> str:
 
 
 def _bytes(counts: dict[str, int], seconds: float) -> str:
-    """How large everything is, and how much of it was read how fast."""
+    """Stored size, bytes read, and the rate."""
     return (
         f"{counts['stored_nbytes']:,} stored, {counts['unused_nbytes']:,} unused,"
         f" {counts['read_nbytes']:,} of payload read, in {seconds:.2f} s"
@@ -75,12 +75,12 @@ def _bytes(counts: dict[str, int], seconds: float) -> str:
 
 
 def place(found: Finding) -> str:
-    """Which inner chunk, or all of the object."""
+    """The inner chunk of a finding, or the whole object."""
     return "-" if found.inner_chunk is None else str(found.inner_chunk)
 
 
 def story(found: Finding) -> str:
-    """What is wrong, with both sides of it."""
+    """What is wrong, with expected and got."""
     sides: tuple[tuple[str, Any], ...] = (
         ("codec", found.codec),
         ("expected", found.expected),

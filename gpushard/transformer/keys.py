@@ -28,16 +28,16 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardKeys:
-    """How the chunks of one array are grouped in shards.
+    """How the chunks of an array are grouped in shards.
 
     Attributes
     ----------
     base
-        What stands before the keys of the array's objects, such as "data/root/a/".
+        Prefix of the keys of the array's objects, such as "data/root/a/".
     per_shard
         Chunks combined in a shard along each axis.
     separator
-        What stands between the coordinates in a key.
+        Character between the coordinates in a key.
     grid_shape
         Chunks of the array along each axis; None if unknown.
     """
@@ -49,7 +49,7 @@ class ShardKeys:
 
     @cached_property
     def n_entries(self) -> int:
-        """Chunks a shard."""
+        """Number of chunks per shard."""
         return prod(self.per_shard)
 
     @cached_property
@@ -58,7 +58,7 @@ class ShardKeys:
         return 16 * self.n_entries
 
     def place(self, key: str) -> Place | None:
-        """Place of the chunk `key`; None if it is no chunk of the array."""
+        """Place of the chunk `key`; None if it is not a chunk of the array."""
         at = self.coordinate(key)
         if at is None:
             return None
@@ -106,14 +106,14 @@ class ShardKeys:
         }
 
     def shards_prefix(self, prefix: str) -> str | None:
-        """What the shards of all chunks with keys at `prefix` begin with.
+        """Prefix of the shards of all chunks whose keys begin with `prefix`.
 
-        None if `prefix` ends ahead of any coordinate of the array, or is elsewhere.
+        None if `prefix` ends before any coordinate of the array, or is elsewhere.
         """
         parts = self._parts(prefix)
         if parts is None:
             return None
-        # The last part may go on, and its number be any then.
+        # The last part may be incomplete, and then stand for any number.
         known: list[int] = []
         for part in parts[:-1]:
             if not _is_number(part):
@@ -162,5 +162,5 @@ class ShardKeys:
 
 
 def _is_number(text: str) -> bool:
-    # Digits of other scripts, and leading zeros, are not in any key a writer makes.
+    # No writer makes keys with digits of other scripts or with leading zeros.
     return _NUMBER.fullmatch(text) is not None

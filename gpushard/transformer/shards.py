@@ -14,7 +14,7 @@ from gpushard.transformer.keys import Place, ShardKeys
 _NO_BYTES = np.uint64(2**64 - 1)
 
 Chunks = dict[int, bytes]
-"""Chunks of a shard that are there, by their entries in its index."""
+"""Present chunks of a shard, by their entries in its index."""
 
 
 class Shards:
@@ -23,9 +23,9 @@ class Shards:
     Parameters
     ----------
     below
-        The store that they lie in.
+        The store that has the shards.
     keys
-        How chunks are grouped in them.
+        How chunks are grouped in shards.
     """
 
     def __init__(self, below: KeyValueStore, keys: ShardKeys) -> None:
@@ -35,7 +35,7 @@ class Shards:
     def indexes(
         self, shard_keys: Iterable[str], others: Sequence[KeyRange] = ()
     ) -> tuple[dict[str, ShardIndex], Sequence[bytes | None]]:
-        """Indexes of the shards that are there, and other values, in one operation."""
+        """Indexes of the existing shards, and other values, in one operation."""
         nbytes, keys = self._keys.index_nbytes, sorted(shard_keys)
         spans: Sequence[KeyRange] = [(key, (-nbytes, None)) for key in keys]
         if not spans and not others:
@@ -64,7 +64,7 @@ class Shards:
         return [data for data in chunks if data is not None]
 
     def change(self, changes: Mapping[str, Mapping[int, bytes | None]]) -> None:
-        """Write shards with other chunks; None is for those that are gone."""
+        """Write shards with changed chunks; None erases a chunk."""
         available = self._keys.available
         partial = [
             key for key, of in changes.items() if not available(key) <= of.keys()
@@ -83,7 +83,7 @@ class Shards:
         shard_keys: Sequence[str],
         changes: Mapping[str, Mapping[int, bytes | None]],
     ) -> dict[str, Chunks]:
-        """Chunks of shards but for those that change, in two operations."""
+        """Unchanged chunks of shards, read in two operations."""
         indexes, _ = self.indexes(shard_keys)
         wanted = [
             Place(key, entry)
@@ -119,7 +119,7 @@ def _parsed(data: bytes, shard_key: str, nbytes: int) -> ShardIndex:
 
 
 def range_of(indexes: Mapping[str, ShardIndex], place: Place) -> tuple[int, int] | None:
-    """Offset and size of a chunk in its shard; None if it is not there."""
+    """Offset and size of a chunk in its shard; None if it is missing."""
     index = indexes.get(place.shard_key)
     if index is None or index.state[place.entry] != PRESENT:
         return None
@@ -127,7 +127,7 @@ def range_of(indexes: Mapping[str, ShardIndex], place: Place) -> tuple[int, int]
 
 
 def _shard(chunks: Chunks, n_entries: int) -> bytes:
-    """Shard of chunks, one after the other in the order of the index."""
+    """Bytes of a shard: its chunks in the order of the index, then the index."""
     entries = np.full((n_entries, 2), _NO_BYTES, "<u8")
     ordered = sorted(chunks)
     sizes = [len(chunks[entry]) for entry in ordered]

@@ -15,7 +15,7 @@ from gpushard.transformer.store import DATA, ShardedStore
 def transformed(store: Any, path: str) -> KeyValueStore:
     """View on `store` in which the chunks of the array at `path` have their own keys.
 
-    The array's document says which transformers there are; they stack in their order,
+    The array's document lists the transformers. They are stacked in this order, with
     the first next to the array.
 
     Raises

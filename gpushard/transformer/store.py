@@ -1,7 +1,7 @@
 """`ShardedStore`: the draft's sharding as a view on a key/value store.
 
-Chunks are read and written by their own keys; below lie shards. The interface is the
-abstract store of the v3 draft, and a mapping of keys to bytes as well.
+Chunks are read and written under their own keys; the store below has shards. The
+interface is the abstract store of the v3 draft, and also a mapping of keys to bytes.
 """
 
 from __future__ import annotations
@@ -23,35 +23,36 @@ from gpushard.transformer.keys import ShardKeys
 from gpushard.transformer.shards import Shards, range_of
 
 DATA = "data/root"
-"""What the keys of all stored objects of a hierarchy begin with."""
+"""Prefix of the keys of all stored objects of a hierarchy."""
 
 
 class ShardedStore(MutableMapping[str, bytes]):
     """View on a store in which the chunks of one array lie in shards.
 
-    Keys that are none of the array's chunks are passed on as they are. A shard is
-    written whole, by one operation of the store below; two writers on one shard are not
-    kept apart. As a mapping, a key that is not there is a ``KeyError``.
+    Keys that are not chunks of the array are passed on unchanged. A shard is written
+    whole, by one operation of the store below. Nothing prevents two writers on one
+    shard from undoing each other's changes. As a mapping, a missing key is a
+    ``KeyError``.
 
     Parameters
     ----------
     store
-        A mapping of keys to bytes, a zarr `Store`, a store of gpushard's own, or
-        another `ShardedStore`: that of the transformer next to the store.
+        A mapping of keys to bytes, a zarr `Store`, a store of gpushard, or another
+        `ShardedStore`, for the transformer next to the store.
     chunks_per_shard
         Chunks combined in a shard along each axis.
     path
         Path of the array; its objects lie below ``data/root/<path>``.
     separator
-        What stands between the coordinates in a key.
+        Character between the coordinates in a key.
     grid_shape
-        Chunks of the array along each axis, if known: then shards at the edge count
-        as whole, and listings are narrower.
+        Chunks of the array along each axis, if known. Then shards at the edge need
+        fewer chunks to be complete, and listings are narrower.
 
     Raises
     ------
     OptionError
-        The number of chunks a shard is not positive along an axis, or the grid has
+        The number of chunks per shard is not positive along an axis, or the grid has
         another rank.
     UnsupportedError
         `store` is of an unknown kind.
@@ -108,7 +109,7 @@ class ShardedStore(MutableMapping[str, bytes]):
         Raises
         ------
         CorruptShardError
-            The shard's index is no index.
+            The shard has no valid index.
         """
         (value,) = self.get_partial_values([(key, (0, None))])
         return default if value is None else value
@@ -116,16 +117,17 @@ class ShardedStore(MutableMapping[str, bytes]):
     def get_partial_values(
         self, key_ranges: Sequence[KeyRange]
     ) -> Sequence[bytes | None]:
-        """Bytes of each range; None where there is no such key.
+        """Bytes of each range; None if there is no such key.
 
-        At most two operations of the store below: one gets the indexes and what is no
-        chunk, one the chunks. A negative start counts from the end of a value, the
-        length None means up to its end, and ranges beyond a value are cut to it.
+        This takes at most two operations of the store below: one for the indexes and
+        for values that are not chunks, and one for the chunks. A negative start counts
+        from the end of a value, the length None means up to its end, and ranges beyond
+        a value are clipped.
 
         Raises
         ------
         CorruptShardError
-            A shard's index is no index, or its chunks do not lie in it.
+            A shard has no valid index, or its chunks lie outside it.
         """
         key_ranges = _parsed(key_ranges)
         values: list[bytes | None] = [None] * len(key_ranges)
@@ -171,12 +173,12 @@ class ShardedStore(MutableMapping[str, bytes]):
     def set_values(self, values: Mapping[str, bytes]) -> None:
         """Store values; every shard is written once.
 
-        A shard all of whose chunks are among them is written without being read.
+        A shard is not read if all of its chunks are given.
 
         Raises
         ------
         CorruptShardError
-            A shard that they belong to has no valid index.
+            A shard of these keys has no valid index.
         """
         changes: dict[str, dict[int, bytes | None]] = {}
         for key, value in instance(values, "values", Mapping).items():
@@ -192,15 +194,15 @@ class ShardedStore(MutableMapping[str, bytes]):
     ) -> None:
         """Overwrite bytes of values, each from its start on, in the order given.
 
-        A negative start counts from the end. A value grows where it has to, and one
-        that is not there begins empty.
+        A negative start counts from the end. A value grows if necessary, and a missing
+        value begins empty.
 
         Raises
         ------
         OptionError
             A start lies beyond the value.
         CorruptShardError
-            A shard that they belong to has no valid index.
+            A shard of these keys has no valid index.
         """
         changes = _parsed_changes(key_start_values)
         keys = list(dict.fromkeys(key for key, _, _ in changes))
@@ -236,7 +238,7 @@ class ShardedStore(MutableMapping[str, bytes]):
         Raises
         ------
         CorruptShardError
-            A shard that they belong to has no valid index.
+            A shard of these keys has no valid index.
         """
         changes: dict[str, dict[int, bytes | None]] = {}
         passed: list[str] = []
@@ -255,7 +257,7 @@ class ShardedStore(MutableMapping[str, bytes]):
         Raises
         ------
         CorruptShardError
-            A shard that they belong to has no valid index.
+            A shard of these keys has no valid index.
         """
         if self._keys.shards_prefix(prefix) is None:
             self._below.erase_prefix(prefix)
@@ -289,8 +291,8 @@ class ShardedStore(MutableMapping[str, bytes]):
     def list_dir(self, prefix: str) -> tuple[Sequence[str], Sequence[str]]:
         """Sorted keys, and prefixes that end in a slash, directly below `prefix`.
 
-        Keys are exact. A prefix of chunks may have no value below it: that a shard
-        exists does not say which of its chunks do.
+        Keys are exact. A prefix of chunks may have no value below it, because the
+        existence of a shard does not show which of its chunks exist.
 
         Raises
         ------
