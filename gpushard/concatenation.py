@@ -30,11 +30,11 @@ from gpushard.reading.results import host_job, read_at_once
 from gpushard.reading.rounds import read_in_rounds
 from gpushard.report import ReadReport, Tally
 from gpushard.selecting import expressions
-from gpushard.selecting.clipping import share_of, shares_of
+from gpushard.selecting.clipping import shares_of
 from gpushard.selecting.indexer import Indexer
+from gpushard.selecting.patches import Taken, part_of
 from gpushard.selecting.selection import (
     Listed,
-    Selection,
     Wanted,
 )
 from gpushard.source import Source
@@ -338,7 +338,7 @@ class ConcatArray(NumpyLike):
 
     def jobs(
         self,
-        selections: Sequence[Selection],
+        selections: Sequence[Taken],
         outs: Sequence[NDArray[Any]],
         memory_limit: int | None,
         tally: Tally,
@@ -352,12 +352,12 @@ class ConcatArray(NumpyLike):
             yield host_job(source, mine, into, tally, costs)
 
     def shares(
-        self, selections: Sequence[Selection]
-    ) -> Iterator[tuple[Array, list[Selection], list[int]]]:
+        self, selections: Sequence[Taken]
+    ) -> Iterator[tuple[Array, list[Taken], list[int]]]:
         """Arrays that serve a part of any selection: the parts, and of which."""
         for k, array in enumerate(self.arrays):
             start, stop = int(self._starts[k]), int(self._starts[k + 1])
-            parts = [share_of(one, self.axis, start, stop) for one in selections]
+            parts = [part_of(one, self.axis, start, stop) for one in selections]
             mine = {i: part for i, part in enumerate(parts) if part is not None}
             if mine:
                 yield array, list(mine.values()), list(mine)

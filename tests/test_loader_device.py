@@ -103,6 +103,12 @@ def test_windows_are_those_of_the_host(device, options, padding):
     assert_as_on_the_host(device, arrays, **options, **shared)
 
 
+def test_windows_of_arrays_in_a_row_are_those_of_the_host(device):
+    parts = [stored(SCANS[:5], (4, 5, 3), (8, 10, 3)), stored(SCANS[5:], (3, 4, 3))]
+    options = {"window": (4, 3), "stride": 1, "shuffle": True, "padding": "fill"}
+    assert_as_on_the_host(device, gpushard.concat(parts), batch_size=9, **options)
+
+
 def test_patches_of_a_load_share_a_launch(device, monkeypatch):
     loads = []
     job = device_reading.device_job

@@ -23,7 +23,7 @@ from gpushard.placing.place import HostSink
 from gpushard.planning.plan import ReadPlan, plan_read
 from gpushard.reading.read import execute
 from gpushard.report import Tally
-from gpushard.selecting.selection import Selection
+from gpushard.selecting.patches import Taken
 from gpushard.source import Source
 
 # Results of the host go through so much pinned memory at a time.
@@ -54,7 +54,7 @@ class DeviceRead(NamedTuple):
     """
 
     source: Source
-    selections: Sequence[Selection]
+    selections: Sequence[Taken]
     outputs: Sequence[DeviceOutput]
     device: Device
     tally: Tally
@@ -99,7 +99,7 @@ def device_job(read: DeviceRead, n_sharing: int = 1) -> Job | None:
         Jobs that are under way at the same time, and share what is free.
     """
     read.device.check()
-    plan = plan_read(read.source.layout, read.selections)
+    plan = plan_read(read.source.layout, read.selections, apart=True)
     source = read.source.with_batches(room_nbytes(read.source, read.device, n_sharing))
     source = _beside_pinned(source)
     try:

@@ -14,6 +14,7 @@ from gpushard.options import MIB
 from gpushard.planning.axes import LONG_CELLS
 from gpushard.planning.blocks import BLOCK_CHUNKS, Planned, ShardBlock
 from gpushard.planning.grid import GridPart
+from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import MERGED_CHUNKS
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
@@ -24,6 +25,8 @@ _LITTLE_NBYTES = MIB
 # several selections as many are in hand as take a quarter of the limit.
 _CHUNK_NBYTES, _CELL_NBYTES = 300, 80
 _MERGED_SHARE = 4
+# Boxes of patches whose columns are made together, and what these take of each.
+_MOST_BOXES, _BOX_NBYTES = 1 << 16, 200
 
 
 def beside_columns(jobs: Sequence[Job]) -> Sequence[Job]:
@@ -57,6 +60,8 @@ def _columns_nbytes(job: Job) -> int:
         if isinstance(part, GridPart):
             n_cells = sum(min(p.n_cells, LONG_CELLS) for p in part.projections)
             nbytes += _CELL_NBYTES * n_cells
+        elif isinstance(part, PatchPart):
+            nbytes += part.nbytes + _BOX_NBYTES * min(part.n_boxes, _MOST_BOXES)
     return nbytes
 
 
@@ -95,7 +100,25 @@ def cut_rows(job: Job, block: Planned) -> Iterator[ShardBlock]:
     such shard in it.
     """
     for piece in block.pieces():
-        yield from _cut_nested(job, piece)
+        for some in _cut_boxes(job, piece):
+            yield from _cut_nested(job, some)
+
+
+def _cut_boxes(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
+    """Pieces with a bounded number of boxes, of one inner chunk at least."""
+    parts = job.plan.parts
+    if len(parts) != 1 or not isinstance(parts[0], PatchPart):
+        yield block
+        return
+    ordinal = block.position[0]
+    n_boxes = parts[0].bounds[ordinal + 1] - parts[0].bounds[ordinal]
+    ends = np.cumsum(n_boxes)
+    first, before = 0, 0
+    while first < len(ends):
+        last = int(np.searchsorted(ends, before + _MOST_BOXES, side="right"))
+        last = max(last, first + 1)
+        yield block.at(slice(first, last))
+        first, before = last, int(ends[last - 1])
 
 
 def _cut_nested(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,12 @@ from gpushard.fused.columns import (
     PART,
     TARGET,
 )
+from gpushard.fused.patches import PatchLanding, cut_patches
 from gpushard.fused.room import address_of
 from gpushard.placing.scatter import GridTarget
 from gpushard.planning.blocks import ShardBlock
 from gpushard.planning.grid import GridPart
+from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part
 from gpushard.selecting.selection import Ints, Members
 
@@ -110,6 +112,11 @@ class Landing(NamedTuple):
     strides: tuple[int, ...]
     lists: Lists | None = None
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Elements between wanted neighbours of an inner chunk, along each axis."""
+        return tuple(projection.step for projection in self.part.projections)
+
     @classmethod
     def of(cls, target: GridTarget) -> Landing:
         """Landing of a target."""
@@ -120,24 +127,33 @@ class Landing(NamedTuple):
         return cls(target.part, address_of(out), out.shape, out.strides, lists)
 
 
-def can_cut(part: Part) -> TypeGuard[GridPart]:
+Landings = Sequence[Landing | PatchLanding]
+"""One for each part of a plan."""
+
+
+def can_cut(part: Part) -> TypeGuard[GridPart | PatchPart]:
     """Whether a part of a plan can be cut into boxes."""
     if not isinstance(part, GridPart):
-        return False
+        return isinstance(part, PatchPart)
     return sum(p.members is not None for p in part.projections) <= 1
 
 
-def stride_columns(landings: Sequence[Landing], chunk_strides: tuple[int, ...]) -> Ints:
+def landing_of(part: GridPart | PatchPart, out: NDArray[Any]) -> Landing | PatchLanding:
+    """Landing of a part in its output."""
+    if isinstance(part, PatchPart):
+        return PatchLanding.of(part, out)
+    return Landing.of(GridTarget(part, out))
+
+
+def stride_columns(landings: Landings, chunk_strides: tuple[int, ...]) -> Ints:
     """Bytes between wanted neighbours: int64, shape (2, n_parts, n_axes).
 
     First those in a decoded inner chunk, then those in each part's output.
     """
     inner = [
         [
-            stride * projection.step
-            for stride, projection in zip(
-                chunk_strides, landing.part.projections, strict=True
-            )
+            stride * step
+            for stride, step in zip(chunk_strides, landing.steps, strict=True)
         ]
         for landing in landings
     ]
@@ -145,7 +161,7 @@ def stride_columns(landings: Sequence[Landing], chunk_strides: tuple[int, ...]) 
 
 
 def cut(
-    landings: Sequence[Landing],
+    landings: Landings,
     chunk_strides: tuple[int, ...],
     block: ShardBlock,
     rows: Ints,
@@ -178,8 +194,13 @@ def cut(
 
 
 def _cut_part(
-    landing: Landing, p: int, chunk_strides: tuple[int, ...], position: Ints
+    landing: Landing | PatchLanding,
+    p: int,
+    chunk_strides: tuple[int, ...],
+    position: Ints,
 ) -> tuple[Ints, Ints] | None:
+    if isinstance(landing, PatchLanding):
+        return cut_patches(landing, p, chunk_strides, position)
     projections = landing.part.projections
     boxes = np.empty((position.shape[1], FIRST_LENGTH + len(projections)), np.int64)
     boxes[:, PART], boxes[:, KEEP], boxes[:, LISTED] = p, 0, 0

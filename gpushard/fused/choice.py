@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from gpushard.codecs import libzstd
 from gpushard.fetching.job import Sink
 from gpushard.fused.aside import Aside
-from gpushard.fused.boxes import Landing, can_cut
+from gpushard.fused.boxes import can_cut, landing_of
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.libraries import find_library, pread_address
 from gpushard.fused.runner import BoxRunner, Loops
 from gpushard.fused.sink import FusedSink
 from gpushard.options import Options
 from gpushard.placing.place import HostSink
-from gpushard.placing.scatter import GridTarget
 from gpushard.planning.plan import ReadPlan
 from gpushard.source import Source
 
@@ -78,7 +77,7 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
     if loops is None:
         return host
     landings = [
-        Landing.of(GridTarget(part, out))
+        landing_of(part, out)
         for part, out in zip(plan.parts, outs, strict=True)
         if can_cut(part)
     ]

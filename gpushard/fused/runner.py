@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -210,7 +210,7 @@ class BoxRunner(BoxPlacer):
 
     def __init__(
         self,
-        landings: Sequence[boxes.Landing],
+        landings: boxes.Landings,
         chain: FusedChain,
         loops: Loops,
         room: ChunkRoom,

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpushard.fetching.job import Answer, Job, RequestReader
 from gpushard.fetching.ranged import Places, RangedBlock
-from gpushard.fused.boxes import Landing
+from gpushard.fused.boxes import Landing, Landings
 from gpushard.fused.columns import FILE, NBYTES, NO_FILE, SOURCE
 from gpushard.fused.direct import DirectRead, direct_read
 from gpushard.fused.files import file_reader
@@ -43,9 +43,7 @@ class FusedSink:
         The parts of the plan, and where each goes.
     """
 
-    def __init__(
-        self, host: HostSink, runner: BoxRunner, landings: Sequence[Landing]
-    ) -> None:
+    def __init__(self, host: HostSink, runner: BoxRunner, landings: Landings) -> None:
         self._host = host
         self._runner = runner
         self._landings = landings
@@ -55,9 +53,10 @@ class FusedSink:
     def direct(self, job: Job) -> DirectRead | None:
         """What reads a job from local files, where the loops can do all of it."""
         job.tally.note(loops=self._runner.library_name)
-        if len(self._landings) != 1:
+        first, *others = self._landings
+        if others or not isinstance(first, Landing):
             return None
-        return direct_read(self._runner, self._landings[0], job)
+        return direct_read(self._runner, first, job)
 
     def reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
         """What reads requests to local files; None where the objects lie elsewhere."""

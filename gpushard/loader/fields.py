@@ -22,7 +22,8 @@ from gpushard.loader.windows import Cut, rows_of_all
 from gpushard.reading.results import host_job
 from gpushard.report import Tally
 from gpushard.rolling.reader import RollingReader
-from gpushard.selecting.selection import Ints, Selection
+from gpushard.selecting.patches import Taken
+from gpushard.selecting.selection import Ints
 
 Source = Array | ConcatArray
 
@@ -102,9 +103,15 @@ class Field:
 
     @property
     def lists_rows(self) -> bool:
-        """Whether rows are read, and not long windows of short rows as patches."""
-        is_long = self.row_nbytes * self.cut.window[0] >= _LONG_NBYTES
-        return self.cut.takes_rows and (self._has_long_rows or not is_long)
+        """Whether rows are read, and not windows of short rows as patches."""
+        is_row = self.cut.window[0] == 1
+        return self.cut.takes_rows and (self._has_long_rows or is_row)
+
+    @property
+    def lists_rows_on_device(self) -> bool:
+        """As `lists_rows`, on a device, where each patch is decoded for itself."""
+        is_short = self.row_nbytes * self.cut.window[0] < _LONG_NBYTES
+        return self.lists_rows or (self.cut.takes_rows and is_short)
 
     @property
     def _has_long_rows(self) -> bool:
@@ -118,9 +125,8 @@ class Field:
 
     @property
     def n_listed(self) -> int:
-        """Rows of a sample that are listed, in columns, to be gathered."""
-        gathers = self.lists_rows and not self._has_long_rows
-        return self.cut.window[0] if gathers else 0
+        """Whether a sample is an entry of columns: a short row, or a patch; 0 or 1."""
+        return int(not (self.lists_rows and self._has_long_rows))
 
     def nbytes_of(self, samples: Ints) -> int:
         """What these samples take while they are read."""
@@ -217,16 +223,16 @@ class Field:
     def _read_patches(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
         shape = (len(origins), *self.cut.sample_shape)
         values = memory.take(shape, self.array.dtype)
-        wanted = [self.cut.patch(origin) for origin in origins.tolist()]
-        if any(s.grid_shape != self.cut.sample_shape for s in wanted):
+        patches, is_whole = self.cut.patches(origins)
+        if not is_whole:
             values[...] = self.members[0].fill_value
-        jobs = self._jobs(wanted, list(values))
+        jobs = self._jobs([patches], [values.reshape(patches.shape)])
         return jobs, partial(
             gathered, values, None, self.conversion, memory, self.n_workers
         )
 
     def _jobs(
-        self, selections: Sequence[Selection], outs: Sequence[NDArray[Any]]
+        self, selections: Sequence[Taken], outs: Sequence[NDArray[Any]]
     ) -> list[Job]:
         if isinstance(self.array, ConcatArray):
             jobs = list(self.array.jobs(selections, outs, None, self.tally))

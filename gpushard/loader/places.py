@@ -15,11 +15,11 @@ from gpushard.fetching.job import Job
 from gpushard.loader.fields import Field, Finish
 from gpushard.loader.memory import Memory
 from gpushard.loader.ragged import RaggedField, RaggedRows
+from gpushard.selecting.patches import Taken
 from gpushard.selecting.selection import (
     IndexAxis,
     Ints,
     Orthogonal,
-    Selection,
     SliceAxis,
 )
 
@@ -147,13 +147,13 @@ class DevicePlace:
             return jobs, lambda: self._uploaded(finish())
         field.tally.add(loaded_samples=len(origins))
         shape = (len(origins), *field.cut.sample_shape)
-        wanted = _rows(field, origins) if field.lists_rows else None
+        wanted = _rows(field, origins) if field.lists_rows_on_device else None
         landing = wanted or _patches(field, origins)
         rows = self._memory.take(landing.shape, field.conversion.dtype)
         pinned = [self._prefill(field, rows)] if landing.has_gaps else []
         entries = (self._device.record(self._memory.stream),)
-        outs = landing.outputs(rows, field)
-        jobs = self._jobs(field, landing.selections, outs, entries)
+        out = landing.output(rows, field)
+        jobs = self._jobs(field, landing.selection, out, entries)
 
         def finish_there() -> DeviceRows:
             pinned.clear()  # the copy from it is done
@@ -177,19 +177,19 @@ class DevicePlace:
     def _jobs(
         self,
         field: Field,
-        selections: Sequence[Selection],
-        outs: Sequence[DeviceOutput],
+        selection: Taken,
+        out: DeviceOutput,
         entries: Sequence[Event],
     ) -> list[Job]:
         from gpushard.devices.reading import DeviceRead, device_job
 
         how = self._device, field.tally, entries
         if not isinstance(field.array, ConcatArray):
-            reads = [DeviceRead(field.array.source, selections, outs, *how)]
+            reads = [DeviceRead(field.array.source, [selection], [out], *how)]
         else:
             reads = [
-                DeviceRead(array.source, mine, [outs[i] for i in which], *how)
-                for array, mine, which in field.array.shares(selections)
+                DeviceRead(array.source, mine, [out], *how)
+                for array, mine, _ in field.array.shares([selection])
             ]
         made = [device_job(read, self._n_sharing) for read in reads]
         jobs = [one for one in made if one is not None]
@@ -226,22 +226,16 @@ class _Landing(NamedTuple):
     """
 
     shape: tuple[int, ...]
-    selections: list[Selection]
+    selection: Taken
     has_gaps: bool
 
-    def outputs(self, rows: DeviceRows, field: Field) -> list[DeviceOutput]:
-        """Where each selection is written."""
+    def output(self, rows: DeviceRows, field: Field) -> DeviceOutput:
+        """The rows as the output of a read."""
         from gpushard.devices.scattering.transfer import Affine
 
         factors = field.conversion.factors
         affine = None if factors is None else Affine(*factors)
-        if len(self.selections) == 1 and self.selections[0].shape == self.shape:
-            return [rows.output(affine)]
-        each = self.shape[1:]
-        return [
-            rows[i : i + 1].reshaped(each).output(affine)
-            for i in range(len(self.selections))
-        ]
+        return rows.output(affine)
 
 
 def _rows(field: Field, origins: Ints) -> _Landing:
@@ -253,13 +247,9 @@ def _rows(field: Field, origins: Ints) -> _Landing:
     rest = (SliceAxis(0, 1, extent) for extent in shape[1:])
     landed = (len(flat), *shape[1:])
     selection = Orthogonal((first, *rest), landed)
-    return _Landing(landed, [selection], len(place) < len(flat))
+    return _Landing(landed, selection, len(place) < len(flat))
 
 
 def _patches(field: Field, origins: Ints) -> _Landing:
-    wanted: list[Selection] = [field.cut.patch(o) for o in origins.tolist()]
-    sample_shape = field.cut.sample_shape
-    has_gaps = any(
-        isinstance(s, Orthogonal) and s.grid_shape != sample_shape for s in wanted
-    )
-    return _Landing((len(origins), *sample_shape), wanted, has_gaps)
+    patches, is_whole = field.cut.patches(origins)
+    return _Landing(patches.shape, patches, not is_whole)

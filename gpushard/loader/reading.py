@@ -40,7 +40,7 @@ OnError = Literal["raise", "skip"]
 # Large enough that a plan costs nothing beside it, small enough that several fit, with
 # as much again for samples that are gathered or cast; twice that where none are.
 LOAD_NBYTES = 16 * MIB
-# Rows that a load lists at the most, unless it grows: some 100 bytes each.
+# Entries that a load has in columns at the most, which take up to 100 bytes each.
 _MOST_LISTED = 1 << 18
 # Waits before a read that the store failed is tried again, in seconds.
 _PAUSES = (0.1, 0.4, 1.6)
@@ -162,6 +162,7 @@ class Reader:
         )
         usual = max(usual, share.batch_size)
         most = most_samples(self.fields, usual, is_scattered=is_scattered)
+        most = max(min(most, _MOST_LISTED // self._n_listed), usual)
         n_wanted = max(usual // 8, share.batch_size)
         while start < share.n_turns:
             stop = load_end(order, share, start, n_wanted)
@@ -199,9 +200,13 @@ class Reader:
     @property
     def _n_usual(self) -> int:
         """Samples of a usual load, as far as memory goes."""
-        n_listed = sum(f.n_listed for f in self.fields)
         by_nbytes = self._load_nbytes // self.sample_nbytes
-        return max(min(by_nbytes, _MOST_LISTED // max(n_listed, 1)), 1)
+        return max(min(by_nbytes, _MOST_LISTED // self._n_listed), 1)
+
+    @property
+    def _n_listed(self) -> int:
+        """Entries that a sample has in columns; 1 if it has none."""
+        return max(sum(f.n_listed for f in self.fields), 1)
 
     def _nbytes(self, samples: Ints) -> int:
         """What these samples take while they are read."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import OptionError
+from gpushard.selecting.patches import Patches
 from gpushard.selecting.selection import IndexAxis, Ints, Orthogonal, SliceAxis
 
 # Of an int64, but for the sign.
@@ -63,17 +64,47 @@ class Cut:
         """
         return origins[:, :1] + (self.lead + np.arange(self.window[0]))
 
-    def patch(self, origin: Sequence[int]) -> Orthogonal:
-        """The part of a sample that lies inside the array, and where it lands."""
-        axes: list[SliceAxis] = []
-        for d, (length, extent) in enumerate(
-            zip(self.window, self.shape, strict=False)
-        ):
-            start = origin[d] + (self.lead if d == 0 else 0)
-            first, stop = max(start, 0), min(start + length, extent)
-            axes.append(SliceAxis(first, 1, max(stop - first, 0), first - start))
-        axes += [SliceAxis(0, 1, n) for n in self.shape[len(self.window) :]]
-        return Orthogonal(tuple(axes), self.sample_shape)
+    def patches(self, origins: Ints) -> Laid:
+        """What of samples lies inside the array, one sample behind the other."""
+        n, before = len(origins), np.arange(len(origins)) * self.window[0]
+        columns: list[tuple[Ints, Ints, Ints]] = []
+        is_whole, is_there = True, np.ones(n, np.bool_)
+        for d, length in enumerate(self.window):
+            start = origins[:, d] + (self.lead if d == 0 else 0)
+            place = before if d == 0 else np.zeros(1, np.int64)
+            begin = np.maximum(start, 0)
+            lengths = np.minimum(start + length, self.shape[d]) - begin
+            if np.all(lengths == length):
+                columns.append((start, np.array([length]), place))
+                continue
+            is_whole = False
+            is_there &= lengths > 0
+            columns.append((begin, lengths, place + (begin - start)))
+        rest = self.shape[len(self.window) :]
+        none = np.zeros(1, np.int64)
+        columns += [(none, np.array([extent]), none) for extent in rest]
+        is_there &= 0 not in rest
+        first, length, out_first = zip(*columns, strict=True)
+        window = (n * self.window[0], *self.window[1:])
+        laid = Patches(n, first, length, out_first, (*window, *rest))
+        if not is_there.all():
+            laid = laid.at(np.flatnonzero(is_there))
+        return Laid(laid, is_whole=is_whole)
+
+
+class Laid(NamedTuple):
+    """Samples as patches of their array.
+
+    Attributes
+    ----------
+    patches
+        What lies inside the array.
+    is_whole
+        Whether that is all.
+    """
+
+    patches: Patches
+    is_whole: bool
 
 
 def rows_of_all(rows: Ints, shape: tuple[int, ...]) -> Orthogonal:

@@ -7,7 +7,7 @@ assignment: each element is written once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -18,8 +18,10 @@ from gpushard.errors import SelectionError
 from gpushard.options import MIB
 from gpushard.planning.axes import Projected
 from gpushard.planning.grid import GridPart
+from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part
 from gpushard.planning.points import PointPart
+from gpushard.selecting.patches import entries_of
 from gpushard.selecting.selection import Ints, SliceAxis
 
 Index = tuple[Any, ...]
@@ -239,13 +241,64 @@ class PointTarget:
         self._out[index[0]] = value
 
 
-Target = GridTarget | PointTarget
+class PatchTarget:
+    """Output of many patches.
+
+    Parameters
+    ----------
+    part
+        The patches, cut into boxes that are sorted by inner chunk.
+    out
+        Array of the selection's shape, any strides, host.
+    """
+
+    def __init__(self, part: PatchPart, out: NDArray[Any]) -> None:
+        self.part = part
+        self.out = out
+
+    def indexes(self, position: Ints) -> Iterator[tuple[Index, Index]]:
+        """Index into the output and the inner chunk for each box, a pair a column."""
+        part = self.part
+        ordinal = position[0]
+        first, last = part.bounds[ordinal].tolist(), part.bounds[ordinal + 1].tolist()
+        for a, b in zip(first, last, strict=True):
+            boxes = np.arange(a, b)
+            yield (
+                tuple(_box_slices(part.out_first, part.length, boxes)),
+                tuple(_box_slices(part.in_first, part.length, boxes)),
+            )
+
+    def place(self, index: tuple[Index, Index], chunk: NDArray[Any]) -> None:
+        """Write the wanted elements of a decoded inner chunk."""
+        for here, there in zip(*index, strict=True):
+            self.out[here] = chunk[there]
+
+    def fill(self, index: tuple[Index, Index], value: NDArray[Any]) -> None:
+        """Write the fill value where a missing inner chunk would land."""
+        for here in index[0]:
+            self.out[here] = value
+
+
+def _box_slices(
+    first: Sequence[Ints], length: Sequence[Ints], boxes: Ints
+) -> Iterator[Index]:
+    """Slices along all axes, of one box after the other."""
+    axes: list[Iterator[slice]] = []
+    for start, n in zip(first, length, strict=True):
+        begin = np.broadcast_to(entries_of(start, boxes), len(boxes))
+        axes.append(map(slice, begin.tolist(), (begin + entries_of(n, boxes)).tolist()))
+    return zip(*axes, strict=True)
+
+
+Target = GridTarget | PointTarget | PatchTarget
 
 
 def make_target(part: Part, out: NDArray[Any]) -> Target:
     """Target that writes `part` into `out`."""
     if isinstance(part, GridPart):
         return GridTarget(part, out)
+    if isinstance(part, PatchPart):
+        return PatchTarget(part, out)
     return PointTarget(part, out)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpushard.layout import GridAxis, ShardLevel
+from gpushard.layout import ArrayLayout, GridAxis, ShardLevel
 from gpushard.selecting.selection import Ints
 
 # Inner chunks a block holds at most: their columns take about 100 bytes each, and a
@@ -33,8 +33,9 @@ class ShardBlock(NamedTuple):
         int64, shape (n_chunks,). Which of the plan's parts wants it.
     position
         int64, shape (n_rows, n_chunks). Where the inner chunk lands. A `GridPart` has
-        one row per axis, the position in the axis' projection; a `PointPart` has one
-        row, the ordinal of the inner chunk in the part.
+        one row per axis, the position in the axis' projection. In the other parts row 0
+        is the ordinal of the inner chunk in the part; a `PatchPart` has as many rows as
+        axes.
     """
 
     shard_coords: Ints
@@ -183,3 +184,52 @@ def shards_of(shard_cell: Ints) -> tuple[Ints, Ints]:
     marks = np.zeros(shard_cell.shape[1], np.int64)
     marks[starts[1:]] = 1
     return np.ascontiguousarray(shard_cell[:, starts].T), np.cumsum(marks)
+
+
+def chunk_entries(cell: Ints, shard: Ints, layout: ArrayLayout) -> tuple[Ints, ...]:
+    """Place of inner chunks in the index of each level, by their coordinates.
+
+    `cell`, `shard`: int64, shape (ndim, n_chunks), of each and of its shard.
+    """
+    along = [
+        index_coordinates(
+            cell[d],
+            shard[d],
+            layout.inner_axes[d],
+            layout.axes[d],
+            [level.chunk_shape[d] for level in layout.levels],
+        )
+        for d in range(layout.ndim)
+    ]
+    entries = (
+        ordinal_in_index(level, [c[k] for c, _ in along], [n[k] for _, n in along])
+        for k, level in enumerate(layout.levels)
+    )
+    return tuple(np.broadcast_to(entry, cell.shape[1:]) for entry in entries)
+
+
+def blocks_of(
+    shard_cell: Ints, entry: Sequence[Ints], n_rows: int = 1
+) -> Iterator[ShardBlock]:
+    """Blocks of inner chunks in the order of their shards, placed by their ordinals.
+
+    Parameters
+    ----------
+    shard_cell
+        int64, shape (ndim, n_chunks). Coordinates of each one's shard.
+    entry
+        As of `ShardBlock`.
+    n_rows
+        Rows of the positions, all alike.
+    """
+    n_chunks = shard_cell.shape[1]
+    for first, last in cut_blocks(run_starts(shard_cell), n_chunks):
+        coords, shard = shards_of(shard_cell[:, first:last])
+        ordinal = np.arange(first, last, dtype=np.int64)
+        yield ShardBlock(
+            coords,
+            shard,
+            tuple(column[first:last] for column in entry),
+            np.zeros(last - first, np.int64),
+            np.broadcast_to(ordinal, (n_rows, last - first)),
+        )

@@ -23,10 +23,12 @@ from gpushard.planning.blocks import (
     shards_of,
 )
 from gpushard.planning.grid import GridPart
+from gpushard.planning.patches import PatchPart
 from gpushard.planning.points import PointPart
-from gpushard.selecting.selection import Ints, Orthogonal, Selection
+from gpushard.selecting.patches import Patches, Taken
+from gpushard.selecting.selection import Ints, Orthogonal
 
-Part = GridPart | PointPart
+Part = GridPart | PointPart | PatchPart
 
 # Inner chunks of several parts that are sorted together; each takes 300 bytes.
 MERGED_CHUNKS = 1 << 17
@@ -78,16 +80,25 @@ class ReadPlan:
             yield group
 
 
-def plan_read(layout: ArrayLayout, selections: Sequence[Selection]) -> ReadPlan:
-    """Plan that reads `selections` of the array with `layout` in one batch."""
-    return ReadPlan(
-        tuple(
-            GridPart.lay(s, layout)
-            if isinstance(s, Orthogonal)
-            else PointPart.lay(s, layout)
-            for s in selections
-        )
-    )
+def plan_read(
+    layout: ArrayLayout, selections: Sequence[Taken], *, apart: bool = False
+) -> ReadPlan:
+    """Plan that reads `selections` of the array with `layout` in one batch.
+
+    Parameters
+    ----------
+    apart
+        Whether boxes of patches are kept apart (see `PatchPart.lay`).
+    """
+    return ReadPlan(tuple(_part(s, layout, apart=apart) for s in selections))
+
+
+def _part(selection: Taken, layout: ArrayLayout, *, apart: bool) -> Part:
+    if isinstance(selection, Orthogonal):
+        return GridPart.lay(selection, layout)
+    if isinstance(selection, Patches):
+        return PatchPart.lay(selection, layout, apart=apart)
+    return PointPart.lay(selection, layout)
 
 
 def _merged_blocks(parts: Sequence[tuple[int, Part]]) -> Iterator[ShardBlock]:

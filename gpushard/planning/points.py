@@ -10,11 +10,9 @@ import numpy as np
 from gpushard.layout import ArrayLayout
 from gpushard.planning.blocks import (
     ShardBlock,
-    cut_blocks,
-    index_coordinates,
-    ordinal_in_index,
+    blocks_of,
+    chunk_entries,
     run_starts,
-    shards_of,
 )
 from gpushard.selecting.numbering import (
     chunk_digits,
@@ -83,7 +81,7 @@ class PointPart:
             selection,
             cell,
             shard,
-            _point_entries(cell, shard, layout),
+            chunk_entries(cell, shard, layout),
             np.append(starts, n_points).astype(np.int64),
             in_index,
             out_index if order is None else out_index[order],
@@ -105,17 +103,7 @@ class PointPart:
 
     def blocks(self) -> Iterator[ShardBlock]:
         """All columns, a bounded number of inner chunks at a time."""
-        starts = run_starts(self.shard_cell)
-        for first, last in cut_blocks(starts, self.n_chunks):
-            coords, shard = shards_of(self.shard_cell[:, first:last])
-            ordinal = np.arange(first, last, dtype=np.int64)
-            yield ShardBlock(
-                coords,
-                shard,
-                tuple(entry[first:last] for entry in self.entry),
-                np.zeros(last - first, np.int64),
-                ordinal[np.newaxis],
-            )
+        return blocks_of(self.shard_cell, self.entry)
 
 
 def _by_chunk(selection: Points, layout: ArrayLayout) -> tuple[Ints | None, Ints]:
@@ -137,21 +125,3 @@ def _by_chunk(selection: Points, layout: ArrayLayout) -> tuple[Ints | None, Ints
         along = number if order is None else number[order]
         is_first[1:] |= along[1:] != along[:-1]
     return order, np.flatnonzero(is_first)
-
-
-def _point_entries(cell: Ints, shard: Ints, layout: ArrayLayout) -> tuple[Ints, ...]:
-    along = [
-        index_coordinates(
-            cell[d],
-            shard[d],
-            layout.inner_axes[d],
-            layout.axes[d],
-            [level.chunk_shape[d] for level in layout.levels],
-        )
-        for d in range(layout.ndim)
-    ]
-    entries = (
-        ordinal_in_index(level, [c[k] for c, _ in along], [n[k] for _, n in along])
-        for k, level in enumerate(layout.levels)
-    )
-    return tuple(np.broadcast_to(entry, cell.shape[1:]) for entry in entries)

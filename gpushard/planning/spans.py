@@ -12,8 +12,10 @@ import numpy as np
 
 from gpushard.planning.axes import Projected
 from gpushard.planning.grid import GridPart
+from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part
 from gpushard.planning.points import PointPart
+from gpushard.selecting.patches import entries_of
 from gpushard.selecting.selection import Ints
 
 
@@ -40,6 +42,8 @@ def byte_spans(part: Part, position: Ints, strides: Sequence[int]) -> tuple[Ints
         return np.empty(0, np.int64), np.empty(0, np.int64)
     if isinstance(part, PointPart):
         low, high = _point_span(part, position[0], along)
+    elif isinstance(part, PatchPart):
+        low, high = _patch_span(part, position[0], along)
     else:
         low, high = _grid_span(part, position, along)
     return low, high + itemsize
@@ -77,6 +81,21 @@ def _point_span(
     for index, stride in zip(part.in_index, strides, strict=True):
         offset += index[run] * stride
     return _extremes_of(offset, starts, nth)
+
+
+def _patch_span(
+    part: PatchPart, chunk: Ints, strides: Sequence[int]
+) -> tuple[Ints, Ints]:
+    run, starts, nth = _between(part.bounds, chunk)
+    low = np.zeros(run.stop - run.start, np.int64)
+    high = np.zeros_like(low)
+    for first, length, stride in zip(part.in_first, part.length, strides, strict=True):
+        begin = entries_of(first, run)
+        low += begin * stride
+        high += (begin + entries_of(length, run) - 1) * stride
+    lowest, _ = _extremes_of(low, starts, nth)
+    _, highest = _extremes_of(high, starts, nth)
+    return lowest, highest
 
 
 def _between(bounds: Ints, at: Ints) -> tuple[slice, Ints, Ints]:

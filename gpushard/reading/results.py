@@ -21,6 +21,7 @@ from gpushard.reading.read import execute
 from gpushard.reading.rounds import read_in_rounds
 from gpushard.reading.small import read_small
 from gpushard.report import Tally
+from gpushard.selecting.patches import Taken
 from gpushard.selecting.selection import Listed, Selection, Wanted
 from gpushard.source import Source
 
@@ -120,11 +121,13 @@ def read_at_once(
 
 def host_job(
     source: Source,
-    selections: Sequence[Selection],
+    selections: Sequence[Taken],
     outs: Sequence[NDArray[Any]],
     tally: Tally,
     damage: Damage = ENDS_READ,
 ) -> Job:
     """Job that reads `selections` into `outs`, arrays on the host."""
-    plan = plan_read(source.layout, selections)
+    # Of plain elements only what lies in the boxes is read.
+    is_plain = source.raw_strides is not None
+    plan = plan_read(source.layout, selections, apart=is_plain)
     return Job(source, plan, host_sink(source, plan, outs), tally, damage)

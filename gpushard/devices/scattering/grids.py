@@ -215,7 +215,7 @@ class GridScatter:
         """
         check_limit("axes of an array", len(in_strides), MAX_AXES + 1)
         boxes = lay_boxes(part.projections, in_strides, out_strides, transfer)
-        if isinstance(part, JoinedGrids):
+        if isinstance(part, JoinedGrids) and part.out_offset is not None:
             boxes = boxes.into(part.out_offset)
         check_limit("bytes wanted of an inner chunk", boxes.largest_nbytes, LIMIT)
         squares = turned(boxes, transfer, shuffle.item_nbytes)

@@ -24,7 +24,9 @@ from gpushard.devices.scattering.limits import LIMIT, MAX_AXES
 from gpushard.devices.scattering.transfer import Transfer
 from gpushard.planning.axes import Projected
 from gpushard.planning.grid import GridPart
+from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part
+from gpushard.planning.points import PointPart
 from gpushard.selecting.selection import Ints, Members, Projection
 
 
@@ -37,11 +39,12 @@ class JoinedGrids:
     projections
         One an axis of the array, over the cells of all of them.
     out_offset
-        int64, shape (n_parts,). Bytes from the first output to each.
+        int64, shape (n_parts,). Bytes from the first output to each; None where there
+        is but one.
     """
 
     projections: tuple[Projection, ...]
-    out_offset: Ints
+    out_offset: Ints | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,9 @@ def layout_of(
     chunk_shape
         Of every inner chunk.
     """
-    if not isinstance(part, GridPart):
+    if isinstance(part, PatchPart):
+        return None
+    if isinstance(part, PointPart):
         return "points", transfer
     several = [p for p in part.projections if isinstance(p, Projection)]
     if len(several) < len(part.projections) or len(several) == MAX_AXES:
@@ -157,6 +162,17 @@ def join_grids(parts: Sequence[GridPart], out: Sequence[int]) -> JoinedGrids:
     """
     along = zip(*(part.projections for part in parts), strict=True)
     return JoinedGrids(tuple(map(_join_axis, along)), offsets_of(out))
+
+
+def patch_grid(part: PatchPart) -> JoinedGrids:
+    """Patches as one grid: box k has position k along each axis."""
+    along = zip(part.cell, part.in_first, part.length, part.out_first, strict=True)
+    return JoinedGrids(tuple(_patch_axis(*axis) for axis in along), None)
+
+
+def _patch_axis(cell: Ints, *columns: Ints) -> Projection:
+    in_start, length, out_start = np.broadcast_arrays(*columns)
+    return Projection(cell, in_start, length, out_start)
 
 
 def offsets_of(out: Sequence[int]) -> Ints:

@@ -19,6 +19,7 @@ from gpushard.devices.scattering.joining import (
     join_grids,
     layout_of,
     offsets_of,
+    patch_grid,
 )
 from gpushard.devices.scattering.points import PointScatter
 from gpushard.devices.scattering.transfer import (
@@ -30,6 +31,7 @@ from gpushard.devices.scattering.transfer import (
 )
 from gpushard.devices.slabs import TablePage
 from gpushard.planning.grid import GridPart
+from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part
 from gpushard.planning.points import PointPart
 from gpushard.selecting.selection import Ints, Orthogonal, SliceAxis
@@ -77,6 +79,10 @@ class DeviceTarget:
             part = grids[0] if len(grids) == 1 else join_grids(grids, out)
             strides = _strides(grids[0], first)
             return cls(out[0], GridScatter.lay(part, chain.strides, strides, *how))
+        if isinstance(parts[0], PatchPart):
+            grid = patch_grid(parts[0])
+            scatter = GridScatter.lay(grid, chain.strides, first.strides, *how)
+            return cls(out[0], scatter)
         points = [
             PointScatter.lay(part, chain.strides, output.strides, *how)
             for part, output in zip(parts, outputs, strict=True)
