@@ -49,7 +49,7 @@ def concat(arrays: Iterable[Array], axis: int = 0) -> ConcatArray:
         At least one. They need the same data type and the same shape along all other
         axes, and may differ in stores, codecs, shards and inner chunks.
     axis
-        Axis along which they follow one another; negative counts from the end.
+        Axis along which the arrays are joined; a negative one counts from the end.
 
     Raises
     ------
@@ -196,7 +196,7 @@ class ConcatArray(NumpyLike):
         return self._indexer(expressions.points)
 
     def __dask_tokenize__(self) -> Any:
-        """Those of the arrays, in order."""
+        """The tokens of the arrays, in order."""
         tokens = tuple(array.__dask_tokenize__() for array in self.arrays)
         return "gpushard.concat", self.axis, tokens
 
@@ -213,10 +213,10 @@ class ConcatArray(NumpyLike):
         errors: OnDamage = "raise",
         memory_limit: int | None = None,
     ) -> NDArray[Any]:
-        """Elements that `selection` selects, in your array or a new one.
+        """Read the elements that `selection` selects, into `out` or a new array.
 
         Parameters, result and errors are those of `Array.read`; the error of a damaged
-        inner chunk tells which array it is of, by store and path.
+        inner chunk names its array by store and path.
         """
         (result,) = self._read_over([selection], [out], dtype, errors, memory_limit)
         return result
@@ -230,7 +230,7 @@ class ConcatArray(NumpyLike):
         errors: OnDamage = "raise",
         memory_limit: int | None = None,
     ) -> list[Any]:
-        """Read several selections in one batch; gives a list with one result for each.
+        """Read several selections in one batch; returns one result per selection.
 
         Parameters, result and errors are those of `Array.read_many`.
         """
@@ -244,7 +244,7 @@ class ConcatArray(NumpyLike):
         errors: OnDamage,
         memory_limit: int | None,
     ) -> list[Any]:
-        """Results, over damage as the caller asked for."""
+        """Results of a read, with damage handled as the caller asked."""
         with self._named():
             policy = DamagePolicy(errors)
             keys, outs = many(selections, out)
@@ -261,9 +261,9 @@ class ConcatArray(NumpyLike):
         return [a if o is None else o for a, o in zip(arrays, outs, strict=True)]
 
     def explain(self, selection: Any = ...) -> ReadReport:
-        """What reading `selection` takes; the read is done and its result dropped.
+        """Report on reading `selection`: does the read, and drops its result.
 
-        Counts are those of all arrays together.
+        Counts are sums over all arrays.
         """
         with self._named():
             chosen = self._selection(selection, expressions.basic)
@@ -287,7 +287,7 @@ class ConcatArray(NumpyLike):
         tally: Tally,
         damage: Damage,
     ) -> list[Source]:
-        """Read everything, as one batch unless it is listed; of which arrays."""
+        """Read all, in one batch unless it is listed; returns the arrays used."""
         together = [one for one in chosen if not isinstance(one, Listed)]
         if len(together) == len(chosen):
             with tally.stage("plan"):
@@ -316,7 +316,7 @@ class ConcatArray(NumpyLike):
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Let errors of the block that are about no single array name all of them."""
+        """Add all arrays to errors of the block that name no single array."""
         try:
             yield
         except GpushardError as error:
@@ -344,7 +344,7 @@ class ConcatArray(NumpyLike):
         tally: Tally,
         damage: Damage = ENDS_READ,
     ) -> Iterator[Job]:
-        """One job an array that serves a part of any selection."""
+        """One job for each array with a part of any selection."""
         for array, mine, which in self.shares(selections):
             into = [outs[i] for i in which]
             source = array.source.limited(memory_limit)
@@ -352,9 +352,9 @@ class ConcatArray(NumpyLike):
             yield host_job(source, mine, into, tally, costs)
 
     def shares(
-        self, selections: Sequence[Taken]
-    ) -> Iterator[tuple[Array, list[Taken], list[int]]]:
-        """Arrays that serve a part of any selection: the parts, and of which."""
+        self, selections: Sequence[Selection]
+    ) -> Iterator[tuple[Array, list[Selection], list[int]]]:
+        """Arrays with a part of any selection: the parts, and their selections."""
         for k, array in enumerate(self.arrays):
             start, stop = int(self._starts[k]), int(self._starts[k + 1])
             parts = [part_of(one, self.axis, start, stop) for one in selections]

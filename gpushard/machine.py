@@ -1,6 +1,6 @@
-"""What this process may use of its machine: CPUs and memory.
+"""The CPUs and the memory that this process may use.
 
-Containers are control groups: what the kernel allows them is less than what it has.
+Containers are control groups, to which the kernel may allow less than the machine has.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def usable_cpu_count() -> int:
-    """CPUs that this process may use: its affinity, cut by the quota of its cgroup."""
+    """CPUs that this process may use: its affinity, limited by its cgroup's quota."""
     try:
         n_cpus = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS and Windows
@@ -31,9 +31,9 @@ def _cgroup_cpu_quota() -> int | None:
 
 @cache
 def usable_memory_nbytes() -> int | None:
-    """Memory that this process may use: the machine's, cut by those of its cgroups.
+    """Memory that this process may use: the machine's, limited by those of its cgroups.
 
-    None where the system does not tell.
+    None if the system does not say.
     """
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -45,8 +45,9 @@ def usable_memory_nbytes() -> int | None:
 def _cgroup_memory_limits() -> list[int]:
     """Limits of the control groups that this process is in, of either version.
 
-    In a container the path that the kernel tells is that of the machine, while only the
-    group's own directory is mounted: parents are looked at up to the root.
+    In a container the kernel reports the group's path on the machine, but only the
+    group's own directory is mounted. So all parents of the path are tried, up to the
+    root.
     """
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()

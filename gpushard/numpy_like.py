@@ -1,4 +1,4 @@
-"""What arrays of ours have in common with NumPy's, and how they become dask's."""
+"""The interface that gpushard's arrays share with NumPy's, and `to_dask`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpushard.options import MIB
 if TYPE_CHECKING:
     import dask.array
 
-# Iteration reads so much at a time: large enough that a request is worth it.
+# Bytes that iteration reads at a time: large enough to be worth a request.
 _SLAB_NBYTES = 64 * MIB
 
 
@@ -40,7 +40,7 @@ class NumpyLike(ABC):
     @property
     @abstractmethod
     def block_shape(self) -> tuple[int, ...] | None:
-        """Shape of what is best read as one: a shard, or a chunk; None if they vary."""
+        """Shape of the best unit to read: a shard, or a chunk; None if it varies."""
 
     @abstractmethod
     def read(self, selection: Any = ..., /, *, out: Any = None) -> Any:
@@ -48,7 +48,7 @@ class NumpyLike(ABC):
 
     @abstractmethod
     def __dask_tokenize__(self) -> Any:
-        """What tells this array, as it is now, from every other, in any process."""
+        """Token that identifies this array in its present state, in any process."""
 
     @property
     def ndim(self) -> int:
@@ -68,14 +68,14 @@ class NumpyLike(ABC):
     def to_dask(self, chunks: Any = None) -> dask.array.Array:
         """Dask array of the same elements, each block read as one batch.
 
-        Its graph holds the array's address, which each worker opens for itself. Blocks
-        are arrays of the device.
+        The graph contains the array's address, and each worker opens the array itself.
+        Blocks lie on the array's device.
 
         Parameters
         ----------
         chunks
-            Blocks, as dask spells them. None: shards; of an array without shards,
-            chunks joined up to dask's ``array.chunk-size``.
+            Blocks in dask's spelling. None means shards or, without shards, chunks
+            joined up to dask's ``array.chunk-size``.
 
         Raises
         ------
@@ -103,7 +103,7 @@ class NumpyLike(ABC):
         return self._rows()
 
     def _rows(self) -> Iterator[Any]:
-        """Elements along axis 0, read several at a time: chunks hold several."""
+        """Elements along axis 0, several per read, since a chunk has several."""
         n_rows, *rest = self.shape
         row_nbytes = max(1, prod(rest) * self.dtype.itemsize)
         step = max(1, _SLAB_NBYTES // row_nbytes)

@@ -1,8 +1,8 @@
 """Codec chain -> inner chunks on the host, one at a time.
 
-A chain is compiled once per array; what depends on the shape of an inner chunk is
-planned once per shape. Bytes-to-bytes codecs run last to first, then the bytes are
-viewed as elements, then array-to-array codecs run last to first.
+A chain is compiled once per array, and planned once per shape of inner chunks.
+Bytes-to-bytes codecs run last to first, then the bytes are viewed as elements, then
+array-to-array codecs run last to first.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from gpushard.layout import CodecChain
 from gpushard.options import DEFAULT
 from gpushard.report import CodecPlacement
 
-# Plans kept: arrays have one shape of inner chunks, rectilinear ones a few.
+# Plans kept: arrays have one shape of inner chunks, rectilinear arrays a few.
 _MAX_PLANS = 256
-# Text is held as it is decoded, as Python's strings (up to four bytes a byte), and as
-# NumPy's.
+# Text is held in decoded form, as Python strings (up to four bytes per byte), and as
+# NumPy strings.
 _TEXT_COPIES = 6
 _ON_HOST = "the device is the CPU"
 _ONLY_ZARR = "only zarr decodes this codec"
@@ -49,11 +49,11 @@ class _ArrayPart(Protocol):
         ...
 
     def working_nbytes(self, shape: tuple[int, ...]) -> int:
-        """Memory that decoding an inner chunk of `shape` takes beside its bytes."""
+        """Memory that decoding an inner chunk of `shape` takes besides its bytes."""
         ...
 
     def decoder(self, shape: tuple[int, ...]) -> Callable[[HostBytes], NDArray[Any]]:
-        """What turns bytes of the right size into an inner chunk of `shape`."""
+        """Function from bytes of the right size to an inner chunk of `shape`."""
         ...
 
     @property
@@ -70,7 +70,7 @@ _BytesStep = tuple[Callable[..., HostBytes], int, bool]
 class _Plan:
     """A chain for one shape of inner chunks; steps in decoding order.
 
-    `most_nbytes`: of what neither the metadata nor a codec says how large it is.
+    `most_nbytes` bounds decoded bytes whose size neither metadata nor a codec gives.
     """
 
     steps: tuple[_BytesStep, ...]
@@ -91,14 +91,14 @@ class HostPipeline:
         Whether a payload is nothing but elements: a range of its bytes is a range of
         elements, viewed as `stored_dtype` and cast to `dtype`.
     has_plain_elements
-        Whether what the bytes-to-bytes codecs decode to is nothing but elements.
+        Whether the bytes-to-bytes codecs decode to nothing but elements.
     decodes_ranges
-        Whether a part of the plain elements can be decoded sooner than all.
+        Whether a part of the plain elements can be decoded faster than all.
     holds_ranges
-        Whether such a part alone is held.
+        Whether decoding such a part holds only this part.
     stored_dtype
-        What plain elements are viewed as, byte order included (uint8 for
-        bool, as only 0 and 1 may be viewed as bool).
+        Data type as which plain elements are viewed, byte order included (uint8 for
+        bool, because only 0 and 1 may be viewed as bool).
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class HostPipeline:
         self._array_part = array_part
         self._bytes_codecs = bytes_codecs
         self._plans: dict[tuple[int, ...], _Plan] = {}
-        # Of the codec that the elements meet first, where it decodes parts of streams.
+        # Method of the first codec after the elements, if it decodes parts of streams.
         innermost = bytes_codecs[0] if bytes_codecs else None
         self._decode_range: Callable[..., HostBytes | None] | None = None
         self._range_nbytes: Callable[..., int | None] | None = None
@@ -144,7 +144,7 @@ class HostPipeline:
         chunk_shape: tuple[int, ...] | None = None,
         largest_nbytes: int = DEFAULT.max_chunk_nbytes,
     ) -> HostPipeline:
-        """Pipeline that decodes what `chain` encodes.
+        """Pipeline that decodes inner chunks encoded by `chain`.
 
         Parameters
         ----------
@@ -155,10 +155,10 @@ class HostPipeline:
         data_type_json, fill_value_json, fill_value
             As in `ArrayLayout`; for codecs that only zarr knows.
         chunk_shape
-            Shape of an inner chunk in the axes that the chain encodes, where codecs are
-            to be tried out on the data type (see `codecs/trial.py`).
+            Shape of an inner chunk in the axes that the chain encodes, if codecs are to
+            be tried out on the data type (see `codecs/trial.py`).
         largest_nbytes
-            Decoded bytes accepted where neither the metadata nor a codec bounds them
+            Decoded bytes accepted if neither the metadata nor a codec bounds them
             (strings).
 
         Raises
@@ -166,7 +166,7 @@ class HostPipeline:
         MetadataError
             A codec's configuration is wrong, or it does not fit the data type.
         UnsupportedError
-            Neither gpushard nor zarr knows a codec, or a package lacks.
+            Neither gpushard nor zarr knows a codec, or a package is missing.
         """
         part: _ArrayPart | None = compile_elements(chain, dtype)
         if part is None:
@@ -205,10 +205,10 @@ class HostPipeline:
         return nbytes
 
     def working_nbytes(self, chunk_shape: tuple[int, ...]) -> int:
-        """Memory that decoding an inner chunk takes beside its stored bytes.
+        """Memory that decoding an inner chunk takes besides its stored bytes.
 
-        What streams take as a rule; of some it is `extra_nbytes` more. Of strings it is
-        what they take beside their text.
+        This is for usual streams; some take `extra_nbytes` more. For strings it is the
+        memory besides their text.
         """
         working = self._array_part.working_nbytes(chunk_shape)
         if self._array_part.encoded_nbytes(chunk_shape) is None:
@@ -224,12 +224,12 @@ class HostPipeline:
         return max(peak, held + working)
 
     def extra_nbytes(self, encoded: HostBytes, chunk_shape: tuple[int, ...]) -> int:
-        """Memory that these bytes take beside `working_nbytes`, as their head tells.
+        """Memory that these bytes need besides `working_nbytes`, as their head says.
 
         Raises
         ------
         CorruptShardError
-            They have no head.
+            The bytes have no valid head.
         """
         extra = 0
         sizes = self._sizes(chunk_shape)
@@ -239,13 +239,13 @@ class HostPipeline:
             extra = codec.extra_nbytes(encoded, nbytes)
             if codec.n_copies:
                 break
-            # A view: what it leaves out stands behind. (`nbytes` may be a bound.)
+            # A view that leaves out the bytes at the end. (`nbytes` may be a bound.)
             n_behind = codec.encoded_nbytes(0) or 0
             encoded = memoryview(encoded)[: max(0, len(encoded) - n_behind)]
         return extra
 
     def encoded_limit(self, chunk_shape: tuple[int, ...]) -> int:
-        """Generous bound of the encoded size that an honest writer produces."""
+        """Generous bound of the encoded size that a reasonable writer produces."""
         *_, (limit, _) = self._sizes(chunk_shape)
         return limit
 
@@ -265,11 +265,11 @@ class HostPipeline:
         chunk_shape
             Its shape, in the axes that the chain encodes.
         wanted
-            Where a chain `decodes_ranges`: the half-open range of bytes of the plain
-            elements that are needed. Others come out with no meaning.
+            For a chain that `decodes_ranges`: the half-open byte range of the plain
+            elements that is needed. Other bytes of the result have no meaning.
         room_nbytes
-            Memory that decoding may take beside the encoded bytes; None: as much as
-            needed, which is `working_nbytes` but for rare streams.
+            Memory that decoding may take besides the encoded bytes. None means as much
+            as needed, which is `working_nbytes` except for rare streams.
 
         Returns
         -------
@@ -280,11 +280,11 @@ class HostPipeline:
         Raises
         ------
         CorruptShardError
-            The bytes are no valid encoding of such an inner chunk.
+            The bytes are not a valid encoding of such an inner chunk.
         ChecksumError
             The bytes contradict a checksum.
         NoRoomError
-            Decoding takes more than `room_nbytes`; nothing of it was done.
+            Decoding takes more than `room_nbytes`; it was not started.
         """
         plan = self._plans.get(chunk_shape)
         if plan is None:
@@ -302,7 +302,7 @@ class HostPipeline:
     def _decode_capped(
         self, plan: _Plan, most_nbytes: int, encoded: HostBytes
     ) -> NDArray[Any]:
-        """Inner chunk of which only an option says how large it may be."""
+        """Inner chunk whose decoded size only an option bounds."""
         try:
             for decode, limit, exact in plan.steps:
                 encoded = decode(encoded, limit, exact=exact)
@@ -322,7 +322,7 @@ class HostPipeline:
         chunk_shape: tuple[int, ...],
         wanted: tuple[int, int] | None,
     ) -> _Plan:
-        """The plan, where what it does takes no more than `room_nbytes`."""
+        """The plan, if it takes no more than `room_nbytes`."""
         needed = self.working_nbytes(chunk_shape)
         if plan.most_nbytes is not None:
             most = max(0, room_nbytes - needed) // _TEXT_COPIES
@@ -370,7 +370,7 @@ class HostPipeline:
         return tuple(reversed(steps)) or ((self._check_size, *sizes[0]),)
 
     def _sizes(self, chunk_shape: tuple[int, ...]) -> list[tuple[int, bool]]:
-        """Bytes ahead of each bytes-to-bytes codec, and after the last; if exact."""
+        """Sizes before each bytes-to-bytes codec and after the last; whether exact."""
         nbytes = self._array_part.encoded_nbytes(chunk_shape)
         if nbytes is None:
             return grown_sizes(self._bytes_codecs, self._largest_nbytes, exact=False)

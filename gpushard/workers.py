@@ -1,7 +1,7 @@
-"""Work run side by side, a bounded number at a time.
+"""Tasks run in parallel, a bounded number at a time.
 
-Reads and decoders release the interpreter's lock, so threads are enough. Tasks may read
-from stores, which have threads of their own: no thread ever waits for its own pool.
+Reads and decoders release the GIL, so threads are enough. Tasks may read from stores,
+which have their own threads, so no thread ever waits for its own pool.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _pools: dict[tuple[int, Purpose, int], ThreadPoolExecutor] = {}
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """Work in two steps: what is fetched at once is used by several tasks.
+    """Work in two steps: one fetch, and several tasks that use its result.
 
     Attributes
     ----------
     begin
-        The first step; gives the tasks of the second.
+        The first step; returns the tasks of the second.
     nbytes
-        Memory that is held from then on until all of these have run.
+        Memory that is held from the first step until all tasks have run.
     """
 
     begin: Callable[[], Sequence[Task]]
@@ -45,17 +45,17 @@ Work = Task | Opener
 def run_tasks(
     tasks: Iterable[Work], n_workers: int, most_nbytes: int | None = None
 ) -> None:
-    """Run all tasks; on an error start no more, wait for the rest, raise the earliest.
+    """Run all tasks; after an error, start no more, wait, and raise the earliest error.
 
-    The calling thread works too, and a single task needs no other. When it returns or
-    raises, no task is running: nothing writes to the output any more. Tasks are drawn
-    from the iterable only as workers become free; those that an `Opener` gives are run
-    before.
+    The calling thread works too, and runs a single task alone. When the function
+    returns or raises, no task is running, so nothing writes to the output any more.
+    Tasks are drawn from the iterable only as workers become free. The tasks of an
+    `Opener` run before new work is drawn.
 
     Parameters
     ----------
     most_nbytes
-        What openers may hold together; one alone may hold more.
+        Memory that openers may hold together; a single one may hold more.
     """
     if n_workers <= 1:
         for work in tasks:
@@ -72,7 +72,7 @@ def run_tasks(
 
 
 class Begun:
-    """Tasks that all workers but the calling thread begin to run once they are free.
+    """Tasks that all workers except the calling thread begin as they become free.
 
     Parameters
     ----------
@@ -85,25 +85,26 @@ class Begun:
         self._begun = [(line, _helpers(line, n_workers))]
 
     def finish(self) -> None:
-        """Work too, as `run_tasks` does; it returns and raises alike."""
-        # Not held any longer: tasks that an error left over hold what they write to.
+        """Work in the calling thread too, and return or raise as `run_tasks` does."""
+        # Tasks left over after an error would keep their output alive, so they are
+        # dropped.
         _work_off(*self._begun.pop())
 
     def end(self) -> None:
-        """Let no more be run; when it returns, none is, but by who is in `finish`."""
+        """Start no more tasks; afterwards none runs, except inside `finish`."""
         for line, helpers in self._begun:
             line.close()
             _finish(helpers)
 
 
 def _helpers(line: _Line, n_workers: int) -> list[Future[None]]:
-    """All workers at a line but the calling thread."""
+    """All workers at a line except the calling thread."""
     pool = _pool("read", n_workers - 1)
     return [pool.submit(line.work_off) for _ in range(n_workers - 1)]
 
 
 def _work_off(line: _Line, helpers: Sequence[Future[None]]) -> None:
-    """Work at a line until it ends, wait for the others, raise the earliest error."""
+    """Work at a line until it ends, wait for others, and raise the earliest error."""
     try:
         line.work_off()
     finally:
@@ -112,7 +113,8 @@ def _work_off(line: _Line, helpers: Sequence[Future[None]]) -> None:
     line.raise_earliest()
     for helper in helpers:
         if not helper.cancelled():
-            # What no worker catches, a SystemExit for one, must not pass for success.
+            # Exceptions that no worker catches, such as SystemExit, must not look like
+            # success.
             helper.result()
 
 
@@ -123,12 +125,12 @@ def _run_here(work: Work) -> None:
 
 @dataclass(slots=True)
 class _Open:
-    """Work that was drawn and is not done: its number, memory, and tasks to run.
+    """Work that was drawn and is not finished: its number, memory, and tasks to run.
 
     Attributes
     ----------
     gives
-        Whether others may get tasks of it.
+        Whether this work may still add tasks.
     """
 
     number: int
@@ -138,16 +140,16 @@ class _Open:
 
 
 class _Line:
-    """Work in a line, drawn by several workers.
+    """A queue of work, from which several workers draw.
 
     Parameters
     ----------
     works
-        The work; one worker at a time draws of it.
+        The work; one worker at a time draws from it.
     most_nbytes
-        As of `run_tasks`.
+        As for `run_tasks`.
     hire
-        Called, once, when there is more to do than one worker can.
+        Called once, when there is more work than one worker can do.
     """
 
     def __init__(
@@ -166,19 +168,19 @@ class _Line:
         self._is_drawing = False
         self._is_drawn = False
         self._n_taken = 0
-        # Openers that may still give tasks, and hold what these use.
+        # Openers that may still add tasks, and hold memory for them.
         self._n_giving = 0
         self._held_nbytes = 0
         self._is_closed = False
         self._errors: list[tuple[int, BaseException]] = []
 
     def work_off(self) -> None:
-        """Run one task after the other until there are none, or one has failed."""
+        """Run one task after the other until none is left, or one has failed."""
         try:
             while (taken := self._take()) is not None:
                 opened = taken[1]
                 is_done = self._run(*taken)
-                del taken  # what it holds, before others are told that it is done
+                del taken  # frees its memory before others learn that it is finished
                 if is_done:
                     self._close(opened)
         finally:
@@ -186,7 +188,7 @@ class _Line:
             self.close()
 
     def close(self) -> None:
-        """Let no more tasks be drawn."""
+        """Stop drawing tasks."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -201,7 +203,7 @@ class _Line:
                 del errors  # as in `run_in_turn`
 
     def _run(self, work: Work, opened: _Open) -> bool:
-        """Whether that was a task, or all that there is of the work."""
+        """Run a task or open an opener; returns whether the work is done by that."""
         try:
             if not isinstance(work, Opener):
                 work()
@@ -215,7 +217,7 @@ class _Line:
             return False
 
     def _take(self) -> tuple[Work, _Open] | None:
-        """What to do next; None if nothing is left, and nothing will be."""
+        """The next work; None if nothing is left and nothing can be added."""
         while True:
             with self._changed:
                 if self._is_closed:
@@ -234,14 +236,14 @@ class _Line:
 
     @property
     def _is_over(self) -> bool:
-        """Whether nothing is left to take, whatever others still run."""
+        """Whether nothing is left to take, even if others still run tasks."""
         is_drawn = self._is_drawn and not self._is_drawing
         return is_drawn and not self._ahead and not self._n_giving
 
     def _draw(self) -> None:
-        """Draw one work, at first two, which tell whether there are several.
+        """Draw one piece of work; at first two, to see whether there are several.
 
-        Not under the lock: the line may read indexes, while others go on.
+        The lock is not held, because drawing may read indexes while others work.
         """
         drawn: list[Work] = []
         try:
@@ -259,7 +261,7 @@ class _Line:
             self._grown(len(drawn))
 
     def _fits(self, work: Work) -> bool:
-        """Whether what a work holds is not too much beside what others hold."""
+        """Whether the memory of a work fits beside the memory that others hold."""
         if not isinstance(work, Opener) or self._most_nbytes is None:
             return True
         return not self._held_nbytes or (
@@ -275,14 +277,14 @@ class _Line:
         return work, opened
 
     def _add(self, tasks: Sequence[Task], opened: _Open) -> None:
-        """Put tasks first that use what an opener holds."""
+        """Put the tasks of an opener before other work."""
         with self._changed:
             opened.n_left = len(tasks)
             self._ready.extend((task, opened) for task in tasks)
             self._grown(len(tasks))
 
     def _grown(self, n: int) -> None:
-        """Let others know that there is more to do."""
+        """Notify others that there is more to do."""
         if n > 1 and not self._is_hired:
             self._is_hired = True
             self._hire()
@@ -304,10 +306,10 @@ class _Line:
 
 
 def _finish(futures: Sequence[Future[Any]]) -> None:
-    """Cancel what has not started, and wait for what has.
+    """Cancel futures that have not started, and wait for the others.
 
-    Interrupts do not end the wait, the last of them is raised after it: what still ran
-    would write to an output that is its owner's again.
+    Interrupts do not end the wait; the last one is raised afterwards. Otherwise a
+    running task could write to an output that its owner uses again.
     """
     interrupt: KeyboardInterrupt | None = None
     while True:
@@ -324,10 +326,11 @@ def _finish(futures: Sequence[Future[Any]]) -> None:
 def run_side_by_side(
     function: Callable[[Item], Answer], items: Sequence[Item], n_workers: int
 ) -> list[Answer]:
-    """Answers of `function` for each item, in order; raises what one of them raises.
+    """Results of `function` for each item, in order; raises an error of any of them.
 
-    Each worker takes every n-th item in one task: a future an item would cost more
-    than reading a few KiB from the page cache. When it returns or raises, nothing runs.
+    Each worker takes every n-th item in one task, because a future per item would cost
+    more than reading a few KiB from the page cache. When the function returns or
+    raises, no task is running.
     """
     n_tasks = min(n_workers, len(items))
     if n_tasks <= 1:
@@ -346,18 +349,19 @@ def run_side_by_side(
 
 
 def run_in_turn(function: Callable[[], Answer]) -> Answer:
-    """Answer of `function`, run by the one thread that does what takes much memory.
+    """Result of `function`, run by the single thread for work that needs much memory.
 
-    A C library keeps what each thread has freed: were it done by one thread after the
-    other, each would keep as much. When it returns or raises, it does not run.
+    A C library keeps memory that a thread has freed, for each thread. If several
+    threads did such work, each would keep as much. When this returns or raises,
+    `function` is not running.
     """
     future = _pool("rare", 1).submit(function)
     try:
         return future.result()
     finally:
         _finish([future])
-        # An error knows this frame, and what was in hand: in a circle with a future
-        # that knows the error, all of it would wait for the garbage collector.
+        # An error refers to this frame and its variables. In a cycle with a future that
+        # refers to the error, all of them would wait for the garbage collector.
         del future
 
 
@@ -366,11 +370,11 @@ def _run_all(function: Callable[[Item], Answer], items: Sequence[Item]) -> list[
 
 
 def _pool(purpose: Purpose, n_workers: int) -> ThreadPoolExecutor:
-    """Pool of this process: a fork has none of its parent's threads."""
+    """Thread pool of this process; a fork has none of its parent's threads."""
     identity = (os.getpid(), purpose, n_workers)
     pool = _pools.get(identity)
     if pool is None:
-        # Two threads may both get here: the loser's pool has no thread yet.
+        # Two threads may both get here; the pool that is dropped has no thread yet.
         pool = _pools.setdefault(
             identity,
             ThreadPoolExecutor(n_workers, thread_name_prefix=f"gpushard-{purpose}"),

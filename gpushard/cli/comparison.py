@@ -104,7 +104,7 @@ class Reference:
         )
 
     def _read(self, piece: Piece) -> NDArray[Any]:
-        """zarr-python's result, turned here where a step is negative: it knows none."""
+        """zarr-python's result; negative steps, which it lacks, are reversed here."""
         key: list[int | slice] = []
         turns: list[slice] = []
         for item in piece.items:
