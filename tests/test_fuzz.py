@@ -24,6 +24,7 @@ from gpushard.devices.statuses import Status
 from gpushard.formats import numcodecs_chain, v3
 from gpushard.fused import boxes
 from gpushard.planning import index
+from gpushard.rolling.watch import Watch
 from gpushard.source import Source
 from gpushard.stores.writers import ObjectWriter
 from gpushard.writing import in_place
@@ -40,6 +41,7 @@ N_INPUTS = {
     "device": 120,
     "writing": 400,
     "conversion": 150,
+    "rolling": 90,
     "answers": 250,
     "puts": 100,
     "selections": 5000,
@@ -161,6 +163,10 @@ def takes_all_shards_for_finished(monkeypatch):
     monkeypatch.setattr(Mark, "take_over", take_over)
 
 
+def takes_all_that_is_missing_for_unwritten(monkeypatch):
+    monkeypatch.setattr(Watch, "_confirm", lambda _self, _keys: None)
+
+
 def believes_in_any_version(monkeypatch):
     monkeypatch.setattr("gpushard.stores.remote.is_other", lambda *_: False)
 
@@ -191,6 +197,7 @@ PLANTED = {
     "device": scatters_an_axis_onto_one_place,
     "writing": undoes_all_but_the_first,
     "conversion": takes_all_shards_for_finished,
+    "rolling": takes_all_that_is_missing_for_unwritten,
     "answers": believes_in_any_version,
     "puts": puts_without_a_condition,
     "selections": reads_a_minus_as_a_plus,

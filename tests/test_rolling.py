@@ -157,6 +157,16 @@ def test_what_is_no_whole_shard_is_refused_and_changes_nothing(change, tmp_path)
     assert (document(tmp_path / "a"), shards_of(tmp_path / "a")) == before
 
 
+@pytest.mark.parametrize("keep", [-2, 1.5])
+def test_a_roll_that_would_keep_less_than_nothing_is_refused(keep, tmp_path):
+    """It would delete what it has just written."""
+    a = rolling(tmp_path / "a", 0, 4)
+    before = document(tmp_path / "a"), shards_of(tmp_path / "a")
+    with pytest.raises(gpushard.OptionError, match="keep"):
+        a.roll(steps(4, 6), keep=keep)
+    assert (document(tmp_path / "a"), shards_of(tmp_path / "a")) == before
+
+
 def test_an_array_that_ends_inside_a_shard_cannot_be_appended_to(tmp_path):
     a = RollingArray.create(tmp_path / "a", **PLAIN | {"shape": (3, WIDTH)})
     with pytest.raises(gpushard.SelectionError, match="whole shards"):

@@ -239,6 +239,8 @@ class RollingArray(RollingReader):
 
         Raises
         ------
+        OptionError
+            `keep` is negative.
         SelectionError, StoreError
             As for `append`.
         """

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpushard.arguments import integer
+from gpushard.arguments import integer, whole_number
 from gpushard.errors import SelectionError, StoreError, WindowMovedError
 from gpushard.rolling.steps import Steps
 from gpushard.rolling.window import Window
@@ -48,11 +48,13 @@ def append(steps: Steps, values: Any, axis: int, at: int | None) -> Moved:
 
 def roll(steps: Steps, values: Any, axis: int, how: Roll) -> Moved:
     """As `append`, and what the window is too long for goes at its other end."""
+    if how.keep is not None:
+        how = how._replace(keep=whole_number(how.keep, "keep", 0))
 
     def rolled(stop: int, now: Window) -> Window:
         start, end = _sides(now, axis)
         end = max(end, stop)
-        length = now.shape[axis] if how.keep is None else integer(how.keep, "keep")
+        length = now.shape[axis] if how.keep is None else how.keep
         return now.over(axis, max(start, end - length), end)
 
     moved = _behind(steps, values, axis, how.at, rolled)

@@ -93,6 +93,11 @@ class Reply:
         return self.head() + (b"" if method == "HEAD" else self.body)
 
 
+def says_missing(sent: bytes) -> bool:
+    """Whether an answer says that there is no object, also behind early ones."""
+    return b" 404" in sent[:40] or b"HTTP/1.1 404" in sent
+
+
 class Answers:
     """What a server answers with; the next request's, and that it is none too many."""
 

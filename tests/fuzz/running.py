@@ -20,7 +20,7 @@ from fuzz import mutations
 
 TARGETS = (
     *("metadata", "historic", "index", "streams", "shards", "loops", "device"),
-    *("writing", "conversion", "answers", "puts", "selections"),
+    *("writing", "conversion", "rolling", "answers", "puts", "selections"),
 )
 
 NETWORKED = ("answers", "puts")

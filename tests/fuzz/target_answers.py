@@ -26,7 +26,15 @@ from numpy.typing import NDArray
 
 import gpushard
 from fuzz.answer_steps import STEPS, Answer, stepped
-from fuzz.answering import AnsweringServer, Answers, Asked, Reply, missing, served
+from fuzz.answering import (
+    AnsweringServer,
+    Answers,
+    Asked,
+    Reply,
+    missing,
+    says_missing,
+    served,
+)
 from fuzz.mutations import damaged, damaged_steps
 from fuzz.refusals import assert_is_told
 from fuzz.shard_cases import CRC, LITTLE, ZSTD, document, sharding
@@ -151,7 +159,7 @@ class _Scene(Answers):
         answer = self._answer(asked)
         reply = stepped(answer, kind, a, b)
         self.is_honest &= not answer.hides_version
-        self.said_missing |= b" 404" in reply.sent(asked.method)[:40]
+        self.said_missing |= says_missing(reply.sent(asked.method))
         return reply
 
     def _next_step(self) -> bytes:

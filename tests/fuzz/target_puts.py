@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import gpushard
 from fuzz.answer_steps import STEPS, Answer, stepped
-from fuzz.answering import Answers, Asked, Reply, missing, served
+from fuzz.answering import Answers, Asked, Reply, missing, says_missing, served
 from fuzz.mutations import damaged, damaged_steps
 from fuzz.refusals import assert_is_told
 from fuzz.shard_cases import CRC, LITTLE, ZSTD, document, sharding
@@ -144,7 +144,7 @@ class _Bucket(Answers):
         reply = missing() if data is None else served(asked, data, told)
         reply = self._stepped(Answer(asked, reply, data, False, told), kind, a, b)
         # Also where a redirect has led to.
-        self.denied_objects |= b" 404" in reply.sent(asked.method)[:40]
+        self.denied_objects |= says_missing(reply.sent(asked.method))
         return reply
 
     def _changed(self, asked: Asked, key: str, kind: int, a: int, b: int) -> Reply:
