@@ -360,3 +360,17 @@ def test_of_a_server_without_ranges_no_key_leads_out_and_403_may_mean_missing(se
     with pytest.raises(gpushard.StoreError, match="key"):
         store.read([ByteRequest("c/../c/0/0", 5, 9)])
     assert server.count() == n_requests
+
+
+@pytest.mark.parametrize("way", ["small", "plain", "compiled"])
+def test_shards_of_a_server_without_ranges_fail_side_by_side(server, way):
+    """They wait for room, one for the other, but not to fail as well."""
+    a = opened(server, way, patience_s=0.6)
+    server.trickles, server.transfer = "body", "chunked"
+    for _ in range(2):  # the second time it is known that there are no ranges
+        started = time.perf_counter()
+        with pytest.raises(gpushard.StoreError, match="came in time"):
+            a[...]
+        assert time.perf_counter() - started < 2  # six shards
+    server.trickles = None
+    assert_reads(a)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +16,7 @@ from gpushard.options import KIB, MIB
 from gpushard.stores import bodies
 from gpushard.stores import wholes as wholes_module
 from gpushard.stores.base import ByteRequest, Fetched
-from gpushard.stores.wholes import Wholes, cut_out
+from gpushard.stores.wholes import Together, Wholes, cut_out
 from hostile_shards import ZSTD
 from lone_chunks import let_little_count, zstd
 from range_server import RangeServer
@@ -78,6 +79,38 @@ def test_whole_objects_wait_for_room():
         assert came == [6 * MIB]
     waiting.join()
     assert came == [6 * MIB, 7 * MIB]
+
+
+def test_who_waits_for_room_gives_up_with_those_it_is_asked_together_with():
+    wholes, failure = Wholes(Options()), StoreError("too slow")
+    group, came = Together(), list[str]()
+    begun = threading.Barrier(3)
+
+    def take(name: str, group: Together) -> None:
+        begun.wait()
+        try:
+            with wholes.taken(wholes.most_nbytes, group):
+                came.append(name)
+        except StoreError as error:
+            came.append(f"{name} {error is failure}")
+
+    def fail() -> None:
+        with wholes.taken(wholes.most_nbytes, group):
+            begun.wait()
+            time.sleep(0.05)  # until they wait for room
+            raise failure
+
+    waiting = [
+        threading.Thread(target=take, args=("together", group)),
+        threading.Thread(target=take, args=("alone", Together())),
+    ]
+    for thread in waiting:
+        thread.start()
+    with pytest.raises(StoreError):
+        fail()
+    for thread in waiting:
+        thread.join()
+    assert sorted(came) == ["alone", "together True"]
 
 
 class Interrupting(threading.Condition):

@@ -44,7 +44,7 @@ from gpushard.stores.remote_failures import (
     too_slow,
     two_sizes,
 )
-from gpushard.stores.wholes import Wholes, cut_out, read_together
+from gpushard.stores.wholes import Together, Wholes, cut_out, read_together
 from gpushard.workers import run_side_by_side
 
 if TYPE_CHECKING:
@@ -126,9 +126,11 @@ class RemoteStore:
         StoreError
             The server failed, did not answer in time, or answered other bytes.
         """
+        group = Together()
         if self._ignores_ranges:
-            return self._read_from_wholes(requests)
-        return run_side_by_side(self._read_one, requests, self._costs.concurrency)
+            return self._read_from_wholes(requests, group)
+        read = partial(self._read_one, group=group)
+        return run_side_by_side(read, requests, self._costs.concurrency)
 
     def current_version(
         self,
@@ -145,7 +147,7 @@ class RemoteStore:
         StoreError
             As for `read`.
         """
-        fetched = self._read_one(document_request(key))
+        fetched = self._read_one(document_request(key), Together())
         return document_bytes(fetched, key, self._url)
 
     def list_children(self, prefix: str) -> list[str] | None:
@@ -179,11 +181,11 @@ class RemoteStore:
         except request_errors() as error:
             raise request_failure(self._url, key, error) from error
 
-    def _read_one(self, request: ByteRequest) -> Fetched | None:
+    def _read_one(self, request: ByteRequest, group: Together) -> Fetched | None:
         """Answer one request, with patience for a busy server."""
-        return self._patience.ask(self._answer, request)
+        return self._patience.ask(partial(self._answer, group=group), request)
 
-    def _answer(self, request: ByteRequest) -> Fetched | None:
+    def _answer(self, request: ByteRequest, group: Together) -> Fetched | None:
         """Answer one request, by another way where the server refuses the first."""
         from obstore.exceptions import NotSupportedError
 
@@ -191,27 +193,26 @@ class RemoteStore:
         refuse_after_fork(self._url, request.key)
         try:
             if request.start < 0:
-                return self._read_suffix(request)
+                return self._read_suffix(request, group)
             return self._read_range(request)
         except FileNotFoundError as error:
             return self._absent(request, error)
-        except NotSupportedError:
-            self._ignores_ranges = True
-            return self._cut_whole([request])[0]
         except StoreError:
             raise
         except request_errors() as error:
-            if RANGELESS.search(str(error)):
+            is_rangeless = isinstance(error, NotSupportedError)
+            if is_rangeless or RANGELESS.search(str(error)):
                 self._ignores_ranges = True
-                return self._cut_whole([request])[0]
+                return self._cut_whole([request], group)[0]
             return self._refused(request, error)
 
     def _refused(self, request: ByteRequest, error: Exception) -> None:
         """Raise what failed, unless missing objects are answered like that."""
         from obstore.exceptions import PermissionDeniedError
 
-        is_denied = isinstance(error, PermissionDeniedError)
-        if not (is_denied and self._forbidden_is_missing):
+        if not (
+            self._forbidden_is_missing and isinstance(error, PermissionDeniedError)
+        ):
             raise request_failure(self._url, request.key, error) from error
 
     def _absent(self, request: ByteRequest, error: FileNotFoundError) -> None:
@@ -239,7 +240,7 @@ class RemoteStore:
                 raise
             return self._empty(about)
 
-    def _read_suffix(self, request: ByteRequest) -> Fetched | None:
+    def _read_suffix(self, request: ByteRequest, group: Together) -> Fetched | None:
         """The last bytes of the object, by its size where suffixes are refused."""
         from obstore.exceptions import NotSupportedError
 
@@ -247,13 +248,12 @@ class RemoteStore:
             try:
                 return self._request(request, {"range": {"suffix": -request.start}})
             except request_errors() as error:
-                if not isinstance(
-                    error, NotSupportedError
-                ) and not SUFFIX_REFUSED.search(str(error)):
+                is_refused = SUFFIX_REFUSED.search(str(error))
+                if not (is_refused or isinstance(error, NotSupportedError)):
                     raise
         about = self._head(request)
         if (nbytes := about["size"]) == 0:  # or a server that makes nothing of a HEAD
-            return self._cut_whole([request])[0]
+            return self._cut_whole([request], group)[0]
         self._refuses_suffixes = True
         start = max(0, nbytes + request.start)
         version = request.version or version_of(about)
@@ -315,6 +315,8 @@ class RemoteStore:
         except TimeoutError as error:
             limit_s = self._pace.limit_s(nbytes)
             raise too_slow(self._url, request.key, nbytes, limit_s) from error
+        except request_errors() as error:
+            raise request_failure(self._url, request.key, error) from error
 
     def _head(self, request: ByteRequest) -> ObjectMeta:
         """What the server tells about the object."""
@@ -328,16 +330,18 @@ class RemoteStore:
         return Fetched(np.empty(0, np.uint8), about["size"], version_of(about))
 
     def _read_from_wholes(
-        self, requests: Sequence[ByteRequest]
+        self, requests: Sequence[ByteRequest], group: Together
     ) -> list[Fetched | None]:
         """Answers cut from whole objects, each fetched once."""
 
         def ask(some: Sequence[ByteRequest]) -> list[Fetched | None]:
-            return self._patience.ask(lambda _: self._cut_whole(some), some[0])
+            return self._patience.ask(lambda _: self._cut_whole(some, group), some[0])
 
         return read_together(requests, ask, self._costs.concurrency)
 
-    def _cut_whole(self, some: Sequence[ByteRequest]) -> list[Fetched | None]:
+    def _cut_whole(
+        self, some: Sequence[ByteRequest], group: Together
+    ) -> list[Fetched | None]:
         """What is asked of one object, of a server without ranges."""
         request = ByteRequest(some[0].key, version=some[0].version)
         refuse_unsafe_key(request.key, self._url)
@@ -345,7 +349,7 @@ class RemoteStore:
         try:
             result = self._whole(request)
             about = result.meta
-            with self._wholes.taken(about["size"]) as had_room:
+            with self._wholes.taken(about["size"], group) as had_room:
                 if not had_room:  # no server holds an answer back for any time
                     result = self._whole(request._replace(version=version_of(about)))
                 data = self._body(request, result, time.monotonic())
@@ -357,7 +361,7 @@ class RemoteStore:
             raise
         except request_errors() as error:
             if self._plain is not None and UNSIZED.search(str(error)):
-                with self._wholes.taken(self._wholes.most_nbytes):
+                with self._wholes.taken(self._wholes.most_nbytes, group):
                     unsized = self._get_unsized(request, self._plain)
                     return [cut_out(unsized, one) for one in some]
             return [self._refused(request, error)] * len(some)
@@ -373,9 +377,8 @@ class RemoteStore:
 
     def _get_unsized(self, request: ByteRequest, server: PlainServer) -> Fetched | None:
         """Whole object from a server that does not tell sizes."""
-        limit = self._wholes.most_nbytes
         try:
-            body, about = server.get_unsized(request.key, limit)
+            body, about = server.get_unsized(request.key, self._wholes.most_nbytes)
         except FileNotFoundError as error:
             return self._absent(request, error)
         self._refuse_large(request.key, len(body))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+from gpushard.errors import StoreError
 from gpushard.options import MIB, Options
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.workers import run_side_by_side
@@ -16,6 +18,19 @@ MOST_WHOLE_NBYTES = 64 * MIB
 _SHARE = 4
 # Seconds after which who waits looks again: an interrupt may keep others from telling.
 _LOOK_AGAIN_S = 1.0
+
+
+@dataclass
+class Together:
+    """Requests that are made for one read: once one has failed, no other is begun.
+
+    Attributes
+    ----------
+    error
+        What the first of them failed with.
+    """
+
+    error: StoreError | None = None
 
 
 class Wholes:
@@ -40,19 +55,32 @@ class Wholes:
         self._held: dict[object, int] = {}
 
     @contextmanager
-    def taken(self, nbytes: int) -> Iterator[bool]:
+    def taken(self, nbytes: int, group: Together | None = None) -> Iterator[bool]:
         """Hold so much, as soon as there is room for it; gives whether there was.
 
-        `nbytes` is `most_nbytes` at the most.
+        `nbytes` is `most_nbytes` at the most. Who waits for room gives up as soon as
+        one of its `group` has failed: a server that fails in time would do so one
+        request after the other.
+
+        Raises
+        ------
+        StoreError
+            What that failed with.
         """
+        group = group or Together()
         holder = object()
         try:
             with self._changed:
                 had_room = self._has_room(nbytes)
                 while not self._has_room(nbytes):
                     self._changed.wait(_LOOK_AGAIN_S)
+                    if group.error is not None:
+                        raise group.error
                 self._held[holder] = nbytes
             yield had_room
+        except StoreError as error:
+            group.error = error  # before others are told that there is room
+            raise
         finally:
             # Before anything that an interrupt can cut off, and without a lock.
             self._held.pop(holder, None)
