@@ -352,8 +352,8 @@ class ConcatArray(NumpyLike):
             yield host_job(source, mine, into, tally, costs)
 
     def shares(
-        self, selections: Sequence[Selection]
-    ) -> Iterator[tuple[Array, list[Selection], list[int]]]:
+        self, selections: Sequence[Taken]
+    ) -> Iterator[tuple[Array, list[Taken], list[int]]]:
         """Arrays with a part of any selection: the parts, and their selections."""
         for k, array in enumerate(self.arrays):
             start, stop = int(self._starts[k]), int(self._starts[k + 1])
