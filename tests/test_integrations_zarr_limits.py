@@ -74,9 +74,10 @@ def test_what_is_known_of_an_array_is_kept_while_the_limits_are_the_same(tmp_pat
     with zarr.config.set(OURS):
         a = zarr.open_array(place, mode="r")
         a[:3]
-        prepared = a._async_array.codec_pipeline._prepared
+        known = a._async_array.codec_pipeline._array
+        prepared = known._prepared
         a[5:9]
-        assert a._async_array.codec_pipeline._prepared is prepared
+        assert known._prepared is prepared
         assert list(prepared.sources) == [""]
 
 

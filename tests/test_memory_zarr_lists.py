@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import gpushard
-from gpushard.integrations.zarr import batch, lists
+from gpushard.integrations.zarr import batch, lists, pipeline
 from gpushard.options import KIB, MIB
 from test_expressions import crossed
 
@@ -60,10 +60,9 @@ def read(place: Any, kind: str, key: Any) -> Any:
 def taken(monkeypatch) -> list[int]:
     """What the pipeline's reads take beside what zarr holds."""
     nbytes: list[int] = []
-    pipeline = gpushard.GpushardCodecPipeline
-    real = pipeline._read
+    real = pipeline.read_batch
 
-    def _read(*arguments: Any) -> Any:
+    def traced(*arguments: Any) -> Any:
         tracemalloc.start()
         try:
             found = real(*arguments)
@@ -72,7 +71,7 @@ def taken(monkeypatch) -> list[int]:
             tracemalloc.stop()
         return found
 
-    monkeypatch.setattr(pipeline, "_read", _read)
+    monkeypatch.setattr(pipeline, "read_batch", traced)
     return nbytes
 
 
