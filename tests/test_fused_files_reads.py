@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gpushard
+from array_strategies import codec
 from fused_cases import (
     CHAINS,
     FUSED,
@@ -170,3 +171,34 @@ def test_plain_elements_far_apart_are_read_alone(endian, pread, seen, tmp_path):
     alone = [(row * n + 14, 4) for n in rows]
     spans = [(row * 3 + 14, 8 * row + 4), (row * 15 + 14, 2 * row + 4)]
     assert sorted(made.calls) == (alone if endian == "little" else spans)
+
+
+def test_planes_of_plain_elements_far_apart_are_read_alone(pread, seen, tmp_path):
+    values = np.arange(6 * 12 * 1100, dtype="u2").reshape(6, 12, 1100)
+    inner = sharding((6, 12, 1100), codecs=[LITTLE])
+    here = document((6, 12, 1100), (6, 12, 1100), inner, dtype="uint16")
+    place = write(here, [(..., values)]).placed("local", tmp_path)
+    key, row = np.s_[5:0:-2, ::2, 3::2], 2200
+    for fails in (10**9, 0, 2):
+        made = pread(1 << 30, fails, -1)
+        seen.n_left = 0
+        a = gpushard.open_array(place, options=FUSED)
+        assert_same_bits(a[key], values[key])
+        assert bool(seen.n_left) == (fails < 3)
+    made = pread(1 << 30)
+    a = gpushard.open_array(place, options=FUSED)
+    assert_same_bits(a[key], values[key])
+    plane, span = 12 * row, 10 * row + 2 * 1097
+    assert sorted(made.calls) == [(n * plane + 6, span) for n in (1, 3, 5)]
+
+
+def test_transposed_plain_elements_are_not_read_one_by_one(pread, tmp_path):
+    values = np.arange(64 * 70 * 9, dtype="u2").reshape(64, 70, 9)
+    turned = codec("transpose", order=[2, 1, 0])
+    inner = sharding((64, 70, 9), codecs=[turned, LITTLE])
+    here = document((64, 70, 9), (64, 70, 9), inner, dtype="uint16")
+    place = write(here, [(..., values)]).placed("local", tmp_path)
+    made = pread(1 << 30)
+    a = gpushard.open_array(place, options=FUSED)
+    assert_same_bits(a[1:], values[1:])
+    assert len(made.calls) == 1

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpushard
+from array_strategies import codec
 from fused_cases import FUSED, LITTLE, VALUES, ZSTD, blosc, stored, watch_sinks
 from gpushard.fused.boxes import are_too_many, runs
+from selection_strategies import basic_keys
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, held, write
 
@@ -103,3 +105,29 @@ def test_rows_of_an_inner_chunk_want_the_blocks_between_them(
     rows = np.cumsum([first, *steps])
     rows = rows[rows < 128][::-1]
     assert_same_bits(a.oindex[rows, columns], values[rows, columns])
+
+
+@pytest.fixture(scope="module", params=[(0, 1, 2), (2, 1, 0), (1, 2, 0)], ids=str)
+def large_plain(request, tmp_path_factory):
+    """Plain inner chunks whose planes lie far apart, and their elements."""
+    order = codec("transpose", order=list(request.param))
+    inner = sharding((7, 40, 300), codecs=[order, LITTLE])
+    values = np.arange(14 * 40 * 600).reshape(14, 40, 600).astype("u2")
+    made = write(
+        document((14, 40, 600), (14, 40, 600), inner, dtype="uint16"), [(..., values)]
+    )
+    place = made.placed("local", tmp_path_factory.mktemp("planes"))
+    return gpushard.open_array(place, options=FUSED), values
+
+
+@given(key=basic_keys((14, 40, 600)))
+def test_planes_far_apart_are_read_as_numpy_reads_them(large_plain, key):
+    a, values = large_plain
+    assert_same_bits(a[key], values[key])
+
+
+def test_planes_that_are_read_alone_leave_nothing_behind_for_others(large_plain):
+    a, values = large_plain
+    keys = [np.s_[0, ::2], np.s_[::2, ::2, 5:9], np.s_[0, 1::2, 3:70]]
+    for got, key in zip(a.read_many(keys), keys, strict=True):
+        assert_same_bits(got, values[key])

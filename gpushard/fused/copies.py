@@ -9,6 +9,7 @@ from gpushard.fused.columns import (
     BOOL,
     COPY,
     FIRST_LENGTH,
+    GAP_NBYTES,
     LIST_AXIS,
     LIST_FIRST,
     LIST_INNER,
@@ -20,6 +21,8 @@ from gpushard.fused.columns import (
     Decoder,
 )
 
+# Twice what another call costs: so far apart, parts of a box are read one by one.
+_APART_NBYTES = 2 * GAP_NBYTES
 # Shorter runs, from 16 bytes on, are copied without a call: of rows that a cache does
 # not hold it takes nearly twice as long (64 bytes: 33 ns instead of 20).
 _LARGEST_INLINE_NBYTES = 512
@@ -55,6 +58,24 @@ def merge_axes(d: Decoder, box: Any, strides: Any, work: Any) -> tuple[int, int]
             work[0, n], work[1, n], work[2, n], work[3, n] = length, inner, outer, 0
             n += 1
     return run, n
+
+
+@calls.inner
+def far_axis(run: int, n_axes: int, work: Any) -> tuple[int, int]:
+    """Axis along which parts of a box lie far apart, and how many bytes each takes.
+
+    It is the innermost such axis of those that `merge_axes` left; 0 bytes if none is.
+    """
+    nbytes = run
+    for axis in range(n_axes):
+        if work[1, axis] - nbytes > _APART_NBYTES:
+            for outer in range(axis + 1, n_axes):
+                # Of transposed inner chunks, what lies between is wanted too.
+                if work[1, outer] < work[1, axis]:
+                    return 0, 0
+            return axis, nbytes
+        nbytes += (work[0, axis] - 1) * work[1, axis]
+    return 0, 0
 
 
 @calls.inner
@@ -123,7 +144,7 @@ def _copy_line(d: Decoder, target: int, source: int, run: int, line: Any) -> Non
 
 
 @calls.inner
-def _copy_box(
+def copy_box(
     d: Decoder, target: int, source: int, run: int, n_axes: int, work: Any
 ) -> None:
     """Elements of a box, as `merge_axes` left it in `work`."""
@@ -133,15 +154,18 @@ def _copy_box(
     is_done = False
     while not is_done:
         _copy_line(d, target, source, run, work)
-        target, source, is_done = next_line(target, source, n_axes, work)
+        target, source, is_done = next_line(target, source, (1, n_axes), work)
 
 
 @calls.inner
 def next_line(
-    target: int, source: int, n_axes: int, work: Any
+    target: int, source: int, axes: tuple[int, int], work: Any
 ) -> tuple[int, int, bool]:
-    """Where the next line of a box begins, in both; and whether there is none."""
-    axis = 1
+    """Where the next line of a box begins, in both; and whether there is none.
+
+    Those next to one another along the axes before the first of `axes` are one line.
+    """
+    axis, n_axes = axes
     while axis < n_axes:
         source += work[1, axis]
         target += work[2, axis]
@@ -192,4 +216,4 @@ def copy_wanted(
             for i in range(0, run, 16):
                 calls.stream_128(to + i, at + i)
         else:
-            _copy_box(d, to, at, run, n_axes, work)
+            copy_box(d, to, at, run, n_axes, work)

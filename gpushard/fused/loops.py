@@ -15,7 +15,6 @@ from gpushard.fused.columns import (
     FILE,
     FILLED,
     FIRST_LENGTH,
-    GAP_NBYTES,
     HIGH,
     INFLATE,
     KEEP,
@@ -33,7 +32,13 @@ from gpushard.fused.columns import (
     ZSTD,
     Decoder,
 )
-from gpushard.fused.copies import copy_wanted, merge_axes, next_line
+from gpushard.fused.copies import (
+    copy_box,
+    copy_wanted,
+    far_axis,
+    merge_axes,
+    next_line,
+)
 from gpushard.fused.frames import decode_frame
 from gpushard.fused.lz4 import decode_lz4
 from gpushard.fused.zstd_frames import decode_first, is_one_frame
@@ -43,8 +48,6 @@ _LARGEST_DEFLATED = (1 << 32) - 1
 _Z_FINISH, _Z_STREAM_END = 4, 1
 # Magic number and the flag FHCRC, as the first four bytes have them.
 _GZIP_WITH_FHCRC = 0x02008B1F
-# Twice what another call costs: so far apart, runs are read one by one.
-_APART_NBYTES = 2 * GAP_NBYTES
 # Where `z_stream` of zlib.h has next_in, avail_in, next_out and avail_out.
 _NEXT_IN, _AVAIL_IN, _NEXT_OUT, _AVAIL_OUT = 0, 8, 24, 32
 
@@ -178,7 +181,25 @@ def _read_runs(d: Decoder, box: Any, run: int, n_axes: int, work: Any) -> bool:
             place, at = target + k * work[2, 0], source + k * work[1, 0]
             if _read_at(d, box[FILE], place, run, at) != run:
                 return False
-        target, source, is_done = next_line(target, source, n_axes, work)
+        target, source, is_done = next_line(target, source, (1, n_axes), work)
+    return True
+
+
+@calls.inner
+def _read_slabs(
+    d: Decoder, box: Any, left: tuple[int, int], far: tuple[int, int], work: Any
+) -> bool:
+    """Read plain elements that lie far apart along `far`, step by step."""
+    target, source = box[TARGET], box[SOURCE] + box[OFFSET]
+    run, n_axes = left
+    axis, nbytes = far
+    work[4, 0] = NO_FILE  # the window has something else now
+    is_done = False
+    while not is_done:
+        if _read_at(d, box[FILE], d.window, nbytes, source) != nbytes:
+            return False
+        copy_box(d, target, d.window, run, axis, work)
+        target, source, is_done = next_line(target, source, (axis, n_axes), work)
     return True
 
 
@@ -244,13 +265,19 @@ def _read_plain(
     strides: Any,
     work: Any,
 ) -> tuple[int, int]:
-    """As `_read_into`, where runs are whole boxes or far apart; else no boxes done."""
+    """As `_read_into`, of boxes that are runs or lie far apart; else no boxes done."""
     run, n_axes = left
     if n_axes == 0:
         return _read_into(d, boxes, at, run, strides, work)
-    if work[1, 0] - run > _APART_NBYTES:
-        return (1 if _read_runs(d, boxes[at[0]], run, n_axes, work) else 0), 1
-    return 0, 0
+    far = far_axis(run, n_axes, work)
+    if not 0 < far[1] <= d.window_nbytes:
+        return 0, 0
+    box = boxes[at[0]]
+    if far[0]:
+        is_read = _read_slabs(d, box, left, far, work)
+    else:
+        is_read = _read_runs(d, box, run, n_axes, work)
+    return (1 if is_read else 0), 1
 
 
 @calls.inner
