@@ -172,8 +172,14 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.integers(1, 6))
-def test_whatever_is_done_slots_have_what_their_keys_say(steps, n_most):
+@given(STEPS, st.integers(1, 6), st.sampled_from([1, 3, chunk_cache._MANY_KEYS]))
+def test_whatever_is_done_slots_have_what_their_keys_say(steps, n_most, many):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunk_cache, "_MANY_KEYS", many)
+        look_at_steps(steps, n_most)
+
+
+def look_at_steps(steps, n_most):
     cache = ChunkCache(n_most * NBYTES, NBYTES)
     held = []
     for what, keys, may_drop in steps:
@@ -192,6 +198,47 @@ def test_whatever_is_done_slots_have_what_their_keys_say(steps, n_most):
         assert cache.held_nbytes <= n_most * NBYTES
     held.clear()
     assert len(kept(cache, *range(20, 20 + n_most))) == n_most
+
+
+@given(
+    st.lists(st.integers(-2, 30), max_size=12),
+    st.lists(st.integers(-2, 30), min_size=1, max_size=40),
+)
+def test_many_keys_are_found_as_single_ones_are(keys, wanted):
+    cache = ChunkCache(8 * NBYTES, NBYTES)
+    for some in (keys[:7], keys[7:]):
+        kept(cache, *some)
+        alone = [cache.find([key]).addresses.item() for key in wanted]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(chunk_cache, "_MANY_KEYS", 1)
+            together = cache.find(np.array(wanted, np.int64))
+            assert together.addresses.tolist() == alone
+            assert sorted(together.taken) == sorted(s for s in together.slots if s >= 0)
+
+
+def test_what_makes_room_is_found_no_more(monkeypatch):
+    monkeypatch.setattr(chunk_cache, "_MANY_KEYS", 1)
+    cache = ChunkCache(3 * NBYTES, NBYTES)
+    kept(cache, 1, 2, 3)
+    assert found(cache, 1, 2, 3, 4) == [1, 2, 3]
+    claimed = cache.claim([4])
+    left = found(cache, 1, 2, 3, 4)
+    assert len(left) == 2
+    assert left == [key for key in (1, 2, 3) if cache.find([key]).slots[0] >= 0]
+    fill(claimed, [4])
+    cache.keep(claimed)
+    assert found(cache, 1, 2, 3, 4) == [*left, 4]
+
+
+def test_there_is_room_while_slots_are_free_or_can_be_made():
+    cache = ChunkCache(2 * NBYTES, NBYTES)
+    kept(cache, 1)
+    assert cache.has_room
+    hold = cache.claim([2])
+    assert not cache.has_room
+    assert kept(cache, 3, may_drop=False) == []
+    del hold
+    assert cache.has_room
 
 
 def test_threads_that_keep_and_find_see_only_what_keys_say():

@@ -43,17 +43,20 @@ class KeptBoxes:
     found
         What was kept before, box by box.
     claimed
-        What is to be kept, box by box; None where all of it is.
+        What is to be kept, box by box; None where nothing is.
+    is_all_found
+        Whether nothing is read or decoded.
     """
 
     cache: ChunkCache
     found: Hold
-    claimed: Hold | None
+    claimed: Hold | None = None
+    is_all_found: bool = False
 
     @property
     def n_found(self) -> int:
         """Inner chunks that were kept before."""
-        return len(set(self.found.slots) - {-1})
+        return len(set(self.found.taken))
 
     def keep(self, boxes: Ints, is_placed: NDArray[np.bool_], first: int = 0) -> None:
         """Keep what was decoded, once no object changed while it was read.
@@ -103,19 +106,21 @@ def _mark_kept(
     cache: ChunkCache, boxes: Ints, keys: Ints, *, may_drop: bool
 ) -> KeptBoxes:
     """As `kept_boxes`; `keys`: int64, shape (n_boxes,)."""
-    found = cache.find(keys.tolist())
-    n_left = sum([slot < 0 for slot in found.slots])
-    if n_left < len(boxes):
+    found = cache.find(keys)
+    n_left = len(boxes) - len(found.taken)
+    if found.taken:
         addresses = found.addresses
         at: Any = np.flatnonzero(addresses) if n_left else slice(None)
         boxes[at, SOURCE], boxes[at, NBYTES] = addresses[at], cache.chunk_nbytes
         boxes[at, LOW], boxes[at, HIGH], boxes[at, FILE] = 0, 0, FILLED
     if not n_left:
-        return KeptBoxes(cache, found, None)
-    if n_left < len(boxes):
+        return KeptBoxes(cache, found, is_all_found=True)
+    if found.taken:
         _put_reach(boxes)
+    if not may_drop and not cache.has_room:
+        return KeptBoxes(cache, found)
     new = np.where(boxes[:, FILE] == FILLED, NO_KEY, keys)
-    claimed = cache.claim(new.tolist(), may_drop=may_drop)
+    claimed = cache.claim(new, may_drop=may_drop)
     boxes[:, KEEP] = claimed.addresses
     return KeptBoxes(cache, found, claimed)
 

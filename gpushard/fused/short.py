@@ -128,7 +128,7 @@ class ShortReader:
             return False
         kept = kept_boxes(source, columns, known, rows[:, END], len(columns))
         is_read = self._place(source, boxes, out.nbytes)
-        for handle in handles if kept is None or kept.claimed is not None else ():
+        for handle in handles if kept is None or not kept.is_all_found else ():
             if handle is not None:
                 self._store.confirm(handle)
         if kept is not None and is_read:

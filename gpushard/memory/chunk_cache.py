@@ -25,6 +25,14 @@ _LINE_NBYTES = 64
 _SEGMENT_NBYTES = 4 << 20
 # Holders that have let go and were not counted off yet.
 _MOST_LEFT = 64
+# So many keys are looked up together in columns, unless far more are kept, which are
+# sorted for it first.
+_MANY_KEYS = 512
+_MOST_SORTED = 8
+
+
+# Integers, or int64, shape (n,).
+Keys = Sequence[int] | Ints
 
 
 class _Room:
@@ -93,10 +101,9 @@ class _Room:
         """Count off holders that let go; slots without a key are free again."""
         while self.let_go:
             for slot in self.let_go.popleft():
-                if slot >= 0:
-                    self.n_holders[slot] -= 1
-                    if not self.n_holders[slot] and self.keys[slot] is None:
-                        self.free.append(slot)
+                self.n_holders[slot] -= 1
+                if not self.n_holders[slot] and self.keys[slot] is None:
+                    self.free.append(slot)
 
     def victims(self, n: int) -> list[int]:
         """`n` slots whose inner chunks are to go; fewer where the rest are held.
@@ -130,30 +137,38 @@ class Hold:
         What they are, or will be, found under.
     slots
         Slot of each key; -1: none.
+    taken
+        The slots that there are.
     room
         What they are slots of.
     """
 
-    __slots__ = ("keys", "room", "slots")
+    __slots__ = ("keys", "room", "slots", "taken")
 
-    def __init__(self, room: _Room, keys: Sequence[int], slots: Sequence[int]) -> None:
+    def __init__(self, room: _Room, keys: Keys, slots: Keys) -> None:
         self.room = room
         self.keys = keys
         self.slots = slots
+        if isinstance(slots, np.ndarray):
+            self.taken: list[int] = slots[slots >= 0].tolist()
+        else:
+            self.taken = [slot for slot in slots if slot >= 0]
 
     def __del__(self) -> None:
         # No lock: this may run wherever Python collects garbage, under a lock, too.
-        self.room.let_go.append(self.slots)
+        self.room.let_go.append(self.taken)
 
     @property
     def addresses(self) -> Ints:
         """Where each slot begins in memory: int64, shape (n,); 0: none."""
         addresses = self.room.addresses
+        if isinstance(self.slots, np.ndarray):
+            return np.array(addresses, np.int64)[self.slots]
         return np.array([addresses[slot] for slot in self.slots], np.int64)
 
     def bytes_of(self, i: int) -> NDArray[np.uint8]:
         """Memory of the i-th slot: uint8, as long as this object is there."""
-        return self.room.bytes_of(self.slots[i])
+        return self.room.bytes_of(int(self.slots[i]))
 
 
 class ChunkCache:
@@ -188,6 +203,7 @@ class ChunkCache:
         self._lock = threading.Lock()
         self._room = _Room(self._slot_nbytes)
         self._slot_of: dict[int, int] = {}
+        self._sorted: tuple[Ints, Ints] | None = None
 
     def __len__(self) -> int:
         return len(self._slot_of)
@@ -197,20 +213,49 @@ class ChunkCache:
         """Memory that its slots take, in use or free."""
         return len(self._room.keys) * self._slot_nbytes
 
-    def find(self, keys: Sequence[int]) -> Hold:
+    @property
+    def has_room(self) -> bool:
+        """Whether any room is free, or can still be made."""
+        with self._lock:
+            self._room.count_off()
+            return self._n_free > 0
+
+    @property
+    def _n_free(self) -> int:
+        """How many slots could be had without dropping any; counted off before."""
+        return len(self._room.free) + self.n_most - len(self._room.keys)
+
+    def find(self, keys: Keys) -> Hold:
         """Slots of those inner chunks that are kept."""
         with self._lock:
-            room, get = self._room, self._slot_of.get
+            room = self._room
             if len(room.let_go) > _MOST_LEFT:
                 room.count_off()
-            slots = [get(key, -1) for key in keys]
-            for slot in slots:
-                if slot >= 0:
-                    room.n_holders[slot] += 1
-                    room.is_used[slot] = True
-            return Hold(room, keys, slots)
+            hold = Hold(room, keys, self._slots(keys))
+            n_holders, is_used = room.n_holders, room.is_used
+            for slot in hold.taken:
+                n_holders[slot] += 1
+                is_used[slot] = True
+            return hold
 
-    def claim(self, keys: Sequence[int], *, may_drop: bool = True) -> Hold:
+    def _slots(self, keys: Keys) -> Keys:
+        """Slot of each key; -1: none."""
+        n_kept = len(self._slot_of)
+        if len(keys) < _MANY_KEYS or n_kept > _MOST_SORTED * len(keys):
+            get = self._slot_of.get
+            return [get(key, -1) for key in _listed(keys)]
+        if not n_kept:
+            return np.full(len(keys), -1)
+        if self._sorted is None:
+            kept = np.fromiter(self._slot_of, np.int64, n_kept)
+            slots = np.fromiter(self._slot_of.values(), np.int64, n_kept)
+            order = kept.argsort()
+            self._sorted = kept[order], slots[order]
+        kept, slots = self._sorted
+        at = np.minimum(kept.searchsorted(keys), n_kept - 1)
+        return np.where(kept[at] == keys, slots[at], -1)
+
+    def claim(self, keys: Keys, *, may_drop: bool = True) -> Hold:
         """Slots for inner chunks to be decoded into, to be found once `keep` is called.
 
         No slot has a key that is negative, kept already, or stood before in `keys`, or
@@ -223,10 +268,14 @@ class ChunkCache:
         """
         slots = [-1] * len(keys)
         with self._lock:
+            self._room.count_off()
+            most = len(keys) if may_drop else self._n_free
             first: dict[int, int] = {}
-            for i, key in enumerate(keys):
+            for i, key in enumerate(_listed(keys) if most else ()):
                 if key >= 0 and key not in self._slot_of:
                     first.setdefault(key, i)
+                    if len(first) == most:
+                        break
             taken = self._take(len(first), may_drop=may_drop)
             for slot, i in zip(taken, first.values(), strict=False):
                 slots[i] = slot
@@ -243,22 +292,26 @@ class ChunkCache:
         with self._lock:
             if hold.room is not self._room:
                 return
+            self._sorted = None
             for i in range(len(hold.keys)) if which is None else which:
-                key, slot = hold.keys[i], hold.slots[i]
+                key, slot = int(hold.keys[i]), int(hold.slots[i])
                 # Of two threads that decode the same, the first keeps its own.
                 if slot >= 0 and self._slot_of.setdefault(key, slot) == slot:
                     self._room.keys[slot] = key
 
     def _take(self, n: int, *, may_drop: bool) -> list[int]:
-        """Up to `n` slots that have nothing and that nobody but the caller holds."""
+        """Up to `n` slots that have nothing and that nobody but the caller holds.
+
+        Who let go was counted off before.
+        """
         room = self._room
-        room.count_off()
         while len(room.free) < n and self._grow():
             pass
         taken = [room.free.pop() for _ in range(min(n, len(room.free)))]
         for slot in taken:
             room.n_holders[slot] = 1
         if may_drop and len(taken) < n:
+            self._sorted = None
             for slot in room.victims(n - len(taken)):
                 key = room.keys[slot]
                 if key is not None:
@@ -273,6 +326,10 @@ class ChunkCache:
         except MemoryError:
             self.n_most = len(self._room.keys)
             return False
+
+
+def _listed(keys: Keys) -> Sequence[int]:
+    return keys.tolist() if isinstance(keys, np.ndarray) else keys
 
 
 _caches: WeakSet[ChunkCache] = WeakSet()

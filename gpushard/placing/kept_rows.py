@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+import numpy as np
+
 from gpushard.fetching.job import Job
 from gpushard.fetching.locate import Found
 from gpushard.fetching.ranged import Places
@@ -32,7 +34,7 @@ def find_kept(job: Job, block: ShardBlock, found: Found, rows: Ints) -> Places |
     if source.chunks is None or job.sink.place_kept is None:
         return None
     keys = keys_of(source, found, block.shard[rows], block.entry[0][rows])
-    hold = source.chunks.find(keys.tolist())
+    hold = source.chunks.find(keys)
     return Places.of(source.chunks, hold, rows, len(block.shard))
 
 
@@ -45,7 +47,7 @@ def claim(job: Job, kept: Places, rows: Ints) -> Places:
         Those that were looked for, these `rows` among them.
     """
     may_drop = fits(job.source, job.plan.n_chunks)
-    keys = [kept.hold.keys[i] for i in kept.nth[rows].tolist()]
+    keys = np.asarray(kept.hold.keys)[kept.nth[rows]]
     hold = kept.cache.claim(keys, may_drop=may_drop)
     return Places.of(kept.cache, hold, rows, len(kept.nth))
 
