@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import subprocess
 import sys
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from xml.etree import ElementTree
@@ -17,7 +19,8 @@ import pytest
 import zarr
 
 from cli_runs import run, run_json, sentence
-from gpushard.cli import mapping
+from gpushard import Options
+from gpushard.cli import mapping, output
 from gpushard.cli.map_svg import colour
 from gpushard.stores.local import LocalStore
 
@@ -148,6 +151,32 @@ def test_a_store_that_tells_no_sizes_is_asked_for_all_of_the_shard(path, tmp_pat
                 archive.write(file, file.relative_to(path))
     want, got = run_json("map", path), run_json("map", packed)
     assert {**got, "url": None} == {**want, "url": None}
+
+
+def test_json_is_printed_as_rows_are_made_and_reads_as_if_printed_at_once(
+    path, monkeypatch
+):
+    n_made: list[int] = []
+    printed: list[str] = []
+
+    def rows():
+        for k in range(10_000):
+            n_made.append(k)
+            yield {"place": k, "nested": {"x": [1, None]}}
+
+    def echo(text, *, nl):
+        assert not nl
+        printed.append(text)
+        assert len(n_made) <= 2_000 * len(printed)
+
+    monkeypatch.setattr(output.typer, "echo", echo)
+    facts = {"a": {"b": [], "c": float("inf")}, "rows": rows(), "none": iter(())}
+    output.print_json(facts)
+    expected = {"a": {"b": [], "c": "Infinity"}, "rows": [*rows()], "none": []}
+    assert "".join(printed) == json.dumps(expected, indent=2) + "\n"
+    told = mapping.open_map(str(path), None, Options()).as_dict()
+    for name in ("inner_chunks", "indexes", "gaps"):
+        assert isinstance(told[name], Iterator)
 
 
 def test_orders_are_named(tmp_path):

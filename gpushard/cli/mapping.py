@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpushard.cli.files import write_text
 from gpushard.cli.map_marks import panels
@@ -18,12 +19,14 @@ from gpushard.inspection.shard_map import ShardMap, first_stored, map_shard
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
 from gpushard.options import Options
+from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import resolve
 
 _ENDINGS = (".svg", ".html", ".png")
 _MOST_GAPS = 10_000
+_ROWS_AT_ONCE = 4096
 # Looked for to find a shard that is stored; more would keep a user waiting.
 _MOST_FILES, _MOST_OBJECTS = 100_000, 1_000
 
@@ -71,35 +74,42 @@ class Mapped:
         return rows
 
     def as_dict(self) -> dict[str, Any]:
-        """All that is known, for JSON."""
+        """All that is known, for JSON: what may be long is an iterator."""
         chunks, use = self.shard.chunks, self.shard.use
-        place = np.full(len(chunks.state), -1)
-        place[use.order] = np.arange(len(use.order))
-        indexes = zip(
-            chunks.index_start.tolist(), chunks.index_stop.tolist(), strict=True
-        )
-        gaps = zip(use.gap_start.tolist(), use.gap_stop.tolist(), strict=True)
-        columns = (chunks.coordinate, chunks.state, chunks.start, chunks.stop, place)
+        gaps = slice(_MOST_GAPS)
         return {
             "url": self.url,
             **self.shard.facts(self.layout),
-            "indexes": [{"offset": a, "nbytes": b - a} for a, b in indexes],
-            "gaps": [
-                {"offset": a, "nbytes": b - a} for a, b in islice(gaps, _MOST_GAPS)
-            ],
-            "inner_chunks": [
-                {
-                    "coordinate": coordinate,
-                    "state": _STATES[state],
-                    "offset": start if at >= 0 else None,
-                    "nbytes": stop - start if at >= 0 else None,
-                    "place": at if at >= 0 else None,
-                }
-                for coordinate, state, start, stop, at in zip(
-                    *(column.tolist() for column in columns), strict=True
-                )
-            ],
+            "indexes": _ranges(chunks.index_start, chunks.index_stop),
+            "gaps": _ranges(use.gap_start[gaps], use.gap_stop[gaps]),
+            "inner_chunks": self._inner_chunks(),
         }
+
+    def _inner_chunks(self) -> Iterator[dict[str, Any]]:
+        """What is known of each inner chunk, in the order of the indexes."""
+        chunks, use = self.shard.chunks, self.shard.use
+        place = np.full(len(chunks.state), -1)
+        place[use.order] = np.arange(len(use.order))
+        columns = (chunks.coordinate, chunks.state, chunks.start, chunks.stop, place)
+        for coordinate, state, start, stop, at in _rows(*columns):
+            yield {
+                "coordinate": coordinate,
+                "state": _STATES[state],
+                "offset": start if at >= 0 else None,
+                "nbytes": stop - start if at >= 0 else None,
+                "place": at if at >= 0 else None,
+            }
+
+
+def _ranges(start: Ints, stop: Ints) -> Iterator[dict[str, int]]:
+    return ({"offset": a, "nbytes": b - a} for a, b in _rows(start, stop))
+
+
+def _rows(*columns: NDArray[Any]) -> Iterator[tuple[Any, ...]]:
+    """Rows of columns, of which a few become Python objects at a time."""
+    for first in range(0, len(columns[0]), _ROWS_AT_ONCE):
+        some = slice(first, first + _ROWS_AT_ONCE)
+        yield from zip(*(column[some].tolist() for column in columns), strict=True)
 
 
 _STATES = ("stored", "missing", "damaged")

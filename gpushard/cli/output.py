@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +21,9 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 # Lines for another program are never wrapped.
 _PIPE_WIDTH = 1_000_000
+# Pieces of JSON that are printed at a time.
+_TEXTS = 1024
+_ENCODER = json.JSONEncoder(indent=2, allow_nan=False)
 
 
 def say(message: str) -> None:
@@ -54,9 +58,14 @@ def stdout_as_a_store() -> Iterator[None]:
 
 
 def print_json(facts: Mapping[str, Any]) -> None:
-    """Print one JSON object on stdout, valid for all numbers in it."""
+    """Print one JSON object on stdout, valid for all numbers in it.
+
+    A value of `facts` that is an iterator becomes a list, one item in memory at a time.
+    """
     with stdout_as_a_store():
-        typer.echo(json.dumps(_strict(facts), indent=2, allow_nan=False))
+        texts = chain(_json_texts(facts), "\n")
+        while some := "".join(islice(texts, _TEXTS)):
+            typer.echo(some, nl=False)
 
 
 def print_text(*lines: str) -> None:
@@ -86,6 +95,35 @@ def print_table(rows: Iterable[Sequence[str]]) -> None:
 def printable(text: str) -> str:
     """Text without control characters, since anybody may have chosen a name."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _json_texts(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Text of a JSON object, in pieces, indented as by `json.dumps`."""
+    yield "{"
+    between = "\n  "
+    for key, value in facts.items():
+        yield f"{between}{json.dumps(key)}: "
+        between = ",\n  "
+        if isinstance(value, Iterator):
+            yield from _list_texts(value)
+        else:
+            yield _indented(value, 2)
+    yield "\n}"
+
+
+def _list_texts(items: Iterator[Any]) -> Iterator[str]:
+    """As `_json_texts`, of a list that is a value of the object."""
+    between = "[\n    "
+    for item in items:
+        yield f"{between}{_indented(item, 4)}"
+        between = ",\n    "
+    yield "[]" if between.startswith("[") else "\n  ]"
+
+
+def _indented(value: Any, n_spaces: int) -> str:
+    """JSON of a value, its lines after the first moved to the right."""
+    text = _ENCODER.encode(_strict(value))
+    return text.replace("\n", "\n" + " " * n_spaces)
 
 
 def _strict(value: Any) -> Any:
