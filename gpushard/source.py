@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
@@ -17,7 +18,7 @@ from gpushard.memory.chunk_room import ChunkRoom, decode_in_turn
 from gpushard.memory.known import IndexCache
 from gpushard.options import KIB, Options, ReadOptions
 from gpushard.pipeline import HostPipeline, NoRoomError
-from gpushard.stores.base import Store
+from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.held import HeldObjects
 from gpushard.stores.local import LocalStore
 
@@ -138,6 +139,11 @@ class Source:
         options = replace(self.options, memory_limit=nbytes, is_left_open=False)
         return replace(self, options=options)
 
+    def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
+        """Answers of the store."""
+        self.room.note_fetched(requests)
+        return self.store.read(requests)
+
     def key(self, coordinate: tuple[int, ...]) -> str:
         """Key of the stored object at `coordinate` of the chunk grid."""
         return self.layout.key_prefix + self.layout.keys.key(coordinate)
@@ -223,6 +229,7 @@ class Source:
             is_raw=self.raw_strides is not None,
             is_wrapped=bool(self.layout.object_codecs),
             is_text=self.layout.dtype.kind in "OT",
+            keeps_fetched=self.store.costs.answers_in_own_memory,
         )
 
     @cached_property
@@ -284,8 +291,7 @@ class Source:
     def whole_nbytes(self) -> int:
         """Largest decoded size of an inner chunk, or of a shard with codecs around."""
         layout = self.layout
-        is_text = layout.dtype.kind in "OT"
-        nbytes = _STRING_NBYTES if is_text else layout.dtype.itemsize
+        nbytes = _STRING_NBYTES if layout.dtype.kind in "OT" else layout.dtype.itemsize
         axes = layout.axes if layout.object_codecs else layout.inner_axes
         return nbytes * prod(axis.longest for axis in axes)
 
@@ -309,7 +315,7 @@ class Source:
     def beside(self, nbytes: int) -> Source:
         """The same array, its reads held to what `nbytes` leave of the memory limit."""
         limit = self.options.memory_limit
-        # In steps, so that reads find one made before, and what it has found out.
+        # In steps, so that reads find one made before, with all that it knows.
         step = max(1, limit // 16)
         nbytes = -(-nbytes // step) * step
         if nbytes not in self._narrower:

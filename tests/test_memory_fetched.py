@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from asked_store import BY_PRICE, opened, put
+import gpushard
+from asked_store import BY_PRICE, IN_REQUESTS, asked_nbytes, opened, put
 from gpushard import Options, StoreError
+from gpushard.memory import freed
 from gpushard.options import KIB, MIB
-from gpushard.stores import bodies
+from gpushard.stores import bodies, remote
 from gpushard.stores import wholes as wholes_module
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.wholes import Together, Wholes, cut_out
@@ -57,6 +60,29 @@ def test_of_a_shard_that_is_padded_no_more_is_fetched_than_fits(tmp_path, monkey
     assert a[:].tobytes() == NOISE
     most = max(r.max_nbytes or 0 for requests in store.calls for r in requests)
     assert most == a.source.room.most_fetched_nbytes + 1 <= limit // 2 + 1
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_what_a_library_keeps_of_answers_counts_as_well(tmp_path, monkeypatch, is_kept):
+    let_little_count(monkeypatch)
+    monkeypatch.setattr(freed, "give_back", lambda: given.append(1))
+    given: list[int] = []
+    n, limit = 16 * KIB, MIB
+    shard = sharding((n,), codecs=[LITTLE], index_codecs=[LITTLE])
+    entries = np.array([(k * n, n) for k in range(128)], "<u8").tobytes()
+    data = NOISE * (128 * n // N)
+    meta = document((len(data),), (len(data),), shard)
+    costs = replace(IN_REQUESTS, answers_in_own_memory=is_kept)
+    place = put(tmp_path, meta, c_0=data + entries)
+    a, store = opened(place, costs, memory_limit=limit, small_read_chunks=0)
+    assert a[:].tobytes() == data
+    sizes = [asked_nbytes([r]) for call in store.calls for r in call]
+    assert max(sizes) <= limit // (32 if is_kept else 8)
+    assert a.source.room.most_fetched_nbytes == limit // (4 if is_kept else 2)
+    # Before more than a sixteenth of the limit is fetched, not at the end of it all.
+    assert len(given) >= 6 if is_kept else not given
+    left_open, _ = opened(place, costs)
+    assert not left_open.source.room.is_crowded
 
 
 # Servers without ranges
@@ -286,3 +312,28 @@ def test_of_a_body_that_is_cut_no_more_is_taken_than_came(monkeypatch):
     monkeypatch.setattr(bodies, "_PIECE_NBYTES", 1000)
     result: Any = Result(NOISE[:1500])
     assert bodies.body_of(result, 4000, 9).tobytes() == NOISE[:1500]
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [(None, 2 * MIB), (256 * MIB, MIB), (64 * MIB, 256 * KIB), (1, 64 * KIB)],
+)
+def test_bodies_come_in_pieces_of_which_many_requests_have_room(
+    tmp_path, monkeypatch, limit, most
+):
+    asked: list[int] = []
+
+    def body_of(result: Any, nbytes: int, limit_s: float, piece_nbytes: int) -> Any:
+        asked.append(piece_nbytes)
+        return bodies.body_of(result, nbytes, limit_s, piece_nbytes)
+
+    monkeypatch.setattr(remote, "body_of", body_of)
+    put(tmp_path, document((N,), (N,), SHARD), c_0=shard_bytes())
+    with RangeServer(tmp_path) as server:
+        options = Options(memory_limit=limit, small_read_chunks=0)
+        a = gpushard.open_array(server.url, device="cpu", options=options)
+        assert a[:].tobytes() == NOISE
+    assert set(asked) == {most}
+    result: Any = Result(bytes(4 * MIB))
+    assert len(bodies.body_of(result, 4 * MIB, 9, most)) == 4 * MIB
+    assert result.asked == [most]

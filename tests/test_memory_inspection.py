@@ -170,3 +170,16 @@ def test_objects_of_no_told_size_are_held_by_fewer_threads(tmp_path, monkeypatch
     assert payload.n_workers(told) == room.workers(told) == 4
     assert room.workers(untold) == 2
     assert room.workers(untold.limited(64 * MIB)) == 4
+
+
+def test_payload_has_what_indexes_of_nested_shards_leave(tmp_path):
+    inner = sharding((1,), **INDEXED)
+    outer = sharding((64,), codecs=[inner], **INDEXED)
+    n = 1 << 14
+    place = put(tmp_path, document((n,), (n,), outer))
+    limit = 8 * MIB
+    source = source_of(place, memory_limit=limit)
+    held_nbytes = (n + 16 * n // 64) * room.entry_nbytes(source)
+    found = room.beside_indexes(source).options
+    assert held_nbytes <= found.held_nbytes < limit // 2
+    assert found.memory_limit <= limit - held_nbytes

@@ -67,7 +67,7 @@ def fetch_indexes(
         return found
     requests = [index_request(source, coordinates[i], keys[i]) for i in wanted]
     with tally.stage("index"):
-        answers = source.store.read(requests)
+        answers = source.read(requests)
     tally.add(n_index_requests=len(requests))
     for n, i in enumerate(wanted):
         # What was parsed is let go: of many indexes one at a time is held twice.
@@ -150,7 +150,7 @@ def fetch_payload(
     CorruptShardError
         An object ends before a range that its index names.
     """
-    answers = source.store.read(requests)
+    answers = source.read(requests)
     return [
         _exactly(source, request, answer)
         for request, answer in zip(requests, answers, strict=True)
@@ -172,7 +172,7 @@ def fetch_objects(
         An object is not as large as its elements, which it stores as they are.
     """
     if source.raw_strides is None:
-        answers = source.store.read(requests)
+        answers = source.read(requests)
         return [None if answer is None else answer.data for answer in answers]
     # One byte more than there should be: where a store does not tell the size of an
     # object, one that is too long shows by it.
@@ -180,7 +180,7 @@ def fetch_objects(
     asked = [r._replace(stop=end + 1) if r.stop == end else r for r in requests]
     return [
         None if answer is None else _checked_raw(source, request, answer)
-        for request, answer in zip(requests, source.store.read(asked), strict=True)
+        for request, answer in zip(requests, source.read(asked), strict=True)
     ]
 
 

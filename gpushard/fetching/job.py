@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 SMALLEST_SHARE_NBYTES = 256 * KIB
 # Requests over a network keep a worker waiting, not computing.
 _REMOTE_WORKERS = 8
-# Requests that `memory_limit` has room for; half of it is for what is fetched.
-_LEAST_REQUESTS = 8
 
 
 Answer = tuple[int, Any]
@@ -167,10 +165,10 @@ class Job:
     def max_request_nbytes(self) -> int:
         """Size at which a request to the store is cut."""
         source = self.source
-        room = source.options.memory_limit // _LEAST_REQUESTS
-        if source.room.is_tight:
-            room = min(room, source.room.most_stored_nbytes)
-        return max(1, min(source.store.costs.max_request_nbytes, room))
+        most = min(
+            source.store.costs.max_request_nbytes, source.room.most_request_nbytes
+        )
+        return max(1, most)
 
     def byte_request(self, ranged: RangedBlock, r: int) -> ByteRequest:
         """What to ask the store for request `r` of a block."""

@@ -15,7 +15,11 @@ from gpushard.fetching.fetch import Extent, fetch_indexes
 from gpushard.fetching.nested import NestedShard, fetch_nested_indexes, index_range
 from gpushard.inspection.columns import StoredChunks, cells_of, is_inside
 from gpushard.inspection.findings import Finding, Kind
-from gpushard.inspection.room import is_read_whole, refuse_more_than
+from gpushard.inspection.room import (
+    INDEX_ENTRIES,
+    is_read_whole,
+    refuse_more_than,
+)
 from gpushard.memory.known import KnownIndex
 from gpushard.planning.index import CORRUPT, PRESENT, ShardIndex
 from gpushard.reading.whole import beyond_room, held, most_fetched, unwrapped
@@ -29,8 +33,6 @@ Coordinate = tuple[int, ...]
 # Damaged entries of a shard that are reported one by one; the last report counts the
 # rest.
 _MOST_ENTRIES = 1_000
-# Memory of a nested index besides its entries, counted in entries: 1.5 KiB.
-_INDEX_ENTRIES = 16
 _TALLY = Tally(is_wanted=False)
 
 
@@ -109,7 +111,7 @@ def whole_contents(source: Source, coordinate: Coordinate) -> Contents:
     """
     key = source.key(coordinate)
     limit = most_fetched(source, coordinate)
-    (answer,) = source.store.read([ByteRequest(key, max_nbytes=limit + 1)])
+    (answer,) = source.read([ByteRequest(key, max_nbytes=limit + 1)])
     if answer is not None and len(answer.data) > limit:
         unfit = beyond_room(source, coordinate)
         if unfit is not None:
@@ -156,7 +158,7 @@ def _untold(source: Source, coordinate: Coordinate) -> Contents:
     source.room.refuse_large(in_part=False)
     key = source.key(coordinate)
     limit = most_fetched(source, coordinate)
-    (answer,) = source.store.read([ByteRequest(key, max_nbytes=limit + 1)])
+    (answer,) = source.read([ByteRequest(key, max_nbytes=limit + 1)])
     if answer is None:
         return _absent(source, coordinate)
     error = beyond_room(source, coordinate) if len(answer.data) > limit else None
@@ -268,7 +270,7 @@ class _Walk:
         ratio = np.array(shapes[0], np.int64) // np.array(shapes[1], np.int64)
         present = np.flatnonzero(outer.state == PRESENT)
         n_entries = prod(source.chunks_per_shard(self._parent[0], level))
-        n_held = len(present) * (n_entries + _INDEX_ENTRIES)
+        n_held = len(present) * (n_entries + INDEX_ENTRIES)
         if most_entries is not None:
             refuse_more_than(most_entries, n_held, source)
         ranges = np.stack([outer.start[present], outer.stop[present]], axis=1)

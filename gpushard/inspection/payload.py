@@ -224,14 +224,15 @@ class _Batch:
     def tasks(self) -> Iterator[Opener]:
         """Tasks of some requests each; there must be at least one row."""
         source, chunks = self.contents.source, self.chunks
-        costs = source.store.costs
+        costs, room = source.store.costs, source.room
         most = min(source.options.memory_limit // (2 * n_workers(source)), _TASK_NBYTES)
+        largest = min(most, costs.max_request_nbytes, room.most_request_nbytes)
         requests = coalesce(
             np.zeros(len(self.rows), np.int64),
             chunks.start[self.rows],
             chunks.stop[self.rows],
             gap_nbytes=costs.gap_nbytes,
-            max_request_nbytes=max(1, min(most, costs.max_request_nbytes)),
+            max_request_nbytes=max(1, largest),
         )
         group = np.cumsum(requests.nbytes) // max(1, most)
         cuts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]

@@ -14,6 +14,8 @@ from gpushard.stores.zarr_store import ZarrStore
 _ENTRY_NBYTES, _COORDINATE_NBYTES = 80, 16
 # Objects of unknown size may be as large as any encoding, and stores hold a copy too.
 _HELD_COPIES = 2
+# Memory of a nested index besides its entries, counted in entries: 1.5 KiB.
+INDEX_ENTRIES = 16
 # This many entries are allowed whatever the limit is, as in reads.
 _LEAST_ENTRIES = 1 << 17
 
@@ -75,9 +77,19 @@ def refuse_more_than(most: int, n_entries: int, source: Source) -> None:
         )
 
 
+def _all_entries(source: Source) -> int:
+    """Entries that the indexes of one object take the room of, nested ones too."""
+    n_indexes, n_held = 1, 0
+    for nbytes in source.index_nbytes:
+        n_held += INDEX_ENTRIES * (n_indexes - 1)
+        n_indexes *= nbytes // 16
+    return n_held + n_indexes
+
+
 def beside_indexes(source: Source) -> Source:
     """The array, with fetches limited to the memory that indexes leave."""
-    nbytes = outer_entries(source) * entry_nbytes(source)
+    n_entries = min(_all_entries(source), most_entries(source))
+    nbytes = n_entries * entry_nbytes(source)
     return source if nbytes <= MIB else source.beside(nbytes)
 
 

@@ -7,7 +7,7 @@ limit before anything of it is fetched or made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from gpushard.errors import LimitError
 from gpushard.memory.freed import freed, give_back
 from gpushard.memory.pages import in_pages
 from gpushard.options import KIB, MIB, ReadOptions
+from gpushard.stores.base import ByteRequest
 from gpushard.workers import run_in_turn
 
 # Inner chunks that have room beside those that are decoded side by side: one stream in
@@ -40,6 +41,9 @@ _RARE_COPIES = 11
 _KEPT_TWICE = 2
 # Of a limit, what may be taken and freed before all that is kept is given back.
 _FREED_SHARE = 16
+# Requests that a memory limit has room for; half of it is for what is fetched. So many
+# where as many threads as there may be keep what they bring.
+_LEAST_REQUESTS, _KEPT_REQUESTS = 8, 32
 # Threads that read side by side, where a store keeps them waiting.
 _LEAST_THREADS = 8
 # What compressors make of bytes that they cannot compress: a 64th more, and a table.
@@ -85,6 +89,8 @@ class ChunkRoom:
         Whether shards have codecs around them, and have to be decoded whole.
     is_text
         Whether only the bytes tell how large they are.
+    keeps_fetched
+        Whether fetched bytes lie in memory that the C library keeps.
     """
 
     path: str
@@ -95,6 +101,7 @@ class ChunkRoom:
     is_raw: bool
     is_wrapped: bool
     is_text: bool
+    keeps_fetched: bool = False
 
     @cached_property
     def alone_nbytes(self) -> int:
@@ -141,6 +148,11 @@ class ChunkRoom:
     def _freed_nbytes(self) -> int:
         return self.options.bound_nbytes // _FREED_SHARE
 
+    @cached_property
+    def _is_fetched_twice(self) -> bool:
+        """Whether what threads keep of fetched memory matters."""
+        return self.keeps_fetched and self.is_crowded
+
     @property
     def _n_threads(self) -> int:
         """Threads that may decode at a time."""
@@ -151,6 +163,8 @@ class ChunkRoom:
     def most_fetched_nbytes(self) -> int:
         """Fetched bytes that may wait, beside what all threads decode."""
         half = self.options.memory_limit // 2
+        if self._is_fetched_twice:
+            half //= _KEPT_TWICE
         if self.is_raw:
             return half
         n_decoded = _SPARE + self._n_threads
@@ -163,7 +177,10 @@ class ChunkRoom:
     def _is_crowded_by(self, extra_nbytes: int) -> bool:
         each = self.whole_nbytes + self.work_nbytes + extra_nbytes
         held = _KEPT_TWICE * self._n_threads * each
-        return held + self.options.memory_limit // 2 > self.alone_nbytes
+        fetched = self.options.memory_limit // 2
+        if self.keeps_fetched:
+            fetched *= _KEPT_TWICE
+        return held + fetched > self.alone_nbytes
 
     @cached_property
     def is_crowded(self) -> bool:
@@ -181,6 +198,19 @@ class ChunkRoom:
         """Let go what others freed, where so much is taken that it matters."""
         if self.is_crowded:
             freed.note(nbytes, self._freed_nbytes)
+
+    @cached_property
+    def most_request_nbytes(self) -> int:
+        """Size at which a request is cut: of what it brings a thread may keep twice."""
+        share = _KEPT_REQUESTS if self._is_fetched_twice else _LEAST_REQUESTS
+        most = max(1, self.options.memory_limit // share)
+        return min(most, self.most_stored_nbytes) if self.is_tight else most
+
+    def note_fetched(self, requests: Sequence[ByteRequest]) -> None:
+        """Let go what others freed, where so much is fetched that it matters."""
+        if self._is_fetched_twice:
+            sizes = [(r.stop or r.max_nbytes or 0) - r.start for r in requests]
+            self.note_taken(sum(sizes))
 
     def let_go(self) -> None:
         """Let go all that was freed, where it matters to what is read next."""

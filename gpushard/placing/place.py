@@ -63,7 +63,8 @@ class HostSink:
         room = job.source.room
         if room.is_crowded:
             sizes = [(r.stop or 0) - r.start for r in requests]
-            if room.is_raw:  # of others it is noted as they are decoded
+            # Of others it is noted as they are decoded.
+            if room.is_raw and not room.keeps_fetched:
                 room.note_taken(sum(sizes))
             requests = [
                 request._replace(into=room.empty(nbytes))

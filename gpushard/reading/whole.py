@@ -167,7 +167,7 @@ def _fetch(
         limit = most_fetched(source, tuple(row), is_usual=is_usual) + 1
         requests.append(ByteRequest(source.key(tuple(row)), max_nbytes=limit))
     with job.tally.stage("fetch"):
-        answers = source.store.read(requests)
+        answers = source.read(requests)
     is_large = [
         answer is not None and len(answer.data) == request.max_nbytes
         for answer, request in zip(answers, requests, strict=True)

@@ -118,6 +118,9 @@ class FetchCosts:
         Whether requests cost next to nothing (true of files): then every thread asks
         for the share of neighbouring ranges that it decodes. Otherwise they are one
         request, and decoding what it brings is shared.
+    answers_in_own_memory
+        Whether large answers lie in memory that others took of the C library, which
+        keeps it when it is freed.
     """
 
     gap_nbytes: int
@@ -126,6 +129,7 @@ class FetchCosts:
     prefers_whole_objects: bool
     bounds_requests: bool = False
     reads_in_shares: bool = False
+    answers_in_own_memory: bool = False
 
 
 @runtime_checkable

@@ -18,13 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.memory.pages import in_pages
-from gpushard.options import MIB
+from gpushard.options import KIB, MIB
 
 if TYPE_CHECKING:
     from obstore import GetResult
 
-# Larger bodies come in pieces: obstore joins what it hands out, and holds it twice.
-_PIECE_NBYTES = 2 * MIB
+# Larger bodies come in pieces: obstore joins what it hands out, and holds it twice, of
+# each of the requests that may be under way side by side.
+_PIECE_NBYTES, _LEAST_PIECE_NBYTES = 2 * MIB, 64 * KIB
+_PIECES = 256
 
 _lock = threading.Lock()
 # Process -> its loop: a fork has none of its parent's threads.
@@ -64,7 +66,16 @@ class Pace:
         return max(started + self.limit_s(nbytes) - time.monotonic(), self.pause_s)
 
 
-def body_of(result: GetResult, nbytes: int, limit_s: float) -> NDArray[np.uint8]:
+def piece_nbytes(memory_limit: int | None) -> int:
+    """Size of the pieces that bodies come in, under a limit that was set or none."""
+    if memory_limit is None:
+        return _PIECE_NBYTES
+    return min(max(memory_limit // _PIECES, _LEAST_PIECE_NBYTES), _PIECE_NBYTES)
+
+
+def body_of(
+    result: GetResult, nbytes: int, limit_s: float, most: int | None = None
+) -> NDArray[np.uint8]:
     """Body of an answer, uint8, on the host.
 
     Parameters
@@ -72,13 +83,17 @@ def body_of(result: GetResult, nbytes: int, limit_s: float) -> NDArray[np.uint8]
     nbytes
         What the answer's head says of its size. Of a longer body a few bytes more are
         taken: a server may send without end.
+    limit_s
+        Seconds that all of it may take.
+    most
+        Size of its pieces, if it is larger; None: as without a memory limit.
 
     Raises
     ------
     TimeoutError
         It was not there after `limit_s`; nothing goes on waiting for it.
     """
-    body = _collect(result, nbytes, limit_s)
+    body = _collect(result, nbytes, limit_s, most or _PIECE_NBYTES)
     waiting = asyncio.run_coroutine_threadsafe(body, _loop())
     try:
         return waiting.result()
@@ -86,20 +101,24 @@ def body_of(result: GetResult, nbytes: int, limit_s: float) -> NDArray[np.uint8]
         waiting.cancel()  # for one whose wait was interrupted
 
 
-async def _collect(result: GetResult, nbytes: int, limit_s: float) -> NDArray[np.uint8]:
+async def _collect(
+    result: GetResult, nbytes: int, limit_s: float, most: int
+) -> NDArray[np.uint8]:
     async with asyncio.timeout(limit_s):
-        if nbytes > _PIECE_NBYTES:
-            return await _put_together(result, nbytes + 1)
+        if nbytes > most:
+            return await _put_together(result, nbytes + 1, most)
         # A piece is as large as asked, but for the last one: here the only one.
         async for piece in result.stream(min_chunk_size=nbytes + 1):
             return np.frombuffer(piece, np.uint8)
         return np.empty(0, np.uint8)
 
 
-async def _put_together(result: GetResult, most_nbytes: int) -> NDArray[np.uint8]:
+async def _put_together(
+    result: GetResult, most_nbytes: int, piece_nbytes: int
+) -> NDArray[np.uint8]:
     """A body up to `most_nbytes`, of which obstore holds a piece at a time twice."""
     body, end = in_pages(most_nbytes), 0
-    async for piece in result.stream(min_chunk_size=_PIECE_NBYTES):
+    async for piece in result.stream(min_chunk_size=piece_nbytes):
         part = np.frombuffer(piece, np.uint8)[: most_nbytes - end]
         body[end : end + len(part)] = part
         end += len(part)

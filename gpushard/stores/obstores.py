@@ -33,6 +33,7 @@ _PROCESS_COSTS = FetchCosts(
     max_request_nbytes=16 * MIB,
     concurrency=8,
     prefers_whole_objects=False,
+    answers_in_own_memory=True,
 )
 
 NEVER = datetime.fromtimestamp(0, UTC)

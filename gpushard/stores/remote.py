@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gpushard.errors import StoreError
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
-from gpushard.stores.bodies import Pace, body_of
+from gpushard.stores.bodies import Pace, body_of, piece_nbytes
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key, without_credentials
 from gpushard.stores.obstores import (
@@ -97,6 +97,7 @@ class RemoteStore:
         self._refuses_suffixes = False
         self._ignores_ranges = False
         self._wholes = Wholes(options)
+        self._piece_nbytes = piece_nbytes(options.memory_limit)
 
     def __reduce__(self) -> tuple[Callable[..., RemoteStore], Any, Any]:
         make = partial(RemoteStore, forbidden_is_missing=self._forbidden_is_missing)
@@ -311,7 +312,8 @@ class RemoteStore:
             return np.frombuffer(result.bytes(), np.uint8)
         nbytes = result.range[1] - result.range[0]
         try:
-            return body_of(result, nbytes, self._pace.left_s(nbytes, started))
+            left_s = self._pace.left_s(nbytes, started)
+            return body_of(result, nbytes, left_s, self._piece_nbytes)
         except TimeoutError as error:
             limit_s = self._pace.limit_s(nbytes)
             raise too_slow(self._url, request.key, nbytes, limit_s) from error

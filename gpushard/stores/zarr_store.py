@@ -29,6 +29,7 @@ _UNKNOWN_COSTS = FetchCosts(
     max_request_nbytes=16 * MIB,
     concurrency=10,
     prefers_whole_objects=True,
+    answers_in_own_memory=True,
 )
 # A request to a store in this process costs about 100 us in zarr's event loop.
 _PROCESS_COSTS = FetchCosts(
@@ -36,6 +37,7 @@ _PROCESS_COSTS = FetchCosts(
     max_request_nbytes=16 * MIB,
     concurrency=10,
     prefers_whole_objects=False,
+    answers_in_own_memory=True,
 )
 
 
