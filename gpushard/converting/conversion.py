@@ -307,4 +307,7 @@ def _is_free(store: Store, place: str) -> bool:
 
 def _least_read_nbytes(source: Source) -> int:
     """Memory limit with which reads take an array's indexes, and its inner chunks."""
-    return max(least_limit(source), source.work_nbytes + source.whole_nbytes)
+    options = source.options
+    # A limit below the least one leaves reads more than it says.
+    needed = source.room.least_nbytes + options.memory_limit - options.bound_nbytes
+    return max(least_limit(source), source.work_nbytes + source.whole_nbytes, needed)

@@ -109,6 +109,12 @@ class ChunkRoom:
         return max(0, self.options.alone_nbytes - _FIXED_NBYTES)
 
     @cached_property
+    def least_nbytes(self) -> int:
+        """Bound of a read that has room for an inner chunk, as it is usually stored."""
+        held = usual_stored(self.whole_nbytes) + self.work_nbytes
+        return _FIXED_NBYTES + held * (2 if self.is_wrapped else 1)
+
+    @cached_property
     def has_any(self) -> bool:
         """Whether inner chunks fit, but for what they are stored in."""
         most = self.options.max_chunk_nbytes
