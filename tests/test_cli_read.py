@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from pathlib import Path
 
 import ml_dtypes
@@ -39,6 +40,39 @@ def corrupt(path: Path) -> None:
             data = bytearray(file.read_bytes())
             data[len(data) // 3] ^= 0x10
             file.write_bytes(data)
+
+
+def test_large_shards_are_read_piece_by_piece_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "PIECE_NBYTES", 64)
+    values = np.random.default_rng(0).integers(0, 255, (30, 20), np.uint8)
+    zarr.create_array(tmp_path, shape=(30, 20), shards=(30, 20), chunks=(3, 5),
+                      dtype="u1")[:] = values  # fmt: skip
+    sizes: list[int] = []
+    real = gpushard.Array.read
+
+    def read(self, key, *, out):
+        sizes.append(out.size)
+        return real(self, key, out=out)
+
+    monkeypatch.setattr(gpushard.Array, "read", read)
+    facts = run_json("read", tmp_path)
+    assert sizes == [2 * 3 * 20] * 5
+    assert facts["mean"] == values.mean()
+
+
+def test_a_piece_is_let_go_of_before_the_next_one_is_read(array, monkeypatch):
+    monkeypatch.setattr(reading, "PIECE_NBYTES", 64)
+    pieces: list[weakref.ref[np.ndarray]] = []
+    real = gpushard.Array.read
+
+    def read(self, key, *, out):
+        assert not any(piece() is not None for piece in pieces)
+        pieces.append(weakref.ref(out))
+        return real(self, key, out=out)
+
+    monkeypatch.setattr(gpushard.Array, "read", read)
+    run("read", array)
+    assert len(pieces) > 2
 
 
 def test_figures_are_told_of_what_goes_to_a_file_too(array, tmp_path):

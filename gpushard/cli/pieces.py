@@ -1,4 +1,4 @@
-"""A basic index cut into pieces along shard borders, to read them one by one."""
+"""A basic index cut into pieces along a grid's borders, to read them one by one."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ def cut(
 ) -> list[Piece]:
     """Pieces of a selection, each of about `piece_nbytes` or more.
 
-    The first axis that touches several shards is cut between shards, so no shard is
-    read for two pieces.
+    The first axis that touches several cells is cut between cells, so no cell is read
+    for two pieces.
 
     Parameters
     ----------
     items
         The selection.
     grid
-        The array's grid of shards.
+        The array's grid of shards, or of inner chunks.
     itemsize
         Bytes of an element.
     piece_nbytes
@@ -120,7 +120,7 @@ def cut(
 
 
 def _borders(item: range, cells: GridAxis) -> list[int]:
-    """Positions in `item` where another shard begins, then its length."""
+    """Positions in `item` where another cell begins, then its length."""
     up = item if item.step > 0 else item[::-1]
     lengths = project(SliceAxis(up.start, up.step, len(up)), cells).length
     if item.step < 0:

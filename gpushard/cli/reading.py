@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -21,7 +21,7 @@ from gpushard.cli.selection_text import Item, parse_selection, split_target
 from gpushard.cli.summary import Summary
 from gpushard.converting.progress import counted
 from gpushard.errors import naming
-from gpushard.layout import ArrayLayout
+from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.metadata import load_array
 from gpushard.options import DEFAULT, MIB, Options
 from gpushard.rolling.watch import watched_source
@@ -142,8 +142,15 @@ def _pieces(
     """Shape of the result of `key`, and the pieces in which it is read."""
     basic(key, layout.shape)  # called for its errors; a valid key is cut here
     items = per_axis(key, layout.shape)
-    pieces = cut(items, layout.axes, layout.dtype.itemsize, PIECE_NBYTES)
+    pieces = cut(items, _grid(layout), layout.dtype.itemsize, PIECE_NBYTES)
     return result_shape(items), pieces
+
+
+def _grid(layout: ArrayLayout) -> Sequence[GridAxis]:
+    """Grid that a result is cut along: of shards, or of what large ones consist of."""
+    nbytes = prod(axis.longest for axis in layout.axes) * layout.dtype.itemsize
+    is_large = nbytes > PIECE_NBYTES and not layout.object_codecs
+    return layout.inner_axes if is_large else layout.axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +192,7 @@ class _Reader:
                     mismatch = self.reference.mismatch(piece, block)
                     mismatches += [] if mismatch is None else [mismatch]
                 advance(block.nbytes)
+                del block  # before there is room for the next one
         if not mismatches:
             return None
         n_elements = sum(mismatch.n_elements for mismatch in mismatches)
