@@ -1,0 +1,49 @@
+"""Writes to a part of a shard, in stores of objects, that is damaged elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from zarr.codecs import ZstdCodec
+from zarr.storage import MemoryStore
+
+import gpushard
+from gpushard.stores.writers import writer_of
+from gpushard.writing.shard import Region, StoredShard
+
+
+@pytest.fixture
+def array() -> gpushard.Array:
+    """A shard of four inner chunks, which have checksums as its index has."""
+    a = gpushard.create_array(
+        MemoryStore(), shape=64, dtype="u1", chunks=16, shards=64,
+        compressors=ZstdCodec(level=1, checksum=True), device="cpu",
+    )  # fmt: skip
+    a[...] = np.random.default_rng(3).integers(1, 9, 64, "u1")
+    return a
+
+
+def damage(a: gpushard.Array, at: int) -> bytes:
+    """Flip a bit of the stored object, which is given as it is now."""
+    key = a.source.key((0,))
+    data = bytearray(a.source.store.get(key) or b"")
+    data[at] ^= 1
+    writer_of(a.source.store).put(key, [np.frombuffer(data, np.uint8)])
+    return bytes(data)
+
+
+def test_an_inner_chunk_is_copied_with_its_checksum_which_still_tells_damage(array):
+    stored = np.frombuffer(array.source.store.get("c/0") or b"", np.uint8)
+    shard = StoredShard.parse(Region.of_object(array.source, (0,)), stored)
+    damage(array, int(shard.index.offset[3] + shard.index.nbytes[3]) - 1)
+    array[:8] = 7
+    assert (array[:8] == 7).all()
+    with pytest.raises(gpushard.ChecksumError, match=r"inner chunk \(3,\)"):
+        array[48:]
+
+
+def test_a_shard_whose_index_is_damaged_is_not_written_to(array):
+    data = damage(array, -6)
+    with pytest.raises(gpushard.ChecksumError):
+        array[:8] = 8
+    assert array.source.store.get("c/0") == data
