@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import gpushard
-from asked_store import put
+from asked_store import BY_PRICE, IN_REQUESTS, put
+from asked_store import opened as asked
 from gpushard import LimitError, Options
 from gpushard.cli.mapping import open_map
 from gpushard.inspection import contents, payload, room, verify
@@ -183,3 +184,14 @@ def test_payload_has_what_indexes_of_nested_shards_leave(tmp_path):
     found = room.beside_indexes(source).options
     assert held_nbytes <= found.held_nbytes < limit // 2
     assert found.memory_limit <= limit - held_nbytes
+
+
+def test_a_verification_leaves_room_for_objects_that_ranges_are_cut_from(tmp_path):
+    place = put(tmp_path, document((8,), (8,), sharding((1,), **INDEXED)))
+    for costs, limit, share in (
+        (BY_PRICE, 64 * MIB, 4),
+        (IN_REQUESTS, 64 * MIB, 2),
+        (BY_PRICE, None, 2),
+    ):
+        source = asked(place, costs, memory_limit=limit)[0].source
+        assert room.most_fetched(source) == source.options.memory_limit // share

@@ -93,6 +93,17 @@ def beside_indexes(source: Source) -> Source:
     return source if nbytes <= MIB else source.beside(nbytes)
 
 
+def most_fetched(source: Source) -> int:
+    """Bytes that may be fetched and not verified yet, as far as a limit is set.
+
+    A server without ranges sends whole objects, up to a quarter of the limit at a time,
+    for ranges to be cut from.
+    """
+    nbytes = source.room.most_fetched_nbytes
+    is_far = source.store.costs.prefers_whole_objects
+    return nbytes // 2 if is_far and not source.options.is_left_open else nbytes
+
+
 def n_workers(source: Source) -> int:
     """Tasks that run in parallel; requests over a network keep a worker waiting."""
     most = source.room.most_workers

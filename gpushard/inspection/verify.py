@@ -21,6 +21,7 @@ from gpushard.inspection.room import (
     is_held,
     is_read_whole,
     most_entries,
+    most_fetched,
     outer_entries,
     refuse_more_than,
     workers,
@@ -78,12 +79,12 @@ def verify_array(
     refuse_more_than(most, outer_entries(source), source)
     n_workers = workers(source)
     run = _Run(beside_indexes(source), check, progress or _no_progress, most, n_workers)
-    most_fetched = run.source.room.most_fetched_nbytes
-    run_tasks(run.tasks(run.coordinates()), n_workers, most_fetched)
+    most_nbytes = most_fetched(run.source)
+    run_tasks(run.tasks(run.coordinates()), n_workers, most_nbytes)
     changed = sorted(run.changed)
     run.is_second = True
     for coordinate in changed:
-        run_tasks(run.tasks(iter([coordinate])), n_workers, most_fetched)
+        run_tasks(run.tasks(iter([coordinate])), n_workers, most_nbytes)
     result = run.result()
     result.seconds = perf_counter() - started
     return result
