@@ -7,14 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numcodecs.blosc
 import numpy as np
 import zstandard
 
+from array_strategies import codec
 from asked_store import put
 from gpushard.options import KIB, MIB
 from hostile_shards import GZIP, ZSTD
 from spec_shards import LITTLE, document, sharding
 
+BLOSC = codec(
+    "blosc", cname="lz4", clevel=1, shuffle="shuffle", typesize=1, blocksize=0
+)
 INDEXED = {"index_codecs": [LITTLE]}
 TOTAL = 96 * MIB
 
@@ -36,6 +41,10 @@ def zstd(data: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(data)
 
 
+def blosc(data: bytes) -> bytes:
+    return numcodecs.blosc.compress(data, b"lz4", 1, 1)
+
+
 def entries_of(sizes: list[int], start: int = 0) -> bytes:
     """Entries of an index, of inner chunks one behind the other."""
     ends = np.cumsum(sizes) + start
@@ -55,12 +64,13 @@ def chunks_of(
     encode: Callable[[bytes], bytes],
     n_shards: int = 1,
     total: int = TOTAL,
+    least: int = 3,
 ) -> Put:
     """Inner chunks of `n` bytes, `total` of them, in some shards."""
 
     def make(place: Path) -> int:
         data = encode(some(n))
-        k = max(3, -(-total // (n * n_shards)))
+        k = max(least, -(-total // (n * n_shards)))
         shard = sharding((n,), codecs=[LITTLE, *codecs], **INDEXED)
         length = described(place, n_shards * k * n, k * n, shard)
         for s in range(n_shards):
@@ -83,6 +93,27 @@ def objects_of(n: int, codecs: list[Any], encode: Callable[[bytes], bytes]) -> P
         for i in range(k):
             (place / "c" / str(i)).write_bytes(data)
         return length
+
+    return make
+
+
+def of_lengths(lengths: list[int], *codecs: Any, inner: int = 0) -> Put:
+    """Objects of several lengths; of inner chunks of `inner` bytes, or of one each."""
+
+    def make(place: Path) -> int:
+        within = sharding((inner,), codecs=[LITTLE, *codecs], **INDEXED)
+        chain = [within] if inner else [LITTLE, *codecs]
+        meta = document((sum(lengths),), (1,), *chain)
+        grid = {"kind": "inline", "chunk_shapes": [lengths]}
+        meta["chunk_grid"] = {"name": "rectilinear", "configuration": grid}
+        put(place, meta)
+        (place / "c").mkdir()
+        for i, n in enumerate(lengths):
+            data = zstd(some(inner or n))
+            k = n // inner if inner else 1
+            index = entries_of([len(data)] * k) if inner else b""
+            (place / "c" / str(i)).write_bytes(data * k + index)
+        return sum(lengths)
 
     return make
 
@@ -187,6 +218,10 @@ VALID: dict[str, Put] = {
     "shards of 48 MiB": chunks_of(MIB, [ZSTD], zstd, 2),
     "a million of 64 B": shared(64, 1 << 20, 1, [ZSTD]),
     "64 indexes of 1 MiB": shared(16, 1 << 16, 64, []),
+    "rectilinear objects": of_lengths([n * MIB for n in (4, 12, 8) * 4], ZSTD),
+    "rectilinear shards": of_lengths(
+        [n * MIB for n in (4, 12, 8) * 4], ZSTD, inner=MIB
+    ),
 }
 HOSTILE: dict[str, Put] = {
     "claims 2 times": claiming(14 * MIB, 28 * MIB, 6),
@@ -197,3 +232,10 @@ HOSTILE: dict[str, Put] = {
     "wrapped, of 40 MiB": sparse(8 * MIB, 40 * MIB, 12, GZIP, is_sharded=True),
 }
 ARRAYS = VALID | HOSTILE
+LARGE: dict[str, Put] = {
+    "zstd 100 MiB": chunks_of(100 * MIB, [ZSTD], zstd),
+    "zstd 400 MiB": chunks_of(400 * MIB, [ZSTD], zstd, least=2),
+    "gzip 200 MiB": chunks_of(200 * MIB, [GZIP], gzip, least=2),
+    "blosc 300 MiB": chunks_of(300 * MIB, [BLOSC], blosc, least=2),
+    "plain 400 MiB": chunks_of(400 * MIB, [], bytes, least=2),
+}

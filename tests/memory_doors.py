@@ -2,8 +2,10 @@
 
 Run as ``python tests/memory_doors.py DIRECTORY [DOOR [ARRAY]]``, with the tests'
 directory and that of the package on PYTHONPATH: words that stand in the names of the
-doors and of the arrays (`memory_arrays`), which DIRECTORY keeps. SWEEP_THREADS has
-other numbers of threads. Each has a process of its own, as in `memory_sweep`.
+doors (`memory_uses`) and of the arrays (`memory_arrays`), which DIRECTORY keeps.
+SWEEP_THREADS has other numbers of threads. Each has a process of its own, as in
+`memory_sweep`. At the end each door has a line: by how much it grew at most, and for
+which array. Inner chunks of hundreds of MiB are read with the limit left open.
 """
 
 from __future__ import annotations
@@ -13,101 +15,38 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import zarr
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
-import gpushard
-from damaged_arrays import opened
+from damaged_arrays import emulated
 from gpushard import Options
-from gpushard.cli.description import describe
-from gpushard.cli.mapping import open_map
 from gpushard.fused import choice
-from gpushard.inspection.verify import verify_array
 from gpushard.options import KIB, MIB
 from hostile_shards import ZSTD
-from memory_arrays import ARRAYS, chunks_of, zstd
-from memory_sweep import LIMIT, THREADS, grown
+from memory_arrays import ARRAYS, LARGE, chunks_of, zstd
+from memory_sweep import LIMIT, grown
+from memory_uses import COMMANDS, OF_FILES, OF_STORES, Door, array_nbytes, positions
 from range_server import RangeServer
 
-STEP = 4097
-
-
-class Nothing:
-    """What is no output."""
-
-    nbytes = 0
-
-
-class Results:
-    """Several outputs."""
-
-    def __init__(self, arrays: list[Any]) -> None:
-        self.arrays = arrays
-        self.nbytes = sum(a.nbytes for a in arrays)
-
-
-Door = Callable[[Any, Options], Any]
-
-
-def part(way: str, array: Any, options: Options) -> Any:
-    return array_of(way, array, options)[::STEP]
-
-
-def array_of(way: str, array: Any, options: Options) -> gpushard.Array:
-    given = {"threads": options.threads, "memory_limit": options.memory_limit}
-    return opened(array, way, **given, index_cache_nbytes=0)
-
-
-def joined(array: Any, options: Options) -> Any:
-    """A few MiB of each of twelve arrays in a row."""
-    a = array_of("plain", array, options)
-    n = a.shape[0]
-    keys = [slice(k * n + n // 7, (k + 1) * n - n // 9, n // 20) for k in range(12)]
-    return Results(gpushard.concat([a] * 12).read_many(keys))
-
-
-def verified(array: Any, options: Options) -> Any:
-    verify_array(array_of("plain", array, options).source, decodes=True)
-    return Nothing
-
-
-def info(array: Any, options: Options) -> Any:
-    describe(str(array), options, advise=True)
-    return Nothing
-
-
-def mapped(array: Any, options: Options) -> Any:
-    open_map(str(array), None, options)
-    return Nothing
-
-
-def pipeline(array: Any, options: Options) -> Any:
-    limit = {"gpushard.memory_limit": options.memory_limit}
-    path = "gpushard.GpushardCodecPipeline"
-    with zarr.config.set({"codec_pipeline.path": path, **limit}):
-        return zarr.open_array(array, mode="r")[::STEP]
-
-
-DOORS: dict[str, Door] = {
-    "plain": partial(part, "plain"),
-    "compiled": partial(part, "compiled"),
-    "joined": joined,
-    "verify": verified,
-    "info": info,
-    "map": mapped,
-    "pipeline": pipeline,
+THREADS = [int(n) for n in os.environ.get("SWEEP_THREADS", "2,8,16").split(",")]
+STORES = ("files", "memory", "zarr local", "fsspec", "http", "rangeless", "s3")
+# What answers of a few hundred MiB at a time.
+LARGE_STORES = ("files", "fsspec", "http", "s3")
+# What zarr writes in minutes, an object of its own for each inner chunk.
+SLOW = ("a million of 64 B", "64 indexes of 1 MiB", "plain 4 KiB", "zstd 4 KiB")
+S3 = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_REGION": "us-east-1",
 }
-STORES = ("files", "memory", "zarr local", "fsspec", "http", "rangeless")
-OF_PATHS = ("info", "map", "pipeline")
 
 
-def store_of(kind: str, place: Path, urls: dict[str, str]) -> Any:
+def store_of(kind: str, place: Path, urls: Mapping[str, str]) -> Any:
     if kind == "memory":
         make = default_buffer_prototype().buffer.from_bytes
         files = [path for path in place.rglob("*") if path.is_file()]
@@ -136,47 +75,87 @@ def serve(root: Path, **settings: Any) -> tuple[int, str]:
         return child, told.read()
 
 
-def measure(root: Path, word: str, array_word: str, urls: dict[str, str]) -> None:
+def ways(is_large: bool) -> Iterator[tuple[str, str, Door, list[int]]]:
+    """Name of a door, store that it is tried with, the door, numbers of threads."""
+    for kind in LARGE_STORES if is_large else STORES:
+        for door, read in OF_STORES.items():
+            if not (is_large and door in ("joined", "verify")):
+                yield f"{door} {kind}", kind, read, THREADS
+    if not is_large:
+        for door, read in OF_FILES.items():
+            yield f"{door} files", "files", read, THREADS
+        for door, read in COMMANDS.items():  # which have as many threads as CPUs
+            yield door, "files", read, THREADS[:1]
+
+
+def measure(
+    root: Path, word: str, array_word: str, urls: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """What became of each read, and by how many MiB it grew the process."""
     warm = root / "warm up"
     if not warm.exists():
         chunks_of(64 * KIB, [ZSTD], zstd, total=512 * KIB)(warm)
-    for name, make in ARRAYS.items():
-        if array_word not in name:
+    positions(array_nbytes(warm))
+    for name, make in (ARRAYS | LARGE).items():
+        wanted = [
+            way
+            for way in ways(name in LARGE)
+            if word in way[0] and not (name in SLOW and "pipeline write" in way[0])
+        ]
+        if array_word not in name or not wanted:
             continue
         place = root / name
         if not place.exists():
             make(place)
-        for kind in STORES:
-            for door, read in DOORS.items():
-                is_wanted = word in f"{door} {kind}"
-                if not is_wanted or (door in OF_PATHS and kind != "files"):
-                    continue
-                given = store_of(kind, place, urls), store_of(kind, warm, urls)
-                for threads in THREADS:
-                    options = Options(threads=threads, memory_limit=LIMIT)
-                    reads = [partial(read, one, options) for one in given]
-                    came, nbytes = grown(*reads, 0)
-                    told = {"array": name, "door": f"{door} {kind}", "came": came}
-                    told |= {"threads": threads, "MiB": round(nbytes / MIB, 1)}
-                    sys.stdout.write(f"{json.dumps(told)}\n")
-                    sys.stdout.flush()
+        positions.cache_clear()
+        for one in (warm, place):
+            positions(array_nbytes(one))
+        for door, kind, read, threads in wanted:
+            given = store_of(kind, place, urls), store_of(kind, warm, urls)
+            for n in threads:
+                limit = None if name in LARGE else LIMIT
+                options = Options(threads=n, memory_limit=limit, index_cache_nbytes=0)
+                reads = [partial(read, one, options) for one in given]
+                begun = time.perf_counter()
+                came, nbytes = grown(*reads, 0)
+                told = {"array": name, "door": door, "came": came, "threads": n}
+                told |= {"MiB": round(nbytes / MIB, 1)}
+                yield told | {"seconds": round(time.perf_counter() - begun, 2)}
+
+
+def say(told: Mapping[str, Any]) -> None:
+    sys.stdout.write(f"{json.dumps(told)}\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
-    root = Path(sys.argv[1])
+    root = Path(sys.argv[1]).resolve()
     root.mkdir(parents=True, exist_ok=True)
     word, array_word = [*sys.argv[2:4], "", ""][:2]
     choice._load()
+    if word in "device files":
+        emulated()
     servers = {
         "http": serve(root),
         "rangeless": serve(root, answers_ranges=False),
+        "s3": serve(root.parent),
     }
+    urls = {kind: url for kind, (_, url) in servers.items()}
+    os.environ |= S3 | {"AWS_ENDPOINT_URL": urls["s3"]}
+    urls["s3"] = f"s3://{root.name}"
+    top: dict[str, dict[str, Any]] = {}
     try:
-        urls = {kind: url for kind, (_, url) in servers.items()}
-        measure(root, word, array_word, urls)
+        for told in measure(root, word, array_word, urls):
+            say(told)
+            kind = "left open: " if told["array"] in LARGE else ""
+            most = top.setdefault(f"{kind}{told['door']}", told)
+            if told["MiB"] > most["MiB"]:
+                top[f"{kind}{told['door']}"] = told
     finally:
         for child, _ in servers.values():
             os.kill(child, signal.SIGKILL)
+    for door, told in top.items():
+        say({"at most": door} | {k: told[k] for k in ("MiB", "array", "threads")})
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import lzma
 import os
 import shutil
 import sys
+import traceback
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,7 +30,6 @@ import numcodecs.blosc
 import numpy as np
 import zstandard
 
-import gpushard
 from asked_store import put
 from damaged_arrays import opened
 from gpushard.fused import choice
@@ -144,9 +144,13 @@ def grown(
     child = os.fork()
     if not child:
         os.close(receiver)
-        told = json.dumps(_grown_here(read, warm_up, out_nbytes)).encode()
-        os.write(sender, told)
-        os._exit(0)
+        try:
+            told = json.dumps(_grown_here(read, warm_up, out_nbytes)).encode()
+            os.write(sender, told)
+        except Exception:  # noqa: BLE001 - of the warm-up: told here, and as "died"
+            traceback.print_exc()
+        finally:
+            os._exit(0)
     os.close(sender)
     with os.fdopen(receiver, "rb") as file:
         told = file.read()
@@ -164,7 +168,7 @@ def _grown_here(
     before, came, made_nbytes = status_nbytes("VmRSS"), "read", 0
     try:
         made_nbytes = read().nbytes - out_nbytes  # one that is given is there before
-    except gpushard.GpushardError as error:
+    except Exception as error:  # noqa: BLE001 - of zarr too, and told
         came = type(error).__name__
     return came, status_nbytes("VmHWM") - before - made_nbytes
 

@@ -9,6 +9,7 @@ with RangeServer(directory) as server:
 from __future__ import annotations
 
 import gzip
+import mmap
 import socket
 import struct
 import threading
@@ -153,6 +154,15 @@ class RangeServer:
 # A byte comes well before a silent server is given up, and no test waits for them all.
 _BYTE_S = 0.05
 _ENDLESS = 10_000
+_LARGE_NBYTES = 1 << 20
+
+
+def _content(path: Path) -> Any:
+    """Bytes of a file; of a large one no more is read than is taken of it."""
+    if path.stat().st_size < _LARGE_NBYTES:
+        return path.read_bytes()
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 class _Server(ThreadingHTTPServer):
@@ -209,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _send(
-        self, status: int, headers: dict[str, str], body: bytes, *, with_body: bool
+        self, status: int, headers: dict[str, str], body: Any, *, with_body: bool
     ) -> None:
         settings = self.server.settings
         if settings.transfer.startswith("gzip") and body:
@@ -250,7 +260,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             time.sleep(_BYTE_S)
 
-    def _prepare(self, key: str) -> tuple[int, dict[str, str], bytes]:
+    def _prepare(self, key: str) -> tuple[int, dict[str, str], Any]:
         """Status, headers and body of the answer."""
         settings = self.server.settings
         path = settings.directory / key
@@ -267,7 +277,7 @@ class _Handler(BaseHTTPRequestHandler):
             status = 404 if settings.page is None else 200
         if status is not None:
             return status, {}, settings.page or b""
-        body = path.read_bytes()
+        body = _content(path)
         headers = self._headers_of(path)
         wanted = self.headers.get("If-Match")
         if (
@@ -292,7 +302,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {"ETag": tag if etags == "strong" else f"W/{tag}"}
 
     def _prepare_range(
-        self, asked: str, headers: dict[str, str], body: bytes
+        self, asked: str, headers: dict[str, str], body: Any
     ) -> tuple[int, dict[str, str], bytes]:
         settings = self.server.settings
         first, _, last = asked.removeprefix("bytes=").partition("-")
