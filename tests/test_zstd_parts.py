@@ -48,9 +48,8 @@ def frames(*, tells: bool = True, checked: bool = False) -> tuple[bytes, bytes]:
 
 
 def ends_of(frame: bytes) -> list[int]:
-    return zstd._ends_of_blocks(
-        memoryview(frame), zstandard.frame_header_size(memoryview(frame))
-    )
+    first = zstandard.frame_header_size(memoryview(frame))
+    return zstd._ends_of_blocks(memoryview(frame), first) or []
 
 
 def damaged(frame: bytes, block: int) -> bytes:
@@ -140,6 +139,14 @@ def test_a_frame_whose_checksum_is_cut_off_is_refused(way, tmp_path):
     a = opened(placed(tmp_path / "a", first[:-4], second), way)
     with pytest.raises(gpushard.CorruptShardError):
         a[5]
+
+
+def test_a_frame_that_is_cut_off_between_two_blocks_is_refused(way, tmp_path):
+    first, second = frames()
+    cut = first[: ends_of(first)[2]]
+    a = opened(placed(tmp_path, cut, second), way)
+    with pytest.raises(gpushard.CorruptShardError):
+        a[:9]
 
 
 def test_a_frame_that_tells_no_size_is_decoded_whole(way, tmp_path):

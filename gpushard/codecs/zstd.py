@@ -126,7 +126,7 @@ class ZstdCodec(Compressor):
         if told.content_size != nbytes or told.has_checksum:
             return None
         ends = _ends_of_blocks(memoryview(encoded), first)
-        if not ends or ends[-1] != len(data):
+        if ends is None or ends[-1] != len(data):
             return None
         return libzstd.decode_first(encoded, nbytes, stop, ends)
 
@@ -235,8 +235,11 @@ def _walk_frames(encoded: memoryview) -> Iterator[_Frame]:
         start = stop
 
 
-def _ends_of_blocks(encoded: memoryview, position: int) -> list[int]:
-    """Where each block of a frame ends; the first block begins at `position`."""
+def _ends_of_blocks(encoded: memoryview, position: int) -> list[int] | None:
+    """Where each block of a frame ends; the first block begins at `position`.
+
+    None if the frame is cut off, also if it is cut off between two blocks.
+    """
     ends: list[int] = []
     is_last = False
     while not is_last and position + 3 <= len(encoded):
@@ -244,7 +247,7 @@ def _ends_of_blocks(encoded: memoryview, position: int) -> list[int]:
         is_last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
         position += 3 + (1 if kind == _RLE_BLOCK else size)
         ends.append(position)
-    return ends
+    return ends if is_last else None
 
 
 def _walk_blocks(encoded: memoryview, start: int) -> tuple[int, int]:
