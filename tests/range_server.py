@@ -80,6 +80,8 @@ class RangeServer:
         Whether a request is first sent elsewhere, or the address where to.
     page
         What missing keys are answered with the status 200 instead of 404.
+    content_type
+        What answers tell of it.
     trickles
         Which part of each answer comes a byte at a time, a "head" without an end.
     wants
@@ -113,6 +115,7 @@ class RangeServer:
     head_nbytes: int | None = None
     redirects: bool | str = False
     page: bytes | None = None
+    content_type: str | None = None
     trickles: Literal["head", "body"] | None = None
     wants: tuple[str, str] | None = None
     before_answer: Callable[[str, str], None] | None = None
@@ -225,6 +228,8 @@ class _Handler(BaseHTTPRequestHandler):
         if settings.transfer.startswith("gzip") and body:
             body = gzip.compress(body)
             headers["Content-Encoding"] = "gzip"
+        if settings.content_type is not None:
+            headers["Content-Type"] = settings.content_type
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)

@@ -112,6 +112,11 @@ REFUSED: dict[str, dict[str, Any]] = {
     "wrong bytes": {"garbles": True},
     "every body cut": {"cut_bodies": True, "etags": None},
     "encoded body": {"transfer": "gzip"},
+    "several parts": {"content_type": "multipart/byteranges; boundary=x"},
+    "several parts, in chunks": {
+        "content_type": "Multipart/ByteRanges; boundary=x",
+        "transfer": "chunked",
+    },
     "always 500": {"fail_first": 10**6, "failure": 500},
     "always 503": {"fail_first": 10**6, "failure": 503},
     "connection always reset": {"fail_first": 10**6, "failure": 0},
@@ -136,6 +141,7 @@ def test_a_fault_that_cannot_be_got_round_is_an_error_in_time(server, fault, way
         a[FEW]
     assert time.perf_counter() - started < 5
     assert str(caught.value).endswith(".")
+    assert ("several parts" in fault) == ("several parts" in str(caught.value))
     for name in REFUSED[fault]:
         setattr(server, name, getattr(RangeServer(server.directory), name))
     assert_reads(a)  # nothing is remembered that the fault left behind

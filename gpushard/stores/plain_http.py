@@ -30,7 +30,7 @@ from gpushard.errors import StoreError
 from gpushard.stores.bodies import Pace
 from gpushard.stores.failures import failure
 from gpushard.stores.obstores import NEVER, headers_of, is_http
-from gpushard.stores.remote_failures import encoded_body
+from gpushard.stores.remote_failures import refuse_other_body
 
 if TYPE_CHECKING:
     import socket
@@ -148,9 +148,7 @@ def _date(told: str) -> datetime | None:
 
 def _refuse_unsure(answer: HTTPResponse, url: str, key: str) -> None:
     """Refuse a body that is encoded, or that may be cut without a sign of it."""
-    encoding = answer.headers.get("Content-Encoding", "identity")
-    if encoding != "identity":
-        raise encoded_body(url, key, encoding)
+    refuse_other_body(url, key, answer.headers.get)
     if not answer.chunked and answer.length is None:
         raise failure(
             StoreError,

@@ -38,8 +38,8 @@ from gpushard.stores.patience import Patience
 from gpushard.stores.plain_http import PlainServer, plain_server
 from gpushard.stores.remote_failures import (
     changed,
-    encoded_body,
     refuse_large,
+    refuse_other_body,
     request_failure,
     too_slow,
     two_sizes,
@@ -305,9 +305,8 @@ class RemoteStore:
         self, request: ByteRequest, result: GetResult, started: float
     ) -> NDArray[np.uint8]:
         """Body of an answer, which has to be the stored bytes themselves."""
-        encoding = result.attributes.get("Content-Encoding", "identity")
-        if self._plain is not None and encoding != "identity":
-            raise encoded_body(self._url, request.key, encoding)
+        if self._plain is not None:
+            refuse_other_body(self._url, request.key, result.attributes.get)
         if not self._costs.prefers_whole_objects:  # in this process, or its disks
             return np.frombuffer(result.bytes(), np.uint8)
         nbytes = result.range[1] - result.range[0]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.failures import failure, told_by
 from gpushard.stores.wholes import MOST_WHOLE_NBYTES
+
+# RFC 9110, 14.6: only asked for by several ranges, which nobody here does.
+_PARTS = "multipart/byteranges"
 
 
 def changed(url: str, request: ByteRequest, got: str) -> ObjectChangedError:
@@ -19,6 +24,35 @@ def changed(url: str, request: ByteRequest, got: str) -> ObjectChangedError:
         got=got,
         hint="read again",
     )
+
+
+def refuse_other_body(url: str, key: str, told: Callable[[str, str], str]) -> None:
+    """Refuse a body that is not the stored bytes themselves.
+
+    Parameters
+    ----------
+    told
+        Gives a header of the answer by its name, or what is passed where it has none.
+
+    Raises
+    ------
+    StoreError
+        It is encoded, or parts of the object with headers of their own between them.
+    """
+    encoding = told("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise encoded_body(url, key, encoding)
+    kind = told("Content-Type", "")
+    if kind.lower().startswith(_PARTS):
+        raise failure(
+            StoreError,
+            url,
+            key,
+            "the server answered several parts",
+            expected="the bytes that were asked for",
+            got=f"Content-Type: {kind}",
+            hint="check the server or the proxy before it",
+        )
 
 
 def encoded_body(url: str, key: str, encoding: str) -> StoreError:
