@@ -329,20 +329,22 @@ def run_side_by_side(
     """Results of `function` for each item, in order; raises an error of any of them.
 
     Each worker takes every n-th item in one task, because a future per item would cost
-    more than reading a few KiB from the page cache. When the function returns or
-    raises, no task is running.
+    more than reading a few KiB from the page cache. Once an item has failed, or the
+    wait was interrupted, no other item is begun. When the function returns or raises,
+    no task is running.
     """
     n_tasks = min(n_workers, len(items))
     if n_tasks <= 1:
         return [function(item) for item in items]
-    pool = _pool("store", n_workers)
+    pool, is_over = _pool("store", n_workers), threading.Event()
     futures = [
-        pool.submit(_run_all, function, items[first::n_tasks])
+        pool.submit(_run_all, function, items[first::n_tasks], is_over)
         for first in range(n_tasks)
     ]
     try:
         shares = [*map(Future.result, futures)]  # no frame of ours knows a future
     finally:
+        is_over.set()
         _finish(futures)
         futures.clear()  # as in `run_in_turn`
     return [shares[i % n_tasks][i // n_tasks] for i in range(len(items))]
@@ -365,8 +367,23 @@ def run_in_turn(function: Callable[[], Answer]) -> Answer:
         del future
 
 
-def _run_all(function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    return [function(item) for item in items]
+def _run_all(
+    function: Callable[[Item], Answer],
+    items: Sequence[Item],
+    is_over: threading.Event,
+) -> list[Answer]:
+    """Answers for items, one after the other; none for those left when it is over."""
+    answers: list[Answer] = []
+    try:
+        for item in items:
+            if is_over.is_set():
+                break
+            answers.append(function(item))
+    except BaseException:
+        is_over.set()
+        answers.clear()  # the error knows this frame
+        raise
+    return answers
 
 
 def _pool(purpose: Purpose, n_workers: int) -> ThreadPoolExecutor:

@@ -231,3 +231,36 @@ def test_error_of_one_worker_reaches_the_caller() -> None:
         workers.run_side_by_side(fail_on_seven, range(20), 4)
     assert workers.run_side_by_side(fail_on_seven, range(7), 4) == list(range(7))
     assert workers.run_side_by_side(fail_on_seven, [], 4) == []
+
+
+def test_nothing_more_is_begun_once_a_worker_has_failed() -> None:
+    begun: list[int] = []
+    both = threading.Barrier(2, timeout=10)
+
+    def fail_on_none(item: int) -> None:
+        begun.append(item)
+        if item < 2:
+            both.wait()
+        if item == 0:
+            raise StoreError("none")
+        time.sleep(0.02)  # until the other one has failed
+
+    with pytest.raises(StoreError, match="none"):
+        workers.run_side_by_side(fail_on_none, range(100), 2)
+    assert len(begun) < 10
+
+
+def test_nothing_more_is_begun_once_the_wait_was_interrupted(monkeypatch) -> None:
+    begun: list[int] = []
+
+    def work(item: int) -> None:
+        begun.append(item)
+        time.sleep(0.02)
+
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers.Future, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        workers.run_side_by_side(work, range(100), 2)
+    assert len(begun) < 10
