@@ -10,7 +10,7 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
 from gpushard import Loader, OptionError, Ragged
-from gpushard.loader import ragged, reading
+from gpushard.loader import reading
 from gpushard.loader.memory import Memory
 from loader_data import ORDERS, N, stored
 
@@ -35,10 +35,7 @@ def assert_samples(batch, index):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("least_run", [1, 10**9])
-def test_a_batch_is_a_list_of_the_samples(order, least_run, monkeypatch):
-    """Both ways of reading: ranges, and lists of rows."""
-    monkeypatch.setattr(ragged, "_LEAST_RUN", least_run)
+def test_a_batch_is_a_list_of_the_samples(order):
     offsets = stored(OFFSETS, (10,))
     options = {"batch_size": 8, "return_index": True} | ORDERS[order]
     with Loader(Ragged(tokens(), offsets), **options) as loader:
@@ -217,7 +214,8 @@ def test_empty_samples_and_a_giant_one_are_samples(offsets, order, packed):
 
 def test_long_samples_side_by_side_are_not_read_all_at_once(monkeypatch):
     """Sorted by length, the last ones are many times as long as the mean."""
-    monkeypatch.setattr(reading, "LOAD_NBYTES", 50 * 28)
+    monkeypatch.setattr(reading, "LOAD_NBYTES", 50 * 1100)
+    rows = stored(np.zeros((200, 500), "u2"), (16, 500), (64, 500))
     longest, take = [], Memory.take
 
     def taken(memory, shape, dtype):
@@ -226,7 +224,7 @@ def test_long_samples_side_by_side_are_not_read_all_at_once(monkeypatch):
 
     monkeypatch.setattr(Memory, "take", taken)
     lengths = np.array([0] * 180 + [10] * 20)
-    given = Ragged(tokens(), np.append(0, np.cumsum(lengths)))
+    given = Ragged(rows, np.append(0, np.cumsum(lengths)))
     batches = list(Loader(given, batch_size=1))
     assert [len(batch[0]) for batch in batches] == lengths.tolist()
     assert 10 < max(longest) <= 2 * 50  # of 200 rows in all

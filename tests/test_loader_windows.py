@@ -247,7 +247,7 @@ def test_samples_of_a_few_bytes_make_loads_small(monkeypatch, window, n):
 
     monkeypatch.setattr(Field, "read", noted)
     a = stored(SERIES, (100,), (700,))
-    for _ in Loader(a, window=window, batch_size=20):
+    for _ in Loader(a, window=window, batch_size=20, shuffle=True):
         pass
     assert sum(n_read) == n
     assert max(n_read) <= 120  # they end where an inner chunk does

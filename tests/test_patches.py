@@ -175,4 +175,41 @@ def test_columns_of_windows_count_against_the_memory_limit():
     origins = np.random.default_rng(2).integers(0, 4990, (5000, 1))
     laid = Cut(array.shape, (9,), drop=False).patches(origins).patches
     job = host_job(array.source, [laid], [np.empty(laid.shape, "u2")], Tally())
-    assert pieces._columns_nbytes(job) > job.plan.parts[0].nbytes > 16 * 5000
+    (part,) = job.plan.parts
+    assert part.nbytes > 16 * 5000
+    most = part.nbytes + pieces._BOX_NBYTES * part.n_boxes
+    assert most <= pieces._columns_nbytes(job) < 2 * most
+
+
+def test_boxes_that_are_laid_out_together_are_few(monkeypatch):
+    monkeypatch.setattr(pieces, "_MOST_BOXES", 9)
+    array = stored(SERIES, (100,), (5000,))
+    first = np.array([*range(20), 120, 150, 320, 440, 460, *range(500, 520)])
+    laid = Cut(array.shape, (9,), drop=False).patches(first[:, None]).patches
+    job = host_job(array.source, [laid], [np.empty(laid.shape, "u2")], Tally())
+    (part,) = job.plan.parts
+    cut = [some for block in part.blocks() for some in pieces.cut_rows(job, block)]
+    assert [np.diff(part.bounds)[c.position[0]].tolist() for c in cut] == [
+        [20],
+        [2, 1, 2],
+        [20],
+    ]
+
+
+@pytest.mark.parametrize("options", [PLAIN, FUSED], ids=["plain", "compiled"])
+def test_windows_over_missing_inner_chunks_are_filled(options):
+    store = MemoryStore()
+    z = zarr.create_array(store, shape=(40,), chunks=(5,), dtype="i4", fill_value=7)
+    z[12:20] = 1
+    array = gpushard.open_array(store, options=options)
+    first = np.arange(0, 36, 2)[:, None]
+    laid = Cut(array.shape, (4,), drop=False).patches(first).patches
+    out = np.full(laid.shape, -1, "i4")
+    execute([host_job(array.source, [laid], [out], Tally())])
+    assert np.array_equal(out.reshape(-1, 4), z[...][first + np.arange(4)])
+
+
+def test_windows_of_nothing_are_no_patches():
+    laid = Cut((4, 0), (2,), drop=False).patches(np.arange(3)[:, None])
+    assert laid.patches.n_patches == 0
+    assert laid.patches.shape == (6, 0)

@@ -19,13 +19,11 @@ from gpushard.layout import GridAxis
 from gpushard.loader.conversion import gathered
 from gpushard.loader.fields import Field, Finish, Rows, concatenated
 from gpushard.loader.memory import Memory
-from gpushard.loader.windows import rows_of_all
+from gpushard.selecting.patches import Patches
 from gpushard.selecting.selection import Ints
 
-# Rows that a selection of its own is worth; shorter runs are listed row by row.
-_LEAST_RUN = 256
-# What listing a row takes, three times over.
-_LISTED_NBYTES = 24
+# What the columns of a sample take.
+_COLUMNS_NBYTES = 100
 
 
 @dataclass(frozen=True)
@@ -82,18 +80,18 @@ class RaggedField(Field):
 
     @property
     def lands_in_place(self) -> bool:
-        """See `Field`: rows are cut out of what was read."""
+        """See `Field`: reads stay small, as samples differ in length."""
         return False
 
     @property
     def load_nbytes(self) -> int:
         """What a sample takes while it is read, on average."""
-        return int(self._mean_length * (self.row_nbytes + _LISTED_NBYTES)) + 1
+        return int(self._mean_length * self.row_nbytes) + _COLUMNS_NBYTES
 
     def nbytes_of(self, samples: Ints) -> int:
         """See `Field`: as long as these are."""
         n_rows = int((self.offsets[samples + 1] - self.offsets[samples]).sum())
-        return n_rows * (self.row_nbytes + _LISTED_NBYTES)
+        return n_rows * self.row_nbytes + len(samples) * _COLUMNS_NBYTES
 
     @property
     def n_listed(self) -> int:
@@ -128,51 +126,29 @@ class RaggedField(Field):
         return (self.offsets[sample] < stop) & (self.offsets[sample + 1] > first)
 
     def read(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
-        """See `Field`: ranges of one batch, each read once in their stored order."""
+        """See `Field`: each sample is read to its place behind the one before."""
         self.tally.add(loaded_samples=len(origins))
-        samples, order = origins[:, 0], None
-        if not np.all(samples[1:] > samples[:-1]):
-            samples, order = np.unique(samples, return_inverse=True)
-        first, stop = self.offsets[samples], self.offsets[samples + 1]
-        lengths = stop - first
-        n_rows = int(lengths.sum())
-        values = memory.take((n_rows, *self.array.shape[1:]), self.array.dtype)
-        jobs = self._ranges(first, stop, values) if n_rows else []
-        places = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return jobs, partial(self._rows, values, places, order, memory)
+        first = self.offsets[origins[:, 0]]
+        lengths = self.offsets[origins[:, 0] + 1] - first
+        bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        rest = self.array.shape[1:]
+        values = memory.take((int(bounds[-1]), *rest), self.array.dtype)
+        has_rows = np.flatnonzero(lengths if 0 not in rest else np.zeros_like(lengths))
+        whole = tuple(np.array([extent]) for extent in rest)
+        none = (np.zeros(1, np.int64),) * len(rest)
+        patches = Patches(
+            len(has_rows),
+            (first[has_rows], *none),
+            (lengths[has_rows], *whole),
+            (bounds[:-1][has_rows], *none),
+            values.shape,
+        )
+        jobs = self._jobs([patches], [values])
+        return jobs, partial(self._rows, values, bounds, memory)
 
-    def _ranges(self, first: Ints, stop: Ints, values: NDArray[Any]) -> list[Job]:
-        """Jobs that read ascending ranges of rows one after the other."""
-        is_new = np.append(True, first[1:] != stop[:-1])
-        ends = np.append(np.flatnonzero(is_new)[1:] - 1, len(first) - 1)
-        first, stop = first[is_new], stop[ends]
-        first, stop = first[stop > first], stop[stop > first]
-        shape = self.array.shape
-        if len(first) * _LEAST_RUN > len(values):
-            return self._jobs([rows_of_all(_listed(first, stop), shape)], [values])
-        ends = np.cumsum(stop - first)
-        outs = np.split(values, ends[:-1])
-        runs = zip(first.tolist(), stop.tolist(), strict=True)
-        wanted = [rows_of_all(np.arange(a, b), shape) for a, b in runs]
-        return self._jobs(wanted, outs)
-
-    def _rows(
-        self, values: NDArray[Any], places: Ints, order: Ints | None, memory: Memory
-    ) -> RaggedRows:
-        listed, bounds = None, places
-        if order is not None:
-            first, stop = places[order], places[order + 1]
-            listed = _listed(first, stop)
-            bounds = np.concatenate([[0], np.cumsum(stop - first)]).astype(np.int64)
-        out = gathered(values, listed, self.conversion, memory, self.n_workers)
+    def _rows(self, values: NDArray[Any], bounds: Ints, memory: Memory) -> RaggedRows:
+        out = gathered(values, None, self.conversion, memory, self.n_workers)
         return RaggedRows(out, bounds, packed=self.packed)
-
-
-def _listed(first: Ints, stop: Ints) -> Ints:
-    """All numbers of ranges, one range after the other."""
-    lengths = stop - first
-    before = np.cumsum(lengths) - lengths
-    return np.arange(int(lengths.sum())) + np.repeat(first - before, lengths)
 
 
 @dataclass(frozen=True, slots=True)
