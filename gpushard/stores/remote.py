@@ -19,7 +19,7 @@ from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.bodies import Pace, body_of, piece_nbytes
 from gpushard.stores.documents import document_bytes, document_request
-from gpushard.stores.failures import failure, refuse_unsafe_key, without_credentials
+from gpushard.stores.failures import refuse_unsafe_key, without_credentials
 from gpushard.stores.obstores import (
     METHOD_REFUSED,
     RANGELESS,
@@ -38,6 +38,7 @@ from gpushard.stores.patience import Patience
 from gpushard.stores.plain_http import PlainServer, plain_server
 from gpushard.stores.remote_failures import (
     changed,
+    other_bytes,
     refuse_large,
     refuse_other_body,
     request_failure,
@@ -290,15 +291,7 @@ class RemoteStore:
         data = self._body(request, result, started)
         expected = request.within(about["size"])
         if result.range != expected or len(data) != expected[1] - expected[0]:
-            raise failure(
-                StoreError,
-                self._url,
-                request.key,
-                "the server answered other bytes than asked",
-                expected=f"bytes {expected[0]}-{expected[1]}",
-                got=f"{len(data)} bytes of {result.range[0]}-{result.range[1]}",
-                hint="check the server or the proxy before it",
-            )
+            raise other_bytes(self._url, request.key, expected, result.range, len(data))
         return Fetched(data, about["size"], version_of(about))
 
     def _body(

@@ -26,6 +26,29 @@ def changed(url: str, request: ByteRequest, got: str) -> ObjectChangedError:
     )
 
 
+def other_bytes(
+    url: str, key: str, asked: tuple[int, int], told: tuple[int, int], nbytes: int
+) -> StoreError:
+    """Error of an answer with other bytes than those that were asked for.
+
+    Parameters
+    ----------
+    asked, told
+        Byte ranges, half-open: of the request, and of the answer's head.
+    nbytes
+        Of the body.
+    """
+    return failure(
+        StoreError,
+        url,
+        key,
+        "the server answered other bytes than asked",
+        expected=f"bytes {asked[0]}-{asked[1]}",
+        got=f"{nbytes} bytes of {told[0]}-{told[1]}",
+        hint="check the server or the proxy before it",
+    )
+
+
 def refuse_other_body(url: str, key: str, told: Callable[[str, str], str]) -> None:
     """Refuse a body that is not the stored bytes themselves.
 
