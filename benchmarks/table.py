@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.contenders import ALL, FLOORS, OURS, OURS_CACHED, PEERS
+from benchmarks.contenders import ALL, CACHED, FLOORS, OURS, OURS_CACHED, PEERS
 
 _HEADS = {
     "gpushard_cpu": "gpushard",
@@ -78,6 +78,27 @@ def compare(row: dict[str, Any], name: str = OURS) -> Comparison | None:
     )
 
 
+def bound(row: dict[str, Any], n_cpus: int) -> float | None:
+    """Ratio to the best peer that no reader could pass on a machine with these CPUs.
+
+    The best peer's least wall time over the least that the ceilings allow: CPU seconds
+    of decompression or of one copy, whichever are more, or of the contender that took
+    the fewest, if that is less, spread over all CPUs without a loss. Who keeps decoded
+    chunks need not decompress, and sets no bound. None of rows whose ceilings do not
+    say what has to be decompressed, and where no peer has a time.
+    """
+    entries = row["contenders"]
+    cpu = {k: min(e["cpu_s"]) for k, e in entries.items() if e.get("cpu_s")}
+    walls = [min(entries[name]["wall_s"]) for name in PEERS if name in cpu]
+    floors = [cpu[name] for name in FLOORS if name in cpu]
+    needed = FLOORS if row["codec"] != "none" else FLOORS[:1]
+    if not walls or len(floors) < len(needed):
+        return None
+    others = [cpu[name] for name in cpu if name not in {*FLOORS, *CACHED}]
+    least = min([max(floors), *others])
+    return min(walls) * n_cpus / max(least, 1e-9)
+
+
 def geometric_mean(values: Iterable[float]) -> float:
     """Geometric mean; NaN of nothing."""
     logs = [math.log(value) for value in values]
@@ -106,7 +127,8 @@ def _head(result: dict[str, Any]) -> Iterator[str]:
 def _rows(result: dict[str, Any]) -> Iterator[str]:
     names = [name for name in ALL if name in result["versions"]]
     heads = "".join(f"{_HEADS[name]:>9}" for name in names)
-    tail = "   ratio  med.   CPU  cache   CPU  best peer"
+    tail = "   ratio  med.   CPU  cache   CPU  bound  best peer"
+    n_cpus = result["machine"]["cpus"]
     yield f"{'least wall time in ms':36}{heads}{tail}"
     for row in result["rows"]:
         cells = "".join(f"{_cell(row['contenders'].get(name)):>9}" for name in names)
@@ -115,7 +137,8 @@ def _rows(result: dict[str, Any]) -> Iterator[str]:
         if found is not None:
             tail = (
                 f"{found.ratio:8.2f}{found.median_ratio:6.2f}{found.cpu_ratio:6.2f}"
-                f"{_of_cached(row)}  {_HEADS[found.peer]}"
+                f"{_of_cached(row)}{_number(bound(row, n_cpus)):>7}"
+                f"  {_HEADS[found.peer]}"
             )
         yield f"{label(row):36}{cells}{tail}"
 
@@ -123,10 +146,12 @@ def _rows(result: dict[str, Any]) -> Iterator[str]:
 def _of_cached(row: dict[str, Any]) -> str:
     """Ratios of gpushard with a cache, of least wall times and of CPU seconds."""
     found = compare(row, OURS_CACHED)
-    ratios = ("-", "-")
-    if found is not None:
-        ratios = f"{found.ratio:.2f}", f"{found.cpu_ratio:.2f}"
-    return "{:>7}{:>6}".format(*ratios)
+    ratios = (None, None) if found is None else (found.ratio, found.cpu_ratio)
+    return "{:>7}{:>6}".format(*map(_number, ratios))
+
+
+def _number(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
 
 
 def _cell(entry: dict[str, Any] | None) -> str:

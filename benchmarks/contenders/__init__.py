@@ -14,4 +14,6 @@ PEERS = (
 )
 OURS = "gpushard_cpu"
 OURS_CACHED = "gpushard_cached"
+# Those that keep decoded chunks.
+CACHED = (OURS_CACHED, "tensorstore_cached")
 ALL = (OURS, OURS_CACHED, *PEERS, *FLOORS)
