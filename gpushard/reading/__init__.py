@@ -1,1 +1,1 @@
-"""Reading: the stages in order, by the way that suits the size of a read."""
+"""Reading: runs the stages of a read in order, in a way that suits its size."""

@@ -1,8 +1,8 @@
 """Byte ranges of a block -> requests -> work that fetches, decodes and places them.
 
-What a request is for a store, and what a share of the work is for a thread, are two
-things: neighbouring ranges are fetched in requests as large as the store likes them,
-and decoded in shares, by as many threads as there are.
+A request suits the store, a share of the work suits a thread. Neighbouring byte ranges
+are therefore fetched in requests as large as the store prefers, and decoded in shares,
+by as many threads as there are.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from gpushard.selecting.selection import Ints
 from gpushard.stores.base import end_of
 from gpushard.workers import Opener, Task, Work
 
-# What a request costs beside its bytes: a batch of tiny ones is a batch of objects.
+# Overhead of a request beside its bytes: a batch of tiny requests is many objects.
 _REQUEST_NBYTES = 64
 
 
 def range_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
-    """Work that reads a block: one for all that is missing, one a batch of requests.
+    """Work that reads a block: one piece for the missing, one per batch of requests.
 
-    The shards' indexes are read before the first work is given.
+    The indexes of the shards are read before the first piece of work is yielded.
     """
     begun = monotonic()
     found = find_indexes(job, block)
@@ -66,7 +66,7 @@ def range_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
 def _ranged(
     job: Job, block: ShardBlock, located: Located, rows: Ints, n_workers: int
 ) -> RangedBlock:
-    """The inner chunks `rows` of a block, cut into requests."""
+    """The inner chunks `rows` of a block, divided into requests."""
     start, stop = _wanted_ranges(job, block, located, rows)
     share = job.batch_nbytes(int((stop - start).sum()), n_workers)
     costs = job.source.store.costs
@@ -85,7 +85,7 @@ def _ranged(
 
 
 def _reading_tasks(job: Job, ranged: RangedBlock, n_workers: int) -> Iterator[Work]:
-    """Work that fetches what a block's requests are for, and places it."""
+    """Work that fetches the requests of a block, and decodes and places the bytes."""
     reader = job.sink.reader(job, ranged)
     if reader is not None:
         for first, last in cut_batches(*_shares_of_work(job, ranged, n_workers)):
@@ -104,10 +104,10 @@ def _reading_tasks(job: Job, ranged: RangedBlock, n_workers: int) -> Iterator[Wo
 
 
 def _copied_nbytes(job: Job, ranged: RangedBlock) -> Ints | None:
-    """Most that a thread copies of a request's bytes; None where it copies nothing.
+    """Most bytes of each request that one thread copies; None if none are copied.
 
-    Of an inner chunk of plain elements that is fetched in part: that part, to where it
-    lies in the whole one.
+    An inner chunk of plain elements that is fetched in part is copied to its place in
+    memory for the whole inner chunk.
     """
     if job.source.raw_strides is None or job.sink.batch_nbytes is not None:
         return None
@@ -120,16 +120,16 @@ def _copied_nbytes(job: Job, ranged: RangedBlock) -> Ints | None:
 
 
 def _max_request_nbytes(job: Job, share_nbytes: int) -> int:
-    """Size at which a request is cut, of which a task takes so many bytes."""
+    """Size above which a request is cut, if a task takes `share_nbytes` bytes."""
     if job.source.store.costs.reads_in_shares or job.sink.batch_nbytes is not None:
         return min(job.max_request_nbytes, share_nbytes)
     return job.max_request_nbytes
 
 
 def _shares_of_work(job: Job, ranged: RangedBlock, n_workers: int) -> tuple[Ints, int]:
-    """Bytes that each request gives when decoded, and how many of them make a task.
+    """Work of each request (decoded bytes), and how much work makes a task.
 
-    Nothing is held but what a worker decodes, so only the work is to be shared out.
+    A worker holds only what it is decoding, so memory does not limit a task.
     """
     source, requests = job.source, ranged.requests
     work = requests.nbytes
@@ -141,13 +141,13 @@ def _shares_of_work(job: Job, ranged: RangedBlock, n_workers: int) -> tuple[Ints
 def _wanted_ranges(
     job: Job, block: ShardBlock, located: Located, rows: Ints
 ) -> tuple[Ints, Ints]:
-    """Byte ranges to fetch: of plain elements only those between the wanted ones."""
+    """Byte ranges to fetch: of plain elements, only first to last wanted one."""
     source = job.source
     start, stop = located.start[rows], located.stop[rows]
     strides = source.raw_strides
     if strides is None:
         return start, stop
-    # An entry of another size is fetched as it is and refused by the decoder.
+    # An entry of another size is fetched whole, so that the decoder refuses it.
     fits = stop - start == source.chunk_nbytes
     for p, part in enumerate(job.plan.parts):
         mine = np.flatnonzero(fits & (block.part[rows] == p))
@@ -159,7 +159,7 @@ def _wanted_ranges(
 
 
 def _refuse_large(job: Job, block: ShardBlock, rows: Ints, nbytes: Ints) -> None:
-    """Refuse parts of plain elements that no reader should have to hold."""
+    """Refuse parts of plain elements that are too large for the memory limit."""
     for i in np.flatnonzero(nbytes > job.source.room.most_span_nbytes).tolist():
         try:
             job.source.room.refuse_span(int(nbytes[i]))
@@ -171,7 +171,7 @@ def _refuse_large(job: Job, block: ShardBlock, rows: Ints, nbytes: Ints) -> None
 def _let_read(
     job: Job, ranged: RangedBlock, requests: range, reader: RequestReader
 ) -> None:
-    """Have some requests read by the sink, and the inner chunks that they hold."""
+    """Let the sink fetch some requests and place the inner chunks in them."""
     try:
         with job.tally.stage("fetch, decode and scatter"):
             reader(requests)
@@ -184,7 +184,7 @@ def _let_read(
 def _fetch(
     job: Job, ranged: RangedBlock, requests: range, share_nbytes: int
 ) -> Sequence[Task]:
-    """Fetch some requests, and place what they hold or give the tasks that do."""
+    """Fetch some requests and place their inner chunks, or return tasks that do."""
     try:
         placing = _fetch_and_place(job, ranged, requests, share_nbytes)
     except CorruptShardError as error:
@@ -215,7 +215,7 @@ def _fetch_and_place(
 def _shared_out(
     job: Job, ranged: RangedBlock, answer: Answer, share_nbytes: int
 ) -> Sequence[Task]:
-    """Tasks that place what one request holds, each a share of it."""
+    """Tasks that each place a share of the inner chunks in one answer."""
     r, data = answer
     rows = ranged.rows_of(r)
     if len(rows) == 1 or ranged.requests.nbytes[r] <= share_nbytes:
@@ -247,8 +247,8 @@ def _place(job: Job, ranged: RangedBlock, found: Sequence[Answer]) -> None:
 def _go_on(
     job: Job, ranged: RangedBlock, requests: range, error: CorruptShardError
 ) -> None:
-    """Read what can be read of requests that failed, if the read goes on at all."""
-    # Of one inner chunk it is known already; else an object ended too early.
+    """Read what is readable of failed requests, or raise if damage ends the read."""
+    # A damaged inner chunk is named already. Otherwise an object ended too early.
     if error.inner_chunk is not None:
         raise error
     if not job.damage.replaces:
@@ -260,14 +260,14 @@ def _go_on(
 def _name_cut_off(
     job: Job, ranged: RangedBlock, requests: range, error: CorruptShardError
 ) -> None:
-    """Say in `error` which inner chunk it is before whose end its object ends."""
+    """Name in `error` the first inner chunk that extends past the end of its object."""
     store = job.source.store
     for r in requests:
         request = job.byte_request(ranged, r)
         if request.key != error.shard_key:
             continue
         rows = ranged.rows_of(r)
-        if job.source.layout.levels:  # else the object is the inner chunk
+        if job.source.layout.levels:  # otherwise the whole object is the inner chunk
             rows = rows[ranged.spans[1, rows] > end_of(store, request)]
         if len(rows):
             job.name_place(error, ranged.block, int(rows[0]))
@@ -275,7 +275,7 @@ def _name_cut_off(
 
 
 def _read_now(job: Job, ranged: RangedBlock, r: int) -> None:
-    """Fetch one request and put the inner chunks that it holds in place."""
+    """Fetch one request and place its inner chunks at once."""
     nbytes = int(ranged.requests.nbytes[r])
     for task in _fetch(job, ranged, range(r, r + 1), share_nbytes=nbytes):
         task()
@@ -284,7 +284,7 @@ def _read_now(job: Job, ranged: RangedBlock, r: int) -> None:
 def _read_what_is_left(
     job: Job, ranged: RangedBlock, requests: range, error: CorruptShardError
 ) -> None:
-    """Read requests one by one, and of a request that failed the inner chunks."""
+    """Read requests one by one, and the inner chunks of a failed request one by one."""
     if len(requests) > 1:
         for r in requests:
             _read_now(job, ranged, r)
@@ -312,6 +312,6 @@ def _count(job: Job, ranged: RangedBlock, requests: range) -> None:
     job.tally.add(
         n_payload_requests=len(requests),
         payload_nbytes=fetched,
-        # Shared and overlapping ranges are wanted more often than fetched.
+        # Several rows may want the same bytes, which are fetched once.
         gap_nbytes=max(fetched - wanted, 0),
     )

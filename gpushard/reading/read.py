@@ -1,4 +1,4 @@
-"""The conductor: the stages of a read, in order.
+"""The conductor of a read, which runs the stages in order.
 
 plan -> (per block of shards) index -> byte ranges -> requests -> batches -> (per batch,
 side by side) payload -> decode -> scatter.
@@ -28,20 +28,21 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 Changed = list[tuple[Job, Planned, set[str]]]
-"""Blocks whose objects were replaced while they were read, and the keys of these."""
+"""Blocks with objects that were replaced during the read, and the keys of these."""
 
 
 def execute(jobs: Sequence[Job]) -> None:
-    """Run all jobs as one batch; when it returns, every output is written.
+    """Run all jobs as one batch; every output is written when this returns.
 
-    A shard that is replaced while it is read is read once more.
+    If a shard is replaced while it is read, it is read once more.
 
     Raises
     ------
     LimitError
-        What has to be decoded, or fetched, as one is larger than the options allow.
+        Something that must be fetched or decoded in one piece exceeds the limits in
+        the options.
     HostMemoryError
-        The host has not enough memory.
+        The host does not have enough memory.
     CorruptShardError
         Stored bytes are damaged.
     StoreError
@@ -52,20 +53,21 @@ def execute(jobs: Sequence[Job]) -> None:
 
 
 class Prepared(NamedTuple):
-    """Jobs that are ready to be run.
+    """Jobs that are ready to run.
 
     Attributes
     ----------
     jobs
-        They, held to the memory that there is.
+        The jobs, whose memory limit excludes what indexes and columns take.
     n_workers
-        Threads that their work is worth.
+        Number of threads that all jobs are run with.
     directs
-        What reads some of them without the stages here.
+        Jobs whose sink reads them itself, without the stages of this module, and the
+        reader of each.
     tasks
-        Its tasks, the first of them laid out.
+        Tasks of `directs`; the first is made already.
     since
-        When this began.
+        Monotonic time at which `prepare` began.
     """
 
     jobs: Sequence[Job]
@@ -76,7 +78,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(jobs: Sequence[Job]) -> Prepared:
-    """Make ready to run all jobs: what can be done before the threads are free.
+    """Check limits and make the first task, which needs no free threads yet.
 
     Raises
     ------
@@ -101,9 +103,9 @@ def prepare(jobs: Sequence[Job]) -> Prepared:
 
 
 def begin_early(prepared: Prepared) -> Begun | None:
-    """Let other threads begin, while this one does something else, before `begin`.
+    """Start other threads on the jobs before `begin`, so that this thread is free.
 
-    None where all of the work needs this one.
+    None if there is nothing that other threads can start on.
     """
     if not prepared.directs or prepared.n_workers <= 1:
         return None
@@ -111,12 +113,12 @@ def begin_early(prepared: Prepared) -> Begun | None:
 
 
 def begin(prepared: Prepared, begun: Begun | None = None) -> None:
-    """Run jobs up to what a device still has under way; see `execute`.
+    """Run jobs to their end, except for work that a device still does; see `execute`.
 
     Parameters
     ----------
     begun
-        What `begin_early` gave.
+        The result of `begin_early`.
     """
     jobs, n_workers, directs, tasks, since = prepared
     changed: Changed = []
@@ -146,27 +148,27 @@ def begin(prepared: Prepared, begun: Begun | None = None) -> None:
 
 
 def _n_workers(jobs: Sequence[Job]) -> int:
-    """Threads that the work of all jobs is worth, and no more than fit for any."""
+    """Number of threads that suits the job with most work, and fits all jobs."""
     worth = max((job.n_workers for job in jobs), default=1)
     return min([worth, *(job.source.room.most_workers for job in jobs)])
 
 
 def finish(jobs: Sequence[Job]) -> None:
-    """Wait until every output of jobs that were begun is written; see `execute`."""
+    """Wait until the outputs of jobs that `begin` ran are written; see `execute`."""
     for job in jobs:
         with _named(job):
             job.sink.finish()
 
 
 def _named(job: Job) -> AbstractContextManager[None]:
-    """Let errors tell the array: the caller of many jobs could not know whose it is."""
+    """Add the array to errors: a caller of many jobs could not tell which it was."""
     return naming(job.source.store, job.source.layout.path)
 
 
 def _direct_tasks(
     directs: Sequence[tuple[Job, SelfReader]], n_workers: int
 ) -> Iterator[Task]:
-    """Tasks that read what needs none of the stages here."""
+    """Tasks of the jobs whose sink reads them itself, without the stages here."""
     for job, direct in directs:
         with _named(job):
             for task in direct.tasks(n_workers):
@@ -183,7 +185,7 @@ def _all_tasks(
     n_workers: int,
     changed: Changed,
 ) -> Iterator[Work]:
-    """Work that reads some blocks of each job."""
+    """Work that reads the given blocks of each job."""
     for job, some in blocks:
         for planned in some:
             for block in cut_shards(job, planned):
@@ -219,7 +221,7 @@ def _run(task: Task, job: Job, block: Planned, changed: Changed) -> None:
 
 @contextmanager
 def _noting(job: Job, block: Planned, changed: Changed) -> Iterator[None]:
-    """Note objects that were replaced, and let other errors tell the array."""
+    """Note objects that were replaced; add the array to all other errors."""
     try:
         with _named(job):
             yield
@@ -239,7 +241,7 @@ def _note(
 
 
 def _block_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
-    """Work that reads a block: of shards fetched whole, and of ranges of the others."""
+    """Work that reads a block: whole shards where that is cheaper, ranges elsewhere."""
     whole = fetched_whole(job, block)
     if whole.any():
         yield from whole_tasks(job, rows_of(block, whole), n_workers)

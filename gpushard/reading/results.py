@@ -1,4 +1,4 @@
-"""Results of a read on the host: arrays made here, or the caller's own."""
+"""Results of a read on the host: arrays that are made here, or the caller's own."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from gpushard.source import Source
 
 
 class ReadRequest(NamedTuple):
-    """What a caller asks of one array.
+    """What a caller wants to read of one array.
 
     Attributes
     ----------
     selections
         What to read, in one batch.
     outs
-        For each an array to write into, or None.
+        For each selection an array to write into, or None.
     dtype
         Data type of the arrays that are made.
     stream
         The caller's stream, on a device.
     tally
-        Where to count what is done; None where nobody asks.
+        Counts what the read does; None if nobody asks.
     damage
-        What becomes of damaged inner chunks.
+        What happens at damaged inner chunks.
     """
 
     selections: Sequence[Wanted]
@@ -53,19 +53,19 @@ class ReadRequest(NamedTuple):
     damage: Damage = ENDS_READ
 
     def over(self, damage: Damage) -> ReadRequest:
-        """The same request, with `damage` to say what becomes of damaged ones."""
+        """The same request with another rule for damaged inner chunks."""
         return self if damage is self.damage else self._replace(damage=damage)
 
 
 def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
-    """One array on the host a selection: `outs` where they were given.
+    """One host array per selection: the one in `outs` if given, else a new one.
 
     Raises
     ------
     SelectionError
-        An array of the caller's does not fit, or the cast is refused.
+        An array in `outs` does not fit, or the cast is refused.
     CorruptShardError, StoreError
-        As the stages of a read raise them.
+        The stages of a read raise them.
     """
     if request.stream is not None:
         raise SelectionError("stream= is for arrays on a device")
@@ -95,7 +95,7 @@ def _read_small(
     reader = short_reader(source)
     try:
         if reader is not None:
-            # From two inner chunks on it is faster than Python is for each.
+            # The compiled loops are faster than Python from two inner chunks on.
             is_read = read_small(source, selection, out, 1)
             if is_read or reader.read(source, selection, out):
                 return True
@@ -113,7 +113,7 @@ def read_at_once(
     tally: Tally,
     damage: Damage,
 ) -> None:
-    """Read `selections` into `outs`, arrays on the host, as one batch."""
+    """Read `selections` into the host arrays `outs`, as one batch."""
     with tally.stage("plan"):
         job = host_job(source, selections, outs, tally, damage)
     execute([job])
@@ -126,8 +126,8 @@ def host_job(
     tally: Tally,
     damage: Damage = ENDS_READ,
 ) -> Job:
-    """Job that reads `selections` into `outs`, arrays on the host."""
-    # Of plain elements only what lies in the boxes is read.
+    """Job that reads `selections` into the host arrays `outs`."""
+    # For plain elements, only the boxes that are wanted are read.
     is_plain = source.raw_strides is not None
     plan = plan_read(source.layout, selections, apart=is_plain)
     return Job(source, plan, host_sink(source, plan, outs), tally, damage)

@@ -1,7 +1,8 @@
 """Reads of very many listed elements, in rounds whose columns fit the memory limit.
 
-A round is a read of its own. The rounds that share shards ask before and after whether
-these are still the same objects: so their elements come from one version of each.
+Each round is a separate read. When several rounds read the same shards, the versions of
+these are compared before and after, so that all elements of a shard come from one
+version of it.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from gpushard.stores.base import ByteRequest
 Reader = Callable[[Source, Sequence[Selection], Sequence[Any]], object]
 """Reads selections of an array into one output each."""
 
-# What an element of an index array takes while it is planned and read, and a point, of
-# which each coordinate takes more: docs/decisions/2026-11-22-index-arrays-in-pieces.md.
+# Memory of an element of an index array while it is planned and read; and of a point,
+# plus its coordinates: docs/decisions/2026-11-22-index-arrays-in-pieces.md.
 _ELEMENT_NBYTES = 96
 _POINT_NBYTES, _COORDINATE_NBYTES = 64, 16
-# Elements of a round at least, whatever the limit: 2 MiB.
+# A round has at least this many elements, whatever the limit: 2 MiB.
 _LEAST_ELEMENTS = 1 << 14
-# Objects whose versions are asked for together.
+# The versions of this many objects are asked for together.
 _ASKED_OBJECTS = 256
 _GONE = (False, None)
-# What an element takes of index arrays that are laid out whole, and what part of all
-# that a read may hold is for them.
+# Memory of an element of an index array that is laid out whole. Such arrays may take
+# one part in `_OTHERS_SHARE` of all that a read may hold.
 _LAID_OUT_NBYTES = 96
 _OTHERS_SHARE = 4
-# What a cell takes of an axis that a slice is laid over, and the part that is for
-# those of selections that are read together.
+# Memory of a cell of an axis that a slice is laid over. Such cells of selections that
+# are read together may take one part in `_AXES_SHARE`.
 _CELL_NBYTES = 48
 _AXES_SHARE = 4
 
@@ -53,22 +54,23 @@ _AXES_SHARE = 4
 def read_in_rounds(
     source: Source, wanted: Sequence[Wanted], outs: Sequence[Any], read: Reader
 ) -> None:
-    """Let `read` read everything, of listed elements no more at a time than fit.
+    """Call `read` for everything, with no more listed elements at a time than fit.
 
-    Half of the memory limit is for their columns, and the rest for what is fetched and
-    decoded.
+    Half of the memory limit is for the columns of listed elements. The other half is
+    for bytes that are fetched and decoded.
 
     Raises
     ------
     ObjectChangedError
-        A shard was replaced twice while rounds read it.
+        A shard was replaced twice while several rounds read it.
     LimitError
-        One selection has several index arrays, and more than the longest are long.
+        One selection has several index arrays, and those beside the longest take too
+        much memory.
     """
     if len(wanted) == 1 and not isinstance(wanted[0], Listed):
         read(source, [wanted[0]], outs)
         return
-    # What is written to the first must not be what the next one lists.
+    # Writing the first result must not change the indices of the next selection.
     wanted = [laid_out(one) if _is_written(one, outs) else one for one in wanted]
     for one in wanted:
         _refuse_many_others(source, one)
@@ -94,9 +96,10 @@ def read_in_rounds(
 
 
 def _refuse_many_others(source: Source, one: Wanted) -> None:
-    """Refuse index arrays of one selection that are laid out whole, and do not fit.
+    """Refuse index arrays that are laid out whole and do not fit.
 
-    All but the longest are: the product of two that are refused has 10**10 elements.
+    Of several index arrays in one selection, all but the longest are laid out whole.
+    The product of two that are refused here has 10**10 elements.
     """
     if not isinstance(one, Listed) or one.around is None:
         return
@@ -114,7 +117,7 @@ def _refuse_many_others(source: Source, one: Wanted) -> None:
 
 
 def _is_written(one: Wanted, outs: Sequence[Any]) -> bool:
-    """Whether outputs lie in the memory of the index arrays or the mask."""
+    """Whether an output shares memory with the index arrays or the mask."""
     if not isinstance(one, Listed):
         return False
     return any(isinstance(o, np.ndarray) and one.listing.overlaps(o) for o in outs)
@@ -128,9 +131,9 @@ def _read_together(
 
 
 def _read_cut(source: Source, listed: Listed, out: Any, read: Reader) -> None:
-    """Read portions of a selection, one after the other."""
+    """Read a selection in portions, one after the other."""
     limit = source.options.memory_limit
-    # Columns along other axes are there in each round.
+    # Every round has the columns along the other axes.
     others_nbytes = 0 if listed.around is None else _columns_nbytes(listed.around)
     room = max(limit // 2 - others_nbytes, limit // 4)
     most = max(room // _element_nbytes(listed), _LEAST_ELEMENTS)
@@ -150,12 +153,12 @@ def _read_cut(source: Source, listed: Listed, out: Any, read: Reader) -> None:
 def _read_unchanged(
     source: Source, group: Group, read_all: Callable[[Group], None]
 ) -> None:
-    """Read a group whose shards are the same objects after as before.
+    """Read a group of rounds; read again if a shard of it was replaced meanwhile.
 
     Raises
     ------
     ObjectChangedError
-        They are not, a second time, or one of them is gone.
+        A shard was replaced during both attempts, or was deleted.
     """
     for is_last in (False, True):
         first = next(group.portions())
@@ -170,7 +173,7 @@ def _read_unchanged(
                 continue
             key = source.key(coordinate)
             if now == _GONE:
-                # Of a rolling array this tells whether the window has left it.
+                # The store of a rolling array raises if the window has left the shard.
                 source.store.read([ByteRequest(key, 0, 1)])
                 raise deleted(source, key)
             if is_last:
@@ -183,7 +186,7 @@ def _read_unchanged(
 def _versions(
     source: Source, objects: Sequence[tuple[int, ...]]
 ) -> Iterator[Hashable | None]:
-    """What each object is now, if it is there and as far as its store tells."""
+    """Whether each object exists, with its version if the store tells one."""
     store = source.store
     rest = iter([source.key(coordinate) for coordinate in objects])
     while keys := list(islice(rest, _ASKED_OBJECTS)):
@@ -198,7 +201,7 @@ def _versions(
 
 
 def _beside(source: Source, nbytes: int) -> Source:
-    """The array, its reads held to what `nbytes` of columns leave of the limit."""
+    """The array, with a memory limit that is reduced by `nbytes` of columns."""
     if not nbytes:
         return source
     limit = source.options.memory_limit
@@ -207,7 +210,7 @@ def _beside(source: Source, nbytes: int) -> Source:
 
 
 def _columns_nbytes(wanted: Wanted) -> int:
-    """What the columns over listed elements take."""
+    """Memory of the columns over listed elements."""
     if isinstance(wanted, Listed):
         return _element_nbytes(wanted) * wanted.listing.n_elements
     if isinstance(wanted, Orthogonal):
@@ -218,7 +221,7 @@ def _columns_nbytes(wanted: Wanted) -> int:
 
 
 def _axes_nbytes(source: Source, wanted: Wanted) -> int:
-    """What the slices of a selection take, laid over the cells of their axes."""
+    """Memory of the slices of a selection, laid over the cells of their axes."""
     if not isinstance(wanted, Orthogonal):
         return 0
     n_cells = 0

@@ -1,8 +1,8 @@
 """Small reads: a few inner chunks, without columns, tasks or threads.
 
-The same stages as `read`, in plain integers: a read of one inner chunk is over before
-the columns of the general path would be built. Takes only what is common; everything
-else is declined and goes the general way.
+These functions run the same stages as `read`, with plain integers: a read of one inner
+chunk is done before the general path would have built its columns. Only common cases
+are read here; all others are declined and take the general path.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from gpushard.selecting.selection import IndexAxis, Points, Selection
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, FetchCosts, end_of
 
-# All inner chunks of a read are fetched at once and decoded one after the other: beyond
-# this many decoded bytes, threads gain more than the general path costs to set up.
+# A small read fetches all inner chunks at once and decodes them one after the other.
+# Above this many decoded bytes, threads save more than the general path costs to set
+# up.
 _MOST_NBYTES = MIB
 _FINDING = "grid of small reads"
-# Decoders of parts of an inner chunk are asked for a quarter at the most.
+# A decoder decodes only a part of an inner chunk if that is at most a quarter of it.
 _PART = 4
 
 
 class _Wanted(NamedTuple):
-    """An inner chunk to read: bytes ``start:stop`` of the `whole` that it fills.
+    """An inner chunk to read: bytes ``start:stop``, all or part of its `whole` range.
 
-    `key` is what it is to be kept under, None where it is not, and `may_drop` whether
-    others may be dropped for it.
+    The decoded inner chunk is kept under `key`, unless that is None. If `may_drop`,
+    other inner chunks may be dropped to make room for it.
     """
 
     chunk: TouchedChunk
@@ -55,14 +56,14 @@ def read_small(
     out: NDArray[Any],
     limit: int | None = None,
 ) -> bool:
-    """Read a selection of few inner chunks into `out`; False if it is declined.
+    """Read a selection of few inner chunks into `out`; False if the read is declined.
 
     Parameters
     ----------
     out
-        Host, of the selection's shape.
+        Host array of the selection's shape.
     limit
-        How many inner chunks are few; None: as the options say.
+        Largest number of inner chunks that counts as few; None: from the options.
 
     Raises
     ------
@@ -90,28 +91,28 @@ def read_small(
     if out.dtype == layout.dtype:
         _read_twice_at_most(source, chunks, view)
     else:
-        # A cast that overflows is the caller's choice, not a surprise to warn about.
+        # NumPy need not warn of a cast that overflows: the caller asked for the cast.
         with np.errstate(all="ignore"):
             _read_twice_at_most(source, chunks, view)
     return True
 
 
 def _copies(selection: Selection) -> bool:
-    """Whether NumPy copies the wanted elements on the way to where they land."""
+    """Whether NumPy makes a copy of the wanted elements before it writes them."""
     if isinstance(selection, Points):
         return True
     return any(isinstance(axis, IndexAxis) for axis in selection.axes)
 
 
 def _refuse_large(source: Source, chunks: Sequence[TouchedChunk]) -> None:
-    """Refuse inner chunks that do not fit, unless a part of them will do."""
+    """Refuse inner chunks that exceed the limits, unless decoding a part may do."""
     is_in_part = all(_is_in_part(source, chunk) for chunk in chunks)
     if not is_in_part or source.whole_nbytes > source.options.max_chunk_nbytes:
         source.room.refuse_large()
 
 
 def _is_in_part(source: Source, chunk: TouchedChunk) -> bool:
-    """Whether so little of an inner chunk is wanted that a part of it may do."""
+    """Whether so little of an inner chunk is wanted that decoding a part may do."""
     strides = source.range_strides
     if strides is None or not source.pipeline.holds_ranges:
         return False
@@ -120,13 +121,13 @@ def _is_in_part(source: Source, chunk: TouchedChunk) -> bool:
 
 
 def _most_stored(source: Source, chunk: TouchedChunk) -> int:
-    """Stored bytes that leave room to decode what is wanted of an inner chunk."""
+    """Most stored bytes that leave room to decode the wanted part of an inner chunk."""
     room = source.room
     return room.alone_nbytes if _is_in_part(source, chunk) else room.most_stored_nbytes
 
 
 def _grid_of(source: Source) -> TouchedGrid:
-    """The array's grid, kept between reads; its cells stay when zarr resizes it."""
+    """The array's grid, kept between reads; its cells survive a resize by zarr."""
     grid = source.findings.get(_FINDING)
     if grid is None:
         grid = source.findings[_FINDING] = TouchedGrid(source.layout)
@@ -134,7 +135,7 @@ def _grid_of(source: Source) -> TouchedGrid:
 
 
 def _are_large(source: Source, n_chunks: int) -> bool:
-    """Whether inner chunks are better fetched in batches and decoded side by side."""
+    """Whether inner chunks are better fetched in batches and decoded in parallel."""
     limit = min(_MOST_NBYTES, source.options.memory_limit)
     return n_chunks * source.chunk_nbytes > limit
 
@@ -142,7 +143,7 @@ def _are_large(source: Source, n_chunks: int) -> bool:
 def _read_twice_at_most(
     source: Source, chunks: Sequence[TouchedChunk], view: NDArray[Any]
 ) -> None:
-    """Read; once more if a shard is replaced between its index and its payload."""
+    """Read; read once more if a shard is replaced between its index and its payload."""
     if not source.layout.levels:
         _read_unsharded(source, chunks, view)
         return
@@ -158,14 +159,14 @@ def _read_twice_at_most(
 def _read_unsharded(
     source: Source, chunks: Sequence[TouchedChunk], view: NDArray[Any]
 ) -> None:
-    """Read inner chunks that are stored objects of their own."""
+    """Read inner chunks that are stored as separate objects."""
     whole = 0, source.chunk_nbytes
     is_raw = source.raw_strides is not None
     wanted = [
         _narrowed(source, chunk, whole) if is_raw else _Wanted(chunk, 0, 0, whole)
         for chunk in chunks
     ]
-    # One byte more than there should be tells an object that is too large.
+    # One byte more than allowed is requested, to detect an object that is too large.
     requests = [
         ByteRequest(
             source.key(w.chunk.shard),
@@ -198,9 +199,9 @@ def _read(
     begun: float,
     seen: Collection[str] = (),
 ) -> None:
-    """Read; `seen` are keys of shards that were there a moment ago.
+    """Read once; `seen` are the keys of shards that existed a moment ago.
 
-    Indexes that were kept since before `begun` may be of shards that were replaced.
+    An index that has been kept since before `begun` may belong to a replaced shard.
     """
     keys = {chunk.shard: source.key(chunk.shard) for chunk in chunks}
     known = known_indexes(source, keys)
@@ -240,7 +241,7 @@ def _read(
 def _not_kept(
     source: Source, wanted: Sequence[_Wanted], known: Known, view: NDArray[Any]
 ) -> list[_Wanted]:
-    """Place the inner chunks that are kept decoded; the others, with their keys."""
+    """Place inner chunks that are kept decoded; return the others, with their keys."""
     left: list[_Wanted] = []
     may_drop = fits(source, len(wanted))
     for w in wanted:
@@ -260,7 +261,7 @@ def _name_cut_off(
     groups: Sequence[Sequence[_Wanted]],
     requests: Sequence[ByteRequest],
 ) -> None:
-    """Say in `error` which inner chunk it is before whose end its object ends."""
+    """Name in `error` the first inner chunk that extends past the end of its object."""
     for group, request in zip(groups, requests, strict=True):
         if request.key == error.shard_key:
             end = end_of(source.store, request)
@@ -271,7 +272,7 @@ def _name_cut_off(
 
 
 def _grouped(source: Source, wanted: list[_Wanted]) -> list[list[_Wanted]]:
-    """What one request each is to fetch."""
+    """Inner chunks in groups, each of which is fetched with one request."""
     wanted.sort(key=_by_place)
     return list(_joined(wanted, source.store.costs))
 
@@ -281,7 +282,7 @@ def _by_place(wanted: _Wanted) -> tuple[Coordinate, int]:
 
 
 def _joined(wanted: Sequence[_Wanted], costs: FetchCosts) -> Iterator[list[_Wanted]]:
-    """Runs of neighbours in one object that are cheaper fetched together."""
+    """Runs of neighbours in one object that are cheaper to fetch together."""
     group: list[_Wanted] = []
     reach = 0
     for w in wanted:
@@ -307,7 +308,7 @@ def _refuse_oversized(source: Source, chunk: TouchedChunk, nbytes: int) -> None:
 
 
 def _narrowed(source: Source, chunk: TouchedChunk, whole: Range) -> _Wanted:
-    """Of plain elements, the bytes that hold the wanted ones; else all."""
+    """The bytes to read: for plain elements, those with the wanted ones; else all."""
     first, nbytes = whole
     if nbytes > source.largest_chunk_nbytes:
         _refuse_oversized(source, chunk, nbytes)
@@ -326,7 +327,7 @@ def _narrowed(source: Source, chunk: TouchedChunk, whole: Range) -> _Wanted:
 
 
 def _extent(chunk: TouchedChunk, strides: tuple[int, ...]) -> tuple[int, int]:
-    """Range of the plain elements' bytes that holds the wanted ones."""
+    """Range of bytes of plain elements that contains the wanted ones."""
     low, high = 0, strides[-1]
     for (first, last), stride in zip(chunk.extremes, strides, strict=False):
         low += first * stride
@@ -342,15 +343,15 @@ def _refuse_stored(source: Source, chunk: TouchedChunk, nbytes: int) -> None:
 
 
 def _most_fetched(source: Source, chunk: TouchedChunk) -> int:
-    """What is fetched at most of a stored object that is an inner chunk."""
+    """Most bytes to fetch of a stored object that is one inner chunk."""
     most = min(source.largest_chunk_nbytes, _most_stored(source, chunk))
-    return most + 1  # one more than there should be tells an object that is too large
+    return most + 1  # one byte more than allowed detects an object that is too large
 
 
 def _place(
     source: Source, wanted: _Wanted, span: NDArray[np.uint8], view: NDArray[Any]
 ) -> None:
-    """Decode an inner chunk and write what is wanted of it."""
+    """Decode an inner chunk and write the wanted part of it."""
     chunk, start, _, (first, nbytes), key, may_drop = wanted
     encoded = span
     if len(span) != nbytes:

@@ -1,8 +1,9 @@
-"""Objects fetched whole, then read like a store of their own.
+"""Objects that are fetched whole, and then read like a store of their own.
 
-Where each request has a price, a shard that is mostly wanted costs one request instead
-of two. Objects that no range can be cut from always come whole: chunks of an unsharded
-array with compression, and shards with codecs around them.
+In a store where each request has a price, a shard of which most is wanted costs one
+request instead of two. Some objects are always fetched whole, because no range of them
+can be decoded alone: chunks of an unsharded array with compression, and shards with
+codecs around them.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from gpushard.workers import Opener, Task, Work, run_tasks
 
 Coordinate = tuple[int, ...]
 
-# Objects fetched whole have elements of so much of what may be fetched: compressors
-# and indexes add less than one part more.
+# A shard is fetched whole if its decoded elements take at most 7/8 of what may be
+# fetched: compressors and indexes add less than the remaining 1/8.
 _LITTLE_LESS = 7
 
 
@@ -52,7 +53,7 @@ def fetched_whole(job: Job, block: Planned) -> NDArray[np.bool_]:
     if not (layout.levels and costs.prefers_whole_objects):
         return whole
     wanted = block.n_chunks_of_shards()
-    # Stored, with its index, it takes little more.
+    # A stored shard with its index takes little more than its decoded elements.
     fitting = source.room.most_fetched_nbytes * _LITTLE_LESS // (_LITTLE_LESS + 1)
     most = min(options.whole_object_max_nbytes, fitting)
     for s, coordinate in enumerate(block.shard_coords.tolist()):
@@ -67,7 +68,7 @@ def fetched_whole(job: Job, block: Planned) -> NDArray[np.bool_]:
 
 
 def _chunks_in_shard(source: Source, coordinate: list[int]) -> int:
-    """Inner chunks of a shard that meet the array."""
+    """Number of inner chunks of a shard that lie in the array, at least in part."""
     n_chunks = 1
     layout = source.layout
     for axis, inner, at in zip(layout.axes, layout.inner_axes, coordinate, strict=True):
@@ -78,12 +79,12 @@ def _chunks_in_shard(source: Source, coordinate: list[int]) -> int:
 
 
 def whole_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
-    """Work that reads the shards of a block: each takes as many as make a batch."""
+    """Work that reads the shards of a block, as many at a time as make a batch."""
     n_shards = len(block.shard_coords)
     first_shard = (0,) * job.source.layout.ndim
     shard_nbytes = _shard_nbytes(job.source, first_shard)
     budget = job.batch_nbytes(shard_nbytes * n_shards, n_workers)
-    # Bytes that lie about their size must not take more than the limit either.
+    # Objects that are larger than they should be must stay within the limit, too.
     bound = job.source.options.memory_limit // (2 * n_workers)
     limit = most_fetched(job.source, first_shard)
     fitting = bound // max(limit, 1)
@@ -92,8 +93,9 @@ def whole_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
         marked = np.zeros(n_shards, bool)
         marked[first : first + per_task] = True
         some = rows_of(block, marked)
-        # How large they are is not known. Others of which a worker has one batch in
-        # hand have room for it; where ranges would do, they may not take more.
+        # The sizes of the objects are not known. Without sharding a worker has one
+        # batch in hand, which has room. Shards, for which ranges would do, may not
+        # take more than the limit allows.
         nbytes = per_task * limit if job.source.layout.levels else 0
         yield Opener(partial(_read_whole, job, some, n_workers), nbytes)
 
@@ -106,11 +108,11 @@ def _shard_nbytes(source: Source, coordinate: Coordinate) -> int:
 
 
 def _shard_limit(source: Source, coordinate: Coordinate) -> int:
-    """Size of a shard above which its bytes lie, or hold mostly gaps."""
+    """Size above which a shard's bytes are inconsistent, or mostly gaps."""
     most = source.options.max_chunk_nbytes
     if source.layout.dtype.kind in "OT":
-        return most  # strings have no size that the metadata tells
-    # Gaps make a shard larger than its inner chunks, but not without end.
+        return most  # the metadata does not say how large strings are
+    # Gaps may make a shard larger than its inner chunks, within bounds.
     limit = 2 * _shard_nbytes(source, coordinate) + source.options.batch_nbytes
     limit = min(limit, most)
     for level in source.layout.levels[:1]:
@@ -120,7 +122,7 @@ def _shard_limit(source: Source, coordinate: Coordinate) -> int:
 
 
 def largest_object(source: Source, coordinate: Coordinate) -> int:
-    """Size of a stored object above which it is not fetched whole."""
+    """Largest size at which a stored object is fetched whole."""
     layout = source.layout
     if not layout.levels:
         return source.pipeline.encoded_limit(source.shape_of(coordinate))
@@ -129,7 +131,7 @@ def largest_object(source: Source, coordinate: Coordinate) -> int:
 
 
 def _read_whole(job: Job, block: Planned, n_workers: int) -> Sequence[Task]:
-    """Fetch the shards of a block; gives the tasks that read it from them."""
+    """Fetch the shards of a block; return tasks that read the block from them."""
     answers, is_large = _fetch(job, block, is_usual=True)
     layout = job.source.layout
     if is_large.any() and not layout.levels:
@@ -139,7 +141,7 @@ def _read_whole(job: Job, block: Planned, n_workers: int) -> Sequence[Task]:
             run_tasks(_reading(job, block, answers, n_workers), 1)
         return ()
     if is_large.any() and layout.levels and not layout.object_codecs:
-        # Much of such shards is gaps: only what is wanted of them is read.
+        # Such a shard is mostly gaps, so only its wanted ranges are read.
         run_tasks(range_tasks(job, rows_of(block, is_large), n_workers=1), 1)
         if is_large.all():
             return ()
@@ -151,19 +153,21 @@ def _read_whole(job: Job, block: Planned, n_workers: int) -> Sequence[Task]:
 def _fetch(
     job: Job, block: Planned, *, is_usual: bool
 ) -> tuple[list[Fetched | None], NDArray[np.bool_]]:
-    """Objects of a block, cut behind the largest sane size, and which are larger.
+    """The objects of a block, and which of them are larger than expected.
 
-    `is_usual`: chunks that are larger than compressors make them are cut, too.
+    Larger ones are cut off one byte after the largest size to expect. If `is_usual`,
+    that is the largest size that compressors make of a chunk.
 
     Raises
     ------
     LimitError
-        One does not fit the memory limit.
+        An object does not fit the memory limit.
     """
     source = job.source
     requests: list[ByteRequest] = []
     for row in block.shard_coords.tolist():
-        # One byte more than there should be tells an object that is too large.
+        # One byte more than allowed is requested, to detect an object that is too
+        # large.
         limit = most_fetched(source, tuple(row), is_usual=is_usual) + 1
         requests.append(ByteRequest(source.key(tuple(row)), max_nbytes=limit))
     with job.tally.stage("fetch"):
@@ -183,10 +187,10 @@ def _fetch(
 def most_fetched(
     source: Source, coordinate: Coordinate, *, is_usual: bool = False
 ) -> int:
-    """Size above which an object is cut; `is_usual`: as compressors make them."""
+    """Most bytes to fetch of an object; `is_usual`: as large as compressors make it."""
     most, layout = largest_object(source, coordinate), source.layout
     if layout.levels and not layout.object_codecs:
-        # Of larger ones only what is wanted is read.
+        # If a shard is larger, only its wanted ranges are read.
         return min(most, source.room.most_fetched_nbytes)
     if is_usual and not layout.levels:
         most = min(most, usual_stored(_shard_nbytes(source, coordinate)))
@@ -194,20 +198,20 @@ def most_fetched(
 
 
 def _most_stored(source: Source) -> int:
-    """Size of a stored object that leaves room to decode what is in it."""
+    """Largest size of a stored object that leaves room to decode its contents."""
     room = source.room.most_stored_nbytes
     return room - source.whole_nbytes if source.layout.object_codecs else room
 
 
 def beyond_room(source: Source, coordinate: Coordinate) -> LimitError | None:
-    """Error of an object that is cut as there is no more room; None: it is too large.
+    """Error of an object that was cut for lack of room; None if its size is invalid.
 
-    Honest ones may be larger than there is room for.
+    A valid object may be larger than the room for it.
     """
     most = _most_stored(source)
     if most >= largest_object(source, coordinate):
         return None
-    # How large it is was not asked: as a rule no larger than compressors make it.
+    # The object's size was not asked for. Compressors seldom make a larger one.
     least = max(max(0, most) + 1, usual_stored(source.whole_nbytes))
     needed = least + source.room.alone_nbytes - most
     error = source.room.beyond("a stored object", needed)
@@ -217,9 +221,9 @@ def beyond_room(source: Source, coordinate: Coordinate) -> LimitError | None:
 
 @dataclass
 class _HeldTally(Tally):
-    """Counts a read of fetched objects: what they are asked is no request of the store.
+    """Counts a read from fetched objects, whose requests do not reach the store.
 
-    What is read of them leaves so much less of what was fetched to be gaps.
+    Bytes that such a read uses are subtracted from the gaps among the fetched bytes.
     """
 
     of_store: Tally = field(default_factory=Tally)
@@ -236,7 +240,7 @@ class _HeldTally(Tally):
 def _reading(
     job: Job, block: Planned, answers: Sequence[Fetched | None], n_workers: int
 ) -> Sequence[Task]:
-    """Tasks that read a block from its objects."""
+    """Tasks that read a block from its fetched objects."""
     source = job.source
     objects: dict[str, Fetched | None] = {}
     for s, (row, answer) in enumerate(
@@ -246,7 +250,7 @@ def _reading(
         try:
             objects[key] = unwrapped(source, tuple(row), answer)
         except CorruptShardError as error:
-            # Nothing of the object can be read: filled, if the read goes on.
+            # Nothing of the object is readable. If the read continues, it is filled.
             for piece in block.pieces():
                 job.give_up(error, piece, np.flatnonzero(piece.shard == s))
             objects[key] = None
@@ -272,7 +276,7 @@ def held(source: Source, objects: dict[str, Fetched | None]) -> Source:
         source,
         store=HeldObjects(objects, source.store.url),
         layout=replace(source.layout, object_codecs=()),
-        # Ranges of an unwrapped object mean nothing in the stored one.
+        # Byte ranges in an unwrapped shard do not apply to the stored object.
         indexes=IndexCache(0) if wrapped else source.indexes,
         chunks=None,
     )
@@ -281,7 +285,7 @@ def held(source: Source, objects: dict[str, Fetched | None]) -> Source:
 def unwrapped(
     source: Source, coordinate: Coordinate, answer: Fetched | None
 ) -> Fetched | None:
-    """The shard in an object with codecs around it."""
+    """The shard inside an object, with the codecs around it undone."""
     codecs = source.layout.object_codecs
     if answer is None or not codecs:
         return answer
