@@ -1,1 +1,1 @@
-"""Fetching: one array's share of a read -> shard indexes, then chunk bytes."""
+"""Fetching: reads shard indexes, then the bytes of inner chunks, for one array."""

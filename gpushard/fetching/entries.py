@@ -1,6 +1,6 @@
 """Inner chunks of a small read -> their byte ranges, through the shard indexes.
 
-What `locate` does in columns, for inner chunks that are Python objects.
+This is `locate` for inner chunks that are Python objects instead of columns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Range = tuple[int, int]
 
 
 def known_indexes(source: Source, keys: Mapping[Coordinate, str]) -> Known:
-    """Outermost index of each shard by its key; None where there is no such object."""
+    """Outermost index of each shard, by coordinate; None if there is no such object."""
     known: Known = {shard: known_index(source, shard, keys[shard]) for shard in keys}
     if None in known.values():
         unknown = {shard: keys[shard] for shard in keys if known[shard] is None}
@@ -38,7 +38,7 @@ def known_indexes(source: Source, keys: Mapping[Coordinate, str]) -> Known:
 def located(
     source: Source, chunks: Sequence[TouchedChunk], known: Known
 ) -> list[Range | None]:
-    """Bytes that each inner chunk fills; None where it is missing."""
+    """Byte range of each inner chunk; None if it is missing."""
     found = [
         None
         if (outermost := known[chunk.shard]) is None
@@ -90,7 +90,7 @@ def _nested_entry(
     index: ShardIndex | CorruptShardError,
     level: int,
 ) -> Range | None:
-    """As `_entry`, of the index of a nested shard, which may be damaged."""
+    """Like `_entry`, for the index of a nested shard, which may be damaged."""
     if isinstance(index, CorruptShardError):
         name_place(index, source, chunk)
         raise index
@@ -100,7 +100,7 @@ def _nested_entry(
 def _entry(
     source: Source, chunk: TouchedChunk, index: ShardIndex, level: int
 ) -> Range | None:
-    """Bytes that an entry of an index names; None if it says that there are none."""
+    """Byte range that an entry of an index names; None if the entry says missing."""
     entry = chunk.entries[level]
     state = index.state.item(entry)
     if state == MISSING:
@@ -115,7 +115,7 @@ def _entry(
 
 
 def name_place(error: GpushardError, source: Source, chunk: TouchedChunk) -> None:
-    """Say in `error` which inner chunk it is about."""
+    """Name in `error` the inner chunk that it is about."""
     error.add_context(
         array_path=source.layout.path,
         shard_key=source.key(chunk.shard),

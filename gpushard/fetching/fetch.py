@@ -1,7 +1,7 @@
 """The two passes over the store: shard indexes first, then payload.
 
-Everything here returns plain bytes or validated indexes; which ranges are wanted is
-decided elsewhere.
+The functions here return plain bytes or validated indexes. Other modules decide which
+byte ranges are wanted.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gpushard.stores.base import ByteRequest, Fetched, lasts
 
 Coordinate = tuple[int, ...]
 
-_MEASURED_NBYTES = 1 << 24  # fetched at most, for an error to tell an object's size
+_MEASURED_NBYTES = 1 << 24  # most to fetch only so that an error can tell a size
 RESTORE = "restore it from a copy or write it again"
 
 
 class Extent(NamedTuple):
-    """Where a shard lies: in which object, from which byte on, how large if known."""
+    """Where a shard lies: its object, its first byte, and its size if known."""
 
     key: str
     start: int
@@ -37,7 +37,7 @@ class Extent(NamedTuple):
 
 
 def known_index(source: Source, coordinate: Coordinate, key: str) -> KnownIndex | None:
-    """Index kept from an earlier read, unless the object is known to be another now."""
+    """Index kept from an earlier read, unless the object is known to have changed."""
     known = source.indexes.get(coordinate)
     if known is None:
         return None
@@ -51,10 +51,11 @@ def known_index(source: Source, coordinate: Coordinate, key: str) -> KnownIndex 
 def fetch_indexes(
     source: Source, shard_coords: Ints, tally: Tally
 ) -> list[KnownIndex | CorruptShardError | None]:
-    """Index of each shard at ``shard_coords[i]``; None where there is no such object.
+    """Index of each shard at ``shard_coords[i]``; None if there is no such object.
 
-    An error stands where an object is too short to hold its index, or the index
-    contradicts its codecs. One request a shard whose index is unknown, side by side.
+    An error takes the place of an index if the object is too short to hold one, or if
+    the index contradicts its codecs. Each unknown index takes one request, and all
+    requests are made together.
     """
     coordinates: list[Coordinate] = [tuple(row) for row in shard_coords.tolist()]
     keys = [source.key(c) for c in coordinates]
@@ -70,7 +71,7 @@ def fetch_indexes(
         answers = source.read(requests)
     tally.add(n_index_requests=len(requests))
     for n, i in enumerate(wanted):
-        # What was parsed is let go: of many indexes one at a time is held twice.
+        # Dropping each answer once parsed means that one index at a time exists twice.
         answer, answers[n] = answers[n], None
         if answer is not None:
             tally.add(index_nbytes=len(answer.data))
@@ -93,9 +94,10 @@ def index_request(source: Source, coordinate: Coordinate, key: str) -> ByteReque
 def keep_index(
     source: Source, coordinate: Coordinate, key: str, answer: Fetched
 ) -> KnownIndex:
-    """Validated outermost index of a shard, kept for later reads if versioned.
+    """Validated outermost index of a shard, kept for later reads if it has a version.
 
-    Not if an entry is damaged: a proxy may have told a wrong size, once.
+    An index with a damaged entry is not kept: a proxy may have reported a wrong size
+    once.
     """
     shape = source.chunks_per_shard(coordinate, 0)
     extent = Extent(key, 0, answer.object_nbytes)
@@ -113,7 +115,7 @@ def decode_index(
     shape: tuple[int, ...],
     extent: Extent,
 ) -> ShardIndex:
-    """Validated index of chunks per shard `shape`, from its encoded bytes."""
+    """Validated index, decoded from its bytes; chunks per shard have shape `shape`."""
     expected = source.layout.levels[level].index_nbytes(prod(shape))
     try:
         if len(encoded) != expected:
@@ -137,18 +139,18 @@ def decode_index(
 def fetch_payload(
     source: Source, requests: Sequence[ByteRequest]
 ) -> list[NDArray[np.uint8]]:
-    """Bytes of each range of objects that an index says are there.
+    """Bytes of each range, of objects that exist according to an index.
 
     Returns
     -------
-    list of uint8 arrays, each of exactly the size asked, host.
+    list of uint8 arrays, each of exactly the requested size, host.
 
     Raises
     ------
     ObjectChangedError
         An object was replaced or vanished since its index was read.
     CorruptShardError
-        An object ends before a range that its index names.
+        An object ends before the end of a range that its index names.
     """
     answers = source.read(requests)
     return [
@@ -160,22 +162,22 @@ def fetch_payload(
 def fetch_objects(
     source: Source, requests: Sequence[ByteRequest]
 ) -> list[NDArray[np.uint8] | None]:
-    """Bytes of each range of objects that are one inner chunk each.
+    """Bytes of each range, of objects that are one inner chunk each.
 
     Returns
     -------
-    list of uint8 arrays, host; None where there is no such object.
+    list of uint8 arrays, host; None if there is no such object.
 
     Raises
     ------
     CorruptShardError
-        An object is not as large as its elements, which it stores as they are.
+        An object of uncompressed elements has another size than these.
     """
     if source.raw_strides is None:
         answers = source.read(requests)
         return [None if answer is None else answer.data for answer in answers]
-    # One byte more than there should be: where a store does not tell the size of an
-    # object, one that is too long shows by it.
+    # One byte more than expected is requested. If a store does not tell the size of an
+    # object, the extra byte reveals an object that is too long.
     end = source.chunk_nbytes
     asked = [r._replace(stop=end + 1) if r.stop == end else r for r in requests]
     return [
@@ -187,11 +189,11 @@ def fetch_objects(
 def _checked_raw(
     source: Source, request: ByteRequest, answer: Fetched
 ) -> NDArray[np.uint8]:
-    """Bytes of a range of an uncompressed chunk, which is as long as its elements."""
+    """Bytes of a range of an uncompressed chunk, whose size is checked."""
     wanted = (request.stop or 0) - request.start
     expected, got = source.chunk_nbytes, answer.object_nbytes
     if len(answer.data) != wanted if got is None else got != expected:
-        if got is None:  # the range does not tell: look at the object, within bounds
+        if got is None:  # unknown size: fetch the object, up to a bound, to measure it
             again = ByteRequest(request.key, max_nbytes=_MEASURED_NBYTES)
             whole = source.store.read([again])[0]
             got = whole and (whole.object_nbytes or len(whole.data))
@@ -227,14 +229,15 @@ def _exactly(
 def fetch_wanted(
     source: Source, requests: Sequence[ByteRequest]
 ) -> list[NDArray[np.uint8] | None]:
-    """Bytes of each request; None where an unsharded array has no such chunk.
+    """Bytes of each request; None if an unsharded array has no such chunk.
 
     Raises
     ------
     ObjectChangedError
-        As `fetch_payload` does.
+        As in `fetch_payload`.
     CorruptShardError
-        So too, or an uncompressed chunk has another size than its elements.
+        As in `fetch_payload`, or an uncompressed chunk has another size than its
+        elements.
     """
     if source.layout.levels or source.is_held:
         return [*fetch_payload(source, requests)]

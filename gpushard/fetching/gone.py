@@ -1,4 +1,4 @@
-"""Shards that were replaced or deleted: what a read does that meets one."""
+"""What a read does when it finds a shard replaced or deleted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpushard.stores.base import ByteRequest
 
 
 def deleted(source: Source, key: str) -> ObjectDeletedError:
-    """Error of a shard that was there a moment ago."""
+    """Error for a shard that was there a moment ago and is gone."""
     return ObjectDeletedError(
         "a shard was deleted between two parts of it that were read",
         array_path=source.layout.path,
@@ -21,7 +21,7 @@ def deleted(source: Source, key: str) -> ObjectDeletedError:
 
 
 def replaced(source: Source, key: str) -> ObjectChangedError:
-    """Error of a shard that is not what it was when the first part of it was read."""
+    """Error for a shard that was replaced after its first part was read."""
     return ObjectChangedError(
         "a shard was replaced, again, between two parts of it that were read",
         array_path=source.layout.path,
@@ -33,15 +33,17 @@ def replaced(source: Source, key: str) -> ObjectChangedError:
 def refuse_replaced(
     source: Source, kept: Iterable[tuple[str, KnownIndex]], begun: float
 ) -> int:
-    """Refuse shards that are others by now than their index, kept since before `begun`.
+    """Refuse shards that were replaced after their indexes were read.
 
-    For those of which nothing is fetched, as their index says that it is missing: else
-    a request for payload names the version. Gives how many requests it took to ask.
+    `kept` has the shards of which nothing is fetched, because their indexes say that
+    all of it is missing; other shards need no check, because each request for payload
+    names the version. Indexes from after `begun` are current. Returns the number of
+    requests that the check took.
 
     Raises
     ------
     ObjectChangedError
-        One is.
+        A shard was replaced.
     StoreError
         The store failed.
     """
@@ -58,11 +60,11 @@ def refuse_replaced(
 def forget(
     source: Source, shards: Iterable[IndexKey], changed: Iterable[str], begun: float
 ) -> frozenset[str]:
-    """Forget indexes of `shards`, and tell which of `changed` this read had seen.
+    """Drop the indexes of `shards`; return those of `changed` that this read had seen.
 
-    To be gone now is an error for those. The index of others was kept from before
-    `begun`, when the read began, and nobody has asked for them since: they may have
-    been absent for long.
+    If one of those is gone now, that is an error. The indexes of the others were kept
+    from before `begun`, when the read began, and nothing has checked them since: their
+    objects may have been gone for long.
     """
     seen = set(changed)
     for shard in shards:

@@ -1,7 +1,7 @@
 """Room for shard indexes: how many are read together, and what they leave of the limit.
 
-Indexes count against `memory_limit` like what is fetched and decoded, so a read is held
-to what its own leave of it.
+Indexes count against `memory_limit`, like bytes that are fetched and decoded. The rest
+of a read is limited to what the read's own indexes leave.
 """
 
 from __future__ import annotations
@@ -11,36 +11,37 @@ from gpushard.options import MIB
 from gpushard.planning.blocks import BLOCK_SHARDS
 from gpushard.source import Source
 
-# What is held of an index while it is parsed: its bytes, and 17 for an entry of 16.
+# While an index is parsed, memory holds its bytes, and 17 more for each entry of 16.
 _COPIES = 17 / 8
-# Beside its entries an index takes 1.4 KiB, whatever its size: what copies make of it.
+# Beside its entries an index takes 1.4 KiB, whatever its size: `_COPIES` times this.
 _EACH_NBYTES = 700
-# Indexes that are read together take so much less than half of the limit, encoded a
-# quarter; more than this many bytes need not be asked for at once.
+# The encoded indexes that are read together take at most a quarter of the limit; with
+# the copies, somewhat over half. More bytes than `_MOST_NBYTES` need not be requested
+# at once.
 _SHARE = 4
 _MOST_NBYTES = 64 * MIB
-# What does not count, where a read is not cut for it.
+# Indexes that take less than this part of the limit do not reduce it for the rest.
 _LITTLE_SHARE = 32
-# An index of 131,072 entries has room whatever the limit is, as the columns of so many
-# inner chunks have.
+# An index of 131,072 entries is read whatever the limit, like the columns of as many
+# inner chunks.
 _LEAST_NBYTES = 2 * MIB + 64
 
 
 def n_at_once(source: Source, level: int) -> int:
-    """Shard indexes of a level that may be read together, one at least."""
+    """Number of shard indexes of a level that may be read together, at least 1."""
     sizes = source.index_nbytes
     room = min(source.options.memory_limit // _SHARE, _MOST_NBYTES) // len(sizes)
     return max(1, room // (sizes[level] + _EACH_NBYTES))
 
 
 def are_many(source: Source, n_shards: int) -> bool:
-    """Whether indexes of so many shards are no trifle beside the memory limit."""
+    """Whether the indexes of `n_shards` shards take a notable part of the limit."""
     little = max(source.options.memory_limit // _LITTLE_SHARE, _LEAST_NBYTES)
     return n_shards * sum(source.index_nbytes) > little
 
 
 def held_nbytes(source: Source, n_shards: int, n_chunks: int) -> int:
-    """Memory of the indexes in hand, in a read of some inner chunks of some shards."""
+    """Memory of the indexes in hand, in a read of `n_chunks` of `n_shards` shards."""
     nbytes = 0
     for level, index_nbytes in enumerate(source.index_nbytes):
         most = min(n_chunks if level else n_shards, BLOCK_SHARDS)
@@ -49,7 +50,7 @@ def held_nbytes(source: Source, n_shards: int, n_chunks: int) -> int:
 
 
 def least_limit(source: Source) -> int:
-    """Memory limit below which reads of the array are refused; 0 if none are."""
+    """Lowest memory limit with which the array can be read; 0 if any limit does."""
     nbytes = sum(source.index_nbytes)
     return _SHARE * nbytes if nbytes > _LEAST_NBYTES else 0
 
@@ -60,7 +61,7 @@ def refuse_large(source: Source) -> None:
     Raises
     ------
     LimitError
-        Parsed, one of them does, with one of each level that is nested in it.
+        A parsed index, with one of each level nested in it, takes more than that.
     """
     most = max(source.options.memory_limit // _SHARE, _LEAST_NBYTES)
     nbytes = sum(source.index_nbytes)

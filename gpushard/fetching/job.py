@@ -1,4 +1,4 @@
-"""One array's share of a read: what to read, of what, and where it goes."""
+"""One array's share of a read: the array, what to read, and where to write it."""
 
 from __future__ import annotations
 
@@ -23,85 +23,85 @@ from gpushard.stores.base import ByteRequest
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-# A share is not cut smaller: below, a read is over before a thread has started.
+# A share is at least this large: a smaller one is read before a thread has started.
 SMALLEST_SHARE_NBYTES = 256 * KIB
-# Requests over a network keep a worker waiting, not computing.
+# Workers of a read over a network mostly wait, so they may outnumber the CPUs.
 _REMOTE_WORKERS = 8
 
 
 Answer = tuple[int, Any]
-"""A request, by its number in the block, and what `Sink.fetch` gave for it."""
+"""Number of a request in its block, and what `Sink.fetch` returned for it."""
 
 
 RequestReader = Callable[[range], None]
-"""Fetches some requests of a block, and lets the inner chunks that they hold land."""
+"""Fetches some requests of a block, and places the inner chunks in them."""
 
 
 KeptPlacer = Callable[["Job", ShardBlock, Ints, Places], None]
-"""Lets some inner chunks of a block land, from the places where they are kept."""
+"""Writes inner chunks of a block to the output, from where they are kept."""
 
 
 class SelfReader(Protocol):
-    """Reads all of a job that it can, without the stages between plan and placing."""
+    """Reads as much of a job as it can, without the stages between plan and placing."""
 
     def tasks(self, n_workers: int) -> Iterator[Callable[[], None]]:
-        """Tasks that read all but what is left over."""
+        """Tasks that read everything except what `left_over` then returns."""
         ...
 
     @property
     def seen(self) -> set[str]:
-        """Keys of left over shards that were there when their index was read."""
+        """Keys of shards in `left_over` that existed when their index was read."""
         ...
 
     def left_over(self) -> Iterator[Planned]:
-        """Blocks of what is left over, once all tasks have run."""
+        """Blocks that are still to be read, once all tasks have run."""
         ...
 
 
 class Sink(Protocol):
-    """Where inner chunks are decoded and written; called from several threads."""
+    """Decodes inner chunks and writes them to the output; called from many threads."""
 
     def direct(self, job: Job) -> SelfReader | None:
-        """What reads the job, where the sink can do it all by itself."""
+        """A reader for the whole job, if the sink can read without the stages."""
         ...
 
     def reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
-        """What reads a block's requests, where the sink fetches by itself."""
+        """A reader for the requests of a block, if the sink fetches by itself."""
         ...
 
     @property
     def batch_nbytes(self) -> int | None:
-        """Bytes it wants fetched as one task; None: as suits store and threads.
+        """Bytes that the sink wants fetched as one task; None: as suits the store.
 
-        If None, answers stay valid when the context of `fetch` has ended, and are
-        uint8, shape (n_bytes,), host: several tasks may place what they hold.
+        If None, answers stay valid after the context of `fetch` has ended, and are
+        uint8, shape (n_bytes,), host. So several tasks may place parts of one answer.
         """
         ...
 
     def fetch(
         self, job: Job, requests: Sequence[ByteRequest]
     ) -> AbstractContextManager[Sequence[Any]]:
-        """Fetch payload to where it is decoded, and keep it while the context lasts.
+        """Fetch payload to where it is decoded; the answers last as the context does.
 
-        Gives one answer a request; None where an unsharded array has no such chunk.
+        Returns one answer per request; None if an unsharded array has no such chunk.
         """
         ...
 
     @property
     def place_kept(self) -> KeptPlacer | None:
-        """What lets inner chunks land that are kept decoded; None on a device."""
+        """Writes inner chunks that are kept decoded; None on a device."""
         ...
 
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
-        """Let the fill value land where the missing inner chunks `rows` would."""
+        """Write the fill value where the missing inner chunks `rows` would land."""
         ...
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
-        """Let the inner chunks that requests hold be decoded and land."""
+        """Decode the inner chunks in some requests and write them."""
         ...
 
     def finish(self) -> None:
-        """Return when all that was asked for has landed, or raise what prevents it."""
+        """Return when all work is written, or raise the error that prevents it."""
         ...
 
 
@@ -114,15 +114,15 @@ class Job:
     source
         The array.
     plan
-        What to read of it, one part a selection.
+        What to read of the array, one part per selection.
     sink
-        What decodes and writes it.
+        Decodes inner chunks and writes them.
     tally
-        What was done for it.
+        Counts what the job does.
     damage
-        What becomes of damaged inner chunks.
+        What happens at damaged inner chunks.
     seen
-        Keys of shards that were there a moment ago: to be gone now is an error.
+        Keys of shards that existed a moment ago; an error if they are gone now.
     """
 
     source: Source
@@ -134,7 +134,7 @@ class Job:
 
     @property
     def n_workers(self) -> int:
-        """Threads that the job's work is worth."""
+        """Number of threads that suits the amount of work."""
         source, n_chunks = self.source, self.plan.n_chunks
         if n_chunks <= 1 or n_chunks * source.chunk_nbytes < SMALLEST_SHARE_NBYTES:
             return 1
@@ -144,7 +144,7 @@ class Job:
         return min(n_workers, source.room.most_workers)
 
     def batch_nbytes(self, wanted_nbytes: int, n_workers: int) -> int:
-        """Bytes to fetch as one task, of `wanted_nbytes` that `n_workers` share."""
+        """Bytes to fetch as one task if `n_workers` share `wanted_nbytes`."""
         if self.sink.batch_nbytes is not None:
             return self.sink.batch_nbytes
         options = self.source.options
@@ -158,12 +158,12 @@ class Job:
 
     @property
     def most_fetched_nbytes(self) -> int:
-        """Fetched bytes that may wait to be decoded; the rest is for decoded ones."""
+        """Most fetched bytes that may wait, beside inner chunks that are decoded."""
         return self.source.room.most_fetched_nbytes
 
     @property
     def max_request_nbytes(self) -> int:
-        """Size at which a request to the store is cut."""
+        """Largest size of a request to the store."""
         source = self.source
         most = min(
             source.store.costs.max_request_nbytes, source.room.most_request_nbytes
@@ -171,7 +171,7 @@ class Job:
         return max(1, most)
 
     def byte_request(self, ranged: RangedBlock, r: int) -> ByteRequest:
-        """What to ask the store for request `r` of a block."""
+        """The request to the store for request `r` of a block."""
         requests, block = ranged.requests, ranged.block
         shard = int(requests.source[r])
         return ByteRequest(
@@ -183,12 +183,12 @@ class Job:
         )
 
     def chunk_coordinate(self, block: ShardBlock, row: int) -> tuple[int, ...]:
-        """Coordinate of an inner chunk of a block in the grid of inner chunks."""
+        """Coordinate of a block's inner chunk in the grid of inner chunks."""
         part = self.plan.parts[int(block.part[row])]
         return part.chunk_coordinate(block.position[:, row])
 
     def name_place(self, error: GpushardError, block: ShardBlock, row: int) -> None:
-        """Say in `error` which inner chunk of a block it is about."""
+        """Name in `error` the inner chunk of a block that it is about."""
         shard = tuple(block.shard_coords[block.shard[row]].tolist())
         error.add_context(
             array_path=self.source.layout.path,
@@ -197,12 +197,12 @@ class Job:
         )
 
     def give_up(self, error: CorruptShardError, block: ShardBlock, rows: Ints) -> None:
-        """Say that `error` costs the inner chunks `rows`, or raise it.
+        """Note that the inner chunks `rows` are lost to `error`, or raise it.
 
         Raises
         ------
         CorruptShardError
-            `error`, where damage ends the read.
+            `error`, if damage ends the read.
         """
         if not self.damage.replaces:
             raise error
@@ -214,7 +214,7 @@ class Job:
 
 
 def rows_of(block: Planned, shards: NDArray[np.bool_]) -> Planned:
-    """The part of a block that lies in the marked shards, one at least.
+    """The part of a block that lies in the marked shards (at least one).
 
     `shards`: bool, shape (n_shards,).
     """

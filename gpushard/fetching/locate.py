@@ -20,16 +20,16 @@ from gpushard.selecting.selection import Ints
 from gpushard.stores.base import ByteRequest
 
 Found = Sequence[KnownIndex | CorruptShardError | None]
-"""Outermost index of each shard of a block, or what is wrong with it."""
+"""For each shard of a block, its outermost index, or the error, or None if missing."""
 
 
 def find_indexes(job: Job, block: Planned) -> Found:
-    """Indexes of the shards of a block; those that are not known are read.
+    """Indexes of the shards of a block; reads those that are not known.
 
     Raises
     ------
     ObjectChangedError
-        A shard is gone that was there a moment ago.
+        A shard that existed a moment ago is gone.
     StoreError
         The store failed.
     """
@@ -51,15 +51,15 @@ def locate(job: Job, block: ShardBlock, found: Found) -> Located:
     Parameters
     ----------
     block
-        All inner chunks of some shards, or some of them.
+        Some or all of the inner chunks of some shards.
     found
-        What `find_indexes` gave for those shards.
+        Result of `find_indexes` for those shards.
 
     Raises
     ------
     CorruptShardError
-        A wanted entry is no valid byte range, or an index cannot be decoded. Where the
-        read goes on over damage, such inner chunks are missing.
+        A wanted entry is not a valid byte range, or an index cannot be decoded. If the
+        read continues over damage, such inner chunks count as missing instead.
     StoreError
         The store failed.
     """
@@ -87,20 +87,20 @@ def locate(job: Job, block: ShardBlock, found: Found) -> Located:
 def refuse_stale(
     job: Job, block: ShardBlock, found: Found, missing: NDArray[np.bool_], begun: float
 ) -> None:
-    """Refuse replaced shards of which nothing is wanted but what is `missing`.
+    """Refuse shards that were replaced, where every wanted inner chunk is `missing`.
 
     Parameters
     ----------
     found
-        What `find_indexes` gave for the block's shards; what of them was kept since
-        before `begun` may be stale.
+        Result of `find_indexes` for the block's shards. Indexes in it that were kept
+        since before `begun` may be stale.
     missing
         bool, shape (n_chunks,).
 
     Raises
     ------
     ObjectChangedError
-        There is one.
+        A shard was replaced.
     StoreError
         The store failed.
     """
@@ -117,14 +117,15 @@ def refuse_stale(
 
 
 def refuse_oversized(job: Job, block: ShardBlock, located: Located) -> None:
-    """Refuse ranges of more bytes than any encoding of an inner chunk takes.
+    """Refuse byte ranges that are larger than any encoding of an inner chunk.
 
     Raises
     ------
     CorruptShardError
-        There is one. Where the read goes on over damage, it is missing from now on.
+        A range is too large. If the read continues over damage, that inner chunk is
+        marked as missing instead.
     LimitError
-        One does not fit the memory limit with the bytes that it is stored in.
+        An inner chunk and its stored bytes do not fit the memory limit together.
     """
     source, shape = job.source, job.source.chunk_shape
     if shape is None:
@@ -139,7 +140,7 @@ def refuse_oversized(job: Job, block: ShardBlock, located: Located) -> None:
             job.damage.note(error)
             located.missing[row] = True
     if source.raw_strides is not None:
-        return  # of which parts are fetched
+        return  # plain elements are fetched in part
     for row in np.flatnonzero(nbytes > source.room.most_stored_nbytes).tolist():
         if not located.missing[row]:
             try:
@@ -150,7 +151,7 @@ def refuse_oversized(job: Job, block: ShardBlock, located: Located) -> None:
 
 
 def _locate_unsharded(job: Job, block: ShardBlock) -> Located:
-    """An object is one inner chunk, from its first byte to its last."""
+    """Byte ranges in an unsharded array, where each object is one inner chunk."""
     source = job.source
     n_objects = len(block.shard_coords)
     if source.is_held:
@@ -159,15 +160,15 @@ def _locate_unsharded(job: Job, block: ShardBlock) -> Located:
         sizes = np.array([-1 if a is None else len(a.data) for a in answers], np.int64)
         job.tally.add(n_missing_shards=int(np.count_nonzero(sizes < 0)))
     else:
-        # Plain elements: the size is checked, and a missing object noticed, when the
-        # bytes come.
+        # For plain elements, the bytes show whether the object is missing or has
+        # another size.
         sizes = np.full(n_objects, source.chunk_nbytes, np.int64)
     stop = sizes[block.shard]
     return Located(np.zeros_like(stop), stop, stop < 0, [None] * n_objects)
 
 
 class _Lookup:
-    """Byte ranges found so far."""
+    """Byte ranges that were found so far."""
 
     def __init__(self, job: Job, block: ShardBlock) -> None:
         self.job = job
@@ -178,7 +179,7 @@ class _Lookup:
         self.missing = np.zeros(n_chunks, bool)
 
     def take(self, rows: slice | Ints, index: ShardIndex, level: int) -> None:
-        """Narrow `rows` to the entries that they have in `index`."""
+        """Narrow `rows` to the byte ranges of their entries in `index`."""
         entry = self.block.entry[level][rows]
         state = index.state[entry]
         offset = index.offset[entry]
@@ -192,12 +193,12 @@ class _Lookup:
             )
 
     def give_up(self, error: CorruptShardError, rows: slice | Ints) -> None:
-        """Let `rows` be missing because of `error`, or raise it."""
+        """Mark `rows` as missing because of `error`, or raise it."""
         self.job.give_up(error, self.block, np.arange(len(self.missing))[rows])
         self.missing[rows] = True
 
     def give_up_nested(self, error: CorruptShardError, rows: Ints) -> None:
-        """As `give_up`; the first of `rows` tells which nested shard is damaged."""
+        """Like `give_up`; if raised, the error names the first of `rows`."""
         if not self.job.damage.replaces:
             self.job.name_place(error, self.block, int(rows[0]))
         self.give_up(error, rows)
@@ -213,7 +214,7 @@ class _Lookup:
 
 
 def _descend(lookup: _Lookup, level: int, known: Sequence[KnownIndex | None]) -> None:
-    """Take the byte ranges found so far for shards, and look one level deeper."""
+    """Take the ranges found so far as nested shards, and look into their indexes."""
     rows = np.flatnonzero(~lookup.missing)
     if not len(rows):
         return

@@ -1,4 +1,4 @@
-"""Indexes of shards that are nested in stored objects, neighbours in one request."""
+"""Indexes of nested shards; the indexes of neighbours are read in one request."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from gpushard.report import Tally
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, lasts
 
-# What of the memory limit is fetched at a time to find indexes in it, and how many
-# requests share that: all that lies between neighbours comes with them.
+# The bytes fetched at a time to find indexes take at most one part in `_SHARE` of the
+# memory limit, in `_REQUESTS` requests or more. The bytes that lie between neighbouring
+# indexes are fetched with them and count, too.
 _SHARE, _REQUESTS = 8, 4
-# Of files no more: it is had from one piece of memory, which stays in a cache.
+# From files no more is read at a time, into one piece of memory that stays in a cache.
 _CACHED_NBYTES = 4 * MIB
 
 
 class NestedShard(NamedTuple):
-    """A shard inside a stored object: the byte range that it fills.
+    """A shard inside a stored object: the byte range that it takes.
 
-    `parent` counts the stored objects that the caller named.
+    `parent` is the position of the stored object in the caller's list.
     """
 
     parent: int
@@ -51,10 +52,10 @@ def fetch_nested_indexes(
     parents: Sequence[tuple[Coordinate, KnownIndex | None]],
     tally: Tally,
 ) -> list[ShardIndex | CorruptShardError]:
-    """Index of each nested shard of sharding level `level`, neighbours in one request.
+    """Index of each nested shard of sharding level `level`; neighbours share a request.
 
-    An error stands where a nested shard is too short to hold its index, or the index
-    contradicts its codecs.
+    An error takes the place of an index if the nested shard is too short to hold one,
+    or if the index contradicts its codecs.
 
     Parameters
     ----------
@@ -68,10 +69,10 @@ def fetch_nested_indexes(
         Extent(source.key(parents[n.parent][0]), n.start, n.stop - n.start)
         for n in nested
     ]
-    # A nested shard is a byte range of its parent, and known under it.
+    # The key of a nested shard is its parent with its level and byte range.
     keys = [(*parents[n.parent][0], level, n.start, n.stop) for n in nested]
     versions = [known and known.version for _, known in parents]
-    # A parent's index may have been dropped, and read again from another object.
+    # A parent's index may have been dropped and read again from a newer object.
     found: list[ShardIndex | CorruptShardError | None] = [
         known.index if known and known.version == versions[n.parent] else None
         for known, n in zip(map(source.indexes.get, keys), nested, strict=True)
@@ -82,7 +83,7 @@ def fetch_nested_indexes(
         try:
             ranges.append(index_range(source, level, extents[i], prod(shape)))
         except CorruptShardError as error:
-            found[i] = error.with_traceback(None)  # which holds what it was raised of
+            found[i] = error.with_traceback(None)  # a traceback keeps frames alive
         else:
             wanted.append(i)
     parent = [nested[i].parent for i in wanted]
@@ -130,7 +131,7 @@ def _read_all_there_is(
     parents: Sequence[tuple[Coordinate, KnownIndex | None]],
     tally: Tally,
 ) -> Sequence[NDArray[np.uint8] | CorruptShardError]:
-    """Bytes of each range; an error where an object ends before."""
+    """Bytes of each range; an error for a range that the object does not contain."""
     try:
         return _read_ranges(source, parent, ranges, parents, tally)
     except CorruptShardError as error:
@@ -150,7 +151,7 @@ def _read_ranges(
     parents: Sequence[tuple[Coordinate, KnownIndex | None]],
     tally: Tally,
 ) -> list[NDArray[np.uint8]]:
-    """Bytes of each range, read in coalesced requests, some of these at a time."""
+    """Bytes of each range, from coalesced requests, in batches of these."""
     if not ranges:
         return []
     starts, stops = np.array(ranges, np.int64).T
@@ -184,7 +185,7 @@ def _read_ranges(
             begin, end = requests.bounds[r : r + 2].tolist()
             for row in requests.order[begin:end].tolist():
                 start, stop = ranges[row]
-                # What lies between indexes is not held with them.
+                # The copy lets go of the bytes between the indexes.
                 pieces[row] = answer[start - base : stop - base].copy()
         del answers
     tally.add(
@@ -196,7 +197,7 @@ def _read_ranges(
 def _into(
     requests: Sequence[ByteRequest], memory: NDArray[np.uint8]
 ) -> list[ByteRequest]:
-    """The requests, answered one behind the other in `memory`, which has room."""
+    """The requests, whose answers go to `memory` one behind the other."""
     into: list[ByteRequest] = []
     end = 0
     for request in requests:

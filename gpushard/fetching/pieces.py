@@ -19,21 +19,22 @@ from gpushard.planning.plan import MERGED_CHUNKS
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
-# Indexes in hand that take no more are not worth another limit for the rest.
+# Indexes in hand that take no more than this do not reduce the limit for the rest.
 _LITTLE_NBYTES = MIB
-# Columns of an inner chunk in hand, and of a cell along an axis. Of inner chunks of
-# several selections as many are in hand as take a quarter of the limit.
+# Memory of the columns of an inner chunk in hand, and of a cell along an axis. For
+# several selections, the inner chunks in hand take a quarter of the limit.
 _CHUNK_NBYTES, _CELL_NBYTES = 300, 80
 _MERGED_SHARE = 4
-# Boxes of patches whose columns are made together, and what these take of each.
+# Number of boxes of patches whose columns are made together, and the memory of a box.
 _MOST_BOXES, _BOX_NBYTES = 1 << 16, 200
 
 
 def beside_columns(jobs: Sequence[Job]) -> Sequence[Job]:
-    """The jobs, held to what shard indexes and columns in hand leave of the limit.
+    """The jobs, with limits reduced by the shard indexes and columns in hand.
 
-    Those of one job are made while another one's inner chunks are still decoded. Below
-    the least limit there is room for the columns: they cut no batches then.
+    Indexes and columns of one job are made while inner chunks of another are still
+    decoded. If the limit is below the least one, columns have room outside it, and do
+    not make batches smaller.
     """
     nbytes = max(map(_indexes_nbytes, jobs), default=0)
     if nbytes > _LITTLE_NBYTES:
@@ -45,7 +46,7 @@ def beside_columns(jobs: Sequence[Job]) -> Sequence[Job]:
 
 
 def _beside(source: Source, nbytes: int) -> Source:
-    """The array beside columns, which are let to take half of all."""
+    """The array with `nbytes` set aside for columns, but at most half of the bound."""
     options = source.options
     nbytes = min(nbytes, options.bound_nbytes // 2)
     return source.narrowed(options.memory_limit, nbytes)
@@ -66,7 +67,7 @@ def _columns_nbytes(job: Job) -> int:
 
 
 def _indexes_nbytes(job: Job) -> int:
-    """Memory of the indexes in hand, as soon as it is worth a closer look."""
+    """Memory of the indexes in hand, or an upper bound of it if that is little."""
     source, n_chunks = job.source, job.plan.n_chunks
     nbytes = held_nbytes(source, n_chunks, n_chunks)
     if nbytes > _LITTLE_NBYTES:
@@ -75,13 +76,13 @@ def _indexes_nbytes(job: Job) -> int:
 
 
 def most_merged(source: Source) -> int:
-    """Inner chunks of several selections that are laid out together."""
+    """Number of inner chunks of several selections that are laid out together."""
     room = source.options.bound_nbytes // (_MERGED_SHARE * _CHUNK_NBYTES)
     return max(BLOCK_CHUNKS, min(room, MERGED_CHUNKS))
 
 
 def cut_shards(job: Job, block: Planned) -> Iterator[Planned]:
-    """Blocks of as many shards as have indexes that fit, of one at least."""
+    """Blocks with as many shards as have indexes that fit, but at least one."""
     n_shards = len(block.shard_coords)
     if not job.source.layout.levels or n_shards <= 1:
         yield block
@@ -94,10 +95,10 @@ def cut_shards(job: Job, block: Planned) -> Iterator[Planned]:
 
 
 def cut_rows(job: Job, block: Planned) -> Iterator[ShardBlock]:
-    """Pieces of a block, of the same shards, with a bounded number of inner chunks.
+    """Pieces of a block, with the same shards and a bounded number of inner chunks.
 
-    What the indexes of the nested shards of a piece take fits, too, or there is one
-    such shard in it.
+    The indexes of the nested shards of a piece fit the limit, unless the piece has only
+    one nested shard.
     """
     for piece in block.pieces():
         for some in _cut_boxes(job, piece):
@@ -105,7 +106,7 @@ def cut_rows(job: Job, block: Planned) -> Iterator[ShardBlock]:
 
 
 def _cut_boxes(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
-    """Pieces with a bounded number of boxes, of one inner chunk at least."""
+    """Pieces with a bounded number of boxes, and at least one inner chunk."""
     parts = job.plan.parts
     if len(parts) != 1 or not isinstance(parts[0], PatchPart):
         yield block
@@ -122,7 +123,7 @@ def _cut_boxes(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
 
 
 def _cut_nested(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
-    """Pieces whose nested shards have indexes that fit, of one such shard at least."""
+    """Pieces with nested shards whose indexes fit, but at least one nested shard."""
     pieces = [block]
     for level in range(1, len(job.source.layout.levels)):
         n_fitting = n_at_once(job.source, level)
@@ -137,7 +138,7 @@ def _cut_nested(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
 
 
 def _nested(block: ShardBlock, level: int) -> Ints:
-    """Which of the nested shards each inner chunk lies in, counted from 0."""
+    """Number of the nested shard in which each inner chunk lies, counted from 0."""
     columns = np.stack([block.shard, *block.entry[:level]])
     nested: Any = np.unique(columns, axis=1, return_inverse=True)[1]
     return nested.reshape(-1)

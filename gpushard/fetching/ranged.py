@@ -21,12 +21,12 @@ class Located(NamedTuple):
     Attributes
     ----------
     start, stop
-        int64, shape (n_chunks,). Half-open; of no meaning where `missing`.
+        int64, shape (n_chunks,). Half-open range; undefined where `missing`.
     missing
-        bool, shape (n_chunks,). Not stored: the fill value is wanted.
+        bool, shape (n_chunks,). Not stored: the output gets the fill value.
     versions
-        Version of each stored object that its index was read from; None where there is
-        no object, no index in it, or the store tells no versions.
+        Version of each stored object from which its index was read. None if there is no
+        object, if it has no index, or if the store does not tell versions.
     """
 
     start: Ints
@@ -37,16 +37,17 @@ class Located(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where inner chunks of a block are kept, or will be once they are decoded.
+    """Where inner chunks of a block are kept, or will be after they are decoded.
 
     Attributes
     ----------
     cache, hold
-        What keeps them, and the places, which stay theirs while this is there.
+        The cache, and the places, which nothing else gets while this object exists.
     nth
-        int64, shape (n_chunks,). Which place of `hold` was asked for each; -1: none.
+        int64, shape (n_chunks,). Number of each inner chunk's place in `hold`; -1:
+        none.
     addresses
-        int64, shape (n_chunks,). Where that lies in memory; 0: there is none.
+        int64, shape (n_chunks,). Address of that place in memory; 0: there is none.
     """
 
     cache: ChunkCache
@@ -63,14 +64,14 @@ class Places:
         return cls(cache, hold, nth, addresses)
 
     def memory(self, row: int) -> NDArray[np.uint8] | None:
-        """Place of one of them, uint8; None if it has none."""
+        """Place of an inner chunk, uint8; None if it has none."""
         nth = int(self.nth[row])
         if nth < 0 or self.hold.slots[nth] < 0:
             return None
         return self.hold.bytes_of(nth)
 
     def keep(self, rows: Ints) -> None:
-        """Let the inner chunks `rows` be found, which were decoded to their places."""
+        """Make the inner chunks `rows` available, after decoding to their places."""
         self.cache.keep(self.hold, self.nth[rows].tolist())
 
 
@@ -83,14 +84,14 @@ class RangedBlock:
     block
         The inner chunks.
     located
-        Byte range that each of them fills.
+        Byte range of each inner chunk.
     spans
-        int64, shape (2, n_chunks). Byte range that is fetched of each: all of it, or
-        of plain elements what holds the wanted ones.
+        int64, shape (2, n_chunks). Byte range to fetch for each: all of it, or, for
+        plain elements, the part that contains the wanted ones.
     requests
-        What is fetched; its rows are columns of `block`.
+        The requests; their rows are columns of `block`.
     claimed
-        Where they are kept once they are decoded; None: nowhere.
+        Places to keep inner chunks in after decoding; None: they are not kept.
     """
 
     block: ShardBlock

@@ -1,1 +1,1 @@
-"""Memory: what is kept between reads, and whether what a read takes fits its limit."""
+"""Memory: what is kept between reads, and whether a read fits its memory limit."""

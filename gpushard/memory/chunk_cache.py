@@ -1,8 +1,8 @@
-"""Decoded inner chunks kept between reads, under keys that are never used twice.
+"""Decoded inner chunks that are kept between reads, under keys that are never reused.
 
-Room for them is cut into slots of one size, which are made when they are first needed
-and used over and over. A slot that somebody reads from, or decodes into, is *held*: no
-other inner chunk gets it before all who hold it let go.
+The memory for them is divided into slots of one size, which are made on first use and
+then reused. A slot that somebody reads from, or decodes into, is *held*: no other inner
+chunk gets it until all holders have let go.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from gpushard.selecting.selection import Ints
 
 # Slots begin on a cache line.
 _LINE_NBYTES = 64
-# Room is made so much at a time: little of it is there in vain, and where there is no
-# more memory, what was made is kept.
+# Slots are made in segments of this size: little memory stays unused, and if the system
+# has no more, the segments that exist remain.
 _SEGMENT_NBYTES = 4 << 20
-# Holders that have let go and were not counted off yet.
+# The deque of holders that let go is counted off when it is longer than this.
 _MOST_LEFT = 64
-# So many keys are looked up together in columns, unless far more are kept, which are
-# sorted for it first.
+# From this many keys on, a lookup uses sorted columns. If far more inner chunks are
+# kept, sorting them costs too much.
 _MANY_KEYS = 512
 _MOST_SORTED = 8
 
 
-# Integers, or int64, shape (n,).
+# A list of integers, or int64 of shape (n,).
 Keys = Sequence[int] | Ints
 
 
 class _Room:
-    """Slots, and by how many each is held.
+    """Slots, and the number of holders of each.
 
     Attributes
     ----------
     addresses
-        Where each slot begins; 0 at the end, for slot -1, which is none.
+        Address of each slot; the last is 0, for slot -1, which means none.
     keys
-        Key of what each slot has; None: nothing that can be found.
+        Key of the inner chunk in each slot; None: it has none that can be found.
     n_holders
-        How many hold each slot.
+        Number of holders of each slot.
     is_used
-        Whether each was found since the hand came by.
+        Whether each slot was found since the hand of `victims` last passed it.
     free
-        Slots that have nothing and are not held.
+        Slots that have no inner chunk and no holders.
     let_go
-        Slots that one holder each has let go, not counted off yet.
+        Slots of each holder that has let go, before `count_off` has counted them.
     """
 
     def __init__(self, slot_nbytes: int) -> None:
@@ -67,7 +67,7 @@ class _Room:
         self.let_go: deque[Sequence[int]] = deque()
 
     def grow(self, n_most: int) -> bool:
-        """Make room for some more, `n_most` slots in all; False where there is none.
+        """Add a segment of slots, up to `n_most` in all; False if there is no room.
 
         Raises
         ------
@@ -98,7 +98,7 @@ class _Room:
         return self._segments[nth][first : first + self._slot_nbytes]
 
     def count_off(self) -> None:
-        """Count off holders that let go; slots without a key are free again."""
+        """Subtract holders that have let go; slots without a key become free."""
         while self.let_go:
             for slot in self.let_go.popleft():
                 self.n_holders[slot] -= 1
@@ -106,14 +106,14 @@ class _Room:
                     self.free.append(slot)
 
     def victims(self, n: int) -> list[int]:
-        """`n` slots whose inner chunks are to go; fewer where the rest are held.
+        """Up to `n` slots whose inner chunks are to be dropped; held slots are not.
 
-        A hand goes round: what was used since it last came by is spared this time. The
-        caller holds the slots, and has taken what is free before.
+        A hand goes round over the slots, and spares those that were used since it last
+        passed. The caller becomes the holder, and has taken all free slots before.
         """
         found: list[int] = []
         n_slots = len(self.keys)
-        for _ in range(2 * n_slots):  # after two rounds nothing is spared any more
+        for _ in range(2 * n_slots):  # the second round spares none
             if len(found) == n:
                 break
             slot = self._hand
@@ -129,18 +129,18 @@ class _Room:
 
 
 class Hold:
-    """Slots that stay what they are until this object is dropped.
+    """Slots that keep their inner chunks until this object is dropped.
 
     Attributes
     ----------
     keys
-        What they are, or will be, found under.
+        Keys under which the inner chunks are, or will be, found.
     slots
         Slot of each key; -1: none.
     taken
-        The slots that there are.
+        The slots without the -1.
     room
-        What they are slots of.
+        The room that has the slots.
     """
 
     __slots__ = ("keys", "room", "slots", "taken")
@@ -155,40 +155,40 @@ class Hold:
             self.taken = [slot for slot in slots if slot >= 0]
 
     def __del__(self) -> None:
-        # No lock: this may run wherever Python collects garbage, under a lock, too.
+        # No lock: garbage collection may run this in a thread that has the lock.
         self.room.let_go.append(self.taken)
 
     @property
     def addresses(self) -> Ints:
-        """Where each slot begins in memory: int64, shape (n,); 0: none."""
+        """Address of each slot: int64, shape (n,); 0: none."""
         addresses = self.room.addresses
         if isinstance(self.slots, np.ndarray):
             return np.array(addresses, np.int64)[self.slots]
         return np.array([addresses[slot] for slot in self.slots], np.int64)
 
     def bytes_of(self, i: int) -> NDArray[np.uint8]:
-        """Memory of the i-th slot: uint8, as long as this object is there."""
+        """Memory of the i-th slot: uint8, valid as long as this object exists."""
         return self.room.bytes_of(int(self.slots[i]))
 
 
 class ChunkCache:
     """Decoded inner chunks of one array; those not used for long are dropped first.
 
-    Safe for several threads. A forked process begins with an empty one.
+    Safe for several threads. A forked process starts with an empty cache.
 
     Parameters
     ----------
     limit_nbytes
-        Memory for all of them. To find them takes some 200 bytes each beside it.
+        Memory for all inner chunks. Their keys take some 200 bytes each in addition.
     chunk_nbytes
-        Size of each.
+        Size of an inner chunk.
 
     Attributes
     ----------
     n_most
-        How many there is room for.
+        Number of inner chunks that there is room for.
     chunk_nbytes
-        Size of each.
+        Size of an inner chunk.
     """
 
     def __init__(self, limit_nbytes: int, chunk_nbytes: int) -> None:
@@ -199,7 +199,7 @@ class ChunkCache:
         _caches.add(self)
 
     def clear(self) -> None:
-        """Drop all inner chunks; what is held stays with its holders."""
+        """Drop all inner chunks; slots that are held stay valid for their holders."""
         self._lock = threading.Lock()
         self._room = _Room(self._slot_nbytes)
         self._slot_of: dict[int, int] = {}
@@ -210,23 +210,23 @@ class ChunkCache:
 
     @property
     def held_nbytes(self) -> int:
-        """Memory that its slots take, in use or free."""
+        """Memory of all slots, in use or free."""
         return len(self._room.keys) * self._slot_nbytes
 
     @property
     def has_room(self) -> bool:
-        """Whether any room is free, or can still be made."""
+        """Whether a slot is free or can still be made."""
         with self._lock:
             self._room.count_off()
             return self._n_free > 0
 
     @property
     def _n_free(self) -> int:
-        """How many slots could be had without dropping any; counted off before."""
+        """Number of slots to be had without dropping any, after `count_off`."""
         return len(self._room.free) + self.n_most - len(self._room.keys)
 
     def find(self, keys: Keys) -> Hold:
-        """Slots of those inner chunks that are kept."""
+        """Slots of the inner chunks among `keys` that are kept."""
         with self._lock:
             room = self._room
             if len(room.let_go) > _MOST_LEFT:
@@ -256,15 +256,16 @@ class ChunkCache:
         return np.where(kept[at] == keys, slots[at], -1)
 
     def claim(self, keys: Keys, *, may_drop: bool = True) -> Hold:
-        """Slots for inner chunks to be decoded into, to be found once `keep` is called.
+        """Slots to decode inner chunks into; `find` returns them after `keep`.
 
-        No slot has a key that is negative, kept already, or stood before in `keys`, or
-        for which there is no room.
+        A key gets no slot if it is negative, is kept already, stands earlier in `keys`,
+        or if there is no room.
 
         Parameters
         ----------
         may_drop
-            Whether others are dropped for them; else only room that is free is taken.
+            Whether to drop other inner chunks to make room; else only free room is
+            used.
         """
         slots = [-1] * len(keys)
         with self._lock:
@@ -282,12 +283,12 @@ class ChunkCache:
             return Hold(self._room, keys, slots)
 
     def keep(self, hold: Hold, which: Iterable[int] | None = None) -> None:
-        """Let claimed slots be found, now that they are written.
+        """Make claimed slots available to `find`, after they were written.
 
         Parameters
         ----------
         which
-            Indexes into ``hold.keys`` of those that are; None: all.
+            Indexes into ``hold.keys`` of the slots that were written; None: all.
         """
         with self._lock:
             if hold.room is not self._room:
@@ -295,14 +296,14 @@ class ChunkCache:
             self._sorted = None
             for i in range(len(hold.keys)) if which is None else which:
                 key, slot = int(hold.keys[i]), int(hold.slots[i])
-                # Of two threads that decode the same, the first keeps its own.
+                # If two threads decode the same inner chunk, the first one's is kept.
                 if slot >= 0 and self._slot_of.setdefault(key, slot) == slot:
                     self._room.keys[slot] = key
 
     def _take(self, n: int, *, may_drop: bool) -> list[int]:
-        """Up to `n` slots that have nothing and that nobody but the caller holds.
+        """Up to `n` slots without an inner chunk, held only by the caller.
 
-        Who let go was counted off before.
+        The caller has called `count_off` before.
         """
         room = self._room
         while len(room.free) < n and self._grow():
@@ -336,7 +337,7 @@ _caches: WeakSet[ChunkCache] = WeakSet()
 
 
 def _clear_all() -> None:
-    """Let a forked process begin with nothing: threads that it lacks had locks."""
+    """Start with nothing in a forked process, as lost threads may have had locks."""
     for cache in _caches:
         cache.clear()
 

@@ -1,8 +1,8 @@
-"""Memory that was freed goes back to the system, where there is little of it.
+"""Returns freed memory to the system, in reads with little memory.
 
-The C library of most Linux systems keeps what threads free, each thread's apart, and
-what decoders work in does not fit into the gaps between what they decode to: a process
-grew to four times what it held. Other libraries give large blocks back at once.
+The C library of most Linux systems keeps memory that threads free, for each thread
+apart. Gaps between decoded inner chunks are too small for what decoders work in, so a
+process grew to four times what it held. Other libraries return large blocks at once.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from functools import cache
 
 
 class Freed:
-    """What was taken and freed since memory was last given back."""
+    """Counts memory that was taken and freed since memory was last returned."""
 
     def __init__(self) -> None:
         self.renew()
-        if hasattr(os, "register_at_fork"):  # a child has none of the threads
+        if hasattr(os, "register_at_fork"):  # a child lacks threads with the lock
             os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
-        """Nothing was taken."""
+        """Start counting at zero, with a new lock."""
         self._lock = threading.Lock()
         self._nbytes = 0
 
     def note(self, nbytes: int, most_nbytes: int) -> None:
-        """So much is taken, and freed soon; beyond `most_nbytes` it is given back."""
+        """Count `nbytes` soon to be freed; above `most_nbytes`, return memory first."""
         with self._lock:
             is_due = self._nbytes > most_nbytes
             self._nbytes = nbytes + (0 if is_due else self._nbytes)
@@ -40,13 +40,13 @@ freed = Freed()
 
 
 def give_back() -> None:
-    """Give pages that nobody uses back to the system."""
+    """Return unused pages to the system."""
     _trim()(0)
 
 
 @cache
 def _trim() -> Callable[[int], object]:
-    """`malloc_trim` of glibc, for all threads at once; nothing where there is none."""
+    """glibc's `malloc_trim`, for all threads' memory; elsewhere a no-op."""
     try:
         return ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):
@@ -54,4 +54,4 @@ def _trim() -> Callable[[int], object]:
 
 
 def _keep(nbytes: int) -> None:
-    """Nothing, as other libraries give back by themselves; `nbytes` they may keep."""
+    """Do nothing: other libraries return memory by themselves."""

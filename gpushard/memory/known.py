@@ -1,4 +1,4 @@
-"""Shard indexes that are known: kept between reads, with the version they are of."""
+"""Shard indexes that are kept between reads, with the versions they belong to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gpushard.planning.index import ShardIndex
 
-# So that keys of inner chunks fit 63 bits for the first 2**39 indexes of a process.
+# With at most this many, keys of the first 2**39 indexes of a process fit 63 bits.
 _MOST_ENTRIES = 1 << 24
 _serials = count()
 
@@ -29,13 +29,13 @@ class KnownIndex:
     Attributes
     ----------
     since
-        When it was read, by `time.monotonic`.
+        Time at which it was read, from `time.monotonic`.
     addresses
-        Where the index' columns (offset, nbytes, state) lie in memory: compiled loops
-        ask at every read.
+        Addresses of the index' columns (offset, nbytes, state), kept here because
+        compiled loops need them in every read.
     first_key
-        Added to the place of an inner chunk in the index, it makes a number that no
-        inner chunk of any other index has; None where the index has too many.
+        Added to the place of an inner chunk in the index, this gives a number that no
+        inner chunk of another index has; None if the index has too many entries.
     """
 
     __slots__ = ("addresses", "first_key", "index", "since", "version")
@@ -51,12 +51,12 @@ class KnownIndex:
 
 
 class IndexCache:
-    """Shard indexes kept between reads, the least recently used dropped first.
+    """Shard indexes that are kept between reads; the least recently used go first.
 
     Parameters
     ----------
     limit_nbytes
-        Memory for all of them.
+        Memory for all indexes.
     """
 
     def __init__(self, limit_nbytes: int) -> None:
@@ -67,7 +67,7 @@ class IndexCache:
         _caches.add(self)
 
     def get(self, key: IndexKey) -> KnownIndex | None:
-        """Index kept for `key`, if any; the caller asks whether it is current."""
+        """Index kept for `key`, if any; the caller checks whether it is current."""
         known = self._known.get(key)
         if known is not None:
             with self._lock:
@@ -76,7 +76,7 @@ class IndexCache:
         return known
 
     def put(self, key: IndexKey, known: KnownIndex) -> None:
-        """Keep an index, at the expense of those not used for longest."""
+        """Keep an index; the least recently used ones make room for it."""
         with self._lock:
             self._drop(key)
             if known.index.held_nbytes > self._limit_nbytes:
@@ -99,7 +99,7 @@ class IndexCache:
             self._held_nbytes -= known.index.held_nbytes
 
     def renew_lock(self) -> None:
-        """Let go of the lock, whoever holds it."""
+        """Replace the lock, which a thread that no longer exists may hold."""
         self._lock = threading.Lock()
 
 
@@ -107,7 +107,7 @@ _caches: WeakSet[IndexCache] = WeakSet()
 
 
 def _renew_locks() -> None:
-    """Free a forked process of locks that its parent's other threads held."""
+    """Free a forked process from locks that other threads of its parent held."""
     for cache in _caches:
         cache.renew_lock()
 

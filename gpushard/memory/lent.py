@@ -1,8 +1,8 @@
-"""Memory of large results, written again once nobody has what was read into it.
+"""Memory of large results that is reused when nobody refers to a result any more.
 
-A page that the system gives was cleared first, which takes as long as reading plain
-elements into it. So pages come back here when the last view of a result is gone, and
-the system is told that it may take them: what it leaves is lent out again as it is.
+The system clears each page before it hands it out, which takes as long as reading plain
+elements into it. Therefore pages come back here when the last view of a result is gone.
+The system is told that it may take them. Pages that it leaves are lent out again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from gpushard.options import KIB, MIB
 
-# One to read into while the result before is still there, and one to spare.
+# One to read into while the previous result is still in use, and a spare one.
 _MOST_KEPT = 2
-# Larger results are sooner read once than in a loop.
+# Larger results are rarely read in a loop.
 _MOST_NBYTES = 512 * MIB
-# Huge pages where they are usual; what of them is not filled would count whole.
+# The usual size of a huge page. All of a huge page counts, even if only part is used.
 _HUGE_NBYTES = 2048 * KIB
-# Linux alone takes pages back at its leisure and loses nothing written after that.
+# Only Linux takes pages back when it needs them, and never loses later writes to them.
 _FREE: int = getattr(mmap, "MADV_FREE", 0)
 _HUGE: int = getattr(mmap, "MADV_HUGEPAGE", 0)
 
@@ -34,15 +34,15 @@ _HUGE: int = getattr(mmap, "MADV_HUGEPAGE", 0)
 class Lender:
     """Lends memory out, and keeps some of what comes back.
 
-    Nothing is lent again that anything still refers to: not a result, not a view of
-    one, not a tensor that shares its memory. Safe for several threads.
+    Memory is lent again only if nothing refers to it: no result, no view of one, and
+    no tensor that shares its memory. Safe for several threads.
 
     Parameters
     ----------
     n_kept
-        Pieces of memory kept at the most; those that came back first go.
+        Most pieces of memory to keep; of more, those that came back first are dropped.
     most_nbytes
-        Size of the largest that is lent.
+        Size of the largest piece that is lent.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Lender:
     def take(self, nbytes: int) -> NDArray[np.uint8] | None:
         """Memory of any content: uint8, host, at least `nbytes`, on a cache line.
 
-        None where the system has no pages that it could take back, or they are many.
+        None if `nbytes` is too large, or if the system cannot take pages back.
 
         Raises
         ------
@@ -63,13 +63,13 @@ class Lender:
         """
         if not _FREE or not _HUGE or nbytes > self._most_nbytes:
             return None
-        # Whole huge pages: then the system lets them begin where one begins.
+        # The system aligns a mapping of whole huge pages to a huge page.
         length = -(-nbytes // _HUGE_NBYTES) * _HUGE_NBYTES
         pages = self._found(length) or _mapped(length, nbytes)
         return None if pages is None else self._lent(pages)
 
     def _found(self, length: int) -> mmap.mmap | None:
-        """Pages that came back, so many bytes and not many more."""
+        """Pages that came back, between one and two times `length` bytes."""
         for _ in range(len(self._back)):
             try:
                 loan = self._back.popleft()
@@ -82,9 +82,9 @@ class Lender:
 
     def _lent(self, pages: mmap.mmap) -> NDArray[np.uint8]:
         owner = _Owner(np.frombuffer(pages, np.uint8))
-        # What is called when the owner is gone runs no line of Python: an interrupt
-        # that came there would be lost. What was registered last is called first: the
-        # pages are the system's before anybody can be lent them.
+        # Neither callback runs Python code, in which an interrupt would be lost. The
+        # callback that is registered last runs first, so that pages are marked as free
+        # before anybody else can get them.
         owner.back = _Loan(owner, self._back.append)
         owner.back.pages = pages
         owner.freed = _Freed(owner, methodcaller("free"))
@@ -93,7 +93,7 @@ class Lender:
 
 
 class _Owner:
-    """Owner of a result's memory: gone when the last view of it is."""
+    """Owner of a result's memory, which lives as long as the last view of it."""
 
     __slots__ = ("__array_interface__", "__weakref__", "back", "freed")
 
@@ -105,7 +105,7 @@ class _Owner:
 
 
 class _Loan(ref[_Owner]):
-    """Pages while they have an owner, and then until they have the next one."""
+    """A weak reference to the owner of some pages, which keeps the pages for reuse."""
 
     __slots__ = ("pages",)
 
@@ -113,7 +113,7 @@ class _Loan(ref[_Owner]):
 
 
 class _Freed(ref[_Owner]):
-    """Tells the system, once the owner is gone, that its pages are free."""
+    """A weak reference that tells the system that pages are free, after the owner."""
 
     __slots__ = ("free",)
 
@@ -121,16 +121,16 @@ class _Freed(ref[_Owner]):
 
 
 def _mapped(length: int, nbytes: int) -> mmap.mmap | None:
-    """New pages, of which `nbytes` are filled; None where none can be taken back."""
+    """New pages, of which `nbytes` will be filled; None if none can be taken back."""
     try:
         pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no room for {length} bytes") from error
     try:
         pages.madvise(_FREE)
-    except OSError:  # an old one, or a process that has all its pages locked
+    except OSError:  # an old kernel, or a process whose pages are all locked
         return None
-    with suppress(OSError):  # it has none
+    with suppress(OSError):  # the kernel may have no huge pages
         pages.madvise(_HUGE, 0, nbytes // _HUGE_NBYTES * _HUGE_NBYTES)
     return pages
 

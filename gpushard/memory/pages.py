@@ -1,7 +1,7 @@
-"""Bytes in pages of their own, which go back to the system as soon as nobody has them.
+"""Memory in separate pages, which return to the system as soon as nobody uses them.
 
-What a C library gives it keeps when it is freed, and what is small and stays is laid in
-between. NumPy asks for huge pages besides, of which a part counts whole.
+A C library keeps freed memory, in which small blocks that stay are then placed. NumPy
+also asks for huge pages, and a huge page that is used in part counts whole.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpushard.options import KIB
 
-# Smaller ones are sooner had from the C library, which fills its gaps with them.
+# The C library serves smaller requests faster, from the gaps that it has.
 _LEAST_NBYTES = 256 * KIB
 _PRIVATE = {}
 if hasattr(mmap, "MAP_PRIVATE"):  # not on Windows, where memory is private anyway
@@ -21,7 +21,7 @@ if hasattr(mmap, "MAP_PRIVATE"):  # not on Windows, where memory is private anyw
 
 
 def in_pages(nbytes: int) -> NDArray[np.uint8]:
-    """Room for `nbytes`: uint8, host, of any content.
+    """Memory of `nbytes`: uint8, host, any content.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What one thread of the process does at a time, as it takes much memory."""
+"""Locks for work that takes much memory, so that only one thread does it at a time."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import threading
 
 
 class Turns:
-    """Locks: who has one does what it is for.
+    """Locks, one for each kind of such work.
 
     Attributes
     ----------
     padded
-        Objects that are larger than compressors make them.
+        For reading objects that are larger than compressors make them.
     copying
-        Inner chunks that a conversion reads, and that need more than its reads have.
+        For inner chunks that a conversion reads, and that need more memory than one of
+        its reads has.
     """
 
     def __init__(self) -> None:
         self.renew()
-        if hasattr(os, "register_at_fork"):  # a child has none of the threads
+        if hasattr(os, "register_at_fork"):  # a child lacks threads with the locks
             os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
-        """Let nobody have a turn."""
+        """Make new locks, which nobody holds."""
         self.padded = threading.Lock()
         self.copying = threading.Lock()
 

@@ -1,8 +1,8 @@
-"""Decoded inner chunks that are kept: under which keys, and what their memory means.
+"""Decoded inner chunks that are kept: their keys, and the layout of their memory.
 
-A key belongs to one index of one version of a shard. A read that has looked whether the
-shard was replaced has the index of the version that is there, so it can find inner
-chunks of no other.
+A key belongs to one index of one version of a shard. A read that has just checked
+whether a shard was replaced has the index of the current version. It can therefore find
+only inner chunks of that version.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.handles import is_settled
 
-# So small that it stays negative when the place in an index is added to it.
+# Low enough to stay negative when a place in an index is added to it.
 NO_KEY = -(1 << 62)
 
 
 class KeptChunk(NamedTuple):
-    """A decoded inner chunk, in the array's axes, and what holds its memory."""
+    """A decoded inner chunk, in the array's axes, and the hold on its memory."""
 
     elements: NDArray[Any]
     hold: Hold
 
 
 def first_key(source: Source, known: KnownIndex | None) -> int | None:
-    """What the place in an index is added to for a key; None where nothing is kept.
+    """The number that gives a key when the place in an index is added to it.
 
-    `known` is the index of a shard that was just looked at.
+    None where nothing is kept. `known` is the index of a shard that was just checked.
     """
     if source.chunks is None or known is None or not is_settled(known.version):
         return None
@@ -41,14 +41,15 @@ def first_key(source: Source, known: KnownIndex | None) -> int | None:
 
 
 def keys_of(source: Source, known: Sequence[Any], shard: Ints, entry: Ints) -> Ints:
-    """Keys of inner chunks: int64, shape (n_chunks,); negative where none is kept.
+    """Keys of inner chunks: int64, shape (n_chunks,); negative where none can be kept.
 
     Parameters
     ----------
     known
-        Index of each shard; whatever stands for one that is missing or damaged.
+        Index of each shard; any other object if a shard is missing or damaged.
     shard, entry
-        int64, shape (n_chunks,). The shard of each, and its place in the index there.
+        int64, shape (n_chunks,). The shard of each inner chunk, and its place in the
+        index of that shard.
     """
     first = [first_key(source, k) if isinstance(k, KnownIndex) else None for k in known]
     firsts = [NO_KEY if key is None else key for key in first]
@@ -58,10 +59,10 @@ def keys_of(source: Source, known: Sequence[Any], shard: Ints, entry: Ints) -> I
 
 
 def fits(source: Source, n_chunks: int) -> bool:
-    """Whether a read of so many inner chunks may drop others for its own.
+    """Whether a read of `n_chunks` inner chunks may drop others to keep its own.
 
-    One of more than there is room for would drop all of them, and keep nothing that
-    another such read finds.
+    A read of more than there is room for would drop all of them, and would keep
+    nothing that another such read could find.
     """
     return source.chunks is not None and n_chunks <= source.chunks.n_most
 
@@ -79,7 +80,7 @@ def find_chunk(source: Source, key: int) -> KeptChunk | None:
 def keep_chunk(
     source: Source, key: int, decoded: NDArray[Any], *, may_drop: bool
 ) -> None:
-    """Keep a copy of an inner chunk that was decoded, as far as there is room."""
+    """Keep a copy of a decoded inner chunk, if there is room."""
     if source.chunks is None:
         return
     hold = source.chunks.claim([key], may_drop=may_drop)
@@ -89,24 +90,25 @@ def keep_chunk(
 
 
 def elements_of(source: Source, memory: NDArray[np.uint8]) -> NDArray[Any]:
-    """Inner chunk, in the array's axes, from memory that is kept; perhaps a view."""
+    """Inner chunk, in the array's axes, from memory that is kept; may be a view."""
     stored = _stored_view(source, memory)
-    # Of bytes that stand for bool, all but 0 are true.
+    # Any nonzero byte of a bool array means true.
     return stored != 0 if source.layout.dtype == np.bool_ else stored
 
 
 def store_elements(
     source: Source, memory: NDArray[np.uint8], decoded: NDArray[Any]
 ) -> None:
-    """Write a decoded inner chunk to memory, so that `elements_of` finds it there."""
+    """Write a decoded inner chunk to memory, in the form that `elements_of` reads."""
     _stored_view(source, memory)[...] = decoded
 
 
 def _stored_view(source: Source, memory: NDArray[np.uint8]) -> NDArray[Any]:
     """Memory as an inner chunk: shape `chunk_shape`, any strides and byte order.
 
-    Where elements are plain, memory has what the bytes-to-bytes codecs decode to, which
-    is what compiled loops write and read; else elements in C order.
+    If elements are plain, the memory has what the bytes-to-bytes codecs decode to,
+    because that is what the compiled loops write and read. Otherwise it has elements
+    in C order.
     """
     shape, strides = source.chunk_shape or (), source.element_strides
     dtype = source.layout.dtype if strides is None else source.pipeline.stored_dtype

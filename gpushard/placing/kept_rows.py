@@ -1,4 +1,4 @@
-"""Inner chunks of a block -> those that are kept decoded, and places for the others."""
+"""Inner chunks of a block -> those that are kept decoded, and places to keep others."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.workers import Task
 
-# What a task copies at a time: half a millisecond.
+# Bytes that a task copies at a time, which takes half a millisecond.
 _SHARE_NBYTES = 4 * MIB
 
 
 def find_kept(job: Job, block: ShardBlock, found: Found, rows: Ints) -> Places | None:
-    """Which inner chunks of a block are kept; None where none can be.
+    """Which inner chunks of a block are kept; None if the read keeps none.
 
     Parameters
     ----------
     found
         Indexes of the block's shards.
     rows
-        Inner chunks that are stored.
+        The stored inner chunks.
     """
     source = job.source
     if source.chunks is None or job.sink.place_kept is None:
@@ -39,12 +39,12 @@ def find_kept(job: Job, block: ShardBlock, found: Found, rows: Ints) -> Places |
 
 
 def claim(job: Job, kept: Places, rows: Ints) -> Places:
-    """Places for inner chunks that are to be decoded, as far as there is room.
+    """Places for inner chunks that are about to be decoded, while there is room.
 
     Parameters
     ----------
     kept
-        Those that were looked for, these `rows` among them.
+        Result of `find_kept` for inner chunks that include `rows`.
     """
     may_drop = fits(job.source, job.plan.n_chunks)
     keys = np.asarray(kept.hold.keys)[kept.nth[rows]]
@@ -55,7 +55,7 @@ def claim(job: Job, kept: Places, rows: Ints) -> Places:
 def placing_tasks(
     job: Job, block: ShardBlock, kept: Places, rows: Ints
 ) -> Iterator[Task]:
-    """Tasks that write what is wanted of inner chunks that are kept."""
+    """Tasks that write the wanted elements of inner chunks that are kept."""
     place = job.sink.place_kept
     if place is None or not len(rows):
         return

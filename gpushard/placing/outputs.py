@@ -1,4 +1,4 @@
-"""Arrays to write a result into: made here, or the caller's own."""
+"""Arrays to write a result into: new ones, or the caller's own."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gpushard.errors import SelectionError
 from gpushard.memory.lent import lender
 from gpushard.options import MIB
 
-# What is as large stays in no cache of a core. It begins on a line of the cache, which
-# is where the memory of large arrays of NumPy never begins: rows that fill lines can
-# then be written past it.
+# An array of at least this size does not fit the cache of a core. It starts on a cache
+# line, which the memory of large arrays of NumPy never does, so that rows that fill
+# lines can be written past the cache.
 LARGE_NBYTES = 16 * MIB
 _LINE_NBYTES = 64
 
 
 def parsed_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """Data type that ``dtype=`` names.
+    """The data type that ``dtype=`` names.
 
     Raises
     ------
     SelectionError
-        It names none.
+        It names no data type.
     """
     try:
         return np.dtype(dtype)
@@ -35,14 +35,14 @@ def parsed_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def many(selections: Any, out: Any) -> tuple[list[Any], list[Any]]:
-    """Keys of several selections, and the array to write each into, or None.
+    """Keys of several selections, and for each an array to write into or None.
 
     Raises
     ------
     OptionError
-        Either cannot be iterated over.
+        `selections` or `out` is not iterable.
     SelectionError
-        There is not one array a selection.
+        The number of arrays differs from the number of selections.
     """
     keys = items(selections, "selections", "a list of keys as in a[key]")
     if out is None:
@@ -63,8 +63,8 @@ def usable_output(
     Parameters
     ----------
     out
-        None, a NumPy array, or anything on the host that NumPy can view (a torch
-        tensor, what exports itself by DLPack).
+        None, a NumPy array, or any host object that NumPy can view, such as a torch
+        tensor or an object that supports DLPack.
 
     Raises
     ------
@@ -107,15 +107,15 @@ def _viewed(out: Any) -> NDArray[Any]:
         array, again = _asked_for_view(out), _asked_for_view(out)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise _no_shared_memory(out) from error
-    # Not every object can be asked for a view and nothing else; but copies never lie
-    # in the same place.
+    # Some objects cannot be asked to give a view and never a copy. Two copies, however,
+    # never share memory.
     if array.size and not np.may_share_memory(array, again):
         raise _no_shared_memory(out)
     return array
 
 
 def _asked_for_view(out: Any) -> NDArray[Any]:
-    # NumPy takes what only speaks DLPack for an object of its own.
+    # NumPy would wrap an object that supports only DLPack in an object array.
     only_dlpack = hasattr(out, "__dlpack__") and not hasattr(out, "__array__")
     return np.from_dlpack(out) if only_dlpack else np.asarray(out)
 

@@ -32,7 +32,7 @@ class HostSink:
     Parameters
     ----------
     parts, outs
-        Parts of a plan, and the array that each goes to.
+        The parts of a plan, and the array that each is written to.
     """
 
     batch_nbytes = None
@@ -43,7 +43,7 @@ class HostSink:
 
     @cached_property
     def _targets(self) -> list[Target]:
-        """Made when first used: another sink may leave nothing over for this one."""
+        """Made on first use: with another sink, this one may have nothing to do."""
         return [
             make_target(part, out)
             for part, out in zip(self._parts, self._outs, strict=True)
@@ -53,17 +53,17 @@ class HostSink:
     def fetch(
         self, job: Job, requests: Sequence[ByteRequest]
     ) -> Iterator[Sequence[NDArray[np.uint8] | None]]:
-        """Bytes of each request, as the store gives them.
+        """Bytes of each request, as the store returns them.
 
         Raises
         ------
         ObjectChangedError, CorruptShardError, StoreError
-            As the store and `fetch_wanted` raise them.
+            The store and `fetch_wanted` raise them.
         """
         room = job.source.room
         if room.is_crowded:
             sizes = [(r.stop or 0) - r.start for r in requests]
-            # Of others it is noted as they are decoded.
+            # Other inner chunks are noted when they are decoded.
             if room.is_raw and not room.keeps_fetched:
                 room.note_taken(sum(sizes))
             requests = [
@@ -83,7 +83,7 @@ class HostSink:
                 self._targets[p].fill(next(indexes[p]), value)
 
     def place_kept(self, job: Job, block: ShardBlock, rows: Ints, kept: Places) -> None:
-        """Write what is wanted of inner chunks that are kept decoded."""
+        """Write the wanted elements of inner chunks that are kept decoded."""
         indexes = self._indexes(block, rows)
         with np.errstate(all="ignore"):
             for row, p in zip(rows.tolist(), block.part[rows].tolist(), strict=True):
@@ -91,14 +91,14 @@ class HostSink:
                 self._targets[p].place(next(indexes[p]), chunk)
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
-        """Decode the inner chunks that requests hold and write what is wanted of them.
+        """Decode the inner chunks in some requests and write their wanted elements.
 
         Raises
         ------
         CorruptShardError
             An inner chunk is damaged.
         """
-        # A cast that overflows is the caller's choice, not a surprise to warn about.
+        # NumPy need not warn of a cast that overflows: the caller asked for the cast.
         with np.errstate(all="ignore"):
             for answer in fetched:
                 self.place_some(job, ranged, answer, ranged.rows_of(answer[0]))
@@ -106,7 +106,7 @@ class HostSink:
     def place_some(
         self, job: Job, ranged: RangedBlock, answer: Answer, rows: Ints
     ) -> None:
-        """Decode and write some of the inner chunks that a request holds.
+        """Decode and write some of the inner chunks in a request.
 
         Raises
         ------
@@ -119,13 +119,13 @@ class HostSink:
             self._place_rows(job, ranged, some, fetched, base)
 
     def direct(self, job: Job) -> None:
-        """Nothing: it takes part in the general way."""
+        """Return None: this sink always takes the general path."""
 
     def reader(self, job: Job, ranged: RangedBlock) -> None:
-        """Nothing: it places what it is given."""
+        """Return None: this sink does not fetch by itself."""
 
     def finish(self) -> None:
-        """Nothing is under way once `fill` and `place` return."""
+        """Return at once: `fill` and `place` finish their work before they return."""
 
     def _place_rows(
         self,
@@ -135,9 +135,9 @@ class HostSink:
         fetched: NDArray[np.uint8],
         base: int,
     ) -> None:
-        """Place inner chunks out of the bytes of their object from `base` on.
+        """Place inner chunks from `fetched`, the bytes of their object from `base` on.
 
-        Neighbours that share a byte range are decoded once.
+        Adjacent rows with the same byte range are decoded once.
         """
         located = ranged.located
         spans = ranged.spans[:, rows]
@@ -150,20 +150,20 @@ class HostSink:
         chunk: NDArray[Any] = _NOTHING
         for i, here in enumerate(zip(starts, stops, lows, sizes, strict=True)):
             if decoded != here:
-                chunk = _NOTHING  # let go of the last one before there is another
+                chunk = _NOTHING  # frees the previous inner chunk before the next
                 span = fetched[here[0] : here[1]]
                 encoded = completed(job.source.room, span, here[2], here[3])
                 chunk = decode_row(
                     job, ranged.block, int(rows[i]), encoded, ranged.claimed
                 )
-                # Each that is replaced is reported: the next one is decoded for it.
+                # Every row of a damaged inner chunk is reported, so each is decoded.
                 decoded = () if job.damage.replaces else here
             self._targets[parts[i]].place(next(indexes[parts[i]]), chunk)
 
     def _indexes(
         self, block: ShardBlock, rows: Ints
     ) -> Mapping[int, Iterator[tuple[Any, Any]]]:
-        """Per target with a share of the rows, where that lands, in their order."""
+        """For each target that has some of the rows, where these land, in order."""
         if len(self._targets) == 1:
             return {0: self._targets[0].indexes(block.position[:, rows])}
         part = block.part[rows]
@@ -174,7 +174,7 @@ class HostSink:
 
 
 def _runs(rows: Ints) -> Iterator[Ints]:
-    """Rows, a few thousand at a time: what becomes Python objects stays small."""
+    """Rows, a few thousand at a time, to bound the number of Python objects."""
     for first in range(0, len(rows), _RUN_ROWS):
         yield rows[first : first + _RUN_ROWS]
 
@@ -182,9 +182,9 @@ def _runs(rows: Ints) -> Iterator[Ints]:
 def completed(
     room: ChunkRoom, span: NDArray[np.uint8], low: int, nbytes: int
 ) -> NDArray[np.uint8]:
-    """Bytes of a whole inner chunk of which only `span`, from `low` on, is fetched.
+    """A whole inner chunk in which only `span`, which starts at `low`, was fetched.
 
-    The bytes between are of no meaning: nothing wanted lies there.
+    The other bytes have arbitrary values, because nothing there is wanted.
     """
     if len(span) == nbytes:
         return span
@@ -200,10 +200,10 @@ def decode_row(
     encoded: NDArray[np.uint8],
     claimed: Places | None = None,
 ) -> NDArray[Any]:
-    """Inner chunk in column `row` of a block, in the array's axes, from its bytes.
+    """The decoded inner chunk in column `row` of a block, in the array's axes.
 
-    Where the read goes on over damage, the fill value in place of a damaged one.
-    Others are kept where they are `claimed` for.
+    If it is damaged and the read continues over damage, this is the fill value. An
+    intact one is kept if there is a place for it in `claimed`.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Decoded inner chunks -> their place in the output, on the host.
 
-A `Target` is one part of a plan with the array that receives it. Transposes and byte
-order arrive as strides and data type of the decoded inner chunk, a cast happens in the
-assignment: each element is written once.
+A `Target` is one part of a plan with the array that receives it. The strides and the
+data type of the decoded inner chunk express transposes and byte order, and the
+assignment performs a cast. So each element is written once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from gpushard.selecting.selection import Ints, SliceAxis
 
 Index = tuple[Any, ...]
 
-# Up to here columns are looked at one by one: NumPy's calls cost more than they save.
+# For this many columns or fewer, a Python loop is faster than NumPy's calls.
 _FEW = 4
-# What NumPy may copy of listed elements on the way to where they land: elements, and
-# bytes of them. How large strings are, only their bytes tell.
+# NumPy may copy this many listed elements, and bytes of them, before it writes them.
+# The size of a string is known only from its bytes, so strings have their own limit.
 _FEW_ELEMENTS, _FEW_STRINGS = 1 << 17, 64
 _FEW_NBYTES = MIB
 
@@ -47,7 +47,7 @@ class GridTarget:
     Attributes
     ----------
     out
-        View of it with one axis a dimension, each written in ascending order.
+        View of that array with one dimension per axis, each in ascending order.
     """
 
     def __init__(self, part: GridPart, out: NDArray[Any]) -> None:
@@ -59,13 +59,13 @@ class GridTarget:
             else slice(None)
             for axis in part.selection.axes
         )
-        # Reversed axes are turned around once, here, so that all else is ascending.
+        # Turning reversed axes around once here makes everything else ascending.
         self.out: NDArray[Any] = grid[(*flips, ...)]
         n_lists = sum(p.members is not None for p in part.projections)
         self._lists, self._gathers = n_lists > 0, n_lists > 1
 
     def indexes(self, position: Ints) -> Iterator[tuple[Index, Index]]:
-        """Index into the output and into the inner chunk, one pair a column."""
+        """Index into the output and into the inner chunk, one pair per column."""
         if not self.part.projections:
             return iter([((...,), (...,))] * position.shape[1])
         if position.shape[1] <= _FEW:
@@ -83,7 +83,7 @@ class GridTarget:
         return zip(outs, ins, strict=True)
 
     def _index(self, column: list[int]) -> tuple[Index, Index]:
-        """As `indexes`, of one column."""
+        """The pair of indexes that `indexes` gives for one column."""
         axes = zip(self.part.projections, column, self.out.shape, strict=False)
         out_index, in_index = zip(*(_axis_index(*axis) for axis in axes), strict=True)
         if self._gathers:
@@ -105,7 +105,7 @@ class GridTarget:
 
 
 def _most_copied(dtype: np.dtype[Any]) -> int:
-    """Listed elements that NumPy may copy at a time."""
+    """Most listed elements that NumPy may copy at a time."""
     if dtype.kind == "T":
         return _FEW_STRINGS
     return max(1, min(_FEW_ELEMENTS, _FEW_NBYTES // max(1, dtype.itemsize)))
@@ -114,9 +114,10 @@ def _most_copied(dtype: np.dtype[Any]) -> int:
 def _pieces(
     out_index: Index, in_index: Index, most: int, cut: tuple[int, ...] = ()
 ) -> Iterator[tuple[Index, Index]]:
-    """Parts of an index, of which NumPy may copy each; of slices it copies nothing.
+    """Parts of an index, small enough for NumPy to make a copy of the elements.
 
-    Those with `most` elements, or one along the axes `cut`.
+    A part has at most `most` elements, or one element along the axes `cut`. An index
+    of slices stays whole, because NumPy copies nothing for it.
     """
     lengths = [_length(i) for i in in_index]
     lists = [i.size if isinstance(i, np.ndarray) else 0 for i in in_index]
@@ -135,7 +136,7 @@ def _pieces(
     for first in range(0, n, step):
         some = slice(first, first + step)
         flat = [i[axis].reshape(-1)[some] for i in (out_index, in_index)]
-        if n_dims == 1 and step == 1:  # beside slices, of which nothing is copied then
+        if n_dims == 1 and step == 1:  # with slices elsewhere, NumPy then copies none
             here, there = (slice(int(f[0]), int(f[0]) + 1) for f in flat)
         else:
             here, there = (f.reshape(sides) for f in flat)
@@ -150,7 +151,7 @@ def _pieces(
 
 
 def _length(index: Any) -> int:
-    """Elements that an index along an axis takes; a slice's up to its end."""
+    """Number of elements that an index along an axis spans."""
     if isinstance(index, np.ndarray):
         return index.size
     return 1 if isinstance(index, int) else max(0, index.stop - index.start)
@@ -159,7 +160,7 @@ def _length(index: Any) -> int:
 def _axis_indexes(
     projection: Projected, at: Ints, extent: int
 ) -> tuple[Iterator[Any], Iterator[Any]]:
-    """Selectors along one axis of the output and of the inner chunk, one a column."""
+    """Selectors along one axis of output and inner chunk, one per column."""
     members = projection.members
     if members is not None:
         first, last = members.bounds[at].tolist(), members.bounds[at + 1].tolist()
@@ -178,7 +179,7 @@ def _axis_indexes(
 
 
 def _axis_index(projection: Projected, at: int, extent: int) -> tuple[Any, Any]:
-    """Selectors along one axis of the output and of the inner chunk, of one column."""
+    """Selectors along one axis of output and inner chunk, for one column."""
     members = projection.members
     if members is not None:
         run = slice(int(members.bounds[at]), int(members.bounds[at + 1]))
@@ -214,12 +215,12 @@ class PointTarget:
 
     def __init__(self, part: PointPart, out: NDArray[Any]) -> None:
         self.part = part
-        # Only a contiguous array can be written through a flat view.
+        # A flat view of an array exists only if it is contiguous.
         self._shape = None if out.flags.c_contiguous else out.shape
         self._out: NDArray[Any] = out.reshape(-1) if self._shape is None else out
 
     def indexes(self, position: Ints) -> Iterator[tuple[Index, Index]]:
-        """Index into the output and into the inner chunk, one pair a column."""
+        """Index into the output and into the inner chunk, one pair per column."""
         bounds, part = self.part.bounds, self.part
         first, last = bounds[position[0]].tolist(), bounds[position[0] + 1].tolist()
         for a, b in zip(first, last, strict=True):
@@ -257,7 +258,7 @@ class PatchTarget:
         self.out = out
 
     def indexes(self, position: Ints) -> Iterator[tuple[Index, Index]]:
-        """Index into the output and the inner chunk for each box, a pair a column."""
+        """Index into the output and the inner chunk for each box, a pair per column."""
         part = self.part
         ordinal = position[0]
         first, last = part.bounds[ordinal].tolist(), part.bounds[ordinal + 1].tolist()
@@ -282,7 +283,7 @@ class PatchTarget:
 def _box_slices(
     first: Sequence[Ints], length: Sequence[Ints], boxes: Ints
 ) -> Iterator[Index]:
-    """Slices along all axes, of one box after the other."""
+    """Slices along all axes, for one box after the other."""
     axes: list[Iterator[slice]] = []
     for start, n in zip(first, length, strict=True):
         begin = np.broadcast_to(entries_of(start, boxes), len(boxes))
@@ -303,10 +304,10 @@ def make_target(part: Part, out: NDArray[Any]) -> Target:
 
 
 def holds_kind_of(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Whether a cast from `source` to `target` leaves numbers of their kind."""
-    # To NumPy, ml_dtypes' types are of any kind, so that complex would pass for them.
+    """Whether a cast from `source` to `target` leaves numbers of the same kind."""
+    # NumPy casts any kind to ml_dtypes' types as same-kind, even complex numbers.
     drops_imaginary = source.kind == "c" and target.kind != "c"
-    # NumPy calls numbers to text of the same kind, however short the text.
+    # NumPy treats a cast from numbers to text as same-kind, however short the text.
     is_text = target.kind in "SUT" and source.kind != target.kind
     return (
         not drops_imaginary
@@ -316,12 +317,12 @@ def holds_kind_of(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 
 def check_cast(source: np.dtype[Any], target: np.dtype[Any]) -> None:
-    """Refuse a cast on the way that would turn numbers into another kind.
+    """Refuse a cast that would turn numbers into another kind.
 
     Raises
     ------
     SelectionError
-        The cast is not of the same kind (such as float to int).
+        The cast is not same-kind, for example from float to int.
     """
     if not holds_kind_of(source, target):
         raise SelectionError(
