@@ -46,7 +46,7 @@ def give_back() -> None:
 
 @cache
 def _trim() -> Callable[[int], object]:
-    """glibc's `malloc_trim`, for all threads' memory; elsewhere a no-op."""
+    """Function `malloc_trim` of glibc, for all threads; elsewhere a no-op."""
     try:
         return ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):
