@@ -22,11 +22,11 @@ from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.held import HeldObjects
 from gpushard.stores.local import LocalStore
 
-# Offsets into an inner chunk and into a shard are added to one another.
+# Offsets into inner chunks and into shards are added; the sum must fit an int64.
 _MOST_CHUNK_NBYTES = 2**62
-# Inner chunks from this decoded size on are decoded in part, where the chain can.
+# Inner chunks of at least this decoded size are decoded in part if the codecs can.
 _DIVISIBLE_NBYTES = 256 * KIB
-# What a string takes beside its text: an object, and the pointer to it.
+# A string takes an object and a pointer to it, in addition to its text.
 _STRING_NBYTES = 64
 
 
@@ -37,17 +37,17 @@ class Source:
     Attributes
     ----------
     layout, store, options
-        The array, where it lies, and how it is read.
+        The layout of the array, the store that holds it, and how it is read.
     pipeline
         Decoder of the innermost inner chunks.
     index_pipelines
-        Decoder of the index at each sharding level.
+        Decoder of the shard index at each sharding level.
     indexes
-        What is known of the shards' indexes.
+        Cache of the shard indexes.
     findings
         What readers found out about the array, each under its own name.
     chunks
-        Decoded inner chunks kept between reads; None where none are.
+        Cache of decoded inner chunks between reads; None if no cache is kept.
     """
 
     layout: ArrayLayout
@@ -104,11 +104,11 @@ class Source:
         return replace(source, chunks=source.new_chunk_cache())
 
     def new_chunk_cache(self) -> ChunkCache | None:
-        """Room for decoded inner chunks; None where the options allow none, or in vain.
+        """Cache for decoded inner chunks; None if it is switched off or would not help.
 
-        Plain elements are had from files as soon; a store that does not tell cheaply
-        whether an object was replaced has to be asked for its bytes anyway; and keys
-        are places in one index a shard.
+        Plain elements are read from files as fast. If the store cannot tell cheaply
+        whether an object was replaced, its bytes have to be read anyway. Keys of the
+        cache are places in the index of a shard, so a shard must have exactly one.
         """
         layout = self.layout
         if (
@@ -124,18 +124,18 @@ class Source:
         return ChunkCache(self.options.chunk_cache_nbytes, self.chunk_nbytes)
 
     def limited(self, memory_limit: int | None) -> Source:
-        """The same array, its reads held to another memory limit."""
+        """The same array with another memory limit for its reads."""
         if memory_limit is None:
             return self
         return replace(self, options=self.options.but(memory_limit=memory_limit))
 
     def narrowed(self, memory_limit: int, held_nbytes: int = 0) -> Source:
-        """The same array, its batches held to another limit, beside what is held."""
+        """The same array with another memory limit for batches, beside held bytes."""
         options = self.options.beside(held_nbytes, memory_limit)
         return replace(self, options=options)
 
     def with_batches(self, nbytes: int) -> Source:
-        """The same array, its batches of another size where a device holds them."""
+        """The same array with batches of another size, which a device holds."""
         options = replace(self.options, memory_limit=nbytes, is_left_open=False)
         return replace(self, options=options)
 
@@ -150,7 +150,7 @@ class Source:
 
     @cached_property
     def _inverse_order(self) -> tuple[int, ...] | None:
-        """How to turn a decoded inner chunk to the array's axes; None if it is."""
+        """Axes that transpose a decoded inner chunk to the array; None if none do."""
         order = self.layout.outer_order
         if order == tuple(range(len(order))):
             return None
@@ -164,8 +164,8 @@ class Source:
     ) -> NDArray[Any]:
         """Inner chunk of `shape`, in the array's axes, from its encoded bytes.
 
-        May be a view on `encoded`, of any strides and byte order. `wanted` is the range
-        of decoded bytes that are needed, where the pipeline `decodes_ranges`.
+        The result may be a view of `encoded`, with any strides and byte order. `wanted`
+        is the range of decoded bytes to decode; it needs `pipeline.decodes_ranges`.
 
         Raises
         ------
@@ -192,12 +192,12 @@ class Source:
         shape: tuple[int, ...],
         wanted: tuple[int, int] | None,
     ) -> NDArray[Any]:
-        """As `decode`, one at a time where a stream takes more than others do.
+        """As `decode`, but inner chunks that need extra memory decode one at a time.
 
         Raises
         ------
         LimitError
-            It takes more than there is.
+            Decoding needs more memory than the limit leaves.
         """
         try:
             decode = partial(self.pipeline.decode, encoded, shape, wanted, room)
@@ -211,7 +211,7 @@ class Source:
 
     @cached_property
     def work_nbytes(self) -> int:
-        """What decoding the largest inner chunk takes beside its stored bytes."""
+        """Memory to decode the largest inner chunk, without its stored bytes."""
         if self.pipeline.is_raw:
             return 0
         axes = [self.layout.inner_axes[k] for k in self.layout.outer_order]
@@ -219,7 +219,7 @@ class Source:
 
     @cached_property
     def room(self) -> ChunkRoom:
-        """What of the memory limit is for inner chunks, and whether they fit."""
+        """The share of the memory limit for inner chunks, and whether they fit."""
         return ChunkRoom(
             self.layout.path,
             self.options,
@@ -234,19 +234,19 @@ class Source:
 
     @cached_property
     def raw_strides(self) -> tuple[int, ...] | None:
-        """Where inner chunks are plain elements, their strides and the item size.
+        """Strides of stored inner chunks of plain elements, then the item size.
 
-        Bytes between neighbours along each axis of the array, then the item size; None
-        where the payload is encoded or inner chunks differ in shape.
+        A stride is the distance in bytes between neighbours along an axis of the array.
+        None if the payload is encoded or inner chunks differ in shape.
         """
         is_raw = self.pipeline.is_raw and not self.layout.object_codecs
         return self.element_strides if is_raw else None
 
     @cached_property
     def element_strides(self) -> tuple[int, ...] | None:
-        """Where inner chunks decode to plain elements, their strides and the item size.
+        """Strides of decoded inner chunks of plain elements, then the item size.
 
-        As `raw_strides`, but in the bytes that the bytes-to-bytes codecs decode to.
+        As `raw_strides`, but in the bytes after the bytes-to-bytes codecs.
         """
         layout, pipeline = self.layout, self.pipeline
         shape = self.chunk_shape
@@ -262,7 +262,7 @@ class Source:
 
     @cached_property
     def range_strides(self) -> tuple[int, ...] | None:
-        """`element_strides` where inner chunks are worth decoding in part."""
+        """`element_strides` if decoding inner chunks in part pays off, else None."""
         if self.chunk_nbytes < _DIVISIBLE_NBYTES or not self.pipeline.decodes_ranges:
             return None
         return self.element_strides
@@ -277,19 +277,19 @@ class Source:
 
     @cached_property
     def chunk_nbytes(self) -> int:
-        """Decoded size of an inner chunk (of the first, where they differ)."""
+        """Decoded size of an inner chunk; of the first one if their sizes differ."""
         lengths = (int(a.length_of(0)) for a in self.layout.inner_axes if a.n_cells)
         return prod(lengths) * self.layout.dtype.itemsize
 
     @cached_property
     def largest_chunk_nbytes(self) -> int:
-        """Size of a stored inner chunk above which its bytes lie."""
+        """Largest plausible size of a stored inner chunk; a larger size is damage."""
         shape = self.chunk_shape or self.shape_of((0,) * self.layout.ndim)
         return self.pipeline.encoded_limit(shape)
 
     @cached_property
     def whole_nbytes(self) -> int:
-        """Largest decoded size of an inner chunk, or of a shard with codecs around."""
+        """Largest decoded size of an inner chunk, or of a shard with outer codecs."""
         layout = self.layout
         nbytes = _STRING_NBYTES if layout.dtype.kind in "OT" else layout.dtype.itemsize
         axes = layout.axes if layout.object_codecs else layout.inner_axes
@@ -297,7 +297,7 @@ class Source:
 
     @cached_property
     def index_nbytes(self) -> tuple[int, ...]:
-        """Encoded size of a shard index at each sharding level, of the largest one."""
+        """Encoded size of the largest shard index at each sharding level."""
         shape = tuple(axis.longest for axis in self.layout.axes)
         sizes: list[int] = []
         for level in self.layout.levels:
@@ -313,9 +313,9 @@ class Source:
         return 4 * n_shards * sum(self.index_nbytes) > self.options.memory_limit
 
     def beside(self, nbytes: int) -> Source:
-        """The same array, its reads held to what `nbytes` leave of the memory limit."""
+        """The same array with a memory limit lower by `nbytes`, rounded up."""
         limit = self.options.memory_limit
-        # In steps, so that reads find one made before, with all that it knows.
+        # Rounded, so that later reads reuse a source made before, with its caches.
         step = max(1, limit // 16)
         nbytes = -(-nbytes // step) * step
         if nbytes not in self._narrower:
@@ -347,7 +347,7 @@ class Source:
     ) -> tuple[int, ...]:
         """Shape of the index at sharding level `level`, in the level's stored axes.
 
-        `coordinate` is that of the stored object, which matters in rectilinear grids.
+        `coordinate` is that of the stored object. It matters in rectilinear grids only.
         """
         layout = self.layout
         here = layout.levels[level]
@@ -379,7 +379,7 @@ class Source:
 
 
 def _stored_chunk_shape(layout: ArrayLayout) -> tuple[int, ...]:
-    """Shape of one inner chunk as its chain encodes it; 1 where no cell could tell."""
+    """Shape of an inner chunk as its chain encodes it; an axis without cells gets 1."""
     lengths = [
         int(axis.length_of(0)) if axis.n_cells else max(axis.cell, 1)
         for axis in layout.inner_axes

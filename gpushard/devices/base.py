@@ -1,8 +1,8 @@
 """What the reader asks of a device: memory, copies, launches, streams and events.
 
-Everything is ordered by streams: an operation runs when those before it on its stream,
-and the events its stream waits for, are done. The host waits in `Device.wait` and
-`wait_for` alone, and nothing waits for the whole device.
+Streams order all work: an operation runs after all earlier operations on its stream and
+after the events that its stream waits for. The host waits only in `Device.wait` and
+`Device.wait_for`. Nothing waits for the whole device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.placement import Rates
 
 Stream = int
-"""Handle of a stream, as the driver has it; 0 is the default stream."""
+"""Handle of a stream, as the driver gives it; 0 is the default stream."""
 
 Grid = tuple[int, int]
 """Blocks of a launch along x and y, at least one each."""
@@ -30,11 +30,11 @@ class RowCopy(NamedTuple):
     Attributes
     ----------
     address, pitch
-        Where the first row goes, and the bytes from there to the next.
+        Address of the first target row, and bytes from one row to the next.
     source, source_pitch
-        The same of where rows lie.
+        The same for the source rows.
     nbytes, n_rows
-        Of a row, at most either pitch; and how many there are.
+        Bytes of a row, at most either pitch, and the number of rows.
     """
 
     address: int
@@ -46,9 +46,9 @@ class RowCopy(NamedTuple):
 
 
 class DeviceBuffer(Protocol):
-    """Memory on the device, given back when it is dropped.
+    """Memory on the device, freed when the object is dropped.
 
-    Nothing that uses it may be under way any more then, on any stream.
+    Drop it only when no work on any stream still uses it.
     """
 
     @property
@@ -63,7 +63,7 @@ class DeviceBuffer(Protocol):
 
 
 class Event(Protocol):
-    """A point on a stream that others, and the host, can wait for."""
+    """A point on a stream; other streams and the host can wait for it."""
 
 
 class Device(Protocol):
@@ -71,26 +71,26 @@ class Device(Protocol):
 
     @property
     def label(self) -> str:
-        """How it is named to users: "cuda:0"."""
+        """Name of the device for users: "cuda:0"."""
         ...
 
     @property
     def model(self) -> str:
-        """What it is, for what is kept of all that are alike: "NVIDIA H200, ..."."""
+        """Model, under which measured rates are kept: "NVIDIA H200, ..."."""
         ...
 
     @property
     def decoder(self) -> StreamDecoder:
-        """What decodes compressed streams there."""
+        """Decoder of compressed streams on the device."""
         ...
 
     @property
     def rates(self) -> Mapping[str, Rates]:
-        """How fast streams are decoded there and on the host, as `placement.RATES`."""
+        """Decoding speeds on the device and on the host, as `placement.RATES`."""
         ...
 
     def check(self) -> None:
-        """Do nothing on a device that can be used.
+        """Raise if the device cannot be used any more; otherwise do nothing.
 
         Raises
         ------
@@ -104,62 +104,63 @@ class Device(Protocol):
         ...
 
     def allocate(self, nbytes: int) -> DeviceBuffer:
-        """Memory on the device, its content undefined; ready for use on any stream.
+        """Memory on the device, content undefined; ready for use on any stream.
 
         Raises
         ------
         DeviceMemoryError
-            There is not so much.
+            The device has not enough free memory.
         """
         ...
 
     def allocate_pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        """Host memory that copies run to and from by themselves: uint8, (nbytes,).
+        """Page-locked host memory for asynchronous copies: uint8, (nbytes,).
 
         Kernels may write there, at the host's address.
 
         Raises
         ------
         DeviceMemoryError
-            There is not so much.
+            The host has not enough memory to lock.
         """
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Array of the device's library, with ``__cuda_array_interface__``.
 
-        What the current stream has queued may still use its memory.
+        Work queued on the current stream may still use its memory.
 
         Raises
         ------
         UnsupportedError
             The library has no such data type.
         DeviceMemoryError
-            There is not so much memory.
+            The device has not enough free memory.
         """
         ...
 
     def view(
         self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any
     ) -> Any:
-        """Array of the device's library over memory that lies there.
+        """Array of the device's library over existing device memory.
 
         Parameters
         ----------
         owner
-            What has the memory, kept as long as the array or anything made of it is.
+            Owner of the memory. It is kept alive as long as the array or anything
+            made from it.
         """
         ...
 
     def adopt(self, array: Any) -> Any:
-        """Array of the device's library over what exports itself by DLPack.
+        """Array of the device's library over an object that exports DLPack.
 
-        What is queued on the current stream from here on comes after what wrote it.
+        Work queued on the current stream from now on runs after the object's writer.
 
         Raises
         ------
         UnsupportedError
-            The library does not take it.
+            The library does not accept the object.
         """
         ...
 
@@ -178,7 +179,7 @@ class Device(Protocol):
     def upload(self, address: int, data: NDArray[np.uint8], stream: Stream) -> None:
         """Copy pinned host memory to the device, on `stream`.
 
-        `data` must stay as it is until the copy is done.
+        `data` must not change until the copy is done.
         """
         ...
 
@@ -218,11 +219,11 @@ class Device(Protocol):
         ...
 
     def await_event(self, stream: Stream, event: Event) -> None:
-        """Let what is queued on `stream` from here on wait for `event`."""
+        """Make work queued on `stream` from now on wait for `event`."""
         ...
 
     def wait(self, event: Event) -> None:
-        """Let the host wait until `event` is done.
+        """Block the host until `event` is done.
 
         Raises
         ------
@@ -232,32 +233,32 @@ class Device(Protocol):
         ...
 
     def wait_for(self, stream: Stream) -> None:
-        """Let the host wait until all that is queued on `stream` is done.
+        """Block the host until all work queued on `stream` is done.
 
         Raises
         ------
         DeviceError
-            As of `wait`.
+            As for `wait`.
         """
         ...
 
 
 class StreamDecoder(Protocol):
-    """What decodes many streams of a device's memory in one call (nvCOMP)."""
+    """Decoder of many streams in device memory with one call (nvCOMP)."""
 
     @property
     def label(self) -> str:
-        """What decodes, for reports: "nvCOMP 6.0.0"."""
+        """Name and version of the decoder, for reports: "nvCOMP 6.0.0"."""
         ...
 
     def alignments(self, algorithm: Algorithm) -> Alignments:
-        """What addresses must be multiples of."""
+        """Powers of two that addresses must be multiples of for decoding."""
         ...
 
     def temp_nbytes(
         self, algorithm: Algorithm, count: int, max_nbytes: int, total_nbytes: int
     ) -> int:
-        """Scratch for decoding `count` streams to `total_nbytes` bytes at most."""
+        """Scratch bytes to decode `count` streams to at most `total_nbytes` bytes."""
         ...
 
     def decompress_async(
@@ -272,17 +273,17 @@ class StreamDecoder(Protocol):
         ...
 
     def encoding_alignments(self, algorithm: Algorithm) -> Alignments:
-        """What addresses must be multiples of when streams are encoded."""
+        """Powers of two that addresses must be multiples of for encoding."""
         ...
 
     def encoded_limit(self, algorithm: Algorithm, nbytes: int) -> int:
-        """Most bytes that `nbytes` bytes are encoded in."""
+        """Largest encoded size of `nbytes` bytes."""
         ...
 
     def encoding_temp_nbytes(
         self, algorithm: Algorithm, count: int, max_nbytes: int
     ) -> int:
-        """Scratch for encoding `count` streams of `max_nbytes` decoded bytes each."""
+        """Scratch bytes to encode `count` streams of `max_nbytes` bytes each."""
         ...
 
     def compress_async(

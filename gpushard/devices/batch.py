@@ -1,4 +1,4 @@
-"""One batch of inner chunks on a lane: upload, decode, scatter, read the verdict."""
+"""One batch of inner chunks on a lane: upload, decode, scatter, fetch the statuses."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _PITCH = 256
 
 
 class Rows(NamedTuple):
-    """Inner chunks of a batch, those of one target side by side.
+    """Inner chunks of a batch, sorted so that those of one target are neighbours.
 
     Attributes
     ----------
     target
         int64, shape (n_rows,), ascending.
     position
-        int64, shape (n, n_rows). As `Grouping.positions` gives it.
+        int64, shape (n, n_rows). Positions as `Grouping.positions` returns them.
     part
-        int64, shape (n_rows,). The part of the plan, which has an output of its own.
+        int64, shape (n_rows,). Part of the plan; each part has an output of its own.
     """
 
     target: Ints
@@ -57,7 +57,7 @@ class Rows(NamedTuple):
         return cls(grouping.of_part[part], position, part)
 
     def by_target(self) -> Iterator[tuple[int, slice]]:
-        """Each target that has rows, and which they are."""
+        """Index of each target that has rows, and the slice of its rows."""
         first = 0
         while first < len(self.target):
             t = int(self.target[first])
@@ -72,9 +72,9 @@ class Payload(NamedTuple):
     Attributes
     ----------
     src
-        uint64, host, shape (n_rows,). Addresses.
+        uint64, host, shape (n_rows,). Device addresses.
     nbytes
-        int64, shape (n_rows,).
+        int64, shape (n_rows,). Sizes in bytes.
     """
 
     src: NDArray[np.uint64]
@@ -82,7 +82,7 @@ class Payload(NamedTuple):
 
 
 class _Scatter(NamedTuple):
-    """Rows on their way to their target."""
+    """The rows of one target, with their tables, ready to launch."""
 
     target: PlacedTarget
     rows: slice
@@ -91,7 +91,7 @@ class _Scatter(NamedTuple):
 
 
 def scatter_fill(lane: Lane, targets: Sequence[PlacedTarget], rows: Rows) -> None:
-    """Enqueue the fill value where missing inner chunks would land."""
+    """Enqueue writing the fill value where missing inner chunks would land."""
     scatter_decoded(lane, targets, rows, np.zeros(len(rows.target), np.uint64))
 
 
@@ -121,12 +121,12 @@ def scatter_decoded(
 def copy_straight(
     lane: Lane, memory: NDArray[np.uint8], copies: Sequence[tuple[int, int, int]]
 ) -> None:
-    """Enqueue copies of pinned memory to where it lands in the outputs.
+    """Enqueue copies of pinned memory to their places in the outputs.
 
     Parameters
     ----------
     copies
-        Place in `memory`, address in device memory and number of bytes, each.
+        For each copy: offset in `memory`, device address and number of bytes.
     """
     for at, address, nbytes in copies:
         if nbytes:
@@ -142,12 +142,12 @@ def decode_and_scatter(
     payload: Payload,
     settle: Settle,
 ) -> None:
-    """Enqueue the decoding of encoded inner chunks, and their scattering.
+    """Enqueue decoding encoded inner chunks and scattering them to the outputs.
 
     Parameters
     ----------
     settle
-        Called, when the batch is done, with the rows that the device refused.
+        Called with the rows that the device refused, once the batch is done.
     """
     n_rows = len(rows.target)
     lane.encoded_nbytes = int(payload.nbytes.sum())
@@ -195,7 +195,7 @@ def decode_and_scatter(
 def _add_step_columns(
     page: TablePage, chain: DeviceChain, n_rows: int
 ) -> tuple[list[int], dict[int, tuple[int, int, int]]]:
-    """Offsets of the sizes after each step, and of the filters of shuffles."""
+    """Offsets of the columns of sizes after each step, and of the shuffle filters."""
     sizes: list[int] = []
     filters: dict[int, tuple[int, int, int]] = {}
     for index, step in enumerate(chain.steps):
@@ -210,7 +210,7 @@ def _add_step_columns(
 
 
 def _add_planes(page: TablePage, chain: DeviceChain, n_rows: int) -> int:
-    """Offset of the table of shuffled blocks, if the last step leaves some; else -1."""
+    """Offset of the table of blocks that the last step leaves shuffled; -1 if none."""
     if not chain.fused_nbytes or chain.steps[-1].kind is not StepKind.SHUFFLE:
         return -1
     return page.add(np.repeat(fast_divisor(chain.decoded_nbytes), n_rows))
@@ -219,7 +219,7 @@ def _add_planes(page: TablePage, chain: DeviceChain, n_rows: int) -> int:
 def _landings(
     lane: Lane, chain: DeviceChain, targets: Sequence[PlacedTarget], rows: Rows
 ) -> Ints:
-    """Where in an output each row is decoded to; 0 if it has to be scattered."""
+    """Address in an output that each row is decoded to; 0 if it must be scattered."""
     landings = np.zeros(len(rows.target), np.int64)
     alignment = landing_alignment(lane.device.decoder, chain.steps[-1])
     if alignment:
@@ -233,7 +233,7 @@ def _landings(
 def _add_arenas(
     page: TablePage, lane: Lane, chain: DeviceChain, landings: Ints
 ) -> list[int]:
-    """Offsets of the tables of where rows are decoded to: both arenas, and at last."""
+    """Offsets of three address tables: both arenas, and the final place of rows."""
     largest = max((step.decoded_nbytes for step in chain.steps), default=0)
     pitch = -(-max(largest, 1) // _PITCH) * _PITCH
     n_writes = sum(map(_n_writes, chain.steps))
@@ -252,7 +252,7 @@ def _add_arenas(
 
 
 def _n_writes(step: Step) -> int:
-    """How often a step goes from one arena to the other."""
+    """How many times a step writes from one arena to the other."""
     if step.kind is StepKind.CRC32C:
         return 0
     return 2 if step.kind is StepKind.BLOSC else 1
@@ -271,7 +271,7 @@ def _lay_scatters(
 def _launch(
     lane: Lane, some: _Scatter, page: int, src: int, status: int, planes: int = 0
 ) -> None:
-    """Launch one scatter; `src`, `status`, `planes` are tables of all rows, or 0."""
+    """Launch one scatter; `src`, `status` and `planes` are tables of all rows, or 0."""
     scatter = some.target.target.scatter
     first = some.rows.start
     addresses = Addresses(
@@ -290,5 +290,5 @@ def _launch(
 
 
 def _settle_nothing(lane: Lane) -> None:
-    """The batch can only succeed: nothing to look at but its end."""
+    """Note a batch that cannot fail, so that `Lane.retire` only waits for its end."""
     lane.pending = Pending(np.zeros(0, np.uint32), lambda _: None)

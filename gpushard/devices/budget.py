@@ -1,4 +1,4 @@
-"""What a batch may hold, so that all of a read stays in `memory_limit`. Pure."""
+"""Memory limit -> how much a batch may hold, so that a whole read stays within it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from gpushard.devices.decoding.chain import DeviceChain, StepKind
 from gpushard.options import KIB, ReadOptions
 
-# Two lanes: one copies while the other decodes.
+# Two lanes, so that one copies while the other decodes.
 N_LANES = 2
-# What nvCOMP's zstd decoder asks for a stream, beside three times the decoded bytes (as
-# it answered without a driver), and what the tables of a row take.
+# Scratch that nvCOMP's zstd decoder asks for each stream, in addition to three times
+# the decoded bytes (its answer on a machine without a driver).
 _STREAM_NBYTES = 8 * KIB
+# Tables of a row.
 _TABLES_NBYTES = 512
-# Blocks of Blosc frames are no smaller, as a rule: the default is 128 KiB or more.
+# Blocks of Blosc frames are rarely smaller: the default is 128 KiB or more.
 _LEAST_BLOCK_NBYTES = 32 * KIB
 
 
@@ -24,13 +25,13 @@ class Budget:
     Attributes
     ----------
     encoded_nbytes
-        Encoded bytes of a batch: there is room for them in each slot and on each lane.
+        Encoded bytes of a batch. Each slot and each lane has room for so many.
     rows_nbytes
-        What the inner chunks of a batch may take on their lane, beside these.
+        Memory of a lane for the inner chunks of a batch, without their encoded bytes.
     row_nbytes
-        What one of them does, but for its streams.
+        Memory that one inner chunk takes of `rows_nbytes`, without its streams.
     row_streams_nbytes
-        What its streams do, as a rule: their tables, and scratch of the decoder.
+        Memory that the streams of one inner chunk usually take: tables and scratch.
     """
 
     encoded_nbytes: int
@@ -40,15 +41,15 @@ class Budget:
 
     @classmethod
     def of(cls, chain: DeviceChain, options: ReadOptions, *, decodes: bool) -> Budget:
-        """Budget of a read.
+        """Shares of `options.memory_limit` for a read.
 
-        Encoded bytes lie in the slots and on the lanes; a lane has two arenas as well,
-        and scratch of three times the decoded bytes.
+        Encoded bytes lie in the slots and on the lanes. A lane also has two arenas, and
+        scratch of three times the decoded bytes.
         """
         row_nbytes, row_streams_nbytes = _TABLES_NBYTES, 0
         encoded_share = options.memory_limit * 3 // 4
         if not decodes:
-            row_nbytes += 2 * chain.decoded_nbytes  # pinned, and on the device
+            row_nbytes += 2 * chain.decoded_nbytes  # one copy pinned, one on the device
             encoded_share = options.memory_limit // 4
         elif chain.steps:
             row_nbytes += 2 * chain.decoded_nbytes
@@ -65,24 +66,24 @@ class Budget:
 
     @classmethod
     def fits_one(cls, chain: DeviceChain, options: ReadOptions) -> bool:
-        """Whether a device may hold what it takes to decode one inner chunk."""
+        """Whether decoding one inner chunk on a device fits the memory limits."""
         budget = cls.of(chain, options, decodes=True)
         needed = budget.row_nbytes + budget.row_streams_nbytes + chain.decoded_nbytes
         return needed <= max(options.bound_nbytes, options.memory_limit)
 
     @property
     def n_rows(self) -> int:
-        """Inner chunks of a batch."""
+        """Number of inner chunks in a batch, at least 1."""
         return max(1, self.rows_nbytes // (self.row_nbytes + self.row_streams_nbytes))
 
     def streams_nbytes(self, n_rows: int) -> int:
-        """What the streams of a batch may take; never less than they do as a rule."""
+        """Memory for the streams of a batch; at least what they usually take."""
         left = self.rows_nbytes - n_rows * self.row_nbytes
         return max(left, n_rows * self.row_streams_nbytes)
 
 
 def _usual_streams(chain: DeviceChain) -> int:
-    """Streams of an inner chunk; only counting tells how many Blosc made."""
+    """Usual number of streams of an inner chunk; Blosc's is known only by counting."""
     if any(step.kind is StepKind.BLOSC for step in chain.steps):
         return 1 + chain.decoded_nbytes // _LEAST_BLOCK_NBYTES
     return 1

@@ -1,4 +1,4 @@
-"""What a device does to the inner chunks of an array, and why not more."""
+"""Array -> what a device does to its inner chunks, and why it does not do more."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from gpushard.options import GIB
 from gpushard.report import CodecPlacement, Tally
 from gpushard.source import Source
 
-# What a read may hold of the memory that is free, if nobody says how much: room for two
-# batches of 4,096 inner chunks of 64 KiB, with what zstd takes beside them.
+# Share of the free memory for a read whose limit nobody set: room for two batches of
+# 4,096 inner chunks of 64 KiB, with the scratch that zstd needs.
 _FREE_SHARE, _LARGEST_ROOM_NBYTES = 8, 4 * GIB
 
 
 def choose_chain(source: Source) -> tuple[DeviceChain | None, str]:
-    """What a device does to the inner chunks of an array, and why not more.
+    """What a device does to the inner chunks of an array, and why it does not do more.
 
     Returns
     -------
     chain
-        None if the device cannot even scatter them: then the host reads the array.
+        None if the device cannot even scatter them. Then the host reads the array.
     why
-        Why the host decodes; empty if the device does.
+        Why the host decodes; empty if the device decodes.
     """
     shape = source.chunk_shape
     try:
@@ -49,12 +49,12 @@ def choose_chain(source: Source) -> tuple[DeviceChain | None, str]:
 def placements(
     source: Source, device: Device, tally: Tally
 ) -> tuple[CodecPlacement, ...]:
-    """Which codec of an array was decoded where, in decoding order.
+    """Where each codec of an array was decoded, in decoding order.
 
     Parameters
     ----------
     tally
-        Of the read that is told about.
+        Counts of the read in question.
     """
     chain, why = choose_chain(source)
     if not why and not tally.counts.get("n_decoded_on_device"):
@@ -79,7 +79,7 @@ def placements(
 def kernels_scatter(
     source: Source, dtype: np.dtype[Any], affine: Affine | None = None
 ) -> bool:
-    """Whether kernels put an array's elements into outputs of `dtype`."""
+    """Whether kernels can write an array's elements into outputs of `dtype`."""
     chain, _ = choose_chain(source)
     if chain is None:
         return False
@@ -91,10 +91,11 @@ def kernels_scatter(
 
 
 def room_nbytes(source: Source, device: Device, n_sharing: int = 1) -> int:
-    """What batches of an array may hold, so that they keep a device busy.
+    """Bytes that batches of an array may hold on a device.
 
-    A GPU is busy with thousands of streams, of which a host's default has room for few.
-    Whoever lowers or raises the limit is heeded.
+    A GPU needs thousands of streams to be busy. The default limit of a host has room
+    for only a few of them, so a limit that the user left open is raised. A limit that
+    the user set is kept.
     """
     limit = source.options.memory_limit
     chain, why = choose_chain(source)

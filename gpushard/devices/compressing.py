@@ -16,22 +16,22 @@ from gpushard.errors import DeviceError
 
 Bytes = NDArray[np.uint8]
 
-# Enough to fill any device with inner chunks of 64 KiB.
+# Enough streams to fill any device with inner chunks of 64 KiB.
 _MOST_ROWS = 1024
 _ALIGNMENT = 16
-# A row's entries in tables: source, size and destination; actual size and status.
+# Bytes of a row in the tables: source, size and destination; then size and status.
 _GIVEN_NBYTES, _FOUND_NBYTES = 24, 12
 
 
 class Gathered(NamedTuple):
-    """How an inner chunk is put together.
+    """How one inner chunk is assembled.
 
     Attributes
     ----------
     copies
-        What is copied into it, addresses relative to its own.
+        Rows to copy into the inner chunk; target addresses are relative to its start.
     is_partial
-        Whether copies leave some of it, which is filled beforehand.
+        Whether the copies leave gaps. The inner chunk is then filled beforehand.
     """
 
     copies: Sequence[RowCopy]
@@ -39,9 +39,9 @@ class Gathered(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """An inner chunk's stream, and its decoded bytes where they were asked for.
+    """Stream of an inner chunk, and its decoded bytes if they were asked for.
 
-    Both uint8, (nbytes,), host. No stream where the vendor's encoder refused.
+    Both are uint8, (nbytes,), host. `stream` is None if the vendor's encoder failed.
     """
 
     stream: Bytes | None
@@ -49,23 +49,23 @@ class Encoded(NamedTuple):
 
 
 class BatchCompressor:
-    """Encoder of inner chunks of one size.
+    """Encoder of inner chunks that all have the same size.
 
     Parameters
     ----------
     device
-        Where they lie.
+        The device that holds the inner chunks.
     algorithm
-        The format of their streams.
+        Format of the streams.
     chunk_nbytes
-        Their size, at most ``algorithm.max_encodable_nbytes``.
+        Size of an inner chunk, at most ``algorithm.max_encodable_nbytes``.
     limit_nbytes
-        Device memory for a batch.
+        Device memory that a batch may take.
 
     Attributes
     ----------
     most_rows
-        Inner chunks of a batch; 0 if not even one has room.
+        Inner chunks in a batch; 0 if not even one fits `limit_nbytes`.
     """
 
     def __init__(
@@ -101,18 +101,18 @@ class BatchCompressor:
         ready: Sequence[Event],
         is_looked_at: Callable[[int], bool],
     ) -> list[Encoded]:
-        """Streams of at most `most_rows` inner chunks, complete when it returns.
+        """Streams of at most `most_rows` inner chunks, complete on return.
 
         Parameters
         ----------
         batch
-            How each is put together.
+            How each inner chunk is assembled.
         fill
-            An inner chunk of the fill value.
+            One inner chunk full of the fill value.
         ready
-            Events that are done when what is copied has been written.
+            Events that are done when the sources of the copies have been written.
         is_looked_at
-            Whether decoded bytes are wanted too, for a stream of so many bytes.
+            Size of a stream -> whether its decoded bytes are wanted too.
 
         Raises
         ------
@@ -186,7 +186,7 @@ class BatchCompressor:
         is_looked_at: Callable[[int], bool],
     ) -> list[Encoded]:
         device, chunk_nbytes = self._device, self.chunk_nbytes
-        # A good status with an impossible size is no good status.
+        # A status of success does not count if the size is impossible.
         is_good = (statuses == 0) & (nbytes > 0) & (nbytes <= self._limit)
         sizes = np.where(is_good, nbytes, 0).tolist()
         looks = [size > 0 and is_looked_at(size) for size in sizes]
@@ -209,7 +209,7 @@ class BatchCompressor:
 
 
 class _Run:
-    """A batch's stream and memory, held until nothing is under way."""
+    """Stream and memory of one batch, held until no work is under way."""
 
     def __init__(self, device: Device, n_rows: int) -> None:
         self._device = device
@@ -218,7 +218,7 @@ class _Run:
         self._held: list[Any] = []
 
     def memory(self, nbytes: int) -> int:
-        """Address of so much device memory."""
+        """Address of `nbytes` bytes of device memory."""
         buffer = self._device.allocate(max(nbytes, 1))
         self._held.append(buffer)
         return buffer.address
@@ -230,11 +230,11 @@ class _Run:
         return memory
 
     def wait(self) -> None:
-        """Wait for all that is under way."""
+        """Wait until all queued work is done."""
         self._device.wait_for(self.stream)
 
     def end(self) -> None:
-        """Give all back, also after a failure."""
+        """Wait, and give stream and memory back; also after a failure."""
         with suppress(DeviceError):
             self.wait()
         self._device.release_stream(self.stream)

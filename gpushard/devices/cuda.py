@@ -1,6 +1,6 @@
-"""A CUDA device, through CuPy: its allocator, its streams, its NVRTC.
+"""A CUDA device, used through CuPy: its allocator, its streams and its NVRTC.
 
-CuPy is imported here and nowhere else; its functions take Python's own integers only.
+Only this module imports CuPy. CuPy's functions take Python integers, not NumPy ones.
 Nothing waits for the whole device.
 """
 
@@ -33,10 +33,10 @@ from gpushard.devices.rates import kept_rates
 from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 
 OLDEST_CAPABILITY = (7, 5)
-"""Oldest compute capability that the kernels are compiled for and nvCOMP 6 runs on."""
+"""Oldest compute capability for which the kernels are compiled and nvCOMP 6 runs."""
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST, _ON_DEVICE = 1, 2, 3
-_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY alike
+_OUT_OF_MEMORY = 2  # of cudaErrorMemoryAllocation and of CUDA_ERROR_OUT_OF_MEMORY
 
 
 class CudaDevice:
@@ -50,7 +50,7 @@ class CudaDevice:
     Raises
     ------
     UnsupportedError
-        CuPy or nvCOMP is not installed, there is no such device, or it is too old.
+        CuPy or nvCOMP is not installed, or the device does not exist or is too old.
     """
 
     def __init__(self, ordinal: int = 0) -> None:
@@ -87,13 +87,13 @@ class CudaDevice:
             )
         self.decoder: StreamDecoder = self._nvcomp().within(self._current)
         self._modules = CudaModules(cupy.cuda, self._capability, self.label)
-        self._streams: list[Any] = []  # which end when they are dropped
+        self._streams: list[Any] = []  # keeps them alive: a dropped stream is destroyed
         self._idle_streams: list[Stream] = []
         self._broken_by = ""
         self._rates: Mapping[str, Rates] | None = None
 
     def _nvcomp(self) -> Nvcomp:
-        """nvCOMP, if the driver runs what it is for: else each call would fail."""
+        """nvCOMP; raises if the driver is too old for it, as each call would fail."""
         library, newest = load_nvcomp(), self._runtime.driverGetVersion()
         if newest // 1000 < library.cuda_major:
             raise UnsupportedError(
@@ -106,25 +106,25 @@ class CudaDevice:
 
     @property
     def model(self) -> str:
-        """What it is: "NVIDIA H200, nvCOMP 6.0.0"."""
+        """Model of the device and its decoder: "NVIDIA H200, nvCOMP 6.0.0"."""
         with self._current():
             properties = self._runtime.getDeviceProperties(self.ordinal)
         return f"{properties['name'].decode()}, {self.decoder.label}"
 
     @property
     def rates(self) -> Mapping[str, Rates]:
-        """What was measured for its model, or what others tell; see `Device`."""
+        """Rates measured for this model, or else the defaults; see `Device`."""
         if self._rates is None:
             self._rates = kept_rates(self.model) or RATES
         return self._rates
 
     def check(self) -> None:
-        """Do nothing on a device that can be used.
+        """Raise if the device cannot be used any more; otherwise do nothing.
 
         Raises
         ------
         DeviceError
-            Its context is lost: every call of this process fails from then on.
+            The device's context is lost: every later call of this process fails.
         """
         if self._broken_by:
             raise DeviceError(
@@ -142,8 +142,8 @@ class CudaDevice:
     def allocate(self, nbytes: int) -> DeviceBuffer:
         """Memory from CuPy's current allocator; see `Device`."""
         with self._current():
-            # An allocator gives again at once what was let go of on the same stream,
-            # and other streams may have to wait. Nobody works on this one.
+            # An allocator reuses memory at once for the stream that freed it. Other
+            # streams may have to wait. No other work uses this stream.
             with self._own_stream:
                 memory = self._cupy.cuda.alloc(nbytes)
             given = self._cupy.cuda.Event(disable_timing=True)
@@ -158,8 +158,8 @@ class CudaDevice:
         return np.frombuffer(memory, np.uint8, nbytes)
 
     def create_stream(self) -> Stream:
-        """One that does not wait for the default stream: given back before, or new."""
-        with suppress(IndexError):  # two threads may look at the last one
+        """A stream that does not wait for the default stream: reused, or new."""
+        with suppress(IndexError):  # another thread may take the last one first
             return self._idle_streams.pop()
         with self._current():
             stream = self._cupy.cuda.Stream(non_blocking=True)
@@ -194,11 +194,11 @@ class CudaDevice:
     def launch(
         self, kernel: str, grid: Grid, parameters: Sequence[Any], stream: Stream
     ) -> None:
-        """Run a kernel over `grid` blocks, on `stream`; compiled when first used."""
+        """Run a kernel over `grid` blocks on `stream`; it is compiled on first use."""
         values = [np.asarray(parameter) for parameter in parameters]
         pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
         with self._current():
-            # The driver, unlike the runtime, makes no context for a thread.
+            # Unlike the runtime, the driver makes no context for a new thread.
             self._runtime.setDevice(self.ordinal)
             self._cupy.cuda.driver.launchKernel(
                 self._modules.function(kernel),
@@ -218,13 +218,13 @@ class CudaDevice:
             return event
 
     def await_event(self, stream: Stream, event: Event) -> None:
-        """Let what is queued on `stream` from here on wait for `event`."""
+        """Make work queued on `stream` from now on wait for `event`."""
         done: Any = event
         with self._current():
             self._runtime.streamWaitEvent(stream, done.ptr)
 
     def wait(self, event: Event) -> None:
-        """Let the host wait until `event` is done.
+        """Block the host until `event` is done.
 
         Raises
         ------
@@ -236,25 +236,25 @@ class CudaDevice:
             done.synchronize()
 
     def wait_for(self, stream: Stream) -> None:
-        """Let the host wait until all that is queued on `stream` is done.
+        """Block the host until all work queued on `stream` is done.
 
         Raises
         ------
         DeviceError
-            As of `wait`.
+            As for `wait`.
         """
         with self._current():
             self._runtime.streamSynchronize(stream)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """cupy.ndarray of `shape`, its content undefined.
+        """cupy.ndarray of `shape`, content undefined.
 
         Raises
         ------
         UnsupportedError
             CuPy has no such data type.
         DeviceMemoryError
-            There is not so much memory.
+            The device has not enough free memory.
         """
         try:
             with self._current():
@@ -268,19 +268,19 @@ class CudaDevice:
     def view(
         self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any
     ) -> Any:
-        """cupy.ndarray over memory of `owner`."""
+        """cupy.ndarray over memory that `owner` holds."""
         nbytes = prod(shape) * dtype.itemsize
         memory = self._cupy.cuda.UnownedMemory(address, nbytes, owner, self.ordinal)
         pointer = self._cupy.cuda.MemoryPointer(memory, 0)
         return self._cupy.ndarray(shape, dtype, pointer)
 
     def adopt(self, array: Any) -> Any:
-        """cupy.ndarray over the memory of an array with DLPack.
+        """cupy.ndarray over the memory of an array that exports DLPack.
 
         Raises
         ------
         UnsupportedError
-            CuPy does not take it.
+            CuPy does not accept the array.
         """
         try:
             with self._current():
@@ -298,12 +298,12 @@ class CudaDevice:
 
     @cached_property
     def _own_stream(self) -> Any:
-        """Stream that memory is asked for on, and nothing else is done on."""
+        """Stream used for allocations only."""
         return self._cupy.cuda.Stream(non_blocking=True)
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """Let this be the thread's device, and what CuPy raises be in our tree."""
+        """Make this the thread's device, and turn CuPy's errors into gpushard's."""
         try:
             with self._device:
                 yield
@@ -312,7 +312,7 @@ class CudaDevice:
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
-        """What CuPy raises when the driver refuses something."""
+        """Exceptions that CuPy raises when the driver refuses a call."""
         return (
             self._runtime.CUDARuntimeError,
             self._cupy.cuda.driver.CUDADriverError,
@@ -320,7 +320,7 @@ class CudaDevice:
         )
 
     def failure(self, error: Exception) -> DeviceError:
-        """What one of `errors` is to the reader; notes whether the context is lost."""
+        """Error of gpushard for one of `errors`; notes whether the context is lost."""
         memory: Any = self._cupy.cuda.memory
         is_memory = getattr(error, "status", None) == _OUT_OF_MEMORY
         if is_memory or isinstance(error, memory.OutOfMemoryError):
@@ -334,7 +334,7 @@ class CudaDevice:
         return DeviceError(f"{self.label} failed: {error}", hint=hint)
 
     def _is_broken(self) -> bool:
-        """Whether calls fail that cannot: such an error stays for good."""
+        """Whether even a harmless call fails: such an error is permanent."""
         try:
             self.free_nbytes()
         except self._runtime.CUDARuntimeError:
@@ -348,7 +348,7 @@ class CudaDevice:
 
 
 class _Buffer:
-    """Memory of CuPy's allocator."""
+    """Memory from CuPy's allocator."""
 
     def __init__(self, memory: Any, nbytes: int) -> None:
         self._memory = memory
@@ -357,7 +357,7 @@ class _Buffer:
 
 
 def cuda_facts() -> dict[str, str]:
-    """Driver, runtime and GPUs as CuPy sees them, or why it sees none."""
+    """Driver, runtime and GPUs as CuPy sees them, or why CuPy sees none."""
     if find_spec("cupy") is None:
         return {"driver": "unknown without CuPy"}
     try:

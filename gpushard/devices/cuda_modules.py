@@ -35,12 +35,12 @@ class CudaModules:
         self._functions: dict[str, Any] = {}
 
     def function(self, kernel: str) -> int:
-        """Handle of a kernel, as the driver launches it on the current device.
+        """Handle with which the driver launches a kernel on the current device.
 
         Raises
         ------
         DeviceError
-            It does not compile.
+            The kernel does not compile.
         """
         function = self._functions.get(kernel)
         if function is None:
@@ -54,12 +54,12 @@ class CudaModules:
         return function.ptr
 
     def cubin(self, source: KernelSource) -> bytes:
-        """Compiled source, from the disk if it was compiled before.
+        """Machine code of a source; read from the disk if it was compiled before.
 
         Raises
         ------
         DeviceError
-            It does not compile.
+            The source does not compile.
         """
         version = ".".join(map(str, self._cuda.nvrtc.getVersion()))
         major, minor = self._capability
@@ -73,7 +73,7 @@ class CudaModules:
 
     def _compile(self, source: KernelSource) -> bytes:
         nvrtc = self._cuda.nvrtc
-        # CuPy encodes the source and the options, and takes headers encoded.
+        # CuPy encodes source and options itself, but takes headers encoded.
         headers = [text.encode() for text in source.headers.values()]
         names = [name.encode() for name in source.headers]
         program = nvrtc.createProgram(source.text, source.name, headers, names)

@@ -1,8 +1,8 @@
-"""Structs that kernels declare -> NumPy data types, so that the host packs the same.
+"""Structs that kernels declare -> NumPy data types, so that both sides agree.
 
-The declaration in ``kernels/`` is the only one: names, order and types of the fields
-are read from it, and NumPy pads as C does. A struct is written plainly, one field a
-line; its types are numbers of fixed size, pointers, and structs declared likewise.
+``kernels/`` has the only declarations. The names, order and types of the fields are
+read from there, and NumPy pads as C does. Each field of a struct has a line of its own.
+A type is a number of fixed size, a pointer, or another struct declared in this way.
 
     struct Column {                          numpy.dtype([
         const Landing* landings;      ->         ("landings", "u8"),
@@ -45,16 +45,16 @@ def declared_struct(kernel: str, name: str, **numbers: int) -> np.dtype[Any]:
     Parameters
     ----------
     kernel
-        Any kernel of the source: "gs_gate_zstd".
+        Any kernel in the source file: "gs_gate_zstd".
     name
-        Of the struct: "GateTables".
+        Name of the struct: "GateTables".
     **numbers
-        Parameters of its template that fields have for their count.
+        Values of template parameters that fields use as an array length.
 
     Raises
     ------
     DeviceError
-        There is no such struct, or a field is not written as above.
+        There is no such struct, or a field is not written in the form above.
     """
     source = load_kernel_sources()[kernel]
     return _Declarations(source, numbers).struct(name)
@@ -66,7 +66,7 @@ def _without_comments(text: str) -> str:
 
 
 class _Declarations:
-    """The structs and the constants of one source."""
+    """The structs and the constants of one kernel source."""
 
     def __init__(self, source: KernelSource, numbers: Mapping[str, int]) -> None:
         self._name = source.name

@@ -1,4 +1,4 @@
-"""The device that a user names, or the one that is there."""
+"""Value of ``device=`` -> the device it names, or the one that this machine has."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ class Found(NamedTuple):
     Attributes
     ----------
     device
-        None is the host.
+        The device; None for the host.
     why
-        What ``device="auto"`` went by: the reason for the host, in words, or "" where
-        nobody had to choose.
+        Why ``device="auto"`` chose the host; "" if it did not have to choose.
     """
 
     device: Device | None
@@ -31,12 +30,12 @@ class Found(NamedTuple):
 
 
 def find_device(device: str | Device) -> Found:
-    """Device that a request for `device` gives.
+    """Device that a value of ``device=`` means.
 
     Raises
     ------
     UnsupportedError
-        It is not there, or what drives it is not installed.
+        The device does not exist, or a library that drives it is not installed.
     OptionError
         `device` is neither text nor a device.
     """
@@ -63,10 +62,10 @@ def find_device(device: str | Device) -> Found:
 
 
 def find_device_for(device: str | Device, dtype: np.dtype[Any]) -> Found:
-    """Device that a request for `device` gives an array of `dtype`.
+    """Device that a value of ``device=`` means for an array of `dtype`.
 
-    "auto" is the host for what a GPU has no arrays of, such as times and text. A GPU
-    that was asked for stays: a read may be cast to what it holds.
+    "auto" means the host if a GPU has no arrays of `dtype`, such as times and text. A
+    GPU that the user named is kept, because a read may cast to a type that it has.
 
     Raises
     ------
@@ -85,7 +84,7 @@ def find_device_for(device: str | Device, dtype: np.dtype[Any]) -> Found:
 
 @cache
 def _usable_gpu(process: int) -> Found:
-    """First CUDA device, if all that it takes is there; asked once a process."""
+    """First CUDA device, if all that it needs is installed; asked once per process."""
     if sys.platform != "linux":
         return Found(None, "no GPU is used: that takes Linux")
     if find_spec("cupy") is None:
@@ -98,8 +97,8 @@ def _usable_gpu(process: int) -> Found:
 
 @cache
 def _cuda_device(process: int, ordinal: int) -> Device:
-    """One device object a GPU and process: what is broken is so for all arrays."""
-    del process  # a fork has its own
+    """One device object per GPU and process, so that all arrays see if it broke."""
+    del process  # part of the cache key: a fork needs a device object of its own
     from gpushard.devices.cuda import CudaDevice
 
     return CudaDevice(ordinal)

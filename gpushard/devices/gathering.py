@@ -1,4 +1,4 @@
-"""Boxes of elements anywhere in device memory -> inner chunks: as copies of rows."""
+"""Boxes of elements anywhere in device memory -> copies of rows to inner chunks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 
 from gpushard.devices.base import RowCopy
 
-# Copies are queued one by one, and short rows are moved far below the memory's speed:
-# few of them, as at the array's edge, still cost less than fetching all values.
+# Copies are queued one by one, and short rows are copied far below the memory's speed.
+# A few of them, as at the edge of an array, still cost less than fetching all values.
 _MOST_COPIES = 256
 _SHORT_ROW_NBYTES, _MOST_SHORT_ROWS = 32, 1024
 _LARGEST_PITCH = 2**31 - 1  # cudaDevAttrMaxPitch of every device so far
 
 
 class Strided(NamedTuple):
-    """Where the elements of a box lie: the address of the first, and byte strides."""
+    """Place of a box of elements: address of the first one, and byte strides."""
 
     address: int
     strides: tuple[int, ...]
@@ -37,10 +37,10 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
 def row_copies(
     to: Strided, source: Strided, shape: tuple[int, ...], itemsize: int
 ) -> list[RowCopy] | None:
-    """Copies of rows that move a box of `shape`; None if copies are no good way.
+    """Copies of rows that move a box of `shape`; None if copies are unsuitable.
 
-    Elements that lie backwards, in too many short rows, or several times in the box
-    (broadcast) are not moved so.
+    Copies do not suit elements in reverse order, elements in too many short rows, or
+    elements that the box has several times (broadcast).
     """
     axes = [
         axis for axis in map(_Axis, shape, source.strides, to.strides) if axis.n != 1
@@ -56,7 +56,7 @@ def row_copies(
     is_slow = nbytes < _SHORT_ROW_NBYTES and n_copies * rows.n > _MOST_SHORT_ROWS
     if is_slow or n_copies > _MOST_COPIES or (rows.n > 1 and not pitches_fit):
         return None
-    # A lone row may be longer than a pitch can say.
+    # A single row may be longer than the largest pitch.
     copies: list[RowCopy] = []
     for index in np.ndindex(*(axis.n for axis in axes)):
         begins = [

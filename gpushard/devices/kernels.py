@@ -1,6 +1,6 @@
-"""Kernel sources and what must be known to compile and launch them.
+"""Kernel sources -> what must be known to compile and launch them.
 
-Pure: the sources are found, parsed and hashed here; a device compiles them.
+Pure: this module finds, parses and hashes the sources. A device compiles them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class KernelSource:
     name
         File name: "scatter.cu".
     text
-        The file.
+        Content of the file.
     headers
-        Name in an ``#include`` -> text, for all files included, however deep.
+        Name in an ``#include`` -> text, for all files included at any depth.
     threads
-        Kernel -> threads in a block that it is written for, in the file's order.
+        Kernel -> threads per block that it is written for, in the file's order.
     digest
-        Hexadecimal SHA-256 of text and headers: the source's part of a cache key.
+        Hexadecimal SHA-256 of text and headers, which is part of a cache key.
     """
 
     name: str
@@ -57,7 +57,7 @@ def kernel_directory() -> Path:
     Raises
     ------
     DeviceError
-        There is none: the installation is incomplete.
+        There are no sources: the installation is incomplete.
     """
     package = Path(__file__).resolve().parents[1]
     for directory in (package / "kernels", package.parent / "kernels"):
@@ -143,7 +143,7 @@ def nvrtc_options(compute_capability: tuple[int, int]) -> tuple[str, ...]:
 def _headers_of(
     text: str, directory: Path, seen: set[str]
 ) -> Iterator[tuple[str, str]]:
-    """Name and text of every header under `text`, each once."""
+    """Name and text of every header that `text` includes at any depth, each once."""
     for name in _INCLUDE.findall(text):
         if name in seen:
             continue
@@ -169,20 +169,20 @@ def _digest(name: str, text: str, headers: Mapping[str, str]) -> str:
 
 
 def threads_of(kernel: str) -> int:
-    """Threads in a block that `kernel` is written for."""
+    """Threads per block that `kernel` is written for."""
     return load_kernel_sources()[kernel].threads[kernel]
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept (XDG base directories)."""
+    """Directory for compiled kernels (XDG base directories)."""
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not root.is_absolute():  # to be ignored, says the specification
+    if not root.is_absolute():  # the specification says to ignore relative paths
         root = Path.home() / ".cache"
     return root / "gpushard" / "kernels"
 
 
 def keep_file(path: Path, content: bytes) -> None:
-    """Write a file that others may be writing too; a full disk is no error."""
+    """Write a file that other processes may write too; do nothing on a full disk."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

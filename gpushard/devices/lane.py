@@ -1,7 +1,7 @@
-"""A lane: one stream, with the memory that a batch needs on its way.
+"""A lane: one stream, with all the memory that a batch needs.
 
-A batch runs wholly on one lane. Its slabs are used again by the next batch of the lane
-once the one before is done; batches of other lanes run meanwhile.
+A batch runs wholly on one lane. The next batch of the lane uses the same slabs once
+the batch before is done. Batches of other lanes run meanwhile.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from gpushard.devices.base import Device
 from gpushard.devices.budget import Budget
 from gpushard.devices.slabs import PinnedSlab, Slab, TablePage
 
-# Kernels and decoders may look a few bytes past either end of what they are given.
+# Kernels and decoders may read a few bytes before and after the range they are given.
 PADDING_NBYTES = 64
-# What GPUDirect Storage reads in: pages of a file to pages of memory (cuFile).
+# GPUDirect Storage reads pages of a file into pages of memory (cuFile).
 PAGE_NBYTES = 4096
 LANDED_ROOM_NBYTES = PAGE_NBYTES + 2 * PADDING_NBYTES
 
 
 @dataclass
 class Pending:
-    """A batch that was handed to the device and not yet looked at.
+    """A batch that was queued on the device and whose statuses nobody has read.
 
     Attributes
     ----------
     statuses
-        uint32, shape (n_rows,), pinned. What became of each row, once it is done; of no
-        rows where the batch can only succeed.
+        uint32, shape (n_rows,), pinned. Status of each row, valid once the batch is
+        done; empty if the batch cannot fail.
     settle
         Called with the rows whose status is not OK.
     """
@@ -42,19 +42,19 @@ class Pending:
 
 @dataclass
 class Lane:
-    """One stream of a device and its memory.
+    """One stream of a device, with its memory.
 
     Attributes
     ----------
     budget
-        What a batch may hold, as a rule.
+        What a batch may usually hold.
     counts_streams
-        Whether the host waits for each batch's streams to be counted.
+        Whether the host waits until the streams of each batch are counted.
     encoded_nbytes
-        Encoded bytes of the batch in hand, those that rows share counted for each.
+        Encoded bytes of the current batch. Bytes that rows share count for each row.
     n_waits
-        How often the host has waited for all that was queued. What was queued before
-        the last time is done.
+        How often the host has waited for the stream. All work that was queued before
+        the last wait is done.
     """
 
     device: Device
@@ -96,18 +96,18 @@ class Lane:
         )
 
     def retire_all(self) -> None:
-        """`retire` until nothing is under way: settling a batch may enqueue another.
+        """`retire` until nothing is under way, as settling a batch may queue another.
 
         Raises
         ------
         GpushardError
-            As `retire`.
+            As for `retire`.
         """
         while self.pending is not None:
             self.retire()
 
     def drain(self) -> None:
-        """Wait for all that is under way, and look at none of it.
+        """Wait until all work is done, and ignore its statuses.
 
         Raises
         ------
@@ -118,7 +118,7 @@ class Lane:
         self.wait_here()
 
     def wait_here(self) -> None:
-        """Wait for all that is queued on the stream.
+        """Wait until all work on the stream is done.
 
         Raises
         ------
@@ -129,7 +129,7 @@ class Lane:
         self.n_waits += 1
 
     def release(self) -> None:
-        """Wait for all that is under way, and give the memory back.
+        """Wait until all work is done, and give the memory back.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class Lane:
             slab.release()
 
     def retire(self) -> None:
-        """Wait for the batch under way, and settle the rows that the device refused.
+        """Wait until the batch is done, and settle the rows that the device refused.
 
         Raises
         ------
@@ -170,7 +170,7 @@ class Lane:
         return (places + self.upload(host)).astype(np.uint64)
 
     def upload(self, data: NDArray[np.uint8]) -> int:
-        """Device address that pinned memory is copied to; no batch may be under way."""
+        """Device address of a copy of pinned memory; no batch may be under way."""
         nbytes = len(data) + 2 * PADDING_NBYTES
         address = self.encoded.address_anew(nbytes) + PADDING_NBYTES
         if len(data):
@@ -178,14 +178,15 @@ class Lane:
         return address
 
     def landing_address(self, nbytes: int) -> int:
-        """Device memory to read files into, on a page; no batch may be under way."""
+        """Page-aligned device address to read files into; no batch may be under way."""
         address = self.landed.address_anew(nbytes + LANDED_ROOM_NBYTES)
         return -(-(address + PADDING_NBYTES) // PAGE_NBYTES) * PAGE_NBYTES
 
     def read_back(self, runs: Sequence[tuple[int, int]]) -> NDArray[np.uint8]:
-        """Bytes of `runs`, one behind the other, once all that is queued is done.
+        """Bytes of `runs` joined, on the host, once all queued work is done.
 
-        `runs`: addresses on the device and numbers of bytes. Until the next call.
+        `runs` are device addresses and numbers of bytes. The result is valid until the
+        next call.
         """
         host = self.returned_host.view(sum(nbytes for _, nbytes in runs))
         at = 0
@@ -199,7 +200,7 @@ class Lane:
         return host
 
     def place_page(self, page: TablePage) -> int:
-        """Address of a page on the device, its content on the way there."""
+        """Device address of a page; copying its content there is queued."""
         address = self.page.address(page.nbytes)
         if page.upload_nbytes:
             host = self.page_host.view(page.upload_nbytes)
@@ -208,7 +209,7 @@ class Lane:
         return address
 
     def read_statuses(self, address: int, n_rows: int) -> NDArray[np.uint32]:
-        """Statuses of the rows of a batch, on their way to the host: its verdict."""
+        """Statuses of the rows of a batch; valid once the batch is done."""
         host = self.statuses_host.view(4 * n_rows)
         self.device.download(host, address, self.stream)
         return host.view(np.uint32)

@@ -1,8 +1,8 @@
-"""NVIDIA's nvCOMP 6, bound through its C batch API: many streams in one call.
+"""NVIDIA's nvCOMP 6, called through its C batch API: many streams in one call.
 
-All addresses are plain integers. Tables lie in device memory, one entry a stream, and
-no call waits for the device. The library needs no driver to be loaded, to tell its
-alignments, or to tell its scratch sizes. `nvcomp_abi` has the C side.
+All addresses are plain integers. Tables lie in device memory, with one entry for each
+stream. No call waits for the device. Loading the library, its alignments and its
+scratch sizes need no driver. `nvcomp_abi` has the C declarations.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ class Alignments:
 
 @dataclass(frozen=True, slots=True)
 class StreamTables:
-    """Device addresses of the tables of one batch, one entry a stream.
+    """Device addresses of the tables of one batch, with one entry for each stream.
 
     Attributes
     ----------
     count
         Number of streams, at least 1.
     src, src_nbytes
-        uint64 each: where the encoded streams lie, and their sizes.
+        uint64 each: addresses and sizes of the encoded streams.
     dst, capacity
-        uint64 each: where the decoded streams go, and the room there.
+        uint64 each: addresses for the decoded streams, and the room there.
     actual_nbytes
         uint64, written: decoded sizes; undefined where the status is not 0.
     statuses
-        int32, written: one `NvcompStatus` each.
+        int32, written: one `NvcompStatus` for each stream.
     """
 
     count: int
@@ -80,13 +80,13 @@ class Nvcomp:
     path
         The shared object.
     within
-        Makes the context that each call is made in: nvCOMP launches on the thread's
-        current device, whatever the stream's is.
+        Makes the context in which each call runs. nvCOMP launches on the thread's
+        current device, whatever device the stream belongs to.
 
     Raises
     ------
     UnsupportedError
-        It cannot be loaded, is of another major version or lacks a function.
+        The library cannot be loaded, has another major version or lacks a function.
     """
 
     __slots__ = ("_functions", "_within", "cuda_major", "path", "version")
@@ -115,21 +115,21 @@ class Nvcomp:
         self._within = within
 
     def within(self, context: Callable[[], AbstractContextManager[None]]) -> Nvcomp:
-        """The same library, with a context that each call is made in."""
+        """The same library, with a context in which each call runs."""
         return Nvcomp(self.path, context)
 
     @property
     def label(self) -> str:
-        """What decodes, for reports: "nvCOMP 6.0.0"."""
+        """Name and version of the decoder, for reports: "nvCOMP 6.0.0"."""
         return f"nvCOMP {'.'.join(map(str, self.version))}"
 
     def alignments(self, algorithm: Algorithm) -> Alignments:
-        """Alignments that `algorithm` asks for."""
+        """Alignments that decoding with `algorithm` needs."""
         name = "DecompressGetRequiredAlignments"
         return self._alignments(algorithm, name, DecompressOptions())
 
     def encoding_alignments(self, algorithm: Algorithm) -> Alignments:
-        """Alignments that encoding with `algorithm` asks for."""
+        """Alignments that encoding with `algorithm` needs."""
         name = "CompressGetRequiredAlignments"
         return self._alignments(algorithm, name, CompressOptions.defaults(algorithm))
 
@@ -141,24 +141,25 @@ class Nvcomp:
     def temp_nbytes(
         self, algorithm: Algorithm, count: int, max_nbytes: int, total_nbytes: int
     ) -> int:
-        """Scratch for decoding `count` streams to `total_nbytes` bytes at most.
+        """Scratch bytes to decode `count` streams to at most `total_nbytes` bytes.
 
         Parameters
         ----------
         algorithm
-            Their format.
+            Format of the streams.
         count
             Number of streams.
         max_nbytes
-            Capacity of the largest, at most `Algorithm.max_stream_nbytes`.
+            Capacity of the largest stream, at most `Algorithm.max_stream_nbytes`.
         total_nbytes
-            Sum of their capacities. The answer grows with it without bound, and
-            without it is an estimate from `max_nbytes`, often many times too large.
+            Sum of the capacities. The answer grows with this number without bound.
+            Without it, the answer is an estimate from `max_nbytes`, often many times
+            too large.
 
         Raises
         ------
         DeviceError
-            nvCOMP refuses the numbers.
+            nvCOMP refuses these numbers.
         """
         found = ctypes.c_size_t()
         self._call(
@@ -181,25 +182,25 @@ class Nvcomp:
         temp_nbytes: int,
         stream: int,
     ) -> None:
-        """Enqueue the decoding of a batch on `stream`.
+        """Enqueue decoding a batch on `stream`.
 
         Parameters
         ----------
         algorithm
             Format of all streams.
         tables
-            The batch; sources and destinations aligned as `alignments` says.
+            The batch; sources and destinations are aligned as `alignments` says.
         temp, temp_nbytes
-            Device address and size of the scratch, not touched by anything else until
-            the call has run.
+            Device address and size of the scratch. Nothing else may use it until the
+            work is done.
         stream
             CUDA stream handle.
 
         Raises
         ------
         DeviceError
-            The call could not be enqueued. What is wrong with single streams is told
-            in ``tables.statuses``.
+            The call could not be enqueued. Errors of single streams are reported in
+            ``tables.statuses`` instead.
         """
         self._call(
             algorithm,
@@ -218,7 +219,7 @@ class Nvcomp:
         )
 
     def encoded_limit(self, algorithm: Algorithm, nbytes: int) -> int:
-        """Most bytes that `nbytes` bytes are encoded in: the room for a stream."""
+        """Largest encoded size of `nbytes` bytes: the room that a stream needs."""
         found = ctypes.c_size_t()
         options = CompressOptions.defaults(algorithm)
         name = "CompressGetMaxOutputChunkSize"
@@ -228,9 +229,9 @@ class Nvcomp:
     def encoding_temp_nbytes(
         self, algorithm: Algorithm, count: int, max_nbytes: int
     ) -> int:
-        """Scratch for encoding `count` streams of `max_nbytes` decoded bytes each.
+        """Scratch bytes to encode `count` streams of `max_nbytes` bytes each.
 
-        Needs a device for some algorithms.
+        Some algorithms need a device for this.
         """
         found = ctypes.c_size_t()
         options, total = CompressOptions.defaults(algorithm), count * max_nbytes
@@ -247,10 +248,11 @@ class Nvcomp:
         temp_nbytes: int,
         stream: int,
     ) -> None:
-        """Enqueue the encoding of a batch on `stream`; as `decompress_async`.
+        """Enqueue encoding a batch on `stream`; see `decompress_async`.
 
-        `src` and `src_nbytes` of the tables are decoded bytes, `max_nbytes` at most;
-        `actual_nbytes` gets the sizes of the streams, and `capacity` is not looked at.
+        `src` and `src_nbytes` of the tables describe decoded bytes, at most
+        `max_nbytes` each. `actual_nbytes` receives the sizes of the streams. `capacity`
+        is not used.
         """
         self._call(
             algorithm,
@@ -261,9 +263,9 @@ class Nvcomp:
         )
 
     def crc32c_conf(self, count: int, max_nbytes: int, stream: int) -> Crc32KernelConf:
-        """Choice of kernel that nvCOMP makes for checksums of `count` messages.
+        """Kernel choice that nvCOMP makes for the checksums of `count` messages.
 
-        Needs a device. `max_nbytes` is the size of the longest message.
+        This needs a device. `max_nbytes` is the size of the longest message.
 
         Raises
         ------
@@ -291,8 +293,8 @@ class Nvcomp:
     ) -> None:
         """Enqueue CRC-32C checksums of the sources of `tables` on `stream`.
 
-        `checksums` is the device address of uint32 values, one a source, written. Of
-        the tables only `src`, `src_nbytes`, `count` and `statuses` are used.
+        `checksums` is the device address of the results: uint32, one for each source.
+        Of the tables, only `src`, `src_nbytes`, `count` and `statuses` are used.
 
         Raises
         ------
@@ -330,12 +332,12 @@ class Nvcomp:
 
 @cache
 def load_nvcomp() -> Nvcomp:
-    """The installed nvCOMP: that of the wheel, or else that of the system.
+    """The installed nvCOMP: the wheel's, or else the system's.
 
     Raises
     ------
     UnsupportedError
-        There is none, or none of the major version bound.
+        There is no nvCOMP, or none of the supported major version.
     """
     found = sorted(_wheel_libraries(), key=lambda path: path.name != _SONAME)
     if found:
@@ -351,10 +353,10 @@ def load_nvcomp() -> Nvcomp:
 
 
 def _wheel_libraries() -> Iterator[Path]:
-    """Shared objects in the wheels nvidia-libnvcomp-cu12 and -cu13, of any major.
+    """Shared objects of any major in the wheels nvidia-libnvcomp-cu12 and -cu13.
 
-    Not asked for as a module: wheels of CUDA 12.8 and older make `nvidia` a package of
-    one directory, which hides what was installed in others.
+    They are not looked up as a module: wheels of CUDA 12.8 and older make `nvidia` a
+    package of one directory, which hides what other directories have.
     """
     for root in dict.fromkeys(sys.path):
         yield from Path(root).glob("nvidia/libnvcomp/lib64/libnvcomp.so.[0-9]*")
@@ -372,7 +374,7 @@ def _load(path: str) -> ctypes.CDLL:
 
 
 def _properties(library: ctypes.CDLL, path: str) -> tuple[int, int]:
-    """Version of nvCOMP and that of its CUDA runtime, as they encode them."""
+    """Versions of nvCOMP and of its CUDA runtime, as numbers in their encodings."""
     found = Properties()
     get = _bind(library, "nvcompGetProperties", (ctypes.c_void_p,), path)
     get(ctypes.byref(found))

@@ -1,7 +1,8 @@
 """The C interface of nvCOMP 6, as its headers declare it.
 
-``nvcomp/{zstd,lz4,snappy,deflate,gzip,crc32,shared_types}.h`` of 6.0: algorithms,
-statuses, structures (most are passed by value) and the functions that gpushard calls.
+It has the algorithms, statuses, structures (most are passed by value) and functions
+that gpushard uses. They are declared in
+``nvcomp/{zstd,lz4,snappy,deflate,gzip,crc32,shared_types}.h`` of 6.0.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from enum import Enum, IntEnum
 from typing import Any, ClassVar
 
 MAJOR = 6
-"""The one major version bound: others have other argument layouts."""
+"""The only major version supported: others have other argument layouts."""
 
 
 class Algorithm(Enum):
-    """Stream formats that nvCOMP decodes here; the value is their name in its API."""
+    """Stream formats that nvCOMP decodes; the value is the format's name in its API."""
 
     ZSTD = "Zstd"
     """One zstd frame (RFC 8878)."""
@@ -31,16 +32,16 @@ class Algorithm(Enum):
 
     @property
     def max_stream_nbytes(self) -> int:
-        """Largest decoded stream: its ``DecompressionMaxAllowedChunkSize``."""
+        """Largest decoded stream: the header's ``DecompressionMaxAllowedChunkSize``."""
         narrow = self in (Algorithm.ZSTD, Algorithm.SNAPPY)
         return 2**31 - 1 if narrow else 2**32 - 1
 
     @property
     def max_encodable_nbytes(self) -> int:
-        """Most bytes to encode as one stream.
+        """Largest input that is encoded as one stream.
 
-        Where a header says two things (a ``CompressionMaxAllowedChunkSize``, and less
-        where ``CompressAsync`` is described), the smaller.
+        If a header states two limits (``CompressionMaxAllowedChunkSize`` and a smaller
+        one where it describes ``CompressAsync``), this is the smaller one.
         """
         return _MAX_ENCODABLE_NBYTES[self]
 
@@ -81,14 +82,14 @@ def status_name(status: int) -> str:
     """Name and number of an nvCOMP status, for messages: "BAD_CHECKSUM (13)"."""
     try:
         return f"{NvcompStatus(status).name} ({status})"
-    except ValueError:  # a status that a later 6.x added
+    except ValueError:  # a later 6.x may add statuses
         return f"status {status}"
 
 
 class DecompressOptions(ctypes.Structure):
     """``nvcompBatched*DecompressOpts_t``: 64 bytes, all zero for the defaults.
 
-    The fields after the backend differ by algorithm; all are left at zero.
+    The fields after the backend differ between algorithms. All of them stay zero.
     """
 
     _fields_: ClassVar[Any] = (
@@ -100,8 +101,8 @@ class DecompressOptions(ctypes.Structure):
 class CompressOptions(ctypes.Structure):
     """``nvcompBatched*CompressOpts_t``: 64 bytes.
 
-    The first field is the algorithm of Deflate and Gzip (1 is their default), a data
-    type for LZ4 (0 is bytes) and reserved for Zstd.
+    The first field is the algorithm for Deflate and Gzip (1 is their default), the data
+    type for LZ4 (0 means bytes), and reserved for Zstd.
     """
 
     _fields_: ClassVar[Any] = (
@@ -168,7 +169,8 @@ class AlignmentRequirements(ctypes.Structure):
     )
 
 
-# RFC 3720 section 12.1 gives the polynomial; all is reflected, and the ends inverted.
+# RFC 3720 section 12.1 gives the polynomial. Input and output are reflected. The
+# initial value and the final XOR are all ones.
 CRC32C_SPEC = Crc32Spec(0x1EDC6F41, 0xFFFFFFFF, True, True, 0xFFFFFFFF)
 
 _ADDRESS = ctypes.c_void_p

@@ -1,4 +1,4 @@
-"""An array in device memory, whoever made it."""
+"""An array in device memory, made by gpushard or by the caller."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class DeviceOutput:
     Attributes
     ----------
     address
-        Of element 0.
+        Address of element 0.
     shape, strides
-        Elements along each axis, and bytes between neighbours, of any sign.
+        Elements along each axis, and bytes between neighbours. Strides may be negative.
     dtype
         Data type of the elements.
     affine
-        Applied to numbers on their way there.
+        Scale and offset that numbers get when they are written.
     """
 
     address: int

@@ -1,7 +1,7 @@
-"""Whether streams are decoded on a device or on the host: by what each is told to cost.
+"""Estimated costs -> whether streams are decoded on a device or on the host.
 
-Pure arithmetic. Of the rates below none was measured by this code on a GPU yet: [m] is
-measured on a CPU, [p] published by others, [e] estimated.
+Pure arithmetic. None of the rates below was measured by this code on a GPU yet. [m] was
+measured on a CPU, [p] was published by others, [e] is an estimate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpushard.layout import CodecSpec
 from gpushard.options import KIB
 
 _BLOSC_HEADER_NBYTES = 16
-# Where the header is not at hand: what Blosc makes of large inner chunks at level 5.
+# Used without a header: the block size that Blosc gives large inner chunks at level 5.
 _USUAL_BLOCK_NBYTES = 128 * KIB
 _MAX_SPLITS, _MIN_SPLIT_NBYTES, _DONT_SPLIT = 16, 128, 16
 _COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")
@@ -28,12 +28,12 @@ _COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Decoded bytes a second.
+    """Decoding speeds, in decoded bytes per second.
 
     Attributes
     ----------
     device
-        Of a device with streams enough.
+        Of a device with enough streams to be busy.
     stream
         Of a device with a single stream.
     host
@@ -60,15 +60,16 @@ RATES: Mapping[str, Rates] = MappingProxyType(
         "blosc-zlib": Rates(20e9, 20e6, 0.4e9),
     }
 )
-"""What is decoded -> how fast; a device may bring its own."""
+"""Coding -> its rates; a device may have rates of its own."""
 
 _FRAMES = {"lz4hc": "lz4"}
 
 
 def has_decoder(spec: CodecSpec) -> bool:
-    """Whether a device decodes what a compressor, as it is configured, writes.
+    """Whether a device decodes the output of a compressor with this configuration.
 
-    Blosc's frames name their compressor themselves: this is what is to be expected.
+    A Blosc frame names its compressor itself; the configuration only says which one to
+    expect.
     """
     compressor = spec.configuration.get("cname")
     return compressor is None or f"blosc-{_FRAMES.get(compressor, compressor)}" in RATES
@@ -83,12 +84,11 @@ class Load(NamedTuple):
 
     Attributes
     ----------
-    coding
-        Key of `RATES`, or one that no device decodes.
+        Key of `RATES`, or a coding that no device decodes.
     n_rows
-        Inner chunks.
+        Number of inner chunks.
     encoded_nbytes, decoded_nbytes
-        Of all of them.
+        Sizes of all inner chunks together.
     largest_nbytes
         Decoded size of the largest stream.
     """
@@ -101,7 +101,7 @@ class Load(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Estimated time of a load, in seconds."""
+    """Estimated time for a load on a device and on the host, in seconds."""
 
     device: float
     host: float
@@ -110,14 +110,14 @@ class Costs(NamedTuple):
 def load_of(
     step: Step, n_rows: int, encoded_nbytes: int, first: NDArray[np.uint8]
 ) -> Load:
-    """Load of `n_rows` inner chunks whose compressor `step` undoes.
+    """Load of `n_rows` inner chunks whose compressor `step` decodes.
 
     Parameters
     ----------
     encoded_nbytes
-        Of all of them.
+        Encoded size of all inner chunks together.
     first
-        Encoded bytes of one of them, host: the header of a Blosc frame is looked at.
+        Encoded bytes of one inner chunk, host. Used for the header of a Blosc frame.
     """
     coding, largest = step.kind.value, step.decoded_nbytes
     if step.kind is StepKind.BLOSC:
@@ -128,7 +128,7 @@ def load_of(
 
 
 def _blosc_stream(frame: NDArray[np.uint8], decoded_nbytes: int) -> tuple[str, int]:
-    """Compressor of a frame and the decoded size of its streams, as it claims."""
+    """Compressor and decoded stream size that the header of a Blosc frame claims."""
     if len(frame) < _BLOSC_HEADER_NBYTES:
         return _COMPRESSORS[-1], min(_USUAL_BLOCK_NBYTES, decoded_nbytes)
     flags, item_nbytes = int(frame[2]), int(frame[3])

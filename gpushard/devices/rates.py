@@ -1,4 +1,4 @@
-"""How fast a device decodes: what was measured here once, or else what others tell."""
+"""Decoding speeds of a device: those measured here once, or else the defaults."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _VERSION = 1
 
 
 def kept_rates(model: str) -> Mapping[str, Rates] | None:
-    """Rates that were measured for a `model` of device; None if none were.
+    """Rates that were measured for a `model` of device; None if there are none.
 
-    Codings that were not measured have those of `placement.RATES`.
+    Codings that were not measured get the rates of `placement.RATES`.
     """
     try:
         content = json.loads(_path(model).read_text(encoding="utf-8"))
         found = {name: _parsed(rates) for name, rates in content["rates"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # what cannot be read was never kept
+        return None  # a file that cannot be read counts as none
     if content.get("version") != _VERSION:
         return None
     return MappingProxyType({**RATES, **found})
 
 
 def keep_rates(model: str, found: Mapping[str, Rates]) -> Path:
-    """File in which rates of a `model` of device are kept for later processes."""
+    """Path of a new file that keeps the rates of a `model` for later processes."""
     rates = {name: asdict(rates) for name, rates in found.items()}
     content = {"version": _VERSION, "model": model, "rates": rates}
     path = _path(model)

@@ -1,4 +1,4 @@
-"""Selections of an array -> arrays in device memory, by the conductor of all reads."""
+"""Selections of an array -> arrays in device memory, by way of `reading.read`."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from gpushard.report import Tally
 from gpushard.selecting.patches import Taken
 from gpushard.source import Source
 
-# Results of the host go through so much pinned memory at a time.
+# Results that the host decoded are copied through pinned memory of this size.
 _PIECE_NBYTES = 8 * MIB
-# An inner chunk that the host decodes is laid out, and copied to pinned memory.
+# The host lays out each inner chunk that it decodes, and copies it to pinned memory.
 _PINNED_COPIES = 2
 
 
 class DeviceRead(NamedTuple):
-    """What to read of an array into device memory, and where to.
+    """Which selections of an array to read, and into which device arrays.
 
     Attributes
     ----------
     source
         The array.
     selections
-        What to read, in one batch.
+        Selections to read together.
     outputs
-        One a selection, of its shape.
+        One output for each selection, of the same shape.
     device
-        Where the outputs are.
+        The device that holds the outputs.
     tally
-        Where to count what is done.
+        Counts of the read, which it adds to.
     entries
-        What has to be done before anything writes to the outputs.
+        Events that must be done before anything writes to the outputs.
     damage
-        What becomes of damaged inner chunks.
+        What happens at damaged inner chunks.
     """
 
     source: Source
@@ -63,7 +63,7 @@ class DeviceRead(NamedTuple):
 
 
 def read_to_device(read: DeviceRead) -> Job:
-    """Read into device memory; when it returns, all elements are there.
+    """Read into device memory; on return all elements are there.
 
     Returns
     -------
@@ -72,9 +72,9 @@ def read_to_device(read: DeviceRead) -> Job:
     Raises
     ------
     CorruptShardError, StoreError
-        As for any read; the outputs hold nothing of meaning then.
+        As for any read; the contents of the outputs are then undefined.
     DeviceError
-        The device failed, has not enough memory, or failed before in a way that a
+        The device failed or has not enough memory, or it failed before in a way that a
         process cannot recover from.
     """
     job = device_job(read)
@@ -89,14 +89,14 @@ def read_to_device(read: DeviceRead) -> Job:
 
 
 def device_job(read: DeviceRead, n_sharing: int = 1) -> Job | None:
-    """Job that does what `read_to_device` does; None if the host has to scatter.
+    """Job of a `read_to_device`; None if the host has to scatter.
 
-    If it is begun and not finished, or fails, `abandon` it.
+    Call `abandon` on a job that fails, or that was begun and is not finished.
 
     Parameters
     ----------
     n_sharing
-        Jobs that are under way at the same time, and share what is free.
+        Number of jobs that run at the same time and share the free memory.
     """
     read.device.check()
     plan = plan_read(read.source.layout, read.selections, apart=True)
@@ -105,7 +105,7 @@ def device_job(read: DeviceRead, n_sharing: int = 1) -> Job | None:
     try:
         sink = _device_sink(read._replace(source=source), plan)
     except DeviceMemoryError:
-        # Not even the tables of the targets fit: what needs none is left.
+        # Not even the tables of the targets fit. A read by the host needs none.
         if not all(map(_is_contiguous, read.outputs)):
             raise
         read.tally.add(n_memory_failures=1)
@@ -117,14 +117,14 @@ def device_job(read: DeviceRead, n_sharing: int = 1) -> Job | None:
 
 
 def abandon(jobs: Sequence[Job]) -> None:
-    """Let nothing of jobs of `device_job` be under way any more; see `DeviceSink`."""
+    """Wait until no work of these jobs is under way; see `DeviceSink.abandon`."""
     for job in jobs:
         if isinstance(job.sink, DeviceSink):
             job.sink.abandon()
 
 
 def _beside_pinned(source: Source) -> Source:
-    """The array, its inner chunks held to what leaves room to copy them to a device."""
+    """The array, with less room for inner chunks: they are also copied to a device."""
     options = source.options
     pinned_nbytes = _PINNED_COPIES * source.work_nbytes
     alone_nbytes = max(1, options.alone_nbytes - pinned_nbytes)
@@ -132,12 +132,12 @@ def _beside_pinned(source: Source) -> Source:
 
 
 def _device_sink(read: DeviceRead, plan: ReadPlan) -> DeviceSink | None:
-    """Sink that writes a plan into outputs; None if the device cannot place elements.
+    """Sink that writes a plan into outputs; None if the device cannot scatter.
 
     Raises
     ------
     DeviceMemoryError
-        Not even its tables fit.
+        Not even the tables of the sink fit.
     """
     source = read.source
     chain, why = choose_chain(source)
@@ -158,7 +158,7 @@ def _device_sink(read: DeviceRead, plan: ReadPlan) -> DeviceSink | None:
 
 
 def _read_by_host(read: DeviceRead) -> Job:
-    """Read on the host, and copy the results: for what a device cannot scatter."""
+    """Read on the host and copy the results, if a device cannot scatter them."""
     plan = plan_read(read.source.layout, read.selections)
     results: list[NDArray[Any]] = []
     for output in read.outputs:
@@ -177,7 +177,7 @@ def _read_by_host(read: DeviceRead) -> Job:
 
 
 def _copy_results(read: DeviceRead, results: Sequence[NDArray[Any]]) -> None:
-    """Copy arrays of the host to the outputs, and wait until they are there."""
+    """Copy arrays of the host to the outputs, and wait until the copies are done."""
     device = read.device
     stream = device.create_stream()
     for entry in read.entries:
@@ -195,7 +195,7 @@ def _copy_results(read: DeviceRead, results: Sequence[NDArray[Any]]) -> None:
 
 
 def _copying_room(device: Device, nbytes: int) -> NDArray[np.uint8]:
-    """Pinned memory; where there is none any, from which a copy takes longer."""
+    """Pinned memory, or pageable memory if there is none; copies are slower then."""
     try:
         return device.allocate_pinned(max(nbytes, 1))
     except DeviceMemoryError:

@@ -1,4 +1,4 @@
-"""Results in device memory: arrays made here, or the caller's own."""
+"""Read request -> arrays in device memory: new ones, or the caller's own."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
 
 def read_on_device(source: Source, request: ReadRequest, device: Device) -> list[Any]:
-    """One array in device memory a selection, complete when it returns.
+    """One array in device memory for each selection, complete on return.
 
-    What was queued on the caller's stream before is done before anything is written.
+    Work queued earlier on the caller's stream is done before anything is written.
 
     Raises
     ------
     SelectionError
-        An array of the caller's does not fit, the cast is refused, or the stream is
-        none.
+        An array of the caller does not fit, the cast is refused, or `stream` is not a
+        stream.
     CorruptShardError, StoreError, DeviceError
-        As the stages of a read raise them.
+        As the stages of a read.
     """
     device.check()
     results: list[Any] = []
@@ -53,12 +53,12 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
         check_cast(source.layout.dtype, output.dtype)
         results.append(made)
         outputs.append(output)
-        if out is None:  # whoever had the memory before may still use it there
+        if out is None:  # earlier work may still use the memory of a new array
             streams.add(device.current_stream())
         elif stream is not None and request.stream is None:
             streams.add(stream)
     if not any(prod(output.shape) for output in outputs):
-        # Nothing would wait for what a sink queues when it is made.
+        # No batch would wait for the copies that a new sink queues.
         return results
     entries = [device.record(stream) for stream in sorted(streams)]
     tally = request.tally or Tally()
@@ -76,10 +76,10 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
 
 
 def _with_room(source: Source, device: Device, read: Reader) -> Reader:
-    """Reader of rounds, which have the room of `device` but for their columns.
+    """Reader of rounds that gives each round the room of `device`, less its columns.
 
-    Columns lie on the host, and are counted against its limit. The rounds' lower one
-    is nobody's wish to hold less on the device.
+    Columns lie on the host and count against its limit. The lower limit of a round must
+    not reduce what the device may hold.
     """
 
     def read_round(
@@ -94,9 +94,9 @@ def _with_room(source: Source, device: Device, read: Reader) -> Reader:
 
 
 def _output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]:
-    """Where an array lies, and the stream that it says it is used on.
+    """Output that describes an array, and the stream that the array names, if any.
 
-    By the CUDA Array Interface, version 3, or by DLPack.
+    Uses the CUDA Array Interface, version 3, or DLPack.
     """
     array, interface = _told(array, device)
     if interface is None:
@@ -121,11 +121,11 @@ def _output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]
 
 
 def _told(array: Any, device: Device) -> tuple[Any, Mapping[str, Any] | None]:
-    """Array, adopted where it tells too little of itself, and its interface if any."""
+    """Array and its interface, if any; adopted if its own description is not enough."""
     interface = getattr(array, "__cuda_array_interface__", None)
     is_named = isinstance(getattr(array, "dtype", None), np.dtype)
     is_raw = interface is not None and np.dtype(interface["typestr"]).kind == "V"
-    # What has DLPack alone; and of raw bytes only DLPack tells that they are bfloat16.
+    # Some arrays have DLPack only; and only DLPack says that raw bytes are bfloat16.
     if (interface is None or (is_raw and not is_named)) and _is_on_gpu(array):
         array = device.adopt(array)
         interface = array.__cuda_array_interface__

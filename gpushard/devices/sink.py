@@ -1,4 +1,7 @@
-"""A sink in device memory: batches on two lanes, and the host for what is refused."""
+"""Fetched inner chunks -> outputs in device memory, in batches on two lanes.
+
+The host decodes the inner chunks that the device refuses.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ from gpushard.source import Source
 
 _log = logging.getLogger("gpushard.devices")
 
-# Streams that keep a large GPU busy: an estimate, as nothing has run on one yet.
+# Streams that keep a large GPU busy: an estimate, as no code ran on one yet.
 MAX_ROWS = 4096
 
 _NOTHING = np.empty(0, np.uint8)
@@ -50,15 +53,15 @@ class DeviceSink:
     device
         The device.
     chain
-        What it does to inner chunks.
+        What the device does to inner chunks.
     targets
-        Where the parts of the plan land, in device memory.
+        Where the parts of the plan are written in device memory.
     source
-        The array: its store says how payload is fetched, its options bound the memory.
+        The array. Its store decides how payload is fetched; its options bound memory.
     decodes
-        Whether the device decodes. If not, the host does, and the device scatters.
+        Whether the device decodes. If not, the host decodes and the device scatters.
     entries
-        What has to be done before anything writes to the targets.
+        Events that must be done before anything writes to the targets.
     """
 
     place_kept = None
@@ -105,18 +108,18 @@ class DeviceSink:
 
     @property
     def fetch_label(self) -> str:
-        """How payload is fetched, and why so."""
+        """How payload is fetched, and why in this way."""
         return self._fetch.label
 
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
-        """Let the fill value land where the missing inner chunks `rows` would."""
+        """Write the fill value where the missing inner chunks `rows` would land."""
         del job
         for some in self._cut(block, rows):
             with self._lane() as lane:
                 self._fill(lane, block, some)
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
-        """Let the inner chunks that requests hold be decoded and land.
+        """Decode the inner chunks in these requests and write them to the targets.
 
         Raises
         ------
@@ -131,11 +134,11 @@ class DeviceSink:
             with self._lane(encoded.landing.lane) as lane:
                 right, wrong = self._by_size(some)
                 self._put(lane, job, ranged.block, right, decodes=decodes)
-                # Decoding on the host says what is wrong with them, or fills them.
+                # The host's decoder names the damage, or these rows are filled.
                 self._put(lane, job, ranged.block, wrong, decodes=False)
 
     def _by_size(self, encoded: Encoded) -> tuple[Encoded, Encoded]:
-        """Inner chunks that are as long as they have to be, and the others."""
+        """Inner chunks with the stored size that the chain needs, and the others."""
         wanted = self.chain.encoded_nbytes
         if wanted is None:
             return encoded, encoded[:0]
@@ -145,13 +148,13 @@ class DeviceSink:
         return encoded[~is_wrong], encoded[is_wrong]
 
     def direct(self, job: Job) -> None:
-        """Nothing: it takes part in the general way."""
+        """Do nothing: this sink has no shorter way."""
 
     def reader(self, job: Job, ranged: RangedBlock) -> None:
-        """Nothing: it is given what is fetched."""
+        """Do nothing: this sink is given what is fetched."""
 
     def _is_for_device(self, job: Job, encoded: Encoded) -> bool:
-        """Whether the device is to decode inner chunks that it could."""
+        """Whether the device shall decode inner chunks, if it can."""
         placement = job.source.options.placement
         if placement != "cost" or not self.chain.steps:
             return placement != "host"
@@ -159,7 +162,7 @@ class DeviceSink:
         if step is None:
             return True
         landing = encoded.landing
-        # What lies on the device already is not fetched back for a look at a header.
+        # Payload that is on the device already is not copied back just for its header.
         first = _NOTHING if landing.lane else landing.on_host(encoded[:1])[0]
         load = load_of(step, len(encoded), int(encoded.nbytes.sum()), first)
         costs = estimate(load, job.source.options.threads, self.device.rates)
@@ -168,7 +171,7 @@ class DeviceSink:
         return costs.device <= costs.host
 
     def finish(self) -> None:
-        """Wait until all has landed.
+        """Wait until everything is written.
 
         Raises
         ------
@@ -179,27 +182,27 @@ class DeviceSink:
         """
         for lane in self._lanes:
             lane.retire_all()
-        # Without a batch nobody has waited for the tables yet.
+        # Without a batch nothing has waited for the upload of the tables yet.
         self.device.wait(self._is_placed)
         self._give_streams_back()
 
     def abandon(self) -> None:
-        """Let nothing be under way any more, whatever becomes of it.
+        """Wait until no work is under way, and ignore its outcome.
 
-        After an error: memory must not be given back while work may write to it.
+        Called after an error. Memory must not be freed while work may write to it.
         """
         for lane in self._lanes:
             _let_go(lane)
         self._give_streams_back()
 
     def _give_streams_back(self) -> None:
-        """Let later reads have the streams of the lanes: nothing is under way there."""
+        """Give the streams of the lanes to later reads; no work may be under way."""
         while self._streams:
             self.device.release_stream(self._streams.pop())
 
     @contextmanager
     def _lane(self, held: Lane | None = None) -> Iterator[Lane]:
-        """A lane whose last batch is done with: the one held already, if any."""
+        """A lane whose last batch is settled; the lane `held`, if there is one."""
         if held is not None:
             held.retire_all()
             yield held
@@ -215,16 +218,16 @@ class DeviceSink:
             self._idle.put(lane)
 
     def _cut(self, block: ShardBlock, columns: Ints) -> Iterator[Ints]:
-        """Columns sorted by target, as many at a time as fit a batch."""
+        """Columns sorted by target, in pieces that fit a batch."""
         ordered = columns[self._order(block, columns)]
         first = 0
         while first < len(ordered):
-            n_rows = self.max_rows  # which becomes less where memory runs out
+            n_rows = self.max_rows  # it shrinks when memory runs out
             yield ordered[first : first + n_rows]
             first += n_rows
 
     def _fill(self, lane: Lane, block: ShardBlock, rows: Ints) -> None:
-        """Enqueue the fill value, in smaller batches where memory runs out."""
+        """Enqueue writing the fill value, in smaller batches if memory runs out."""
         first, size = 0, len(rows)
         while first < len(rows):
             some = rows[first : first + size]
@@ -248,14 +251,14 @@ class DeviceSink:
         *,
         decodes: bool,
     ) -> None:
-        """Enqueue inner chunks, in smaller batches where memory runs out.
+        """Enqueue inner chunks, in smaller batches if memory runs out.
 
-        Where there is not enough to decode a single one, the host decodes the rest.
+        If the device cannot decode even a single one, the host decodes the rest.
 
         Raises
         ------
         DeviceMemoryError
-            There is not even enough to scatter one.
+            The device has not enough memory to scatter even one.
         """
         first, size = 0, len(encoded)
         while first < len(encoded):
@@ -269,7 +272,7 @@ class DeviceSink:
                 self._make_room(lane)
                 if len(some) > 1:
                     size = len(some) // 2
-                    if decodes:  # what did not fit once is not tried again
+                    if decodes:  # later batches are made no larger
                         self.max_rows = min(self.max_rows, size)
                 elif decodes:
                     decodes, size = False, len(encoded)
@@ -281,7 +284,7 @@ class DeviceSink:
                 job.tally.add(**{f"n_decoded_on_{place}": len(some)})
 
     def _make_room(self, lane: Lane) -> None:
-        """Give back the memory of a lane that ran out of it, and of an idle one."""
+        """Give back the memory of a lane that ran out of it, and of an idle lane."""
         lane.release()
         try:
             other = self._idle.get_nowait()
@@ -294,16 +297,16 @@ class DeviceSink:
             self._idle.put(other)
 
     def _batches(self, block: ShardBlock, encoded: Encoded) -> Iterator[Encoded]:
-        """As many at a time as fit a batch: neighbours in memory, sorted by target."""
+        """Pieces that fit a batch: neighbours in memory, then sorted by target."""
         first = 0
         while first < len(encoded):
-            n_rows = self.max_rows  # which becomes less where memory runs out
+            n_rows = self.max_rows  # it shrinks when memory runs out
             some = encoded[first : first + n_rows]
             first += n_rows
             yield some[self._order(block, some.column)]
 
     def _order(self, block: ShardBlock, columns: Ints) -> Ints:
-        """Order of columns of a block by the targets that write them."""
+        """Order that sorts columns of a block by the target that they land in."""
         target = self._grouping.of_part[block.part[columns]]
         return np.argsort(target, kind="stable")
 
@@ -347,14 +350,14 @@ class DeviceSink:
     def _scatter_from_host(
         self, lane: Lane, job: Job, block: ShardBlock, encoded: Encoded
     ) -> None:
-        """Decode on the host, to the end or to the error that it is, and scatter."""
+        """Decode on the host, which raises if a chunk is damaged, and scatter."""
         src = lane.upload_bytes(self._decoded(job, block, encoded))
         scatter_decoded(lane, self._targets, self._rows(block, encoded.column), src)
 
     def _decoded(
         self, job: Job, block: ShardBlock, encoded: Encoded
     ) -> list[NDArray[np.uint8]]:
-        """Decoded inner chunks, laid out as the device would have decoded them.
+        """Decoded inner chunks, laid out as the device would have laid them out.
 
         Raises
         ------
@@ -378,6 +381,6 @@ class DeviceSink:
 
 
 def _let_go(lane: Lane) -> None:
-    """Wait for what is under way on a lane; that it failed is known."""
+    """Wait until no work of a lane is under way, and ignore its failure."""
     with suppress(DeviceError):
         lane.drain()

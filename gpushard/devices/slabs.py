@@ -1,4 +1,4 @@
-"""Memory of a lane: slabs made once, and tables packed for one upload."""
+"""Reusable memory of a lane: slabs that grow, and tables packed for one upload."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from numpy.typing import NDArray
 from gpushard.devices.base import Device, DeviceBuffer
 
 _ALIGNMENT = 16
-# Slabs grow by half again at least, so that batches of growing size cost few new ones.
+# Slabs grow by at least half, so that batches of growing size need few allocations.
 _GROWTH = 3 / 2
 _UNBOUNDED = 2**62
 _NOTHING = np.empty(0, np.uint8)
 
 
 class Slab:
-    """Device memory that is made anew only when more is needed.
+    """Device memory that is allocated again only when more is needed.
 
-    What was outgrown is kept until `settle`, for work that is under way may use it.
+    A slab that became too small is kept until `settle`, because work that is under way
+    may use it.
 
     Parameters
     ----------
     device
         The device.
     most_nbytes
-        Size up to which it grows ahead of need.
+        Size up to which the slab grows ahead of need.
     """
 
     def __init__(self, device: Device, most_nbytes: int = _UNBOUNDED) -> None:
@@ -42,33 +43,33 @@ class Slab:
         return self.address_anew(nbytes)
 
     def address_anew(self, nbytes: int) -> int:
-        """As `address`, where no work under way uses what it holds."""
+        """As `address`, for callers with no work under way that uses the slab."""
         held = 0 if self._buffer is None else self._buffer.nbytes
         if self._buffer is None or held < nbytes:
             ahead = min(int(held * _GROWTH), self._most_nbytes)
-            self._buffer = None  # given back first: never two of them
+            self._buffer = None  # freed first, so that two never exist at once
             self._buffer = self._device.allocate(max(nbytes, ahead, 256))
         return self._buffer.address
 
     def settle(self) -> None:
-        """Give back what was outgrown: no work that used it is under way any more."""
+        """Free the slabs that were too small; no work may use them any more."""
         self._outgrown.clear()
 
     def release(self) -> None:
-        """Give all back: no work that used it is under way any more."""
+        """Free all memory; no work may use it any more."""
         self._buffer = None
         self._outgrown.clear()
 
 
 class PinnedSlab:
-    """Pinned host memory that is made anew only when more is needed.
+    """Pinned host memory that is allocated again only when more is needed.
 
     Parameters
     ----------
     device
-        The device that copies from it and to it.
+        The device that copies from this memory and to it.
     most_nbytes
-        Size up to which it grows ahead of need.
+        Size up to which the slab grows ahead of need.
     """
 
     def __init__(self, device: Device, most_nbytes: int = _UNBOUNDED) -> None:
@@ -77,22 +78,22 @@ class PinnedSlab:
         self._memory = _NOTHING
 
     def view(self, nbytes: int) -> NDArray[np.uint8]:
-        """`nbytes` bytes of it: uint8, host, pinned."""
+        """First `nbytes` bytes of the slab: uint8, host, pinned."""
         if len(self._memory) < nbytes:
             ahead = min(int(len(self._memory) * _GROWTH), self._most_nbytes)
-            self._memory = _NOTHING  # given back first: never two of them
+            self._memory = _NOTHING  # freed first, so that two never exist at once
             self._memory = self._device.allocate_pinned(max(nbytes, ahead, 256))
         return self._memory[:nbytes]
 
     def release(self) -> None:
-        """Give all back: no copy to or from it is under way any more."""
+        """Free all memory; no copy to it or from it may be under way any more."""
         self._memory = np.empty(0, np.uint8)
 
 
 class TablePage:
-    """Columns laid side by side: some with content to upload, some for the device.
+    """Columns side by side in one piece of memory: some uploaded, some only reserved.
 
-    Offsets are known as columns are added; addresses once the page has a place.
+    `add` and `reserve` give offsets. Addresses follow once the page has a place.
     """
 
     def __init__(self) -> None:
@@ -101,7 +102,7 @@ class TablePage:
         self.upload_nbytes = 0
 
     def add(self, column: NDArray[Any]) -> int:
-        """Offset of a column whose content is uploaded; all such come first."""
+        """Offset of a column that is uploaded; add these before `reserve`."""
         data = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
         offset = self.reserve(data.nbytes)
         self._columns.append((offset, data))
@@ -115,6 +116,6 @@ class TablePage:
         return offset
 
     def write(self, memory: NDArray[np.uint8]) -> None:
-        """Write the content to upload into `memory`, `upload_nbytes` bytes."""
+        """Write the columns to upload into `memory`, of `upload_nbytes` bytes."""
         for offset, data in self._columns:
             memory[offset : offset + len(data)] = data

@@ -6,10 +6,10 @@ from enum import IntEnum
 
 
 class Status(IntEnum):
-    """Outcome for one inner chunk; the first that is not `OK` stays."""
+    """Outcome for one inner chunk; the first status other than `OK` is kept."""
 
     OK = 0
-    """Decoded, to exactly the bytes that the metadata promises."""
+    """It was decoded to exactly as many bytes as the metadata promises."""
     CHECKSUM = 1
     """The stored checksum differs from that of the stored bytes."""
     FORMAT = 2
@@ -17,8 +17,8 @@ class Status(IntEnum):
     SIZE = 3
     """The encoded bytes claim another decoded size than the metadata does."""
     HOST = 4
-    """Perhaps valid, but not for the device's decoder: the host decodes it."""
+    """It may be valid, but the device cannot decode it: the host does."""
     DECODER = 5
-    """The vendor's decoder refused it."""
+    """The vendor's decoder refused the bytes."""
     SHORT = 6
     """The vendor's decoder wrote another number of bytes than the metadata says."""

@@ -1,8 +1,8 @@
-"""Plain elements that land as they are: copied to the output, and nothing else.
+"""Plain elements that need no scatter -> copies from landed bytes into the outputs.
 
-What is stored without a codec to undo, and is side by side in the inner chunk and in
-the output alike, needs neither an arena nor a scatter. Inner chunks that are neighbours
-at both ends, of one output, are one copy. Pure: what is copied, not how.
+Elements need neither an arena nor a scatter if no codec changes them and if they are
+contiguous both in the inner chunk and in the output. Inner chunks of one output that
+are neighbours at both ends become one copy. Pure: this module copies nothing.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from gpushard.devices.batch import Rows
 from gpushard.devices.scattering.targets import PlacedTarget
 from gpushard.selecting.selection import Ints
 
-# A copy is a call of the driver, of which a batch takes few (20); beyond, one scatter
-# behind one copy is cheaper: memory of a device is much faster than the bus.
+# A copy is a driver call, and a scattered batch takes few calls (20). With more copies,
+# one large copy and a scatter are cheaper: device memory is much faster than the bus.
 MAX_COPIES = 8
 
 
 class Copies(NamedTuple):
-    """Copies from where bytes were fetched to into outputs: int64, shape (n,).
+    """Copies of fetched bytes into outputs: int64, shape (n,).
 
     Attributes
     ----------
     at
-        Where the bytes lie in their landing.
+        Offset of the bytes in their landing.
     address
-        Where they go in device memory.
+        Device address to copy to.
     nbytes
-        How many.
+        Number of bytes.
     """
 
     at: Ints
@@ -43,16 +43,17 @@ class Copies(NamedTuple):
 def straight_copies(
     targets: Sequence[PlacedTarget], rows: Rows, at: Ints
 ) -> Copies | None:
-    """Copies that land inner chunks as they are stored.
+    """Copies that move inner chunks to the outputs exactly as they are stored.
 
     Parameters
     ----------
     at
-        int64, shape (n_rows,). Where byte 0 of each lies in its landing, or would.
+        int64, shape (n_rows,). Offset in the landing of byte 0 of each inner chunk,
+        also if that byte was not fetched.
 
     Returns
     -------
-    None if one of them does not land so, or it would take too many.
+    None if one inner chunk needs a scatter, or if there would be too many copies.
     """
     n_rows = len(rows.target)
     source, address = np.empty(n_rows, np.int64), np.empty(n_rows, np.int64)
@@ -69,9 +70,10 @@ def straight_copies(
 
 
 def _joined(part: Ints, source: Ints, address: Ints, nbytes: Ints) -> Copies | None:
-    """Neighbours at both ends as one; None if too many are left.
+    """Copies with neighbours at both ends joined; None if too many remain.
 
-    Outputs that are neighbours may be allocations of their own, which no copy spans.
+    Outputs that are neighbours are not joined: they may be separate allocations, and no
+    copy may span two of these.
     """
     order = np.argsort(source, kind="stable")
     part, source = part[order], source[order]
@@ -86,5 +88,5 @@ def _joined(part: Ints, source: Ints, address: Ints, nbytes: Ints) -> Copies | N
 
 
 def _gaps(start: Ints, nbytes: Ints) -> NDArray[np.bool_]:
-    """Whether each but the first begins elsewhere than where the one before ends."""
+    """Whether each item except the first starts elsewhere than the one before ends."""
     return start[1:] != start[:-1] + nbytes[:-1]

@@ -1,4 +1,4 @@
-"""Parameters of the kernels: their structs, and the numbers that stand in them."""
+"""Structs that the kernels take as parameters, and constants that stand in them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BYTE_SHUFFLED = 1
 
 
 class StreamClass(IntEnum):
-    """What the streams of Blosc frames are sorted into, as in ``blosc_format.cuh``."""
+    """Classes of the streams in Blosc frames, as in ``blosc_format.cuh``."""
 
     RAW = 0
     LZ4 = 1
@@ -34,7 +34,7 @@ class StreamClass(IntEnum):
 
 
 def fast_divisor(divisor: int | Ints) -> NDArray[Any]:
-    """What the kernels divide by `divisor` with: `FAST_DIVISOR`, of its shape.
+    """Constants with which kernels divide by `divisor`: `FAST_DIVISOR`, same shape.
 
     Parameters
     ----------
