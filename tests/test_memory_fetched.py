@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -107,8 +109,13 @@ def test_whole_objects_wait_for_room():
     assert came == [6 * MIB, 7 * MIB]
 
 
-def test_who_waits_for_room_gives_up_with_those_it_is_asked_together_with():
-    wholes, failure = Wholes(Options()), StoreError("too slow")
+@pytest.mark.parametrize(
+    ("why", "is_for_good"), [("too slow", True), ("status code: 503", False)]
+)
+def test_who_waits_for_room_gives_up_with_one_of_its_group_that_fails_for_good(
+    why, is_for_good
+):
+    wholes, failure = Wholes(Options()), StoreError(why)
     group, came = Together(), list[str]()
     begun = threading.Barrier(3)
 
@@ -118,7 +125,7 @@ def test_who_waits_for_room_gives_up_with_those_it_is_asked_together_with():
             with wholes.taken(wholes.most_nbytes, group):
                 came.append(name)
         except StoreError as error:
-            came.append(f"{name} {error is failure}")
+            came.append(f"{name} {error}")
 
     def fail() -> None:
         with wholes.taken(wholes.most_nbytes, group):
@@ -136,7 +143,30 @@ def test_who_waits_for_room_gives_up_with_those_it_is_asked_together_with():
         fail()
     for thread in waiting:
         thread.join()
-    assert sorted(came) == ["alone", "together True"]
+    assert sorted(came) == [
+        "alone",
+        f"together {failure}" if is_for_good else "together",
+    ]
+
+
+def test_what_was_fetched_of_an_object_that_failed_goes_with_its_error():
+    def fail() -> weakref.ref[Any]:
+        group = Together()
+        body = np.empty(3, np.uint8)
+        with (
+            pytest.raises(StoreError) as caught,
+            Wholes(Options()).taken(3, group),
+        ):
+            raise StoreError("too slow")
+        assert group.error is not None
+        del caught
+        return weakref.ref(body)
+
+    gc.disable()
+    try:
+        assert fail()() is None
+    finally:
+        gc.enable()
 
 
 class Interrupting(threading.Condition):

@@ -22,6 +22,8 @@ _FORBIDDEN_PARTS = frozenset(("", ".", ".."))
 _FORBIDDEN_CHARACTERS = frozenset("\\\0")
 _USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# Statuses of a server that may well answer in a moment.
+_PASSING = re.compile(r"status code: (429|500|502|503|504)\b")
 
 ErrorType = TypeVar("ErrorType", bound=StoreError)
 
@@ -73,6 +75,12 @@ def refuse_unsafe_key(key: str, url: str) -> None:
         f"{key!r} is no key below the store's root",
         hint="keys are names joined by single slashes, without '.' and '..'",
     )
+
+
+def passing_status(error: StoreError) -> str | None:
+    """Status of a server that is busy for a moment: "503"; None for any other error."""
+    found = _PASSING.search(error.what)
+    return found and found[1]
 
 
 def without_credentials(text: str) -> str:

@@ -7,7 +7,6 @@ patience than that are asked again from here.
 from __future__ import annotations
 
 import random
-import re
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,12 +14,11 @@ from typing import TypeVar
 from gpushard.errors import StoreError
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.bodies import Pace
+from gpushard.stores.failures import passing_status
 from gpushard.stores.plain_http import PlainServer
 
 _FIRST_PAUSE_S = 1.0
-# Statuses of a server that may well answer in a moment, and those of them that come
-# with a Retry-After (RFC 9110, 10.2.3; RFC 6585, 4).
-_PASSING = re.compile(r"status code: (429|500|502|503|504)\b")
+# Statuses that come with a Retry-After (RFC 9110, 10.2.3; RFC 6585, 4).
 _TELLING = frozenset(("429", "503"))
 
 Answer = TypeVar("Answer")
@@ -58,11 +56,11 @@ class Patience:
             try:
                 return work(request)
             except StoreError as error:
-                passing = _PASSING.search(error.what)
-                if passing is None:
+                status = passing_status(error)
+                if status is None:
                     raise
                 told = None
-                if self._server is not None and passing[1] in _TELLING:
+                if self._server is not None and status in _TELLING:
                     # obstore keeps the headers of a refusal to itself.
                     told = self._server.retry_after(request.key)
                 wanted = _jittered(pause) if told is None else max(told, least)

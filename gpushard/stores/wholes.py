@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 
 from gpushard.errors import StoreError
 from gpushard.options import MIB, Options
 from gpushard.stores.base import ByteRequest, Fetched
+from gpushard.stores.failures import passing_status
 from gpushard.workers import run_side_by_side
 
 # Where ranges are ignored, larger objects are an error, not a surprise download.
@@ -27,10 +29,26 @@ class Together:
     Attributes
     ----------
     error
-        What the first of them failed with.
+        What one of them failed with for good.
     """
 
     error: StoreError | None = None
+
+    def fail(self, error: StoreError) -> None:
+        """Let the others give up, unless `error` may pass: then it is asked again."""
+        if passing_status(error) is None:
+            self.error = copy(error)  # without its frames, which know this object
+
+    def go_on(self) -> None:
+        """Give up with what another one has failed with, if one has.
+
+        Raises
+        ------
+        StoreError
+            One of its own for each caller: threads extend the traceback they raise.
+        """
+        if self.error is not None:
+            raise copy(self.error)
 
 
 class Wholes:
@@ -59,8 +77,8 @@ class Wholes:
         """Hold so much, as soon as there is room for it; gives whether there was.
 
         `nbytes` is `most_nbytes` at the most. Who waits for room gives up as soon as
-        one of its `group` has failed: a server that fails in time would do so one
-        request after the other.
+        one of its `group` has failed for good: a server that fails in time would do so
+        one request after the other.
 
         Raises
         ------
@@ -74,12 +92,11 @@ class Wholes:
                 had_room = self._has_room(nbytes)
                 while not self._has_room(nbytes):
                     self._changed.wait(_LOOK_AGAIN_S)
-                    if group.error is not None:
-                        raise group.error
+                    group.go_on()
                 self._held[holder] = nbytes
             yield had_room
         except StoreError as error:
-            group.error = error  # before others are told that there is room
+            group.fail(error)  # before others are told that there is room
             raise
         finally:
             # Before anything that an interrupt can cut off, and without a lock.
