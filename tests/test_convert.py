@@ -340,7 +340,11 @@ def test_minus_zero_is_not_plus_zero_when_verifying(tmp_path):
 def test_tiles_beside_one_another_leave_each_read_room_for_an_inner_chunk(tmp_path):
     values = np.arange(1 << 17, dtype="i4")
     made = zarr.create_array(
-        tmp_path / "src", shape=values.shape, dtype="i4", shards=1 << 15, chunks=1 << 14
+        tmp_path / "src",
+        shape=values.shape,
+        dtype="i4",
+        shards=(1 << 15,),
+        chunks=(1 << 14,),
     )
     made[:] = values
     gpushard.convert(

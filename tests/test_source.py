@@ -19,6 +19,7 @@ from gpushard.memory.known import IndexCache, KnownIndex
 from gpushard.options import Options
 from gpushard.planning.index import parse_index
 from gpushard.source import Source
+from gpushard.stores.held import HeldObjects
 
 ENTRY_NBYTES = 17
 
@@ -124,8 +125,8 @@ def test_threads_may_share_a_cache():
 # Arrays ready to be read
 
 
-def source_of(layout, store=None, **knobs) -> Source:
-    return Source.prepare(layout, store, Options(**knobs))
+def source_of(layout, **knobs) -> Source:
+    return Source.prepare(layout, HeldObjects({}, "memory://"), Options(**knobs))
 
 
 def chain_of(*before, endian="little", after=()) -> CodecChain:
