@@ -1,1 +1,1 @@
-"""The fast way of the host: compiled loops that decode and place without the GIL."""
+"""The fast path on the host: compiled loops that decode and place without the GIL."""

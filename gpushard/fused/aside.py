@@ -1,4 +1,4 @@
-"""The loops, compiled by a process of its own, while this one reads on without them."""
+"""Compiles the loops in a separate process, while this one reads without them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from gpushard.fused import kept_code
 
-# As this process imports, so does that one: neither looks at `PYTHONPATH` again. What
-# this one was started with (a lock that a shell holds for it, a pipe) is not to be held
-# for longer than it runs.
+# The new process imports what this one does, and does not look at `PYTHONPATH` again.
+# It must not keep open what this process inherited, such as a shell's lock or a pipe,
+# because it may run for longer.
 _PROGRAM = """
 import os, sys
 for fd in map(int, os.listdir("/proc/self/fd")):
@@ -26,15 +26,15 @@ from gpushard.fused import kept_code, loading
 with kept_code.turn():
     loading.load()
 """
-# `sys.executable` of a program that Python is embedded in may be that program.
+# In a program that embeds Python, `sys.executable` may be that program.
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?[a-z]?")
 
 
 class Aside:
-    """A process that compiles the loops and keeps their code, where one can do that.
+    """A process that compiles the loops and keeps their code, where that is possible.
 
     It takes some 13 s and 350 MiB, yields to other work, and runs to its end even if
-    this one ends before: the next will find the code.
+    this process ends before. The next process then finds the code.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Aside:
         self._is_over = False
 
     def is_over(self) -> bool:
-        """Whether there is nothing to wait for: it has ended, or there can be none.
+        """Whether the process has ended, or cannot be started at all.
 
         The first call starts it.
         """
@@ -55,18 +55,18 @@ class Aside:
 
 
 def _start() -> int | None:
-    """Number of a process that compiles; None where none can, or keeps what it made."""
+    """Number of a process that compiles; None if none can, or none could keep code."""
     if kept_code.place() is None or getattr(sys, "frozen", False):
         return None
     if not _PYTHON.fullmatch(Path(sys.executable or "").name):
         return None
     nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
-    # Anything else in there is passed over by imports.
+    # Imports ignore all entries of `sys.path` that are not strings.
     folders = [path for path in sys.path if isinstance(path, str)]
     command = [sys.executable, *_options(), "-c", _PROGRAM, *folders]
     try:
-        # A group of its own: Ctrl-C is for this one. No signal is blocked in it that
-        # the thread which reads may have blocked.
+        # The process group is new, so that Ctrl-C does not reach it. The reading thread
+        # may have blocked signals, which must not stay blocked in the new process.
         return os.posix_spawn(
             sys.executable,
             command,
@@ -75,12 +75,12 @@ def _start() -> int | None:
             setpgroup=0,
             setsigmask=(),
         )
-    except (OSError, ValueError):  # or a null byte in a folder's name
+    except (OSError, ValueError):  # ValueError: a null byte in a folder's name
         return None
 
 
 def _options() -> list[str]:
-    """Those of this process that say where byte code of imports is kept, if it is."""
+    """Options that store byte code of imports where this process stores its own."""
     options = ["-I"]
     if sys.dont_write_bytecode:
         options.append("-B")
@@ -92,7 +92,7 @@ def _options() -> list[str]:
 def _has_ended(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:  # waited for by others, or of the parent of a fork
+    except ChildProcessError:  # others waited for it, or it is a child of our parent
         return not _is_there(pid)
 
 

@@ -1,4 +1,4 @@
-"""Columns of a block -> boxes: what each inner chunk gives to each output."""
+"""Columns of a block -> boxes: what each inner chunk contributes to each output."""
 
 from __future__ import annotations
 
@@ -31,28 +31,29 @@ from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part
 from gpushard.selecting.selection import Ints, Members
 
-# Boxes an inner chunk may be cut into before columns cost more than they save.
+# Average number of boxes per inner chunk above which their columns cost too much.
 _MOST_BOXES = 16
-# But for boxes of which each is worth the columns that say where it goes.
+# From this stride in the output on, any number of boxes is worth its columns.
 _LARGE_NBYTES = 512
-# Elements of a run, on average, that make it worth a box rather than a place in a list.
+# Average length of a run from which on a box for each run is better than a list.
 _LONG_RUN = 2
 
 
 class Lists(NamedTuple):
-    """What an index takes of each cell of an axis, as the loops read it.
+    """Lists of the elements that an index takes of each cell, in the loops' format.
 
     Attributes
     ----------
     words
-        int64, shape (n_cells, LIST_WORDS): a list a cell (`columns.N_LISTED` and on).
+        int64, shape (n_cells, LIST_WORDS): a list per cell (from `columns.N_LISTED`
+        on).
     address
-        int64, shape (n_cells,). Where each list is.
+        int64, shape (n_cells,). Address of each list.
     first, reach
-        int64, shape (n_cells,). First element that is taken of each cell, and how far
-        it is to behind the last.
+        int64, shape (n_cells,). First element taken of each cell, and the number of
+        elements from there to the last one taken.
     held
-        What the lists name by its address.
+        The arrays whose addresses are in the lists.
     """
 
     words: Ints
@@ -63,12 +64,12 @@ class Lists(NamedTuple):
 
     @classmethod
     def of(cls, members: Members, axis: int, out_stride: int) -> Lists | None:
-        """Lists of an axis; None where runs of its elements are better.
+        """Lists of an axis; None if boxes of runs of its elements are better.
 
         Parameters
         ----------
         out_stride
-            Bytes between neighbours in the output along the axis.
+            Bytes between neighbouring elements of the output along the axis.
         """
         if abs(out_stride) < _LARGE_NBYTES:
             return None
@@ -91,19 +92,19 @@ class Lists(NamedTuple):
 
 
 class Landing(NamedTuple):
-    """One part of a plan and where it goes.
+    """One part of a plan and the output that it is written to.
 
     Attributes
     ----------
     part
         The selection, laid over the grid.
     address
-        Where the first element of the output lies, reversed axes turned around.
+        Address of the output's first element, once reversed axes are turned around.
     extents, strides
-        Of the output, so turned; strides in bytes.
+        Shape of that output, and its strides in bytes.
     lists
-        What the axis takes that is taken by an index; None where there is none, or its
-        elements are taken in runs.
+        Elements of the axis that is taken by an index; None if there is no such axis,
+        or if its elements are taken in runs.
     """
 
     part: GridPart
@@ -114,12 +115,12 @@ class Landing(NamedTuple):
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Elements between wanted neighbours of an inner chunk, along each axis."""
+        """Step between wanted elements of an inner chunk, along each axis."""
         return tuple(projection.step for projection in self.part.projections)
 
     @classmethod
     def of(cls, target: GridTarget) -> Landing:
-        """Landing of a target."""
+        """Landing of a part, from its target."""
         out, lists = target.out, None
         for axis, projection in enumerate(target.part.projections):
             if projection.members is not None:
@@ -148,7 +149,7 @@ def landing_of(part: GridPart | PatchPart, out: NDArray[Any]) -> Landing | Patch
 def stride_columns(landings: Landings, chunk_strides: tuple[int, ...]) -> Ints:
     """Bytes between wanted neighbours: int64, shape (2, n_parts, n_axes).
 
-    First those in a decoded inner chunk, then those in each part's output.
+    The first half is for decoded inner chunks, the second for the output of each part.
     """
     inner = [
         [
@@ -171,12 +172,12 @@ def cut(
     Returns
     -------
     boxes : numpy.ndarray
-        int64, shape (n_boxes, FIRST_LENGTH + n_axes). All columns are set but those
-        that say where the encoded bytes lie.
+        int64, shape (n_boxes, FIRST_LENGTH + n_axes). All columns are set except for
+        the place of the encoded bytes.
     row : numpy.ndarray
         int64, shape (n_boxes,), ascending. The entry of `rows` that each belongs to.
 
-    None if an inner chunk is cut into too many.
+    None if inner chunks are cut into too many boxes.
     """
     if len(landings) == 1:
         return _cut_part(landings[0], 0, chunk_strides, block.position[:, rows])
@@ -239,7 +240,7 @@ def _cut_part(
 def _cut_members(
     boxes: Ints, members: Members, at: Ints, strides: tuple[int, int]
 ) -> tuple[Ints, Ints, Ints] | None:
-    """One box a run of elements taken along an axis, from boxes without that axis."""
+    """One box per run of elements taken along an axis, from boxes without that axis."""
     first = members.bounds[at]
     count = members.bounds[at + 1] - first
     row = np.repeat(np.arange(len(boxes)), count)
@@ -256,28 +257,28 @@ def _cut_members(
 
 
 def are_too_many(n_boxes: int, n_chunks: int, out_stride: int) -> bool:
-    """Whether so many boxes take longer than inner chunks placed by NumPy.
+    """Whether that many boxes take longer than NumPy takes to place the inner chunks.
 
     Parameters
     ----------
     out_stride
-        Bytes between neighbours in the output, along the axis that they are cut on.
+        Bytes between neighbours in the output, along the axis that is cut.
     """
     return abs(out_stride) < _LARGE_NBYTES and n_boxes > _MOST_BOXES * n_chunks
 
 
 def runs(cell: Ints, inner: Ints, outer: Ints) -> tuple[Ints, Ints]:
-    """Elements that follow one another, in an inner chunk and in the output.
+    """Runs of elements that are adjacent both in an inner chunk and in the output.
 
     Parameters
     ----------
     cell, inner, outer
-        int64, shape (n,): inner chunk of each element, its place there and in the
-        output.
+        int64, shape (n,): inner chunk of each element, its place in that inner chunk,
+        and its place in the output.
 
     Returns
     -------
-    Where each run begins, and how long it is: int64, shape (n_runs,).
+    Start and length of each run: int64, shape (n_runs,).
     """
     is_next = _follows(inner, outer) & (cell[1:] == cell[:-1])
     starts = np.flatnonzero(np.append(True, ~is_next)[: len(inner)])
@@ -285,5 +286,5 @@ def runs(cell: Ints, inner: Ints, outer: Ints) -> tuple[Ints, Ints]:
 
 
 def _follows(inner: Ints, outer: Ints) -> NDArray[np.bool_]:
-    """Whether elements lie next to the one before, in both: bool, shape (n - 1,)."""
+    """Whether each element follows the one before in both: bool, shape (n - 1,)."""
     return (inner[1:] - inner[:-1] == 1) & (outer[1:] - outer[:-1] == 1)

@@ -1,6 +1,7 @@
-"""Machine instructions and C functions that compiled loops use, by address.
+"""Machine instructions and C functions (by address) for use in compiled loops.
 
-Imported only once a read pays for it: numba takes a tenth of a second and more.
+This is imported only once reads are large enough to pay for it, because numba takes at
+least a tenth of a second.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from numba import carray, njit, types  # pyright: ignore[reportPrivateImportUsag
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-# What these return is written for numba's type inference and its code generator, which
-# no stubs describe.
+# The functions that these return are called by numba's type inference and by its code
+# generator, which have no type stubs.
 _INT64 = ir.IntType(64)
 # RFC 3720, appendix B.4: the polynomial, bits reversed.
 _CRC32C_POLYNOMIAL = 0x82F63B78
 _HAS_CRC32 = bool(binding.get_host_cpu_features().get("sse4.2"))
 
 
-# What compiled loops alone call needs no way in from Python, which is a fifth of all
-# that is compiled the first time. numba's stubs do not name these options.
+# Functions that only compiled loops call need no wrappers for Python, which take a
+# fifth of the first compilation. numba's stubs lack these options.
 _NO_WRAPPERS: dict[str, Any] = dict.fromkeys(
     ("no_cpython_wrapper", "no_cfunc_wrapper"), True
 )
-# No error is raised in loops: so nothing of Python is called from them.
+# Loops raise no errors, so they never call into Python.
 PLAIN_ERRORS: dict[str, Any] = {"error_model": "numpy"}
 inner = njit(nogil=True, **_NO_WRAPPERS, **PLAIN_ERRORS)
 
 
 def _function(result_bits: int, argument_bits: tuple[int, ...]) -> Any:
-    """Call of a C function at an address; all its arguments are given as int64."""
+    """Call of a C function at an address; the caller gives all arguments as int64."""
 
     @intrinsic
     def call(_typing: Any, address: Any, arguments: Any) -> Any:
@@ -55,7 +56,7 @@ def _function(result_bits: int, argument_bits: tuple[int, ...]) -> Any:
 
 
 def _transfer(bits: int, *, swaps: bool) -> Any:
-    """Copy of one integer between addresses, its bytes reversed if `swaps`."""
+    """Copies one integer between addresses; reverses its bytes if `swaps`."""
 
     @intrinsic
     def transfer(_typing: Any, target: Any, source: Any) -> Any:
@@ -72,7 +73,7 @@ def _transfer(bits: int, *, swaps: bool) -> Any:
 
 
 def _load(bits: int) -> Any:
-    """Unsigned integer at an address, as int64."""
+    """Loads the unsigned integer at an address, as int64."""
 
     @intrinsic
     def load(_typing: Any, address: Any) -> Any:
@@ -96,7 +97,7 @@ def _pointer(_typing: Any, address: Any) -> Any:
 
 
 def tuple_at(kind: Any) -> Any:
-    """Read a named tuple of int64, whose words stand at an address."""
+    """Reads a named tuple of int64 from consecutive words at an address."""
     numba_type = types.NamedUniTuple(types.int64, len(kind._fields), kind)
 
     @intrinsic
@@ -123,7 +124,7 @@ def _copy_bytes(_typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
 
 
 def _store(bits: int) -> Any:
-    """Write the lower bytes of an int64 to an address."""
+    """Writes the lower bytes of an int64 to an address."""
 
     @intrinsic
     def store(_typing: Any, address: Any, value: Any) -> Any:
@@ -140,7 +141,7 @@ def _store(bits: int) -> Any:
 
 @intrinsic
 def _store_bool(_typing: Any, address: Any, value: Any) -> Any:
-    """Write the byte 1 where an int64 is not 0, else the byte 0."""
+    """Write the byte 1 if an int64 is not 0, otherwise the byte 0."""
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         kind = ir.IntType(8)
@@ -152,7 +153,7 @@ def _store_bool(_typing: Any, address: Any, value: Any) -> Any:
 
 
 def _stream(nbytes: int) -> Any:
-    """Copy of so many bytes past the caches, to a multiple of them."""
+    """Copies `nbytes` past the caches, to an address that is a multiple of them."""
 
     @intrinsic
     def stream(_typing: Any, target: Any, source: Any) -> Any:
@@ -171,7 +172,7 @@ def _stream(nbytes: int) -> Any:
 
 @intrinsic
 def _fence(_typing: Any) -> Any:
-    """Let other threads see what was written past the caches."""
+    """Make what was written past the caches visible to other threads."""
 
     def generate(_context: Any, builder: Any, _signature: Any, _values: Any) -> Any:
         builder.fence("seq_cst")
@@ -181,11 +182,11 @@ def _fence(_typing: Any) -> Any:
 
 @intrinsic
 def _claim(_typing: Any, address: Any) -> Any:
-    """The int64 at an address, one more from then on; no two threads get the same."""
+    """Return the int64 at an address and add 1 to it, atomically."""
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         counter = builder.inttoptr(values[0], _INT64.as_pointer())
-        # What is claimed was written before any thread was told of the counter.
+        # Claimed work was written before any thread knew the counter: no fence needed.
         return builder.atomic_rmw("add", counter, ir.Constant(_INT64, 1), "monotonic")
 
     return types.int64(address), generate
@@ -206,7 +207,7 @@ def _crc32_of_8(_typing: Any, crc: Any, data: Any) -> Any:
 
 
 def _slice_tables() -> np.ndarray[Any, np.dtype[np.int64]]:
-    """CRC-32C of each byte, followed by 0 to 7 zero bytes: int64, shape (8, 256)."""
+    """CRC-32C of each byte followed by 0 to 7 zero bytes: int64, shape (8, 256)."""
     tables = np.empty((8, 256), np.int64)
     crc = np.arange(256)
     for _ in range(8):
@@ -234,10 +235,10 @@ copy_32, copy_64 = _transfer(32, swaps=False), _transfer(64, swaps=False)
 copy_128 = _transfer(128, swaps=False)
 swap_16, swap_32 = _transfer(16, swaps=True), _transfer(32, swaps=True)
 swap_64 = _transfer(64, swaps=True)
-# Called without what numba passes itself, of which type checkers do not know.
+# Called without the arguments that numba adds, which type checkers do not know.
 pointer: Any = _pointer
 copy_bytes: Any = _copy_bytes
-# A line of the cache at once: of parts of one, some CPUs write each by itself.
+# A whole cache line at once: some CPUs write the parts of a line one by one.
 stream_128, stream_512 = _stream(16), _stream(64)
 fence: Any = _fence
 claim: Any = _claim
@@ -250,19 +251,19 @@ _TABLES = _slice_tables()
 
 @inner
 def word(at: int, n: int) -> int:
-    """The n-th of the int64 at an address."""
+    """The n-th int64 from an address on."""
     return load_64(at + 8 * n)
 
 
 @inner
 def ints(address: int, shape: Any) -> Any:
-    """Array of the int64 at an address, in C order."""
+    """Array in C order of the int64 at an address."""
     return carray(pointer(address), shape, np.int64)
 
 
 @inner
 def bools(address: int, shape: Any) -> Any:
-    """Array of the booleans at an address, in C order."""
+    """Array in C order of the booleans at an address."""
     return carray(pointer(address), shape, np.bool_)
 
 

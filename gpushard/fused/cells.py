@@ -19,12 +19,13 @@ class AxisCells(NamedTuple):
     Attributes
     ----------
     columns
-        int64, shape (CELL_ROWS, n_cells). Share of the place in the index; where the
-        first wanted element lies in the inner chunk, and in the output, in bytes; how
-        many are wanted; address of a list of them (`boxes.Lists`), or 0. Without a list
-        a run of elements taken by an index is a cell of its own.
+        int64, shape (CELL_ROWS, n_cells). The rows are: this axis' contribution to the
+        place in the index; the first wanted element's place in the inner chunk and in
+        the output, in bytes; the number of wanted elements; the address of a list of
+        these (`boxes.Lists`), or 0. If an index takes elements and there is no list,
+        each run of them is a separate cell.
     bounds
-        int64, shape (n_shards + 1,). Cells in the axis' shard s:
+        int64, shape (n_shards + 1,). The cells of the s-th shard along the axis are
         ``bounds[s]:bounds[s + 1]``.
     """
 
@@ -35,7 +36,7 @@ class AxisCells(NamedTuple):
 def axis_cells(
     landing: Landing, chunk_strides: tuple[int, ...], layout: ArrayLayout
 ) -> list[AxisCells]:
-    """Cells of each axis, in an array with one sharding level and a regular grid."""
+    """Cells of each axis, for an array with one sharding level and a regular grid."""
     return [
         _cells_of(landing, axis, chunk_strides[axis], index_stride(layout, axis))
         for axis in range(layout.ndim)
@@ -43,7 +44,7 @@ def axis_cells(
 
 
 def index_stride(layout: ArrayLayout, axis: int) -> int:
-    """Entries of the index between neighbours along an axis."""
+    """Number of index entries between neighbours along an axis."""
     (level,) = layout.levels
     order = level.axis_order
     later = order[order.index(axis) + 1 :]

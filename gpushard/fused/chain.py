@@ -1,4 +1,4 @@
-"""Which arrays the compiled loops can read, and what they have to know of them."""
+"""Which arrays the compiled loops can read, and what the loops must know of them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ _CRC32C = "crc32c"
 
 
 class Pace(NamedTuple):
-    """How long reading and decoding take: microseconds an inner chunk, and a KiB more.
+    """Time to read and decode: microseconds per inner chunk, and per KiB in addition.
 
-    Rough, of one machine (`docs/decisions/2026-11-22-threads-of-short-reads.md`).
+    Rough figures of one machine
+    (`docs/decisions/2026-11-22-threads-of-short-reads.md`).
     """
 
     chunk_us: float
     kib_us: float
 
     def work_us(self, nbytes: int) -> float:
-        """How long an inner chunk of `nbytes` takes."""
+        """Microseconds for an inner chunk of `nbytes`."""
         return self.chunk_us + self.kib_us * nbytes / KIB
 
 
@@ -47,10 +48,10 @@ _PACES = {
     GZIP: Pace(8, 1.4),
     ZLIB: Pace(8, 1.4),
 }
-# What Blosc frames are made of, as far as it makes them as fast as that alone.
+# Blosc frames of these codecs decode as fast as plain LZ4.
 _FAST_BLOSC = ("lz4", "lz4hc", "blosclz")
 _FINDING = "fused chain"
-# Blosc counts in 32 bits, headers included.
+# Blosc counts bytes in 32 bits, with headers.
 _LARGEST_NBYTES = (1 << 31) - 4096
 
 
@@ -63,7 +64,7 @@ class FusedChain:
     kind
         `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `GZIP` or `ZLIB`.
     has_crc
-        Whether a checksum stands after the payload.
+        Whether a checksum follows the payload.
     chunk_nbytes
         Decoded size of an inner chunk.
     strides
@@ -71,9 +72,9 @@ class FusedChain:
     dtype
         Data type of the decoded elements.
     change
-        `COPY`, `BOOL`, or how many bytes are to be reversed.
+        `COPY`, `BOOL`, or the number of bytes to reverse.
     pace
-        How long its inner chunks take.
+        Time that its inner chunks take.
     """
 
     kind: int
@@ -86,7 +87,7 @@ class FusedChain:
 
 
 def fused_chain(source: Source) -> FusedChain | None:
-    """Chain of an array as the compiled loops see it; None if they cannot read it."""
+    """Chain of an array in the loops' terms; None if they cannot read the array."""
     if _FINDING not in source.findings:
         source.findings[_FINDING] = _find_chain(source)
     return source.findings[_FINDING]
@@ -115,9 +116,9 @@ def _pace(kind: int, specs: tuple[CodecSpec, ...]) -> Pace:
 
 
 def _change(stored: np.dtype[Any], dtype: np.dtype[Any]) -> int | None:
-    """What turns stored elements into those of `dtype`; None if no loop does it."""
+    """Change from stored elements to those of `dtype`; None if no loop does it."""
     if dtype.fields is not None or dtype.hasobject:
-        return None  # NumPy leaves the bytes between fields alone
+        return None  # NumPy does not copy the bytes between fields
     if dtype == np.bool_:
         return BOOL
     if stored == dtype:

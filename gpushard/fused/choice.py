@@ -1,4 +1,4 @@
-"""Which way of the host a read takes."""
+"""Chooses the sink on the host that a read uses, and loads the compiled loops."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from gpushard.placing.place import HostSink
 from gpushard.planning.plan import ReadPlan
 from gpushard.source import Source
 
-# Of `Options.compile_nbytes`, what pays for loading loops that were compiled before.
+# Loops that were compiled before are loaded after this part of
+# `Options.compile_nbytes`.
 _KEPT_SHARE = 64
 
 
 class _Suitable:
-    """What the process read so far that the loops could have read."""
+    """Counts the bytes that the process has read and that the loops could have read."""
 
     nbytes = 0
 
 
 class _Turn:
-    """Who looks for the loops has its lock; `is_loading` while that takes long."""
+    """Lock of the thread that loads the loops; `is_loading` while it does."""
 
     lock = threading.Lock()
     is_loading = False
@@ -48,9 +49,10 @@ _loaded: list[Any] = []
 
 
 def _give_up_loading() -> None:
-    """In a forked process, do without what a thread of its parent was just loading.
+    """Do without the loops in a forked process whose parent was just loading them.
 
-    It will never be there, and numba's own lock stays with that thread.
+    The thread that was loading them does not exist here, and it still holds numba's
+    lock.
     """
     if _turn.is_loading and not _loaded:
         _loaded.append(None)
@@ -64,14 +66,14 @@ if hasattr(os, "register_at_fork"):
 def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> Sink:
     """The fastest sink that reads a plan into arrays on the host.
 
-    Compiled loops are loaded once the reads that they could have done were large enough
-    to pay for it, and used by all from then on.
+    The compiled loops are loaded once the reads that they could have done were large
+    enough to pay for that. All later reads use them.
     """
     host = HostSink(plan.parts, outs)
     chain = _suitable(source, plan, outs)
     if chain is None:
         return host
-    # Threads may count at the same time: what is lost delays the loading a little.
+    # Threads that count at the same time lose counts, which delays loading a little.
     _suitable_reads.nbytes += plan.n_chunks * source.chunk_nbytes
     loops = _loops(chain, source.options)
     if loops is None:
@@ -87,7 +89,7 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
 def _suitable(
     source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]
 ) -> FusedChain | None:
-    """The array's chain, if the loops can read it into `outs`."""
+    """The array's chain, if the loops can read the plan into `outs`; else None."""
     if source.room.is_tight or not all(map(can_cut, plan.parts)):
         return None
     dtype = source.layout.dtype
@@ -97,19 +99,19 @@ def _suitable(
 
 
 def are_loaded() -> bool:
-    """Whether earlier reads have paid for the compiled loops."""
+    """Whether the compiled loops are loaded."""
     return bool(_loaded) and _loaded[0] is not None
 
 
 def loaded_loops(chain: FusedChain, options: Options) -> Loops | None:
-    """Compiled loops for a chain, where earlier reads have paid for them."""
+    """Compiled loops for a chain, if earlier reads have had them loaded; else None."""
     return _loops(chain, options) if _loaded else None
 
 
 def _loops(chain: FusedChain, options: Options) -> Loops | None:
-    """Compiled loops for a chain, where reads have paid for them.
+    """Compiled loops for a chain, if reads have paid for them; else None.
 
-    None if a library for it is missing, too.
+    None also if the library that the chain needs is missing.
     """
     n_read = _suitable_reads.nbytes
     if n_read < options.compile_nbytes // _KEPT_SHARE:
@@ -135,7 +137,7 @@ def _loading() -> Iterator[None]:
 
 @cache
 def _kept() -> Any:
-    """The loops as another process compiled them, looked for once; None without."""
+    """The loops that another process compiled, looked for once; None if none did."""
     with _loading():
         from gpushard.fused.loading import load_kept
 
@@ -153,9 +155,9 @@ def _compiled() -> Any:
 
 
 def _load(*, compiles: bool = True, waits: bool = True) -> Any:
-    """The compiled loops (`loading.Compiled`), loaded once a process; None without.
+    """The compiled loops (`loading.Compiled`), loaded once per process, or None.
 
-    None as well until another process has compiled them, unless this one `waits`.
+    Unless this process `waits`, it is None until another process has compiled them.
     """
     with _turn.lock:
         if not _loaded and (kept := _kept()) is not None:

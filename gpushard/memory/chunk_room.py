@@ -1,8 +1,8 @@
 """Whether inner chunks fit the memory limit, and how many of them at a time.
 
-An inner chunk is held as it is stored, and takes memory while it is decoded: its size,
-and what its codecs need beside (`HostPipeline.working_nbytes`). Both are held to the
-limit before anything of it is fetched or made.
+A read holds the stored bytes of an inner chunk, and while it decodes them, the decoded
+inner chunk and what the codecs need beside (`HostPipeline.working_nbytes`). Sizes are
+checked against the limit before anything is fetched or allocated.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from gpushard.options import KIB, MIB, ReadOptions
 from gpushard.stores.base import ByteRequest
 from gpushard.workers import run_in_turn
 
-# Inner chunks that have room beside those that are decoded side by side: one stream in
-# a while takes more than others, and of one the fill value may be held.
+# Room is left for this many inner chunks beside those that are decoded side by side: an
+# occasional stream takes more than others, and one has the fill value.
 _SPARE = 3
-# A shard with codecs around it may be twice as large as its elements and a batch, and
-# stored in twice as much.
+# Copies that a shard with codecs around it may take: it may be twice as large as its
+# elements and a batch, and its stored bytes may be twice that.
 _WRAPPED_COPIES = 6
-# What a read takes whatever it reads: threads, handles, what Python keeps of it.
+# Memory of any read: threads, handles and Python objects.
 _FIXED_NBYTES = 2 * MIB
-# From so much memory on it matters what the bytes of an inner chunk say they take.
+# Decoding that takes at least this much is checked for each inner chunk.
 _WATCHED_NBYTES = 4 * MIB
-# Of what reads of plain elements may hold, what is for an inner chunk of fill values.
+# An inner chunk of fill values may take this part of what reads of plain elements hold.
 _FILLING_SHARE = 8
-# What the rarest streams take beside their work, in decoded inner chunks.
+# The rarest streams take this many decoded inner chunks beside their usual memory.
 _RARE_COPIES = 11
-# What is freed between others is not all of use again: a C library keeps twice what is
-# held, as a rule, and more where decoders work in large blocks.
+# A C library keeps freed memory that it cannot use again: as a rule as much as is in
+# use, and more if decoders work in large blocks.
 _KEPT_TWICE = 2
-# Of a limit, what may be taken and freed before all that is kept is given back.
+# After this part of the limit was taken and freed, freed memory goes to the system.
 _FREED_SHARE = 16
-# Requests that a memory limit has room for; half of it is for what is fetched. So many
-# where as many threads as there may be keep what they bring.
+# A memory limit has room for this many requests; fetched bytes take half of it. There
+# are `_KEPT_REQUESTS` if each of many threads keeps the memory of what it fetched.
 _LEAST_REQUESTS, _KEPT_REQUESTS = 8, 32
-# Threads that read side by side, where a store keeps them waiting.
+# Number of threads that read in parallel from a store that keeps them waiting.
 _LEAST_THREADS = 8
-# What compressors make of bytes that they cannot compress: a 64th more, and a table.
+# Compressors enlarge bytes that they cannot compress by at most a 64th and a table.
 _GROWTH_SHARE, _GROWTH_NBYTES = 64, 64 * KIB
 
 
 def usual_stored(nbytes: int) -> int:
-    """Most that a compressor makes of so many bytes."""
+    """Largest size that a compressor makes of `nbytes` bytes."""
     return nbytes + nbytes // _GROWTH_SHARE + _GROWTH_NBYTES
 
 
 def decode_in_turn(decode: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-    """What `decode` gives, run where nothing else runs that takes as much memory."""
-    heeded: Any = np.geterr()  # each thread has its own
+    """Result of `decode`, run while nothing else runs that takes as much memory."""
+    heeded: Any = np.geterr()  # each thread has its own settings
 
     def work() -> NDArray[Any]:
         try:
@@ -71,26 +71,26 @@ def decode_in_turn(decode: Callable[[], NDArray[Any]]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class ChunkRoom:
-    """What of a memory limit is for inner chunks.
+    """The part of a memory limit that is for inner chunks.
 
     Attributes
     ----------
     path, options
-        The array's, and how it is read.
+        Path of the array, and the options of its reads.
     chunk_nbytes
         Decoded size of an inner chunk.
     whole_nbytes
-        The largest decoded size of one, or of a shard with codecs around it.
+        Largest decoded size of an inner chunk, or of a shard with codecs around it.
     work_nbytes
-        What decoding one takes beside what it is stored in.
+        Memory that decoding one takes beside its stored bytes.
     is_raw
-        Whether they are plain elements, of which any range can be had.
+        Whether elements are plain, so that any range of them can be read.
     is_wrapped
-        Whether shards have codecs around them, and have to be decoded whole.
+        Whether shards have codecs around them, so that they are decoded whole.
     is_text
-        Whether only the bytes tell how large they are.
+        Whether sizes are known only from the bytes.
     keeps_fetched
-        Whether fetched bytes lie in memory that the C library keeps.
+        Whether fetched bytes lie in memory that the C library keeps when it is freed.
     """
 
     path: str
@@ -105,18 +105,18 @@ class ChunkRoom:
 
     @cached_property
     def alone_nbytes(self) -> int:
-        """What an inner chunk may take, encoded and while it is decoded."""
+        """Memory that an inner chunk may take, with its stored bytes, while decoded."""
         return max(0, self.options.alone_nbytes - _FIXED_NBYTES)
 
     @cached_property
     def least_nbytes(self) -> int:
-        """Bound of a read that has room for an inner chunk, as it is usually stored."""
+        """Least bound of a read with room for an inner chunk of usual stored size."""
         held = usual_stored(self.whole_nbytes) + self.work_nbytes
         return _FIXED_NBYTES + held * (2 if self.is_wrapped else 1)
 
     @cached_property
     def has_any(self) -> bool:
-        """Whether inner chunks fit, but for what they are stored in."""
+        """Whether inner chunks fit, without their stored bytes."""
         most = self.options.max_chunk_nbytes
         return self.is_raw or (
             self.whole_nbytes <= most and self.work_nbytes <= self.alone_nbytes
@@ -124,7 +124,7 @@ class ChunkRoom:
 
     @cached_property
     def watched_nbytes(self) -> int | None:
-        """The same, where each has to be looked at; None where all of them fit."""
+        """What one inner chunk may take, if each must be checked; None if all fit."""
         is_watched = self.is_text or self.work_nbytes >= _WATCHED_NBYTES
         if is_watched or self.is_crowded_by(_RARE_COPIES * self.whole_nbytes):
             return self.alone_nbytes
@@ -132,22 +132,22 @@ class ChunkRoom:
 
     @cached_property
     def most_stored_nbytes(self) -> int:
-        """Stored bytes of an inner chunk that may be held while it is decoded."""
+        """Most stored bytes of an inner chunk that fit while it is decoded."""
         return self.alone_nbytes - self.work_nbytes
 
     @cached_property
     def most_span_nbytes(self) -> int:
-        """Plain elements of which no more have to be looked at one by one."""
+        """Size up to which a part of plain elements need not be checked."""
         return min(self.options.max_chunk_nbytes, self.alone_nbytes // 2)
 
     @cached_property
     def is_tight(self) -> bool:
-        """Whether one inner chunk takes so much that nothing has room beside it."""
+        """Whether one inner chunk leaves no room for anything beside it."""
         return (_SPARE + 2) * self.work_nbytes > self.options.bound_nbytes
 
     @cached_property
     def _shared_nbytes(self) -> int:
-        """What inner chunks share: of the rest, some is freed and not given back."""
+        """Memory that all inner chunks share, without what is freed but still kept."""
         return self.options.bound_nbytes - _FIXED_NBYTES - self._freed_nbytes
 
     @property
@@ -156,18 +156,18 @@ class ChunkRoom:
 
     @cached_property
     def _is_fetched_twice(self) -> bool:
-        """Whether what threads keep of fetched memory matters."""
+        """Whether memory of fetched bytes that threads keep takes a notable part."""
         return self.keeps_fetched and self.is_crowded
 
     @property
     def _n_threads(self) -> int:
-        """Threads that may decode at a time."""
+        """Number of threads that may decode at a time."""
         n_threads = max(self.options.threads, _LEAST_THREADS)
         return min(n_threads, self.most_workers)
 
     @cached_property
     def most_fetched_nbytes(self) -> int:
-        """Fetched bytes that may wait, beside what all threads decode."""
+        """Most fetched bytes that may wait, beside what all threads decode."""
         half = self.options.memory_limit // 2
         if self._is_fetched_twice:
             half //= _KEPT_TWICE
@@ -177,7 +177,7 @@ class ChunkRoom:
         return max(1, min(half, self._shared_nbytes - n_decoded * self.work_nbytes))
 
     def is_crowded_by(self, extra_nbytes: int) -> bool:
-        """Whether what the C library keeps matters, if each takes so much more."""
+        """Whether freed memory matters if each inner chunk takes so much more."""
         return not self.is_raw and self._is_crowded_by(extra_nbytes)
 
     def _is_crowded_by(self, extra_nbytes: int) -> bool:
@@ -190,57 +190,57 @@ class ChunkRoom:
 
     @cached_property
     def is_crowded(self) -> bool:
-        """Whether what the C library keeps of inner chunks as a rule matters."""
+        """Whether freed memory that the C library keeps takes a notable part."""
         return self._is_crowded_by(0)
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
-        """Room for fetched bytes, or an inner chunk: uint8, host, of any content.
+        """Memory for fetched bytes or an inner chunk: uint8, host, any content.
 
-        Where it matters it goes back to the system as soon as it is let go.
+        If memory is crowded, it returns to the system as soon as it is released.
         """
         return in_pages(nbytes) if self.is_crowded else np.empty(nbytes, np.uint8)
 
     def note_taken(self, nbytes: int) -> None:
-        """Let go what others freed, where so much is taken that it matters."""
+        """Count memory to be freed, and return freed memory to the system when due."""
         if self.is_crowded:
             freed.note(nbytes, self._freed_nbytes)
 
     @cached_property
     def most_request_nbytes(self) -> int:
-        """Size at which a request is cut: of what it brings a thread may keep twice."""
+        """Largest size of a request, as a thread may keep twice what it fetches."""
         share = _KEPT_REQUESTS if self._is_fetched_twice else _LEAST_REQUESTS
         most = max(1, self.options.memory_limit // share)
         return min(most, self.most_stored_nbytes) if self.is_tight else most
 
     def note_fetched(self, requests: Sequence[ByteRequest]) -> None:
-        """Let go what others freed, where so much is fetched that it matters."""
+        """Count memory of fetched bytes like `note_taken`, if threads keep it."""
         if self._is_fetched_twice:
             sizes = [(r.stop or r.max_nbytes or 0) - r.start for r in requests]
             self.note_taken(sum(sizes))
 
     def let_go(self) -> None:
-        """Let go all that was freed, where it matters to what is read next."""
+        """Return all freed memory to the system, if the next read needs it."""
         if self.is_crowded:
             give_back()
 
     @cached_property
     def most_workers(self) -> int:
-        """Threads whose work at a time fits the memory limit, one at least."""
+        """Number of threads whose work fits the memory limit together, at least 1."""
         if self.is_raw:
             return self.options.memory_limit
         decoded = max(1, self.whole_nbytes, self.work_nbytes)
         n_fitting = self.options.memory_limit // (decoded + self.whole_nbytes)
         each = decoded + self.whole_nbytes
-        if self.is_wrapped:  # stored, and decoded, with as many gaps as may be
+        if self.is_wrapped:  # stored and decoded bytes, with the most gaps allowed
             each = _WRAPPED_COPIES * (decoded + self.options.batch_nbytes)
         room = self._shared_nbytes - _SPARE * decoded
-        # Half of all is for what is fetched and waits.
+        # Fetched bytes that wait take half of the bound.
         n_decoding = (self.options.bound_nbytes // 2 - _FIXED_NBYTES) // decoded
         return max(1, min(n_fitting, room // each, n_decoding))
 
     @cached_property
     def most_window_nbytes(self) -> int:
-        """Stored bytes that each of the threads may hold of its own."""
+        """Most stored bytes that each thread may hold for itself."""
         n_workers = min(self.options.threads, self.most_workers)
         if self.is_raw:
             room = self.options.bound_nbytes - self.most_filling_nbytes - _FIXED_NBYTES
@@ -251,17 +251,17 @@ class ChunkRoom:
 
     @cached_property
     def most_filling_nbytes(self) -> int:
-        """Size of an inner chunk of fill values that may be held to fill others by."""
+        """Largest inner chunk of fill values that may be held to fill others."""
         share = _FILLING_SHARE if self.is_raw else _SPARE + 2
         return self.options.bound_nbytes // share
 
     def refuse_large(self, *, in_part: bool = True) -> None:
-        """Refuse inner chunks above the limits; plain ones too, unless read `in_part`.
+        """Refuse inner chunks above the limits; plain ones only if not read `in_part`.
 
         Raises
         ------
         LimitError
-            What has to be decoded as one is larger.
+            What must be decoded in one piece is larger than the limits.
         """
         if self.is_raw and in_part:
             return
@@ -272,17 +272,17 @@ class ChunkRoom:
         if self.is_raw or self.is_wrapped:
             needed += self.whole_nbytes
         if needed > self.alone_nbytes:
-            if not (self.is_raw or self.is_wrapped):  # how it is stored is not known
+            if not (self.is_raw or self.is_wrapped):  # the stored size is not known
                 needed += usual_stored(self.whole_nbytes)
             raise self.beyond(what, needed)
 
     def refuse_stored(self, nbytes: int) -> None:
-        """Refuse an inner chunk that does not fit with the bytes that it is stored in.
+        """Refuse an inner chunk that does not fit together with its stored bytes.
 
         Raises
         ------
         LimitError
-            It takes more than there is.
+            It takes more memory than the limit leaves.
         """
         if nbytes > self.most_stored_nbytes:
             needed = nbytes + self.work_nbytes
@@ -294,7 +294,7 @@ class ChunkRoom:
         Raises
         ------
         LimitError
-            It does not fit, as it is fetched and in its place among the others.
+            Its fetched bytes, with their copy in a whole inner chunk, do not fit.
         """
         what = "the wanted part of an inner chunk"
         if nbytes > self.options.max_chunk_nbytes:
@@ -304,12 +304,12 @@ class ChunkRoom:
             raise self.beyond(what, needed)
 
     def beyond(self, what: str, nbytes: int) -> LimitError:
-        """Error for what takes more memory than there is."""
+        """Error for what takes more memory than the limit leaves."""
         needed, held = nbytes + _FIXED_NBYTES, self.options.held_nbytes
-        beside, hint = "", "raise options.memory_limit"  # to what is needed
+        beside, hint = "", "raise options.memory_limit"  # to `needed` bytes
         if held:
             beside = " beside its columns and indexes"
-            # Columns take as much as half of what indexes leave.
+            # Columns take up to half of what indexes leave.
             hint = f"{hint} ({2 * needed + held} bytes are enough)"
         return LimitError(
             f"{what} takes more memory than a read may hold{beside}",
@@ -320,7 +320,7 @@ class ChunkRoom:
         )
 
     def too_large(self, what: str, nbytes: int) -> LimitError:
-        """Error for what would have to be held at once."""
+        """Error for what is larger than may be held in one piece."""
         return LimitError(
             f"{what} is larger than may be held at once",
             array_path=self.path,
