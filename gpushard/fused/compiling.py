@@ -1,7 +1,7 @@
-"""The loops, compiled (numba): one function that C could call, at an address.
+"""Compiles the loops (numba) to one function that C could call, at an address.
 
-Imported only where no machine code of them is kept yet: numba takes half a second, and
-130 MiB.
+This is imported only if no machine code of the loops is kept yet, because numba takes
+half a second and 130 MiB.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Compiled(NamedTuple):
     Attributes
     ----------
     address
-        Where it lies in this process.
+        Its address in this process.
     name
-        What it is called in `assembly`.
+        Its name in `assembly`.
     assembly
-        Its module, as LLVM writes it; empty where numba keeps the function, of which
-        it knows no more once it is loaded again.
+        Its module in LLVM's notation. Empty if numba keeps the function, because numba
+        no longer has the module when it loads the function again.
     """
 
     address: int
@@ -66,7 +66,7 @@ def _place(at: int, strides: Any, boxes: Any) -> None:
         cuts = calls.ints(calls.word(at, 8), (n_shares + 1,))
         shares = (cuts, calls.word(at, 10), calls.word(at, 11))
         place_shares(decoder, boxes, shares, strides, work, is_placed)
-    # Of what `copies` wrote past the caches.
+    # `copies` may have written past the caches.
     calls.fence()
 
 
@@ -92,9 +92,10 @@ def _plan(at: int, strides: Any, boxes: Any) -> int:
 
 
 def compiled(stamp: int, *, keeps: bool) -> Compiled:
-    """The function; numba `keeps` it for other processes, which compare `stamp`.
+    """Compile the function; if `keeps`, numba stores it for others with this `stamp`.
 
-    It takes the address of words, int64, as `gpushard.fused.loading` packs them.
+    The function takes the address of int64 words, as `gpushard.fused.loading` packs
+    them.
     """
 
     @cfunc(types.int64(types.int64), cache=keeps, **calls.PLAIN_ERRORS)
@@ -115,7 +116,7 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
 
 
 def object_of(function: Compiled) -> bytes:
-    """Relocatable object of a compiled function and what it calls, for this CPU."""
+    """Relocatable object file of a compiled function and all it calls, for this CPU."""
     module = binding.parse_assembly(function.assembly)
     for values in (module.functions, module.global_variables):
         for value in values:
@@ -131,8 +132,9 @@ def object_of(function: Compiled) -> bytes:
     options = binding.create_pipeline_tuning_options(speed_level=3)
     passes = binding.create_pass_builder(machine, options)
     passes.getModulePassManager().run(module, passes)
-    # numba counts who holds an array. Nobody holds these, which shows once calls are in
-    # their places: then what counts is dropped, and with it the calls of Python.
+    # numba counts references to arrays. Once functions are inlined, it shows that
+    # nobody refers to these. These passes then drop the counting, and with it calls to
+    # Python.
     rest = binding.create_new_module_pass_manager()
     rest.add_ipsccp_pass()
     rest.add_global_dead_code_eliminate_pass()

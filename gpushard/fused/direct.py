@@ -1,8 +1,8 @@
 """A whole read in compiled loops: planned, fetched from files, decoded and placed.
 
-For one selection over an array with one sharding level in local files. What the loops
-leave over - damage, files that change, whatever is rare - is read the general way, by
-whole shards.
+This is for one selection of an array with one sharding level in local files. Shards
+that the loops cannot finish (damage, files that change, rare cases) are read again on
+the general path, as whole shards.
 """
 
 from __future__ import annotations
@@ -45,38 +45,38 @@ from gpushard.stores.handles import Handle, is_in_memory, read_ahead
 from gpushard.stores.local import LocalStore, holds_plain_files
 from gpushard.workers import Task
 
-# Shards read side by side: each is an open file, of which a process has few.
+# Most shards to read at a time: each is an open file, of which a process may have few.
 _MOST_SHARDS = 64
-# What the columns over the cells of an axis take while they are made.
+# Memory of a cell's columns while the columns of an axis are made.
 _CELL_NBYTES = 100
 
 
 @dataclass
 class _Shards:
-    """Some shards of a read, the boxes that they give, and how far these are placed.
+    """Some shards of a read, their boxes, and the progress of placing these.
 
     Attributes
     ----------
     first
-        Number of the first of them, in C order over the part's shard grid.
+        Number of the first shard, in C order over the part's shard grid.
     handles
-        Their files; None where there is none.
+        Files of the shards; None if there is no file.
     boxes
         int64, shape (n_boxes, FIRST_LENGTH + n_axes).
     bounds
         int64, shape (n_shards + 1,). Boxes of shard s: ``bounds[s]:bounds[s + 1]``.
     kept
-        What of the inner chunks is kept, or is to be; None where nothing is.
+        Inner chunks that are kept, or will be; None if there are none.
     shares
-        What of the boxes threads claim.
+        Shares of the boxes, which threads claim.
     window_nbytes
-        Room for bytes read from files.
+        Memory for bytes read from files.
     n_announced
-        Shares that a disk was told of.
+        Number of shares that were announced to the disk.
     n_under_way
-        Threads that are placing boxes.
+        Number of threads that are placing boxes.
     is_over
-        Whether the last of these was the last of all.
+        Whether the last thread has placed the last boxes.
     """
 
     first: int
@@ -97,7 +97,7 @@ class DirectRead:
     Parameters
     ----------
     runner, landing, job
-        The loops, where the selection goes, and what is read.
+        The loops, the output of the selection, and the job to read.
     store
         The job's store.
     """
@@ -116,14 +116,14 @@ class DirectRead:
         self._plan = runner.planner(landing.address, address_of(self._fill), source)
         self._left: set[int] = set()
         self._lock = Lock()
-        # Keys of shards that were there when their index was read.
+        # Keys of shards that existed when their index was read.
         self.seen: set[str] = set()
 
     def tasks(self, n_workers: int) -> Iterator[Task]:
-        """Tasks that read all shards but those that are left over.
+        """Tasks that read all shards except those of `left_over`.
 
-        Each works on what is left of the same shards, beside others, for the time of
-        one call of the loops; those of the next shards follow when nothing is.
+        Several tasks work on the same shards, each for the time of one call of the
+        loops. Tasks for the next shards follow when all boxes of these are claimed.
 
         Raises
         ------
@@ -141,17 +141,17 @@ class DirectRead:
                     yield partial(self._place, shards)
 
     def left_over(self) -> Iterator[Planned]:
-        """Blocks of what is to be read the general way, once all tasks have run."""
+        """Blocks to be read on the general path, once all tasks have run."""
         return map(self._part.shard, sorted(self._left))
 
     def _shards(self, first: int, last: int, n_workers: int) -> Iterator[_Shards]:
-        """Plans of the shards ``first:last``; of a large one, slab by slab."""
+        """Plans of the shards ``first:last``; a large shard comes slab by slab."""
         part = self._part
         at = np.unravel_index(np.arange(first, last), part.shard_grid)
         cells = [a.shards_at(i) for a, i in zip(part.sharded, at, strict=True)]
         coordinates = np.stack(cells, axis=1)
         found = fetch_indexes(self._job.source, coordinates, self._job.tally)
-        # What is wrong with an index is said, or filled over, the general way.
+        # The general path reports or fills what is wrong with an index.
         known = [None if isinstance(k, CorruptShardError) else k for k in found]
         handles = [
             None if index is None else self._open(tuple(coordinate), index)
@@ -174,7 +174,7 @@ class DirectRead:
             if self._job.tally.is_summed:
                 nbytes = int((boxes[:, HIGH] - boxes[:, LOW]).sum())
                 self._job.tally.add(payload_nbytes=nbytes)
-            # Boxes that need a wider window are left over.
+            # Boxes that need a larger window are left over.
             source, chunk_nbytes = self._job.source, self._runner.chain.chunk_nbytes
             spanned = min(spanned_nbytes(boxes), source.room.most_window_nbytes)
             yield _Shards(
@@ -212,7 +212,7 @@ class DirectRead:
             return None
 
     def _announce(self, shards: _Shards) -> None:
-        """Let a disk begin with what is claimed soon."""
+        """Have the disk start on the shares that will be claimed soon."""
         shares = shards.shares
         last = shares.soon()
         for s in range(max(shards.n_announced, shares.first_left), last):
@@ -220,7 +220,7 @@ class DirectRead:
         shards.n_announced = last
 
     def _place(self, shards: _Shards) -> None:
-        """Read, decode and place what is claimed of some shards."""
+        """Claim, read, decode and place boxes of some shards, for one call."""
         with self._lock:
             shards.n_under_way += 1
         try:
@@ -239,7 +239,7 @@ class DirectRead:
             self._finish(shards)
 
     def _finish(self, shards: _Shards) -> None:
-        """Note the shards that need more, and keep what is to be kept of the others."""
+        """Note shards that must be read again; keep inner chunks if no file changed."""
         are_same = True
         for s in np.flatnonzero(np.diff(shards.bounds)).tolist():
             if not self._is_same(shards.handles[s]):
@@ -254,7 +254,7 @@ class DirectRead:
             self._left.update((shards.first + np.unique(left)).tolist())
 
     def _is_same(self, handle: Handle | None) -> bool:
-        """Whether a file is what it was when it was opened."""
+        """Whether a file is still the one that was opened."""
         try:
             if handle is not None:
                 self._store.confirm(handle)
@@ -265,11 +265,11 @@ class DirectRead:
 
 
 def _slabs(cell: Ints, count: Ints) -> Iterator[Ints]:
-    """Ranges of cells that a block holds: int64, shape (2, n_shards, n_axes).
+    """Ranges of cells that a block has: int64, shape (2, n_shards, n_axes).
 
-    `cell` is where those of each shard begin along each axis, `count` how many there
-    are.
-    Of several shards, all of them; of a shard with more, slabs in C order.
+    `cell` is each shard's first cell along each axis, `count` its number of cells. With
+    several shards, the block has all cells; a single large shard is divided into slabs
+    in C order.
     """
     lengths: list[int] = count[0].tolist()
     if len(count) > 1 or prod(lengths) <= blocks.BLOCK_CHUNKS:
@@ -289,7 +289,7 @@ def _slabs(cell: Ints, count: Ints) -> Iterator[Ints]:
 
 
 def direct_read(runner: BoxRunner, landing: Landing, job: Job) -> DirectRead | None:
-    """The read of one selection in compiled loops; None where they cannot do it all."""
+    """Read of one selection in compiled loops; None if they cannot do all of it."""
     source = job.source
     layout, store = source.layout, source.store
     if (
@@ -323,7 +323,7 @@ def _has_long_axes(landing: Landing, source: Source) -> bool:
 
 
 def _are_pieces(members: Members, stride: int) -> bool:
-    """Whether inner chunks are cut into too many along an axis."""
+    """Whether inner chunks are cut into too many boxes along an axis."""
     n_cells = len(members.bounds) - 1
     cell = np.repeat(np.arange(n_cells), np.diff(members.bounds))
     starts, _ = runs(cell, members.in_index, members.out_index)
@@ -331,12 +331,12 @@ def _are_pieces(members: Members, stride: int) -> bool:
 
 
 def _columns_at(columns: Sequence[Ints], at: Sequence[Ints]) -> Ints:
-    """Entry of each axis' column at its positions: int64, shape (n, n_axes)."""
+    """Entry of each axis' column at its position: int64, shape (n, n_axes)."""
     return np.stack([c[i] for c, i in zip(columns, at, strict=True)], axis=1)
 
 
 def _first_cells(cells: Sequence[AxisCells]) -> list[Ints]:
-    """Where each shard's cells begin, all axes counted through."""
+    """First cell of each shard, in a numbering through the cells of all axes."""
     before = 0
     found: list[Ints] = []
     for axis in cells:
@@ -346,17 +346,18 @@ def _first_cells(cells: Sequence[AxisCells]) -> list[Ints]:
 
 
 def shard_row(known: KnownIndex | None, handle: Handle | None) -> tuple[int, ...]:
-    """Row of a shard for the loops (`columns.OFFSETS` and on)."""
+    """Row of a shard for the loops (from `columns.OFFSETS` on)."""
     if known is None or handle is None:
         return 0, 0, 0, 0, 0
     return *known.addresses, handle.fd, 0
 
 
 def spanned_nbytes(boxes: Ints) -> int:
-    """Most bytes that boxes of one inner chunk lie in: with room for them, none twice.
+    """Largest span of the bytes of one inner chunk's boxes, each byte counted once.
 
-    Plain elements of every row, at some places of it, make as many boxes as places, and
-    each needs nearly all of the inner chunk.
+    With that much memory the loops read no byte twice. Otherwise they would: if some
+    places are taken of every row of plain elements, each place makes a box that spans
+    nearly all of the inner chunk.
     """
     if not len(boxes):
         return 0
@@ -367,9 +368,9 @@ def spanned_nbytes(boxes: Ints) -> int:
 
 
 def announce(boxes: Ints) -> None:
-    """Let a disk begin with all boxes, where the first is not in memory yet.
+    """Have the disk start on all boxes, unless the first is in memory already.
 
-    The loops wait for one after the other.
+    The loops themselves wait for one after the other.
     """
     if len(boxes) and boxes.item(0, FILE) < 0:
         boxes = boxes[boxes[:, FILE] >= 0]
