@@ -1,4 +1,4 @@
-"""Elements of a box, from a decoded inner chunk to an output, in compiled loops."""
+"""Copies the elements of a box from a decoded inner chunk to an output (compiled)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from gpushard.fused.columns import (
     Decoder,
 )
 
-# Twice what another call costs: so far apart, parts of a box are read one by one.
+# Parts of a box this far apart are read one by one: twice what another call costs.
 _APART_NBYTES = 2 * GAP_NBYTES
-# Shorter runs, from 16 bytes on, are copied without a call: of rows that a cache does
-# not hold it takes nearly twice as long (64 bytes: 33 ns instead of 20).
+# Runs from 16 bytes up to this are copied without a call. For rows that no cache holds,
+# a call takes nearly twice as long (64 bytes: 33 ns instead of 20).
 _LARGEST_INLINE_NBYTES = 512
-# Elements of a list go anywhere in an output that no cache holds: from so many bytes on
-# they are written past the caches, which need not fetch what is overwritten.
+# The elements of a list may go anywhere in an output that no cache holds. From this
+# size on they are written past the caches, which then need not fetch what is
+# overwritten.
 _SMALLEST_STREAMED_NBYTES = 512
 
 
 @calls.inner
 def merge_axes(d: Decoder, box: Any, strides: Any, work: Any) -> tuple[int, int]:
-    """Contiguous run of a box in bytes, and how many axes are left around it.
+    """Contiguous run of a box in bytes, and the number of axes that remain around it.
 
-    Those stand in `work`, the innermost first: length, stride in the inner chunk,
-    stride in the output. The axis of a list is none of them.
+    The remaining axes are written to `work`, the innermost first: length, stride in the
+    inner chunk, stride in the output. The axis of a list is not among them.
     """
     part = box[PART]
     listed = calls.word(box[LISTED], LIST_AXIS) if box[LISTED] else -1
@@ -62,15 +63,15 @@ def merge_axes(d: Decoder, box: Any, strides: Any, work: Any) -> tuple[int, int]
 
 @calls.inner
 def far_axis(run: int, n_axes: int, work: Any) -> tuple[int, int]:
-    """Axis along which parts of a box lie far apart, and how many bytes each takes.
+    """Axis along which parts of a box lie far apart, and the bytes of each part.
 
-    It is the innermost such axis of those that `merge_axes` left; 0 bytes if none is.
+    This is the innermost such axis that `merge_axes` left; 0 bytes if there is none.
     """
     nbytes = run
     for axis in range(n_axes):
         if work[1, axis] - nbytes > _APART_NBYTES:
             for outer in range(axis + 1, n_axes):
-                # Of transposed inner chunks, what lies between is wanted too.
+                # In a transposed inner chunk, the bytes between are wanted, too.
                 if work[1, outer] < work[1, axis]:
                     return 0, 0
             return axis, nbytes
@@ -80,7 +81,7 @@ def far_axis(run: int, n_axes: int, work: Any) -> tuple[int, int]:
 
 @calls.inner
 def _copy_inline(target: int, source: int, nbytes: int) -> None:
-    """At least 16 bytes, the last 16 perhaps over some of those before."""
+    """Copy at least 16 bytes; the last 16 may overlap those before."""
     last = nbytes - 16
     for k in range(0, last, 16):
         calls.copy_128(target + k, source + k)
@@ -89,7 +90,7 @@ def _copy_inline(target: int, source: int, nbytes: int) -> None:
 
 @calls.inner
 def _copy_run(d: Decoder, target: int, source: int, nbytes: int) -> None:
-    """Contiguous elements from one address to another."""
+    """Copy contiguous elements from one address to another."""
     if d.change == COPY:
         calls.copy_bytes(target, source, nbytes)
     elif d.change == BOOL:
@@ -108,7 +109,7 @@ def _copy_run(d: Decoder, target: int, source: int, nbytes: int) -> None:
 
 @calls.inner
 def _copy_words(target: int, source: int, run: int, line: Any) -> None:
-    """As `_copy_line`, runs of 1, 2, 4 or 8 bytes."""
+    """Like `_copy_line`, for runs of 1, 2, 4 or 8 bytes."""
     n, inner, outer = line[0, 0], line[1, 0], line[2, 0]
     if run == 4:
         for k in range(n):
@@ -126,7 +127,7 @@ def _copy_words(target: int, source: int, run: int, line: Any) -> None:
 
 @calls.inner
 def _copy_line(d: Decoder, target: int, source: int, run: int, line: Any) -> None:
-    """Runs along the innermost of the axes that are left."""
+    """Copy the runs along the innermost remaining axis."""
     n, inner, outer = line[0, 0], line[1, 0], line[2, 0]
     if d.streams and d.change == COPY and (run | target | outer) & 63 == 0:
         for k in range(n):
@@ -147,7 +148,7 @@ def _copy_line(d: Decoder, target: int, source: int, run: int, line: Any) -> Non
 def copy_box(
     d: Decoder, target: int, source: int, run: int, n_axes: int, work: Any
 ) -> None:
-    """Elements of a box, as `merge_axes` left it in `work`."""
+    """Copy the elements of a box whose axes `merge_axes` left in `work`."""
     if n_axes == 0:
         _copy_run(d, target, source, run)
         return
@@ -161,9 +162,9 @@ def copy_box(
 def next_line(
     target: int, source: int, axes: tuple[int, int], work: Any
 ) -> tuple[int, int, bool]:
-    """Where the next line of a box begins, in both; and whether there is none.
+    """Start of the next line of a box in output and inner chunk, and if it is the end.
 
-    Those next to one another along the axes before the first of `axes` are one line.
+    A line has all runs along the axes before the first of `axes`.
     """
     axis, n_axes = axes
     while axis < n_axes:
@@ -183,9 +184,10 @@ def next_line(
 def copy_wanted(
     d: Decoder, box: Any, source: int, left: tuple[int, int], strides: Any, work: Any
 ) -> None:
-    """What a box wants of a decoded inner chunk: all of it, or each of a list.
+    """Copy the elements that a box wants: all of it, or those of a list.
 
-    `source` is the first wanted element; `left` is what `merge_axes` gave.
+    `source` is the address of the first wanted element, and `left` is the result of
+    `merge_axes`.
     """
     run, n_axes = left
     target, listed = box[TARGET], box[LISTED]
@@ -199,14 +201,14 @@ def copy_wanted(
         )
         n, axis = calls.word(listed, N_LISTED), calls.word(listed, LIST_AXIS)
         inner, outer = strides[0, box[PART], axis], strides[1, box[PART], axis]
-        # All that is written begins and ends where 16 bytes do.
+        # Every write then starts and ends at a multiple of 16 bytes.
         is_streamed = (
             d.change == COPY
             and n_axes == 0
             and run >= _SMALLEST_STREAMED_NBYTES
             and (run | target | outer) & 15 == 0
         )
-    # From one place, so that what is called is put in its place there.
+    # There is only one call of each function, so that it is inlined.
     for k in range(n):
         at, to = source, target
         if listed:

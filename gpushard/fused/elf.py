@@ -1,8 +1,8 @@
 """A relocatable object -> one piece of machine code that runs wherever it is mapped.
 
-Of ELF for x86-64 (System V ABI, AMD64 supplement) so much as a module takes whose
-functions call one another and a few of the C library's. Whatever else stands in an
-object is refused: then there is nothing to keep.
+It reads ELF for x86-64 (System V ABI, AMD64 supplement), as far as a module needs whose
+functions call one another and a few functions of the C library. An object with anything
+else in it is refused, and its code is then not kept.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# What a compiler calls by itself; the C standard says what they do.
+# Functions that a compiler calls by itself; the C standard defines them.
 IMPORTS = ("memcpy", "memmove", "memset")
 
 _MAGIC = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, version 1
@@ -22,7 +22,7 @@ _WRITE, _ALLOC = 1, 2
 _UNWINDING = b".eh_frame"  # for exceptions, which nothing here throws
 # R_X86_64_PC32 and _PLT32; _GOTPCREL, _GOTPCRELX and _REX_GOTPCRELX.
 _DIRECT, _BY_SLOT = (2, 4), (9, 41, 42)
-# Of each import there is a slot with its address and, behind all slots, a jump there.
+# Each import has a slot with its address. Behind all slots, each has a jump to that.
 _SLOT_NBYTES = 8
 _JUMP, _JUMP_NBYTES = b"\xff\x25", 6  # jmp *distance(%rip)
 
@@ -51,20 +51,20 @@ _RELOCATION = np.dtype(
 
 
 class NotMovableError(Exception):
-    """An object has what this module does not know how to lay out."""
+    """An object contains something that this module cannot lay out."""
 
 
 class MachineCode(NamedTuple):
-    """Code that runs wherever it is mapped, once it knows what it calls.
+    """Code that runs wherever it is mapped, once its slots have addresses.
 
     Attributes
     ----------
     data
-        Instructions and constants. It begins with the slots.
+        Instructions and constants, which begin with the slots.
     entry
         Offset of the function to call.
     imports
-        Names of C functions whose addresses belong in the slots, 8 bytes each.
+        Names of the C functions whose addresses belong in the slots, 8 bytes each.
     """
 
     data: bytes
@@ -73,7 +73,7 @@ class MachineCode(NamedTuple):
 
 
 class _Object(NamedTuple):
-    """A parsed object: its bytes, sections, their names, and symbols with theirs."""
+    """A parsed object: bytes, sections and their names, symbols and their names."""
 
     data: bytes
     sections: NDArray[Any]
@@ -83,7 +83,7 @@ class _Object(NamedTuple):
 
 
 def movable_code(data: bytes, entry: str) -> MachineCode:
-    """Code of an object as a compiler makes it, laid out in one piece.
+    """Code of a compiler's object file, laid out in one piece.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def movable_code(data: bytes, entry: str) -> MachineCode:
     Raises
     ------
     NotMovableError
-        It has more than functions, constants and calls of `IMPORTS`.
+        The object has more than functions, constants and calls of `IMPORTS`.
     """
     parsed = _parse(data)
     is_defined = parsed.symbols["section"] != 0
@@ -158,7 +158,7 @@ def _name_at(names: bytes, start: int) -> bytes:
 
 
 def _lay_sections(parsed: _Object, code: bytearray) -> dict[int, int]:
-    """Append what runs or is read to `code`: offset there of each such section."""
+    """Append code and constants to `code`; return the offset of each such section."""
     bases: dict[int, int] = {}
     for number, section in enumerate(parsed.sections):
         is_kept = section["flags"] & _ALLOC and section["nbytes"]
@@ -179,10 +179,10 @@ def _relocate(
     bases: dict[int, int],
     slots: dict[bytes, int],
 ) -> None:
-    """Fill in the distances that a section of relocations is about."""
+    """Write the distances that a section of relocations describes."""
     target = int(parsed.sections[section]["info"])
     if target not in bases:
-        return  # of what is left out
+        return  # for a section that is left out
     rows = np.frombuffer(_bytes_of(parsed.data, parsed.sections[section]), _RELOCATION)
     jumps = _SLOT_NBYTES * len(slots)
     for place, kind, symbol, addend in rows.tolist():

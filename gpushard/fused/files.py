@@ -1,7 +1,7 @@
 """Requests to files, read in the same compiled loop that decodes and places them.
 
 A request costs nothing in Python: the columns of all boxes of a block are made at once,
-and a task takes its share of them.
+and each task takes its share of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gpushard.selecting.selection import Ints
 from gpushard.stores.handles import Handle, is_in_memory, read_ahead
 from gpushard.stores.local import LocalStore, holds_plain_files
 
-# Files that a task keeps open at a time: far fewer than a process may have.
+# Most files that a task keeps open at a time: far fewer than a process may have.
 _MOST_FILES = 32
 
 
@@ -43,12 +43,12 @@ class FileReader:
     Attributes
     ----------
     store, runner, host, job, ranged
-        Where they lie, what places them, what does so when that cannot, and what is
-        wanted.
+        Store of the files; the loops; the sink for inner chunks that the loops refuse;
+        the job; the wanted inner chunks with their requests.
     columns
         int64, shape (n_boxes, FIRST_LENGTH + n_axes). Boxes in the order of requests.
     row
-        int64, shape (n_boxes,). Each box' inner chunk, a column of the block.
+        int64, shape (n_boxes,). Inner chunk of each box, a column of the block.
     bounds
         int64, shape (n_requests + 1,). Boxes of request r: ``bounds[r]:bounds[r + 1]``.
     """
@@ -68,9 +68,9 @@ class FileReader:
         Raises
         ------
         CorruptShardError, StoreError
-            As the plain way raises them.
+            `HostSink` and the store raise them.
         ObjectChangedError
-            A file was replaced since its index was read.
+            A file was replaced after its index was read.
         """
         shard = self.ranged.requests.source[requests.start : requests.stop]
         cuts = np.flatnonzero(np.diff(shard)) + 1
@@ -79,7 +79,7 @@ class FileReader:
             self._read(requests[first:last])
 
     def _read(self, requests: range) -> None:
-        """Read some requests to not more than a few files."""
+        """Read some requests, which are to a few files at most."""
         shards = self.ranged.requests.source[requests.start : requests.stop]
         opened = {shard: self._open(shard) for shard in dict.fromkeys(shards.tolist())}
         first, last = self.bounds[requests.start], self.bounds[requests.stop]
@@ -102,9 +102,9 @@ class FileReader:
             self._read_plainly(requests, np.unique(self.row[first:last][~is_placed]))
 
     def _read_ahead(self, requests: range, opened: dict[int, Handle]) -> None:
-        """Let a disk begin with all requests, where the first is not in memory yet.
+        """Have the disk start on all requests, unless the first is in memory already.
 
-        The loops wait for one after the other.
+        The loops themselves wait for one after the other.
         """
         shard, start, nbytes = (
             column[requests.start : requests.stop].tolist()
@@ -124,7 +124,7 @@ class FileReader:
         return self.store.open_file(key, version)
 
     def _read_plainly(self, requests: range, left: Ints) -> None:
-        """Read what the loops left over the plain way."""
+        """Read inner chunks that the loops left over, through `HostSink`."""
         source = self.job.source
         for r in requests:
             rows = self.ranged.rows_of(r)
@@ -138,7 +138,7 @@ class FileReader:
 def file_reader(
     runner: BoxRunner, host: HostSink, job: Job, ranged: RangedBlock
 ) -> FileReader | None:
-    """Reader of a block whose objects lie in local files; None where they do not."""
+    """Reader of a block whose objects lie in local files; None if they do not."""
     source = job.source
     store = source.store
     if not (runner.reads_files and source.layout.levels):
@@ -159,20 +159,20 @@ def file_reader(
         columns[:, KEEP] = ranged.claimed.addresses[row]
     widest = int((columns[:, HIGH] - columns[:, LOW]).max(initial=0))
     if widest > source.room.most_window_nbytes:
-        return None  # what is fetched is counted, and fewer threads may hold it
+        return None  # the general path counts what it fetches, and uses fewer threads
     bounds = np.searchsorted(nth, requests.bounds)
     columns[:, REACH] = _reach(columns[:, LOW], columns[:, HIGH], bounds)
     return FileReader(store, runner, host, job, ranged, columns, row, bounds)
 
 
 def window_nbytes(options: ReadOptions, widest: int) -> int:
-    """Room for bytes read from files, of which the widest range takes so many."""
+    """Memory for bytes read from files, if the widest range has `widest` bytes."""
     share = options.memory_limit // (2 * options.threads)
     return max(min(WINDOW_NBYTES, share), widest)
 
 
 def _reach(low: Ints, high: Ints, bounds: Ints) -> Ints:
-    """Up to where it pays to read on from each box, within its request."""
+    """For each box, the end up to which it pays to read on, within its request."""
     is_first = np.empty(len(low), np.bool_)
     np.greater(low[1:], high[:-1] + GAP_NBYTES, out=is_first[1:])
     is_first[bounds[:-1]] = True

@@ -1,4 +1,4 @@
-"""An inner chunk of fill values, which the loops copy missing ones from."""
+"""An inner chunk of fill values, from which the loops copy missing ones."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from gpushard.source import Source
 
 Fill = NDArray[Any]
 
-# It is larger only while an inner chunk is missing, and there is room for it.
+# A larger one exists only while an inner chunk is missing, and if there is room.
 _LITTLE_NBYTES = 256 * KIB
 
 
 def little_fill(source: Source, chunk_nbytes: int) -> Fill | None:
-    """An inner chunk of fill values to plan with; None where it would take much."""
+    """An inner chunk of fill values for planning; None if it would be large."""
     return None if chunk_nbytes > _LITTLE_NBYTES else stored_fill(source)
 
 
 def fill_for(boxes: Ints, source: Source, fill: Fill | None) -> Fill | None:
-    """What boxes of missing inner chunks are copied from, to be held while they are.
+    """The inner chunk of fill values that boxes are copied from; hold it meanwhile.
 
     Parameters
     ----------
     fill
-        What there is of it already. Else it is made, where one is missing; without room
-        for it these boxes have no source, and will not be placed.
+        The one that exists already, if any. Otherwise one is made if a box is missing.
+        Without room for it, such boxes get no source and are not placed.
     """
     if fill is not None and fill.nbytes <= _LITTLE_NBYTES:
         return fill
@@ -45,7 +45,7 @@ def fill_for(boxes: Ints, source: Source, fill: Fill | None) -> Fill | None:
 
 
 def stored_fill(source: Source) -> Fill:
-    """An inner chunk of fill values, as it would be stored: shape (n_elements,)."""
+    """An inner chunk of fill values in its stored form: shape (n_elements,)."""
     value = source.layout.fill_value
     stored = value.astype(source.pipeline.stored_dtype)
     return np.full(source.chunk_nbytes // stored.itemsize, stored)

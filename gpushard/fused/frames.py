@@ -1,4 +1,4 @@
-"""Blosc frames, decoded in compiled loops, checked before a library sees them.
+"""Decodes Blosc frames in compiled loops, and checks them before a library sees them.
 
 The rules are those of `gpushard.codecs.blosc_frame`.
 """
@@ -16,16 +16,16 @@ _SHUFFLE, _MEMCPYED = blosc_frame.BYTE_SHUFFLE, blosc_frame.MEMCPYED
 _BITSHUFFLE, _RESERVED = blosc_frame.BIT_SHUFFLE, blosc_frame.RESERVED
 _DONT_SPLIT, _SNAPPY = blosc_frame.DONT_SPLIT, blosc_frame.SNAPPY
 _LARGE_BLOCK_NBYTES = blosc_frame.LARGE_BLOCK_NBYTES
-# Longer streams may make blosclz count wrong: those are looked at one by one.
+# blosclz may count wrong in longer streams, so the general path decodes these.
 _BLOSCLZ_MAX = (1 << 31) // 255
 
-# What a frame is found to be.
+# Results of a check.
 _REFUSED, _FOR_LIBRARY, _STORED, _PLAIN_LZ4 = range(4)
 
 
 @calls.inner
 def _check_frame(source: int, nbytes: int, expected: int) -> int:
-    """What may be done with a frame; legal ones that are rare are `_REFUSED` too."""
+    """How to decode a frame; a legal frame of a rare kind is `_REFUSED`, too."""
     if nbytes < _HEADER_NBYTES:
         return _REFUSED
     flags, typesize = calls.load_8(source + 2), calls.load_8(source + 3)
@@ -47,25 +47,25 @@ def _check_frame(source: int, nbytes: int, expected: int) -> int:
         block_nbytes > expected
         or block_nbytes % n_splits
         or flags >> 5 == _SNAPPY
-        # The version of the stream format, which c-blosc wants to be 1.
+        # Version of the stream format; c-blosc wants 1.
         or calls.load_8(source + 1) != 1
-        # Both filters at once mark another version of the format to libblosc2.
+        # To libblosc2, both filters at once mark another version of the format.
         or (flags & _SHUFFLE and flags & _BITSHUFFLE)
-        # Of items cut short, libblosc2 leaves the bytes as they were in memory.
+        # For items that are cut short, libblosc2 leaves old bytes in memory.
         or (
             flags & _BITSHUFFLE
             and (block_nbytes % typesize or expected % block_nbytes % typesize)
         )
-        # Libraries differ on whether such a block is split.
+        # Libraries disagree on whether such a block is split.
         or (n_splits > 1 and (n_splits > 16 or block_nbytes < 128 * typesize))
         or not _holds_its_streams(source, nbytes, expected, n_splits)
     ):
         return _REFUSED
-    # Shuffling elements of one byte changes nothing.
+    # A byte shuffle of one-byte elements changes nothing.
     is_filtered = flags & _BITSHUFFLE or (flags & _SHUFFLE and typesize > 1)
     if flags >> 5 == blosc_frame.LZ4 and n_splits == 1 and not is_filtered:
         return _PLAIN_LZ4
-    # What libblosc2 works in is not looked at here.
+    # The memory that libblosc2 needs for larger blocks is not counted here.
     return _FOR_LIBRARY if block_nbytes <= _LARGE_BLOCK_NBYTES else _REFUSED
 
 
@@ -86,7 +86,7 @@ def _holds_its_streams(source: int, nbytes: int, expected: int, n_splits: int) -
                 return False
             stream_nbytes = calls.load_32(source + offset)
             offset += 4 + stream_nbytes
-            # To libblosc2 an empty stream is a run of zeros, to c-blosc it is damage.
+            # libblosc2 takes an empty stream as zeros, c-blosc as damage.
             if (
                 not stream_nbytes
                 or offset > nbytes
@@ -98,7 +98,7 @@ def _holds_its_streams(source: int, nbytes: int, expected: int, n_splits: int) -
 
 @calls.inner
 def _decode_plain_lz4(source: int, target: int, expected: int, wanted: Any) -> bool:
-    """Whether the blocks that hold the wanted bytes were decoded, each to its place."""
+    """Decode the blocks with the wanted bytes to their places; False on damage."""
     block_nbytes = calls.load_32(source + 8)
     first, last = wanted[0] // block_nbytes, -(-wanted[1] // block_nbytes)
     for block in range(first, last):
@@ -115,10 +115,10 @@ def _decode_plain_lz4(source: int, target: int, expected: int, wanted: Any) -> b
 
 @calls.inner
 def _cut_frame(source: int, expected: int, staging: Any, first: int, last: int) -> int:
-    """Size of a frame of the blocks ``first:last`` of another, written to `staging`.
+    """Write a frame of the blocks ``first:last`` of another to `staging`; its size.
 
-    0 where there is too little room. (libblosc2 can decode items of a frame, but gives
-    wrong ones of large blocks that are split.)
+    0 if there is too little room. libblosc2 could decode a range of a frame's items,
+    but decodes large blocks that are split wrong.
     """
     room, room_nbytes = staging
     block_nbytes = calls.load_32(source + 8)
@@ -149,11 +149,11 @@ def _cut_frame(source: int, expected: int, staging: Any, first: int, last: int) 
 def _decode_blocks(
     library: Any, source: int, target: int, expected: int, wanted: Any
 ) -> bool:
-    """Whether the blocks that hold the wanted bytes were decoded, to their place."""
+    """Decode the blocks with the wanted bytes to their places; False on failure."""
     function, context, room, room_nbytes = library
     block_nbytes = calls.load_32(source + 8)
     first, last = wanted[0] // block_nbytes, -(-wanted[1] // block_nbytes)
-    # A last block that is shorter must stay one: it is never split.
+    # A short last block is never split. It must stay the last block for that.
     if first > 0 and (first + 1) * block_nbytes > expected:
         first -= 1
     n = min(last * block_nbytes, expected) - first * block_nbytes
@@ -166,12 +166,12 @@ def _decode_blocks(
 def decode_frame(
     library: Any, source: int, nbytes: int, target: int, expected: int, wanted: Any
 ) -> int:
-    """Where decoded byte 0 lies, or would, once the wanted bytes are; 0 on failure.
+    """Address where decoded byte 0 lies or would lie; 0 on failure.
 
-    That is `target` or a place in the source. `library` has the addresses of what
-    decompresses a frame and of its context, and address and size of room for a frame;
-    `wanted` is the half-open range of decoded bytes that are needed: of a part, only
-    the blocks that hold it are decoded.
+    It is `target` or in the source. `library` has the addresses of the decompressor and
+    of its context, and address and size of memory for a frame. `wanted` is the
+    half-open range of decoded bytes that are needed; only blocks that contain some of
+    them are decoded.
     """
     found = _check_frame(source, nbytes, expected)
     if found == _REFUSED:

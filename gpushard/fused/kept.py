@@ -1,7 +1,7 @@
-"""Boxes whose inner chunks are kept decoded, or are to be.
+"""Boxes whose inner chunks are kept decoded, or will be.
 
-What is kept is copied from memory, as fill values are; what is to be kept is decoded
-whole to where it stays, and copied from there.
+Boxes of kept inner chunks are copied from memory, like fill values. An inner chunk that
+will be kept is decoded whole, to where it stays, and boxes are copied from there.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from gpushard.source import Source
 
 @dataclass(frozen=True, slots=True)
 class KeptBoxes:
-    """What boxes read from and write to that is kept; held as long as this is there.
+    """Kept inner chunks that boxes read from or write to, held by this object.
 
     Attributes
     ----------
     cache
-        What keeps it.
+        The cache that keeps them.
     found
-        What was kept before, box by box.
+        Slots of inner chunks that were kept before, box by box.
     claimed
-        What is to be kept, box by box; None where nothing is.
+        Slots of inner chunks that will be kept, box by box; None if there are none.
     is_all_found
-        Whether nothing is read or decoded.
+        Whether all were kept before, so that nothing is read or decoded.
     """
 
     cache: ChunkCache
@@ -55,18 +55,18 @@ class KeptBoxes:
 
     @property
     def n_found(self) -> int:
-        """Inner chunks that were kept before."""
+        """Number of inner chunks that were kept before."""
         return len(set(self.found.taken))
 
     def keep(self, boxes: Ints, is_placed: NDArray[np.bool_], first: int = 0) -> None:
-        """Keep what was decoded, once no object changed while it was read.
+        """Keep the decoded inner chunks; no object may have changed during the read.
 
         Parameters
         ----------
         boxes
-            Those from `first` on, as the loops left them.
+            The boxes from number `first` on, as the loops left them.
         is_placed
-            bool, shape (n_boxes,).
+            bool, shape (n_boxes,). Whether the loops placed each.
         """
         if self.claimed is not None:
             decoded = np.flatnonzero(is_placed & (boxes[:, KEEP] != 0))
@@ -80,18 +80,18 @@ def kept_boxes(
     ends: Ints,
     n_wanted: int,
 ) -> KeptBoxes | None:
-    """Let planned boxes be copied from what is kept, and what others decode be kept.
+    """Have planned boxes copied from kept inner chunks, and keep what others decode.
 
     Parameters
     ----------
     boxes
-        int64, shape (n_boxes, FIRST_LENGTH + n_axes). Changed.
+        int64, shape (n_boxes, FIRST_LENGTH + n_axes). Changed in place.
     known
-        Indexes of the shards that they lie in.
+        Indexes of the boxes' shards.
     ends
-        int64, shape (n_shards,). Where the boxes of each shard end.
+        int64, shape (n_shards,). End of the boxes of each shard.
     n_wanted
-        Inner chunks of the whole read.
+        Number of inner chunks in the whole read.
     """
     if source.chunks is None:
         return None
@@ -105,7 +105,7 @@ def kept_boxes(
 def _mark_kept(
     cache: ChunkCache, boxes: Ints, keys: Ints, *, may_drop: bool
 ) -> KeptBoxes:
-    """As `kept_boxes`; `keys`: int64, shape (n_boxes,)."""
+    """Do the work of `kept_boxes`; `keys`: int64, shape (n_boxes,)."""
     found = cache.find(keys)
     n_left = len(boxes) - len(found.taken)
     if found.taken:
@@ -126,7 +126,7 @@ def _mark_kept(
 
 
 def _put_reach(boxes: Ints) -> None:
-    """Write up to where it pays to read on from each box: some are not read now."""
+    """Set `REACH` of each box again, because some boxes are not read now."""
     at = np.flatnonzero(boxes[:, FILE] >= 0)
     if not len(at):
         return

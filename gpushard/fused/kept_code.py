@@ -1,7 +1,7 @@
-"""Machine code of the loops, kept on disk for later processes, and mapped to be run.
+"""Machine code of the loops, kept on disk for later processes and mapped to run.
 
-Whoever can write to where it is kept can run code as you, as with all that Python
-caches: folders and files that others could have written are left alone.
+As with everything that Python caches, whoever can write to the folder can run code as
+you. Folders and files that others could have written are therefore ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpushard.devices.kernels import cache_directory
 from gpushard.fused.elf import MachineCode
 from gpushard.fused.room import address_of
 
-# The modules, below the package, that the file is made of.
+# Modules, relative to the package, that determine the content of the file.
 SOURCES = (
     *(
         "codecs/blosc_frame",
@@ -38,17 +38,17 @@ SOURCES = (
     ),
     *("fused/copies", "fused/elf", "fused/frames", "fused/loops", "fused/lz4"),
     *("fused/planning", "fused/zstd_frames"),
-    "fused/kept_code",  # how it is laid down
+    "fused/kept_code",  # for the layout of the file
 )
 _MAGIC = b"gpushard loops 1\n"
 _HEAD_NBYTES = len(_MAGIC) + sha256().digest_size
 _CPU_INFO = Path("/proc/cpuinfo")
-# Of a CPU in there; what it can do are its flags.
+# Fields of /proc/cpuinfo that describe a CPU; the flags say what it can do.
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "flags")
 
 
 class Mapped(NamedTuple):
-    """Machine code in memory: where its function is, and what holds the memory."""
+    """Machine code in memory: the address of its function, and the memory."""
 
     address: int
     memory: mmap.mmap
@@ -56,16 +56,16 @@ class Mapped(NamedTuple):
 
 @cache
 def sources() -> bytes:
-    """Text of all that is compiled."""
+    """Text of all modules that are compiled."""
     package = Path(__file__).parents[1]
     return b"".join((package / f"{name}.py").read_bytes() for name in SOURCES)
 
 
 @cache
 def place() -> Path | None:
-    """File for code of these sources, compilers and CPU; None where none is kept.
+    """File for code of these sources, compilers and CPU; None if none is kept.
 
-    That is but on Linux and x86-64, and in a folder that nobody else can write to.
+    Code is kept only on Linux and x86-64, in a folder to which nobody else can write.
     """
     if sys.platform != "linux" or os.uname().machine != "x86_64":
         return None
@@ -78,14 +78,14 @@ def place() -> Path | None:
         with _opened(folder):
             if not os.access(folder, os.W_OK):
                 return None
-    except (OSError, RuntimeError):  # or nobody has a home
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
         return None
     digest = sha256("\n".join(parts).encode() + sources())
     return folder / f"{digest.hexdigest()}.bin"
 
 
 def find() -> MachineCode | None:
-    """Code that was kept; None if there is none that can be trusted."""
+    """The code that was kept; None if there is none that can be trusted."""
     path = place()
     if path is None:
         return None
@@ -115,7 +115,7 @@ def keep(code: MachineCode) -> None:
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """While others that compile wait, so that a machine's processes compile once."""
+    """Lock that others wait for, so that a machine's processes compile only once."""
     path = place()
     if path is None:
         yield
@@ -133,7 +133,7 @@ def turn() -> Iterator[None]:
 
 
 def mapped(code: MachineCode) -> Mapped | None:
-    """Code where it can be run; None if the system lets nobody run what was written."""
+    """The code in memory where it can run; None if the system forbids that."""
     library = ctypes.CDLL(None)
     slots = b"".join(
         (ctypes.cast(library[name], ctypes.c_void_p).value or 0).to_bytes(8, "little")
@@ -150,16 +150,17 @@ def mapped(code: MachineCode) -> Mapped | None:
 
 
 def may_run() -> bool:
-    """Whether the system lets a process run what it has written (Linux; W^X)."""
+    """Whether the system lets a process run code that it has written (Linux; W^X)."""
     nothing = MachineCode(b"\0", 0, ())
     return sys.platform != "linux" or mapped(nothing) is not None
 
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[int]:
-    """The folder, open, as no other was meant: what is done in it is done by names.
+    """The folder, opened for use by descriptor, so that nobody can exchange it.
 
-    Who may write above it can put a link in its place, to anything of ours.
+    Whoever can write to the folder above could replace it by a link to a folder of
+    ours.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     above = os.open(folder.parent, flags)
@@ -176,7 +177,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def _content(name: str, folder: int) -> bytes:
-    """What is in a file; nothing where it is no file of ours."""
+    """Content of a file; empty if others could have written the file."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     with os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as file:
         found = os.fstat(file.fileno())
@@ -185,7 +186,7 @@ def _content(name: str, folder: int) -> bytes:
 
 
 def _write(name: str, folder: int, content: bytes) -> None:
-    """Write a file that other processes may be writing too, whole or not at all."""
+    """Write a file whole or not at all; other processes may write it, too."""
     part = f"{name}.{os.getpid()}.part"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
@@ -193,18 +194,18 @@ def _write(name: str, folder: int, content: bytes) -> None:
             out.write(content)
         os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
-        # Another's, too: a process of that number that was ended, or of elsewhere.
+        # It may belong to a process elsewhere, or to an ended one of the same number.
         os.unlink(part, dir_fd=folder)
 
 
 def _is_ours(found: os.stat_result) -> bool:
-    """Whether nobody else can have written a file, or to a folder."""
+    """Whether only this user or root can write a file, or to a folder."""
     for_others = stat.S_IWGRP | stat.S_IWOTH
     return found.st_uid in (0, os.geteuid()) and not found.st_mode & for_others
 
 
 def _installation(package: str) -> str:
-    """What tells one installation of a package from another."""
+    """Text that distinguishes one installation of a package from another."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise FileNotFoundError(package)
@@ -213,14 +214,14 @@ def _installation(package: str) -> str:
 
 
 def _cpu() -> str:
-    """What tells this CPU from others."""
+    """Text that distinguishes this CPU from others."""
     fields: dict[str, str] = {}
     with _CPU_INFO.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             name, _, value = line.partition(":")
             if not name.strip():
-                break  # the next one
+                break  # the next CPU
             fields[name.strip()] = value.strip()
     if not fields.get("flags"):
-        raise FileNotFoundError(_CPU_INFO)  # nothing would tell it from others
+        raise FileNotFoundError(_CPU_INFO)  # CPUs could not be told apart
     return "\n".join(fields.get(name, "") for name in _CPU_FIELDS)

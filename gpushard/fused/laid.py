@@ -1,6 +1,6 @@
 """Small selections, laid over the grid of shards for the compiled loops to plan.
 
-Slices go to the loops as they are; what indexes take is sorted before, and points are
+The loops take slices as they are. Elements of indexes are sorted before, and points are
 sorted by shard.
 """
 
@@ -30,17 +30,17 @@ from gpushard.selecting.selection import (
 if TYPE_CHECKING:
     from gpushard.fused.loading import Compiled
 
-# Beyond this, setting up the general way is a hundredth of a read.
+# For a larger read, setting up the general path takes a hundredth of the time.
 _MOST_BOXES, _MOST_SHARDS = 1024, 32
 _NO_ELEMENTS = np.empty((2, 0), np.int64)
 
 Coordinate = tuple[int, ...]
 Grid = Sequence[tuple[int, int, int, int]]
-"""Of each axis, what `columns.CELL` and the three after it say."""
+"""For each axis, the values of `columns.CELL` and the three rows after it."""
 
 
 class Boxes(NamedTuple):
-    """What is to be placed; less than wanted where an index is no help.
+    """Boxes to place; fewer than wanted if an index is damaged or unusual.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Boxes(NamedTuple):
     strides
         Bytes between wanted neighbours, as `BoxPlacer` takes them.
     n_wanted
-        Boxes that the selection has.
+        Number of boxes of the selection.
     """
 
     columns: Ints
@@ -58,19 +58,19 @@ class Boxes(NamedTuple):
 
 
 class Mesh(NamedTuple):
-    """A selection of one selector an axis.
+    """A selection with one selector per axis.
 
     Attributes
     ----------
     axes
-        Columns of each axis (`columns.INNER_STEP` and on): int64, shape (12, n_axes).
+        Rows of each axis (from `columns.INNER_STEP` on): int64, shape (12, n_axes).
     elements
-        What indexes take, one axis after the other, each ascending, and where that
-        lands along it: int64, shape (2, n_elements).
+        Elements that indexes take, axis by axis and ascending, and where each lands
+        along its axis: int64, shape (2, n_elements).
     shards
         Coordinates of the shards that are touched.
     n_most
-        Boxes at most.
+        Upper bound of the number of boxes.
     """
 
     axes: Ints
@@ -79,7 +79,7 @@ class Mesh(NamedTuple):
     n_most: int
 
     def plan(self, compiled: Compiled, planned: Any, rows: Ints) -> Boxes:
-        """Boxes, from rows of the shards (`columns.OFFSETS` and on)."""
+        """Boxes, given the rows of the shards (from `columns.OFFSETS` on)."""
         boxes = _room(self.n_most, self.axes)
         strides = self.axes[:2].reshape(2, 1, -1)
         n_wanted = compiled.plan_axes(
@@ -94,10 +94,10 @@ class Scattered(NamedTuple):
     Attributes
     ----------
     axes
-        As of `Mesh`, of which only the grid counts.
+        As in `Mesh`, with only the rows of the grid set.
     points
-        By shard: which of `shards`, place in the flattened output, coordinates: int64,
-        shape (2 + n_axes, n_points).
+        For each point, sorted by shard: its place in `shards`, its place in the
+        flattened output, its coordinates: int64, shape (2 + n_axes, n_points).
     shards
         Coordinates of the shards that are touched.
     """
@@ -107,7 +107,7 @@ class Scattered(NamedTuple):
     shards: Sequence[Coordinate]
 
     def plan(self, compiled: Compiled, planned: Any, rows: Ints) -> Boxes:
-        """Boxes, from rows of the shards (`columns.OFFSETS` and on)."""
+        """Boxes, given the rows of the shards (from `columns.OFFSETS` on)."""
         n_points = self.points.shape[1]
         boxes = _room(n_points, self.axes)
         strides = np.zeros((2, 1, self.axes.shape[1]), np.int64)
@@ -120,7 +120,7 @@ def _room(n_boxes: int, axes: Ints) -> Ints:
 
 
 class _Along(NamedTuple):
-    """One axis: its column of `Mesh.axes`, and shards along it."""
+    """One axis: its column of `Mesh.axes`, and the shards along it."""
 
     column: tuple[int, ...]
     shards: Sequence[int]
@@ -129,7 +129,7 @@ class _Along(NamedTuple):
 
 
 def grid_of(layout: ArrayLayout, chunk_strides: Sequence[int]) -> Grid:
-    """Grid of an array with one sharding level, all of whose cells are of one shape."""
+    """Grid of an array with one sharding level and cells of a single shape."""
     return [
         (inner.cell, outer.cell // inner.cell, index_stride(layout, axis), stride)
         for axis, (inner, outer, stride) in enumerate(
@@ -141,12 +141,12 @@ def grid_of(layout: ArrayLayout, chunk_strides: Sequence[int]) -> Grid:
 def laid(
     selection: Selection, grid: Grid, out: NDArray[Any]
 ) -> Mesh | Scattered | None:
-    """A selection over the grid; None if it is empty, too large, or too rare.
+    """A selection over the grid; None if it is empty, too large, or of a rare kind.
 
     Parameters
     ----------
     out
-        Host, of the selection's shape.
+        Host array of the selection's shape.
     """
     if isinstance(selection, Points):
         return _scattered(selection, grid, out)
@@ -193,7 +193,7 @@ def _along_slice(
     first, last = start // cell, (start + (length - 1) * step) // cell
     n_cells = min(last - first + 1, length)
     if n_cells > _MOST_BOXES or step > per_shard * cell:
-        return None  # a step beyond a shard may leave some out
+        return None  # a step longer than a shard may skip shards
     shards = range(first // per_shard, last // per_shard + 1)
     steps = chunk_stride * step, stride * out_step
     wanted = start, step, length, out_start * stride
@@ -203,7 +203,7 @@ def _along_slice(
 def _along_index(
     axis: IndexAxis, known: tuple[int, int, int, int], stride: int, n_before: int
 ) -> _Along | None:
-    """`n_before`: how many elements the indexes of earlier axes take."""
+    """`n_before`: number of elements that the indexes of earlier axes take."""
     n_elements = axis.length
     if not 0 < n_elements <= _MOST_BOXES:
         return None

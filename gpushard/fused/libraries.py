@@ -1,8 +1,8 @@
-"""Public C interfaces of libraries, and what makes a context for a thread.
+"""Public C interfaces of decompressors, and a context of each per thread.
 
-They ship in wheels (libzstd in zstandard's cffi module, libblosc2 with its header) or
-with the system: libz nearly everywhere, libzstd and libdeflate where something else
-brought them.
+The libraries come in wheels (libzstd in zstandard's cffi module, libblosc2 with its
+header) or with the system: libz nearly everywhere, libzstd and libdeflate if another
+program brought them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gpushard.fused.columns import (
     ZSTD,
 )
 
-# Only the binary interface that was read of will do: the name is the file's SONAME.
+# Only this version of the binary interface is known here: the name is the SONAME.
 _LIBZ = "libz.so.1"
 # zlib.h: the largest window, and 16 more for a gzip wrapper instead of zlib's.
 _WBITS = {ZLIB: 15, GZIP: 31}
-# zlib.h's `z_stream` where pointers and long have 64 bits.
+# Size of zlib.h's `z_stream` if pointers and long have 64 bits.
 _Z_STREAM_NBYTES = 112
 
 
@@ -39,14 +39,14 @@ class Library(NamedTuple):
     Attributes
     ----------
     name
-        What to call it in a report.
+        Name of the library in a report.
     decoder
-        How the loops decode with it.
+        Kind of decoding in the loops.
     function, reset, part
-        Addresses of what decompresses, of what makes a context ready for another
-        stream, and of what decodes that as far as it is given; 0 where there is none.
+        Addresses of functions: one decompresses, one readies a context for another
+        stream, one decodes as much of a stream as it is given; 0 if there is none.
     make_context
-        Makes a context, given as its address and what keeps it alive.
+        Makes a context; returns its address and an object that keeps it alive.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Library(NamedTuple):
 
 @cache
 def find_library(kind: int, *, is_large: bool = False) -> Library | None:
-    """Decompressor of a kind of chain; None where it is not installed.
+    """Decompressor for a kind of chain; None if it is not installed.
 
     `is_large` is whether inner chunks have `libzstd.LARGE_NBYTES` or more.
     """
@@ -74,7 +74,7 @@ def find_library(kind: int, *, is_large: bool = False) -> Library | None:
 
 @cache
 def pread_address() -> int:
-    """Address of the C library's `pread`, whose offsets have 64 bits; 0 without."""
+    """Address of the C library's `pread` with 64-bit offsets; 0 if there is none."""
     if ctypes.sizeof(ctypes.c_long) != 8:
         return 0
     return _address(ctypes.CDLL(None).pread)
@@ -174,7 +174,7 @@ def _libz(kind: int) -> Library | None:
 
 
 class _Owner:
-    """Lives as long as a context is in use, and so does the memory it lies in."""
+    """Keeps the memory of a context alive, and exists as long as the context."""
 
     __slots__ = ("__weakref__", "memory")
 
@@ -185,7 +185,7 @@ class _Owner:
 def _owned(
     context: int | None, free: Callable[[int], Any], memory: Any = None
 ) -> tuple[int, Any]:
-    """A context's address, and what frees it when it goes."""
+    """Address of a context, and an object that frees the context when it goes."""
     owner = _Owner(memory)
     if context:
         weakref.finalize(owner, free, context).atexit = False
