@@ -1,4 +1,4 @@
-"""The compiled loops, ready to be called: kept by another process, or compiled here."""
+"""The compiled loops, ready to call: kept by another process, or compiled here."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _UNUSED = (0,) * (WORDS - 11)
 
 
 class Compiled:
-    """The loops. They run without the GIL.
+    """The loops, which run without the GIL.
 
-    All arrays that they take are in C order. What they mean stands in
-    `gpushard.fused.loops` and `gpushard.fused.planning`.
+    All arrays that they take are in C order. `gpushard.fused.loops` and
+    `gpushard.fused.planning` say what the arrays mean.
 
     Parameters
     ----------
     address
-        Of the compiled function.
+        Address of the compiled function.
     holder
-        Whose memory that is in.
+        Object that owns the function's memory.
     """
 
     def __init__(self, address: int, holder: Any = None) -> None:
@@ -61,7 +61,7 @@ class Compiled:
         is_placed: NDArray[np.bool_],
         shares: Shares | None = None,
     ) -> None:
-        """Decode and copy boxes, all or what is claimed (see `loops.place_shares`)."""
+        """Decode and copy all boxes, or those claimed (see `loops.place_shares`)."""
         _, n_parts, n_axes = strides.shape
         self._run(
             _PLACING(
@@ -101,10 +101,10 @@ class Compiled:
         shards: Ints,
         boxes: Ints,
     ) -> int:
-        """Write boxes, and say how many there should be (see `planning.plan_axes`)."""
+        """Write boxes; return how many there should be (see `planning.plan_axes`)."""
         n_boxes, n_columns = boxes.shape
         n_axes = axes.shape[1]
-        # Cells: numbers from 1 on add up to less than their product and how many.
+        # Numbers of cells, each at least 1, have a sum below their product plus count.
         more = CELL_ROWS * (n_boxes + n_axes) + 4 * len(shards) * n_axes
         n_words = sorting_words(n_boxes, n_columns) + more
         return self._plan(
@@ -116,13 +116,13 @@ class Compiled:
     ) -> None:
         """Write the boxes of points (see `planning.plan_points`)."""
         n_words = sorting_words(*boxes.shape)
-        strides = axes[:2].reshape(2, 1, -1)  # for the number of axes
+        strides = axes[:2].reshape(2, 1, -1)  # only the number of axes is used
         self._plan(PLAN_POINTS, planned, n_words, strides, boxes, shards, points, axes)
 
     def _plan(
         self, which: int, planned: Planned, n_words: int, /, *arrays: Ints
     ) -> int:
-        """Plan with so much room; `arrays` in the order of the words for them."""
+        """Plan in a room of `n_words`; `arrays` come in the order of their words."""
         strides, boxes, shards, columns, table = arrays
         room = np.empty(n_words, np.int64)
         return self._run(
@@ -145,15 +145,16 @@ class Compiled:
 
 
 def load_kept() -> Compiled | None:
-    """The loops as another process compiled them; None where none are kept."""
+    """The loops that another process compiled; None if none are kept."""
     code = kept_code.find()
     return None if code is None else _runnable(code)
 
 
 def load() -> Compiled | None:
-    """The loops: kept, or compiled now, and kept for others where that can be done.
+    """The loops: kept before, or compiled now and kept for others if possible.
 
-    None where nothing may be run that this process has written: numba would not notice.
+    None if the system runs no code that this process has written: numba would not
+    notice that.
     """
     return load_kept() or (_compile() if kept_code.may_run() else None)
 
@@ -170,7 +171,7 @@ def _compile() -> Compiled:
     if kept_code.place() is None:
         try:
             return Compiled(compiling.compiled(stamp, keeps=True).address)
-        except (RuntimeError, OSError):  # no folder of numba's, or a full one
+        except (RuntimeError, OSError):  # numba has no folder, or the disk is full
             return Compiled(compiling.compiled(stamp, keeps=False).address)
     function = compiling.compiled(stamp, keeps=False)
     try:
@@ -178,5 +179,5 @@ def _compile() -> Compiled:
     except NotMovableError:
         return Compiled(function.address)
     kept_code.keep(code)
-    # What is kept is what runs here too.
+    # This process runs the same code as those that find it on disk.
     return _runnable(code) or Compiled(function.address)

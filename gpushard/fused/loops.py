@@ -1,7 +1,8 @@
 """Columns of boxes -> decoded inner chunks in the outputs, in one compiled loop.
 
-Imported only once a read pays for it. Addresses are int64. A box is what one inner
-chunk gives to one output; its columns stand in one row of an int64 matrix.
+This is imported only once reads are large enough to pay for it. Addresses are int64. A
+box is what one inner chunk contributes to one output. Its columns are a row of an int64
+matrix.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ from gpushard.fused.frames import decode_frame
 from gpushard.fused.lz4 import decode_lz4
 from gpushard.fused.zstd_frames import decode_first, is_one_frame
 
-# zlib counts in 32 bits.
+# zlib counts bytes in 32 bits.
 _LARGEST_DEFLATED = (1 << 32) - 1
 _Z_FINISH, _Z_STREAM_END = 4, 1
-# Magic number and the flag FHCRC, as the first four bytes have them.
+# Magic number and the flag FHCRC, in the first four bytes.
 _GZIP_WITH_FHCRC = 0x02008B1F
-# Where `z_stream` of zlib.h has next_in, avail_in, next_out and avail_out.
+# Offsets of next_in, avail_in, next_out and avail_out in zlib.h's `z_stream`.
 _NEXT_IN, _AVAIL_IN, _NEXT_OUT, _AVAIL_OUT = 0, 8, 24, 32
 
 
 @calls.inner
 def _decode(d: Decoder, source: int, nbytes: int, target: int, wanted: Any) -> int:
-    """Address of the decoded bytes, `target` or a place in the source; 0 on failure.
+    """Address of the decoded bytes, in `target` or in the source; 0 on failure.
 
-    At least the range `wanted` of them is there.
+    Bytes outside the range `wanted` may be missing.
     """
     if d.has_crc:
         nbytes -= 4
@@ -70,7 +71,7 @@ def _decode(d: Decoder, source: int, nbytes: int, target: int, wanted: Any) -> i
     if d.kind == ZSTD:
         is_whole = _decode_zstd(d, source, nbytes, target, wanted[1])
     elif d.kind == LZ4:
-        # The size stands ahead of the block (numcodecs.lz4).
+        # The size precedes the block (numcodecs.lz4).
         is_whole = (
             nbytes > 4
             and calls.load_32(source) == d.chunk_nbytes
@@ -86,7 +87,7 @@ def _decode(d: Decoder, source: int, nbytes: int, target: int, wanted: Any) -> i
 
 @calls.inner
 def _decode_zstd(d: Decoder, source: int, nbytes: int, target: int, n: int) -> bool:
-    """Whether one frame decodes to exactly an inner chunk, as far as its byte `n`."""
+    """Whether one frame decodes to exactly an inner chunk, checked up to byte `n`."""
     if not is_one_frame(source, nbytes):
         return False
     if d.part:
@@ -99,7 +100,7 @@ def _decode_zstd(d: Decoder, source: int, nbytes: int, target: int, n: int) -> b
 
 @calls.inner
 def _decode_to_keep(d: Decoder, source: int, nbytes: int, target: int) -> int:
-    """As `_decode`, of all decoded bytes, which are at `target` in any case."""
+    """Like `_decode` for all decoded bytes, which are always at `target`."""
     decoded = _decode(d, source, nbytes, target, (0, d.chunk_nbytes))
     if decoded not in (0, target):
         calls.copy_bytes(target, decoded, d.chunk_nbytes)
@@ -127,12 +128,12 @@ def _inflate(d: Decoder, source: int, nbytes: int, target: int) -> bool:
 @calls.inner
 def _libdeflate(d: Decoder, source: int, nbytes: int, target: int) -> bool:
     """Whether one stream, and nothing else, decodes to exactly an inner chunk."""
-    # RFC 1952: a checksum of the header itself, which libdeflate does not look at.
+    # RFC 1952: a checksum of the header, which libdeflate does not check.
     if nbytes > 3 and calls.load_32(source) & _GZIP_WITH_FHCRC == _GZIP_WITH_FHCRC:
         return False
     used = d.scratch - 16
     call = (d.context, source, nbytes, target, d.chunk_nbytes, used, 0)
-    # Without a place for the decoded size, libdeflate wants it to be exact.
+    # Given no address for the decoded size, libdeflate requires the exact size.
     return (
         calls.call_libdeflate(d.function, call) == 0 and calls.load_64(used) == nbytes
     )
@@ -140,7 +141,7 @@ def _libdeflate(d: Decoder, source: int, nbytes: int, target: int) -> bool:
 
 @calls.inner
 def _read_at(d: Decoder, file: int, target: int, nbytes: int, offset: int) -> int:
-    """Bytes of a file that were read; fewer at its end, or where reading failed."""
+    """Number of bytes read from a file; fewer at its end or if reading fails."""
     done = 0
     while done < nbytes:
         call = (file, target + done, nbytes - done, offset + done)
@@ -153,10 +154,11 @@ def _read_at(d: Decoder, file: int, target: int, nbytes: int, offset: int) -> in
 
 @calls.inner
 def _read_ahead(d: Decoder, box: Any, last: Any, held: Any) -> bool:
-    """Whether the bytes of a box's inner chunk are in the window, read if need be.
+    """Read the bytes of a box's inner chunk into the window, unless they are there.
 
-    `held` says what the window holds: a file, and from where to where of it. What lies
-    behind the `last` box of a share, another thread reads.
+    `held` describes the window: a file, and the range of it that the window has. Bytes
+    behind the `last` box of a share are not read, because another thread reads them.
+    False if the bytes could not be read.
     """
     low, high, reach = box[LOW], box[HIGH], box[REACH]
     if held[0] == box[FILE] and held[1] <= low and high <= held[2]:
@@ -173,7 +175,7 @@ def _read_ahead(d: Decoder, box: Any, last: Any, held: Any) -> bool:
 
 @calls.inner
 def _read_runs(d: Decoder, box: Any, run: int, n_axes: int, work: Any) -> bool:
-    """Read plain elements that lie far apart, each run to where it belongs."""
+    """Read plain elements that lie far apart, each run directly to its place."""
     target, source = box[TARGET], box[SOURCE] + box[OFFSET]
     is_done = False
     while not is_done:
@@ -189,11 +191,11 @@ def _read_runs(d: Decoder, box: Any, run: int, n_axes: int, work: Any) -> bool:
 def _read_slabs(
     d: Decoder, box: Any, left: tuple[int, int], far: tuple[int, int], work: Any
 ) -> bool:
-    """Read plain elements that lie far apart along `far`, step by step."""
+    """Read plain elements that lie far apart along `far`, one step at a time."""
     target, source = box[TARGET], box[SOURCE] + box[OFFSET]
     run, n_axes = left
     axis, nbytes = far
-    work[4, 0] = NO_FILE  # the window has something else now
+    work[4, 0] = NO_FILE  # the window no longer has what `work` says
     is_done = False
     while not is_done:
         if _read_at(d, box[FILE], d.window, nbytes, source) != nbytes:
@@ -205,11 +207,11 @@ def _read_slabs(
 
 @calls.inner
 def _wanted(d: Decoder, boxes: Any, i: int, stop: int, strides: Any) -> tuple[int, int]:
-    """Decoded bytes that are needed for a box, and for those that share its bytes."""
+    """Range of decoded bytes that a box and all boxes of its inner chunk need."""
     if d.kind not in (BLOSC, ZSTD):
         return 0, d.chunk_nbytes
     low, high = d.chunk_nbytes, 0
-    # At the same place of another file lies another inner chunk.
+    # In another file, the same place has another inner chunk.
     source, file = boxes[i, SOURCE], boxes[i, FILE]
     while i < stop and boxes[i, SOURCE] == source and boxes[i, FILE] == file:
         box = boxes[i]
@@ -218,7 +220,7 @@ def _wanted(d: Decoder, boxes: Any, i: int, stop: int, strides: Any) -> tuple[in
             end += (box[FIRST_LENGTH + axis] - 1) * strides[0, box[PART], axis]
         low, high = min(low, box[OFFSET]), max(high, end)
         i += 1
-    # Taking a Blosc frame apart costs something.
+    # Decoding only some blocks of a Blosc frame costs extra.
     if d.kind == BLOSC and 2 * (high - low) > d.chunk_nbytes:
         return 0, d.chunk_nbytes
     return low, high
@@ -228,10 +230,10 @@ def _wanted(d: Decoder, boxes: Any, i: int, stop: int, strides: Any) -> tuple[in
 def _read_into(
     d: Decoder, boxes: Any, at: tuple[int, int], run: int, strides: Any, work: Any
 ) -> tuple[int, int]:
-    """Read plain elements straight to where they belong: boxes done, boxes looked at.
+    """Read plain elements directly to their places: boxes done, and boxes tried.
 
-    Boxes that follow one another in the file and in the output are read as one, from
-    the first to before the second of `at`.
+    Boxes that are adjacent both in the file and in the output are read with one call;
+    `at` is the first box to read, and the end of those that may be read.
     """
     i, stop = at
     file, first = boxes[i, FILE], boxes[i, SOURCE] + boxes[i, OFFSET]
@@ -265,7 +267,7 @@ def _read_plain(
     strides: Any,
     work: Any,
 ) -> tuple[int, int]:
-    """As `_read_into`, of boxes that are runs or lie far apart; else no boxes done."""
+    """Like `_read_into`, for boxes that are runs or lie far apart; others: 0 done."""
     run, n_axes = left
     if n_axes == 0:
         return _read_into(d, boxes, at, run, strides, work)
@@ -289,10 +291,10 @@ def _decode_box(
     target: int,
     strides: Any,
 ) -> int:
-    """Address of a box' decoded inner chunk, or of a part of it; 0 on failure.
+    """Address of a box's decoded inner chunk, or of a part of it; 0 on failure.
 
-    `at` is which box it is, and where those of its share end; `address` is where its
-    encoded bytes are, 0 if they could not be read.
+    `at` is the number of the box, and the end of its share; `address` is the address of
+    its encoded bytes, 0 if they could not be read.
     """
     box = boxes[at[0]]
     if address == 0 or box[FILE] == FILLED:
@@ -309,9 +311,9 @@ def place_shares(
 ) -> None:
     """Claim shares of the boxes, one after the other, and place them.
 
-    Of `shares`, the first is where they begin and end, int64, shape (n_shares + 1,);
-    then the address of the number that is claimed next, which other threads may be
-    claiming at the same time, and about how many boxes are placed before this returns.
+    `shares` has three parts: the cuts between shares, int64, shape (n_shares + 1,); the
+    address of the number of the next share, which other threads may claim at the same
+    time; and about how many boxes to place before returning.
     """
     cuts, counter, most = shares
     work[4, 0] = NO_FILE
@@ -334,14 +336,15 @@ def place_boxes(
     work: Any,
     is_placed: Any,
 ) -> None:
-    """Decode and copy boxes, those of one inner chunk side by side, decoded once.
+    """Decode and copy boxes; an inner chunk with adjacent boxes is decoded once.
 
-    Boxes are int64, shape (n_boxes, FIRST_LENGTH + n_axes); `strides` are bytes between
-    wanted neighbours in the inner chunk and in each output, int64, shape
-    (2, n_parts, n_axes); `work` is room, int64, shape (WORK_ROWS, WORK_AXES), of which
-    row 4 tells what the window holds. Sets `is_placed`, bool, shape (n_boxes,), of the
-    boxes from the first to before the second of `share`, and touches no other. Boxes
-    that are placed without being decoded to where they should be kept lose that place.
+    `boxes` is int64, shape (n_boxes, FIRST_LENGTH + n_axes). `strides` has the bytes
+    between wanted neighbours in the inner chunk and in each output, int64, shape
+    (2, n_parts, n_axes). `work` is memory to work in, int64, shape (WORK_ROWS,
+    WORK_AXES), whose row 4 describes the window. `share` is the first box and the end
+    of those to place, for which alone `is_placed`, bool, shape (n_boxes,), is set. If a
+    box is placed without decoding to where its inner chunk should be kept, its `KEEP`
+    is set to 0.
     """
     is_raw = d.kind == RAW and not d.has_crc
     is_plain = is_raw and d.change == COPY
@@ -360,12 +363,12 @@ def place_boxes(
             i += n
             if n:
                 continue
-        # Of plain elements another box may want bytes that were not read before.
+        # The next box of an inner chunk of plain elements may need unread bytes.
         is_new = source != before or nbytes != before_nbytes or file != before_file
         if is_new or is_raw:
             address = source
             if file >= 0:
-                # The address that byte 0 of the inner chunk would have.
+                # Address that byte 0 of the inner chunk would have in the window.
                 is_there = _read_ahead(d, box, boxes[stop - 1], held)
                 address = d.window + source - held[1] if is_there else 0
             is_whole = n_axes == 0 and run == d.chunk_nbytes and d.change == COPY

@@ -1,10 +1,10 @@
-"""LZ4 blocks, decoded in a compiled loop.
+"""Decodes LZ4 blocks in a compiled loop.
 
-The format is that of lz4_Block_format.md. A match without a distance, or one that ends
-in the last five bytes, is refused, as are literals that end in the last twelve without
-being the last; the reference decoder lets some of the former two through. Nothing
-outside the two ranges it is given is read or written: where a wide copy could reach
-further, bytes are copied one after the other.
+The format is that of lz4_Block_format.md. Three kinds of blocks are refused: with a
+match of distance 0, with a match that ends in the last five bytes, and with literals
+that end in the last twelve bytes without being the last. The reference decoder accepts
+some of the first two kinds. Nothing is read or written outside the two given ranges:
+where a wide copy could reach further, bytes are copied one by one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gpushard.fused import calls
 _LAST_LITERALS = 5
 _MATCH_LIMIT = 12
 _MIN_MATCH = 4
-_LONG = 15  # a length that goes on in the next bytes
+_LONG = 15  # the length continues in the next bytes
 
 
 @calls.inner
 def _long_length(source: int, end: int) -> tuple[int, int]:
-    """Rest of a length, and where it ends; 0 where it runs out of bytes."""
+    """Rest of a length, and the address behind it; 0 if the bytes run out."""
     length = 0
     while source < end:
         more = calls.load_8(source)
@@ -36,7 +36,7 @@ def _long_length(source: int, end: int) -> tuple[int, int]:
 
 @calls.inner
 def _copy_literals(target: int, source: int, nbytes: int, stop: int, end: int) -> None:
-    # Two at a time: most are done in one turn, and the CPU need not guess.
+    # Copying 32 bytes a turn, one turn usually suffices, which the CPU predicts well.
     if source + nbytes + 32 <= end and target + nbytes + 32 <= stop:
         for k in range(0, nbytes, 32):
             calls.copy_128(target + k, source + k)
@@ -47,7 +47,7 @@ def _copy_literals(target: int, source: int, nbytes: int, stop: int, end: int) -
 
 @calls.inner
 def _copy_match(target: int, source: int, nbytes: int, stop: int) -> None:
-    """Bytes from an earlier place of the output, which may overlap those written."""
+    """Copy bytes from earlier in the output, which may overlap those written."""
     distance = target - source
     if distance >= 16 and target + nbytes + 16 <= stop:
         for k in range(0, nbytes, 16):
@@ -64,7 +64,7 @@ def _copy_match(target: int, source: int, nbytes: int, stop: int) -> None:
 def _take_literals(
     token: int, source: int, end: int, target: int, stop: int
 ) -> tuple[int, int]:
-    """Where input and output go on after the literals; 0 as the former on damage."""
+    """Addresses in input and output behind the literals; the first is 0 on damage."""
     nbytes: Any = token >> 4
     if nbytes == _LONG:
         more, source = _long_length(source, end)
@@ -86,7 +86,7 @@ def _take_literals(
 def _take_match(
     token: int, source: int, end: int, target: int, bounds: tuple[int, int]
 ) -> tuple[int, int]:
-    """Where input and output go on after a match; 0 as the former on damage."""
+    """Addresses in input and output behind a match; the first is 0 on damage."""
     start, stop = bounds
     distance = calls.load_16(source)
     source += 2
@@ -107,13 +107,13 @@ def _take_match(
 
 @njit(nogil=True)
 def decode_lz4(source: int, nbytes: int, target: int, room_nbytes: int) -> int:
-    """Bytes that a block decodes to, written at `target`; -1 if it is damaged."""
+    """Number of bytes that a block decodes to, at `target`; -1 if it is damaged."""
     end, start, stop = source + nbytes, target, target + room_nbytes
     while source < end:
         token = calls.load_8(source)
         source += 1
-        # 14 literals, the next offset and what a copy of 16 reads beyond; likewise of
-        # the output.
+        # Room for 14 literals, the next offset, and the bytes that a copy of 16 reads
+        # too many; and for the same in the output.
         if token < _LONG << 4 and source + 22 <= end and target + 40 <= stop:
             calls.copy_128(target, source)
             source += token >> 4
@@ -122,7 +122,7 @@ def decode_lz4(source: int, nbytes: int, target: int, room_nbytes: int) -> int:
             source, target = _take_literals(token, source, end, target, stop)
             if not source or source == end:
                 return target - start if source else -1
-        # A match of at most 18 bytes, copied by eights, and five literals behind it.
+        # A match of at most 18 bytes, copied 8 at a time, with five literals behind it.
         distance = calls.load_16(source)
         is_near_end = target + 24 > stop
         if token & 15 < _LONG and 8 <= distance <= target - start and not is_near_end:

@@ -1,4 +1,4 @@
-"""Patches of an array -> boxes, as the compiled loops take them."""
+"""Patches of an array -> boxes, in the form that the compiled loops take."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from gpushard.selecting.selection import Ints
 
 
 class PatchLanding(NamedTuple):
-    """Patches and where they go.
+    """Patches and the output that they are written to.
 
     Attributes
     ----------
     part
         The patches, laid over the inner chunks.
     address
-        Where the first element of the output lies.
+        Address of the output's first element.
     extents, strides
-        Of the output; strides in bytes.
+        Shape of the output, and its strides in bytes.
     """
 
     part: PatchPart
@@ -41,12 +41,12 @@ class PatchLanding(NamedTuple):
 
     @classmethod
     def of(cls, part: PatchPart, out: NDArray[Any]) -> PatchLanding:
-        """Landing of patches in an array of their shape, on the host."""
+        """Landing of patches in a host array of their shape."""
         return cls(part, address_of(out), out.shape, out.strides)
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Elements between wanted neighbours of an inner chunk, along each axis."""
+        """Step between wanted elements of an inner chunk, along each axis."""
         return (1,) * len(self.strides)
 
 

@@ -1,7 +1,8 @@
 """Projections and shard indexes -> boxes, in a compiled loop.
 
-What `grid`, `locate` and `boxes` do step by step with columns over a whole block, done
-for an array with one sharding level, a box at a time. Imported as `loops` is.
+For an array with one sharding level, this does box by box what `grid`, `locate` and
+`boxes` do step by step with columns over a whole block. Like `loops`, it is imported
+only once reads pay for it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ sorting_words = calls.inner(columns.sorting_words)
 
 @calls.inner
 def _byte_range(p: Planned, shard: Any, ordinal: int) -> tuple[int, int, int]:
-    """State, first byte and size of an inner chunk; `CORRUPT` is all that is odd."""
+    """State, start and size of an inner chunk; anything unusual is `CORRUPT`."""
     if not shard[OFFSETS]:
         return MISSING, 0, 0
     state = calls.load_8(shard[STATES] + ordinal)
@@ -72,7 +73,7 @@ def _byte_range(p: Planned, shard: Any, ordinal: int) -> tuple[int, int, int]:
 def _put_bytes(
     p: Planned, box: Any, shard: Any, ordinal: int, extent_nbytes: int
 ) -> bool:
-    """Write where the bytes of a box are; False where the index is no help."""
+    """Write the place of a box's bytes; False if its index entry is unusable."""
     state, start, nbytes = _byte_range(p, shard, ordinal)
     box[ENTRY], box[KEEP] = ordinal, 0
     if state == CORRUPT:
@@ -93,7 +94,7 @@ def _put_bytes(
 def _plan_shard(
     p: Planned, strides: Any, cells: Any, ranges: Any, shard: Any, boxes: Any
 ) -> bool:
-    """Write the boxes of one shard, in C order; False where the index is no help."""
+    """Write the boxes of one shard, in C order; False if its index is unusable."""
     first, count = ranges[0], ranges[1]
     n_axes = len(count)
     at = calls.ints(p.room, (n_axes,))
@@ -111,7 +112,7 @@ def _plan_shard(
             length = cells[LENGTH, cell]
             extent_nbytes += (length - 1) * strides[0, 0, axis]
             box[FIRST_LENGTH + axis] = length
-            listed |= cells[LIST, cell]  # of one axis at the most
+            listed |= cells[LIST, cell]  # only one axis can have a list
         box[OFFSET], box[TARGET], box[PART] = offset, target, 0
         box[LISTED] = listed
         if not _put_bytes(p, box, shard, ordinal, extent_nbytes):
@@ -126,11 +127,11 @@ def _plan_shard(
     return True
 
 
-# In plain loops: NumPy's argsort, and an assignment to a slice, whose error has shapes
-# in its text, took a third of the time that numba compiles for.
+# Plain loops, because NumPy's argsort took a third of numba's compilation time,
+# together with an assignment to a slice, whose error message contains shapes.
 @calls.inner
 def _merge(boxes: Any, order: Any, start: int, width: int, merged: Any) -> None:
-    """Put neighbouring runs of `width` sorted boxes together; equal ones in order."""
+    """Merge two adjacent runs of `width` sorted boxes; equal ones stay in order."""
     middle = min(start + width, len(order))
     stop = min(middle + width, len(order))
     left, right = start, middle
@@ -148,7 +149,7 @@ def _merge(boxes: Any, order: Any, start: int, width: int, merged: Any) -> None:
 
 @calls.inner
 def _order(boxes: Any, order: Any, merged: Any) -> Any:
-    """Numbers of a shard's boxes, in the order of the bytes that they need."""
+    """Numbers of a shard's boxes, sorted by the bytes that they need."""
     n, width = boxes.shape[0], 1
     for k in range(n):
         order[k] = k
@@ -164,7 +165,7 @@ def _order(boxes: Any, order: Any, merged: Any) -> Any:
 
 @calls.inner
 def _sort(boxes: Any, room: int) -> None:
-    """Put a shard's boxes in the order of the bytes that they need."""
+    """Sort a shard's boxes by the bytes that they need."""
     n, n_columns = boxes.shape
     for k in range(1, n):
         if boxes[k, LOW] < boxes[k - 1, LOW]:
@@ -182,7 +183,7 @@ def _sort(boxes: Any, room: int) -> None:
 
 @calls.inner
 def _put_reach(boxes: Any) -> None:
-    """Write up to where it pays to read on from each box."""
+    """Set `REACH` of each box: the end up to which it pays to read on."""
     for k in range(boxes.shape[0] - 1, -1, -1):
         reach = boxes[k, HIGH]
         if (
@@ -196,7 +197,7 @@ def _put_reach(boxes: Any) -> None:
 
 @calls.inner
 def _put_cell(axis: Any, element: int, outer: int, length: int, column: Any) -> int:
-    """Write a cell whose first wanted element is given; the shard that it lies in."""
+    """Write the cell of a given first wanted element; return the cell's shard."""
     cell = element // axis[CELL]
     column[ORDINAL] = cell % axis[PER_SHARD] * axis[INDEX_STRIDE]
     column[INNER] = (element - cell * axis[CELL]) * axis[CHUNK_STRIDE]
@@ -207,7 +208,7 @@ def _put_cell(axis: Any, element: int, outer: int, length: int, column: Any) -> 
 
 @calls.inner
 def _lay_slice(axis: Any, done: int, cells: Any, spans: Any) -> int:
-    """Write the cells that a slice touches, and which of them lie in each shard."""
+    """Write the cells that a slice touches, and the span of each shard's cells."""
     s, before, k = -1, -1, 0
     while k < axis[N_ELEMENTS]:
         element = axis[FIRST] + k * axis[STEP]
@@ -227,7 +228,7 @@ def _lay_slice(axis: Any, done: int, cells: Any, spans: Any) -> int:
 
 @calls.inner
 def _lay_index(axis: Any, elements: Any, done: int, cells: Any, spans: Any) -> int:
-    """As `_lay_slice`, of ascending elements; each run of them is a cell of its own."""
+    """Like `_lay_slice`, for ascending elements; each run of them is a cell."""
     s, before, next_element, next_out = -1, -1, -1, -1
     for k in range(axis[FIRST], axis[FIRST] + axis[N_ELEMENTS]):
         element, out = elements[0, k], elements[1, k]
@@ -249,7 +250,7 @@ def _lay_index(axis: Any, elements: Any, done: int, cells: Any, spans: Any) -> i
 
 @calls.inner
 def _lay_axes(axes: Any, elements: Any, cells: Any, spans: Any) -> int:
-    """Write the cells of all axes; boxes that their product has."""
+    """Write the cells of all axes; return the number of boxes in their product."""
     n_boxes, before = 1, 0
     for a in range(axes.shape[1]):
         axis = axes[:, a]
@@ -264,7 +265,7 @@ def _lay_axes(axes: Any, elements: Any, cells: Any, spans: Any) -> int:
 
 @calls.inner
 def _cross(axes: Any, spans: Any, ranges: Any) -> None:
-    """Write each shard's cells along all axes, from those along each."""
+    """Write the ranges of cells of each shard, from the spans along each axis."""
     for s in range(ranges.shape[1]):
         rest = s
         for axis in range(axes.shape[1] - 1, -1, -1):
@@ -278,13 +279,13 @@ def _cross(axes: Any, spans: Any, ranges: Any) -> None:
 def plan_boxes(
     p: Planned, strides: Any, cells: Any, ranges: Any, shards: Any, boxes: Any
 ) -> None:
-    """Write the boxes of shards, and where those of each end.
+    """Write the boxes of shards, and set `END` of each shard.
 
-    `strides` are as `loops.place_boxes` takes them; `cells` those of all axes, int64,
-    shape (5, n_cells); `ranges` where each shard's cells begin and how many there are,
-    int64, shape (2, n_shards, n_axes); `shards` is int64, shape (n_shards, 5). Room is
-    needed as `sorting_words` says, for the largest shard. A shard whose index is no
-    help has no boxes.
+    `strides` are as in `loops.place_boxes`. `cells` has the cells of all axes, int64,
+    shape (5, n_cells). `ranges` has the first cell and the number of cells of each
+    shard along each axis, int64, shape (2, n_shards, n_axes). `shards` is int64, shape
+    (n_shards, 5). The room must have `sorting_words` of the largest shard. A shard
+    whose index is unusable gets no boxes.
     """
     done = 0
     for s in range(len(shards)):
@@ -303,12 +304,12 @@ def plan_boxes(
 def plan_axes(
     p: Planned, strides: Any, axes: Any, elements: Any, shards: Any, boxes: Any
 ) -> int:
-    """As `plan_boxes`, of axes that are still to be laid out; how many boxes they make.
+    """Lay out axes, then do as `plan_boxes`; returns the number of boxes they make.
 
-    `axes` is int64, shape (12, n_axes); `elements` are those that indexes take, int64,
-    shape (2, n_elements): which, ascending along each axis, and where in the output.
-    Room is needed to sort all boxes and, behind that, 5 words a cell and 4 a shard and
-    axis.
+    `axes` is int64, shape (12, n_axes). `elements` are those that indexes take,
+    ascending along each axis, and their places in the output, int64, shape
+    (2, n_elements). The room must suffice to sort all boxes, and behind that for 5
+    words per cell and 4 per shard and axis.
     """
     n_axes, n_cells, most_shards = axes.shape[1], 0, 0
     for axis in range(n_axes):
@@ -328,10 +329,10 @@ def plan_axes(
 
 @calls.inner
 def plan_points(p: Planned, axes: Any, points: Any, shards: Any, boxes: Any) -> None:
-    """As `plan_boxes`, a box a point.
+    """Do as `plan_boxes` with a box per point.
 
-    `points` is int64, shape (2 + n_axes, n_points), by shard: the number of the shard,
-    the place in the output and the coordinates.
+    `points` is int64, shape (2 + n_axes, n_points), sorted by shard. Its rows are the
+    number of the shard, the place in the output, and the coordinates.
     """
     done, k = 0, 0
     for s in range(len(shards)):

@@ -1,4 +1,4 @@
-"""What a thread keeps between batches: contexts, and room in its caches."""
+"""What a thread keeps between batches: contexts, and memory in its caches."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gpushard.fused.libraries import Library
 from gpushard.memory.pages import in_pages
 from gpushard.options import KIB, MIB
 
-# Bytes read from a file at a time stay in a core's cache until they are decoded.
+# A window of this size stays in a core's cache until its bytes are decoded.
 WINDOW_NBYTES = 256 * KIB
-# Larger rooms are given back after each use.
+# Larger memory is returned after each use.
 _KEPT_NBYTES = 4 * MIB
 _CACHE_LINE = 64
 
 
 class Buffer(NamedTuple):
-    """Room in memory that its holder keeps there, and where it lies."""
+    """Memory, with the object that holds it and its address."""
 
     address: int
     memory: NDArray[np.uint8]
 
     @property
     def nbytes(self) -> int:
-        """How large it is."""
+        """Size of the memory."""
         return len(self.memory)
 
 
@@ -48,11 +48,11 @@ class Room(threading.local):
         return made[0]
 
     def buffer(self, use: str, nbytes: int, *, keeps: bool = True) -> Buffer:
-        """Room of at least `nbytes` on a cache line.
+        """Memory of at least `nbytes`, on a cache line.
 
-        The 16 bytes ahead of it are room too. It is the caller's until this thread asks
-        for the same use again. Unless a thread `keeps` more, it keeps what stays in a
-        core's cache.
+        The 16 bytes before it may be used, too. The caller has it until this thread
+        asks for the same use again. The thread keeps it for that, up to `_KEPT_NBYTES`
+        if `keeps`, otherwise only as much as stays in a core's cache.
         """
         kept = self._kept.get(use)
         if kept is not None and kept.nbytes >= nbytes:
@@ -67,7 +67,7 @@ class Room(threading.local):
 
 
 def address_of(array: NDArray[Any] | None) -> int:
-    """Where the first element of an array lies in memory; 0 where there is none."""
+    """Address of an array's first element; 0 if there is no array."""
     if array is None:
         return 0
     return int(array.__array_interface__["data"][0])

@@ -1,4 +1,4 @@
-"""Boxes handed to the compiled loop, with what the calling thread needs for it."""
+"""Passes boxes to the compiled loops, with what the calling thread needs for them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Loops:
     library
         The decompressor.
     read
-        Address of the system's `pread`; 0 where the loops cannot read files.
+        Address of the system's `pread`; 0 if the loops cannot read files.
     """
 
     compiled: Compiled
@@ -60,9 +60,9 @@ class Loops:
     def planned(
         self, source: Source, chain: FusedChain, fill: int, target: int
     ) -> Planned:
-        """What planning has to know of an array, and of an output at `target`.
+        """What planning must know of an array, and of an output at `target`.
 
-        `fill` is the address of an inner chunk of fill values, as it would be stored.
+        `fill` is the address of an inner chunk of fill values in its stored form.
         """
         shape = source.chunk_shape or ()
         return Planned(
@@ -77,7 +77,7 @@ class Loops:
 
 
 class _Ready(NamedTuple):
-    """What the loops need of a thread, and its memory, of which they know addresses."""
+    """What the loops need of a thread, and its memory, whose addresses they have."""
 
     decoder: Decoder
     held: tuple[Buffer, ...]
@@ -89,20 +89,20 @@ class BoxPlacer:
     Parameters
     ----------
     chain
-        How inner chunks are encoded.
+        Encoding of the inner chunks.
     loops
         The compiled loops.
     strides
         Bytes between wanted neighbours (see `boxes.stride_columns`).
     room
-        What of the memory limit is for inner chunks.
+        The part of the memory limit that is for inner chunks.
     out_nbytes
-        How large the outputs are together.
+        Size of all outputs together.
 
     Attributes
     ----------
     library_name
-        What they decode with.
+        Name of the library that decodes.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class BoxPlacer:
         Parameters
         ----------
         window_nbytes
-            Room for what is read from files.
+            Memory for bytes that are read from files.
         shares
-            What is claimed of the boxes, as long as there are any left and one call is
-            to last; several threads may do so at a time, and note what they placed in
-            the same array. None places all boxes.
+            Shares to claim boxes from, until none are left or the time of one call is
+            over. Several threads may claim at the same time; all note what they placed
+            in the same array. None: place all boxes.
         """
         is_placed = (
             np.zeros(len(columns), np.bool_) if shares is None else shares.is_placed
@@ -147,12 +147,12 @@ class BoxPlacer:
         return is_placed
 
     def _ready(self, columns: Ints, window_nbytes: int) -> _Ready | None:
-        """What the loops need to know; None where this thread gets no context."""
+        """What the loops need; None if this thread gets no context."""
         chain, library = self.chain, self._loops.library
         context = _room.context(library)
         if library.function and not context:
             return None
-        # Held here: the loops know but the addresses.
+        # This object holds the memory: the loops have only addresses.
         widest = BUFFERS_NBYTES if library.part else 0
         if chain.kind == BLOSC:
             widest = int(columns[:, NBYTES].max(initial=0))
@@ -183,9 +183,9 @@ class BoxPlacer:
         return _Ready(decoder, (window, scratch, staging))
 
     def copy(self, columns: Ints, change: int = COPY) -> Bools:
-        """Copy boxes out of decoded inner chunks: as `run` does.
+        """Copy boxes from decoded inner chunks; returns the same as `run`.
 
-        `change` is what is done to elements on the way.
+        `change` is the change to elements in the copy.
         """
         chain = self.chain
         nothing = dict.fromkeys(Decoder._fields, 0)
@@ -203,9 +203,9 @@ class BoxRunner(BoxPlacer):
     Parameters
     ----------
     landings
-        The parts of the plan, and where each goes.
+        The parts of the plan, with the output of each.
     chain, loops, room
-        As `BoxPlacer` takes them.
+        As in `BoxPlacer`.
     """
 
     def __init__(
@@ -226,6 +226,6 @@ class BoxRunner(BoxPlacer):
         return boxes.cut(self._landings, self.chain.strides, block, rows)
 
     def planner(self, target: int, fill: int, source: Source) -> Callable[..., Any]:
-        """`plan_boxes` for this read, as `Planned` and the strides are given to it."""
+        """`plan_boxes` with the `Planned` and the strides of this read."""
         planned = self._loops.planned(source, self.chain, fill, target)
         return partial(self._loops.compiled.plan_boxes, planned, self._strides)

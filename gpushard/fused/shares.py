@@ -1,7 +1,7 @@
-"""Boxes in shares, which threads claim one after the other within the compiled loops.
+"""Shares of boxes, which threads claim one after the other in the compiled loops.
 
-So a thread asks for the interpreter's lock twice a call, and none waits at the end for
-more than a small share that another one has.
+A thread therefore takes the interpreter's lock only twice per call. At the end, none
+waits for more than a small share of another thread.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from gpushard.options import KIB, MIB
 from gpushard.selecting.selection import Ints
 from gpushard.workers import Task
 
-# What the decoded inner chunks of a share take: at its smallest much more time than a
-# claim (0.1 us where another thread has just made one) ...
+# Least size of the decoded inner chunks of a share: decoding them takes much longer
+# than a claim (0.1 us if another thread has just made one).
 _SMALLEST_NBYTES = 64 * KIB
 _LARGEST_NBYTES = 8 * MIB
-# ... and of all that one call places, after which a thread looks whether it is still
-# to go on.
+# Size of the decoded inner chunks that one call places, after which a thread checks
+# whether to go on.
 _CALL_NBYTES = 32 * MIB
 _CACHE_LINE = 64
 _NONE_LEFT = 1 << 62
 
 
 class Shares:
-    """Shares of boxes, and the one that is claimed next.
+    """Shares of boxes, and the number of the share to claim next.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Shares:
     Attributes
     ----------
     cuts
-        As given.
+        The parameter.
     is_placed
         bool, shape (n_boxes,). Whether each box was placed.
     """
@@ -49,14 +49,14 @@ class Shares:
         self.cuts = cuts
         self.is_placed = np.zeros(int(cuts[-1]), np.bool_)
         self._most = most
-        # In a cache line of its own: threads take it from one another.
+        # It has its own cache line, because all threads write to it.
         memory = np.zeros(2 * _CACHE_LINE // 8, np.int64)
         first = -address_of(memory) % _CACHE_LINE // 8
         self._next = memory[first : first + 1]
 
     @classmethod
     def of(cls, boxes: Ints, chunk_nbytes: int, n_workers: int) -> Shares:
-        """Shares of boxes, those of an inner chunk in one, for so many threads."""
+        """Shares for `n_workers` threads; an inner chunk's boxes are in one share."""
         firsts = first_boxes(boxes)
         n_chunks = len(firsts) - 1
         least, largest, at_once = (
@@ -68,22 +68,22 @@ class Shares:
 
     @property
     def words(self) -> tuple[int, int, int, int]:
-        """What the loops are told of them (see `columns.WORDS`)."""
+        """The words that describe the shares to the loops (see `columns.WORDS`)."""
         n_shares = len(self.cuts) - 1
         return address_of(self.cuts), n_shares, address_of(self._next), self._most
 
     @property
     def first_left(self) -> int:
-        """The share that is claimed next; their number if none is."""
+        """Number of the share to claim next; the number of shares if none is left."""
         return min(int(self._next[0]), len(self.cuts) - 1)
 
     @property
     def are_left(self) -> bool:
-        """Whether any is still to be claimed."""
+        """Whether any share is left to claim."""
         return self.first_left < len(self.cuts) - 1
 
     def tasks(self, claim: Callable[[], object]) -> Iterator[Task]:
-        """What claims shares, as often as a thread is free to while any are left."""
+        """Tasks that call `claim`, one after the other while shares are left."""
 
         def task() -> None:
             claim()
@@ -92,28 +92,28 @@ class Shares:
             yield task
 
     def soon(self) -> int:
-        """Where those end that the next two calls are going to claim."""
+        """End of the shares that the next two calls will claim."""
         reach = int(self.cuts[self.first_left]) + 2 * self._most
         return min(int(np.searchsorted(self.cuts, reach)), len(self.cuts) - 1)
 
     def end(self) -> None:
-        """Let no more be claimed."""
-        # A claim at the same moment adds to this, or is overwritten: both are far off.
+        """Stop all claims."""
+        # A concurrent claim adds 1 to this or is overwritten; the number stays high.
         self._next[0] = _NONE_LEFT
 
 
 def first_boxes(boxes: Ints) -> Ints:
-    """First box of each inner chunk, and how many boxes there are: (n_chunks + 1,)."""
+    """First box of each inner chunk, then the number of boxes: (n_chunks + 1,)."""
     which = boxes[:, [FILE, SOURCE, ENTRY]]
     is_first = np.append(True, (which[1:] != which[:-1]).any(axis=1))[: len(boxes)]
     return np.append(np.flatnonzero(is_first), len(boxes))
 
 
 def shrinking_cuts(n: int, least: int, largest: int, n_workers: int) -> list[int]:
-    """Where to cut `n` inner chunks, that no worker waits long for the last one.
+    """Cuts of `n` inner chunks so that no worker waits long for the last piece.
 
-    Pieces have `largest` at the most and become smaller towards the end, down to
-    `least`.
+    Pieces have at most `largest` inner chunks, and become smaller towards the end, down
+    to `least`.
     """
     cuts = [0]
     most = min(n // (4 * n_workers), largest)

@@ -1,10 +1,9 @@
-"""The short way in compiled loops: some inner chunks in local files.
+"""The short path in compiled loops: up to a thousand inner chunks in local files.
 
-What `gpushard.reading.small` is for a few inner chunks, for up to a thousand: the loops
-lay the selection over the grid, take it through the indexes, read, decode and place.
-Python goes from shard to shard, and to nothing smaller but elements of an index array.
-Declined is whatever else there is; damage too, of which the general way says what it
-is.
+This is for larger reads than `gpushard.reading.small`. The loops lay the selection over
+the grid, look it up in the indexes, read, decode and place. Python handles one shard at
+a time, and smaller parts only as elements of an index array. All other reads are
+declined. So is damage, which the general path then describes.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from gpushard.stores.local import LocalStore, holds_plain_files
 from gpushard.workers import run_tasks
 
 _FINDING = "short way"
-# To hand a share to another thread takes 0.1 ms, and twice that where other work has
-# taken its caches meanwhile: no share is smaller.
+# Passing a share to another thread takes 0.1 ms, or 0.2 ms if other work has displaced
+# the thread's caches. A share takes at least this long.
 _SHARE_US = 400
 
 
@@ -52,7 +51,7 @@ class ShortReader:
     source, store
         The array, and its store.
     chain, loops
-        How it is encoded, and what decodes it.
+        Its encoding, and the loops that decode it.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class ShortReader:
         self._loops = loops
         self._dtype = source.layout.dtype
         self._grid = grid_of(source.layout, chain.strides)
-        # Held here: the loops know but the address.
+        # This object holds the memory: the loops have only its address.
         self._fill = little_fill(source, chain.chunk_nbytes)
         self._planned = loops.planned(source, chain, address_of(self._fill), 0)
 
@@ -73,16 +72,16 @@ class ShortReader:
         Parameters
         ----------
         source
-            The array, its options those of this read.
+            The array, with the options of this read.
         selection
-            What is wanted.
+            What to read.
         out
-            Host, of the selection's shape.
+            Host array of the selection's shape.
 
         Raises
         ------
         ObjectChangedError
-            A shard was replaced twice, or is gone, since its index was read.
+            A shard was replaced twice, or was deleted, after its index was read.
         StoreError
             The store failed.
         """
@@ -138,9 +137,10 @@ class ShortReader:
     def _indexes(
         self, source: Source, coordinates: Sequence[Coordinate], keys: Sequence[str]
     ) -> Sequence[KnownIndex | None] | None:
-        """Index of each shard, None where it is missing.
+        """Index of each shard; None for a shard that is missing.
 
-        None if one is damaged, or those that are to be read are worth cutting.
+        None instead of all if one is damaged, or if there are so many to read that the
+        read should be divided.
         """
         known = [
             known_index(source, c, key)
@@ -180,7 +180,7 @@ class ShortReader:
 
 
 def short_reader(source: Source) -> ShortReader | None:
-    """What reads little of an array; None where the loops are not loaded, or cannot."""
+    """Reader of small selections; None if the loops are not loaded or cannot read."""
     if not are_loaded() or source.room.is_tight:
         return None
     reader = source.findings.get(_FINDING)
@@ -206,5 +206,5 @@ def _reader(source: Source) -> ShortReader | None:
     if chain is None or loops is None or not loops.read:
         return None
     if chain.chunk_nbytes > source.options.max_chunk_nbytes:
-        return None  # how much of plain elements is wanted, the other ways tell
+        return None  # other paths check how much of the plain elements is wanted
     return ShortReader(source, store, chain, loops)

@@ -1,8 +1,8 @@
 """Encoded bytes -> decoded inner chunks in the outputs, in compiled loops.
 
-Where the store keeps its objects in files, the loops read them as well. Whatever they
-cannot do - damage, a stream that is legal and rare, a file that fails - is done once
-more by `HostSink`, which either reads it or says what is wrong.
+If the store keeps its objects in files, the loops read these, too. What they cannot do
+(damage, a legal but rare stream, a file that fails) `HostSink` does once more: it reads
+the inner chunk or says what is wrong.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gpushard.placing.place import HostSink
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 
-# Rows whose columns are made at a time: they stay small beside the bytes they describe.
+# Number of rows whose columns are made together: small beside the bytes they describe.
 _RUN_ROWS = 16384
-# Larger inner chunks are filled one by one, and nothing as large as they are is made.
+# Larger inner chunks are filled one by one, without an inner chunk of fill values.
 _MOST_FILL_NBYTES = 256 * KIB
 
 
@@ -36,11 +36,11 @@ class FusedSink:
     Parameters
     ----------
     host
-        The plain way, for what the loops cannot decode.
+        The sink for what the loops cannot decode.
     runner
-        The loops, and what they know of this read.
+        The loops, with the state of this read.
     landings
-        The parts of the plan, and where each goes.
+        The parts of the plan, with the output of each.
     """
 
     def __init__(self, host: HostSink, runner: BoxRunner, landings: Landings) -> None:
@@ -51,7 +51,7 @@ class FusedSink:
         self.batch_nbytes = None
 
     def direct(self, job: Job) -> DirectRead | None:
-        """What reads a job from local files, where the loops can do all of it."""
+        """Reader of a job from local files, if the loops can do all of it."""
         job.tally.note(loops=self._runner.library_name)
         first, *others = self._landings
         if others or not isinstance(first, Landing):
@@ -59,11 +59,11 @@ class FusedSink:
         return direct_read(self._runner, first, job)
 
     def reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
-        """What reads requests to local files; None where the objects lie elsewhere."""
+        """Reader of requests to local files; None if the objects lie elsewhere."""
         return file_reader(self._runner, self._host, job, ranged)
 
     def place_kept(self, job: Job, block: ShardBlock, rows: Ints, kept: Places) -> None:
-        """Write what is wanted of inner chunks that are kept decoded."""
+        """Write the wanted elements of inner chunks that are kept decoded."""
         cut = self._runner.cut(block, rows)
         if cut is None:
             self._host.place_kept(job, block, rows, kept)
@@ -82,7 +82,7 @@ class FusedSink:
             self._host.fill(job, block, rows)
             return
         value = job.source.layout.fill_value
-        # As if each were this one, decoded.
+        # Every missing inner chunk is copied from this one, as if it were decoded.
         chunk = np.full(self._runner.chain.chunk_nbytes // value.itemsize, value)
         columns, _ = cut
         columns[:, SOURCE] = address_of(chunk)
@@ -91,7 +91,7 @@ class FusedSink:
         self._runner.copy(columns)
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
-        """Decode the inner chunks that requests hold and write what is wanted of them.
+        """Decode the inner chunks in some requests and write their wanted elements.
 
         Raises
         ------
@@ -100,7 +100,7 @@ class FusedSink:
         """
         start, stop = ranged.requests.start, ranged.requests.stop
         if any(len(answer) < stop[r] - start[r] for r, answer in fetched):
-            # A store may answer less than was asked: addresses would lead astray.
+            # An answer may be shorter than requested, and addresses would leave it.
             self._host.place(job, ranged, fetched)
             return
         per_request = [ranged.rows_of(r) for r, _ in fetched]
@@ -120,16 +120,16 @@ class FusedSink:
                 self._host.place_some(job, ranged, fetched[i], left)
 
     def finish(self) -> None:
-        """Nothing is under way once `fill` and `place` return."""
+        """Return at once: `fill` and `place` finish their work before they return."""
 
     def _place_run(self, ranged: RangedBlock, rows: Ints, base: Ints) -> Bools:
-        """Whether each of `rows` was placed; `base`: address of its object's byte 0."""
+        """Whether each row was placed; `base`: address of byte 0 of its object."""
         cut = self._runner.cut(ranged.block, rows)
         if cut is None:
             return np.zeros(len(rows), np.bool_)
         columns, row = cut
         located = ranged.located
-        # Of plain elements, only those between the wanted ones are there.
+        # If elements are plain, only those from first to last wanted are in memory.
         start = located.start[rows]
         columns[:, SOURCE] = (base + start)[row]
         columns[:, NBYTES] = (located.stop[rows] - start)[row]

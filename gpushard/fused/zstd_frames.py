@@ -1,9 +1,9 @@
-"""zstd frames, looked at in compiled loops before a library sees them.
+"""Checks zstd frames in compiled loops, before a library sees them.
 
-In one call libzstd decodes any number of frames, with any window. The plain way
-(`gpushard.codecs.zstd`) decodes frame by frame, and where one does not tell its size
-libzstd refuses a large window. Which way a read takes must not show, so the loops take
-what both decode alike.
+In one call libzstd decodes any number of frames, with any window. In contrast,
+`gpushard.codecs.zstd` decodes frame by frame, and if a frame does not state its size,
+libzstd refuses a large window. Both paths must give the same result, so the loops take
+only frames that both decode alike.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from gpushard.fused import calls
 # RFC 8878: 3.1.1.1 (frame header), 3.1.1.2 (blocks).
 _MAGIC = 0xFD2FB528
 _RLE_BLOCK = 1
-_LEAST_NBYTES = 9  # a header without window or size, and that of a block
-_UNTOLD = -1  # what libzstd takes for no size, where a frame tells one in 8 bytes
+_LEAST_NBYTES = 9  # a header without window or size, and a block header
+_UNTOLD = -1  # libzstd takes this 8-byte size as no size
 # zstd_decompress.c, ZSTD_MAXWINDOWSIZE_DEFAULT: the largest window of a stream.
 _WINDOW_MAX_NBYTES = (1 << 27) + 1
 _BLOCK_NBYTES = libzstd.BLOCK_NBYTES
 _HAS_CHECKSUM = 1 << 2
-# Where `ZSTD_outBuffer`, and `ZSTD_inBuffer` behind it, have the position.
+# Offsets of `ZSTD_outBuffer`, of `ZSTD_inBuffer` behind it, and of size and position.
 _OUT, _IN, _SIZE, _POSITION = 0, 24, 8, 16
 
 
 @calls.inner
 def is_one_frame(source: int, nbytes: int) -> bool:
-    """Whether the bytes are one frame that is decoded alike by whoever decodes it."""
+    """Whether the bytes are one frame that every decoder decodes alike."""
     if nbytes < _LEAST_NBYTES or calls.load_32(source) != _MAGIC:
         return False
     flags = calls.load_8(source + 4)
@@ -54,7 +54,7 @@ def _window_nbytes(source: int) -> int:
 
 @calls.inner
 def _first_block(source: int) -> tuple[int, int]:
-    """Where the first block begins, and in how many bytes ahead of it the size is."""
+    """Offset of the first block, and the width of the size field before it."""
     flags = calls.load_8(source + 4)
     is_single = flags >> 5 & 1
     size_nbytes = 1 << (flags >> 6) if flags >> 6 else is_single
@@ -64,7 +64,7 @@ def _first_block(source: int) -> tuple[int, int]:
 
 @calls.inner
 def _tells(source: int, nbytes: int) -> bool:
-    """Whether a frame tells that it decodes to so many bytes."""
+    """Whether a frame states that it decodes to `nbytes` bytes."""
     blocks, size_nbytes = _first_block(source)
     at = source + blocks - size_nbytes
     if size_nbytes == 4:
@@ -74,7 +74,7 @@ def _tells(source: int, nbytes: int) -> bool:
 
 @calls.inner
 def _block(source: int, position: int) -> tuple[int, int]:
-    """Where a block ends, and whether it is the last."""
+    """End of a block, and whether the block is the last."""
     low, middle = (calls.load_8(source + position), calls.load_8(source + position + 1))
     header = low | middle << 8 | calls.load_8(source + position + 2) << 16
     position += 3 + (1 if header >> 1 & 3 == _RLE_BLOCK else header >> 3)
@@ -83,7 +83,7 @@ def _block(source: int, position: int) -> tuple[int, int]:
 
 @calls.inner
 def _end_of_blocks(source: int, position: int, stop: int) -> int:
-    """Where the last block ends; beyond `stop`, or at 0, if none does before."""
+    """End of the last block; beyond `stop` or 0 if it does not end before."""
     while position + 3 <= stop:
         position, is_last = _block(source, position)
         if is_last:
@@ -93,13 +93,13 @@ def _end_of_blocks(source: int, position: int, stop: int) -> int:
 
 @calls.inner
 def decode_first(library: Any, source: int, target: int, sizes: Any) -> bool:
-    """Whether the first bytes of a frame were decoded, and no more blocks than needed.
+    """Decode the first bytes of a frame, with no more blocks than needed.
 
-    `library` has the addresses of what begins a stream, of what decodes it and of their
-    context, and that of room for `columns.BUFFERS_NBYTES`; `sizes` are how many bytes
-    the frame should decode to, and how many of them are needed. The frame is one that
-    `is_one_frame` takes. One with a checksum has to be decoded whole, as has one of
-    which the last block may be needed.
+    `library` has the addresses of a function that begins a stream, of one that decodes
+    it, of their context, and of memory of `columns.BUFFERS_NBYTES`. `sizes` are the
+    number of bytes that the frame should decode to, and the number of them that are
+    needed. The frame has passed `is_one_frame`. False if the frame must be decoded
+    whole instead: it has a checksum, or its last block may be needed.
     """
     begin, decode, context, room = library
     expected, enough = sizes
