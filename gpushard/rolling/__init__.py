@@ -1,4 +1,4 @@
-"""Arrays that roll: their origin moves, what is stored stays where it is."""
+"""Arrays that roll: the origin moves, and stored shards stay where they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from gpushard.rolling.array import RollingArray
     from gpushard.rolling.view import RollingView
 
-# Lower rooms use the watch and the window: the names above them are resolved late.
+# Rooms above in the walk import only the watch and the window, so names load late.
 _HOMES = {"RollingArray": "array", "RollingView": "view"}
 
 __all__ = ["RollingArray", "RollingView"]

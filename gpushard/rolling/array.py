@@ -1,4 +1,4 @@
-"""`RollingArray`: a sharded array that moves on with its data, shard by shard."""
+"""`RollingArray`: a sharded array whose window moves, shard by shard."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 class RollingArray(RollingReader):
     """A stored array whose window moves: shards come at one end and go at the other.
 
-    Made by `create` and `open`. ``a[...]`` counts from the window's first element, as
-    NumPy does; ``a.at[...]`` takes logical coordinates, which never change. The window
-    is the one that was found when this object was made, refreshed, or moved the array.
-    A read that finds a shard gone starts again with the window as it is then. `view`
-    gives a window that stays, for loaders, dask and comparisons.
+    `create` and `open` make it. ``a[...]`` counts from the window's first element, as
+    NumPy does; ``a.at[...]`` takes logical coordinates, which never change. The object
+    finds out the window when it is made, refreshed, or moves the array. If a read finds
+    a shard gone, it starts again with the current window. `view` gives a window that
+    does not move, for loaders, dask and comparisons.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class RollingArray(RollingReader):
         options: Options = DEFAULT,
         **array: Unpack[ArrayArguments],
     ) -> RollingArray:
-        """Create a rolling array at `path` of a store, with nothing but fill value.
+        """Create a rolling array at `path` of a store; all elements are fill value.
 
         Parameters
         ----------
@@ -87,7 +87,7 @@ class RollingArray(RollingReader):
             As for `gpushard.create_array`. The length may be 0 along an axis that
             will roll.
         origin
-            Coordinate of the first shard, of each axis or of axis 0.
+            Coordinate of the first shard: of each axis, or of axis 0.
         tags
             Tags that every writer puts on shards and on nothing else, such as
             ``{"type": "temp_chunk"}``, so that a life-cycle rule of an object store can
@@ -96,8 +96,8 @@ class RollingArray(RollingReader):
         Raises
         ------
         OptionError, UnsupportedError, StoreError
-            As for `gpushard.create_array`; `UnsupportedError` for tags on a store that
-            has none.
+            As for `gpushard.create_array`; `UnsupportedError` also for tags on a store
+            that cannot keep tags.
         """
         attributes = dict(array.get("attributes") or {})
         if taken := attributes.keys() & {ORIGIN, ROLLING}:
@@ -154,37 +154,37 @@ class RollingArray(RollingReader):
             The array does not roll.
         """
         with naming(str(store), path):
-            find_device(device)  # refused before anything is opened
+            find_device(device)  # refuses a bad name before anything is opened
         opened, place = resolve(store, path, options, storage_options)
         with naming(opened, place):
             return cls(opened, place, device, options)
 
     def append(self, values: Any, axis: int = 0, *, at: int | None = None) -> Self:
-        """Write shards behind the window, then move its end behind them.
+        """Write shards behind the window, then extend the window over them.
 
         Parameters
         ----------
         values
-            NumPy or CuPy array of the window's shape, but for `axis`.
+            NumPy or CuPy array with the window's shape, except along `axis`.
         axis
             Axis to append along.
         at
             Logical coordinate of the first value; the window's end by default. Writers
-            that pass it never wait for one another. What lies between the values of two
-            writers is the fill value until it is written.
+            that pass it never wait for one another. A gap between the values of two
+            writers reads as the fill value until it is written.
 
         Raises
         ------
         SelectionError
-            The values are not whole shards, have another shape, or belong to a place
-            that the window has rolled past.
+            The values are not whole shards, have another shape, or belong before the
+            start of the window.
         StoreError
             Another writer wrote to the same place; the values of neither are lost.
         """
         return self._changed(lambda s, d: rolls.append(s, values, d, at), axis)
 
     def prepend(self, values: Any, axis: int = 0, *, at: int | None = None) -> Self:
-        """Write shards before the window, then move its start to them.
+        """Write shards before the window, then extend the window over them.
 
         Parameters
         ----------
@@ -249,7 +249,7 @@ class RollingArray(RollingReader):
         )
 
     def write_shards(self, values: Any, axis: int = 0, *, at: int) -> None:
-        """Only step 1 of a roll: write shards anywhere, and do not move the window.
+        """Do only step 1 of a roll: write shards anywhere, without moving the window.
 
         Parameters
         ----------
@@ -266,38 +266,38 @@ class RollingArray(RollingReader):
             rolls.write(steps, values, steps.window().axis(axis), at)
 
     def move_window(self, start: int, stop: int, axis: int = 0) -> Self:
-        """Only step 2 of a roll: move the window to ``start:stop``.
+        """Do only step 2 of a roll: move the window to ``start:stop``.
 
-        What was never written there reads as the fill value.
+        Elements there that were never written read as the fill value.
 
         Parameters
         ----------
         start, stop
-            Logical coordinates; a shard begins at `start`.
+            Logical coordinates. `start` must be the start of a shard.
         axis
-            Axis that they are of.
+            Axis of these coordinates.
 
         Raises
         ------
         SelectionError
-            No shard begins at `start`.
+            `start` is not the start of a shard.
         """
         return self._changed(lambda s, d: rolls.move(s, start, stop, d), axis)
 
     def delete_shards(self, start: int, stop: int, axis: int = 0) -> int:
-        """Only step 3 of a roll: delete ``start:stop``; gives the number of shards.
+        """Do only step 3 of a roll: delete ``start:stop``; number of shards deleted.
 
         Parameters
         ----------
         start, stop
             Logical coordinates of whole shards, inside the window or not.
         axis
-            Axis that they are of.
+            Axis of these coordinates.
 
         Raises
         ------
         SelectionError
-            They are not whole shards.
+            The coordinates are not those of whole shards.
         """
         with self._named():
             steps = self._steps()
@@ -307,22 +307,22 @@ class RollingArray(RollingReader):
             return steps.delete(window.whole(axis, start, stop))
 
     def sweep(self) -> int:
-        """Delete all shards before the window's origin; gives their number.
+        """Delete all shards before the window's origin; returns their number.
 
-        Use it after a writer was interrupted, or did not delete. Shards behind the
-        window stay, because another writer may be about to append them.
+        Use it after a writer was interrupted or did not delete. Shards behind the
+        window are not deleted, because another writer may be about to append them.
 
         Raises
         ------
         UnsupportedError
-            The store cannot list.
+            The store cannot list its objects.
         """
         with self._named():
             return rolls.sweep(self._steps())
 
     @property
     def at(self) -> Followed:
-        """As `RollingReader.at`; ``a.at[8:16] = values`` writes there."""
+        """Like `RollingReader.at`, and ``a.at[8:16] = values`` writes."""
         return Followed(super().at.__getitem__, self._write_at)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -357,12 +357,12 @@ class RollingArray(RollingReader):
             self._steps().write(window, value, selection)
 
     def _changed(self, change: Callable[[Steps, int], rolls.Moved], axis: int) -> Self:
-        """The array, after a change along an axis."""
+        """The array itself, after a change of its window along an axis."""
         with self._named():
             _, after = change(self._steps(), self._view.window.axis(axis))
             try:
                 return self.refresh()
-            except StoreError:  # what was asked for is done all the same
+            except StoreError:  # the change itself is complete
                 layout = self._view.source.layout
                 self._take(layout.over(after.origin, after.shape))
                 return self
@@ -375,7 +375,7 @@ class RollingArray(RollingReader):
 def _refuse_untaggable(
     store: Target, tags: Mapping[str, str], settings: Mapping[str, Any] | None
 ) -> None:
-    """Refuse tags that a store would not keep, before anything is made."""
+    """Refuse tags that a store cannot keep, before anything is created."""
     if local_path_of(store) is not None:
         raise UnsupportedError(
             "files have no tags", got=str(store), hint="leave the tags out"

@@ -1,4 +1,4 @@
-"""``a.at[...]``: logical coordinates, as their keys are spelled for ``a[...]``."""
+"""``a.at[...]``: converts keys in logical coordinates to keys for ``a[...]``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gpushard.errors import SelectionError
 
 
 def relative_key(key: Any, domain: Sequence[range]) -> tuple[Any, ...]:
-    """Key of ``a[...]`` for what `key` names by logical coordinates.
+    """Key for ``a[...]`` that selects what `key` selects by logical coordinates.
 
-    Integers, slices with positive steps, and an ellipsis. Nothing is counted from the
-    end: coordinates may be negative themselves.
+    A key may have integers, slices with positive steps, and an ellipsis. Negative
+    numbers are coordinates and do not count from the end.
 
     Raises
     ------
     SelectionError
-        A coordinate is out of the domain, or the key is of another kind.
+        A coordinate is outside the domain, or the key is of another kind.
     """
     items: list[Any] = (
         list(cast("tuple[Any, ...]", key)) if isinstance(key, tuple) else [key]

@@ -1,4 +1,4 @@
-"""A rolling array as a reader has it: a window that follows the array, or stays."""
+"""A rolling array for readers: a window that follows the array, or one that stays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from gpushard.devices.base import Device
 
-# A read starts anew when the array has rolled past what it wanted: not without end.
+# A read starts again if the array has rolled past what it wants, at most this often.
 _MOST_MOVES = 16
 
 
@@ -41,7 +41,7 @@ class RollingReader(NumpyLike):
     store, path, options
         Where the array lies.
     device
-        Where it is decoded, as for `gpushard.open_array`.
+        Where inner chunks are decoded, as for `gpushard.open_array`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RollingReader(NumpyLike):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Elements of the window along each axis."""
+        """Length of the window along each axis, in elements."""
         return self._view.shape
 
     @property
@@ -77,7 +77,7 @@ class RollingReader(NumpyLike):
 
     @property
     def device(self) -> str:
-        """Where inner chunks are decoded and results lie."""
+        """Device on which inner chunks are decoded and results lie."""
         return self._view.device
 
     @property
@@ -97,17 +97,17 @@ class RollingReader(NumpyLike):
 
     @property
     def fill_value(self) -> Any:
-        """What missing inner chunks hold, as a scalar of `dtype`."""
+        """Value of missing inner chunks, as a scalar of `dtype`."""
         return self._view.fill_value
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """The array's attributes, `origin` among them."""
+        """The array's attributes, which include `origin`."""
         return self._view.attrs
 
     @property
     def dimension_names(self) -> tuple[str | None, ...] | None:
-        """Names of the axes, where they have any."""
+        """Names of the axes; None if they have no names."""
         return self._view.dimension_names
 
     @property
@@ -121,7 +121,7 @@ class RollingReader(NumpyLike):
         return self._view.domain
 
     def refresh(self) -> Self:
-        """Find out where the window is now; gives the array itself."""
+        """Find out the current window; returns the array itself."""
         with self._named():
             self._take(load_array(self._store, self._path, self._options))
         return self
@@ -129,24 +129,24 @@ class RollingReader(NumpyLike):
     def view(
         self, start: int | None = None, stop: int | None = None, *, axis: int = 0
     ) -> RollingView:
-        """Array over the window as it is now, or over ``start:stop`` of it.
+        """Array over the current window, or over ``start:stop`` of it.
 
-        The view does not move. When the array has rolled past some of it, those
-        elements can be read as long as they are stored; after that, reading them is an
-        error (`WindowMovedError`).
+        The view does not move. If the array rolls past some of its elements, these can
+        be read as long as they are stored. After that, reading them raises
+        `WindowMovedError`.
 
         Parameters
         ----------
         start, stop
-            As in a slice: ``view(-24)`` is the last 24 steps. A shard must begin at
-            `start`.
+            As in a slice: ``view(-24)`` is the last 24 steps. `start` must be the start
+            of a shard.
         axis
             Axis of the slice.
 
         Raises
         ------
         SelectionError
-            No shard begins at `start`.
+            `start` is not the start of a shard.
         """
         now = self._view
         with self._named():
@@ -157,7 +157,7 @@ class RollingReader(NumpyLike):
         return self._view_of(now.source, window)
 
     def __getitem__(self, key: Any) -> Any:
-        """Elements that `key` selects of the window, by NumPy's rules."""
+        """The elements of the window that `key` selects, by NumPy's rules."""
         return self._follow(lambda view: view[key])
 
     @property
@@ -172,10 +172,11 @@ class RollingReader(NumpyLike):
 
     @property
     def at(self) -> Followed:
-        """Indexing by logical coordinates: ``a.at[-24:]`` begins at coordinate -24.
+        """Indexing by logical coordinates: ``a.at[-24:]`` starts at coordinate -24.
 
-        Takes integers, slices with positive steps, and an ellipsis. Negative numbers do
-        not count from the end; coordinates outside `domain` are a `SelectionError`.
+        A key may have integers, slices with positive steps, and an ellipsis. Negative
+        numbers do not count from the end. A coordinate outside `domain` raises a
+        `SelectionError`.
         """
         return Followed(lambda key: self._follow(lambda view: view.at[key]))
 
@@ -225,7 +226,7 @@ class RollingReader(NumpyLike):
         return f"<gpushard.{type(self).__name__} {url} {what}>"
 
     def _follow(self, read: Callable[[RollingView], Any]) -> Any:
-        """What `read` gives, of the next window if the array has left this one."""
+        """Result of `read`; called again with the next window if the array rolls on."""
         for _ in range(_MOST_MOVES):
             view = self._view
             try:
@@ -235,7 +236,7 @@ class RollingReader(NumpyLike):
         return read(self._view)
 
     def _take(self, layout: ArrayLayout) -> None:
-        """Let the window be that of a layout just read."""
+        """Make the window of a layout that was just read the current one."""
         source = Source.prepare(layout, self._watched, self._options)
         self._view = self._view_of(source, Window.of(layout))
 
@@ -248,12 +249,12 @@ class RollingReader(NumpyLike):
 
 
 class Followed:
-    """``a.oindex`` and its like, of whatever window the array has.
+    """``a.oindex`` and the like, over the array's current window.
 
     Parameters
     ----------
     read, write
-        What reads by a key, and what writes; None where nothing can.
+        Functions that read by a key, and write; None if nothing can be written.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What is done to a rolling array, made of the three steps in their order."""
+"""The changes to a rolling array, each made of the three steps in order."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gpushard.rolling.steps import Steps
 from gpushard.rolling.window import Window
 
 Moved = tuple[Window, Window]
-"""Window before and after."""
+"""Window before the change, and window after it."""
 
 
 class Roll(NamedTuple):
-    """How a roll ends.
+    """How to roll.
 
     Attributes
     ----------
     at
-        Where the values belong; None: behind the window.
+        Logical coordinate of the first value; None: the window's end.
     keep
-        Length of the window at most; None: that it has.
+        Greatest length of the window; None: its length now.
     delete
-        Whether to delete what it has left.
+        Whether to delete the shards that the window leaves.
     """
 
     at: int | None
@@ -37,7 +37,7 @@ class Roll(NamedTuple):
 
 
 def append(steps: Steps, values: Any, axis: int, at: int | None) -> Moved:
-    """Windows before and after: shards are written behind it, then it ends there."""
+    """Write shards behind the window, then extend its end over them."""
 
     def grown(stop: int, now: Window) -> Window:
         start, end = _sides(now, axis)
@@ -47,7 +47,7 @@ def append(steps: Steps, values: Any, axis: int, at: int | None) -> Moved:
 
 
 def roll(steps: Steps, values: Any, axis: int, how: Roll) -> Moved:
-    """As `append`, and what the window is too long for goes at its other end."""
+    """Write shards behind the window, then move its end, and its start if too long."""
     if how.keep is not None:
         how = how._replace(keep=whole_number(how.keep, "keep", 0))
 
@@ -83,14 +83,14 @@ def _behind(
             )
         place = _place(now, values, axis, first)
         _, stop = _sides(place, axis)
-        change(stop, now)  # refused before anything is written
+        change(stop, now)  # raises before anything is written
         claimed = steps.claim(place) if at is None else None
         steps.write(place, values, claimed=claimed)
         return steps.move(partial(change, stop))
 
 
 def prepend(steps: Steps, values: Any, axis: int, at: int | None) -> Moved:
-    """Windows before and after: shards are written before it, then it begins there."""
+    """Write shards before the window, then extend its start over them."""
     with steps.alone() if at is None else nullcontext():
         now = steps.window()
         begin, _ = _sides(now, axis)
@@ -122,7 +122,7 @@ def prepend(steps: Steps, values: Any, axis: int, at: int | None) -> Moved:
 
 
 def drop(steps: Steps, n: int, axis: int, *, delete: bool) -> Moved:
-    """Windows before and after: it begins `n` later, and shards before it go."""
+    """Move the window's start by `n` elements, then delete the shards before it."""
     n = integer(n, "n")
 
     def shrunk(now: Window) -> Window:
@@ -142,19 +142,19 @@ def drop(steps: Steps, n: int, axis: int, *, delete: bool) -> Moved:
 
 
 def write(steps: Steps, values: Any, axis: int, at: int) -> None:
-    """Write shards from `at` on, in the window or not."""
+    """Write shards from `at` on, inside the window or outside it."""
     at = integer(at, "at")
     steps.write(_place(steps.window(), values, axis, at), values)
 
 
 def move(steps: Steps, start: int, stop: int, axis: int) -> Moved:
-    """Windows before and after: it is ``start:stop`` then."""
+    """Make ``start:stop`` the window."""
     start, stop = integer(start, "start"), integer(stop, "stop")
     return steps.move(lambda now: now.over(axis, start, stop))
 
 
 def sweep(steps: Steps) -> int:
-    """Shards deleted: all those before the origin along an axis."""
+    """Delete all shards before the origin along some axis; returns their number."""
     origin = steps.window().origin
     left = [
         at
@@ -165,7 +165,7 @@ def sweep(steps: Steps) -> int:
 
 
 def _delete_left(steps: Steps, moved: Moved, axis: int) -> None:
-    """Delete what the window has left at its start."""
+    """Delete the shards that the window has left at its start."""
     (first, _), (start, _) = (_sides(window, axis) for window in moved)
     if start > first:
         before, after = moved
@@ -181,12 +181,12 @@ def _delete_left(steps: Steps, moved: Moved, axis: int) -> None:
 
 
 def _place(now: Window, values: Any, axis: int, at: int) -> Window:
-    """Window that the values fill from `at` on."""
+    """Window of the values, whose first element is at `at`."""
     return now.whole(axis, at, at + _length(now, values, axis))
 
 
 def _length(now: Window, values: Any, axis: int) -> int:
-    """Elements of the values along an axis; they fill the window along the others."""
+    """Length of the values along an axis; the others must be those of the window."""
     shape = tuple(np.shape(values))
     wanted = list[Any](now.shape)
     wanted[axis] = "any"

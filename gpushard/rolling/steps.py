@@ -1,7 +1,7 @@
 """The three steps of a roll: write new shards, move the origin, delete old shards.
 
-In this order a reader finds a whole array at any moment. In any other it finds the fill
-value where a step is still to come.
+In this order a reader finds a complete array at any moment. In any other order it would
+find the fill value where a step is still to come.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from gpushard.writing.shard import Region
 Change = Callable[[Window], Window]
 
 _DOCUMENT = "zarr.json"
-# Held by who looks for the end of the array, writes there and moves the end.
+# A writer holds it while it finds the array's end, writes there and moves the end.
 _LOCK = "zarr.json.window"
 
 
 class Steps:
-    """The steps, each by itself; safe to take from several processes at once.
+    """The separate steps; several processes may take them at the same time.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Steps:
     Raises
     ------
     UnsupportedError
-        The array is none of Zarr v3 that rolls, or the store cannot be written to.
+        The array is not a rolling array of Zarr v3, or the store is read-only.
     """
 
     def __init__(self, source: Source) -> None:
@@ -64,12 +64,12 @@ class Steps:
         self._shards = writer_of(source.store, tags_of(attributes))
 
     def window(self) -> Window:
-        """Window of the array, as it is now.
+        """The array's current window.
 
         Raises
         ------
         UnsupportedError, StoreError
-            It could not be moved either: nothing is to be written then.
+            The window could not be moved either, so nothing should be written.
         """
         return self._changed(lambda now: now)[0]
 
@@ -80,10 +80,10 @@ class Steps:
         selection: Wanted | None = None,
         claimed: str | None = None,
     ) -> None:
-        """Write `values` to a window, or a selection of it, wherever the array is.
+        """Write `values` to `window`, or to a selection of it, wherever the array is.
 
-        The shard `claimed` is left empty where the values are the fill value: without
-        it another writer could take the place before the window has moved.
+        The shard `claimed` exists afterwards even if its values are all fill value.
+        Otherwise another writer could take its place before the window has moved.
         """
         source = source_over(self.source, self.source.indexes, window)
         whole = basic(..., window.shape) if selection is None else selection
@@ -93,14 +93,16 @@ class Steps:
         assign(source, whole, values, writer)
 
     def move(self, change: Change) -> tuple[Window, Window]:
-        """Window before and after `change`, which no other move gets lost in.
+        """Apply `change` to the window; other moves at the same time are not lost.
+
+        Returns the window before and the window after.
 
         Raises
         ------
         UnsupportedError
-            The store cannot keep other writers from getting in between.
+            The store cannot keep other writers from interfering.
         StoreError
-            The store failed, or the array is gone.
+            The store failed, or the array was deleted.
         """
         return self._changed(change)
 
@@ -121,11 +123,11 @@ class Steps:
         return moved[-1]
 
     def delete(self, window: Window) -> int:
-        """Delete the shards of a window, wherever the array is; how many there are."""
+        """Delete a window's shards, wherever the array is; returns their number."""
         return self.delete_objects(window.objects())
 
     def delete_objects(self, stored: Iterable[Coordinate]) -> int:
-        """Delete objects by their own coordinates; how many these are."""
+        """Delete objects by their own coordinates; returns the number of objects."""
         keys = list(map(self.key, stored))
         self._shards.delete(keys)
         if isinstance(self._shards, FileWriter):
@@ -133,17 +135,17 @@ class Steps:
         return len(keys)
 
     def key(self, stored: Coordinate) -> str:
-        """Key of the object whose own coordinate is `stored`."""
+        """Key of the object whose own coordinate is `stored`, whatever the window."""
         layout = self.source.layout
         return layout.key_prefix + replace(layout.keys, offset=()).key(stored)
 
     def stored(self) -> set[Coordinate]:
-        """Coordinates of all objects of the array in its store, or of traces of them.
+        """Coordinates of all objects of the array in its store, whole or partial.
 
         Raises
         ------
         UnsupportedError
-            The store cannot list.
+            The store cannot list its objects.
         """
         layout = self.source.layout
         depth = 0
@@ -156,9 +158,9 @@ class Steps:
 
     @contextmanager
     def alone(self) -> Generator[None]:
-        """Let no other process look for the end meanwhile, where files can be locked.
+        """Keep other processes from looking for the end, if files can be locked.
 
-        Where they cannot, `claim` is needed.
+        In other stores, `claim` does that instead.
         """
         if isinstance(self._shards, FileWriter):
             key = join(self.source.layout.path, _LOCK)
@@ -168,12 +170,14 @@ class Steps:
             yield
 
     def claim(self, window: Window) -> str | None:
-        """Key of the empty shard that takes the place of new ones, if one has to.
+        """Create an empty shard that reserves a window, in a store without locks.
+
+        Returns its key; None if none is needed.
 
         Raises
         ------
         StoreError
-            The first of them is there already.
+            The first shard of the window exists already.
         """
         first = next(window.objects(), None)
         if first is None or isinstance(self._shards, FileWriter):
@@ -209,7 +213,7 @@ class Steps:
         return Window.of(layout), decode_document(encoded, _DOCUMENT, path)
 
     def _listed(self, prefix: str, depth: int) -> Iterator[str]:
-        """Keys of objects and directories below `prefix`, `depth` directories down."""
+        """Keys of objects and directories `depth` directories below `prefix`."""
         names = self.source.store.list_children(prefix.rstrip("/"))
         if names is None:
             raise UnsupportedError("the store cannot list", got=self.source.store.url)
@@ -221,12 +225,12 @@ class Steps:
 
 
 class _ClaimingWriter:
-    """Writer that does not delete one object.
+    """Writer that never deletes one particular object.
 
     Parameters
     ----------
     writer
-        What writes.
+        The writer that does the work.
     claimed
         Key of the object.
     """
@@ -242,10 +246,10 @@ class _ClaimingWriter:
         self.clear = writer.clear
 
     def put(self, key: str, pieces: Pieces | None) -> None:
-        """Replace an object; None deletes it, but for the one claimed."""
+        """Replace an object; None deletes it, unless it is the claimed one."""
         if pieces is not None or key != self._claimed:
             self._put(key, pieces)
 
 
 class _UnchangedError(Exception):
-    """There is nothing to write."""
+    """Raised if there is nothing to write."""

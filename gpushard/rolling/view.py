@@ -1,4 +1,4 @@
-"""A rolling array as it was at one moment: an `Array` over the shards of a window."""
+"""A rolling array at one moment: an `Array` over the shards of a fixed window."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gpushard.source import Source
 class RollingView(Array):
     """A window of a rolling array that does not move.
 
-    Made by `RollingArray.view`. It reads like any array. Elements that the array has
-    rolled past and deleted are an error when they are read, never the fill value. A
-    pickle holds the address of the array and the window.
+    `RollingArray.view` makes it. It reads like any array. Reading elements that the
+    array has rolled past and deleted is an error, and never gives the fill value. A
+    pickle has the address of the array and the window.
     """
 
     @property
     def window(self) -> Window:
-        """What of the array it shows."""
+        """The part of the array that the view shows."""
         return Window.of(self.source.layout)
 
     @property
@@ -39,7 +39,7 @@ class RollingView(Array):
 
     @property
     def at(self) -> Indexer:
-        """Indexing by logical coordinates: ``view.at[-24:0]``, as `RollingArray.at`."""
+        """Index by logical coordinates: ``view.at[-24:0]``; see `RollingArray.at`."""
         return self._indexer(lambda key: self._at(key))
 
     def _at(self, key: Any) -> Wanted:
@@ -47,14 +47,14 @@ class RollingView(Array):
 
 
 class ShiftedIndexes(IndexCache):
-    """Shard indexes of a window, kept by what never moves: the shards' own coordinates.
+    """Shard indexes of a window, kept by the shards' own coordinates, which never move.
 
     Parameters
     ----------
     kept
-        Indexes of the array, through all its windows.
+        Indexes of the array, which all its windows share.
     origin
-        The window's.
+        Origin of the window.
     """
 
     def __init__(self, kept: IndexCache, origin: tuple[int, ...]) -> None:

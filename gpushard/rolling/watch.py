@@ -1,7 +1,7 @@
-"""Stores that tell a shard which was never written from one that has rolled off.
+"""Stores that distinguish a shard that was never written from one that has rolled off.
 
-Both are missing. A writer deletes shards after it has moved the origin past them, so
-that the origin, read again after a shard was not found, tells which it is.
+Both are missing. A writer deletes shards only after it has moved the origin past them.
+So the origin, read again after a shard was not found, tells which case it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HINT = "write to it through gpushard.rolling.RollingArray"
 
 @dataclass(frozen=True)
 class Watch:
-    """Looks after one array of a store.
+    """Checks missing objects of one array against its window.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class Watch:
     layout
         The array, through any of its windows.
     seen
-        The window last found, and the version of the document that told it.
+        The last window found, by the version of the document that has it.
     """
 
     store: Store
@@ -46,14 +46,14 @@ class Watch:
         read: Callable[[Sequence[ByteRequest]], list[Fetched | None]],
         requests: Sequence[ByteRequest],
     ) -> list[Fetched | None]:
-        """Answers of `read`, a store's; what is missing is in the window.
+        """Answers of a store's `read`; a missing object is then inside the window.
 
         Raises
         ------
         WindowMovedError
-            The window has left an object that is missing, or was replaced.
+            An object is missing or was replaced, and the window has left it.
         StoreError
-            As `read` raises it.
+            `read` raises it.
         """
         try:
             answers = read(requests)
@@ -68,7 +68,7 @@ class Watch:
         return answers
 
     def _confirm(self, keys: Iterable[str]) -> None:
-        """Refuse objects that the window, as it is now, does not have."""
+        """Refuse objects that are outside the current window."""
         prefix = self.layout.key_prefix
         stored = {}
         for key in keys:
@@ -90,9 +90,9 @@ class Watch:
                 )
 
     def _window(self) -> Window:
-        """Window of the array as it is now."""
-        # A sparse array must not be opened again for each shard that it lacks. An
-        # older array has two documents, and may have rolled by the other.
+        """The array's current window."""
+        # A sparse array need not be opened again for each missing shard. An array in an
+        # older format has two documents, and may have rolled by the other one.
         key = f"{self.layout.key_prefix}zarr.json"
         is_told, version = self.store.current_version(key)
         known = self.seen.get(version) if is_told and version is not None else None
@@ -106,14 +106,14 @@ class Watch:
 
 
 class WatchedStore:
-    """Store of one rolling array, to be read only: writers have to know the window.
+    """Store of one rolling array. It is read-only, because writers need the window.
 
     Parameters
     ----------
     store
         The store itself.
     watch
-        What looks after the array.
+        Checks the missing objects of the array.
     """
 
     is_read_only = True
@@ -133,7 +133,7 @@ class WatchedStore:
 
     @property
     def costs(self) -> FetchCosts:
-        """How the store wants to be read."""
+        """What requests to the store cost."""
         return self._store.costs
 
     def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
@@ -144,12 +144,12 @@ class WatchedStore:
         WindowMovedError
             The window has left a shard that is missing.
         StoreError
-            As the store raises it.
+            The store raises it.
         """
         return self._watch.read(self._store.read, requests)
 
     def current_version(self, key: str) -> tuple[bool, Hashable | None]:
-        """Version of an object, where asking is cheap."""
+        """Version of an object, if the store can tell it cheaply."""
         return self._store.current_version(key)
 
     def get(self, key: str) -> bytes | None:
@@ -157,22 +157,22 @@ class WatchedStore:
         return self._store.get(key)
 
     def list_children(self, prefix: str) -> list[str] | None:
-        """Names directly below `prefix`; None where the store cannot list."""
+        """Names directly below `prefix`; None if the store cannot list."""
         return self._store.list_children(prefix)
 
 
 class WatchedFiles(LocalStore):
-    """Files of one rolling array: as `WatchedStore`, and still read as files.
+    """Files of one rolling array: like `WatchedStore`, but still readable as files.
 
     Parameters
     ----------
     store
         The store itself.
     watch
-        What looks after the array.
+        Checks the missing objects of the array.
     """
 
-    # Only what is missing is seen to, which whoever reads files asks `read` for.
+    # Only missing objects need a check, and readers of files ask `read` for those.
     has_plain_files = True
     read_only_hint = HINT
 
@@ -197,13 +197,13 @@ class WatchedFiles(LocalStore):
         WindowMovedError
             The window has left a shard that is missing.
         StoreError
-            As `LocalStore.read` raises it.
+            `LocalStore.read` raises it.
         """
         return self._watch.read(super().read, requests)
 
 
 def watched(store: Store, layout: ArrayLayout, options: Options) -> Store:
-    """Store to read an array from: if it rolls, one that looks after it."""
+    """Store to read an array from; for a rolling array, one that checks its window."""
     if not layout.keys.offset or isinstance(store, WatchedStore | WatchedFiles):
         return store
     watch = Watch(store, layout.path, options, layout)
@@ -213,5 +213,5 @@ def watched(store: Store, layout: ArrayLayout, options: Options) -> Store:
 
 
 def watched_source(layout: ArrayLayout, store: Store, options: Options) -> Source:
-    """An array ready to be read; if it rolls, its store is a `watched` one."""
+    """An array ready to be read; a rolling array gets a `watched` store."""
     return Source.prepare(layout, watched(store, layout, options), options)

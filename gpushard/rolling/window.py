@@ -1,8 +1,8 @@
-"""Where a rolling array lies: arithmetic of its window, in whole stored objects.
+"""The window of a rolling array: its arithmetic in whole stored objects.
 
-Logical coordinates count elements from where the array once began; they may be
-negative, and what lies at one never moves. A window is a box of them. It begins where
-an object begins: the origin is that object's coordinate.
+Logical coordinates count elements from where the array once began. They may be
+negative, and the element at a coordinate never moves. A window is a box of coordinates.
+It starts where a stored object starts; the origin is the coordinate of that object.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Coordinate = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What of the logical coordinates an array is.
+    """The box of logical coordinates that an array covers.
 
     Attributes
     ----------
     origin
-        Coordinate of its first stored object.
+        Coordinate of the first stored object.
     shape
-        Elements along each axis.
+        Length along each axis, in elements.
     cells
-        Elements of a stored object along each axis.
+        Length of a stored object along each axis, in elements.
     """
 
     origin: Coordinate
@@ -48,7 +48,7 @@ class Window:
         return tuple(range(at * cell, at * cell + n) for at, n, cell in sides)
 
     def axis(self, axis: int) -> int:
-        """Number of an axis, which may be counted from the last.
+        """Number of an axis from 0 on; a negative `axis` counts from the last.
 
         Raises
         ------
@@ -67,7 +67,7 @@ class Window:
         Raises
         ------
         SelectionError
-            No stored object begins at `start`.
+            `start` is not the start of a stored object.
         """
         cell = self.cells[axis]
         self._refuse_inside(axis, start, "the window would begin inside of a shard")
@@ -76,12 +76,12 @@ class Window:
         return replace(self, origin=origin, shape=shape)
 
     def whole(self, axis: int, start: int, stop: int) -> Window:
-        """As `over`, where objects end at `stop` too.
+        """Like `over`; `stop` must be the end of a stored object, too.
 
         Raises
         ------
         SelectionError
-            ``start:stop`` is not made of whole stored objects.
+            ``start:stop`` does not consist of whole stored objects.
         """
         self._refuse_inside(axis, stop, "a shard would be cut in two")
         return self.over(axis, start, stop)
