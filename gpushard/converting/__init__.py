@@ -1,1 +1,1 @@
-"""Converting: any array that is read -> a sharded one of Zarr v3."""
+"""Converting: any readable array -> a sharded array of Zarr v3."""

@@ -1,8 +1,8 @@
-"""Which shapes and codecs of an array would read best on a GPU, and why.
+"""Which shapes and codecs would let a GPU read an array best, and why.
 
-Pure arithmetic on the rates in `devices.placement`, of which none was measured by this
-code on a GPU: each reason says whether its figure was published by others, [p],
-measured on a CPU, [m], or estimated, [e].
+This is arithmetic on the rates in `devices.placement`. None of them was measured by
+this code on a GPU. Each reason marks its figure as published by others, [p], as
+measured on a CPU, [m], or as an estimate, [e].
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from gpushard.layout import ArrayLayout, CodecSpec
 from gpushard.options import GIB, KIB, MIB
 
 READ_NBYTES = 256 * MIB
-"""Decoded size of the read that advice is for: a batch of a loader, or of dask."""
+"""Decoded size of the read that advice is for: a batch of a loader or of dask."""
 USUAL_RATIO = 2.0
-"""How much smaller compressors make an array of which nothing is known."""
+"""Assumed ratio of decoded to stored size for an array of which nothing is known."""
 
-# Where a stream is smaller, its entries in indexes and tables begin to count [e].
+# Below this size of a stream, its entries in indexes and tables begin to count [e].
 _LEAST_STREAM_NBYTES = 32 * KIB
-# What Blosc cuts larger inner chunks into, at its default settings [m].
+# Size of the blocks that Blosc cuts larger inner chunks into, by default [m].
 _BLOSC_STREAM_NBYTES = {"lz4": 128 * KIB}
 _BLOSC_STREAM_USUAL_NBYTES = 256 * KIB
-# An inner chunk is the unit of fetching, and of decoding on the host.
+# Largest inner chunk advised for Blosc: it is fetched, and on the host decoded, whole.
 _MOST_BLOSC_NBYTES = 16 * MIB
 _BLOSC_ALIASES = {"lz4hc": "lz4"}
 _SMALL_SHARD_NBYTES, _LARGE_SHARD_NBYTES = 8 * MIB, GIB
@@ -48,14 +48,14 @@ _DEFAULT = "zstd"
 
 
 class _Given(NamedTuple):
-    """What costs depend on beside the plan.
+    """What costs depend on, in addition to the plan.
 
     Attributes
     ----------
     threads
-        Of the host.
+        Number of threads of the host.
     ratio
-        Decoded over stored size.
+        Decoded size over stored size.
     """
 
     threads: int
@@ -64,7 +64,7 @@ class _Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Shapes and codec of an array, and what a read of `READ_NBYTES` is told to cost.
+    """Shapes and codec of an array, and the estimated cost of reading `READ_NBYTES`.
 
     Attributes
     ----------
@@ -73,11 +73,11 @@ class Plan:
     chunks
         Inner chunk shape.
     compressor
-        As `gpushard convert --compressors` takes it; "keep" is what the array has.
+        Value for `gpushard convert --compressors`; "keep" means the array's own.
     coding
-        What is decoded: a key of `RATES`, "raw", or another codec's name.
+        The encoding to decode: a key of `RATES`, "raw", or another codec's name.
     n_streams
-        Streams that a device decodes side by side in such a read.
+        Number of streams in such a read that a device decodes in parallel.
     costs
         Estimated seconds on a device and on the host's threads.
     """
@@ -92,7 +92,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What there is, what would be better, and one sentence a difference."""
+    """The array as it is, a better plan, and one sentence per difference."""
 
     now: Plan
     better: Plan
@@ -100,7 +100,7 @@ class Advice:
 
     @property
     def is_fine(self) -> bool:
-        """Whether nothing would be better."""
+        """Whether the array is already as advised."""
         return self.now == self.better
 
 
@@ -112,9 +112,9 @@ def advise(layout: ArrayLayout, threads: int, ratio: float | None = None) -> Adv
     layout
         The array.
     threads
-        Threads of the host.
+        Number of threads of the host.
     ratio
-        Decoded over stored size, where it is known.
+        Decoded size over stored size, if known.
     """
     known = tuple(
         axis.length_of(0) if axis.n_cells else 1 for axis in layout.inner_axes
@@ -132,7 +132,7 @@ def advise(layout: ArrayLayout, threads: int, ratio: float | None = None) -> Adv
 
 
 def stream_nbytes(coding: str, chunk_nbytes: int) -> int:
-    """Decoded size of the largest stream of such an inner chunk."""
+    """Decoded size of the largest stream of an inner chunk of `chunk_nbytes`."""
     if not coding.startswith("blosc-"):
         return chunk_nbytes
     compressor = coding.removeprefix("blosc-")
@@ -141,17 +141,17 @@ def stream_nbytes(coding: str, chunk_nbytes: int) -> int:
 
 
 def largest_stream_nbytes(coding: str) -> int:
-    """Largest stream that a read of `READ_NBYTES` does not have to wait for.
+    """Largest stream for which a read of `READ_NBYTES` need not wait.
 
-    All streams together take the read's size over the device's rate; the largest alone
-    takes its own size over the rate of one stream.
+    All streams together take the size of the read over the device's rate. The largest
+    alone takes its own size over the rate of one stream.
     """
     rates = RATES[coding]
     return int(READ_NBYTES / rates.device * rates.stream)
 
 
 def _coding(layout: ArrayLayout, chunks: Shape) -> tuple[str, str]:
-    """What a device would decode, and why it cannot where it cannot."""
+    """Coding that a device would decode, and if it cannot, why."""
     try:
         chain = compile_device_chain(layout, chunks)
     except UnsupportedError as error:
@@ -176,7 +176,7 @@ def _compressor_of(chain: DeviceChain, specs: Sequence[CodecSpec]) -> str:
 def _better_coding(
     coding: str, trouble: str, ratio: float, reasons: list[str]
 ) -> tuple[str, str]:
-    """Coding and compressor that would be better; the same and "keep" if none is."""
+    """A better coding and its compressor; the same coding and "keep" if none is."""
     upload = UPLOAD_NBYTES_PER_SECOND / 1e9
     if trouble:
         reasons.append(
@@ -249,7 +249,7 @@ def _better_chunks(
             )
         return wanted
     stream = stream_nbytes(coding, nbytes)
-    # In a small array fewer streams would only wait longer for the largest.
+    # In a small array, fewer streams only wait longer for the largest one.
     is_large = layout.size * layout.dtype.itemsize >= READ_NBYTES
     if stream < _LEAST_STREAM_NBYTES and is_large:
         reasons.append(
@@ -302,7 +302,7 @@ def _plan(
     coding: str,
     given: _Given,
 ) -> Plan:
-    """A plan with what it costs."""
+    """A plan with its estimated costs."""
     itemsize = layout.dtype.itemsize
     decoded = max(1, min(READ_NBYTES, layout.size * itemsize))
     chunk_nbytes = max(1, prod(chunks) * itemsize)

@@ -1,7 +1,7 @@
-"""The arrays of a conversion, one after the other, each from where it was left.
+"""Converts arrays one after the other, each from where an interruption left it.
 
-A mark beside the destination's documents says which conversion it is and what of it is
-done, until all is.
+Until a conversion is complete, a mark beside the destination's documents identifies it
+and says which parts are done.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gpushard.writing.blueprint import Blueprint, occupied
 
 @dataclass(frozen=True, slots=True)
 class ConvertedArray:
-    """What became of one array.
+    """Result of converting one array.
 
     Attributes
     ----------
@@ -52,11 +52,11 @@ class ConvertedArray:
     nbytes
         Size of its elements.
     n_shards
-        Shards in its grid.
+        Number of shards in its grid.
     n_written
-        Objects that were written; a shard of nothing but fill value is none.
+        Number of objects written; a shard with only fill values gets none.
     n_resumed
-        Shards that an earlier, interrupted conversion had finished.
+        Number of shards that an earlier, interrupted conversion had finished.
     """
 
     shards: tuple[int, ...]
@@ -69,16 +69,16 @@ class ConvertedArray:
 
 @dataclass(frozen=True, slots=True)
 class ConversionReport:
-    """What a conversion did.
+    """Result of a conversion.
 
     Attributes
     ----------
     arrays
-        By path relative to the destination, which is "" for a single array.
+        The converted arrays, by path relative to the destination; "" is a single array.
     seconds
-        Time it took, verification included.
+        Time that the conversion took, with verification.
     verified
-        Whether all was read back and compared.
+        Whether everything was read back and compared.
     """
 
     arrays: Mapping[str, ConvertedArray]
@@ -88,7 +88,7 @@ class ConversionReport:
 
 @dataclass
 class _Job:
-    """One array of a conversion: what is read, what becomes of it, how far that is."""
+    """One array of a conversion: its source, the array to make, and the progress."""
 
     source: Source
     blueprint: Blueprint
@@ -100,7 +100,7 @@ class _Job:
         return layout.size * layout.dtype.itemsize
 
     def copy(self, store: Store, options: Options) -> Copy:
-        """The work on its shards."""
+        """The work on the shards of the array."""
         joins = not isinstance(store, LocalStore)
         target = Source.prepare(self.blueprint.layout, store, options)
         budget = budget_for(
@@ -120,13 +120,13 @@ class Conversion:
     Attributes
     ----------
     store
-        Where the arrays are read.
+        Store that the arrays are read from.
     to, place
-        Where they go: a store, and the path of the array or the group in it.
+        Destination: a store, and the path of the array or group in it.
     options
-        How they are read and written.
+        Options for reading and writing.
     resume, overwrite
-        As of `convert`.
+        As in `convert`.
     """
 
     store: Store
@@ -144,7 +144,7 @@ class Conversion:
         *,
         verify: bool,
     ) -> ConversionReport:
-        """Convert all arrays, and verify them if that was asked for."""
+        """Convert all arrays; then verify them if `verify`."""
         started = perf_counter()
         jobs = self._planned(nodes, target)
         nbytes = sum(job.nbytes for job in jobs.values())
@@ -157,7 +157,7 @@ class Conversion:
         return ConversionReport(arrays, perf_counter() - started, verify)
 
     def _planned(self, nodes: Nodes, target: TargetArguments) -> dict[str, _Job]:
-        """Work on each array, refused here if it cannot be done."""
+        """Plan each array; raises before any work if an array cannot be converted."""
         refuse_lasting(self.to)
         jobs: dict[str, _Job] = {}
         for path, layout in nodes.arrays.items():
@@ -174,7 +174,7 @@ class Conversion:
         try:
             blueprint = target_blueprint(layout, target, place, self.options)
         except OptionError as error:
-            # What is asked for is wrong, and not the source.
+            # The error is in the arguments and not in the source.
             error.add_context(store_url=self.to.url, array_path=place)
             raise
         mark = Mark(
@@ -188,7 +188,7 @@ class Conversion:
         return _Job(source, blueprint, mark)
 
     def _mark(self, nodes: Nodes, jobs: dict[str, _Job]) -> Mark:
-        """The mark of all arrays together, which is that of a single one."""
+        """The mark of all arrays together; for a single array, its own."""
         if nodes.groups:
             return _mark_of_all(self.to, self.place, jobs)
         return jobs[""].mark
@@ -214,7 +214,7 @@ class Conversion:
             if not mark.done[number]:
                 mark.done[number] = True
                 mark.write()
-            # Also that of a conversion which was interrupted just here.
+            # If an interruption came just here, the mark of this array is still there.
             job.mark.remove()
         return converted
 
@@ -235,12 +235,12 @@ class Conversion:
         )
 
     def _start(self, blueprint: Blueprint | None, mark: Mark) -> None:
-        """Make a place ready: free and marked, or what was left of this conversion.
+        """Make a place ready: mark it if it is free, or resume what lies there.
 
         Raises
         ------
         OptionError
-            It holds something else.
+            Something else lies there.
         """
         place = mark.key.removesuffix(NAME).rstrip("/")
         found = find_mark(self.to, place) if self.resume or not self.overwrite else None
@@ -266,12 +266,12 @@ class Conversion:
     def _go_on(
         self, blueprint: Blueprint | None, mark: Mark, found: dict[str, Any]
     ) -> None:
-        """Go on where an interrupted conversion was, with the documents it made.
+        """Continue an interrupted conversion, with the documents that it made.
 
         Raises
         ------
         OptionError
-            They were changed since.
+            The documents were changed since then.
         """
         mark.take_over(found)
         if blueprint is None:
@@ -288,7 +288,7 @@ class Conversion:
 
 
 def _mark_of_all(store: Store, place: str, jobs: Mapping[str, _Job]) -> Mark:
-    """The mark of a group's conversion: which of its arrays are finished."""
+    """The mark of a group's conversion, which says which arrays are finished."""
     sources = repr([(path, job.mark.source) for path, job in jobs.items()])
     documents = repr([job.mark.document for job in jobs.values()])
     return Mark(
@@ -306,8 +306,8 @@ def _is_free(store: Store, place: str) -> bool:
 
 
 def _least_read_nbytes(source: Source) -> int:
-    """Memory limit with which reads take an array's indexes, and its inner chunks."""
+    """Memory limit that suffices to read an array's indexes and its inner chunks."""
     options = source.options
-    # A limit below the least one leaves reads more than it says.
+    # If the limit is below the least one, reads may take more than the limit.
     needed = source.room.least_nbytes + options.memory_limit - options.bound_nbytes
     return max(least_limit(source), source.work_nbytes + source.whole_nbytes, needed)

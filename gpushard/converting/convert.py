@@ -1,4 +1,4 @@
-"""`convert`: any array that is read, or a group of them -> sharded Zarr v3."""
+"""`convert`: any readable array, or a group of arrays -> sharded Zarr v3."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class ConvertArguments(TargetArguments, total=False):
-    """How an array is converted; all of it may be left out.
+    """Arguments of a conversion, all of which are optional.
 
     Attributes
     ----------
     shards, chunks, filters, serializer, compressors, index_location
-        As of `TargetArguments`.
+        As in `TargetArguments`.
     memory_limit, num_threads
-        Instead of those of the options. Elements and encoded shards in flight stay
-        under the limit.
+        Override those of the options. Elements and encoded shards in flight stay under
+        the memory limit.
     """
 
     memory_limit: int | None
@@ -64,8 +64,8 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
         Source: anything that `open_array` or `open_group` opens, or an `Array`.
         Destination: as for `create_array`.
     overwrite
-        Whether to delete everything at `dst` first. What an interrupted run of the same
-        conversion left there is kept, unless `resume` is False.
+        Whether to delete everything at `dst` first. If an interrupted run of the same
+        conversion lies there, it is kept, unless `resume` is False.
     resume
         Whether to continue an interrupted run of the same conversion.
     verify
@@ -73,16 +73,16 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
     progress
         True shows a bar on stderr; a callable gets the bytes done and the bytes in all.
     storage_options, dst_storage_options, options
-        Settings of the stores of URLs; knobs of reading and writing.
+        Settings for stores at URLs, and options for reading and writing.
     **target
         shards, chunks, compressors, memory_limit and more: `ConvertArguments`.
 
     Raises
     ------
     OptionError
-        There is something at `dst` already, or an argument does not fit.
+        Something is at `dst` already, or an argument does not fit.
     NotFoundError, MetadataError, UnsupportedError, StoreError
-        The source cannot be read or described in v3, or `dst` not be written to.
+        The source cannot be read or expressed in v3, or `dst` cannot be written to.
     CorruptShardError
         The source is damaged, or `verify` found a difference.
     """
@@ -100,12 +100,12 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
 
 
 def _limited(options: Options, target: ConvertArguments) -> ReadOptions:
-    """Options with the limits among the arguments, all of which are known ones.
+    """Options with the limits among the arguments; refuses unknown arguments.
 
     Raises
     ------
     OptionError
-        One is not, or a limit has no possible value.
+        An argument is unknown, or the value of a limit is impossible.
     """
     known = {**TargetArguments.__annotations__, **ConvertArguments.__annotations__}
     unknown = target.keys() - known.keys()

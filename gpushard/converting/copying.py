@@ -1,4 +1,4 @@
-"""One array's conversion: tiles are read, and their shards encoded and put down."""
+"""Converts one array: reads tiles, encodes their shards and writes these."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from gpushard.writing.encode import Change, Encoder
 from gpushard.writing.regions import Box
 from gpushard.writing.shard import Region
 
-# Bytes compared at once, so that comparing takes no memory to speak of.
+# Bytes that are compared at a time, so that comparing takes little memory.
 _COMPARED_NBYTES = 1 << 22
 
 
 @dataclass(frozen=True)
 class Copy:
-    """The shards of one array, made of another array.
+    """The shards of one array, copied from another array.
 
     Attributes
     ----------
     source, target
-        The arrays, the latter with its documents in place.
+        The arrays. The documents of `target` exist already.
     mark
-        Which shards are finished.
+        Record of the shards that are finished.
     budget
-        How much is done at once.
+        How much to do at a time.
     """
 
     source: Source
@@ -54,7 +54,7 @@ class Copy:
 
     @property
     def grid(self) -> Cell:
-        """Shards along each axis."""
+        """Number of shards along each axis."""
         return self.target.layout.grid
 
     def key_of(self, number: int) -> str:
@@ -62,12 +62,12 @@ class Copy:
         return self.target.key(unravelled(number, self.grid))
 
     def run(self, advance: Advance) -> int:
-        """Write the shards that are not finished; how many objects that made.
+        """Write the shards that are not finished; returns the number of objects.
 
         Raises
         ------
         CorruptShardError, StoreError
-            The source is damaged, or a store failed. Other shards are finished.
+            The source is damaged, or a store failed. Finished shards are kept.
         UnsupportedError
             The values cannot be encoded.
         """
@@ -86,7 +86,7 @@ class Copy:
         Raises
         ------
         CorruptShardError
-            They differ, or stored bytes are damaged.
+            The arrays differ, or stored bytes are damaged.
         StoreError
             A store failed.
         """
@@ -123,7 +123,7 @@ class Copy:
     def _write_shard(
         self, encoder: Encoder, cell: Cell, box: Elements, values: NDArray[Any] | None
     ) -> bool:
-        """Write a shard of a tile; whether it holds more than the fill value."""
+        """Write a shard of a tile; returns whether it has more than fill values."""
         parts: Iterable[tuple[Elements, NDArray[Any]]]
         if values is None:
             parts = self._slabs(cell)
@@ -141,7 +141,7 @@ class Copy:
         return True
 
     def _slabs(self, cell: Cell) -> Iterator[tuple[Elements, NDArray[Any]]]:
-        """Elements of a shard, as many at once as memory allows."""
+        """Elements of a shard, in slabs as large as memory allows."""
         for slab in slabs(self._box(cell), self.budget.slab):
             yield slab, self._read(self.source, slab)
 
@@ -151,7 +151,7 @@ class Copy:
         cell: Cell,
         parts: Iterable[tuple[Elements, NDArray[Any]]],
     ) -> Pieces | None:
-        """The shard's bytes; None if there is nothing but fill value."""
+        """The shard's encoded bytes; None if all its elements are fill value."""
         region = Region.of_object(self.target, cell)
         start = [part.start for part in self._box(cell)]
         payloads: dict[int, Bytes] = {}
@@ -183,7 +183,7 @@ class Copy:
     def _read(self, source: Source, box: Elements) -> NDArray[Any]:
         """Elements of a box, in C order."""
         limit = self.budget.read_nbytes
-        # What other reads have, and tiles, is held beside it.
+        # Tiles and other reads in progress hold memory beside this read.
         held_nbytes = max(0, source.options.memory_limit - limit)
         narrow = Array(source.narrowed(limit, held_nbytes))
         is_large = source.work_nbytes > limit
@@ -195,7 +195,7 @@ class Copy:
         return box_of(self.target.layout, tuple(range(i, i + 1) for i in cell))
 
     def _within(self, cell: Cell, box: Elements, values: NDArray[Any]) -> NDArray[Any]:
-        """A shard's part of its tile."""
+        """The part of a tile that belongs to one shard."""
         pairs = zip(self._box(cell), box, strict=True)
         inside = tuple(
             slice(one.start - all_.start, one.stop - all_.start) for one, all_ in pairs

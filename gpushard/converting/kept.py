@@ -1,4 +1,4 @@
-"""What a converted array takes over from the one it is made of: its document."""
+"""What a converted array keeps of its source, and the document for it."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from gpushard.options import Options
 from gpushard.writing.blueprint import Blueprint, v3_blueprint
 
 KEEP: Any = "keep"
-"""Takes over what the source has."""
+"""Value of an argument that keeps what the source has."""
 
 _EXACT_FILTERS = ("transpose", "numcodecs.packbits")
-# zarr chooses these by the data type.
+# zarr chooses one of these by the data type.
 _USUAL_SERIALIZERS = ("bytes", "vlen-utf8", "vlen-bytes")
 
 
 class TargetArguments(TypedDict, total=False):
-    """How the converted array is stored; all of it may be left out.
+    """How the converted array is stored; all arguments are optional.
 
     Attributes
     ----------
     shards, chunks
-        Shapes of the shards and the inner chunks in elements; a number is all axes.
-        Left out, those of the source are kept where it has usable ones.
+        Shapes of the shards and inner chunks in elements; a number means all axes. By
+        default those of the source, if it has usable ones.
     filters, serializer, compressors
-        zarr codecs, as `create_array` takes them; "keep", the default, takes over the
-        source's, but for filters that round.
+        zarr codecs, as in `create_array`. "keep", the default, keeps the source's,
+        except for filters that round.
     index_location
-        Where a shard's index lies, "end" or "start".
+        Place of a shard's index: "end" or "start".
     """
 
     shards: int | tuple[int, ...] | None
@@ -60,12 +60,12 @@ class Shapes:
 
     @classmethod
     def chosen(cls, layout: ArrayLayout, asked: TargetArguments) -> Shapes:
-        """Those asked for, or what suits the array.
+        """The shapes that were asked for, or shapes that suit the array.
 
         Raises
         ------
         OptionError
-            What is asked for does not fit the array's axes, or one another.
+            The shapes asked for do not fit the array's axes or each other.
         """
         shape, itemsize = layout.shape, layout.dtype.itemsize
         shards = along_axes(asked.get("shards"), "shards", layout.ndim)
@@ -87,12 +87,12 @@ class Shapes:
 def target_blueprint(
     layout: ArrayLayout, asked: TargetArguments, place: str, options: Options
 ) -> Blueprint:
-    """Blueprint, at `place`, of the sharded array that `layout`'s is converted to.
+    """Blueprint, at `place`, of the sharded array to convert an array to.
 
     Raises
     ------
     OptionError
-        What is asked for does not fit, or zarr refuses it.
+        The arguments do not fit, or zarr refuses them.
     UnsupportedError
         Zarr v3 has no such data type or fill value.
     """
@@ -115,11 +115,11 @@ def target_blueprint(
 
 
 def _codecs(layout: ArrayLayout, asked: TargetArguments) -> dict[str, Any]:
-    """Arguments for the codecs: those asked for, or the source's own."""
+    """Codec arguments: those that were given, or the source's own."""
     chain, dtype = layout.chain, layout.dtype
     filters = [spec for spec in chain.array_array if is_exact(spec, dtype)]
     if len(filters) < len(chain.array_array):
-        # Those behind one that rounds were fitted to what it made of the elements.
+        # Filters after one that rounds were chosen for rounded elements.
         filters = [spec for spec in filters if spec.name == "transpose"]
     codecs: dict[str, Any] = {
         "filters": [v3_codec(spec, dtype.itemsize) for spec in filters],
@@ -135,9 +135,9 @@ def _codecs(layout: ArrayLayout, asked: TargetArguments) -> dict[str, Any]:
 
 
 def is_exact(spec: CodecSpec, dtype: np.dtype[Any]) -> bool:
-    """Whether a filter gives back the elements it is given, bit for bit.
+    """Whether a filter returns the elements that it was given, bit for bit.
 
-    Rounding once more what was rounded already may round it again.
+    Rounding is not repeated on rounded elements, because it may change them again.
     """
     if spec.name == "numcodecs.delta":
         types = {spec.configuration.get(name) for name in ("dtype", "astype")}
@@ -147,10 +147,10 @@ def is_exact(spec: CodecSpec, dtype: np.dtype[Any]) -> bool:
 
 
 def _attributes(layout: ArrayLayout) -> Mapping[str, Any]:
-    """Attributes but for those by which older formats say what v3 says elsewhere."""
+    """Attributes without those of older formats that v3 has members for."""
     kept = dict(layout.attributes)
     if layout.keys.offset:
-        kept = without_origin(kept)  # the converted array begins at its own origin
+        kept = without_origin(kept)  # the converted array has an origin of its own
     names = kept.get(DIMENSION_NAMES)
     if layout.keys.kind == "v2" and names == list(layout.dimension_names or ()):
         del kept[DIMENSION_NAMES]
@@ -162,11 +162,11 @@ def _attributes(layout: ArrayLayout) -> Mapping[str, Any]:
 def _with_fill_value(
     document: bytes, layout: ArrayLayout, place: str, options: Options
 ) -> Blueprint:
-    """Blueprint whose fill value is the source's bit for bit."""
+    """Blueprint whose fill value equals the source's bit for bit."""
     plan = v3_blueprint(document, place, options)
     if _same_fill(plan.layout, layout):
         return plan
-    # zarr spells every NaN the same way; the source's own spelling keeps its bits.
+    # zarr spells all NaNs alike; the source's spelling keeps the bits.
     members = json.loads(document)
     members["fill_value"] = layout.fill_value_json
     plan = v3_blueprint(json.dumps(members, indent=2).encode(), place, options)

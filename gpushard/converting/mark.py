@@ -1,10 +1,10 @@
-"""The mark of a conversion under way: a small JSON object beside the array's documents.
+"""The mark of a conversion in progress: a small JSON object beside the documents.
 
-It is written before the array is made and deleted when all is done. It says of which
-source, and to what, so that another conversion is never taken for the rest of this one,
-and which shards are finished. A shard that lies there counts as finished as well, where
-shards appear whole or not at all; in other stores it may be the first part of one, and
-only the mark is believed.
+It is written before the array is made and deleted when the conversion is complete. It
+identifies the source and the destination, so that a conversion never continues another
+one, and it lists the finished shards. In stores where shards appear whole or not at
+all, every shard that exists counts as finished, too. In other stores, a shard may be
+incomplete, so only the mark counts.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ NAME = ".gpushard-convert.json"
 """Name of the mark, below the destination's path."""
 
 _VERSION = 1
-# Writing it costs a small file; what is lost with it is found again shard by shard.
+# Writing the mark costs a small file; lost entries are found again shard by shard.
 _INTERVAL_S = 2.0
-# Stored objects whose versions tell a source from one that was written anew.
+# Number of stored objects whose versions show whether the source was written anew.
 _N_SAMPLED = 16
 _BATCH = 1024
 
 
 def source_fingerprint(store: Store, layout: ArrayLayout) -> str:
-    """What tells the source from any other, and from itself written anew.
+    """Text that changes if the source is another one, or is written anew.
 
-    Its address, its metadata, and versions of the documents and of a few objects.
+    It covers the source's address, its metadata, and the versions of its documents and
+    of a few objects.
     """
     step = max(1, layout.n_objects // _N_SAMPLED)
     sampled = [
@@ -58,12 +59,12 @@ def source_fingerprint(store: Store, layout: ArrayLayout) -> str:
 
 
 def unravelled(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Coordinate of the cell with that number, in C order."""
+    """Coordinate of the cell with a given number, in C order."""
     return tuple(int(i) for i in np.unravel_index(number, shape)) if shape else ()
 
 
 def document_fingerprint(document: bytes) -> str:
-    """What tells one destination's metadata from another's."""
+    """Text that distinguishes one destination's metadata from another's."""
     return sha256(document).hexdigest()
 
 
@@ -74,13 +75,13 @@ class Mark:
     Attributes
     ----------
     key
-        Where it lies.
+        Key of the mark.
     source, document
         Fingerprints of the source and of the destination's metadata.
     done
         bool, shape (n_shards,), host. Which shards are finished, in C order.
     is_resumed
-        Whether an interrupted conversion left it.
+        Whether an interrupted conversion left the mark.
     """
 
     store: Store
@@ -93,12 +94,12 @@ class Mark:
     _written_at: float = 0.0
 
     def matches(self, found: dict[str, Any]) -> bool:
-        """Whether a mark that was found is one of this very conversion."""
+        """Whether a mark that was found belongs to exactly this conversion."""
         mine = (_VERSION, self.source, self.document)
         return mine == tuple(found.get(k) for k in ("version", "source", "document"))
 
     def write(self) -> None:
-        """Put the mark into the store."""
+        """Write the mark to the store."""
         members = {
             "what": "a conversion by gpushard is under way, or was interrupted",
             "version": _VERSION,
@@ -111,20 +112,20 @@ class Mark:
         self._written_at = monotonic()
 
     def add(self, shards: Iterable[int]) -> None:
-        """Note finished shards; written down now and then."""
+        """Note finished shards; at intervals, write the mark."""
         with self._lock:
             self.done[list(shards)] = True
             if monotonic() - self._written_at > _INTERVAL_S:
                 self.write()
 
     def take_over(self, found: dict[str, Any]) -> None:
-        """Note what an interrupted conversion had done, by its mark."""
+        """Take over the finished shards from an interrupted conversion's mark."""
         for start, stop in _valid_runs(found.get("done"), len(self.done)):
             self.done[start:stop] = True
         self.is_resumed = True
 
     def look_for(self, key_of: Callable[[int], str]) -> None:
-        """Note shards that lie there, by their numbers' keys, if they must be whole."""
+        """Note shards that exist, by `key_of` their numbers, if all must be whole."""
         writer = writer_of(self.store)
         if not writer.puts_whole:
             return
@@ -138,17 +139,17 @@ class Mark:
                     writer.drop_stale_lock(key_of(i))
 
     def remove(self) -> None:
-        """Delete the mark: the conversion is complete."""
+        """Delete the mark, as the conversion is complete."""
         writer_of(self.store).put(self.key, None)
 
 
 def refuse_lasting(store: Store) -> None:
-    """Refuse a store from which the mark could not be removed at the end.
+    """Refuse a store from which the mark could not be deleted at the end.
 
     Raises
     ------
     UnsupportedError
-        Nothing can be deleted from it.
+        The store deletes nothing.
     """
     if isinstance(store, ZarrStore) and not store.zarr_store.supports_deletes:
         raise UnsupportedError(
@@ -159,12 +160,12 @@ def refuse_lasting(store: Store) -> None:
 
 
 def find_mark(store: Store, place: str) -> dict[str, Any] | None:
-    """The mark that lies at the destination `place`; None if there is none.
+    """The mark at the destination `place`; None if there is none.
 
     Raises
     ------
     OptionError
-        There is one that says nothing.
+        The mark that is there cannot be parsed.
     """
     data = store.get(join(place, NAME))
     if data is None:

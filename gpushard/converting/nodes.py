@@ -1,4 +1,4 @@
-"""What there is to convert: an array, or the arrays and groups below a group."""
+"""Finds what to convert: an array, or the arrays and groups below a group."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _DOCUMENT = "zarr.json"
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Arrays and groups below a place, by path relative to it; "" is the place.
+    """Arrays and groups below a place, by path relative to it; "" is the place itself.
 
     Attributes
     ----------
     arrays
-        Their layouts.
+        Layouts of the arrays.
     groups
-        Their attributes; empty where the place is an array.
+        Attributes of the groups; empty if the place is an array.
     """
 
     arrays: Mapping[str, ArrayLayout]
@@ -39,14 +39,14 @@ class Nodes:
 
 
 def nodes_at(store: Store, place: str, options: Options) -> Nodes:
-    """What lies at `place` and below.
+    """The arrays and groups at `place` and below.
 
     Raises
     ------
     NotFoundError
         There is neither an array nor a group.
     MetadataError, UnsupportedError, StoreError
-        Something there cannot be opened.
+        An array or group there cannot be opened.
     """
     with naming(store, place):
         top = node_at(store, place, options)
@@ -62,7 +62,7 @@ def nodes_at(store: Store, place: str, options: Options) -> Nodes:
 
 
 def put_group(store: Store, place: str, attributes: Mapping[str, Any]) -> None:
-    """Make a group of a place.
+    """Make a group at a place.
 
     Raises
     ------
@@ -79,12 +79,12 @@ def put_group(store: Store, place: str, attributes: Mapping[str, Any]) -> None:
 
 
 def refuse_overlap(source: tuple[Store, str], target: tuple[Store, str]) -> None:
-    """Refuse a destination that lies in the source, or the other way round.
+    """Refuse a destination inside the source, and a source inside the destination.
 
     Raises
     ------
     OptionError
-        It does.
+        One lies inside the other.
     """
     one, other = _address(*source), _address(*target)
     if one.startswith(other) or other.startswith(one):

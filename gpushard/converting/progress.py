@@ -1,4 +1,4 @@
-"""How far a conversion is, told to a callable or shown on stderr."""
+"""Reports the progress of a conversion to a callable, or as a bar on stderr."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from gpushard.errors import OptionError
 
 Progress = bool | Callable[[int, int], None] | None
-"""True shows a bar on stderr; a callable is given bytes done and bytes in all."""
+"""True shows a bar on stderr; a callable gets the bytes done and the bytes in all."""
 
 Advance = Callable[[int], None]
-"""Told how many bytes more are done."""
+"""Is called with the number of bytes that were done since the last call."""
 
 
 @contextmanager
 def counted(total_nbytes: int, progress: Progress) -> Iterator[Advance]:
-    """Give what is told of bytes that are done, by several threads at will."""
+    """Yield a function that reports finished bytes; several threads may call it."""
     if not progress:
         yield lambda _: None
     elif progress is True:
@@ -34,7 +34,7 @@ def counted(total_nbytes: int, progress: Progress) -> Iterator[Advance]:
 
 
 class _Counter:
-    """Sum that a callable is told of, one call at a time."""
+    """Adds up finished bytes and reports the sum, one call at a time."""
 
     def __init__(self, total: int, tell: Callable[[int, int], None]) -> None:
         self._total = total

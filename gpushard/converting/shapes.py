@@ -1,4 +1,4 @@
-"""Shapes of inner chunks and shards, where the caller leaves them open.
+"""Chooses shapes of inner chunks and shards that the caller leaves open.
 
 Pure arithmetic. `docs/convert.md` gives the reasons for the sizes.
 """
@@ -14,21 +14,21 @@ from gpushard.options import MIB
 
 Shape = tuple[int, ...]
 
-# A chunk up to this size was cut for how the array is read: it stays as it is.
+# A chunk up to this size is taken to suit how the array is read, so it stays.
 KEPT_CHUNK_NBYTES = 4 * MIB
-# Larger ones are cut down to this: small enough for thousands of streams side by side.
+# Larger chunks are cut to this size, which allows thousands of streams in parallel.
 CUT_CHUNK_NBYTES = MIB
-# Many inner chunks an object, and few enough bytes for several of them in memory.
+# A shard has many inner chunks, but several shards still fit in memory.
 SHARD_NBYTES = 64 * MIB
 
 
 def along_axes(asked: Any, name: str, ndim: int) -> Shape | None:
-    """A shape as it was asked for, one number meaning all axes; None stays None.
+    """The shape that an argument asks for; a number means all axes, None stays None.
 
     Raises
     ------
     OptionError
-        It has another number of axes, or a length below 1.
+        The shape has another number of axes, or a length below 1.
     """
     if asked is None:
         return None
@@ -54,11 +54,11 @@ def chunk_shape(
     Parameters
     ----------
     shape, itemsize
-        Elements along each axis, and bytes of one.
+        Length along each axis in elements, and bytes of an element.
     known
-        Chunk shape of the array that is converted, where it has one.
+        Chunk shape of the array that is converted, if it has one.
     shards
-        Shape of the shards, where it is settled: inner chunks divide it.
+        Shape of the shards, if already chosen; inner chunks must divide it.
     """
     start = known or tuple(max(1, n) for n in shape)
     if shards is not None:
@@ -82,17 +82,17 @@ def shard_shape(
     Parameters
     ----------
     shape, itemsize
-        Elements along each axis, and bytes of one.
+        Length along each axis in elements, and bytes of an element.
     known
-        Shard shape of the array that is converted, kept where `chunks` divide it.
+        Shard shape of the array that is converted, kept if `chunks` divide it.
     most_nbytes
-        Size of the elements of a shard that is grown of inner chunks.
+        Largest size of a shard that is made by joining inner chunks.
     """
     if known is not None and not any(map(int.__mod__, known, chunks)):
         return known
     counts = [1] * len(chunks)
     while True:
-        # The axis that a shard covers least of; the last of them keeps rows together.
+        # The axis with the least coverage, the last of equals: rows stay together.
         left = [
             (counts[axis] * chunks[axis] / shape[axis], -axis)
             for axis in range(len(chunks))
@@ -107,7 +107,7 @@ def shard_shape(
 
 
 def cut(shape: Shape, itemsize: int, most_nbytes: int) -> Shape:
-    """`shape`, its longest axis halved until that many bytes hold it."""
+    """`shape` with its longest axis halved until it has at most `most_nbytes`."""
     lengths = list(shape)
     while prod(lengths) * itemsize > most_nbytes and max(lengths, default=1) > 1:
         axis = lengths.index(max(lengths))

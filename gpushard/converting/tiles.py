@@ -1,7 +1,7 @@
-"""A conversion cut into tiles: what is read at once, as memory allows.
+"""Divides a conversion into tiles, which are read at once, as memory allows.
 
-A tile is a box of whole shards or, where a shard is too large to be held both as
-elements and encoded, one shard that is read slab by slab.
+A tile is a box of whole shards. If a shard is too large to be held both decoded and
+encoded, the tile is that shard, and is read slab by slab.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from gpushard.options import ReadOptions
 Cell = tuple[int, ...]
 Box = tuple[slice, ...]
 
-# Part of the memory limit that reads of the source may take for encoded bytes.
+# Reads of the source may take one part in this many of the memory limit.
 _READ_SHARE = 4
-# And the largest part, for shard indexes that such reads would refuse.
+# They may take one part in this many if shard indexes need more than that.
 _INDEX_SHARE = 2
-# An encoder holds this many inner chunks a thread, each as elements and encoded.
+# Per thread, an encoder holds this many inner chunks, each decoded and encoded.
 _CHUNKS_PER_THREAD, _COPIES = 4, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much is done at once.
+    """How much of a conversion to do at a time.
 
     Attributes
     ----------
     counts
-        Shards that a tile has along each axis.
+        Number of shards of a tile along each axis.
     slab
-        Elements of a shard read at once along each axis; as long as it if all are.
+        Elements of a shard read at a time along each axis; all of it if that fits.
     n_tiles
-        Tiles under way together.
+        Number of tiles in progress together.
     encoder_threads
-        Threads that encode a tile's inner chunks.
+        Number of threads that encode the inner chunks of a tile.
     read_nbytes
         Memory limit of each read of the source.
     """
@@ -64,15 +64,15 @@ def budget_for(
     Parameters
     ----------
     joins
-        Whether the store takes a shard's bytes in one piece, which is a copy of them.
+        Whether the store takes a shard's bytes in one piece, which makes a copy.
     least_read_nbytes
-        Memory limit with which a read takes the shard indexes of either array. Each
-        read is given as much, as long as half of the conversion's limit allows it.
+        Memory limit with which reads can take the shard indexes of either array. Each
+        read gets that much, if half of the conversion's limit allows it.
 
     Raises
     ------
     OptionError
-        A single shard does not fit.
+        A single shard does not fit the limit.
     """
     shard, chunk = _shape(target.shards), _shape(target.chunks)
     itemsize = target.dtype.itemsize
@@ -82,7 +82,7 @@ def budget_for(
     room = limit - read_nbytes
     shard_nbytes, chunk_nbytes = prod(shard) * itemsize, prod(chunk) * itemsize
     encoder_nbytes = _CHUNKS_PER_THREAD * _COPIES * chunk_nbytes
-    # What codecs make of a shard may take as much room as its elements.
+    # An encoded shard may take as much memory as its elements.
     held_nbytes = (2 if joins else 1) * shard_nbytes + encoder_nbytes
     left = room - held_nbytes
     if left < chunk_nbytes:
@@ -110,7 +110,7 @@ def budget_for(
 
 
 def _too_small(limit: int, needed: int, least_read_nbytes: int) -> OptionError:
-    """Error for a limit that leaves no `needed` bytes beside reads."""
+    """Error for a limit that leaves less than `needed` bytes beside reads."""
     quarter = needed * _READ_SHARE // (_READ_SHARE - 1) + 1
     beside_indexes = least_read_nbytes + max(needed, least_read_nbytes)
     return OptionError(
@@ -154,9 +154,9 @@ def _shape(shape: Shape | None) -> Shape:
 
 
 def _counts(source: ArrayLayout, target: ArrayLayout, most: int) -> Cell:
-    """Shards a tile, so that chunks of the source are decoded for few tiles.
+    """Number of shards of a tile, so that few tiles decode the same source chunks.
 
-    A tile grows only along axes on which the source's chunks are longer than it.
+    A tile grows only along axes on which the source's chunks are longer than the tile.
     """
     wanted = [
         int(axis.length_of(0)) if axis.n_cells else 1 for axis in source.inner_axes
@@ -175,7 +175,7 @@ def _counts(source: ArrayLayout, target: ArrayLayout, most: int) -> Cell:
 
 
 def _slab(shard: Shape, chunk: Shape, most: int) -> Shape:
-    """Part of a shard of at most `most` inner chunks, as long as can be at the end."""
+    """Part of a shard with at most `most` inner chunks; the last axes come whole."""
     left, slab = most, list(chunk)
     for axis in reversed(range(len(shard))):
         n = min(left, shard[axis] // chunk[axis])

@@ -39,7 +39,7 @@ class RollingView(Array):
 
     @property
     def at(self) -> Indexer:
-        """Index by logical coordinates: ``view.at[-24:0]``; see `RollingArray.at`."""
+        """Indexing by logical coordinates: ``view.at[-24:0]``, as `RollingArray.at`."""
         return self._indexer(lambda key: self._at(key))
 
     def _at(self, key: Any) -> Wanted:
