@@ -175,7 +175,7 @@ def _counts(source: ArrayLayout, target: ArrayLayout, most: int) -> Cell:
 
 
 def _slab(shard: Shape, chunk: Shape, most: int) -> Shape:
-    """Part of a shard with at most `most` inner chunks; the last axes come whole."""
+    """Part of a shard with at most `most` inner chunks, longest along the last axes."""
     left, slab = most, list(chunk)
     for axis in reversed(range(len(shard))):
         n = min(left, shard[axis] // chunk[axis])

@@ -153,7 +153,7 @@ def _store_bool(_typing: Any, address: Any, value: Any) -> Any:
 
 
 def _stream(nbytes: int) -> Any:
-    """Copies `nbytes` past the caches, to an address that is a multiple of them."""
+    """Copies `nbytes` past the caches; the target is a multiple of `nbytes`."""
 
     @intrinsic
     def stream(_typing: Any, target: Any, source: Any) -> Any:
@@ -186,7 +186,7 @@ def _claim(_typing: Any, address: Any) -> Any:
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         counter = builder.inttoptr(values[0], _INT64.as_pointer())
-        # Claimed work was written before any thread knew the counter: no fence needed.
+        # Claimed work was written before any thread knew the counter: no order needed.
         return builder.atomic_rmw("add", counter, ir.Constant(_INT64, 1), "monotonic")
 
     return types.int64(address), generate

@@ -118,7 +118,7 @@ def _cut_frame(source: int, expected: int, staging: Any, first: int, last: int) 
     """Write a frame of the blocks ``first:last`` of another to `staging`; its size.
 
     0 if there is too little room. libblosc2 could decode a range of a frame's items,
-    but decodes large blocks that are split wrong.
+    but it decodes large split blocks wrongly.
     """
     room, room_nbytes = staging
     block_nbytes = calls.load_32(source + 8)

@@ -33,7 +33,7 @@ class Buffer(NamedTuple):
 
 
 class Room(threading.local):
-    """What a thread keeps between batches."""
+    """Contexts and memory that a thread keeps between batches."""
 
     def __init__(self) -> None:
         self._contexts: dict[Library, tuple[int, Any]] = {}

@@ -23,7 +23,7 @@ from gpushard.stores.base import ByteRequest
 from gpushard.workers import run_in_turn
 
 # Room is left for this many inner chunks beside those that are decoded side by side: an
-# occasional stream takes more than others, and one has the fill value.
+# occasional stream takes more than others, and one may be of fill values.
 _SPARE = 3
 # Copies that a shard with codecs around it may take: it may be twice as large as its
 # elements and a batch, and its stored bytes may be twice that.

@@ -150,7 +150,7 @@ class HostSink:
         chunk: NDArray[Any] = _NOTHING
         for i, here in enumerate(zip(starts, stops, lows, sizes, strict=True)):
             if decoded != here:
-                chunk = _NOTHING  # frees the previous inner chunk before the next
+                chunk = _NOTHING  # frees the previous one before the next
                 span = fetched[here[0] : here[1]]
                 encoded = completed(job.source.room, span, here[2], here[3])
                 chunk = decode_row(
