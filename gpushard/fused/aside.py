@@ -80,7 +80,7 @@ def _start() -> int | None:
 
 
 def _options() -> list[str]:
-    """Options that store byte code of imports where this process stores its own."""
+    """Options for keeping byte code of imports like this process, or not at all."""
     options = ["-I"]
     if sys.dont_write_bytecode:
         options.append("-B")

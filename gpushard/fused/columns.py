@@ -41,14 +41,17 @@ WORK_ROWS, WORK_AXES = 5, 64
 ORDINAL, INNER, OUTER, LENGTH, LIST = range(5)
 CELL_ROWS = 5
 
-# Rows of an axis that a slice takes: - INNER_STEP, OUTER_STEP: bytes between wanted
-# neighbours in the inner chunk and in the output. - FIRST, STEP, N_ELEMENTS: first
-# element, step and number of elements. - OUT_OFFSET: where the first element lands, in
-# bytes. - CELL, PER_SHARD: length of a cell in elements, and cells in a shard. -
-# INDEX_STRIDE, CHUNK_STRIDE: distance of neighbouring cells in the index, and of
-# neighbouring elements in an inner chunk, in bytes. - N_CELLS, N_SHARDS: cells (at
-# most) and shards that are touched. For an axis that an index takes, STEP is 0, and
-# FIRST is where its elements begin among those of all axes.
+# Rows of an axis that a slice takes:
+# - INNER_STEP, OUTER_STEP: bytes between wanted neighbours in the inner chunk and in
+#   the output.
+# - FIRST, STEP, N_ELEMENTS: first element, step and number of elements.
+# - OUT_OFFSET: where the first element lands, in bytes.
+# - CELL, PER_SHARD: length of a cell in elements, and number of cells in a shard.
+# - INDEX_STRIDE, CHUNK_STRIDE: distance of neighbouring cells in the index, and of
+#   neighbouring elements in an inner chunk, in bytes.
+# - N_CELLS, N_SHARDS: number of touched cells (at most) and of touched shards.
+# For an axis that an index takes, STEP is 0, and FIRST is where its elements begin
+# among those of all axes.
 INNER_STEP, OUTER_STEP, FIRST, STEP, N_ELEMENTS, OUT_OFFSET = range(6)
 CELL, PER_SHARD, INDEX_STRIDE, CHUNK_STRIDE, N_CELLS, N_SHARDS = range(6, 12)
 AXIS_ROWS = 12
@@ -58,15 +61,19 @@ AXIS_ROWS = 12
 OFFSETS, SIZES, STATES, HANDLE, END = range(5)
 SHARD_COLUMNS = 5
 
-# The tasks of the compiled function, and the words (int64; arrays by their address)
-# that precede a `Decoder` or a `Planned` to describe the task: - 0: the task, one of
-# the constants below. - 1 to 3: the strides; the number of parts; the number of axes. -
-# 4 and 5: the boxes, and their number. To place boxes (`gpushard.fused.shares`; 8 to 11
-# are 0 to place all boxes): - 6 and 7: memory to work in; whether each box was placed.
-# - 8 and 9: the shares that boxes are placed in, and their number. - 10 and 11: the
-# share that is claimed next; about how many boxes a call places. To plan boxes: - 6 and
-# 7: the shards, and their number. - 8 and 9: cells, elements or points, and their
-# number. - 10: the ranges or axes.
+# The tasks of the compiled function, and the words that describe a task (int64; arrays
+# by their addresses). They precede a `Decoder` or a `Planned`.
+# - 0: the task, one of the constants below.
+# - 1 to 3: the strides, the number of parts, the number of axes.
+# - 4 and 5: the boxes, and their number.
+# To place boxes (8 to 11 are for `gpushard.fused.shares`; all 0 to place all boxes):
+# - 6 and 7: memory to work in, and whether each box was placed.
+# - 8 and 9: the shares that boxes are placed in, and their number.
+# - 10 and 11: the share to claim next, and about how many boxes a call places.
+# To plan boxes:
+# - 6 and 7: the shards, and their number.
+# - 8 and 9: cells, elements or points, and their number.
+# - 10: the ranges or axes.
 PLACE_BOXES, PLAN_BOXES, PLAN_AXES, PLAN_POINTS = range(4)
 WORDS = 12
 

@@ -104,7 +104,7 @@ class Compiled:
         """Write boxes; return how many there should be (see `planning.plan_axes`)."""
         n_boxes, n_columns = boxes.shape
         n_axes = axes.shape[1]
-        # Numbers of cells, each at least 1, have a sum below their product plus count.
+        # There are fewer cells than boxes (their product) and axes together.
         more = CELL_ROWS * (n_boxes + n_axes) + 4 * len(shards) * n_axes
         n_words = sorting_words(n_boxes, n_columns) + more
         return self._plan(
