@@ -183,7 +183,7 @@ class Copy:
     def _read(self, source: Source, box: Elements) -> NDArray[Any]:
         """Elements of a box, in C order."""
         limit = self.budget.read_nbytes
-        # Tiles and other reads in progress hold memory beside this read.
+        # Tiles and other reads in progress hold memory during this read.
         held_nbytes = max(0, source.options.memory_limit - limit)
         narrow = Array(source.narrowed(limit, held_nbytes))
         is_large = source.work_nbytes > limit

@@ -110,7 +110,7 @@ def budget_for(
 
 
 def _too_small(limit: int, needed: int, least_read_nbytes: int) -> OptionError:
-    """Error for a limit that leaves less than `needed` bytes beside reads."""
+    """Error for a limit that leaves less than `needed` bytes in addition to reads."""
     quarter = needed * _READ_SHARE // (_READ_SHARE - 1) + 1
     beside_indexes = least_read_nbytes + max(needed, least_read_nbytes)
     return OptionError(

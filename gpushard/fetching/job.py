@@ -158,7 +158,7 @@ class Job:
 
     @property
     def most_fetched_nbytes(self) -> int:
-        """Most fetched bytes that may wait, beside inner chunks that are decoded."""
+        """Most fetched bytes that may wait while inner chunks are decoded."""
         return self.source.room.most_fetched_nbytes
 
     @property

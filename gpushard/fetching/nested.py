@@ -197,7 +197,7 @@ def _read_ranges(
 def _into(
     requests: Sequence[ByteRequest], memory: NDArray[np.uint8]
 ) -> list[ByteRequest]:
-    """The requests, whose answers go to `memory` one behind the other."""
+    """The requests, whose answers go to `memory` one after the other."""
     into: list[ByteRequest] = []
     end = 0
     for request in requests:

@@ -23,7 +23,7 @@ NO_FILE, FILLED = -1, -2
 # Words of a list: number of elements; their axis; the first element in the inner chunk,
 # where the box begins; address of the places of all elements in the inner chunk, and
 # address of their places in the output, both counted in elements of the axis. The box's
-# length along the axis is the distance from the first element to behind the last.
+# length along the axis is the distance from the first element to the end of the last.
 N_LISTED, LIST_AXIS, LIST_FIRST, LIST_INNER, LIST_OUTER = range(5)
 LIST_WORDS = 5
 

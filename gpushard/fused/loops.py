@@ -157,7 +157,7 @@ def _read_ahead(d: Decoder, box: Any, last: Any, held: Any) -> bool:
     """Read the bytes of a box's inner chunk into the window, unless they are there.
 
     `held` describes the window: a file, and the range of it that the window has. Bytes
-    behind the `last` box of a share are not read, because another thread reads them.
+    after the `last` box of a share are not read, because another thread reads them.
     False if the bytes could not be read.
     """
     low, high, reach = box[LOW], box[HIGH], box[REACH]

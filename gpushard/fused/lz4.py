@@ -23,7 +23,7 @@ _LONG = 15  # the length continues in the next bytes
 
 @calls.inner
 def _long_length(source: int, end: int) -> tuple[int, int]:
-    """Rest of a length, and the address behind it; 0 if the bytes run out."""
+    """Rest of a length, and the address after it; 0 if the bytes run out."""
     length = 0
     while source < end:
         more = calls.load_8(source)
@@ -64,7 +64,7 @@ def _copy_match(target: int, source: int, nbytes: int, stop: int) -> None:
 def _take_literals(
     token: int, source: int, end: int, target: int, stop: int
 ) -> tuple[int, int]:
-    """Addresses in input and output behind the literals; the first is 0 on damage."""
+    """Addresses in input and output after the literals; the first is 0 on damage."""
     nbytes: Any = token >> 4
     if nbytes == _LONG:
         more, source = _long_length(source, end)
@@ -86,7 +86,7 @@ def _take_literals(
 def _take_match(
     token: int, source: int, end: int, target: int, bounds: tuple[int, int]
 ) -> tuple[int, int]:
-    """Addresses in input and output behind a match; the first is 0 on damage."""
+    """Addresses in input and output after a match; the first is 0 on damage."""
     start, stop = bounds
     distance = calls.load_16(source)
     source += 2
@@ -122,7 +122,7 @@ def decode_lz4(source: int, nbytes: int, target: int, room_nbytes: int) -> int:
             source, target = _take_literals(token, source, end, target, stop)
             if not source or source == end:
                 return target - start if source else -1
-        # A match of at most 18 bytes, copied 8 at a time, with five literals behind it.
+        # A match of at most 18 bytes, copied 8 at a time, with five literals after it.
         distance = calls.load_16(source)
         is_near_end = target + 24 > stop
         if token & 15 < _LONG and 8 <= distance <= target - start and not is_near_end:

@@ -308,7 +308,7 @@ def plan_axes(
 
     `axes` is int64, shape (12, n_axes). `elements` are those that indexes take,
     ascending along each axis, and their places in the output, int64, shape
-    (2, n_elements). The room must suffice to sort all boxes, and behind that for 5
+    (2, n_elements). The room must suffice to sort all boxes, and after that for 5
     words per cell and 4 per shard and axis.
     """
     n_axes, n_cells, most_shards = axes.shape[1], 0, 0

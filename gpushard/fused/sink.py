@@ -24,7 +24,7 @@ from gpushard.placing.place import HostSink
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 
-# Number of rows whose columns are made together: small beside the bytes they describe.
+# Number of rows whose columns are made together: far smaller than what they describe.
 _RUN_ROWS = 16384
 # Larger inner chunks are filled one by one, without an inner chunk of fill values.
 _MOST_FILL_NBYTES = 256 * KIB

@@ -22,7 +22,7 @@ _UNTOLD = -1  # libzstd takes this 8-byte size as no size
 _WINDOW_MAX_NBYTES = (1 << 27) + 1
 _BLOCK_NBYTES = libzstd.BLOCK_NBYTES
 _HAS_CHECKSUM = 1 << 2
-# Offsets of `ZSTD_outBuffer`, of `ZSTD_inBuffer` behind it, and of size and position.
+# Offsets of `ZSTD_outBuffer`, of `ZSTD_inBuffer` after it, and of size and position.
 _OUT, _IN, _SIZE, _POSITION = 0, 24, 8, 16
 
 

@@ -1,7 +1,7 @@
 """Whether inner chunks fit the memory limit, and how many of them at a time.
 
 A read holds the stored bytes of an inner chunk, and while it decodes them, the decoded
-inner chunk and what the codecs need beside (`HostPipeline.working_nbytes`). Sizes are
+inner chunk and what the codecs need besides (`HostPipeline.working_nbytes`). Sizes are
 checked against the limit before anything is fetched or allocated.
 """
 
@@ -22,7 +22,7 @@ from gpushard.options import KIB, MIB, ReadOptions
 from gpushard.stores.base import ByteRequest
 from gpushard.workers import run_in_turn
 
-# Room is left for this many inner chunks beside those that are decoded side by side: an
+# Room is left for this many inner chunks in addition to those that threads decode: an
 # occasional stream takes more than others, and one may be of fill values.
 _SPARE = 3
 # Copies that a shard with codecs around it may take: it may be twice as large as its
@@ -34,7 +34,7 @@ _FIXED_NBYTES = 2 * MIB
 _WATCHED_NBYTES = 4 * MIB
 # An inner chunk of fill values may take this part of what reads of plain elements hold.
 _FILLING_SHARE = 8
-# The rarest streams take this many decoded inner chunks beside their usual memory.
+# The rarest streams take this many decoded inner chunks more than usual.
 _RARE_COPIES = 11
 # A C library keeps freed memory that it cannot use again: as a rule as much as is in
 # use, and more if decoders work in large blocks.
@@ -82,7 +82,7 @@ class ChunkRoom:
     whole_nbytes
         Largest decoded size of an inner chunk, or of a shard with codecs around it.
     work_nbytes
-        Memory that decoding one takes beside its stored bytes.
+        Memory that decoding one takes in addition to its stored bytes.
     is_raw
         Whether elements are plain, so that any range of them can be read.
     is_wrapped
@@ -142,7 +142,7 @@ class ChunkRoom:
 
     @cached_property
     def is_tight(self) -> bool:
-        """Whether one inner chunk leaves no room for anything beside it."""
+        """Whether one inner chunk leaves no room for anything else."""
         return (_SPARE + 2) * self.work_nbytes > self.options.bound_nbytes
 
     @cached_property
@@ -167,7 +167,7 @@ class ChunkRoom:
 
     @cached_property
     def most_fetched_nbytes(self) -> int:
-        """Most fetched bytes that may wait, beside what all threads decode."""
+        """Most fetched bytes that may wait while all threads decode."""
         half = self.options.memory_limit // 2
         if self._is_fetched_twice:
             half //= _KEPT_TWICE

@@ -32,7 +32,7 @@ from gpushard.selecting.selection import Ints
 from gpushard.stores.base import end_of
 from gpushard.workers import Opener, Task, Work
 
-# Overhead of a request beside its bytes: a batch of tiny requests is many objects.
+# Overhead of a request, in bytes: a batch of tiny requests is many objects.
 _REQUEST_NBYTES = 64
 
 

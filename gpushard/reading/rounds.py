@@ -64,7 +64,8 @@ def read_in_rounds(
     ObjectChangedError
         A shard was replaced twice while several rounds read it.
     LimitError
-        One selection has several index arrays, and those beside the longest take too
+        One selection has several index arrays, and those other than the longest take
+        too
         much memory.
     """
     if len(wanted) == 1 and not isinstance(wanted[0], Listed):

@@ -160,7 +160,7 @@ class RollingArray(RollingReader):
             return cls(opened, place, device, options)
 
     def append(self, values: Any, axis: int = 0, *, at: int | None = None) -> Self:
-        """Write shards behind the window, then extend the window over them.
+        """Write shards after the window, then extend the window over them.
 
         Parameters
         ----------
@@ -309,7 +309,7 @@ class RollingArray(RollingReader):
     def sweep(self) -> int:
         """Delete all shards before the window's origin; returns their number.
 
-        Use it after a writer was interrupted or did not delete. Shards behind the
+        Use it after a writer was interrupted or did not delete. Shards after the
         window are not deleted, because another writer may be about to append them.
 
         Raises

@@ -37,7 +37,7 @@ class Roll(NamedTuple):
 
 
 def append(steps: Steps, values: Any, axis: int, at: int | None) -> Moved:
-    """Write shards behind the window, then extend its end over them."""
+    """Write shards after the window, then extend its end over them."""
 
     def grown(stop: int, now: Window) -> Window:
         start, end = _sides(now, axis)
@@ -47,7 +47,7 @@ def append(steps: Steps, values: Any, axis: int, at: int | None) -> Moved:
 
 
 def roll(steps: Steps, values: Any, axis: int, how: Roll) -> Moved:
-    """Write shards behind the window, then move its end, and its start if too long."""
+    """Write shards after the window, then move its end, and its start if too long."""
     if how.keep is not None:
         how = how._replace(keep=whole_number(how.keep, "keep", 0))
 
