@@ -139,7 +139,7 @@ class ShortReader:
     ) -> Sequence[KnownIndex | None] | None:
         """Index of each shard; None for a shard that is missing.
 
-        None instead of all if one is damaged, or if there are so many to read that the
+        None instead of a list if an index is damaged, or if there are so many that the
         read should be divided.
         """
         known = [

@@ -65,8 +65,7 @@ def read_in_rounds(
         A shard was replaced twice while several rounds read it.
     LimitError
         One selection has several index arrays, and those other than the longest take
-        too
-        much memory.
+        too much memory.
     """
     if len(wanted) == 1 and not isinstance(wanted[0], Listed):
         read(source, [wanted[0]], outs)
