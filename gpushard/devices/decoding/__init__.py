@@ -1,1 +1,1 @@
-"""Encoded inner chunks in device memory -> decoded ones: which steps, and how."""
+"""Encoded inner chunks in device memory -> decoded ones: steps and their kernels."""

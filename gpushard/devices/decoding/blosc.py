@@ -1,7 +1,7 @@
-"""Blosc frames in device memory -> decoded rows: many streams a row.
+"""Blosc frames in device memory -> decoded rows, each of many streams.
 
-Frames are counted before the tables of their streams can have a size, so that this is
-the one step that waits for the device.
+The tables of the streams can be sized only after the frames were counted. So this is
+the only step that waits for the device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ALGORITHM_OF_CLASS = {
     StreamClass.ZLIB: Algorithm.DEFLATE,
     StreamClass.ZSTD: Algorithm.ZSTD,
 }
-# Four addresses or sizes and the row; what came out, and the decoder's status.
+# Source, size, destination, capacity and row; then the decoded size and the status.
 _TABLES_NBYTES_PER_STREAM = 36 + 12
 _WARP = 32
 
@@ -48,13 +48,13 @@ class BloscRows(NamedTuple):
     Attributes
     ----------
     src, src_nbytes
-        Tables of where the frames lie, and of their sizes.
+        Tables of the addresses and of the sizes of the frames.
     staging, dst
-        Tables of where rows go whose shuffle is still on, and where they end up.
+        Tables of addresses: for rows that are still shuffled, and for decoded rows.
     decoded_nbytes
-        Of every row.
+        Decoded size of every row.
     fuses
-        Whether byte shuffles may be left to the scatter.
+        Whether the scatter may undo byte shuffles.
     """
 
     src: int
@@ -66,7 +66,7 @@ class BloscRows(NamedTuple):
 
 
 class BloscDecoded(NamedTuple):
-    """Tables of where rows are then, and of what the scatter unshuffles, or 0."""
+    """Table of row addresses, and table of rows that the scatter unshuffles, or 0."""
 
     src: int
     planes: int
@@ -74,12 +74,12 @@ class BloscDecoded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Blosc:
-    """Enqueues the decoding of frames: count, tables, decoders, fold, unfilter."""
+    """Enqueues decoding Blosc frames: count, tables, decoders, fold, unfilter."""
 
     streams: RowStreams
 
     def decode(self, frames: BloscRows) -> BloscDecoded:
-        """Enqueue the decoding of the frames of all rows; waits for their count."""
+        """Enqueue decoding the frames of all rows; waits until they are counted."""
         tables, lane = self.streams.tables, self.streams.lane
         n_rows = tables.n_rows
         columns = Columns(tables.scratch + STREAM_TABLES_NBYTES * n_rows)
@@ -133,7 +133,7 @@ class Blosc:
         n_threads = _WARP * self.streams.tables.n_rows
         self.streams.launch_over("gs_blosc_fill", n_threads, rows[()], record[()])
         self._copy_streams(record, n_streams, largest[StreamClass.RAW])
-        if n_all > n_raw:  # raw ones come first
+        if n_all > n_raw:  # raw streams come first
             compressed = [table + 8 * n_raw for table in tables]
             self._decode_classes(
                 compressed, n_streams, scratch, row_of_stream + 4 * n_raw
@@ -142,7 +142,7 @@ class Blosc:
     def _copy_streams(
         self, record: NDArray[Any], n_streams: Sequence[int], largest_raw: int
     ) -> None:
-        """Copy raw streams to their rows, and Deflate's as `realign` does."""
+        """Copy raw streams to their rows, and realign Deflate streams as `realign`."""
         n_raw, n_zlib = n_streams[StreamClass.RAW], n_streams[StreamClass.ZLIB]
         if not n_raw + n_zlib:
             return
@@ -160,7 +160,7 @@ class Blosc:
         scratch: dict[StreamClass, int],
         row_of_stream: int,
     ) -> None:
-        """Let the vendor decode those of each compressor, and fold all at once."""
+        """Run the vendor's decoder for each compressor, and fold all at once."""
         lane, n_all = self.streams.lane, sum(n_streams[k] for k in scratch)
         tables, temp = self.streams.with_outcomes(streams, n_all, max(scratch.values()))
         first, zlib = 0, range(0)
@@ -175,7 +175,7 @@ class Blosc:
                 nbytes,
                 lane.stream,
             )
-        # zstd frames with a checksum are left to the host in Blosc: none was written.
+        # The host decodes zstd frames with a checksum in Blosc: Blosc writes none.
         verifier = verifier_of(Algorithm.DEFLATE) if zlib else None
         self.streams.fold(verifier, tables, row_of_stream, zlib)
 
@@ -185,8 +185,8 @@ class Blosc:
         Raises
         ------
         DeviceMemoryError
-            That and their tables are beyond the budget: there are more streams than is
-            usual. The batch is to be split.
+            Scratch and tables exceed the budget, because there are more streams than
+            usual. The caller then splits the batch.
         """
         n_streams, decoded, largest = (column.tolist() for column in totals)
         decoder = self.streams.lane.device.decoder
@@ -209,7 +209,7 @@ class Blosc:
 
 
 def _part(tables: StreamTables, streams: range) -> StreamTables:
-    """Tables of some of the streams."""
+    """Tables of a range of the streams."""
     first = streams.start
     wide = tables.src, tables.src_nbytes, tables.dst, tables.capacity
     src, nbytes, dst, capacity, actual = (
@@ -220,6 +220,6 @@ def _part(tables: StreamTables, streams: range) -> StreamTables:
 
 
 def frames_land_anywhere(decoder: StreamDecoder) -> bool:
-    """Whether rows need no alignment, of which streams of frames begin at any byte."""
+    """Whether rows may start at any byte, as the streams of a frame do."""
     needed = {decoder.alignments(a).output for a in _ALGORITHM_OF_CLASS.values()}
     return needed == {1}

@@ -1,7 +1,7 @@
-"""Which codecs of an array a device decodes, step by step, and where the elements lie.
+"""Codecs of an array -> the steps that decode it on a device, and the element layout.
 
-Pure: no device. What a device cannot decode is refused with the reason, and the host
-decodes it instead.
+Pure: no device. An array that a device cannot decode is refused with the reason, and
+the host decodes it instead.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gpushard.layout import ArrayLayout, CodecSpec
 _CHECKSUM_NBYTES = 4
 
 _Filter = tuple[str, ItemFilter]
-"""A codec's name, and how it is undone."""
+"""A codec's name, and the filter of a kernel that decodes it."""
 
 
 class StepKind(Enum):
-    """What the device does to the bytes of every inner chunk of a batch."""
+    """Kinds of steps, each done to every inner chunk of a batch."""
 
     CRC32C = "crc32c"
     ZSTD = "zstd"
@@ -62,19 +62,19 @@ COMPRESSED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One codec undone.
+    """One step, which decodes one codec.
 
     Attributes
     ----------
     kind, codec
-        What is done, and the codec's name in the metadata.
+        Kind of the step, and the codec's name in the metadata.
     decoded_nbytes
-        Bytes that every inner chunk has afterwards. Of no meaning for a checksum ahead
-        of a compressor, where they differ.
+        Size of every inner chunk after the step. Meaningless for a checksum that is
+        verified ahead of a compressor, because sizes differ there.
     itemsize
         For `StepKind.SHUFFLE`, the size of an item.
     items
-        For `StepKind.FILTER`, what its kernel is told.
+        For `StepKind.FILTER`, the parameters of the kernel.
     """
 
     kind: StepKind
@@ -86,22 +86,22 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class DeviceChain:
-    """What a device does to turn encoded inner chunks into elements.
+    """Steps of a device from encoded inner chunks to elements, and their layout.
 
     Attributes
     ----------
     steps
-        In decoding order.
+        The steps, in decoding order.
     encoded_nbytes
         Size of an encoded inner chunk; None if a compressor decides it.
     decoded_nbytes
         Size of a decoded inner chunk.
     strides
-        Bytes between neighbours in it, one an axis of the array.
+        Bytes between neighbours in a decoded inner chunk, for each axis of the array.
     dtype
-        Its elements, with their stored byte order.
+        Data type of the elements, with their stored byte order.
     is_swapped
-        Whether the byte order is the other one and `dtype` cannot say so.
+        Whether the byte order is not native and `dtype` cannot express that.
     """
 
     steps: tuple[Step, ...]
@@ -113,7 +113,7 @@ class DeviceChain:
 
     @property
     def fused_nbytes(self) -> int:
-        """Size of the items of a last byte shuffle that the scatter undoes; or 0."""
+        """Item size of a final byte shuffle that the scatter can undo; else 0."""
         last = self.steps[-1] if self.steps else None
         if last is None or self.dtype.itemsize not in FUSED_ITEMS:
             return 0
@@ -125,12 +125,12 @@ class DeviceChain:
         return self.dtype.itemsize if is_shuffle or last.kind is StepKind.BLOSC else 0
 
     def stored_bytes(self, chunk: NDArray[Any]) -> NDArray[np.uint8]:
-        """A decoded inner chunk as the device would have decoded it.
+        """A decoded inner chunk, laid out as the device would have laid it out.
 
         Parameters
         ----------
         chunk
-            In the array's axes, any strides and byte order, host.
+            Host array in the array's axes, with any strides and byte order.
 
         Returns
         -------
@@ -142,13 +142,13 @@ class DeviceChain:
         )
         elements[...] = chunk
         if self.is_swapped:
-            # NumPy has no data type for such elements in the other byte order.
+            # NumPy cannot express the other byte order for such data types.
             stored.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
         return stored
 
 
 def host_chain(layout: ArrayLayout, chunk_shape: tuple[int, ...]) -> DeviceChain:
-    """Chain of an array that the host decodes: elements in C order, native bytes."""
+    """Chain for an array that the host decodes: native elements in C order."""
     dtype = layout.dtype
     order = range(layout.ndim)
     strides = _strides(chunk_shape, order, dtype.itemsize)
@@ -159,7 +159,7 @@ def host_chain(layout: ArrayLayout, chunk_shape: tuple[int, ...]) -> DeviceChain
 def compile_device_chain(
     layout: ArrayLayout, chunk_shape: tuple[int, ...] | None
 ) -> DeviceChain:
-    """Steps that decode the inner chunks of an array on a device.
+    """Chain that decodes the inner chunks of an array on a device.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def compile_device_chain(
     Raises
     ------
     UnsupportedError
-        A codec, their order, the data type or the grid is not for a device.
+        A device cannot handle a codec, their order, the data type or the grid.
     """
     if chunk_shape is None:
         raise UnsupportedError("inner chunks of different shapes")
@@ -201,7 +201,7 @@ def compile_device_chain(
 def _array_steps(
     layout: ArrayLayout, n_items: int
 ) -> tuple[tuple[int, ...], list[_Filter]]:
-    """Order of the stored axes, all transposes folded, and filters in encoding order.
+    """Order of the stored axes after all transposes, and filters in encoding order.
 
     Stored axis k is array axis ``order[k]``.
     """
@@ -229,7 +229,7 @@ def _filter_step(codec: str, items: ItemFilter) -> Step:
 
 
 def _filtered_nbytes(spec: CodecSpec, codec: str, items: ItemFilter) -> int:
-    """Size of what the last filter encodes an inner chunk to."""
+    """Size of an inner chunk that the last filter has encoded."""
     if spec.configuration.get("endian") == "big" and items.encoded.itemsize > 1:
         raise UnsupportedError("a filter of items in the other byte order", codec=codec)
     return items.encoded_nbytes
@@ -247,7 +247,7 @@ def _strides(
 
 
 def _stored_dtype(spec: CodecSpec, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], bool]:
-    """Data type in the stored byte order, and whether it cannot be told by one."""
+    """Data type in the stored byte order, and whether it cannot express that order."""
     if "fields" in spec.configuration:
         raise UnsupportedError("structs whose fields have both byte orders")
     if spec.configuration.get("endian") != "big" or dtype.itemsize == 1:
@@ -263,9 +263,9 @@ def _stored_dtype(spec: CodecSpec, dtype: np.dtype[Any]) -> tuple[np.dtype[Any],
 def _bytes_steps(
     specs: Sequence[CodecSpec], nbytes: int, itemsize: int
 ) -> tuple[list[Step], int | None]:
-    """Steps in encoding order, and what `nbytes` bytes are encoded to if that is known.
+    """Steps in encoding order, and the encoded size if it is fixed.
 
-    `nbytes` is what the first codec was given.
+    `nbytes` is the size of the input of the first codec.
     """
     steps: list[Step] = []
     size: int | None = nbytes

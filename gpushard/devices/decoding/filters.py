@@ -1,7 +1,7 @@
-"""Which filters of numcodecs a device undoes, and what their kernels are told.
+"""Filters of numcodecs -> kernels that undo them on a device, and their parameters.
 
-Pure: no device. A kernel takes a filter only where it calculates as NumPy does for the
-same data types (``kernels/filters.cu`` says which those are).
+Pure: no device. A kernel is used only for data types with which it calculates as NumPy
+does (``kernels/filters.cu`` lists them).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _TYPES = {
     )
 }
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-# Integers up to here are floats, so that nothing is lost on the way to a kernel.
+# A double holds integers up to here exactly, and kernels take doubles.
 _LARGEST_EXACT = 1 << 53
 
 
 class FilterRows(NamedTuple):
-    """Device addresses of the tables that a filter kernel works on, one entry a row."""
+    """Device addresses of the tables of a filter kernel, with one entry per row."""
 
     src: int
     src_nbytes: int
@@ -40,14 +40,14 @@ class FilterRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ItemFilter:
-    """A filter as a kernel undoes it.
+    """A filter and the kernel that undoes it.
 
     Attributes
     ----------
     kernel
-        What undoes it.
+        Name of the kernel.
     n_items
-        Items of a decoded inner chunk.
+        Items in a decoded inner chunk.
     encoded, decoded
         Data types of the items. `numcodecs.packbits` encodes to bytes.
     scale, offset
@@ -63,12 +63,12 @@ class ItemFilter:
 
     @property
     def is_positional(self) -> bool:
-        """Whether an item depends on those before it in C order."""
+        """Whether an item depends on those ahead of it in C order."""
         return self.kernel != "gs_scale_offset"
 
     @property
     def is_sum(self) -> bool:
-        """Whether a row cannot be shared between blocks."""
+        """Whether one block has to do a whole row."""
         return self.kernel in ("gs_delta", "gs_delta_float")
 
     @property
@@ -83,19 +83,19 @@ class ItemFilter:
 
     @property
     def encoded_nbytes(self) -> int:
-        """Bytes of an encoded inner chunk."""
+        """Size of an encoded inner chunk."""
         if self.kernel == "gs_packbits":
             return 1 + -(-self.n_items // 8)
         return self.n_items * self.encoded.itemsize
 
     @property
     def decoded_nbytes(self) -> int:
-        """Bytes of a decoded inner chunk."""
+        """Size of a decoded inner chunk."""
         return self.n_items * self.decoded.itemsize
 
     def pack(self, rows: FilterRows) -> Any:
-        """Parameter of the kernel."""
-        # Read from the sources of the kernels, which the host need not open.
+        """Parameter of the kernel: a record of `structs.FILTER`."""
+        # The import reads the kernel sources, which a read on the host does not need.
         from gpushard.devices.structs import FILTER
 
         record = np.zeros((), FILTER)
@@ -110,12 +110,12 @@ class ItemFilter:
 def compile_filter(
     spec: CodecSpec, dtype: np.dtype[Any], n_items: int
 ) -> ItemFilter | None:
-    """What undoes a filter that encodes `n_items` items of `dtype`; None: nothing.
+    """Kernel for a filter that encoded `n_items` items of `dtype`; None for none.
 
     Raises
     ------
     UnsupportedError
-        It is no filter, or not for a device with these data types.
+        The codec is no filter, or a device cannot undo it for these data types.
     """
     name = spec.name.removeprefix("numcodecs.")
     if name == "bitround":
@@ -138,7 +138,7 @@ def compile_filter(
 def _item_types(
     spec: CodecSpec, dtype: np.dtype[Any]
 ) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """Data types of encoded and decoded items, as the configuration has them."""
+    """Data types of encoded and decoded items that the configuration names."""
     decoded = np.dtype(spec.configuration.get("dtype") or dtype)
     encoded = np.dtype(spec.configuration.get("astype") or decoded)
     for found in (encoded, decoded):
@@ -150,7 +150,7 @@ def _item_types(
 def _delta_kernel(
     spec: CodecSpec, encoded: np.dtype[Any], decoded: np.dtype[Any]
 ) -> str:
-    """What adds up as NumPy does, which calculates in the type that both promote to."""
+    """Kernel that sums as NumPy does, in the type that both types promote to."""
     promoted = np.result_type(encoded, decoded)
     is_integral = promoted.kind in "iu"
     if is_integral and decoded.itemsize >= encoded.itemsize:

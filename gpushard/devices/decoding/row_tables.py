@@ -1,6 +1,6 @@
-"""The tables of a batch on their page, and what the steps write beside them.
+"""Offsets and addresses of a batch's tables on their page, and of scratch for steps.
 
-Pure: offsets and addresses; no device.
+Pure: no device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.slabs import TablePage
 from gpushard.devices.structs import StreamClass
 
-# Streams that decode to one byte: what a decoder is given instead of a refused one.
+# Streams that decode to one byte. A decoder gets one in place of a refused stream.
 # zstd: RFC 8878 3.1.1, one raw block; LZ4 block: one literal; deflate: RFC 1951 3.2.4,
 # one stored block; gzip: RFC 1952 2.3 around it.
 _STORED = bytes.fromhex("010100feff00")
@@ -26,43 +26,44 @@ DUMMIES = {
     + bytes.fromhex("8def02d201000000"),
 }
 DUMMY_CAPACITY = 256
-"""Room for what any of them decodes to."""
+"""Room for the output of any of these streams."""
 
 TOTALS_NBYTES = (3 * len(StreamClass) + 2) * 8
-"""Streams of each class, counted in three ways; then rows with either shuffle."""
+"""Streams of each class, counted in three ways; then rows with each kind of shuffle."""
 
 _COUNTING_NBYTES = TOTALS_NBYTES + 8
-"""The same, and how many have counted."""
+"""The same, and the number of warps that have counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowTables:
-    """Where the tables of a batch lie on its page.
+    """Device addresses of the tables of a batch on its page.
 
     Attributes
     ----------
     src, src_nbytes
-        uint64, one a row: the encoded bytes.
+        uint64, one per row: address and size of the encoded bytes.
     sizes
-        uint64, one a row, per step: what every row has after it.
+        uint64, one per row, for each step: size of every row after the step.
     filters
-        For each `StepKind.SHUFFLE`, by its number: filter, item size and block size of
+        For each `StepKind.SHUFFLE`, by its index: filter, item size and block size of
         each row, uint32.
     arenas
-        uint64, one a row, for each of the two arenas: where a row is decoded to.
+        uint64, one per row, for each of the two arenas: where a row is decoded to.
     landings
-        uint64, one a row: where the last step decodes it to, in an arena or the output.
+        uint64, one per row: where the last step decodes the row to, in an arena or in
+        the output.
     planes
-        Bytes of the shuffled blocks of each row, for a last `StepKind.SHUFFLE` that is
-        left to the scatter; else 0.
+        Bytes in the shuffled blocks of each row, if the scatter undoes the last
+        `StepKind.SHUFFLE`; else 0.
     fused_nbytes
         As `DeviceChain.fused_nbytes`.
     dummies, dummy_dst
-        The streams in `DUMMIES` one after the other, and room for what they decode to.
+        The streams of `DUMMIES`, one after the other, and room for their output.
     totals, n_realigned, status
-        Zero at first. Streams that Blosc frames have, `TOTALS_NBYTES`, and how many
-        warps have counted them, uint64; bytes of the room for realigned streams that
-        are taken, uint64; and what became of each row, uint32.
+        Zero at first. `totals` counts the streams in Blosc frames (`TOTALS_NBYTES`),
+        then the warps that have counted, uint64. `n_realigned` counts used bytes of the
+        room for realigned streams, uint64. `status` has one uint32 for each row.
     """
 
     n_rows: int
@@ -83,19 +84,19 @@ class RowTables:
 
 
 def reserve_scratch(page: TablePage, n_rows: int) -> int:
-    """Offset of what the steps of a batch write beside the status."""
+    """Offset of the scratch that the steps of a batch write."""
     return page.reserve(_SCRATCH_NBYTES_PER_ROW * n_rows + 16 * _N_SCRATCH_COLUMNS)
 
 
 _N_SCRATCH_COLUMNS = 16
-# Stream tables (4 * 8), then Blosc's (3 * 4 + 4 * 5 + 2 * 8 + 16), some of which the
-# scatter reads.
+# Stream tables (4 * 8), then Blosc's (3 * 4 + 4 * 5 + 2 * 8 + 16). The scatter reads
+# some of the latter.
 STREAM_TABLES_NBYTES = 32
 _SCRATCH_NBYTES_PER_ROW = STREAM_TABLES_NBYTES + 64
 
 
 class Columns:
-    """Columns cut from a piece of memory, one after the other, 16-byte aligned."""
+    """Columns cut one after the other from a piece of memory, aligned to 16 bytes."""
 
     def __init__(self, address: int) -> None:
         self._next = address
@@ -118,12 +119,12 @@ def add_dummies(page: TablePage) -> dict[Algorithm, int]:
 def add_results(page: TablePage, n_rows: int) -> tuple[int, int, int]:
     """Offsets of `RowTables.totals`, `n_realigned` and `status`.
 
-    Their zeros are uploaded with the rest, which is a call less than to clear them.
+    Their zeros are uploaded with the page, which saves a call that clears them.
     """
     totals = page.add(np.zeros(_COUNTING_NBYTES + 8, np.uint8))
     return totals, totals + _COUNTING_NBYTES, page.add(np.zeros(n_rows, np.uint32))
 
 
 def reserve_dummy_room(page: TablePage) -> int:
-    """Offset of the room that dummy streams are decoded to."""
+    """Offset of the room for the output of dummy streams."""
     return page.reserve(DUMMY_CAPACITY)

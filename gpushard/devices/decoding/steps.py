@@ -1,6 +1,6 @@
 """Encoded inner chunks in device memory -> decoded ones: the steps of one batch.
 
-Nothing here waits for the device but Blosc, whose frames must be counted first.
+Only the Blosc step waits for the device, because its frames must be counted first.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _GATES = {
 class Decoder:
     """Enqueues the steps of one batch on its lane.
 
-    `src` and `src_nbytes` are tables of what the next step is given; `arena` is the
-    arena that they point into, if any. `planes` is a table of what the scatter has to
-    unshuffle, if it has to.
+    `src` and `src_nbytes` are the tables that the next step reads. `arena` is the arena
+    that `src` points into, if any. `planes` is the table of rows that the scatter has
+    to unshuffle, or 0.
     """
 
     streams: RowStreams
@@ -52,7 +52,7 @@ class Decoder:
         return self.streams.tables
 
     def run(self, step: Step, index: int) -> None:
-        """Enqueue one step, the `index`-th of the chain."""
+        """Enqueue the step with number `index` in the chain."""
         if step.kind is StepKind.CRC32C:
             self.streams.launch(
                 "gs_crc32c_verify",
@@ -86,7 +86,7 @@ class Decoder:
         dst, n_rows = self._next_arena(), self.tables.n_rows
         status = self.tables.status
         rows = FilterRows(self.src, self.src_nbytes, dst, status, n_rows)
-        if items.kernel == "gs_delta_float":  # a thread a row: sums have an order
+        if items.kernel == "gs_delta_float":  # float sums depend on their order
             self.streams.launch_over(items.kernel, n_rows, items.pack(rows))
         else:
             n_pieces = 1 if items.is_sum else pieces(items.decoded_nbytes)
@@ -94,12 +94,12 @@ class Decoder:
         self.src = dst
 
     def _next_arena(self, *, is_last: bool = False) -> int:
-        """Table of where rows are decoded to; they come from the other arena."""
+        """Table of the addresses that rows are decoded to, in the other arena."""
         self.arena = 1 if self.arena == 0 else 0
         return self.tables.landings if is_last else self.tables.arenas[self.arena]
 
     def _decompress(self, step: Step, dst: int) -> None:
-        """One stream a row: gate, decoder, fold."""
+        """Enqueue gate, decoder and fold, with one stream for each row."""
         gate, algorithm = _GATES[step.kind]
         tables, n_rows = self.tables, self.tables.n_rows
         columns = Columns(tables.scratch)
@@ -123,7 +123,7 @@ class Decoder:
         self.src = dst
 
     def _blosc(self, step: Step, *, is_last: bool) -> None:
-        """Many streams a row."""
+        """Enqueue decoding Blosc frames, with many streams for each row."""
         staging, dst = self._next_arena(), self._next_arena(is_last=is_last)
         fuses = is_last and bool(self.tables.fused_nbytes)
         frames = self.src, self.src_nbytes, staging, dst, step.decoded_nbytes
@@ -132,9 +132,9 @@ class Decoder:
 
 
 def landing_alignment(decoder: StreamDecoder, step: Step) -> int:
-    """What addresses in the output must be a multiple of for `step` to decode there.
+    """Number that an output address must be a multiple of for `step` to write there.
 
-    0 if it decodes nowhere but into an arena.
+    0 if the step can write into an arena only.
     """
     if step.kind is StepKind.BLOSC:
         return int(frames_land_anywhere(decoder))

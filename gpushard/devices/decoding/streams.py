@@ -1,6 +1,7 @@
-"""Streams in device memory -> decoded rows, with what the decoder says of them.
+"""Streams in device memory -> decoded rows, with the outcome of decoding.
 
-The vendor's library decodes; kernels note on each row whether a stream of it failed.
+The vendor's library decodes. Kernels then note on each row whether one of its streams
+failed.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from gpushard.devices.structs import UNFILTER
 from gpushard.options import KIB
 
 TAKES_UNSIZED = 1
-"""The vendor's decoder takes zstd frames that do not tell their content size."""
+"""The vendor's decoder accepts zstd frames that do not state their content size."""
 
-# A realigned stream takes this more than a row has, at the most: in place of a row of
-# no bytes lies the dummy, with what follows it, at a multiple of 4.
+# A realigned stream takes at most so many bytes more than its row. A row of no bytes is
+# replaced by the dummy stream and what follows it, at a multiple of 4.
 _REALIGNED_NBYTES = 16
-# Kernels loop over what is left; this many blocks fill any device several times over.
+# Kernels loop over the rest; so many blocks fill any device several times over.
 _MAX_BLOCKS = 1 << 16
-# Blocks that share a row: each takes 16 KiB at a time.
+# Blocks that share a row: each one takes 16 KiB at a time.
 _PIECE_NBYTES, _MAX_PIECES = 16 * KIB, 64
 
 
@@ -40,12 +41,12 @@ class RowStreams:
     tables: RowTables
 
     def launch(self, kernel: str, grid: Grid, *parameters: object) -> None:
-        """Launch over a grid of blocks, or over as many as are of use."""
+        """Launch over a grid of blocks, limited to as many as are of use."""
         grid = min(grid[0], _MAX_BLOCKS), grid[1]
         self.lane.device.launch(kernel, grid, parameters, self.lane.stream)
 
     def launch_over(self, kernel: str, n_threads: int, *parameters: object) -> None:
-        """Launch over so many threads, in blocks of the size the kernel declares."""
+        """Launch over `n_threads` threads, in blocks of the kernel's declared size."""
         n_blocks = -(-n_threads // threads_of(kernel))
         self.launch(kernel, (n_blocks, 1), *parameters)
 
@@ -56,9 +57,10 @@ class RowStreams:
         n_streams: int,
         largest: int,
     ) -> None:
-        """Let the vendor decode, a stream a row, and note on the rows what it says.
+        """Enqueue decoding one stream for each row, and noting the outcome on the rows.
 
-        `streams`: addresses of source, size, destination and capacity of each stream.
+        `streams` has the addresses of four tables: source, size, destination and
+        capacity of each stream.
         """
         decoder, total = self.lane.device.decoder, n_streams * largest
         temp_nbytes = decoder.temp_nbytes(algorithm, n_streams, largest, total)
@@ -69,7 +71,7 @@ class RowStreams:
     def with_outcomes(
         self, streams: Sequence[int], n_streams: int, temp_nbytes: int
     ) -> tuple[StreamTables, int]:
-        """Tables with room for what the decoder says, and scratch for it."""
+        """Tables with room for the decoder's outcomes, and its scratch."""
         columns = Columns(self.lane.temp.address(temp_nbytes + 12 * n_streams + 32))
         actual, statuses = columns.take(8 * n_streams), columns.take(4 * n_streams)
         src, nbytes, dst, capacity = streams
@@ -83,9 +85,9 @@ class RowStreams:
         row_of_stream: int,
         verified: range,
     ) -> None:
-        """Note on the rows what the decoder says, and whether checksums differ.
+        """Note on the rows which streams failed and which checksums differ.
 
-        `row_of_stream` is the address of a table, or 0 where stream k is row k.
+        `row_of_stream` is the address of a table, or 0 if stream k belongs to row k.
         """
         status, n_streams = self.tables.status, tables.count
         if verifier:
@@ -103,9 +105,9 @@ class RowStreams:
         self.launch("gs_realign", (n_streams, 1), *places, u4(n_streams))
 
     def realigned_room(self, n_streams: int) -> int:
-        """Address of room for so many streams, with their trailers.
+        """Address of room for `n_streams` streams and their trailers.
 
-        Once a batch: what is taken of it is counted from zero on.
+        Call it once in a batch, because the bytes in use are counted from zero.
         """
         nbytes = self.lane.encoded_nbytes + _REALIGNED_NBYTES * n_streams
         return self.lane.realigned.address(nbytes)
@@ -118,7 +120,7 @@ class RowStreams:
         filters: Sequence[int],
         decoded_nbytes: int,
     ) -> None:
-        """Undo the shuffles that `filters` tell of: kind, item and block size a row."""
+        """Undo shuffles; `filters` has kind, item size and block size of each row."""
         record = np.zeros((), UNFILTER)
         record["src"], record["dst"] = src, dst
         record["status"] = self.tables.status
@@ -130,15 +132,15 @@ class RowStreams:
 
 
 def pieces(nbytes: int) -> int:
-    """Blocks worth sharing a row of `nbytes` bytes."""
+    """Number of blocks that should share a row of `nbytes` bytes."""
     return min(max(1, nbytes // _PIECE_NBYTES), _MAX_PIECES)
 
 
 def u8(value: int) -> np.uint64:
-    """An address or a size, as kernels take it."""
+    """An address or a size as kernels take it: uint64."""
     return np.uint64(value)
 
 
 def u4(value: int) -> np.uint32:
-    """A count, as kernels take it."""
+    """A count as kernels take it: uint32."""
     return np.uint32(value)

@@ -1,6 +1,6 @@
-"""Checksums behind streams, of their decoded bytes, and the kernels that verify.
+"""Kernels that verify the checksums stored behind streams, and their parameter.
 
-They fold what the decoder says of streams into their rows as well.
+The checksums are of decoded bytes. The kernels also note failed streams on the rows.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ _VERIFIERS = {
 
 
 def verifier_of(algorithm: Algorithm) -> str | None:
-    """Kernel that verifies streams once they are decoded; None if they say nothing."""
+    """Kernel that verifies decoded streams; None if the format has no checksum."""
     return _VERIFIERS.get(algorithm)
 
 
 def pack_trailers(
     tables: StreamTables, row_of_stream: int, status: int, verified: range
 ) -> Any:
-    """Parameter of the kernel: the tables of the decoder, and the rows of streams.
+    """Parameter of the kernel: the decoder's tables, and the row of each stream.
 
     Parameters
     ----------
     row_of_stream
-        Address of a table, uint32, or 0 where stream k is row k.
+        Address of a table, uint32, or 0 if stream k belongs to row k.
     status
         Address of the statuses of the rows.
     verified
-        Which streams have a checksum, where those of several compressors stand in the
-        tables.
+        Streams that have a checksum, if the tables hold streams of several compressors.
     """
     record = np.zeros((), TRAILERS)
     record["stream_src"], record["stream_nbytes"] = tables.src, tables.src_nbytes

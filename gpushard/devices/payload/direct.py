@@ -1,4 +1,4 @@
-"""Requests of a store -> ranges of files that kvikio reads, and the check after it."""
+"""Requests of a store -> ranges of files for kvikio, and a check after reading them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpushard.stores.base import ByteRequest, lasts
 from gpushard.stores.local import LocalStore
 from gpushard.stores.remote import RemoteStore
 
-# Ranges are widened to pages on both sides, which is an eighth from here on. Smaller
-# ones gain nothing either: below 16 KiB kvikio itself goes through the host.
+# Ranges are widened to whole pages on both sides; from this size on that adds an eighth
+# at most. Smaller ranges gain nothing: below 16 KiB kvikio goes through the host.
 MIN_MEAN_NBYTES = 64 * KIB
 
 
@@ -28,11 +28,11 @@ class DirectRead:
     Attributes
     ----------
     files
-        One a request.
+        One open file for each request.
     spans
-        Half-open range that is read for each: the one asked for, or whole pages.
+        Half-open range to read for each request: the range itself, or whole pages.
     refuse_changed
-        Raises `ObjectChangedError` if one of the files is another by now.
+        Raises `ObjectChangedError` if one of the files was replaced meanwhile.
     """
 
     files: Sequence[Any]
@@ -43,12 +43,12 @@ class DirectRead:
 def open_direct(
     files: KvikioFiles, source: Source, requests: Sequence[ByteRequest]
 ) -> DirectRead | None:
-    """How kvikio is to answer; None if it is not: small ranges, other stores.
+    """Files and ranges for kvikio; None for small ranges and for stores it cannot read.
 
     Raises
     ------
     ObjectChangedError, StoreError
-        As of any fetch.
+        As for any fetch.
     """
     is_small = sum(map(nbytes_of, requests)) < MIN_MEAN_NBYTES * len(requests)
     if is_small or not source.layout.levels:
@@ -65,7 +65,7 @@ def open_direct(
 
 
 def nbytes_of(request: ByteRequest) -> int:
-    """Bytes that a request with a `stop` asks for."""
+    """Number of bytes that a request with a `stop` asks for."""
     return (request.stop or 0) - request.start
 
 
@@ -79,7 +79,7 @@ def _open_local(
         object_nbytes = handle.version[2]
         stop = request.stop or 0
         if stop > object_nbytes:
-            return None  # the other way says what is wrong
+            return None  # the ring's read reports the error
         opened.append(files.file_of(handle.fd, handle.version, limit))
         first = request.start - request.start % PAGE_NBYTES
         last = -(-stop // PAGE_NBYTES) * PAGE_NBYTES
@@ -97,7 +97,7 @@ def _open_remote(
 ) -> DirectRead | None:
     if not store.url.startswith(("http://", "https://", "s3://")):
         return None
-    # Nothing but a version tells afterwards that the bytes were those of the index.
+    # Only a version can tell afterwards that the bytes belong to the index.
     if not all(lasts(request.version) for request in requests):
         return None
     urls = [f"{store.url.rstrip('/')}/{request.key}" for request in requests]

@@ -1,8 +1,8 @@
-"""Payload from a store to where a device can have it: two ways.
+"""Payload in a store -> memory from which a device can take it, in one of two ways.
 
-`RingFetch` reads into pinned slots, which are copied to the device later on.
-`DirectFetch` lets kvikio read straight into device memory, where that is possible, and
-leaves the rest to the ring.
+`RingFetch` reads into pinned slots, which are copied to the device later. `DirectFetch`
+has kvikio read straight into device memory if that is possible, and uses the ring if
+not.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Fetch(Protocol):
 
     @property
     def label(self) -> str:
-        """The way and the reason, for reports."""
+        """Name of the way, and why it was chosen, for reports."""
         ...
 
     def fetch(
@@ -58,14 +58,14 @@ class Fetch(Protocol):
 
 
 class RingFetch:
-    """Reads into the pinned slots of a ring, straight where the store can.
+    """Reads into the pinned slots of a ring, without a copy if the store can.
 
     Parameters
     ----------
     ring
-        The slots. Who finds none waits for one, and for nothing else.
+        The slots. A fetch that finds no free slot waits for one, and for nothing else.
     why
-        Why nothing faster is used.
+        Why no faster way is used.
     """
 
     def __init__(self, ring: Ring, why: str) -> None:
@@ -74,12 +74,12 @@ class RingFetch:
 
     @contextmanager
     def fetch(self, job: Job, requests: Sequence[ByteRequest]) -> Iterator[Answers]:
-        """Answers in a slot, which is kept until the context ends.
+        """Answers in a slot, which is held until the context ends.
 
         Raises
         ------
         ObjectChangedError, CorruptShardError, StoreError
-            As the store and `fetch_wanted` raise them.
+            As the store and `fetch_wanted`.
         """
         places, nbytes = _laid_out(requests, ALIGNMENT)
         with self._ring.slot() as slot:
@@ -104,18 +104,18 @@ class RingFetch:
 
 
 class DirectFetch:
-    """Lets kvikio read ranges into device memory, and the ring what it cannot read.
+    """Has kvikio read ranges into device memory; uses the ring for what it cannot read.
 
     Parameters
     ----------
     files
-        What reads.
+        Files that kvikio reads.
     ring
         The other way.
     lane
-        Gives a lane whose last batch is done with.
+        Returns a lane whose last batch is settled.
     label
-        The way, for reports.
+        Name of the way, for reports.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class DirectFetch:
 
     @contextmanager
     def fetch(self, job: Job, requests: Sequence[ByteRequest]) -> Iterator[Answers]:
-        """Answers in the memory of a lane, which is kept until the context ends.
+        """Answers in the memory of a lane, which is held until the context ends.
 
         Raises
         ------
         ObjectChangedError, CorruptShardError, StoreError
-            As of any fetch.
+            As for any fetch.
         """
         direct = open_direct(self._files, job.source, requests)
         places, nbytes = _laid_out(requests, PAGE_NBYTES)
@@ -176,11 +176,11 @@ class DirectFetch:
     def _read(
         self, source: Source, ranges: Sequence[FileRange], direct: DirectRead
     ) -> None:
-        """Read, and look whether what was read is still what it was."""
+        """Read the ranges, and check that no file was replaced meanwhile."""
         try:
             self._files.read(ranges)
         except StoreError as error:
-            # That a file is another one by now is the better reason.
+            # If the file was replaced, that is the better explanation.
             direct.refuse_changed()
             error.add_context(store_url=source.store.url, array_path=source.layout.path)
             raise
@@ -195,14 +195,14 @@ def choose_fetch(
     *,
     decodes: bool,
 ) -> Fetch:
-    """The way that payload takes to a device, with the reason in its `label`.
+    """The way for payload to a device; its `label` tells the reason.
 
     Parameters
     ----------
     slot_nbytes
-        Bytes of a batch, as a rule.
+        Usual number of bytes in a batch.
     lane
-        Gives a lane whose last batch is done with.
+        Returns a lane whose last batch is settled.
     decodes
         Whether the device decodes.
     """
@@ -217,12 +217,12 @@ def choose_fetch(
 
 
 def _direct_files(source: Source) -> tuple[KvikioFiles, str]:
-    """What reads an array's objects into device memory, and how it is called.
+    """Files of kvikio for an array's objects, and the name of this way for reports.
 
     Raises
     ------
     UnsupportedError
-        Nothing does; the message says why.
+        kvikio cannot be used; the message says why.
     """
     store, options = source.store, source.options
     if not source.layout.levels:
@@ -241,7 +241,7 @@ def _direct_files(source: Source) -> tuple[KvikioFiles, str]:
 
 
 def _landing(slot: Slot, nbytes: int) -> SlotLanding | PageableLanding:
-    """Memory of a slot; where no more can be pinned, any."""
+    """Memory of a slot, or pageable memory if no more can be pinned."""
     try:
         return SlotLanding(slot, slot.memory(nbytes))
     except DeviceMemoryError:
@@ -249,7 +249,7 @@ def _landing(slot: Slot, nbytes: int) -> SlotLanding | PageableLanding:
 
 
 def _landing_address(lane: Lane, nbytes: int) -> int | None:
-    """Memory of a lane to read files into, if there is enough."""
+    """Address in a lane's memory to read files into; None if there is not enough."""
     try:
         return lane.landing_address(nbytes)
     except DeviceMemoryError:
@@ -257,9 +257,9 @@ def _landing_address(lane: Lane, nbytes: int) -> int | None:
 
 
 def _laid_out(requests: Sequence[ByteRequest], alignment: int) -> tuple[list[int], int]:
-    """Place of each request's bytes side by side, and how many bytes they fill.
+    """Offsets for the bytes of each request side by side, and their total size.
 
-    Each lies as far from a multiple of `alignment` as it does in its file.
+    An offset modulo `alignment` is the same as in the file.
     """
     start = np.array([request.start for request in requests], np.int64)
     nbytes = np.array([nbytes_of(request) for request in requests], np.int64)

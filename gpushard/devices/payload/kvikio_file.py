@@ -1,8 +1,8 @@
-"""Byte ranges of files, read by kvikio straight into device memory.
+"""Byte ranges of files -> device memory, read by kvikio without a copy on the host.
 
-kvikio is imported here and nowhere else, and only when a read goes to a device. In its
-compatibility mode it copies through host memory, one task after another, and waits for
-each: slower than the ring of pinned slots, so that nothing is read with it then.
+Only this module imports kvikio, and only when a read goes to a device. In its
+compatibility mode kvikio copies through host memory, one task after another, and waits
+for each task. That is slower than the ring of pinned slots, so kvikio is not used then.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any, NamedTuple
 
 from gpushard.errors import StoreError, UnsupportedError
 
-# What kvikio raises, whatever went wrong: C++ exceptions and NumPy's way to say no.
+# kvikio raises these for any failure: C++ exceptions, and NumPy's refusals.
 _ERRORS = (RuntimeError, ValueError, OSError)
-# Unless the user has chosen: kvikio's own default of one thread reads one piece at a
-# time, and eight keep an NVMe disk busy.
+# Used unless the user has chosen a number. kvikio's default of one thread reads one
+# piece at a time; eight threads keep an NVMe disk busy.
 _THREADS = 8
 _THREAD_VARIABLES = ("KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS")
 
 
 class FileRange(NamedTuple):
-    """Where a range of a file goes: `nbytes` bytes from byte `offset` on.
+    """A range of a file to read: `nbytes` bytes from byte `offset`, and where they go.
 
-    `file` is an open file of `KvikioFiles`, `address` one of device memory.
+    `file` is an open file of `KvikioFiles`; `address` is in device memory.
     """
 
     file: Any
@@ -39,7 +39,7 @@ class FileRange(NamedTuple):
 
 
 class _DeviceBytes:
-    """Device memory as kvikio takes it (CUDA Array Interface, version 3)."""
+    """Device memory in the form that kvikio takes (CUDA Array Interface, version 3)."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -52,7 +52,7 @@ class _DeviceBytes:
 
 
 class KvikioFiles:
-    """Files that kvikio holds open, by what they are a version of.
+    """Files that kvikio has open, by the version of the file that they are.
 
     Parameters
     ----------
@@ -68,30 +68,30 @@ class KvikioFiles:
 
     @property
     def label(self) -> str:
-        """What reads, for reports: "kvikio 26.10.0"."""
+        """Name and version of the reader, for reports: "kvikio 26.10.0"."""
         return f"kvikio {self._kvikio.__version__}"
 
     def file_of(self, fd: int, version: Hashable, limit: int) -> Any:
-        """The file behind an open descriptor; `limit` are kept for later reads.
+        """File of an open descriptor; the last `limit` files stay open for later reads.
 
-        It is the very same file, whatever its path leads to by now.
+        It is the same file even if its path leads to another one by now.
 
         Raises
         ------
         UnsupportedError
             kvikio cannot open it.
         """
-        # Both of the descriptors that kvikio opens must be of the file that is held.
+        # kvikio opens two descriptors; both must be of the file that is held open.
         path = f"/proc/self/fd/{fd}"
         return self._kept(version, limit, lambda: self._kvikio.CuFile(path, "r"))
 
     def remote_file(self, url: str, version: Hashable, limit: int) -> Any:
-        """The object at an HTTP or S3 URL; `limit` are kept for later reads.
+        """Object at an HTTP or S3 URL; the last `limit` stay open for later reads.
 
         Raises
         ------
         UnsupportedError
-            kvikio cannot open it.
+            kvikio cannot open the object.
         """
         remote: Any = self._kvikio.RemoteFile
         is_s3 = url.startswith("s3://")
@@ -106,19 +106,19 @@ class KvikioFiles:
             except _ERRORS as error:
                 raise UnsupportedError(f"kvikio cannot open it ({error})") from error
             while len(self._open) > limit:
-                # Closed when the last of those who read from it drops it.
+                # It is closed when its last reader drops it.
                 self._open.popitem(last=False)
         return found
 
     def read(self, ranges: Sequence[FileRange]) -> None:
-        """Read all ranges side by side; when it returns or raises, nothing is written.
+        """Read all ranges in parallel; on return or error, nothing writes any more.
 
         Raises
         ------
         StoreError
-            kvikio failed, or read another number of bytes than asked.
+            kvikio failed, or read another number of bytes than requested.
         """
-        # kvikio's futures do not keep the file open: `ranges` does.
+        # kvikio's futures do not keep a file open, but `ranges` does.
         under_way: deque[tuple[FileRange, Any]] = deque()
         try:
             for part in ranges:
@@ -143,12 +143,12 @@ class KvikioFiles:
 
 
 def find_kvikio() -> KvikioFiles:
-    """What reads files into device memory, where GPUDirect Storage is really active.
+    """Reader of files into device memory, if GPUDirect Storage is really active.
 
     Raises
     ------
     UnsupportedError
-        It is not; the message says why, in words.
+        GPUDirect Storage is not active; the message says why.
     """
     kvikio = _imported()
     if kvikio.defaults.is_compat_mode_preferred():
@@ -159,7 +159,7 @@ def find_kvikio() -> KvikioFiles:
 
 
 def kvikio_facts() -> dict[str, Any]:
-    """What kvikio says about itself, for a diagnosis; empty where it is not there."""
+    """What kvikio reports about itself, for a diagnosis; empty if not installed."""
     try:
         kvikio = _imported()
     except UnsupportedError:
@@ -183,12 +183,12 @@ def _answered(question: Callable[[], Any]) -> Any:
 
 
 def find_kvikio_remote() -> KvikioFiles:
-    """What reads HTTP and S3 objects into device memory.
+    """Reader of HTTP and S3 objects into device memory.
 
     Raises
     ------
     UnsupportedError
-        It is not there.
+        kvikio is not installed, or reads no remote files.
     """
     kvikio = _imported()
     if not kvikio.is_remote_file_available():
@@ -197,7 +197,7 @@ def find_kvikio_remote() -> KvikioFiles:
 
 
 def _imported() -> Any:
-    # What a failed import leaves undone is done again each time, which takes a while.
+    # A failed import would be tried again on each call, which takes a while.
     if "kvikio" not in sys.modules and (failure := _failure()):
         raise UnsupportedError(failure)
     return _import()
@@ -205,7 +205,7 @@ def _imported() -> Any:
 
 @cache
 def _failure() -> str:
-    """Why kvikio cannot be imported; empty if it can."""
+    """Why kvikio cannot be imported; empty if it can be."""
     try:
         _import()
     except UnsupportedError as error:
@@ -215,13 +215,13 @@ def _failure() -> str:
 
 def _import() -> Any:
     try:
-        # Its submodules are not there by themselves.
+        # Importing kvikio does not import its submodules.
         import kvikio.cufile_driver  # pyright: ignore[reportMissingImports]  an extra
         import kvikio.defaults  # pyright: ignore[reportMissingImports]  so too
     except ModuleNotFoundError as error:
         raise UnsupportedError("kvikio is not installed") from error
     except (ImportError, OSError, RuntimeError) as error:
-        # Without cuFile's library its loader raises an error of its own kind.
+        # Without cuFile's library kvikio's loader raises an error of its own kind.
         raise UnsupportedError(f"kvikio cannot be imported ({error})") from error
     return kvikio
 
@@ -232,7 +232,7 @@ def _files_of(kvikio: Any) -> KvikioFiles:
 
 
 def _use_threads(kvikio: Any) -> None:
-    """Let several threads read, unless somebody said how many."""
+    """Let several threads read, unless the user chose a number."""
     is_chosen = any(name in os.environ for name in _THREAD_VARIABLES)
     if not is_chosen and kvikio.defaults.get("num_threads") == 1:
         kvikio.defaults.set("num_threads", _THREADS)

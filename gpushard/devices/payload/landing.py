@@ -1,7 +1,7 @@
-"""Where the bytes of fetched inner chunks lie before a batch is made of them.
+"""Where the bytes of fetched inner chunks lie before they are put into a batch.
 
-In a pinned slot, to be copied to a lane; in device memory, of a lane already; or in
-arrays on the host, such as what a device refused and gave back.
+They lie in a pinned slot, from which a lane copies them; in the device memory of a
+lane; or in arrays on the host, such as inner chunks that a device refused.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from gpushard.devices.straight import Copies
 from gpushard.fetching.ranged import RangedBlock
 from gpushard.selecting.selection import Ints
 
-# The widest access of a kernel is 16 bytes, a cache line 128: bytes keep their place
-# in between, so that plain elements that are aligned in a file are so on a device.
+# Kernels access at most 16 bytes at once, and a cache line has 128. Bytes keep their
+# offset modulo 64, so that elements aligned in a file are also aligned on a device.
 ALIGNMENT = 64
 
-# A copy takes the host as long as half a megabyte takes the bus.
+# One copy occupies the host for as long as half a megabyte occupies the bus.
 _MAX_RUNS = 8
 
 _COLUMNS = ("column", "at", "nbytes", "low", "stored_nbytes")
 
 
 class Landing(Protocol):
-    """What requests were answered into."""
+    """Memory into which requests were answered."""
 
     @property
     def lane(self) -> Lane | None:
-        """The lane whose memory it is; None if any may bring it to the device."""
+        """The lane that owns the memory; None if any lane may copy it to the device."""
         ...
 
     def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
-        """Device address of each inner chunk's bytes, for work enqueued on `lane`."""
+        """Device address of each inner chunk's bytes, for work queued on `lane`."""
         ...
 
     def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
@@ -48,7 +48,7 @@ class Landing(Protocol):
 
 
 class Landed(NamedTuple):
-    """The answer to one request: its bytes, from the `at`-th of a landing on."""
+    """Answer to one request: its bytes start at offset `at` of a landing."""
 
     landing: Landing
     at: int
@@ -61,14 +61,14 @@ class Encoded:
     Attributes
     ----------
     landing
-        Where their bytes are.
+        The memory that holds their bytes.
     column
-        int64, shape (n,). Which column of the block each one is.
+        int64, shape (n,). Column of the block for each inner chunk.
     at, nbytes
-        int64, shape (n,). Place of its bytes in the landing, and how many they are.
+        int64, shape (n,). Offset of its bytes in the landing, and their number.
     low, stored_nbytes
-        int64, shape (n,). Bytes of the inner chunk ahead of them, and its size; they
-        are a part of it where only a span of plain elements was wanted.
+        int64, shape (n,). Offset of these bytes in the inner chunk, and the size of the
+        inner chunk. They are only a part if only a span of plain elements was wanted.
     """
 
     landing: Landing
@@ -80,7 +80,7 @@ class Encoded:
 
     @classmethod
     def of(cls, ranged: RangedBlock, answers: Sequence[tuple[int, Landed]]) -> Encoded:
-        """Inner chunks that requests hold, in the order of their bytes."""
+        """Inner chunks in the answers, in the order of their bytes."""
         per_request = [ranged.rows_of(r) for r, _ in answers]
         rows = np.concatenate(per_request)
         bases = np.array(
@@ -107,12 +107,12 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class SlotLanding:
-    """A pinned slot, kept for as long as the fetch is in hand.
+    """A pinned slot, kept until the fetch ends.
 
     Attributes
     ----------
     memory
-        uint8, pinned. What was fetched.
+        uint8, pinned. The fetched bytes.
     """
 
     slot: Slot
@@ -120,7 +120,7 @@ class SlotLanding:
     lane = None
 
     def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
-        """Addresses in the lane's encoded slab, which is copied in one piece."""
+        """Addresses in the lane's encoded slab; the bytes are copied there at once."""
         first = int(encoded.at.min())
         first -= first % ALIGNMENT
         last = int((encoded.at + encoded.nbytes).max())
@@ -129,52 +129,52 @@ class SlotLanding:
         return (encoded.at + (address - first)).astype(np.uint64)
 
     def land(self, lane: Lane, copies: Copies) -> None:
-        """Enqueue, as the batch of a lane, copies to where bytes are to stay."""
+        """Enqueue copies to the final places of bytes, as the lane's batch."""
         columns = (column.tolist() for column in copies)
         copy_straight(lane, self.memory, list(zip(*columns, strict=True)))
         self.slot.note_copy(lane)
 
     def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
-        """Views on the slot."""
+        """Views of the slot."""
         return _cut(self.memory, encoded)
 
 
 @dataclass(frozen=True, slots=True)
 class PageableLanding:
-    """Host memory that no device copies from by itself: where none could be pinned."""
+    """Host memory for a fetch when no more memory can be pinned."""
 
     memory: NDArray[np.uint8]
     lane = None
 
     def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
-        """Addresses in the lane's encoded slab, by way of its own pinned memory."""
+        """Addresses in the lane's encoded slab, by way of the lane's pinned memory."""
         return lane.upload_bytes(self.on_host(encoded))
 
     def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
-        """Views on it."""
+        """Views of the memory."""
         return _cut(self.memory, encoded)
 
 
 @dataclass(frozen=True, slots=True)
 class LaneLanding:
-    """Memory of a lane on the device, from `address` on."""
+    """Device memory of a lane, starting at `address`."""
 
     lane: Lane
     address: int
 
     def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
-        """Addresses where the bytes are already."""
+        """Addresses at which the bytes are already."""
         del lane
         return (encoded.at + self.address).astype(np.uint64)
 
     def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
-        """Copies, read back from the device."""
+        """Copies that are read back from the device."""
         return read_back(self.lane, self.bring(self.lane, encoded), encoded.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class HostLanding:
-    """Arrays on the host, one an inner chunk; `Encoded.at` says which."""
+    """Arrays on the host, one for each inner chunk; `Encoded.at` is their index."""
 
     pieces: Sequence[NDArray[np.uint8]]
     lane = None
@@ -189,9 +189,9 @@ class HostLanding:
 
 
 def brought_back(lane: Lane, encoded: Encoded, src: NDArray[np.uint64]) -> Encoded:
-    """The same inner chunks with their bytes on the host, from device addresses `src`.
+    """The same inner chunks, their bytes copied from addresses `src` to the host.
 
-    Waits for the lane; for the few that a device refuses.
+    Waits for the lane. Meant for the few inner chunks that a device refuses.
     """
     pieces = read_back(lane, src, encoded.nbytes)
     at = np.arange(len(pieces))
@@ -208,9 +208,9 @@ def brought_back(lane: Lane, encoded: Encoded, src: NDArray[np.uint64]) -> Encod
 def read_back(
     lane: Lane, src: NDArray[np.uint64], nbytes: Ints
 ) -> list[NDArray[np.uint8]]:
-    """Byte ranges of device memory: uint8, host, until the lane reads back again.
+    """Byte ranges of device memory: uint8, host, valid until the lane's next read back.
 
-    In up to eight copies, with what lies in the smaller gaps between the ranges.
+    Makes up to eight copies, which include the smaller gaps between the ranges.
     """
     if not len(src):
         return []

@@ -1,4 +1,4 @@
-"""A ring of pinned slots: memory that payload is fetched into and copied out of."""
+"""A ring of pinned slots: payload is fetched into them and copied out of them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpushard.devices.slabs import PinnedSlab
 
 
 class _Copy(NamedTuple):
-    """A copy of what lies in a slot, and what a lane had waited for before it.
+    """A copy out of a slot, and how often its lane had been waited for before it.
 
-    `event` is None where the lane is waited for within each batch.
+    `event` is None if the host waits for the lane within each batch.
     """
 
     lane: Lane
@@ -35,15 +35,15 @@ class Slot:
         self._copied: dict[Stream, _Copy] = {}
 
     def note_copy(self, lane: Lane) -> None:
-        """Say that a copy of what lies here has been enqueued on a lane.
+        """Note that a copy out of this slot has been queued on a lane.
 
-        Every wait for the lane from here on is one for the copy, too.
+        Each later wait for the lane also waits for the copy.
         """
         event = None if lane.counts_streams else self._device.record(lane.stream)
         self._copied[lane.stream] = _Copy(lane, event, lane.n_waits)
 
     def reclaim(self) -> None:
-        """Wait until the device has copied what lies here.
+        """Wait until the device has copied the content of the slot.
 
         Raises
         ------
@@ -54,27 +54,27 @@ class Slot:
             _, copied = self._copied.popitem()
             if copied.lane.n_waits > copied.n_waits:
                 continue
-            if copied.event is None:  # its batch ended before streams were counted
+            if copied.event is None:  # the batch ended before its streams were counted
                 self._device.wait_for(copied.lane.stream)
             else:
                 self._device.wait(copied.event)
 
     def memory(self, nbytes: int) -> NDArray[np.uint8]:
-        """`nbytes` bytes: uint8, host, pinned."""
+        """First `nbytes` bytes of the slot: uint8, host, pinned."""
         return self._slab.view(nbytes)
 
 
 class Ring:
-    """So many slots, each used again once the device has copied its content.
+    """A fixed number of slots; each is reused once the device has copied its content.
 
     Parameters
     ----------
     device
         The device that copies.
     n_slots
-        How many.
+        Number of slots.
     most_nbytes
-        Size up to which a slot grows ahead of need; only what does not fit is larger.
+        Size up to which a slot grows ahead of need. A larger request gets its own size.
     """
 
     def __init__(self, device: Device, n_slots: int, most_nbytes: int) -> None:
@@ -85,7 +85,7 @@ class Ring:
 
     @contextmanager
     def slot(self) -> Iterator[Slot]:
-        """The slot that was handed back first, as soon as its content was copied.
+        """The slot that was handed back first, once its content has been copied.
 
         Raises
         ------

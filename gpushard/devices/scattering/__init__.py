@@ -1,1 +1,1 @@
-"""Where decoded inner chunks land in device memory, and what the kernels are told."""
+"""Selections -> where decoded inner chunks land on a device, as kernel parameters."""

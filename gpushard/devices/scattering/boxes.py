@@ -1,9 +1,9 @@
-"""The wanted elements of inner chunks as nested loops, few and over long runs.
+"""Projections of a selection -> few nested loops over long runs of elements.
 
-What one inner chunk gives is a box: along each axis of the array some elements of its
-cell. Axes that lie against one another in the inner chunk and in the output alike are
-merged, axes of one element vanish into an offset, and what is side by side at both
-ends becomes the run.
+Each inner chunk contributes a box: some elements of its cell along each axis of the
+array. Axes that are contiguous to one another in the inner chunk and in the output are
+merged. An axis of one element becomes an offset. Elements that are contiguous at both
+ends become the run.
 
     axis lengths       columns, loops and run
     (1, 16, 8, 8)      axis 0: a column of offsets
@@ -32,27 +32,27 @@ class Landings(NamedTuple):
     out_offset: Ints
 
     def at(self, position: Ints) -> Landings:
-        """Those of touched cells, by their positions."""
+        """Offsets of the touched cells at these positions."""
         return Landings(self.in_offset[position], self.out_offset[position])
 
 
 @dataclass(frozen=True, slots=True)
 class FarLandings:
-    """`Landings` of the cells of a long slice, computed for those asked for."""
+    """`Landings` of the cells of a long slice, computed only for requested cells."""
 
     projection: LongSlice
     in_stride: int
     out_stride: int
 
     def at(self, position: Ints) -> Landings:
-        """Those of touched cells, by their positions."""
+        """Offsets of the touched cells at these positions."""
         in_start, _, out_start = self.projection.takings(position)
         return Landings(in_start * self.in_stride, out_start * self.out_stride)
 
 
 @dataclass(frozen=True, slots=True)
 class FarLengths:
-    """Elements taken of the cells of a long slice, times `factor`."""
+    """Number of elements taken from each cell of a long slice, times `factor`."""
 
     projection: LongSlice
     factor: int = 1
@@ -65,26 +65,28 @@ class FarLengths:
 
     @property
     def longest(self) -> int:
-        """None of them is larger."""
+        """Upper bound of all lengths."""
         return self.projection.most_taken * self.factor
 
 
 class Loop(NamedTuple):
-    """One axis of the boxes, or several that have become one.
+    """One axis of the boxes, or several axes that were merged.
 
     Attributes
     ----------
     length
-        Elements of it in every row; or int64, shape (n_cells_touched,), where that
-        depends on the touched cell of `axis`, whose columns may be computed.
+        Number of elements, if it is the same in every row; or int64, shape
+        (n_cells_touched,), if it depends on the touched cell of `axis`. That column
+        may be computed on demand.
     in_stride, out_stride
-        Bytes between neighbours at both ends; unused if there are members.
+        Bytes between neighbours in the inner chunk and in the output; unused if there
+        are members.
     axis, starts
-        Where the length depends on the row: the array's axis by whose position it is
-        looked up, and the offsets of each touched cell. A loop with members has for
-        `in_offset` the first member of the cell.
+        For a length that depends on the row: the array's axis whose position selects
+        the cell, and the offsets of each touched cell. If the loop has members,
+        `in_offset` is the index of the first member of the cell.
     members
-        Offsets of elements that follow no stride.
+        Offsets of elements that have no common stride.
     """
 
     length: int | Ints | FarLengths
@@ -96,27 +98,27 @@ class Loop(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Its length where it is longest; 1 if there are no rows."""
+        """Largest length in any row; 1 if there are no rows."""
         if isinstance(self.length, FarLengths):
             return self.length.longest
         return int(np.max(self.length, initial=1))
 
     def lengths(self, position: Ints) -> int | Ints:
-        """Its length in each row, int64 of shape (n_rows,), or in all if the same."""
+        """Length in each row, int64 of shape (n_rows,), or one int for all rows."""
         return self.lengths_at(position[self.axis])
 
     def lengths_at(self, position: Ints) -> int | Ints:
-        """Its length in touched cells of `axis`, by their positions."""
+        """Length in the touched cells of `axis` at these positions."""
         return self.length if isinstance(self.length, int) else self.length[position]
 
     @property
     def can_be_inner(self) -> bool:
-        """Whether a loop around it may become one with it."""
+        """Whether a loop around this one may be merged with it."""
         return isinstance(self.length, int) and self.members is None
 
 
 class Runs(NamedTuple):
-    """Bytes that lie side by side at both ends: int64, shape (n_rows,)."""
+    """Bytes that are contiguous at both ends: int64, shape (n_rows,)."""
 
     in_offset: Ints
     out_offset: Ints
@@ -124,9 +126,9 @@ class Runs(NamedTuple):
 
 
 class Column(NamedTuple):
-    """Offsets that depend on the position along `axis`, where no length does.
+    """Offsets that depend on the position along `axis`, which has one common length.
 
-    Axis -1 are the outputs; see `Boxes.into`.
+    Axis -1 stands for the outputs; see `Boxes.into`.
     """
 
     axis: int
@@ -140,13 +142,13 @@ class Boxes:
     Attributes
     ----------
     run
-        Bytes of the output that lie side by side at both ends.
+        Bytes of the output that are contiguous at both ends.
     loops
-        From the inside out.
+        The loops around the run, from the inside out.
     columns
-        What is added to the offsets of a row.
+        Offsets that are added for each row.
     in_base, out_base
-        Offsets that all rows have in common.
+        Offsets that all rows share.
     """
 
     run: Loop
@@ -161,7 +163,7 @@ class Boxes:
         return (self.run, *self.loops)
 
     def into(self, out_offset: Ints) -> Boxes:
-        """The same in several outputs, by a last position of each row: which one.
+        """The same boxes for several outputs; a last position says which one.
 
         `out_offset`: int64, shape (n_outputs,), bytes from the first output to each.
         """
@@ -170,11 +172,11 @@ class Boxes:
 
     @property
     def largest_nbytes(self) -> int:
-        """Bytes of the output that no box exceeds."""
+        """Upper bound of the output bytes of any box."""
         return prod(loop.longest for loop in self.nest)
 
     def nbytes(self, position: Ints) -> int | Ints:
-        """Bytes of each row's box, int64 of shape (n_rows,), or of all if the same.
+        """Bytes of each row's box, int64 of shape (n_rows,), or one int for all rows.
 
         Parameters
         ----------
@@ -184,12 +186,12 @@ class Boxes:
         return prod(loop.lengths(position) for loop in self.nest)
 
     def runs(self, position: Ints) -> Runs | None:
-        """Where the box of each row lies, if it is its run; None if there are loops.
+        """Place of each row's box, if it is just the run; None if there are loops.
 
         Parameters
         ----------
         position
-            As of `nbytes`.
+            As for `nbytes`.
         """
         if self.loops:
             return None
@@ -208,7 +210,7 @@ class Boxes:
 
 
 class _Axis(NamedTuple):
-    """One axis of the array: what it adds to a box."""
+    """Contribution of one axis of the array to the boxes."""
 
     loop: Loop | None
     column: Column | None
@@ -222,16 +224,16 @@ def lay_boxes(
     out_strides: Sequence[int],
     transfer: Transfer,
 ) -> Boxes:
-    """Boxes of a selection.
+    """Boxes of an orthogonal selection.
 
     Parameters
     ----------
     projections
-        One an axis of the array.
+        One projection for each axis of the array.
     in_strides, out_strides
-        Bytes between neighbours in the inner chunk and in the output, one an axis.
+        Bytes between neighbours in the inner chunk and in the output, for each axis.
     transfer
-        What happens to the elements.
+        How elements change.
     """
     axes = [
         _lay_axis(d, *given)
@@ -239,7 +241,7 @@ def lay_boxes(
             zip(projections, in_strides, out_strides, strict=True)
         )
     ]
-    # Neighbours in the output innermost: there a warp's accesses are worth most.
+    # Neighbours in the output go innermost: coalesced writes gain the most.
     order = sorted(range(len(axes)), key=lambda d: (abs(out_strides[d]), -d))
     loops = [loop for d in order if (loop := axes[d].loop) is not None]
     run, n_used = _grow_run(loops, transfer)
@@ -293,14 +295,14 @@ def _lay_long(
 
 
 def _placed(axis: int, loop: Loop | None, starts: Landings) -> _Axis:
-    """Axis whose length is the same in all its cells: its offsets stand apart."""
+    """An axis with the same length in all cells, so that its offsets are a column."""
     if len(starts.in_offset) == 1:
         return _Axis(loop, None, int(starts.in_offset[0]), int(starts.out_offset[0]))
     return _Axis(loop, Column(axis, starts))
 
 
 def _grow_run(loops: Sequence[Loop], transfer: Transfer) -> tuple[Loop, int]:
-    """Bytes side by side at both ends, and how many of the loops they take in."""
+    """The run of contiguous bytes, and the number of loops that it absorbs."""
     in_nbytes, out_nbytes = transfer.in_nbytes, transfer.out_nbytes
     for n_used, loop in enumerate(loops):
         is_next = loop.in_stride == in_nbytes and loop.out_stride == out_nbytes
@@ -328,7 +330,7 @@ def _merged(loops: Sequence[Loop]) -> list[Loop]:
 
 
 def _lies_around(outer: Loop, inner: Loop) -> bool:
-    """Whether `outer` goes on where `inner` ends, at both ends."""
+    """Whether `outer` continues where `inner` ends, at both ends."""
     return (
         inner.can_be_inner
         and outer.members is None

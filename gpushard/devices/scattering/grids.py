@@ -1,7 +1,7 @@
 """Orthogonal selections -> tables and parameters of the scatter kernels.
 
-A selection is laid out once for an array and a shape of its inner chunks; a batch of
-inner chunks adds its columns; addresses come last.
+A selection is laid out once for an array and the shape of its inner chunks. Each batch
+of inner chunks adds its columns. Addresses are filled in last.
 
     scatter = GridScatter.lay(part, in_strides, out_strides, transfer, fill)
     batch = scatter.batch(position)
@@ -58,33 +58,34 @@ from gpushard.devices.structs import fast_divisor
 from gpushard.planning.grid import GridPart
 from gpushard.selecting.selection import Ints
 
-# A warp takes a tile: large enough to pay for looking up its row, small enough that a
-# batch gives every warp of a large GPU (132 multiprocessors of 64 warps) one.
+# A warp takes a tile. A tile is large enough to pay for looking up its row. It is so
+# small that a batch has one for each warp of a large GPU (132 multiprocessors, each of
+# 64 warps).
 _MAX_TILE_LOG2 = 15
 _MIN_TILE_LOG2 = 11
 _WANTED_TILES = 132 * 64
 _LANES = 32
 _WIDEST_STEP = 2 * WIDEST_ACCESS
-# A block takes a square.
+# A thread block takes a square.
 _SQUARE_THREADS = 256
 
 
 class _Position(NamedTuple):
-    """Where the struct points to the positions of rows along an axis."""
+    """Word of the struct that points to the positions of rows along an axis."""
 
     axis: int
     word: int
 
 
 class _Far(NamedTuple):
-    """What the rows of a batch look up along a long axis, in a table of their own.
+    """Table that a batch makes for a long axis, with the cells that its rows touch.
 
     Attributes
     ----------
     axis, table
-        The axis, and what gives the touched cells at positions along it.
+        The axis, and a function that makes the table of cells at given positions.
     table_word, position_word
-        Where the struct points to that table, and to the places of rows in it.
+        Words of the struct that point to the table, and to the entries of the rows.
     """
 
     axis: int
@@ -94,10 +95,10 @@ class _Far(NamedTuple):
 
 
 class _GridWriter(ParameterWriter):
-    """Struct of an orthogonal selection.
+    """Writer of the struct for an orthogonal selection.
 
-    What changes from row to row is looked up by the row's position along an axis:
-    `positions` and `far` say what each batch has to add for that.
+    Offsets that change from row to row are looked up by the row's position along an
+    axis. `positions` and `far` say which of these tables each batch has to add.
     """
 
     def __init__(
@@ -163,11 +164,11 @@ class GridScatter:
     Attributes
     ----------
     kernel, planes_kernel
-        Name of the kernel to launch: as a rule, and if there is a table of planes.
+        Name of the kernel to launch without and with a table of planes.
     tables
         uint8, shape (n_bytes,), host.
     parameter
-        What the kernel is told.
+        Parameter of the kernel.
     """
 
     kernel: str
@@ -195,23 +196,25 @@ class GridScatter:
         Parameters
         ----------
         part
-            The selection, laid over the grid, or several.
+            One selection, laid over the grid, or several joined ones.
         in_strides
-            Bytes between neighbours in a decoded inner chunk, one an axis of the
-            array (transposes folded in).
+            Bytes between neighbours in a decoded inner chunk, for each axis of the
+            array (transposes included).
         out_strides
-            Bytes between neighbours in an output, one an axis of the array, any sign.
+            Bytes between neighbours in an output, for each axis of the array. May be
+            negative.
         transfer
-            What happens to the elements.
+            How elements change.
         fill
             One element of the output, holding the fill value.
         shuffle
-            What rows may still have when they are scattered.
+            The byte shuffle that rows may still have when they are scattered.
 
         Raises
         ------
         UnsupportedError
-            More than 32 axes, or 2 GiB or more wanted of one inner chunk.
+            The array has more than 32 axes, or 2 GiB or more of one inner chunk are
+            wanted.
         """
         check_limit("axes of an array", len(in_strides), MAX_AXES + 1)
         boxes = lay_boxes(part.projections, in_strides, out_strides, transfer)
@@ -238,16 +241,16 @@ class GridScatter:
         )
 
     def runs(self, position: Ints) -> Runs | None:
-        """Where each row's bytes go as they are, side by side; None if they do not.
+        """Where each row's bytes go, if unchanged and contiguous; None if not.
 
         Parameters
         ----------
         position
-            As of `batch`.
+            As for `batch`.
 
         Returns
         -------
-        Offsets into the inner chunk and from `Addresses.out` on.
+        Offsets into the inner chunk, and relative to `Addresses.out`.
         """
         return self._boxes.runs(position) if self._keeps_bytes else None
 
@@ -257,8 +260,8 @@ class GridScatter:
         Parameters
         ----------
         position
-            int64, shape (ndim, n_rows). Position of each row in the projections, as
-            in `ShardBlock`; of several selections a row more, which one it is of.
+            int64, shape (ndim, n_rows). Position of each row in the projections, as in
+            `ShardBlock`. Joined selections have one more row: the selection's number.
 
         Raises
         ------
@@ -278,7 +281,7 @@ class GridScatter:
             pointers.append((far.table_word, tables.add(cells)))
             each = np.arange(n_rows, dtype=np.uint32)
             pointers.append((far.position_word, tables.add(each)))
-        # Empty tiles cost less than a search for the row, if there are not too many.
+        # A few empty tiles cost less than a search for the row of each tile.
         if 2 * n_tiles < n_rows * per_row:
             bounds = np.append(0, np.cumsum(tiles)).astype(np.uint32)
             word = word_of(self.parameter.record.dtype, "tile_bounds")
@@ -296,7 +299,7 @@ class GridScatter:
         return ScatterBatch(tables.joined(), tuple(pointers), fields, n_threads)
 
     def _tiles(self, position: Ints, n_rows: int) -> tuple[Ints, int]:
-        """Tiles of each row, and the logarithm of their size."""
+        """Number of tiles of each row, and the binary logarithm of their size."""
         if self._is_turned:
             return np.broadcast_to(n_squares(self._boxes, position), n_rows), 0
         nbytes = np.broadcast_to(self._boxes.nbytes(position), n_rows)
@@ -305,7 +308,7 @@ class GridScatter:
 
 
 class _Kernel(NamedTuple):
-    """Kernels that take the same parameter: without planes and with them."""
+    """Names of two kernels with the same parameter: without and with planes."""
 
     plain: str
     planes: str
@@ -328,7 +331,7 @@ def _kernel(
 
 
 def _alignment_bits(loops: Sequence[Loop]) -> tuple[int, int]:
-    """What the distances at both ends have in common, below four large items."""
+    """Low bits that any distance at either end has, below four of the largest items."""
     in_bits, out_bits = 0, 0
     for loop in loops:
         in_bits |= loop.in_stride

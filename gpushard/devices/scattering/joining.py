@@ -1,8 +1,8 @@
-"""Parts of a plan that are laid out alike, as one that a single launch writes.
+"""Parts of a plan with the same layout -> one part, which a single launch writes.
 
-A scatter finds where a row lands in tables of touched cells, by the row's position
-along each axis. Cells of several parts are one such table, one part behind the other;
-where the output of each part lies is a table more, looked up by the part's number.
+A scatter looks up where a row lands in tables of touched cells, by the row's position
+along each axis. The cells of several parts form one such table, one part after the
+other. One more table has the place of each part's output, by the part's number.
 
     part 0     cells 0 1 2       position 1 in part 1 -> cell 4
     part 1     cells 3 4         and beyond, to output 1
@@ -37,10 +37,10 @@ class JoinedGrids:
     Attributes
     ----------
     projections
-        One an axis of the array, over the cells of all of them.
+        One projection for each axis of the array, over the cells of all selections.
     out_offset
-        int64, shape (n_parts,). Bytes from the first output to each; None where there
-        is but one.
+        int64, shape (n_parts,). Bytes from the first output to each; None if there is
+        only one.
     """
 
     projections: tuple[Projection, ...]
@@ -49,17 +49,17 @@ class JoinedGrids:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Which parts go together, and what that makes of their positions.
+    """Which parts form a group, and how positions change in a group.
 
     Attributes
     ----------
     groups
-        Numbers of the parts of each group.
+        Numbers of the parts in each group.
     of_part
-        int64, shape (n_parts,). The group of each.
+        int64, shape (n_parts,). Group of each part.
     shift
-        int64, shape (n, n_parts); None if each part is a group. What is added to the
-        positions of a part's rows; last, its number in the group.
+        int64, shape (n, n_parts); None if each part is a group of its own. Added to the
+        positions of a part's rows; the last row is the part's number in its group.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -67,7 +67,7 @@ class Grouping:
     shift: Ints | None
 
     def positions(self, position: Ints, part: Ints) -> Ints:
-        """Positions of rows in their groups, by those in their parts.
+        """Positions of rows in their groups, from their positions in their parts.
 
         Parameters
         ----------
@@ -78,7 +78,7 @@ class Grouping:
 
         Returns
         -------
-        int64, shape (n, n_rows), and a row more if parts go together.
+        int64, shape (n, n_rows), with one more row if parts were joined.
         """
         if self.shift is None:
             return position
@@ -87,12 +87,12 @@ class Grouping:
 
 
 class _Along(NamedTuple):
-    """What axes have in common whose cells may stand in one table.
+    """Properties that axes must share for their cells to stand in one table.
 
     Attributes
     ----------
     longest
-        No more elements are taken of any cell.
+        Upper bound of the elements taken from any cell.
     """
 
     longest: int
@@ -107,17 +107,17 @@ def layout_of(
     transfer: Transfer,
     chunk_shape: tuple[int, ...],
 ) -> Hashable | None:
-    """What parts have in common that go together; None if this one goes with none.
+    """Layout that parts must share to be joined; None if this part stays alone.
 
     Parameters
     ----------
     strides
-        Bytes between neighbours in the output, one an axis of the array; of points,
-        any.
+        Bytes between neighbours in the output, for each axis of the array. Ignored for
+        points.
     transfer
-        What happens to the elements.
+        How elements change.
     chunk_shape
-        Of every inner chunk.
+        Shape of every inner chunk.
     """
     if isinstance(part, PatchPart):
         return None
@@ -125,7 +125,7 @@ def layout_of(
         return "points", transfer
     several = [p for p in part.projections if isinstance(p, Projection)]
     if len(several) < len(part.projections) or len(several) == MAX_AXES:
-        return None  # columns that are computed; or no room for one more
+        return None  # columns are computed on demand, or a further one has no room
     axes = tuple(map(_along, several, chunk_shape))
     if prod(axis.longest for axis in axes) * transfer.out_nbytes >= LIMIT:
         return None  # together they might take more of an inner chunk than alone
@@ -133,7 +133,7 @@ def layout_of(
 
 
 def group(parts: Sequence[Part], layouts: Sequence[Hashable | None]) -> Grouping:
-    """Parts of the same layout, together."""
+    """Groups of parts that have the same layout."""
     found: dict[Hashable, list[int]] = {}
     for k, layout in enumerate(layouts):
         found.setdefault((k,) if layout is None else layout, []).append(k)
@@ -153,7 +153,7 @@ def group(parts: Sequence[Part], layouts: Sequence[Hashable | None]) -> Grouping
 
 
 def join_grids(parts: Sequence[GridPart], out: Sequence[int]) -> JoinedGrids:
-    """Orthogonal selections of one layout as one.
+    """Orthogonal selections of the same layout, joined.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def join_grids(parts: Sequence[GridPart], out: Sequence[int]) -> JoinedGrids:
 
 
 def patch_grid(part: PatchPart) -> JoinedGrids:
-    """Patches as one grid: box k has position k along each axis."""
+    """Patches as one grid, in which box k has position k along each axis."""
     along = zip(part.cell, part.in_first, part.length, part.out_first, strict=True)
     return JoinedGrids(tuple(_patch_axis(*axis) for axis in along), None)
 
@@ -182,21 +182,21 @@ def offsets_of(out: Sequence[int]) -> Ints:
 
 def _along(projection: Projection, extent: int) -> _Along:
     longest = extent
-    if projection.members is not None:  # which may repeat
+    if projection.members is not None:  # index arrays may repeat elements
         longest = 1 << len(projection.members.in_index).bit_length()
     has_members = projection.members is not None
     return _Along(longest, projection.step, projection.out_step, has_members)
 
 
 def _n_cells(part: Part) -> list[int]:
-    """Positions that rows of a part may have, along each axis."""
+    """Number of positions that rows of a part may have, along each axis."""
     if isinstance(part, GridPart):
         return [projection.n_cells for projection in part.projections]
     return [part.n_chunks]
 
 
 def _join_axis(projections: Sequence[Projected]) -> Projection:
-    """One axis of several selections: their cells, one selection behind the other."""
+    """One axis of several selections, with their cells one after the other."""
     several = [p for p in projections if isinstance(p, Projection)]
     first = several[0]
     members = [p.members for p in several if p.members is not None]

@@ -1,9 +1,9 @@
-"""What a launch of a scatter kernel is told, put together in three steps.
+"""Arguments of a scatter kernel's launch, put together in three steps.
 
     a selection   `Parameter`: the kernel's struct; its pointers into the tables of the
-                  selection are offsets as yet
-    a batch       `ScatterBatch`: tables of the rows, and what they set in the struct
-    a launch      `Addresses`: where all of that lies in device memory
+                  selection are still offsets
+    a batch       `ScatterBatch`: tables of the rows, and the fields that they set
+    a launch      `Addresses`: where all of these are in device memory
 
 Pure: NumPy only, no device.
 """
@@ -20,28 +20,28 @@ from numpy.typing import NDArray
 from gpushard.devices.scattering.structs import word_of
 from gpushard.devices.scattering.transfer import WIDEST_ACCESS, Shuffle, fill_pattern
 
-# The kernels take what is left over in turns.
+# Blocks of a launch; the kernels loop over the rest.
 _MAX_BLOCKS = 1 << 20
 
 
 class Addresses(NamedTuple):
-    """Device addresses that a launch works on.
+    """Device addresses that a launch uses.
 
     Attributes
     ----------
     tables, batch_tables
-        Where the two `tables` were uploaded, 16-byte aligned.
+        Addresses to which the two `tables` were uploaded, 16-byte aligned.
     out
-        Element 0 of the output, seen with one axis a dimension of the array.
+        Element 0 of the output, seen with one axis for each dimension of the array.
     src
         uint64, shape (n_rows,), device. Address of the decoded bytes of each row; 0
         for a missing inner chunk.
     status
-        uint32, shape (n_rows,), device. Rows other than 0 are left alone, or cleared if
-        they were decoded to where they land. 0: no table.
+        uint32, shape (n_rows,), device. Rows with a status other than 0 are skipped, or
+        cleared if they were decoded to where they land. 0: no table.
     planes
-        `FAST_DIVISOR`, shape (n_rows,), device. Bytes of the blocks of each row whose
-        byte shuffle is still on, divisor 0 where it is not. 0: no table.
+        `FAST_DIVISOR`, shape (n_rows,), device. Block size of each row that is still
+        byte-shuffled; divisor 0 for other rows. 0: no table.
     """
 
     tables: int
@@ -54,18 +54,18 @@ class Addresses(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScatterBatch:
-    """What a batch of rows adds to a scatter.
+    """Tables and fields that a batch of rows adds to a scatter.
 
     Attributes
     ----------
     tables
         uint8, shape (n_bytes,), host.
     pointers
-        Word of the struct, and the offset in `tables` of what it points to.
+        Words of the struct, and the offsets in `tables` that they point to.
     fields
-        What else is set in the struct, by the name of the field.
+        Further fields of the struct, by name.
     n_threads
-        Threads that have something to do.
+        Number of threads that have work.
     """
 
     tables: NDArray[np.uint8]
@@ -80,16 +80,16 @@ class ScatterBatch:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The one parameter of a kernel, before rows and addresses are known.
+    """The parameter of a kernel before rows and addresses are known.
 
     Attributes
     ----------
     record
         The kernel's struct, 0-d.
     into_tables
-        Words of it that hold offsets into the tables of the selection.
+        Words of the struct that are offsets into the tables of the selection.
     out_base
-        Bytes from `Addresses.out` to where the kernel begins to count.
+        Bytes from `Addresses.out` to the place that the kernel's offsets start at.
     """
 
     record: NDArray[Any]
@@ -97,7 +97,7 @@ class Parameter:
     out_base: int = 0
 
     def packed(self, batch: ScatterBatch, at: Addresses) -> Any:
-        """What the kernel is launched with: a NumPy scalar of the struct."""
+        """Argument of the launch: a NumPy scalar of the struct."""
         record = self.record.copy()
         words = record.reshape(1).view(np.uint64)
         words[list(self.into_tables)] += np.uint64(at.tables)
@@ -112,26 +112,26 @@ class Parameter:
 
 
 class TableWriter:
-    """Arrays one after the other, each 16-byte aligned."""
+    """Packs arrays one after the other, each 16-byte aligned."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._nbytes = 0
 
     def add(self, array: NDArray[Any]) -> int:
-        """Offset at which `array` begins."""
+        """Append `array`, and return its offset."""
         place, data = self._nbytes, array.tobytes()
         self._parts += (data, bytes(-len(data) % WIDEST_ACCESS))
         self._nbytes += len(data) + -len(data) % WIDEST_ACCESS
         return place
 
     def joined(self) -> NDArray[np.uint8]:
-        """All of it: uint8, shape (n_bytes,)."""
+        """All arrays: uint8, shape (n_bytes,)."""
         return np.frombuffer(b"".join(self._parts), np.uint8)
 
 
 class ParameterWriter:
-    """A kernel's struct and the tables of a selection that it points into."""
+    """Writer of a kernel's struct, and of a selection's tables that it points to."""
 
     def __init__(
         self, struct: np.dtype[Any], transfer: NDArray[Any], shuffle: Shuffle
@@ -144,12 +144,12 @@ class ParameterWriter:
         self._into_tables: list[int] = []
 
     def point(self, word: int, table: NDArray[Any]) -> None:
-        """Add `table`, and let a word of the struct point to it."""
+        """Add `table`, and make a word of the struct point to it."""
         self.record.reshape(1).view(np.uint64)[word] = self._tables.add(table)
         self._into_tables.append(word)
 
     def set_fill(self, element: bytes) -> int:
-        """Add the fill value; gives the size of the pattern that repeats it."""
+        """Add the fill value, and return the size of the pattern that repeats it."""
         pattern = fill_pattern(element)
         self.point(word_of(self.record.dtype, "fill"), pattern)
         return len(pattern)

@@ -1,14 +1,14 @@
-"""What the scatter kernels take at most."""
+"""Limits of the scatter kernels."""
 
 from __future__ import annotations
 
 from gpushard.errors import UnsupportedError
 
 LIMIT = 1 << 31
-"""Sizes and counts are 32-bit in the kernels, with room for one step beyond."""
+"""Sizes and counts are 32-bit in the kernels, with room for one step past the end."""
 
 MAX_AXES = 32
-"""Axes of an array: `MAX_COLUMNS` of ``kernels/scatter_box.cuh``."""
+"""Most axes of an array: `MAX_COLUMNS` of ``kernels/scatter_box.cuh``."""
 
 
 def check_limit(what: str, number: int, limit: int) -> None:
@@ -17,7 +17,7 @@ def check_limit(what: str, number: int, limit: int) -> None:
     Raises
     ------
     UnsupportedError
-        It is not.
+        `number` is `limit` or more.
     """
     if number >= limit:
         raise UnsupportedError(

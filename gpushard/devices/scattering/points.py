@@ -1,6 +1,6 @@
 """Point selections -> tables and parameters of ``gs_scatter_points``.
 
-Used as `GridScatter` is for orthogonal selections.
+`PointScatter` is used like `GridScatter`, which is for orthogonal selections.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class PointScatter:
     Attributes
     ----------
     kernel, planes_kernel
-        Name of the kernel to launch: the same, whether there is a table of planes.
+        Name of the kernel to launch: the same with and without a table of planes.
     tables
         uint8, shape (n_bytes,), host.
     bounds
         int64, shape (n_chunks + 1,). Points of inner chunk i are
         ``bounds[i]:bounds[i + 1]``.
     landings
-        `LANDING`, shape (n_points,), host. Offsets of each at both ends.
+        `LANDING`, shape (n_points,), host. Offsets of each point at both ends.
     parameter
-        What the kernel is told.
+        Parameter of the kernel.
     """
 
     kernel: str
@@ -84,13 +84,13 @@ class PointScatter:
         part
             The points, sorted by inner chunk.
         in_strides
-            Bytes between neighbours in a decoded inner chunk, one an axis of the
+            Bytes between neighbours in a decoded inner chunk, for each axis of the
             array.
         out_strides
-            Bytes between neighbours in the output, one an axis of the result, any
-            sign.
+            Bytes between neighbours in the output, for each axis of the result. May be
+            negative.
         transfer, fill, shuffle
-            As of `GridScatter.lay`.
+            As for `GridScatter.lay`.
         """
         in_offset = np.zeros(len(part.out_index), np.int64)
         for index, stride in zip(part.in_index, in_strides, strict=True):
@@ -119,12 +119,12 @@ class PointScatter:
 
     @classmethod
     def join(cls, several: Sequence[PointScatter], out_offset: Ints) -> PointScatter:
-        """Scatter of several point selections, whose inner chunks follow one another.
+        """Scatter of several point selections, with their inner chunks in sequence.
 
         Parameters
         ----------
         several
-            Laid alike, but for the outputs.
+            Scatters that differ only in their outputs.
         out_offset
             int64, shape (n,). Bytes from the first output to each.
         """
@@ -141,7 +141,7 @@ class PointScatter:
         )
 
     def runs(self, position: Ints) -> None:
-        """Nothing: points do not go side by side."""
+        """None: neighbouring points are not contiguous in general."""
 
     def batch(self, position: Ints) -> ScatterBatch:
         """Tables of a batch.
@@ -149,7 +149,7 @@ class PointScatter:
         Parameters
         ----------
         position
-            int64, shape (n, n_rows), row 0: the ordinal of each row's inner chunk in
+            int64, shape (n, n_rows). Row 0 has the number of each row's inner chunk in
             the part, as in `ShardBlock`.
 
         Raises
@@ -173,10 +173,10 @@ class PointScatter:
 
 
 def _point_units(transfer: Transfer) -> tuple[int, NDArray[Any]]:
-    """Size of what a thread writes, and the transfer of that."""
+    """Number of bytes that a thread writes, and the transfer of one such unit."""
     if transfer.kernel == "cast" or transfer.from_type is ElementType.BOOL:
         return transfer.out_unit_nbytes, transfer_record(transfer)
-    # Strings and structs go in the widest words that divide them.
+    # Strings and structs are copied in the widest words that divide them.
     word = gcd(transfer.out_nbytes, _WIDEST_NUMBER)
     whole = replace(transfer, in_unit_nbytes=word, out_unit_nbytes=word)
     return word, transfer_record(whole)

@@ -1,8 +1,8 @@
-"""Boxes whose axes trade places on their way into the output.
+"""Boxes whose axes change places in the output -> loops over squares for a kernel.
 
-Neighbours in the output are far apart in the inner chunk, and the other way round. A
-kernel of its own moves such boxes, in squares that it turns in shared memory; its
-loops 0 and 1 are the sides of the squares.
+Neighbours in the output are far apart in the inner chunk, and vice versa. A kernel of
+its own moves such boxes in squares, which it transposes in shared memory. Its loops 0
+and 1 are the sides of the squares.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from gpushard.devices.scattering.transfer import Transfer
 from gpushard.selecting.selection import Ints
 
 TURN_RANK = 4
-"""Loops that the kernel takes."""
+"""Number of loops that the kernel takes."""
 
 _SIDE = 32
-# Units that the kernel moves; wider ones fill half a sector of memory or more anyway.
+# Sizes of units that the kernel moves. Wider units fill half a sector or more anyway.
 _UNITS = (1, 2, 4, 8)
-# Bytes that memory gives at a time. Neighbours further apart share none.
+# Bytes of one memory transaction. Neighbours further apart share no transaction.
 _SECTOR_NBYTES = 32
 # A square that is less than half full keeps more than half of the lanes idle.
 _MIN_LENGTH = _SIDE // 2
 
 
 def turned(boxes: Boxes, transfer: Transfer, item_nbytes: int) -> Boxes | None:
-    """Same boxes with the sides of the squares as loops 0 and 1; None if none pays.
+    """Same boxes, with the sides of squares as loops 0 and 1; None if it does not pay.
 
     Parameters
     ----------
     transfer
-        What happens to the elements.
+        How elements change.
     item_nbytes
-        Size of the items that a byte shuffle may have taken apart; 1 if none has.
+        Size of the items that a byte shuffle may have split; 1 if there is no shuffle.
     """
     if not _has_units(boxes, transfer, item_nbytes):
         return None
@@ -54,13 +54,13 @@ def turned(boxes: Boxes, transfer: Transfer, item_nbytes: int) -> Boxes | None:
 
 
 def n_squares(boxes: Boxes, position: Ints) -> int | Ints:
-    """Squares of each row's box, int64 of shape (n_rows,), or of all if the same."""
+    """Squares of each row's box, int64 of shape (n_rows,), or one int for all rows."""
     sides = [-(-loop.lengths(position) // _SIDE) for loop in boxes.loops[:2]]
     return prod(sides) * prod(loop.lengths(position) for loop in boxes.loops[2:])
 
 
 def _has_units(boxes: Boxes, transfer: Transfer, item_nbytes: int) -> bool:
-    """Whether the run is one unit."""
+    """Whether the run is exactly one unit that the kernel moves."""
     if not isinstance(boxes.run.length, int):
         return False
     if transfer.kernel == "cast":

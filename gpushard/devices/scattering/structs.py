@@ -1,4 +1,4 @@
-"""Structs that the scatter kernels read, and the records that go into them."""
+"""Structs that the scatter kernels read, and functions that fill them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ COLUMN = declared_struct(_ANY_BOXES, "Column")
 TRANSFER = declared_struct(_ANY_BOXES, "Transfer")
 
 SCATTER = {n: declared_struct(_ANY_BOXES, "Scatter", R=n) for n in (2, 4, 32)}
-"""Most loops that a kernel takes -> its parameter."""
+"""Largest number of loops of a kernel -> data type of its parameter."""
 
 POINTS = declared_struct("gs_scatter_points", "Points")
 """Parameter of ``gs_scatter_points``."""
 
 
 def transfer_record(transfer: Transfer) -> NDArray[Any]:
-    """`TRANSFER` of `transfer`, 0-d."""
+    """`transfer` as a record of `TRANSFER`, 0-d."""
     record = np.zeros((), TRANSFER)
     record["from"], record["to"] = transfer.from_type, transfer.to_type
     record["in_log2"] = transfer.in_unit_nbytes.bit_length() - 1
@@ -47,11 +47,11 @@ def landing_table(landings: Landings) -> NDArray[Any]:
 
 
 def field_place(struct: np.dtype[Any], name: str) -> int:
-    """Offset in bytes of a field."""
+    """Offset of a field in bytes."""
     fields: Any = struct.fields
     return fields[name][1]
 
 
 def word_of(struct: np.dtype[Any], name: str, place: int = 0) -> int:
-    """Which word of 8 bytes a field is, of a struct that begins at byte `place`."""
+    """Index of a field in words of 8 bytes, if its struct begins at byte `place`."""
     return (place + field_place(struct, name)) // 8

@@ -1,4 +1,4 @@
-"""Where the parts of a plan land in device memory."""
+"""Parts of a plan and their outputs -> targets in device memory for the kernels."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class DeviceTarget:
     Attributes
     ----------
     out
-        Address of element 0 of the output, of several parts the first one's.
+        Address of element 0 of the output; of the first output if there are several.
     scatter
-        What the kernels are told.
+        Tables and parameter of the kernels.
     """
 
     out: int
@@ -60,7 +60,7 @@ class DeviceTarget:
         chain: DeviceChain,
         fill_value: NDArray[Any],
     ) -> DeviceTarget:
-        """Target that writes parts of one layout, each into its output.
+        """Target that writes parts of the same layout, each into its own output.
 
         Raises
         ------
@@ -93,7 +93,7 @@ class DeviceTarget:
         return cls(out[0], PointScatter.join(points, offsets_of(out)))
 
     def landings(self, position: Ints, decoded_nbytes: int) -> Ints:
-        """Where rows can be decoded to at once, because they land whole as they are.
+        """Addresses at which rows can be decoded in place, without a scatter.
 
         Parameters
         ----------
@@ -104,7 +104,7 @@ class DeviceTarget:
 
         Returns
         -------
-        int64, shape (n_rows,). Addresses, 0 for rows that have to be scattered.
+        int64, shape (n_rows,). Addresses; 0 for rows that have to be scattered.
         """
         runs = self.scatter.runs(position)
         if runs is None:
@@ -114,14 +114,14 @@ class DeviceTarget:
 
 
 class Targets(NamedTuple):
-    """All parts of a plan: what is launched, and which part it writes.
+    """Targets of all parts of a plan, and the parts that each target writes.
 
     Attributes
     ----------
     laid
-        One a group of parts.
+        One target for each group of parts.
     grouping
-        The groups.
+        The groups of parts.
     """
 
     laid: tuple[DeviceTarget, ...]
@@ -135,12 +135,12 @@ def lay_targets(
     fill_value: NDArray[Any],
     chunk_shape: tuple[int, ...],
 ) -> Targets:
-    """Targets of the parts of a plan, as few as launches can write.
+    """Targets of the parts of a plan, in as few groups as possible.
 
     Parameters
     ----------
     chunk_shape
-        Of every inner chunk.
+        Shape of every inner chunk.
 
     Raises
     ------
@@ -172,9 +172,9 @@ def lay_targets(
 
 
 class PlacedTarget(NamedTuple):
-    """A target whose tables are in device memory, at `tables`.
+    """A target whose tables are in device memory, at address `tables`.
 
-    `memory` keeps them there, and `host` what they are copied from.
+    `memory` owns the tables. `host` owns the bytes that they are uploaded from.
     """
 
     target: DeviceTarget
@@ -186,7 +186,7 @@ class PlacedTarget(NamedTuple):
 def place_targets(
     device: Device, targets: Sequence[DeviceTarget], stream: Stream
 ) -> list[PlacedTarget]:
-    """Targets with their tables on the way to the device, in one upload."""
+    """Targets whose tables are being uploaded, all in one copy."""
     page = TablePage()
     places = [page.add(target.scatter.tables) for target in targets]
     memory = device.allocate(max(page.nbytes, 1))
@@ -200,21 +200,21 @@ def place_targets(
 
 
 def _transfer(output: DeviceOutput, chain: DeviceChain) -> Transfer:
-    """What happens to elements on their way into `output`."""
+    """How elements change on their way into `output`."""
     return plan_transfer(
         chain.dtype, output.dtype, is_swapped=chain.is_swapped, affine=output.affine
     )
 
 
 def _strides(part: Part, output: DeviceOutput) -> Sequence[int]:
-    """Strides of an output, of a `GridPart` with one axis a dimension of the array."""
+    """Strides of an output; for a `GridPart`, one for each dimension of the array."""
     if isinstance(part, GridPart):
         return grid_strides(part.selection, output.strides)
     return output.strides
 
 
 def grid_strides(selection: Orthogonal, strides: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a result, seen with exactly one axis a dimension of the array."""
+    """Strides of a result, with exactly one for each dimension of the array."""
     kept = iter(s for i, s in enumerate(strides) if i not in selection.new_axes)
     return tuple(
         0 if isinstance(axis, SliceAxis) and axis.drop else next(kept)

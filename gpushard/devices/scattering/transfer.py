@@ -1,7 +1,7 @@
-"""How elements change on their way from a decoded inner chunk into the output.
+"""Data types of an inner chunk and of the output -> how elements change in between.
 
-The scatter kernels move units: numbers when the data type changes, bytes when it does
-not. What they cannot do is refused here, before anything is launched.
+The scatter kernels move units: numbers if the data type changes, bytes if it does not.
+A change that the kernels cannot make is refused here, before anything is launched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpushard.errors import UnsupportedError
 
 _READ_ON_HOST = "read it on the CPU, or without dtype= and convert afterwards"
 WIDEST_ACCESS = 16
-"""Bytes that a thread moves at a time, at most."""
+"""Largest number of bytes that a thread moves at once."""
 
 
 class ElementType(IntEnum):
@@ -50,7 +50,7 @@ _AFFINE_TARGETS = (ElementType.FLOAT16, ElementType.BFLOAT16, ElementType.FLOAT3
 
 
 class Affine(NamedTuple):
-    """``value * scale + offset``, in float32 and rounded after each of the two."""
+    """``value * scale + offset`` in float32, rounded after each of the two steps."""
 
     scale: float
     offset: float
@@ -58,22 +58,22 @@ class Affine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What happens to each element.
+    """How each element changes.
 
     Attributes
     ----------
     kernel
-        Which of the two kinds of kernel does it.
+        Kind of kernel that makes the change.
     from_type, to_type
-        Types of the numbers; the same two where nothing is cast.
+        Types of the numbers; both are the same if nothing is cast.
     in_nbytes, out_nbytes
         Size of an element in the inner chunk and in the output.
     in_unit_nbytes, out_unit_nbytes
-        Size of one number of it; 1 where nothing is cast.
+        Size of one number in an element; 1 if nothing is cast.
     in_swap, out_swap
-        Size of the groups of bytes whose order is reversed; 1 where none is.
+        Size of the groups of bytes whose order is reversed; 1 if none is reversed.
     affine
-        Applied before the number is narrowed.
+        Scale and offset, applied before a number is narrowed.
     """
 
     kernel: Literal["copy", "cast"]
@@ -89,7 +89,7 @@ class Transfer:
 
     @property
     def keeps_bytes(self) -> bool:
-        """Whether the bytes arrive as they were."""
+        """Whether the bytes are copied unchanged."""
         is_plain = self.kernel == "copy" and self.in_swap == 1
         return is_plain and self.from_type is not ElementType.BOOL
 
@@ -100,7 +100,7 @@ class Shuffle(NamedTuple):
     Attributes
     ----------
     item_nbytes
-        Size of the items: that of an element.
+        Size of the shuffled items, which is the size of an element.
     decoded_nbytes
         Size of an inner chunk.
     """
@@ -110,10 +110,10 @@ class Shuffle(NamedTuple):
 
 
 NO_SHUFFLE = Shuffle(1, 0)
-"""No row is shuffled, ever."""
+"""No row is ever shuffled."""
 
 FUSED_ITEMS = (2, 4, 8)
-"""Sizes of shuffled items that the kernels put together."""
+"""Sizes of shuffled items that the kernels can put together again."""
 
 
 def plan_transfer(
@@ -132,17 +132,17 @@ def plan_transfer(
     target
         Data type of the output.
     is_swapped
-        Whether the stored byte order is the other one than `source` says (bfloat16
-        has no data type of the other byte order).
+        Whether the stored byte order is the opposite of what `source` says. (bfloat16
+        has no data type with the other byte order.)
     affine
-        Scale and offset on the way, for floating-point targets.
+        Scale and offset to apply, for floating-point targets.
 
     Raises
     ------
     UnsupportedError
-        The kernels do not convert between the two.
+        The kernels do not convert between the two data types.
     """
-    # Structs and strings of bytes have no one byte order: they match or they do not.
+    # Structs and byte strings have no single byte order: they match or do not match.
     in_swapped = is_swapped ^ (not source.isnative and source.fields is None)
     out_swapped = not target.isnative and target.fields is None
     if affine is None and _same_but_for_order(source, target):
@@ -171,7 +171,7 @@ def fill_element(
 
 
 def fill_pattern(element: bytes) -> NDArray[np.uint8]:
-    """Repeated element, uint8, as long as the widest access needs to find any part."""
+    """Repeated element, uint8, long enough that the widest access finds any part."""
     nbytes = lcm(len(element), WIDEST_ACCESS)
     return np.frombuffer(element * (nbytes // len(element)), np.uint8)
 
@@ -196,7 +196,7 @@ def _copying(dtype: np.dtype[Any], *, is_swapped: bool) -> Transfer:
 
 
 def _swap_nbytes(dtype: np.dtype[Any]) -> int:
-    """Size of the numbers that elements of `dtype` consist of."""
+    """Size of the numbers in an element of `dtype`."""
     if dtype.kind == "c":
         return dtype.itemsize // 2
     if dtype.kind == "U":
@@ -246,7 +246,7 @@ def _number_type(dtype: np.dtype[Any]) -> ElementType:
     name = dtype.name
     if name in _COMPLEX_PART:
         return _COMPLEX_PART[name]
-    # Names of times and strings are no members: they stay opaque.
+    # Times and strings are no members of ElementType, so they stay opaque.
     return ElementType.__members__.get(name.upper(), ElementType.OPAQUE)
 
 
@@ -259,6 +259,6 @@ def _is_castable(from_type: ElementType, to_type: ElementType) -> bool:
 def _is_scalable(
     from_type: ElementType, to_type: ElementType, *, is_complex: bool
 ) -> bool:
-    """Whether the way leads through float32."""
+    """Whether the conversion goes through float32."""
     is_single = from_type is not ElementType.FLOAT64 and to_type in _AFFINE_TARGETS
     return is_single and not is_complex
