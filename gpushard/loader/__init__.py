@@ -1,1 +1,1 @@
-"""Shuffled, resumable, distributed batches of samples out of stored arrays."""
+"""Stored arrays -> shuffled, resumable, distributed batches of samples."""

@@ -1,4 +1,4 @@
-"""What the caller of a loader asked for -> values that later parts can trust."""
+"""Arguments of a loader -> checked values that later parts can trust."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def one_of(value: Any, name: str, choices: Sequence[str]) -> Any:
-    """`value`, one of `choices`."""
+    """`value`, which must be one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise OptionError(
             f"{name}= is none of its choices",
@@ -39,14 +39,14 @@ def one_of(value: Any, name: str, choices: Sequence[str]) -> Any:
 
 
 def chosen_device(device: Any, arrays: Any) -> Device | None:
-    """Device that batches are made on, None for the host; by default that of `arrays`.
+    """Device for the batches, None for the host; by default the device of `arrays`.
 
     Raises
     ------
     OptionError
-        Nothing was chosen, and they differ.
+        No device was chosen, and the arrays are on different ones.
     UnsupportedError
-        The device is not there.
+        The device does not exist or cannot be used.
     """
     if device is not None:
         return find_device(device).device
@@ -64,12 +64,12 @@ def chosen_device(device: Any, arrays: Any) -> Device | None:
 
 
 def chosen_kind(to: Any, device: Device | None) -> Kind:
-    """Kind of the arrays of a batch.
+    """Kind of the arrays in a batch.
 
     Raises
     ------
     OptionError
-        There is no such kind where the batches are.
+        There is no such kind, or none in the memory of the batches.
     """
     if to is None:
         return "numpy" if device is None else "cupy"
@@ -84,12 +84,12 @@ def chosen_kind(to: Any, device: Device | None) -> Kind:
 
 
 def check_types(fields: Sequence[Field], device: Device) -> None:
-    """Refuse arrays that a device has no memory for.
+    """Refuse arrays whose elements a device cannot hold.
 
     Raises
     ------
     UnsupportedError
-        Elements are of a data type that the device's library has not.
+        The device's library has no such data type.
     """
     for one in fields:
         dtype = one.conversion.dtype
@@ -110,7 +110,7 @@ def laid_fields(
     lead: Any,
     conversions: dict[str, Any],
 ) -> tuple[Form, list[Field]]:
-    """Form of the batches, and the arrays with what a sample takes of each.
+    """Form of the batches, and one field for each array.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def _conversion(stored: np.dtype[Any], options: dict[str, Any]) -> Conversion:
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:
-    # To NumPy, bfloat16 and its like are of no kind of numbers.
+    # NumPy has no kind of numbers for bfloat16 and similar types.
     return dtype.kind in "biufc" or dtype.type.__module__ == "ml_dtypes"
 
 
@@ -205,7 +205,7 @@ def _cut(shape: tuple[int, ...], window: Any, lead: Any, name: str) -> Cut:
 
 
 def laid_origins(fields: Sequence[Field], stride: Any, padding: Padding) -> Origins:
-    """Origins of the samples; without `stride` windows of the first array touch."""
+    """Origins of the samples; without `stride`, windows of the first array touch."""
     cuts = [f.cut for f in fields]
     n_axes = max(len(cut.window) for cut in cuts)
     if stride is None:
@@ -224,12 +224,12 @@ def laid_origins(fields: Sequence[Field], stride: Any, padding: Padding) -> Orig
 
 
 def sample_axis(field: Field, origins: Origins, block: str | int) -> GridAxis:
-    """All samples in their stored order, cut into blocks.
+    """Samples in their stored order, cut into blocks.
 
     Parameters
     ----------
     field
-        The array whose shards or inner chunks are meant.
+        The array whose shards or inner chunks the blocks follow.
     block
         "shard", "chunk" or a number of samples.
     """
@@ -246,14 +246,14 @@ def sample_axis(field: Field, origins: Origins, block: str | int) -> GridAxis:
 
 
 def block_of(block: Any) -> str | int:
-    """What ``block=`` names: "shard", "chunk" or a number of samples."""
+    """Parsed value of ``block=``: "shard", "chunk" or a number of samples."""
     if isinstance(block, str):
         return one_of(block, "block", ("shard", "chunk"))
     return whole_number(block, "block", 1)
 
 
 def cumulated_weights(weights: Any, n_samples: int) -> NDArray[np.float64]:
-    """Sums of the weights up to each sample: float64, shape (n_samples,)."""
+    """Cumulative sums of the weights: float64, shape (n_samples,)."""
     try:
         values = np.asarray(weights, np.float64)
     except (TypeError, ValueError) as error:
@@ -277,17 +277,18 @@ def cumulated_weights(weights: Any, n_samples: int) -> NDArray[np.float64]:
 
 
 def usable_sampler(sampler: Any, n_samples: int) -> Callable[[int], Ints]:
-    """The caller's order of an epoch, from its number; asked once an epoch.
+    """Function from the number of an epoch to the caller's order; called once an epoch.
 
     Parameters
     ----------
     sampler
-        Called with the epoch, or iterated over, after its `set_epoch` if it has one.
+        A function of the epoch, or an iterable, whose `set_epoch` is called before if
+        it has one.
 
     Raises
     ------
     OptionError
-        It is neither, or gives its samples only once.
+        It is neither of these, or it can be iterated over only once.
     """
     is_usable = callable(sampler) or hasattr(sampler, "__iter__")
     if not is_usable or hasattr(sampler, "__next__"):

@@ -1,4 +1,4 @@
-"""Loads -> batches, in the form and of the kind that the caller asked for."""
+"""Loads -> batches, in the form and of the array kind that the caller asked for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Kind = Literal["numpy", "cupy", "torch", "jax"]
 
 
 class Batch(NamedTuple):
-    """One step of a rank: `samples` int64, shape (n,), and an array a field."""
+    """One step of a rank: `samples` int64, shape (n,), and one array for each field."""
 
     step: int
     samples: Ints
@@ -30,9 +30,9 @@ class Batch(NamedTuple):
 
 
 def cut_batches(loads: Iterator[Load], share: Share, step: int) -> Iterator[Batch]:
-    """Batches of a rank from `step` on; views of one load where they lie in one.
+    """Batches of a rank from `step` on. A batch from a single load is a view of it.
 
-    A batch of which no sample could be read is left out.
+    A batch is left out if none of its samples could be read.
     """
     held: list[Load] = []
     while step < share.n_steps:
@@ -52,13 +52,13 @@ def cut_batches(loads: Iterator[Load], share: Share, step: int) -> Iterator[Batc
         batch = _cut(held, start, stop, step)
         if len(batch.samples):
             yield batch
-        # A batch kept here would keep its load while the next one is waited for.
+        # Keeping the batch would keep its load while waiting for the next load.
         del batch
         step += 1
 
 
 def _whole(load: Load, share: Share, steps: range) -> Iterator[Batch]:
-    """Batches that lie in one load, of which every sample could be read."""
+    """Batches that lie in one load whose samples could all be read."""
     size, samples, arrays = share.batch_size, load.samples, load.arrays
     first = steps.start * size - load.start
     for step in steps:
@@ -73,7 +73,7 @@ def _cut(loads: Sequence[Load], start: int, stop: int, step: int) -> Batch:
 
 
 def _piece(load: Load, start: int, stop: int) -> tuple[Ints, list[Rows]]:
-    """What turns ``start:stop`` have in a load."""
+    """Samples of turns ``start:stop`` that a load has."""
     first, last = max(start - load.start, 0), max(stop - load.start, 0)
     if len(load.samples) < len(load.kept):
         first, last = (int(load.kept[:n].sum()) for n in (first, last))
@@ -91,14 +91,14 @@ def _joined(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the caller gave, and so gets: one array, several, or several by name.
+    """Form of a batch, which is the form of the arrays that the caller gave.
 
     Attributes
     ----------
     names
-        One an array.
+        One name for each array.
     kind
-        "one", "tuple" or "dict".
+        "one" array, "tuple" of several, or "dict" of several by name.
     """
 
     names: tuple[str, ...]
@@ -106,7 +106,7 @@ class Form:
 
     @classmethod
     def of(cls, arrays: Any) -> tuple[Form, list[Any]]:
-        """Form of what the caller gave, and the arrays in it."""
+        """Form of the arrays that the caller gave, and a list of them."""
         if isinstance(arrays, Mapping):
             names = tuple(arrays)
             if not all(isinstance(name, str) for name in names):
@@ -125,7 +125,7 @@ class Form:
         return form, given
 
     def spread(self, value: Any, option: str) -> list[Any]:
-        """One value of an option for each array: its own, or one for all."""
+        """Value of an option for each array; a single value is used for all arrays."""
         if isinstance(value, list) and self.kind == "tuple":
             if len(value) != len(self.names):
                 raise OptionError(
@@ -145,7 +145,7 @@ class Form:
         return [value] * len(self.names)
 
     def joined(self, values: Sequence[Any], index: Any = None) -> Any:
-        """A batch of that form; with `index`, under that key or beside it."""
+        """A batch of this form; `index` is added as an entry, or beside the batch."""
         if self.kind == "dict":
             batch = dict(zip(self.names, values, strict=True))
             return batch if index is None else {**batch, "index": index}
@@ -154,12 +154,14 @@ class Form:
 
 
 def exporter(kind: Kind) -> Callable[[Any], Any]:
-    """What makes an array of `kind` of NumPy's or CuPy's, without a copy where it can.
+    """Function that makes an array of `kind` from one of NumPy or CuPy.
+
+    The function makes no copy if it can avoid one.
 
     Raises
     ------
     UnsupportedError
-        What makes such arrays is not installed.
+        The library for such arrays is not installed.
     """
     if kind in ("numpy", "cupy"):
         return _itself
@@ -181,12 +183,12 @@ def exporter(kind: Kind) -> Callable[[Any], Any]:
 def check_exports(
     export: Callable[[Any], Any], dtype: np.dtype[Any], name: str
 ) -> None:
-    """Refuse elements that the kind of arrays asked for has not.
+    """Refuse a data type that the chosen kind of arrays does not have.
 
     Raises
     ------
     UnsupportedError
-        It has none of this data type.
+        The kind of arrays has no such data type.
     """
     try:
         export(np.zeros(1, dtype))
@@ -204,7 +206,7 @@ def _itself(array: Any) -> Any:
 
 def _tensor(torch: Any, array: Any) -> Any:
     if isinstance(array, np.ndarray):
-        if array.dtype.kind == "V":  # of ml_dtypes: NumPy has no such types
+        if array.dtype.kind == "V":  # types of ml_dtypes, which NumPy does not know
             words = torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))
             return words.view(getattr(torch, array.dtype.name))
         return torch.from_numpy(array)
@@ -212,7 +214,7 @@ def _tensor(torch: Any, array: Any) -> Any:
 
 
 def consumer_stream(kind: Kind, device: Device) -> Callable[[], Stream]:
-    """What tells the stream that the caller uses arrays of `kind` on, when asked."""
+    """Function that returns the stream that the caller uses for `kind` now."""
     if kind != "torch":
         return device.current_stream
     import torch  # pyright: ignore[reportMissingImports] - optional

@@ -1,4 +1,4 @@
-"""Elements as stored -> elements as the model wants them."""
+"""Elements as stored -> elements with the data type and scale that the caller wants."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gpushard.options import KIB
 from gpushard.selecting.selection import Ints
 from gpushard.workers import Task, run_tasks
 
-# A piece of a load that is gathered and cast at a time stays in the cache.
+# Pieces of a load are gathered and cast one by one, so that a piece stays in cache.
 _PIECE_NBYTES = 512 * KIB
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """``value * scale + offset``, in another data type.
+    """``value * scale + offset``, cast to another data type.
 
     Attributes
     ----------
     stored, dtype
-        Data types of what comes in and of what goes out.
+        Data types of the input and of the output.
     scale, offset
-        None changes nothing.
+        None means no scaling or no offset.
     """
 
     stored: np.dtype[Any]
@@ -44,20 +44,20 @@ class Conversion:
         scale: float | None,
         offset: float | None,
     ) -> Conversion:
-        """Conversion to `dtype`; None: float32 where numbers change, else as stored."""
+        """Conversion to `dtype`; None: float32 for scaled integers, else as stored."""
         if dtype is None:
             is_changed = scale is not None or offset is not None
-            # To NumPy, bfloat16 and its like are of no kind: "V".
+            # bfloat16 and similar types are of kind "V" to NumPy.
             keeps = not is_changed or stored.kind in "fcV"
             dtype = stored if keeps else np.dtype(np.float32)
-        # Python's numbers take the arrays' precision, NumPy's would widen it.
+        # Python numbers keep the precision of arrays; NumPy numbers would widen it.
         scale = None if scale is None else float(scale)
         offset = None if offset is None else float(offset)
         return cls(stored, dtype, scale, offset)
 
     @property
     def is_none(self) -> bool:
-        """Whether elements stay as they are stored."""
+        """Whether elements stay exactly as they are stored."""
         return self.stored == self.dtype and self.scale is None and self.offset is None
 
     @property
@@ -68,10 +68,10 @@ class Conversion:
 
     @property
     def factors(self) -> tuple[float, float] | None:
-        """Scale and offset that a device applies; None if numbers stay as they are."""
+        """Scale and offset that a device applies; None if numbers do not change."""
         if self.scale is None and self.offset is None:
             return None
-        # Adding -0.0 changes nothing, as leaving it out; adding 0.0 changes -0.0.
+        # Adding -0.0 never changes a value; adding 0.0 would change -0.0.
         scale = 1.0 if self.scale is None else self.scale
         return scale, -0.0 if self.offset is None else self.offset
 
@@ -80,9 +80,9 @@ class Conversion:
         if self.scale is None and self.offset is None:
             np.copyto(out, values, casting="unsafe")
             return
-        # Half precision overflows at 65504, which packed integers reach; integers
-        # round: both are computed in a wider type and cast once. A device computes
-        # halves in single precision, and so the same numbers.
+        # Halves overflow at 65504, which packed integers reach, and integers round. So
+        # both are computed in a wider type and cast once. A device also computes halves
+        # in single precision, which gives the same numbers.
         is_wide = out.dtype.kind in "fc" and out.dtype.itemsize >= 4
         wide = out if is_wide else np.empty(out.shape, self._wide)
         np.copyto(wide, values, casting="unsafe")
@@ -102,12 +102,12 @@ def gathered(
     memory: Memory,
     n_workers: int,
 ) -> NDArray[Any]:
-    """Rows `order` of `values`, converted; `values` itself if there is nothing to do.
+    """Rows `order` of `values`, converted; `values` itself if nothing changes.
 
     Parameters
     ----------
     order
-        int64, shape (n,). Rows of axis 0; None takes all, as they come.
+        int64, shape (n,). Indexes of rows along axis 0; None keeps all rows in place.
     """
     if order is None and conversion.is_none:
         return values
@@ -136,7 +136,7 @@ def _fill(
     if order is None:
         rows = values[first:stop]
     elif conversion.is_none:
-        # Every index is known to be inside; "clip" lets NumPy write without a buffer.
+        # All indexes are valid; "clip" lets NumPy write without an extra buffer.
         np.take(values, order[first:stop], axis=0, out=out[first:stop], mode="clip")
         return
     else:

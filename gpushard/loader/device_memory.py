@@ -1,4 +1,4 @@
-"""Memory of a device that comes back when nobody looks at it any more."""
+"""Device memory that is reused once nothing refers to it any more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpushard.errors import DeviceError
 
 @dataclass(slots=True)
 class _Free:
-    """Memory that nobody looks at any more once `event` is done."""
+    """Memory that can be used again once `event` is done."""
 
     device: Device
     buffer: DeviceBuffer
@@ -29,26 +29,26 @@ class _Free:
     is_taken: bool = False
 
     def __del__(self) -> None:
-        # An allocator knows nothing of the streams that memory was used on.
+        # An allocator does not know the streams on which memory was used.
         if not (self.is_taken or sys.is_finalizing()):
             with suppress(DeviceError):
                 self.device.wait(self.event)
 
 
 class DeviceMemory:
-    """Rows in a device's memory, written again once they are let go of and read.
+    """Rows in device memory, which are reused once they were dropped and read.
 
-    Nothing is written again that an array still refers to, nor before the work is done
-    that the consumer had queued when it let go.
+    Memory is not reused while an array refers to it, nor before the consumer's work is
+    done that was queued when the last array was dropped.
 
     Parameters
     ----------
     device
         The device.
     n_kept
-        Pieces of memory kept for later.
+        Number of free pieces of memory to keep.
     consumer
-        The stream that batches are used on, as the caller's thread has it now.
+        Returns the stream that the caller's thread uses batches on now.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class DeviceMemory:
         self._free: deque[_Free] = deque()
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceRows:
-        """Rows of any content, ready to be written by what follows on `stream`."""
+        """Rows of undefined content; later work on `stream` may write to them."""
         nbytes = max(prod(shape) * dtype.itemsize, 1)
         buffer = self._block(nbytes)
         lease = _Lease(buffer, self._free, self.device, self._consumer)
         return DeviceRows(self, lease, buffer.address, shape, dtype)
 
     def uploaded(self, values: NDArray[Any]) -> DeviceRows:
-        """Rows with what host memory holds; they are there when it returns."""
+        """Rows with a copy of `values`, which is complete on return."""
         rows = self.take(values.shape, values.dtype)
         if rows.nbytes:
             pinned = self.pinned(values)
@@ -77,17 +77,17 @@ class DeviceMemory:
         return rows
 
     def pinned(self, values: NDArray[Any]) -> NDArray[np.uint8]:
-        """Bytes of `values` where copies run from by themselves."""
+        """Bytes of `values` in pinned memory, for asynchronous copies."""
         host = self.device.allocate_pinned(max(values.nbytes, 1))[: values.nbytes]
         host[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         return host
 
     def _block(self, nbytes: int) -> DeviceBuffer:
-        """Memory of at least `nbytes`, and not of much more."""
+        """Memory of at least `nbytes` bytes; a reused piece has at most twice that."""
         for n_left in range(len(self._free), 0, -1):
             try:
                 free = self._free.popleft()
-            except IndexError:  # two threads take: one that reads, one that joins
+            except IndexError:  # the reading and the joining thread both take memory
                 break
             if n_left > self._n_kept:
                 continue
@@ -100,7 +100,7 @@ class DeviceMemory:
 
 
 class _Lease:
-    """Owner of rows, whose memory goes back when the last array over them is gone."""
+    """Owner of rows. Their memory is free when the last array over them is gone."""
 
     __slots__ = ("_buffer", "_consumer", "_device", "_free")
 
@@ -117,9 +117,9 @@ class _Lease:
         self._consumer = consumer
 
     def __del__(self) -> None:
-        if sys.is_finalizing():  # there may be no module left to ask
+        if sys.is_finalizing():  # modules may be gone already
             return
-        # Of a device that failed nothing is used again.
+        # Memory of a device that failed is never reused.
         with suppress(DeviceError):
             event = self._device.record(self._consumer())
             self._free.append(_Free(self._device, self._buffer, event))
@@ -127,18 +127,18 @@ class _Lease:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """Rows of axis 0 in a device's memory, C order; a slice of them is a view.
+    """Rows of axis 0 in device memory, C order; a slice of them is a view.
 
     Attributes
     ----------
     memory
-        What they were taken from.
+        The memory that the rows were taken from.
     lease
-        Keeps the memory.
+        Keeps the memory of the rows from being reused.
     address
-        Of the first row.
+        Address of the first row.
     shape, dtype
-        As of an array.
+        As for an array.
     """
 
     memory: DeviceMemory
@@ -174,7 +174,7 @@ class DeviceRows:
         return DeviceRows(self.memory, self.lease, address, shape, self.dtype)
 
     def output(self, affine: Affine | None = None) -> DeviceOutput:
-        """Where a read writes all of them."""
+        """The rows as the output of a read."""
         steps = [self.dtype.itemsize]
         for extent in reversed(self.shape[1:]):
             steps.append(steps[-1] * extent)
@@ -182,12 +182,12 @@ class DeviceRows:
         return DeviceOutput(self.address, self.shape, strides, self.dtype, affine)
 
     def array(self) -> Any:
-        """Array of the device's library over them."""
+        """Array of the device's library over the rows."""
         device = self.memory.device
         return device.view(self.address, self.shape, self.dtype, self.lease)
 
     def joined(self, parts: Sequence[DeviceRows]) -> DeviceRows:
-        """Rows of all parts, one after the other, in memory of their own."""
+        """Rows of all parts, one after the other, in new memory."""
         memory, n_rows = self.memory, sum(map(len, parts))
         rows = memory.take((n_rows, *self.shape[1:]), self.dtype)
         address = rows.address

@@ -1,4 +1,4 @@
-"""The arrays of a loader: what a sample takes of each, and how it is read."""
+"""Fields of a loader: what a sample takes of each array, and how it is read."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gpushard.selecting.selection import Ints
 
 Source = Array | ConcatArray
 
-# Shorter rows are sooner gathered than each put in its place.
+# Rows shorter than this are read first and gathered then, which is faster.
 _LONG_NBYTES = 512
 
 
 class Rows(Protocol):
-    """Samples one after the other: an array of the host, or rows on a device."""
+    """Samples one after the other: a host array, or rows on a device."""
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +45,7 @@ class Rows(Protocol):
 
 
 Finish = Callable[[], Any]
-"""Called when the jobs are done: their `Rows`, a sample an entry of axis 0."""
+"""Called when the jobs are done; returns their `Rows`, with one sample per row."""
 
 
 def _sums() -> Tally:
@@ -54,22 +54,22 @@ def _sums() -> Tally:
 
 @dataclass(frozen=True)
 class Field:
-    """One array of a loader.
+    """One array of a loader, and how samples are read from it.
 
     Attributes
     ----------
     name
-        Its key, or its number among several.
+        Key of the array, or its number in a tuple.
     array
-        What it is read from.
+        The array to read.
     cut
-        What a sample takes of it.
+        What a sample takes of the array.
     conversion
-        What becomes of the elements.
+        How the elements change.
     n_workers
-        Threads that its reads are worth.
+        Threads that reads may use.
     tally
-        What was done for it.
+        Counts of the reads of this array.
     """
 
     name: str
@@ -81,63 +81,63 @@ class Field:
 
     @property
     def sample_nbytes(self) -> int:
-        """Size of a sample as stored."""
+        """Size of a sample before the conversion, in bytes."""
         size = int(np.prod(self.cut.sample_shape, dtype=np.int64))
         return size * self.array.dtype.itemsize
 
     @property
     def is_row_wise(self) -> bool:
-        """Whether a sample is one row, which lies in one inner chunk along axis 0."""
+        """Whether a sample is one row, which is in one inner chunk along axis 0."""
         return self.cut.drop
 
     @property
     def load_nbytes(self) -> int:
-        """What a sample takes while it is read, but for what it is cast to."""
+        """Memory for a sample during the read, without the converted copy."""
         return self.sample_nbytes
 
     @property
     def lands_in_place(self) -> bool:
-        """Whether samples, on the host, are in one place only while they are read."""
+        """Whether a read on the host needs no second copy of the samples."""
         rows = self.cut.takes_rows and self._has_long_rows
         return rows and self.conversion.is_none
 
     @property
     def lists_rows(self) -> bool:
-        """Whether rows are read, and not windows of short rows as patches."""
+        """Whether samples are read as rows, not as patches (windows of short rows)."""
         is_row = self.cut.window[0] == 1
         return self.cut.takes_rows and (self._has_long_rows or is_row)
 
     @property
     def lists_rows_on_device(self) -> bool:
-        """As `lists_rows`, on a device, where each patch is decoded for itself."""
+        """As `lists_rows`, for a device, which would decode each patch separately."""
         is_short = self.row_nbytes * self.cut.window[0] < _LONG_NBYTES
         return self.lists_rows or (self.cut.takes_rows and is_short)
 
     @property
     def _has_long_rows(self) -> bool:
-        """Whether each row is put in its place by itself."""
+        """Whether rows are long enough to be put into their places one by one."""
         return self.row_nbytes >= _LONG_NBYTES
 
     @property
     def row_nbytes(self) -> int:
-        """Size of a row of the array, as stored."""
+        """Size of a row of the array as stored, in bytes."""
         return prod(self.array.shape[1:]) * self.array.dtype.itemsize
 
     @property
     def n_listed(self) -> int:
-        """Whether a sample is an entry of columns: a short row, or a patch; 0 or 1."""
+        """Entries of a sample in columns: 1 for a short row or a patch, else 0."""
         return int(not (self.lists_rows and self._has_long_rows))
 
     def nbytes_of(self, samples: Ints) -> int:
-        """What these samples take while they are read."""
+        """Memory for these samples during the read, in bytes."""
         return len(samples) * self.load_nbytes
 
     @property
     def touched_part(self) -> float:
-        """Inner chunks that a sample from anywhere touches, of all that there are."""
+        """Expected share of all inner chunks that one sample at random touches."""
         cut, axes = self.cut, self.members[0].source.layout.inner_axes
         part = 1.0
-        # Of the other axes it takes all.
+        # A sample takes the other axes whole.
         for length, extent, axis in zip(cut.window, cut.shape, axes, strict=False):
             mean_cell = axis.extent / max(axis.n_cells, 1)
             reach = length - 1 + mean_cell
@@ -146,11 +146,11 @@ class Field:
 
     @property
     def n_chunks(self) -> int:
-        """Inner chunks that there are, stored or not."""
+        """Number of inner chunks of the array, stored or not."""
         return sum(prod(m.source.layout.inner_grid) for m in self.members)
 
     def axis(self, unit: str) -> GridAxis:
-        """Axis 0 of the array, cut where its shards or its inner chunks end.
+        """Axis 0 of the array, cut at the borders of its shards or inner chunks.
 
         Parameters
         ----------
@@ -160,12 +160,12 @@ class Field:
         return stored_axis(self.array, unit)
 
     def touches(self, origins: Ints, first: int, stop: int) -> NDArray[np.bool_]:
-        """Which samples have any of the rows ``first:stop``: bool, (n_samples,)."""
+        """Which samples have any of rows ``first:stop``: bool, shape (n_samples,)."""
         begin = origins[:, 0] + self.cut.lead
         return (begin < stop) & (begin + self.cut.window[0] > first)
 
     def facts(self) -> list[Any]:
-        """What decides where its samples lie, as JSON."""
+        """Properties that decide where samples lie, as JSON."""
         cut = self.cut
         facts: list[Any] = [list(cut.shape), str(self.array.dtype), *self.origins]
         if cut.drop:
@@ -174,28 +174,29 @@ class Field:
 
     @property
     def origins(self) -> list[dict[str, Any]]:
-        """Where the windows of arrays that have rolled begin, as JSON; else nothing."""
+        """Origins of arrays that have rolled, as JSON; empty if none has."""
         found = [list(member.source.layout.keys.offset) for member in self.members]
         return [{"origins": found}] if any(map(any, found)) else []
 
     @property
     def members(self) -> tuple[Array, ...]:
-        """The stored arrays."""
+        """The stored arrays that make up this array."""
         if isinstance(self.array, ConcatArray):
             return self.array.arrays
         return (self.array,)
 
     def read(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
-        """Jobs that read the samples at `origins`, and what makes them one array."""
+        """Jobs that read the samples at `origins`, and a function for their result."""
         self.tally.add(loaded_samples=len(origins))
         if self.lists_rows:
             return self._read_rows(origins, memory)
         return self._read_patches(origins, memory)
 
     def _read_rows(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
-        """Each row goes from its inner chunk to its places, in the order of storage.
+        """Jobs that copy each row from its inner chunk to its places in the result.
 
-        Short rows are read once, side by side, and gathered then.
+        Rows are read in the order of storage. Short rows are read once, next to each
+        other, and gathered afterwards.
         """
         wanted = self.cut.rows(origins)
         flat = wanted.ravel()
@@ -242,19 +243,19 @@ class Field:
         return jobs
 
     def count(self, jobs: Sequence[Job]) -> None:
-        """Note how many inner chunks jobs read."""
+        """Note how many inner chunks the jobs read."""
         self.tally.add(loaded_chunks=sum(job.plan.n_chunks for job in jobs))
 
 
 def concatenated(parts: Sequence[Any]) -> Rows:
-    """Samples of all parts, one after the other, in memory of their own."""
+    """Samples of all parts, one after the other, in new memory."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
     return parts[0].joined(parts)
 
 
 def _distinct(rows: Ints) -> tuple[Ints, Ints | None]:
-    """Rows ascending, each once, and where to find each; None if they were so."""
+    """Distinct rows in ascending order, and the index of each; None if unchanged."""
     if np.all(rows[1:] > rows[:-1]):
         return rows, None
     found, order = np.unique(rows, return_inverse=True)
@@ -262,12 +263,12 @@ def _distinct(rows: Ints) -> tuple[Ints, Ints | None]:
 
 
 def usable_source(array: Any, name: str, num_threads: int | None) -> Source:
-    """Array of a loader as the host sees it, its reads held to a number of threads.
+    """Array of a loader on the host, with a limited number of threads.
 
     Raises
     ------
     OptionError
-        It is no array of gpushard, or has no axis to take samples from.
+        The object is no array of gpushard, or it has no axis to take samples from.
     """
     if isinstance(array, RollingReader):
         array = array.view()
@@ -293,13 +294,13 @@ def _on_host(array: Array, num_threads: int | None) -> Array:
 
 
 def threads_of(array: Source) -> int:
-    """Threads that reads of an array may use."""
+    """Number of threads that reads of an array may use."""
     members = array.arrays if isinstance(array, ConcatArray) else (array,)
     return members[0].source.options.threads
 
 
 def stored_axis(array: Source, unit: str) -> GridAxis:
-    """Axis 0 of an array, cut where its shards or its inner chunks end.
+    """Axis 0 of an array, cut at the borders of its shards or inner chunks.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""One pass over a rank's part of an epoch: what runs ahead, and how it ends."""
+"""One pass over a rank's share of an epoch: reading ahead, and ending early."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gpushard.loader.prefetch import Prefetched, Stopped, Waits
 from gpushard.loader.reading import Reader
 from gpushard.loader.shares import Share
 
-# A thread that is told to end is over when its task is: one batch of requests, or the
-# compilation of the loops, which whoever interrupts does not wait for.
+# Longest waits for a thread to end, in seconds. A thread ends after its current task: a
+# batch of requests, or compiling the loops. An interrupt does not wait for the latter.
 _LONGEST_JOIN, _INTERRUPTED_JOIN = 10.0, 0.5
 
 
 @dataclass
 class Pass:
-    """One pass over an epoch.
+    """One pass over an epoch, with its threads.
 
     Attributes
     ----------
     stop
-        Set when it is to end.
+        Set to end the pass.
     """
 
     stop: threading.Event = field(default_factory=threading.Event)
@@ -41,19 +41,18 @@ class Pass:
         ahead: tuple[int, int],
         waits: Waits,
     ) -> Iterator[tuple[Batch, Any]]:
-        """Batches and what `finish` makes of each.
+        """Batches, each with the result of `finish`.
 
         Parameters
         ----------
         place
-            Order and share, and the step to begin at.
+            Order, share, and the first step.
         finish
-            Makes what is handed out.
+            Makes the value that is handed out.
         ahead
-            How many loads are read, and how many batches finished, before they are
-            asked for; 0 does it when they are.
+            Number of loads to read and of batches to finish ahead; 0 does it on demand.
         waits
-            Where to count how the consumer waits.
+            Counts how the consumer waits.
         """
         order, share, step = place
         n_loads, n_batches = ahead
@@ -71,16 +70,16 @@ class Pass:
 
     def _ahead(self, items: Iterator[Any], depth: int, waits: Waits) -> Iterator[Any]:
         stage: Prefetched[Any] = Prefetched(items, depth, self.stop, waits)
-        # Known before its thread runs: an interrupt may come at any moment.
+        # Listed before its thread runs, as an interrupt may come at any moment.
         self._stages.append(stage)
         stage.start()
         return stage
 
     def close(self, *, joins: bool = False) -> None:
-        """Let its threads end; with `joins`, return when they have.
+        """End the threads of the pass; with `joins`, wait until they have ended.
 
-        On the way of an interrupt, also out of a ``with`` block, soon in any case: a
-        thread that is in a long task ends after it, or with the interpreter.
+        During an interrupt, also in a ``with`` block, the wait is short. A thread in a
+        long task then ends after that task, or together with the interpreter.
         """
         self.stop.set()
         for stage in self._stages:
@@ -94,7 +93,7 @@ class Pass:
 
 
 def _until_stopped(items: Iterator[Any]) -> Iterator[Any]:
-    """Items that are made as they are asked for, until another thread ends the pass."""
+    """Items made on demand, until another thread ends the pass."""
     try:
         yield from items
     except Stopped:

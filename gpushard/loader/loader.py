@@ -25,83 +25,87 @@ if TYPE_CHECKING:
 class Loader:
     """Batches of samples out of stored arrays: shuffled, resumable, distributed.
 
-    Iterating gives the batches of one epoch and then moves on to the next; breaking off
-    and iterating anew begins the epoch again. Only one iteration runs at a time.
+    Each iteration gives the batches of one epoch, and then moves the loader to the next
+    epoch. After a break, a new iteration starts the epoch again. Only one iteration can
+    run at a time.
 
     Parameters
     ----------
     arrays
-        An `Array`, a tuple or a dict of them (or a group), aligned on axis 0; a batch
-        has the same form. `concat` makes one of several.
+        An `Array`, a tuple or dict of arrays, or a group; all are aligned on axis 0. A
+        batch has the same form. `concat` joins several arrays to one.
     batch_size
-        Samples a step and rank.
+        Number of samples that each rank gets in a step.
     shuffle
-        Whether the order is random, another one each epoch.
+        Whether the order is random. Each epoch then has another order.
     seed
-        Of everything random.
+        Seed of everything random.
     drop_last
-        Whether a last batch that is not full is left out.
+        Whether to leave out the last batch if it is not full.
     sampler
-        Your own order: whole numbers, or what is called with the epoch and gives some;
-        no iterator, which gives one epoch only.
+        An order of your own: an iterable of sample numbers, or a function that is
+        called with the epoch and returns one. An iterator is refused, because it gives
+        one epoch only.
     block
-        Shuffles blocks of samples, "shard", "chunk" (an inner chunk) of the first array
-        or a number of samples, instead of single ones.
+        Shuffles blocks of samples instead of single samples: each "shard" or each
+        "chunk" (an inner chunk) of the first array, or blocks of so many samples.
     buffer_blocks
-        Blocks that are drawn together, and their samples mixed; they are in memory
-        together.
+        Number of blocks that are drawn together. Their samples are mixed, and they are
+        in memory together.
     replacement
-        Whether each sample is drawn from all, so that some come twice.
+        Whether each sample is drawn from all, so that some come more than once.
     num_samples
-        Samples an epoch, of all ranks; all by default.
+        Number of samples in an epoch, for all ranks together; by default all samples.
     weights
-        How likely each sample is drawn, with `replacement`.
+        Relative probability of each sample, with `replacement`.
     rank, world_size
-        Which of how many processes this is; found by itself under torch.distributed,
-        ``torchrun`` and jax.distributed.
+        Number of this process, and the number of processes; found automatically under
+        torch.distributed, ``torchrun`` and jax.distributed.
     uneven
-        What does not make a step for every rank: "drop" leaves less than one sample a
-        rank out, "pad" repeats as many from the epoch's start, "allow" gives all of it
-        to the first ranks, whose steps may then be more.
+        What to do with samples that do not make a step for every rank. "drop" leaves
+        out less than one sample per rank. "pad" repeats samples from the start of the
+        epoch instead. "allow" gives all of them to the first ranks, which may then have
+        more steps.
     prefetch_factor
-        Reads (of several batches each) made ahead; 0 reads when you ask.
+        Number of reads, of several batches each, made ahead; 0 reads on demand.
     num_threads
-        Threads that decode; by default those of the arrays.
+        Number of threads that decode; by default the number set for the arrays.
     device
-        Where batches are decoded and lie: "cpu", "cuda", "cuda:1"; by default where
+        Where batches are decoded and stored: "cpu", "cuda", "cuda:1"; by default where
         the arrays were opened.
     to
-        Kind of the arrays of a batch, in the same memory: "numpy" on the host, "cupy"
-        on a device, "torch" or "jax" on both.
+        Kind of the arrays in a batch, in the same memory: "numpy" on the host, "cupy"
+        on a device, "torch" or "jax" on either.
     dtype, scale, offset
-        Elements become ``value * scale + offset``, of data type `dtype` (float32 where
-        integers are scaled). One for all arrays, or a dict by their names.
+        Elements become ``value * scale + offset``, with data type `dtype` (float32 by
+        default if integers are scaled). One value for all arrays, or a dict by name.
     window
-        Lengths of a sample along the first axes (a patch), instead of a row of axis 0;
-        a number is a window of rows. A dict by name gives each array its own.
+        Lengths of a sample along the first axes (a patch); by default a sample is a row
+        of axis 0. A number means a window of rows. A dict by name gives each array a
+        window of its own.
     stride
-        Distance of neighbouring windows; by default they touch.
+        Distance between neighbouring windows; by default they touch.
     padding
-        What a window that would reach beyond the array does: "drop" is left out,
-        "shift" moved back inside, "fill" filled with the array's fill value.
+        What to do with a window that reaches beyond the array. "drop" leaves it out,
+        "shift" moves it back inside, and "fill" fills it with the array's fill value.
     lead
-        Added to where the window begins along axis 0; a dict by name lets a target lie
-        ahead of its input.
+        Number added to the start of the window along axis 0. A dict by name lets a
+        target lie ahead of its input.
     transform
-        Called with every batch, in a thread of its own; its result is handed out.
+        Called with every batch, in a thread of its own. Its result replaces the batch.
     on_error
-        What a sample does that is damaged, or that the store fails to give after
+        What to do if a sample is damaged, or if the store fails to deliver it after
         three more tries: "raise", or "skip", which makes its batch smaller.
     return_index
-        Whether batches come with the numbers of their samples: under the key "index" of
-        a dict, else as ``(batch, index)``; int64, NumPy.
+        Whether batches come with the numbers of their samples: under the key "index" if
+        a batch is a dict, else as ``(batch, index)``. int64, NumPy.
 
     Raises
     ------
     OptionError
-        An argument has no possible value, or the arrays do not belong together.
+        An argument has an impossible value, or the arrays do not fit together.
     UnsupportedError
-        The device or a package is missing, or elements are of a type that it has not.
+        The device or a package is missing, or it has no such data type.
 
     Examples
     --------
@@ -155,19 +159,19 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that is read, or will be next."""
+        """Number of the current epoch, or of the next one between two epochs."""
         return self._standing.epoch
 
     @property
     def is_even(self) -> bool:
-        """Whether all ranks have as many steps, whatever the number of samples."""
+        """Whether all ranks have the same number of steps for any number of samples."""
         settings = self._settings
         return settings.uneven != "allow" or settings.ranks[1] == 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch, which ends an iteration that runs through another one.
+        """Go to an epoch. This ends an iteration through another epoch.
 
-        Where it is the current one, a resumed step stays.
+        If `epoch` is the current epoch, a resumed step is kept.
 
         Parameters
         ----------
@@ -179,19 +183,19 @@ class Loader:
             self._stand(Standing(wanted, 0), is_resumed=False)
 
     def _stand(self, standing: Standing, *, is_resumed: bool) -> None:
-        # An iteration that went on would move the loader to its own next step.
+        # A running iteration would move the loader to its own next step.
         self._leave()
         self._standing, self._is_resumed = standing, is_resumed
 
     def _leave(self, *, joins: bool = False) -> None:
-        """End the iteration that runs, if one does."""
-        # First, so that the iteration that it ends does not take this for its end.
+        """End the running iteration, if there is one."""
+        # Cleared first, so that the ended iteration does not count this as its end.
         ended, self._pass = self._pass, None
         if ended is not None:
             ended.close(joins=joins)
 
     def __len__(self) -> int:
-        """Batches of this rank in the current epoch."""
+        """Number of batches of this rank in the current epoch."""
         order = self._settings.shuffling.order(self._standing.epoch)
         return self._settings.share(order.n).n_steps
 
@@ -200,7 +204,7 @@ class Loader:
         return self._iterate()
 
     def _iterate(self) -> Iterator[Any]:
-        """Batches of an epoch, from where the loader stands."""
+        """Batches of the current epoch, from the current step on."""
         settings = self._settings
         self._place.check()
         refuse_workers(device=settings.device is not None)
@@ -218,7 +222,7 @@ class Loader:
             progress.incidents,
             self._place.n_behind if settings.n_ahead else 0,
         )
-        # Batches are cut in no time: only a transform is worth a thread.
+        # Cutting batches takes no time, so only a transform is worth a thread.
         ahead = (settings.n_ahead, settings.n_ahead if settings.transform else 0)
         progress.begin()
         try:
@@ -229,14 +233,14 @@ class Loader:
                 progress.handed(
                     len(batch.samples), sum([array.nbytes for array in batch.arrays])
                 )
-                # Held here, they would keep their memory while the next are read.
+                # A batch held here would keep its memory while the next ones are read.
                 del batch
                 yield value
                 del value
                 self._check_current(begun)
             self._check_current(begun)
-            # Its threads only have to return: none is left for the interpreter's end,
-            # which a thread in another library's code may not survive.
+            # The threads only have to return. None must be left when the interpreter
+            # ends: a thread in the code of another library may not survive that.
             begun.close(joins=True)
             self._standing = Standing(standing.epoch + 1, 0)
         finally:
@@ -244,7 +248,7 @@ class Loader:
             progress.end()
 
     def _begin(self) -> Pass:
-        """A new pass, the only one; from the epoch's start if nothing was resumed."""
+        """A new pass, the only one; at the start of the epoch unless it was resumed."""
         self._leave()
         self._pass = begun = Pass()
         if not self._is_resumed:
@@ -261,7 +265,7 @@ class Loader:
             )
 
     def _finish(self, batch: Batch) -> tuple[Batch, Any]:
-        """What is handed out of a batch."""
+        """The batch, and the value that is handed out for it."""
         settings = self._settings
         arrays = [settings.exported(array) for array in batch.arrays]
         index = batch.samples if settings.return_index else None
@@ -271,32 +275,32 @@ class Loader:
         try:
             return batch, settings.transform(value)
         except StopIteration as error:
-            # To the iterators on the way it would be the end of the epoch.
+            # The iterators above would take StopIteration for the end of the epoch.
             raise RuntimeError("transform= raised StopIteration") from error
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, as small JSON; the same on all ranks.
+        """Position of the loader, as small JSON; the same on all ranks.
 
-        Counts batches that were handed out, not those read ahead.
+        Counts batches that were handed out, not those that were read ahead.
         """
         return state_of(self._standing, self._settings.facts(self._standing.epoch))
 
     def load_state_dict(self, state: Any) -> None:
-        """Stand where another loader stood: the next batch is the one it had next.
+        """Go to the position of another loader: its next batch is then the next here.
 
-        Prefetching may differ, and the number of ranks too where the global batch
+        Prefetching may differ. The number of ranks may differ too if the global batch
         (`batch_size` times `world_size`) is the same.
 
         Parameters
         ----------
         state
-            What `state_dict` gave, of any rank.
+            Result of `state_dict` on any rank.
 
         Raises
         ------
         OptionError
-            The arrays, the seed, the shuffling or the global batch differ; which of
-            them is told.
+            The arrays, the seed, the shuffling or the global batch differ. The message
+            says which.
         """
         standing = parsed_standing(state)
         settings = self._settings
@@ -311,14 +315,15 @@ class Loader:
     def stats(self) -> dict[str, Any]:
         """Figures since the loader was made.
 
-        ``batches``, ``samples`` and ``bytes`` handed out, ``seconds`` they took and the
-        rates; ``waiting_seconds`` that you waited for data; ``queue_occupancy``, the
-        part of the queue that was full when you looked; ``stored_bytes_read``;
-        ``index_requests``, shard indexes that were fetched, and ``index_cache_hits``,
-        those that were still known; ``chunk_cache_hits``, inner chunks that an earlier
-        read had decoded and the array's options let it keep;
-        ``read_amplification``, elements decoded for each one wanted;
-        ``samples_skipped`` and ``reads_retried``.
+        ``batches``, ``samples`` and ``bytes`` were handed out in ``seconds``, with
+        their rates. ``waiting_seconds`` is the time that you waited for data.
+        ``queue_occupancy`` is the part of the queue that was full when you asked.
+        ``stored_bytes_read`` is the payload that was read. ``index_requests`` counts
+        shard indexes that were fetched; ``index_cache_hits`` those that were in memory.
+        ``chunk_cache_hits`` counts inner chunks that an earlier read had decoded and
+        the array's options let it keep. ``read_amplification`` is the number of
+        elements decoded for each one wanted. ``samples_skipped`` counts samples that
+        were left out; ``reads_retried`` reads that were tried again.
         """
         return figures(self._progress, self._settings.fields, self._settings.n_ahead)
 

@@ -1,4 +1,4 @@
-"""Memory that comes back when nobody looks at it any more."""
+"""Host memory that is reused once nothing refers to it any more."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 
 class Memory:
-    """Arrays that are written again once the caller has let go of the ones before.
+    """Arrays whose memory is reused once the caller has dropped them.
 
-    An epoch then takes as much memory as is in use at a time, and no page is faulted in
-    twice. Nothing is written again that anything still refers to: not a batch, not a
-    view of one, not a tensor that shares its memory.
+    An epoch then takes only the memory that is in use at one time, and no page is
+    faulted in twice. Memory is not reused while anything refers to it: a batch, a view
+    of a batch, or a tensor that shares its memory.
 
     Parameters
     ----------
     n_kept
-        Pieces of memory kept for later.
+        Number of free pieces of memory to keep.
     """
 
     def __init__(self, n_kept: int) -> None:
@@ -30,24 +30,24 @@ class Memory:
         self._back: deque[_Loan] = deque()
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Array of any content."""
+        """Array of undefined content."""
         nbytes = prod(shape) * dtype.itemsize
         if dtype.hasobject or dtype.kind == "T" or not nbytes:
             return np.empty(shape, dtype)
         owner = _Owner(self._block(nbytes))
-        # What is called when the owner is gone runs no line of Python: an interrupt
-        # that came there would be lost.
+        # The callback for a dropped owner must not run Python code: an interrupt that
+        # came during that code would be lost.
         loan = _Loan(owner, self._back.append)
         loan.block = owner.block
         self._lent[id(loan)] = loan
         return np.asarray(owner)[:nbytes].view(dtype).reshape(shape)
 
     def _block(self, nbytes: int) -> NDArray[np.uint8]:
-        """Free memory of at least `nbytes`, and not of much more."""
+        """Memory of at least `nbytes` bytes; a reused piece has at most twice that."""
         for n_left in range(len(self._back), 0, -1):
             try:
                 loan = self._back.popleft()
-            except IndexError:  # two threads take: one that reads, one that joins
+            except IndexError:  # the reading and the joining thread both take memory
                 break
             fits = nbytes <= len(loan.block) <= 2 * nbytes
             if not fits and n_left <= self._n_kept:
@@ -60,7 +60,7 @@ class Memory:
 
 
 class _Owner:
-    """Owner of an array's memory: gone when the last view of it is."""
+    """Owner of an array's memory; it dies with the last view of the array."""
 
     __slots__ = ("__array_interface__", "__weakref__", "block")
 
@@ -70,7 +70,7 @@ class _Owner:
 
 
 class _Loan(ref[_Owner]):
-    """A block while it has an owner, and then until it has the next one."""
+    """A block from when it gets an owner until it gets the next owner."""
 
     __slots__ = ("block",)
 

@@ -1,4 +1,4 @@
-"""`Mix`: batches of several loaders, each drawn by weight."""
+"""`Mix`: several loaders -> one sequence of batches, drawn at random by weight."""
 
 from __future__ import annotations
 
@@ -19,41 +19,42 @@ from gpushard.loader.torch_data import tell_torch
 
 Stop = Literal["first", "all", "restart"]
 
-# No other purpose of random numbers has this one; see `order`.
+# Purpose of random numbers that nothing else uses; see `order`.
 _MIX = 4
-# Epochs of a loader that begins anew are numbered far from those of the mix.
+# Offset of the epochs of a loader that restarts, far from the epochs of the mix.
 _ROUND = 1_000_000
 _SUMMED = ("batches", "samples", "bytes", "waiting_seconds", "samples_skipped")
 _N_DRAWS = 4096
 
 
 class Mix:
-    """Batches of several loaders: each step takes the next one of a loader at random.
+    """Batches of several loaders: each step takes the next batch of a random loader.
 
-    Which loader comes at which step depends on the seed, the epoch and the step, so
-    that all ranks draw the same.
+    The seed, the epoch and the step decide which loader gives the batch. So all ranks
+    draw the same loaders.
 
     Parameters
     ----------
     loaders
         Loaders, in a list or by name.
     weights
-        How likely each is drawn: a number each, in a list or by name; by default as
-        many batches as it has. They need not add up to 1.
+        Relative probability of each loader, in a list or by name; by default its number
+        of batches. They need not add up to 1.
     seed
-        Of the draws.
+        Seed of the draws.
     stop
-        When an epoch ends: "first" when a loader is drawn that has nothing left;
-        "all" when none has, the others being drawn meanwhile; "restart" when each has
-        been through once, those that are through sooner beginning their next epoch.
+        When an epoch ends. "first": when a loader is drawn that has no batch left.
+        "all": when no loader has a batch left; only loaders with batches are drawn.
+        "restart": when each loader has reached its end once; a loader that reaches its
+        end sooner begins its next epoch.
     return_source
-        Whether batches come as ``(batch, source)``: name or number of their loader.
+        Whether batches come as ``(batch, source)``, with their loader's name or number.
 
     Raises
     ------
     OptionError
-        There are no loaders, the weights are no positive numbers, or ranks would not
-        take the same steps.
+        There are no loaders, the weights are not positive numbers, or the ranks would
+        not take the same steps.
 
     Examples
     --------
@@ -100,13 +101,13 @@ class Mix:
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that is read, or will be next."""
+        """Number of the current epoch, or of the next one between two epochs."""
         return self._standing.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch, which ends an iteration that runs through another one.
+        """Go to an epoch. This ends an iteration through another epoch.
 
-        Where it is the current one, a resumed step stays.
+        If `epoch` is the current epoch, a resumed step is kept.
         """
         wanted = whole_number(epoch, "epoch", 0)
         if wanted != self._standing.epoch:
@@ -118,7 +119,7 @@ class Mix:
         self._rounds = [0] * len(self._loaders)
 
     def __len__(self) -> int:
-        """Batches of the current epoch."""
+        """Number of batches in the current epoch."""
         lengths = np.array([len(loader) for loader in self._loaders])
         if self._stop == "all":
             return int(lengths.sum())
@@ -128,7 +129,7 @@ class Mix:
         return min(ends) if self._stop == "first" else max(ends)
 
     def _ends(self, lengths: Sequence[int]) -> list[int]:
-        """Steps that find loaders at their end: the first one, or all."""
+        """Steps at which loaders are found at their end: the first one, or all."""
         n_wanted = 1 if self._stop == "first" else len(lengths)
         found: dict[int, int] = {}
         drawn, step = [0] * len(lengths), 0
@@ -143,7 +144,7 @@ class Mix:
         return list(found.values())
 
     def _draws(self, steps: NDArray[np.int64], weights: NDArray[np.float64]) -> Any:
-        """Loaders drawn at steps: int64, of the same shape."""
+        """Numbers of the loaders drawn at `steps`: int64, of the same shape."""
         reach = np.cumsum(weights)
         number = uniform(steps, self._seed, self._standing.epoch, _MIX)
         return np.searchsorted(reach, number * reach[-1], side="right")
@@ -185,7 +186,7 @@ class Mix:
             loader.close()
 
     def _drawn(self, step: int) -> int | None:
-        """Loader that gives the batch of a step; None if no loader is left."""
+        """Number of the loader for a step; None if no loader has a batch left."""
         weights = self._weights
         if self._stop == "all":
             weights = np.where(np.array(self._rounds) > 0, 0.0, weights)
@@ -194,7 +195,7 @@ class Mix:
         return int(self._draws(np.array([step]), weights)[0])
 
     def _is_over(self) -> bool:
-        """Whether the epoch is, now that a loader was found at its end."""
+        """Whether the epoch is over, after a loader was found at its end."""
         return self._stop == "first" or all(self._rounds)
 
     def _again(self, k: int) -> Iterator[Any]:
@@ -216,7 +217,7 @@ class Mix:
         return {"mix": mix}
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the mix and its loaders stand, as small JSON; the same on all ranks."""
+        """Positions of the mix and its loaders, as small JSON; same on all ranks."""
         states = [loader.state_dict() for loader in self._loaders]
         return {
             **state_of(self._standing, self._facts()),
@@ -225,12 +226,12 @@ class Mix:
         }
 
     def load_state_dict(self, state: Any) -> None:
-        """Stand where another mix stood: the next batch is the one it had next.
+        """Go to the position of another mix: its next batch is then the next here.
 
         Raises
         ------
         OptionError
-            The mix or one of its loaders differs; what does is told.
+            The mix or one of its loaders differs. The message says in what.
         """
         standing = parsed_standing(state)
         refuse_other(state, self._facts())
@@ -246,7 +247,7 @@ class Mix:
         self._is_resumed = True
 
     def stats(self) -> dict[str, Any]:
-        """Sums of the figures of the loaders, and those of each under ``loaders``."""
+        """Sums of the loaders' figures, with the figures of each under ``loaders``."""
         each = [loader.stats() for loader in self._loaders]
         sums = {name: sum(figures[name] for figures in each) for name in _SUMMED}
         return {**sums, "loaders": dict(zip(self._names, each, strict=True))}
@@ -276,7 +277,7 @@ class Mix:
 
 
 def _parsed(weights: Any, names: Sequence[Any]) -> NDArray[np.float64]:
-    """Weights, one a loader, as they are told or by name."""
+    """Weights, one for each loader, from a sequence or a mapping by name."""
     if isinstance(weights, Mapping):
         if set(weights) != set(names):
             raise OptionError(

@@ -1,7 +1,7 @@
 """The order of samples: a pure function of the seed and the epoch.
 
-An order takes positions (when a sample comes) to samples (which one), any of them at
-any time, so that an epoch can be entered anywhere.
+An order maps positions in an epoch to samples. It can compute any position at any time,
+so that a loader can enter an epoch anywhere.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gpushard.layout import GridAxis
 from gpushard.loader.permutation import bits, permutation, ranked, uniform
 from gpushard.selecting.selection import Ints
 
-# What random numbers are for; no two purposes share a stream.
+# Purposes of random numbers; no two purposes share a stream of numbers.
 _SAMPLES, _BLOCKS, _GROUP, _DRAWS = range(4)
 
 
 class Order(Protocol):
-    """Samples of one epoch, in order."""
+    """Samples of one epoch, by position."""
 
     @property
     def n(self) -> int:
@@ -34,7 +34,7 @@ class Order(Protocol):
 
     @property
     def is_scattered(self) -> bool:
-        """Whether samples that follow one another lie anywhere."""
+        """Whether neighbouring positions may have samples from anywhere."""
         ...
 
     def at(self, positions: Ints, /) -> Ints:
@@ -42,16 +42,16 @@ class Order(Protocol):
         ...
 
     def cut(self, position: int) -> int:
-        """First position, not before `position`, where a read may well end.
+        """First position, at or after `position`, at which a read should end.
 
-        What is stored together and comes together lies between two such places.
+        Samples that are stored together and come together lie between two of these.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Sequential:
-    """Samples as they are stored; `axis` is cut where a read may end."""
+    """Samples in their stored order; `axis` is cut where a read may end."""
 
     n: int
     axis: GridAxis
@@ -62,7 +62,7 @@ class Sequential:
         return positions
 
     def cut(self, position: int) -> int:
-        """See `Order`: where an inner chunk ends."""
+        """See `Order`: the end of an inner chunk."""
         if position <= 0 or position >= self.n:
             return min(max(position, 0), self.n)
         cell = self.axis.cell_at(position - 1)
@@ -70,7 +70,7 @@ class Sequential:
 
 
 class Shuffled:
-    """Any sample at any position, each once."""
+    """Every sample once, at a random position."""
 
     is_scattered = True
 
@@ -79,12 +79,12 @@ class Shuffled:
         self.at = permutation(n_samples, seed, epoch, _SAMPLES)
 
     def cut(self, position: int) -> int:
-        """See `Order`: anywhere."""
+        """See `Order`: any position."""
         return min(position, self.n)
 
 
 class BlockShuffled:
-    """Blocks of samples at random, a few of them at a time mixed.
+    """Blocks of samples in random order, with the samples of a few blocks mixed.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class BlockShuffled:
     axis
         The samples, cut into blocks.
     buffer_blocks
-        Blocks that are mixed: a group.
+        Number of blocks in a group. The samples of a group are mixed.
     """
 
     is_scattered = False
@@ -113,13 +113,13 @@ class BlockShuffled:
         self._members = lru_cache(maxsize=2)(self._drawn)
 
     def _bounds(self, blocks: Ints) -> tuple[Ints, Ints]:
-        """First sample of each block, and one past its last."""
+        """First sample of each block, and one past its last sample."""
         first = self._axis.start_of(blocks)
         stop = np.minimum(first + self._axis.length_of(blocks), self._axis.extent)
         return first, stop
 
     def _drawn(self, group: int) -> Ints:
-        """Samples of a group, in their order."""
+        """Samples of a group, in their order in the epoch."""
         place = np.arange(
             group * self._buffer_blocks,
             min((group + 1) * self._buffer_blocks, self._axis.n_cells),
@@ -129,7 +129,7 @@ class BlockShuffled:
         return samples[ranked(words)]
 
     def _samples_of(self, blocks: Ints) -> Ints:
-        """Samples of blocks, one block after the other."""
+        """Samples of the blocks, one block after the other."""
         cell, extent = self._axis.cell, self._axis.extent
         if cell and (int(blocks.max(initial=0)) + 1) * cell <= extent:  # all are full
             return np.add.outer(blocks * cell, np.arange(cell)).ravel()
@@ -146,7 +146,7 @@ class BlockShuffled:
             return self._run(int(positions[0]), int(positions[-1]) + 1)
         group = np.searchsorted(self._starts, positions, side="right") - 1
         samples = np.empty(len(positions), np.int64)
-        # Positions come in order: each group's lie side by side, or in a few runs.
+        # Positions come in order, so those of a group form one run, or a few.
         cuts = np.flatnonzero(group[1:] != group[:-1]) + 1
         for first, stop in pairwise([0, *cuts.tolist(), len(positions)]):
             g = int(group[first])
@@ -168,18 +168,18 @@ class BlockShuffled:
         return samples
 
     def cut(self, position: int) -> int:
-        """See `Order`: where a group ends."""
+        """See `Order`: the end of a group."""
         return min(int(self._starts[np.searchsorted(self._starts, position)]), self.n)
 
 
 class Drawn:
-    """Samples drawn again and again, alike or by weight.
+    """Samples drawn with replacement, all with equal probability or by weight.
 
     Parameters
     ----------
     cumulated
-        float64, shape (n_samples,): sums of the weights up to each sample; None draws
-        all alike.
+        float64, shape (n_samples,): sums of the weights up to each sample. None gives
+        all samples the same probability.
     """
 
     is_scattered = True
@@ -206,13 +206,13 @@ class Drawn:
         return np.searchsorted(self._cumulated, reach, side="right").astype(np.int64)
 
     def cut(self, position: int) -> int:
-        """See `Order`: anywhere."""
+        """See `Order`: any position."""
         return min(position, self.n)
 
 
 @dataclass(frozen=True)
 class Listed:
-    """Samples in an order of the caller's: int64, shape (n,)."""
+    """Samples in the caller's own order: int64, shape (n,)."""
 
     samples: Ints
     is_scattered = True
@@ -227,7 +227,7 @@ class Listed:
         return self.samples[positions]
 
     def cut(self, position: int) -> int:
-        """See `Order`: anywhere."""
+        """See `Order`: any position."""
         return min(position, self.n)
 
 
@@ -238,21 +238,21 @@ class Shuffling:
     Attributes
     ----------
     axis
-        The samples, cut where a read may end; into blocks where these are shuffled.
+        The samples, cut where a read may end, or into blocks if blocks are shuffled.
     seed
-        Of all random numbers.
+        Seed of all random numbers.
     shuffle
         Whether the order is random.
     buffer_blocks
-        Blocks mixed at a time; 0 mixes all samples.
+        Number of blocks that are mixed; 0 mixes all samples.
     num_samples
-        Positions of an epoch; None is one a sample.
+        Positions in an epoch; None means one for each sample.
     replacement
-        Whether each position is drawn anew.
+        Whether each position is drawn from all samples.
     cumulated
         Sums of the weights up to each sample; see `Drawn`.
     sampler
-        The caller's order of an epoch, from its number.
+        Function from the number of an epoch to the caller's order.
     """
 
     axis: GridAxis
@@ -279,7 +279,7 @@ class Shuffling:
         return Shuffled(n, n_samples, self.seed, epoch)
 
     def fingerprint(self, epoch: int) -> dict[str, Any]:
-        """What the order of an epoch depends on, as JSON."""
+        """Everything that the order of an epoch depends on, as JSON."""
         facts: dict[str, Any] = {"n_samples": self.axis.extent}
         if self.sampler is not None:
             return facts | {"sampler": crc32(self.sampler(epoch).tobytes())}

@@ -1,8 +1,8 @@
-"""Random numbers and permutations that depend on a seed and on nothing else.
+"""Seed -> random numbers and permutations, the same with every version of NumPy.
 
-Everything is made of the raw output of a bit generator, which NumPy promises to keep
-(NEP 19); what its `Generator` makes of it may change between versions, and an epoch
-could then not be resumed with another one.
+Everything is computed from the raw output of a bit generator, which NumPy promises to
+keep (NEP 19). The output of NumPy's `Generator` may change between versions, and then
+another version could not resume an epoch.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from numpy.typing import NDArray
 from gpushard.selecting.selection import Ints
 
 Permutation = Callable[[Ints], Ints]
-"""Where positions go: int64 in, int64 of the same shape out."""
+"""Map of positions: int64 in, int64 of the same shape out."""
 
-# Up to here a permutation is a list of its elements, at most 8 MiB.
+# A permutation up to this length is a list of its elements, at most 8 MiB.
 LONGEST_LIST = 2**20
 _N_ROUNDS = 8
 _DRAWS_PER_BLOCK = 4096
 
 
 def bits(n: int, seed: int, *path: int) -> NDArray[np.uint64]:
-    """Random words: uint64, shape (n,), those of the place `path` in the stream."""
+    """Random words: uint64, shape (n,), from the substream `path` of the seed."""
     return np.random.Philox(np.random.SeedSequence(seed, spawn_key=path)).random_raw(n)
 
 
 def ranked(words: NDArray[np.uint64]) -> Ints:
-    """Places of words in their order, those of equal ones in theirs: (n,)."""
-    # A word and its place in one number, which NumPy sorts several times faster than
-    # places. What the place takes from the word tells two apart as good as never.
+    """Order that sorts `words`; equal words keep their order: int64, shape (n,)."""
+    # A word and its index are packed into one number, because NumPy sorts numbers
+    # several times faster than it finds an order. The index replaces low bits of the
+    # word. Two words hardly ever differ in these bits only.
     low = np.uint64((1 << len(words).bit_length()) - 1)
     numbers = words & ~low
     numbers |= np.arange(len(words), dtype=np.uint64)
@@ -47,8 +48,8 @@ def ranked(words: NDArray[np.uint64]) -> Ints:
 def permutation(n: int, seed: int, *path: int) -> Permutation:
     """Random permutation of ``range(n)``.
 
-    A long one is a network of keyed rounds that computes each element when it is asked
-    for, and holds nothing.
+    A long permutation is a network of keyed rounds. It computes each element on demand
+    and stores nothing.
     """
     if n <= LONGEST_LIST:
         return ranked(bits(n, seed, *path)).take
@@ -58,8 +59,8 @@ def permutation(n: int, seed: int, *path: int) -> Permutation:
 class _Network:
     """Permutation of ``range(n)`` by Feistel rounds over the next power of four.
 
-    What leaves the range is sent through again until it is back inside: a permutation
-    of the larger range stays one when the elements outside are taken out of its cycles.
+    A value outside ``range(n)`` goes through the rounds again until it is inside. The
+    result is a permutation, because this only removes elements from its cycles.
     """
 
     def __init__(self, n: int, keys: NDArray[np.uint64]) -> None:
@@ -84,7 +85,7 @@ class _Network:
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Each word, every bit of it depending on every other (MurmurHash3's finaliser)."""
+    """Words in which each bit depends on all input bits (MurmurHash3's finaliser)."""
     shift = np.uint64(33)
     values = (values ^ (values >> shift)) * np.uint64(0xFF51AFD7ED558CCD)
     values = (values ^ (values >> shift)) * np.uint64(0xC4CEB9FE1A85EC53)
@@ -92,9 +93,9 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def uniform(positions: Ints, seed: int, *path: int) -> NDArray[Any]:
-    """Random numbers of ``[0, 1)``, one a position: float64, of the same shape.
+    """Random numbers in ``[0, 1)``, one for each position: float64, same shape.
 
-    A position's number depends on nothing but the seed, the path and the position.
+    Each number depends only on the seed, the path and the position.
     """
     drawn = np.empty(len(positions))
     block = positions // _DRAWS_PER_BLOCK

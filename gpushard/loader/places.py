@@ -1,4 +1,4 @@
-"""Where a loader's samples are read to: memory of the host, or of a device."""
+"""Memory that a loader's samples are read into: of the host, or of a device."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ if TYPE_CHECKING:
 
 
 class Place(Protocol):
-    """Where samples are read to."""
+    """Memory that samples are read into."""
 
     @property
     def n_behind(self) -> int:
-        """Reads that are under way there while the next one is begun."""
+        """Number of reads still under way when the next one is begun."""
         ...
 
     @property
     def n_planned(self) -> int:
-        """Reads that another thread plans meanwhile; 0 where only one may."""
+        """Number of reads that another thread plans ahead; 0 if only one thread may."""
         ...
 
     @property
     def has_copies(self) -> bool:
-        """Whether samples that are gathered or cast are there twice meanwhile."""
+        """Whether samples exist twice while they are gathered or cast."""
         ...
 
     def check(self) -> None:
-        """Refuse processes that cannot use it."""
+        """Raise in a process that cannot use this memory."""
         ...
 
     def read(self, field: Field, origins: Ints) -> tuple[list[Job], Finish]:
-        """Jobs that read the samples at `origins`, and what makes them one array."""
+        """Jobs that read the samples at `origins`, and a function for their result."""
         ...
 
     def abandon(self, jobs: Sequence[Job]) -> None:
-        """Let nothing of jobs that were begun be under way any more."""
+        """Wait until no work of jobs that were begun is under way."""
         ...
 
 
@@ -66,7 +66,7 @@ class HostPlace:
     Parameters
     ----------
     memory
-        Where to take it from.
+        The host memory to use.
     """
 
     n_behind, n_planned, has_copies = 0, 1, True
@@ -75,34 +75,34 @@ class HostPlace:
         self._memory = memory
 
     def check(self) -> None:
-        """See `Place`: all can."""
+        """See `Place`: every process can use it."""
 
     def read(self, field: Field, origins: Ints) -> tuple[list[Job], Finish]:
         """See `Place`."""
         return field.read(origins, self._memory)
 
     def abandon(self, jobs: Sequence[Job]) -> None:
-        """See `Place`: nothing ever is."""
+        """See `Place`: there is never such work."""
 
 
 class DevicePlace:
     """Memory of a device.
 
-    Kernels put the samples in order and convert them as they land. What they cannot
-    is read on the host and copied.
+    Kernels put the samples in order and convert them when they write them. Arrays that
+    kernels cannot handle are read on the host and copied.
 
     Parameters
     ----------
     device
         The device.
     host
-        Where to take memory of the host from.
+        Host memory to use.
     n_kept
-        Pieces of the device's memory kept for later.
+        Number of free pieces of device memory to keep.
     consumer
-        The stream that batches are used on.
+        Returns the stream that batches are used on.
     n_arrays
-        Stored arrays that a load reads.
+        Number of stored arrays that a load reads.
     """
 
     n_behind, n_planned, has_copies = 1, 0, False
@@ -125,12 +125,12 @@ class DevicePlace:
         self._n_sharing = n_arrays * (1 + self.n_behind)
 
     def check(self) -> None:
-        """Refuse a process that was forked.
+        """Raise in a forked process.
 
         Raises
         ------
         UnsupportedError
-            It is not the one that the loader was made in.
+            The loader was made in another process.
         """
         if os.getpid() != self._pid:
             raise UnsupportedError(
@@ -156,7 +156,7 @@ class DevicePlace:
         jobs = self._jobs(field, landing.selection, out, entries)
 
         def finish_there() -> DeviceRows:
-            pinned.clear()  # the copy from it is done
+            pinned.clear()  # the upload from this memory is done
             return rows.reshaped(shape)
 
         return jobs, finish_there
@@ -167,7 +167,7 @@ class DevicePlace:
         return self._memory.uploaded(rows)
 
     def _prefill(self, field: Field, rows: DeviceRows) -> NDArray[np.uint8]:
-        """Let the fill value be everywhere; keep what is returned until it is."""
+        """Upload the fill value to all elements; keep the result until that is done."""
         fill = np.full(1, field.members[0].fill_value, field.array.dtype)
         field.conversion.apply(fill, filled := np.empty(1, rows.dtype))
         pinned = self._memory.pinned(np.full(rows.shape, filled[0], rows.dtype))
@@ -204,7 +204,7 @@ class DevicePlace:
 
 
 def takes(field: Field) -> bool:
-    """Whether kernels read an array to where its samples lie."""
+    """Whether kernels can write an array's samples to their final places."""
     from gpushard.devices.choice import kernels_scatter
     from gpushard.devices.scattering.transfer import Affine
 
@@ -217,7 +217,7 @@ def takes(field: Field) -> bool:
 
 
 class _Landing(NamedTuple):
-    """What to read of an array, and where in rows of `shape` it lands.
+    """A selection to read, and the shape of the rows that it is written to.
 
     Attributes
     ----------
@@ -239,7 +239,7 @@ class _Landing(NamedTuple):
 
 
 def _rows(field: Field, origins: Ints) -> _Landing:
-    """Whole rows, each put in its place by the kernel that copies it."""
+    """Whole rows, each copied straight to its place by a kernel."""
     flat = field.cut.rows(origins).ravel()
     shape = field.cut.shape
     place = np.flatnonzero((flat >= 0) & (flat < shape[0]))

@@ -1,4 +1,4 @@
-"""An iterable that is run ahead of its consumer, by a thread."""
+"""An iterator -> the same items, made ahead of their consumer by a thread."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from gpushard.errors import UnsupportedError
 
 Item = TypeVar("Item")
 
-# As good as no bound: each takes an entry of a queue.
+# As good as no limit; each item ahead takes an entry of a queue.
 _MOST_AHEAD = 1 << 16
-# Seconds after which a thread that waits for room looks whether anybody wants it: an
-# interrupt may keep its consumer from telling.
+# Seconds after which a waiting thread checks whether its consumer still exists. An
+# interrupt may keep the consumer from ending the thread.
 _LOOK_AGAIN_S = 1.0
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error
-    """Nobody waits for what is read any more; never reaches a user."""
+    """Raised when nobody waits for a read any more; it never reaches a user."""
 
 
 @dataclass
 class Waits:
-    """How a consumer found its queue.
+    """How long a consumer waited, and how full it found its queue.
 
     Attributes
     ----------
     seconds
-        Time it waited.
+        Time that the consumer waited.
     n_looks, n_found
-        How often it looked, and how many items lay there then, in sum.
+        How often the consumer looked, and the sum of the items that it found.
     """
 
     seconds: float = 0.0
@@ -46,23 +46,23 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """What comes after the last item."""
+    """Last entry of a queue, after all items."""
 
     error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Line(Generic[Item]):
-    """What the thread and the consumer share; holds no reference to the consumer.
+    """Queues between the thread and its consumer; holds no reference to the consumer.
 
-    These queues take no lock that an interrupt of the consumer could leave taken.
+    An interrupt of the consumer cannot leave a lock of these queues taken.
 
     Attributes
     ----------
     stop
-        Set when the thread is to end.
+        Set to end the thread.
     items
-        What was made, and at last an `_End`.
+        Items that were made, and an `_End` after the last one.
     room
         One entry for each item that may be made.
     """
@@ -72,14 +72,14 @@ class _Line(Generic[Item]):
     room: SimpleQueue[None] = field(default_factory=lambda: SimpleQueue())
 
     def end(self) -> None:
-        """Let nobody wait: neither the thread for room nor the consumer for items."""
+        """Wake both sides: the thread waiting for room, and the waiting consumer."""
         self.stop.set()
         self.room.put(None)
         self.clear()
         self.items.put(_End())
 
     def clear(self) -> None:
-        """Let go of the items."""
+        """Drop all items."""
         try:
             while True:
                 self.items.get_nowait()
@@ -88,24 +88,24 @@ class _Line(Generic[Item]):
 
 
 class Prefetched(Generic[Item]):
-    """Items of an iterator, up to `depth` of them made ahead.
+    """Items of an iterator, of which a thread makes up to `depth` ahead.
 
-    The thread ends with the iterator, with the first error, and when this is closed or
-    forgotten; the interpreter does not wait for it.
+    The thread ends with the iterator, after the first error, or when this object is
+    closed or dropped. The interpreter does not wait for the thread.
 
     Parameters
     ----------
     items
-        Runs in the thread, and is closed by it.
+        The iterator. The thread runs it and closes it.
     depth
-        Items made and not yet taken, the one being made included.
+        Largest number of items that are made, or being made, and not yet taken.
     stop
-        Set when the thread is to end: what takes long looks at it.
+        Set to end the thread; long tasks check it.
     waits
-        Where to count waiting.
+        Counts how the consumer waits.
     """
 
-    # Of one that an interrupt kept from being made.
+    # Values for an object whose __init__ an interrupt cut short.
     _pid, _is_closed = -1, False
 
     def __init__(
@@ -125,7 +125,7 @@ class Prefetched(Generic[Item]):
         self._pid = os.getpid()
 
     def start(self) -> None:
-        """Begin to make items."""
+        """Start the thread."""
         self._thread.start()
 
     def __iter__(self) -> Iterator[Item]:
@@ -153,19 +153,19 @@ class Prefetched(Generic[Item]):
         raise StopIteration
 
     def close(self) -> None:
-        """Let the thread end; it is over when what it is at is."""
-        # In a forked process there is no thread, and who knows what it was at.
+        """Tell the thread to end; it ends after its current task."""
+        # A forked process has no such thread, and its queues may be in any state.
         if os.getpid() == self._pid:
             self._line.end()
             self._is_closed = True
 
     def join(self, timeout: float) -> None:
-        """Wait for the thread to end."""
+        """Wait for the thread to end, at most `timeout` seconds."""
         if os.getpid() == self._pid and self._thread.is_alive():
             self._thread.join(timeout)
 
     def __del__(self) -> None:
-        # An interrupt that comes here is lost: as little as can be is done.
+        # An interrupt during __del__ is lost, so this does as little as possible.
         if not self._is_closed and os.getpid() == self._pid:
             self._line.end()
 
@@ -194,7 +194,7 @@ def _run(
 
 
 def _has_room(line: _Line[Any], consumer: ref[Prefetched[Any]]) -> bool:
-    """Wait until there is room for an item; whether one is still wanted."""
+    """Wait until there is room for an item; False if no item is wanted any more."""
     while not line.stop.is_set() and consumer() is not None:
         with suppress(Empty):
             line.room.get(timeout=_LOOK_AGAIN_S)

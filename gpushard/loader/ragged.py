@@ -1,4 +1,4 @@
-"""Samples of different lengths: rows of one array, cut by another one's offsets."""
+"""Samples of different lengths: rows of one array, cut at another array's offsets."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ from gpushard.loader.memory import Memory
 from gpushard.selecting.patches import Patches
 from gpushard.selecting.selection import Ints
 
-# What the columns of a sample take.
+# Size of the columns of one sample.
 _COLUMNS_NBYTES = 100
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """Samples of different lengths, for a `Loader`: sample i is a run of rows.
+    """Samples of different lengths, for a `Loader`: each sample is a run of rows.
 
-    A batch of them is a list with an array a sample.
+    A batch of such samples is a list with one array for each sample.
 
     Parameters
     ----------
     values
-        Array, or arrays joined by `concat`: rows of all samples, one after the other.
+        The rows of all samples, one sample after the other: an array, or several that
+        `concat` joined.
     offsets
-        Array, of gpushard or NumPy, whole numbers, shape (n_samples + 1,): sample i is
-        ``values[offsets[i]:offsets[i + 1]]``. It is read when a loader is made.
+        Array of gpushard or NumPy, whole numbers, shape (n_samples + 1,): sample i is
+        ``values[offsets[i]:offsets[i + 1]]``. The loader reads it when it is made.
     packed
-        Whether a batch is one array and its own offsets instead: ``(values, offsets)``,
-        offsets int64 of NumPy, shape (n_batch + 1,), the first one 0.
+        Whether a batch is one array with its own offsets instead of a list:
+        ``(values, offsets)``, offsets int64 of NumPy, shape (n_batch + 1,), starting
+        at 0.
     """
 
     values: Any
@@ -70,37 +72,37 @@ class RaggedField(Field):
 
     @property
     def sample_nbytes(self) -> int:
-        """Size of a sample as stored, on average."""
+        """Mean size of a sample before the conversion, in bytes."""
         return int(self._mean_length * self.row_nbytes) + 1
 
     @property
     def is_row_wise(self) -> bool:
-        """See `Field`: a sample may span several."""
+        """See `Field`: a sample may have several rows."""
         return False
 
     @property
     def lands_in_place(self) -> bool:
-        """See `Field`: reads stay small, as samples differ in length."""
+        """See `Field`: loads stay small, because the lengths of samples differ."""
         return False
 
     @property
     def load_nbytes(self) -> int:
-        """What a sample takes while it is read, on average."""
+        """Mean memory for a sample during the read, in bytes."""
         return int(self._mean_length * self.row_nbytes) + _COLUMNS_NBYTES
 
     def nbytes_of(self, samples: Ints) -> int:
-        """See `Field`: as long as these are."""
+        """See `Field`: computed from the lengths of these samples."""
         n_rows = int((self.offsets[samples + 1] - self.offsets[samples]).sum())
         return n_rows * self.row_nbytes + len(samples) * _COLUMNS_NBYTES
 
     @property
     def n_listed(self) -> int:
-        """See `Field`: counted with what samples take."""
+        """See `Field`: 0, because `load_nbytes` includes the columns."""
         return 0
 
     @property
     def touched_part(self) -> float:
-        """See `Field`, on average."""
+        """See `Field`: for a sample of mean length."""
         axis = self.members[0].source.layout.inner_axes[0]
         reach = max(self._mean_length - 1, 0) + axis.extent / max(axis.n_cells, 1)
         return min(reach / max(self.array.shape[0], 1), 1.0)
@@ -112,7 +114,7 @@ class RaggedField(Field):
         return [shape, str(self.array.dtype), *self.origins, cut]
 
     def axis(self, unit: str) -> GridAxis:
-        """Samples, cut where one begins in another shard or inner chunk."""
+        """Samples, cut where the first row is in another shard or inner chunk."""
         stored = super().axis(unit)
         n = len(self.offsets) - 1
         starts = stored.start_of(np.arange(stored.n_cells, dtype=np.int64))
@@ -126,7 +128,7 @@ class RaggedField(Field):
         return (self.offsets[sample] < stop) & (self.offsets[sample + 1] > first)
 
     def read(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
-        """See `Field`: each sample is read to its place behind the one before."""
+        """See `Field`: the samples are read to one array, one after the other."""
         self.tally.add(loaded_samples=len(origins))
         first = self.offsets[origins[:, 0]]
         lengths = self.offsets[origins[:, 0] + 1] - first
@@ -158,7 +160,7 @@ class RaggedRows:
     Attributes
     ----------
     values
-        Rows of all of them.
+        Rows of all samples.
     bounds
         int64, shape (n + 1,). Sample i is rows ``bounds[i]:bounds[i + 1]``.
     packed
@@ -184,18 +186,18 @@ class RaggedRows:
         return RaggedRows(values, bounds - bounds[0], self.packed)
 
     def joined(self, parts: Sequence[RaggedRows]) -> RaggedRows:
-        """Samples of all parts, one after the other."""
+        """Samples of all parts, one after the other, in new memory."""
         lengths = np.concatenate([np.diff(part.bounds) for part in parts])
         bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         values = concatenated([part.values for part in parts])
         return RaggedRows(values, bounds, self.packed)
 
     def moved(self, move: Callable[[Any], Rows]) -> RaggedRows:
-        """The same with values elsewhere."""
+        """The same samples, with their values moved by `move`."""
         return RaggedRows(move(self.values), self.bounds, self.packed)
 
     def exported(self, export: Callable[[Rows], Any]) -> Any:
-        """List of what `export` makes of each sample, or of all, with offsets."""
+        """List of `export` of each sample; if packed, `export` of all, and offsets."""
         if self.packed:
             return export(self.values), self.bounds
         bounds = self.bounds.tolist()
@@ -203,16 +205,16 @@ class RaggedRows:
 
 
 def read_offsets(ragged: Ragged, name: str) -> Ints:
-    """Offsets of a `Ragged`: int64, shape (n_samples + 1,), ascending and inside.
+    """Offsets of a `Ragged`: int64, shape (n_samples + 1,), ascending and in range.
 
     Raises
     ------
     OptionError
-        They are no such offsets of the values.
+        The offsets are not whole numbers, do not ascend or are out of range.
     """
     given = ragged.offsets
     if isinstance(given, Array):
-        given = Array(given.source)[...]  # on the host, wherever it was opened
+        given = Array(given.source)[...]  # read on the host, whatever its device
     offsets = np.asarray(given)
     if offsets.ndim != 1 or not offsets.size or offsets.dtype.kind not in "iu":
         raise OptionError(

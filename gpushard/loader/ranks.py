@@ -1,4 +1,4 @@
-"""Which of how many processes this is."""
+"""Rank of this process, and the number of processes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ Ranks = tuple[int, int]
 def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
     """Rank and world size: as given, or as the process group or the launcher says.
 
-    Looked for in arguments, an initialised torch.distributed, the variables ``RANK``
-    and ``WORLD_SIZE``, an initialised jax.distributed; else this is the only process.
+    They are looked up in this order: the arguments, an initialised torch.distributed,
+    the variables ``RANK`` and ``WORLD_SIZE``, an initialised jax.distributed. Without
+    any of them, this process is the only one.
 
     Raises
     ------
     OptionError
-        Only one of them is given, or they contradict one another.
+        Only one of the two is given, or they contradict one another.
     """
     if (rank is None) != (world_size is None):
         raise OptionError(
@@ -40,7 +41,7 @@ def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
 
 
 def _told() -> Iterator[Ranks]:
-    # Who uses a process group has imported its package: nothing is imported to ask.
+    # A process group implies that its package is imported, so this imports nothing.
     torch = sys.modules.get("torch.distributed")
     if torch is not None and torch.is_available() and torch.is_initialized():
         yield torch.get_rank(), torch.get_world_size()

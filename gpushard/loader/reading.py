@@ -1,4 +1,4 @@
-"""Samples -> loads: fused reads of all arrays, tried again where the store fails."""
+"""Samples -> loads: fused reads of all arrays, repeated if the store fails."""
 
 from __future__ import annotations
 
@@ -37,33 +37,34 @@ if TYPE_CHECKING:
 
 OnError = Literal["raise", "skip"]
 
-# Large enough that a plan costs nothing beside it, small enough that several fit, with
-# as much again for samples that are gathered or cast; twice that where none are.
+# Size of a load. It is large enough that its plan costs little, and small enough that
+# several loads fit, each with a second copy for samples that are gathered or cast.
+# Loads without that copy have twice this size.
 LOAD_NBYTES = 16 * MIB
-# Entries that a load has in columns at the most, which take up to 100 bytes each.
+# Most entries of a load in columns; each entry takes up to 100 bytes.
 _MOST_LISTED = 1 << 18
-# Waits before a read that the store failed is tried again, in seconds.
+# Pauses before a failed read is tried again, in seconds.
 _PAUSES = (0.1, 0.4, 1.6)
 _MOST_NAMED = 8
-# Loads grow so fast from the first, small one, and are cut where samples that differ in
-# length take so many times what they take on average.
+# Loads grow by this factor, from a small first one. A load of samples that differ in
+# length is cut if it takes more than _LARGE times its mean size.
 _GROWTH, _LARGE = 4, 2
 
 
 @dataclass(slots=True)
 class Load:
-    """What one fused read brought.
+    """Result of one fused read.
 
     Attributes
     ----------
     start
-        First turn of the rank that it has samples of.
+        First turn of the rank in this load.
     kept
-        bool, shape (n_turns,): turns whose sample could be read.
+        bool, shape (n_turns,): which turns have a sample that could be read.
     samples
         int64, shape (n_kept,).
     arrays
-        One a field, of shape (n_kept, *sample_shape).
+        One array for each field, of shape (n_kept, *sample_shape).
     """
 
     start: int
@@ -73,28 +74,28 @@ class Load:
 
     @property
     def stop(self) -> int:
-        """One past the last turn."""
+        """One past the last turn in this load."""
         return self.start + len(self.kept)
 
 
 @dataclass(slots=True)
 class Planned:
-    """A read that is to be made, or was begun.
+    """A fused read that was planned, or that was begun.
 
     Attributes
     ----------
     start
-        First turn of the rank that it reads samples of.
+        First turn of the rank in this read.
     samples
         int64, shape (n_turns,).
     jobs, finishers
-        What it consists of.
+        Jobs of the read, and the functions for their results.
     prepared
-        The jobs, ready to be run; None where they are not yet.
+        The jobs, ready to run; None if they are not ready yet.
     early
-        What other threads do of them as soon as they are free.
+        Work on the jobs that other threads do once they are free.
     error
-        What ended it already.
+        Error that ended the read before it was waited for.
     """
 
     start: int
@@ -108,7 +109,7 @@ class Planned:
 
 @dataclass
 class Incidents:
-    """What went wrong and was dealt with: reads tried again, samples left out."""
+    """Failures that were handled: reads that were repeated, samples left out."""
 
     n_retries: int = 0
     n_skipped: int = 0
@@ -125,13 +126,13 @@ class Reader:
     axis
         Axis 0 of the first array, cut into inner chunks.
     place
-        Where samples are read to.
+        Memory that samples are read into.
     on_error
-        What a sample does that cannot be read.
+        What to do with samples that cannot be read.
     stop
-        When set, reading ends as soon as a task does.
+        Set to end reading after the current task.
     n_behind
-        Loads that may be under way while the next one is begun.
+        Number of loads that may be under way when the next one is begun.
     """
 
     fields: Sequence[Field]
@@ -145,13 +146,13 @@ class Reader:
 
     @property
     def sample_nbytes(self) -> int:
-        """What a sample of all arrays takes while it is read."""
+        """Memory for a sample of all arrays during the read, in bytes."""
         return max(sum(f.load_nbytes for f in self.fields), 1)
 
     def plans(self, order: Order, share: Share, start: int) -> Iterator[Planned]:
-        """Reads of a rank's turns from `start` on, in order, begun by other threads.
+        """Reads of a rank's turns from `start` on, in order; other threads begin them.
 
-        The first one is small, so that the first batch is soon there.
+        The first read is small, so that the first batch comes early.
         """
         is_scattered = order.is_scattered
         usual = usual_samples(
@@ -174,18 +175,18 @@ class Reader:
             handed = [self._planned(start, samples)]
             early = handed[0].early = self._begun_early(handed[0])
             try:
-                yield handed.pop()  # and is not held here meanwhile
-            except GeneratorExit:  # nobody joins them
+                yield handed.pop()  # popped, so that it is not held here meanwhile
+            except GeneratorExit:  # nobody waits for the threads
                 if early is not None:
                     early.end()
                 raise
             start, n_wanted = stop, min(_GROWTH * n_wanted, most)
 
     def _begun_early(self, planned: Planned) -> Begun | None:
-        """A read that others begin with once the one ahead leaves them nothing to do.
+        """Read that free threads begin once the read ahead leaves them nothing to do.
 
-        They go from one to the next without a wait, also while that is handed out to a
-        consumer, who then has the interpreter's lock.
+        So threads go from one read to the next without a wait, even while a result is
+        handed out to a consumer, who then holds the interpreter's lock.
         """
         if planned.prepared is None or planned.error is not None:
             return None
@@ -193,29 +194,29 @@ class Reader:
 
     @property
     def _load_nbytes(self) -> int:
-        """What the samples of a usual load take."""
+        """Memory for the samples of a usual load, in bytes."""
         spares = self.place.has_copies and all(f.lands_in_place for f in self.fields)
         return 2 * LOAD_NBYTES if spares else LOAD_NBYTES
 
     @property
     def _n_usual(self) -> int:
-        """Samples of a usual load, as far as memory goes."""
+        """Number of samples in a usual load, limited by memory."""
         by_nbytes = self._load_nbytes // self.sample_nbytes
         return max(min(by_nbytes, _MOST_LISTED // self._n_listed), 1)
 
     @property
     def _n_listed(self) -> int:
-        """Entries that a sample has in columns; 1 if it has none."""
+        """Entries of a sample in columns, at least 1."""
         return max(sum(f.n_listed for f in self.fields), 1)
 
     def _nbytes(self, samples: Ints) -> int:
-        """What these samples take while they are read."""
+        """Memory for these samples during the read, in bytes."""
         return sum(f.nbytes_of(samples) for f in self.fields)
 
     def loads(self, plans: Iterator[Planned]) -> Iterator[Load]:
-        """Loads that were planned, in order.
+        """Loads for the planned reads, in order.
 
-        What a device has under way is waited for when the next one is under way, too.
+        On a device, a load is waited for once the next one is under way.
         """
         begun: deque[Planned] = deque()
         try:
@@ -246,11 +247,11 @@ class Reader:
         return Load(start, kept, samples, arrays)
 
     def _read(self, begun: Planned, pauses: Sequence[float]) -> list[Rows]:
-        """One array a field; tried again, after each pause, where the store failed."""
+        """One array for each field; a failed read is repeated after each pause."""
         for pause in pauses:
             try:
                 return self._finish(begun)
-            except WindowMovedError:  # for good
+            except WindowMovedError:  # trying again cannot help
                 raise
             except StoreError:
                 self.incidents.n_retries += 1
@@ -260,7 +261,7 @@ class Reader:
         return self._finish(begun)
 
     def _planned(self, start: int, samples: Ints) -> Planned:
-        """A read of all fields; what goes wrong is raised by `_finish`."""
+        """A planned read of all fields; `_finish` raises its errors."""
         planned = Planned(start, samples)
         origins = self.origins.of(samples)
         with self._held(planned):
@@ -274,7 +275,7 @@ class Reader:
 
     @property
     def _keeps_chunks(self) -> bool:
-        """Whether the load before may bring what the next one need not read."""
+        """Whether a load may leave inner chunks in memory that the next one needs."""
         members = (member for field in self.fields for member in field.members)
         return any(member.source.chunks is not None for member in members)
 
@@ -282,14 +283,14 @@ class Reader:
         return prepare([stoppable(job, self.stop) for job in planned.jobs])
 
     def _begin(self, planned: Planned) -> None:
-        """Begin a read; what goes wrong is raised by `_finish`."""
+        """Begin a read; `_finish` raises its errors."""
         if planned.error is None:
             with self._held(planned):
                 begin(planned.prepared or self._prepared(planned), planned.early)
 
     @contextmanager
     def _held(self, planned: Planned) -> Iterator[None]:
-        """Keep what ends a read until it is asked for."""
+        """Keep an error of a read until its result is wanted."""
         try:
             yield
         except GpushardError as error:
@@ -306,7 +307,7 @@ class Reader:
         return planned
 
     def _finish(self, begun: Planned) -> list[Rows]:
-        """One array a field, complete."""
+        """One complete array for each field."""
         if begun.error is not None:
             raise begun.error
         try:
@@ -323,9 +324,9 @@ class Reader:
     def _readable(self, samples: Ints) -> NDArray[np.bool_]:
         """Which samples can be read: bool, shape (n_samples,).
 
-        Halves of what fails are tried, down to the samples of one inner chunk. The
-        pauses were made before: with one for each piece a shard that is gone for good
-        would take minutes.
+        A group that fails is halved and tried again, down to the samples of one inner
+        chunk. Groups are tried without pauses, because `_read` paused before. With
+        pauses for each group, a shard that is lost for good would take minutes.
         """
         kept = np.zeros(len(samples), np.bool_)
         first_row = self.origins.of(samples)[:, 0]
@@ -348,14 +349,14 @@ class Reader:
         return kept
 
     def _is_one(self, piece: Ints, cell: Ints) -> bool:
-        """Whether samples fail together: one, or rows of one inner chunk each."""
+        """Whether the samples fail together: only one, or rows of one inner chunk."""
         if len(piece) == 1:
             return True
         is_aligned = len(self.fields) == 1 and self.fields[0].is_row_wise
         return is_aligned and bool(np.all(cell[piece] == cell[piece[0]]))
 
     def _name(self, error: GpushardError, samples: Ints, origins: Ints) -> None:
-        """Say in `error` which samples it keeps from being read."""
+        """Add to `error` which samples could not be read because of it."""
         named = [f for f in self.fields if _is_about(f, error)] or list(self.fields)
         source = named[0].members[0].source
         error.add_context(store_url=source.store.url)
@@ -376,9 +377,9 @@ def _is_about(field_: Field, error: GpushardError) -> bool:
 
 
 def load_end(order: Order, share: Share, start: int, n_wanted: int) -> int:
-    """Turn at which a load from `start` on ends: at least one, about `n_wanted`."""
+    """Turn at which a load from `start` ends: at least one turn, about `n_wanted`."""
     wanted = share.positions(start, min(start + n_wanted, share.n_turns))
-    # What pads a share begins anew, at position 0: then the rest is wanted.
+    # Samples that pad a share begin at position 0 again; then the rest is wanted.
     is_rest = start + n_wanted >= share.n_turns or np.any(wanted[1:] < wanted[:-1])
     position = share.n if is_rest else int(wanted[-1]) + 1
     while (stop := share.n_before(order.cut(position))) <= start:

@@ -1,4 +1,4 @@
-"""All arguments of a loader, parsed."""
+"""Arguments of a loader -> its checked settings."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a loader was asked for; attributes not told here are its parameters.
+    """Settings of a loader; attributes not listed here are its parameters.
 
     Attributes
     ----------
     form, fields, origins
         Form of a batch, the arrays, and where samples begin.
     shuffling
-        How samples are ordered.
+        The order of the samples.
     ranks
         The rank and the world size.
     n_ahead
-        Loads read ahead.
+        Number of loads to read ahead.
     device
-        What batches are made on; None is the host.
+        The device that batches are made on; None for the host.
     kind, export
-        Kind of arrays asked for, and what makes one of NumPy's or CuPy's.
+        Kind of arrays to hand out, and the function that makes them.
     """
 
     form: Form
@@ -76,7 +76,7 @@ class Settings:
         Raises
         ------
         OptionError, UnsupportedError
-            As the loader raises them.
+            As for `Loader`.
         """
         device = arguments.chosen_device(given["device"], arrays)
         kind = arguments.chosen_kind(given["to"], device)
@@ -123,13 +123,13 @@ class Settings:
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step of all ranks."""
+        """Number of samples that all ranks together get in a step."""
         return self.batch_size * self.ranks[1]
 
     def place(self) -> Place:
-        """Where samples are read to, with its memory."""
-        # Beside what waits in the queue: a load being planned, one being read, its raw
-        # rows, one in use.
+        """Place for samples, with its memory."""
+        # In addition to the queue: a load being planned, a load being read, its raw
+        # rows, and one in use.
         n_kept = (self.n_ahead + 4) * len(self.fields)
         memory = Memory(n_kept)
         if self.device is None:
@@ -139,7 +139,7 @@ class Settings:
         return DevicePlace(self.device, memory, n_kept, consumer, n_arrays=n_arrays)
 
     def exported(self, rows: Any) -> Any:
-        """Array of the kind asked for, in the memory of `rows`; or a list of them."""
+        """Array of the chosen kind, in the memory of `rows`, or a list of them."""
         if isinstance(rows, RaggedRows):
             return rows.exported(self.exported)
         return self.export(rows if isinstance(rows, np.ndarray) else rows.array())
@@ -151,7 +151,7 @@ class Settings:
         )
 
     def facts(self, epoch: int) -> dict[str, Any]:
-        """What decides which samples come at which step of an epoch, as JSON."""
+        """Everything that decides which samples come at which step, as JSON."""
         return {
             "global_batch": self.global_batch,
             "order": self.shuffling.fingerprint(epoch),
@@ -161,7 +161,7 @@ class Settings:
 
 
 def _told_ranks(given: dict[str, Any]) -> Iterator[int | None]:
-    """Rank and world size as the caller told them, or None."""
+    """Rank and world size that the caller gave; None for one that was not given."""
     for name in ("rank", "world_size"):
         value = given[name]
         yield value if value is None else whole_number(value, name, 0)

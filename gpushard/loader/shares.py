@@ -1,9 +1,9 @@
-"""What of an epoch each rank gets, and in which steps.
+"""Epoch -> the share of each rank, and the steps in which the rank gets it.
 
-Ranks are cut after the order: step k of all ranks together is one *global batch*, the
-positions from ``k * batch_size * world_size`` on, and each rank gets its part of it. So
-what was handed out after k steps is the same whatever the number of ranks, as long as
-the global batch is.
+The order of samples does not depend on the ranks. Step k of all ranks together is one
+*global batch*: the positions from ``k * batch_size * world_size`` on. Each rank gets a
+part of it. So the samples of the first k steps are the same for any number of ranks, if
+the global batch has the same size.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Uneven = Literal["drop", "pad", "allow"]
 class Share:
     """One rank's part of an epoch.
 
-    Its samples are counted from 0: *turns*. Attributes not told here are parameters of
-    the loader.
+    The samples of the share are counted from 0; these numbers are *turns*. Attributes
+    not listed here are parameters of the loader.
 
     Attributes
     ----------
     n
-        Positions of the epoch.
+        Number of positions in the epoch.
     n_full
-        Steps in which every rank has a full batch.
+        Number of steps in which every rank has a full batch.
     last_start, n_last
-        Position of the first sample of the step after them, and how many there are;
-        none if 0.
+        For the step after these: position of its first sample, and number of samples.
+        There is no such step if the number is 0.
     """
 
     n: int
@@ -54,7 +54,7 @@ class Share:
         *,
         drop_last: bool = False,
     ) -> Share:
-        """Share of a rank in `n` positions; `ranks` are the rank and the world size."""
+        """Share of a rank in `n` positions; `ranks` is the rank and the world size."""
         rank, world_size = ranks
         n_full, rest = divmod(n, batch_size * world_size)
         if uneven == "allow":
@@ -70,23 +70,23 @@ class Share:
 
     @property
     def n_turns(self) -> int:
-        """Samples of this rank."""
+        """Number of samples of this rank."""
         return self.n_full * self.batch_size + self.n_last
 
     @property
     def n_steps(self) -> int:
-        """Batches of this rank."""
+        """Number of batches of this rank."""
         return self.n_full + (self.n_last > 0)
 
     def turns(self, step: int) -> tuple[int, int]:
-        """First turn of a step's batch, and one past its last."""
+        """First turn of a step's batch, and one past its last turn."""
         start = step * self.batch_size
         return start, min(start + self.batch_size, self.n_turns)
 
     def positions(self, start: int, stop: int) -> Ints:
         """Positions in the epoch of turns ``start:stop``: int64, shape (n_turns,).
 
-        Those that fill up the last batch start over from position 0.
+        Positions that pad the last batch start again at 0.
         """
         turn = np.arange(start, stop, dtype=np.int64)
         if self.world_size == 1:
@@ -97,7 +97,7 @@ class Share:
         return (first + place) % max(self.n, 1)
 
     def n_before(self, position: int) -> int:
-        """Turns of this rank that come before `position` of the epoch."""
+        """Number of turns of this rank before `position` of the epoch."""
         if position >= self.n:
             return self.n_turns
         step, place = divmod(position, self.batch_size * self.world_size)

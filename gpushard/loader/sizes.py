@@ -1,4 +1,4 @@
-"""How many samples a load reads: by what they take, decode, and share."""
+"""Number of samples in a load, from the memory and the decoding that they need."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from math import expm1
 from gpushard.loader.fields import Field
 from gpushard.options import GIB, KIB
 
-# Loads grow up to so many times, ...
+# Loads grow up to this factor.
 _MOST_TIMES = 4
-# ... while more bytes are decoded than wanted, and twice the samples take less than
-# twice the decoding.
+# A load grows while it decodes more than _AMPLIFIED times the wanted bytes, and while a
+# load of twice the samples decodes less than _LESS_THAN_TWICE times as much.
 _AMPLIFIED, _LESS_THAN_TWICE = 1.25, 1.6
-# Loads that decode more are cut. To look for an inner chunk takes about as long as to
-# decode so many bytes.
+# Loads that decode more than this are made smaller. Looking for an inner chunk takes
+# about as long as decoding so many bytes.
 _MOST_DECODED_NBYTES = GIB
 _LOOK_NBYTES = 64 * KIB
 
@@ -22,16 +22,17 @@ _LOOK_NBYTES = 64 * KIB
 def usual_samples(
     fields: Sequence[Field], n: int, n_samples: int, *, is_scattered: bool
 ) -> int:
-    """Samples of a load, of which `n` take its usual memory: fewer of small ones.
+    """Samples of a usual load: `n`, which fit its memory, or fewer if they are small.
 
-    Each may lie in another inner chunk, so that a load of small samples, which wait for
-    one another, may decode thousands of times what it gives, or look for millions of
-    shards. It is halved as long as the halves decode little more than the whole did.
+    Each sample may lie in another inner chunk. So a load of many small samples may
+    decode thousands of times as many bytes as it returns, or look for millions of
+    shards, while its samples wait for one another. The load is halved as long as both
+    halves together decode little more than the whole did.
 
     Parameters
     ----------
     n_samples
-        Samples that there are.
+        Number of all samples.
     """
     while (
         n > 1
@@ -47,7 +48,7 @@ def usual_samples(
 def _cost_nbytes(
     fields: Sequence[Field], n: int, n_samples: int, is_scattered: bool
 ) -> float:
-    """What `n` samples decode, an inner chunk at least what it takes to look for it."""
+    """Bytes that `n` samples decode; each inner chunk costs at least a look-up."""
     cost = 0.0
     for f in fields:
         whole = max(f.array.nbytes, f.n_chunks * _LOOK_NBYTES)
@@ -57,11 +58,11 @@ def _cost_nbytes(
 
 
 def most_samples(fields: Sequence[Field], n: int, *, is_scattered: bool) -> int:
-    """Samples of a load, of which `n` take its usual memory.
+    """Samples of the largest load, if `n` samples fit the usual memory.
 
-    Samples from anywhere share inner chunks with few others of a small load, and each
-    load decodes those that it touches: of an array of a few loads' size nearly all,
-    for every one of them.
+    In a small load, scattered samples share few inner chunks, and each load decodes all
+    inner chunks that it touches. For an array of the size of a few loads, each load
+    then decodes nearly the whole array.
     """
     if not is_scattered:
         return n
@@ -78,5 +79,5 @@ def most_samples(fields: Sequence[Field], n: int, *, is_scattered: bool) -> int:
 
 
 def _decoded_nbytes(fields: Sequence[Field], n: int) -> float:
-    """Bytes decoded for `n` samples from anywhere, each inner chunk once."""
+    """Bytes decoded for `n` scattered samples, each inner chunk once."""
     return -sum(f.array.nbytes * expm1(-n * f.touched_part) for f in fields)

@@ -1,4 +1,4 @@
-"""Where a loader stands, as small JSON, and whether another one can go on there."""
+"""Position of a loader <-> small JSON, and whether another loader can go on there."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a loader stands.
+    """Position of a loader.
 
     Attributes
     ----------
     epoch
         Number of the epoch.
     step
-        Batches of it that were handed out.
+        Number of batches of the epoch that were handed out.
     """
 
     epoch: int
@@ -28,12 +28,12 @@ class Standing:
 
 
 def state_of(standing: Standing, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """State to be stored: a dict of JSON's types.
+    """State to store: a dict of JSON's types.
 
     Parameters
     ----------
     facts
-        What decides which samples come at which step.
+        Everything that decides which samples come at which step.
     """
     return {
         "version": _VERSION,
@@ -44,12 +44,12 @@ def state_of(standing: Standing, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parsed_standing(state: Any) -> Standing:
-    """Where a stored state says that a loader stood.
+    """Position of a loader that a stored state tells.
 
     Raises
     ------
     OptionError
-        It is no state of a loader, or of a version that is not known.
+        This is no state of a loader, or its version is unknown.
     """
     if not isinstance(state, Mapping):
         raise OptionError("this is no state of a loader", got=type(state).__name__)
@@ -69,12 +69,12 @@ def parsed_standing(state: Any) -> Standing:
 
 
 def refuse_other(state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Refuse a state whose samples come in another order than this loader's.
+    """Refuse a state of a loader whose samples come in another order than here.
 
     Raises
     ------
     OptionError
-        Something differs that decides the order; the message names it.
+        Something that decides the order differs; the message names it.
     """
     theirs = _flat({k: v for k, v in state.items() if k in facts})
     ours = _flat(facts)
@@ -89,7 +89,7 @@ def refuse_other(state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts by name; those of a group are named by themselves."""
+    """Facts by name; the facts of a group get names of their own."""
     flat: dict[str, Any] = {}
     for name, value in facts.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a loader did so far: how fast it was, and what kept its consumer waiting."""
+"""Counters of a loader -> its speed, and what kept its consumer waiting."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Progress:
     Attributes
     ----------
     n_batches, n_samples, nbytes
-        Handed out; bytes are those of the batches.
+        Batches and samples that were handed out, and the bytes of these batches.
     busy_seconds
-        Time between asking for the first batch of an epoch and its end, or now.
+        Time from asking for the first batch of an epoch to its end, or until now.
     waits
-        How the consumer found the queue.
+        How long the consumer waited, and how full it found the queue.
     incidents
-        What went wrong and was dealt with.
+        Failures that were handled.
     """
 
     n_batches: int = 0
@@ -37,18 +37,18 @@ class Progress:
     begun: float | None = None
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """Note that an epoch begins."""
         self.end()
         self.begun = time.perf_counter()
 
     def end(self) -> None:
-        """It ends."""
+        """Note that the epoch ends."""
         if self.begun is not None:
             self.busy_seconds += time.perf_counter() - self.begun
             self.begun = None
 
     def handed(self, n_samples: int, nbytes: int) -> None:
-        """A batch was handed out."""
+        """Note that a batch was handed out."""
         self.n_batches += 1
         self.n_samples += n_samples
         self.nbytes += nbytes
@@ -84,10 +84,10 @@ def figures(progress: Progress, fields: Sequence[Field], depth: int) -> dict[str
 
 
 def _amplification(fields: Sequence[Field], counts: Sequence[dict[str, int]]) -> float:
-    """Elements decoded for each element wanted; 1 if no inner chunk is read in vain.
+    """Elements decoded for each element wanted; 1 if nothing is decoded in vain.
 
-    Inner chunks that reach beyond the array's edge, or that patches share in part,
-    count whole; those that are kept (`Options.chunk_cache_nbytes`) are not decoded.
+    An inner chunk counts whole if it reaches beyond the array's edge, or if patches
+    share it. Inner chunks that are kept (`Options.chunk_cache_nbytes`) do not count.
     """
     decoded = wanted = 0
     for one, count in zip(fields, counts, strict=True):

@@ -1,4 +1,4 @@
-"""Reads that end as soon as a task does, once nobody waits for them."""
+"""Jobs -> jobs that end after their current task once nobody waits for them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 def stoppable(job: Job, stop: Event) -> Job:
-    """The job, ended by `stop`."""
+    """The same job; it ends once `stop` is set."""
     return replace(job, sink=_StoppableSink(job.sink, stop))
 
 
 @dataclass(frozen=True, slots=True)
 class _StoppableReader:
-    """What reads a job by itself, and stops between its tasks."""
+    """A job's own reader that stops between its tasks."""
 
     reader: SelfReader
     check: Callable[[], None]
@@ -60,7 +60,7 @@ class _StoppableReader:
 
 @dataclass(frozen=True, slots=True)
 class _StoppableSink:
-    """A sink that refuses more work once nobody waits for it."""
+    """A sink that refuses further work once nobody waits for it."""
 
     sink: Sink
     stop: Event
@@ -114,6 +114,6 @@ class _StoppableSink:
         self.sink.finish()
 
     def check(self) -> None:
-        """Refuse to go on once nobody waits."""
+        """Raise if nobody waits for the job any more."""
         if self.stop.is_set():
             raise Stopped("stopped")

@@ -1,6 +1,6 @@
-"""What torch's `DataLoader` has to know of a loader, and a loader of it.
+"""Ties between a loader and torch's `DataLoader`.
 
-Nothing is imported: who uses torch has imported it.
+This module imports nothing of torch: whoever uses torch has imported it.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from gpushard.errors import UnsupportedError
 
 
 def tell_torch(kind: type) -> None:
-    """Let a `DataLoader` know that objects of `kind` are iterated over, not indexed."""
+    """Let torch's `DataLoader` iterate over objects of `kind`, and not index them."""
     data = sys.modules.get("torch.utils.data")
     if data is not None:
         data.IterableDataset.register(kind)
 
 
 def refuse_workers(*, device: bool) -> None:
-    """Refuse to give every worker of a `DataLoader` all batches.
+    """Refuse workers of a `DataLoader` that would each give all batches.
 
     Parameters
     ----------
     device
-        Whether batches lie on a device, and cannot leave their process.
+        Whether batches are on a device; these cannot leave their process at all.
 
     Raises
     ------
     UnsupportedError
-        This is one of several workers, or one at all.
+        This is one of several workers, or any worker if batches are on a device.
     """
     data = sys.modules.get("torch.utils.data")
     worker = None if data is None else data.get_worker_info()

@@ -1,7 +1,7 @@
-"""Samples -> where each lies in its arrays.
+"""Samples -> their places in the arrays.
 
 A sample is a row of axis 0, or a patch (`window`) of the array that starts at an
-*origin*; the origins form a grid, C order.
+*origin*. The origins form a grid, in C order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpushard.errors import OptionError
 from gpushard.selecting.patches import Patches
 from gpushard.selecting.selection import IndexAxis, Ints, Orthogonal, SliceAxis
 
-# Of an int64, but for the sign.
+# Bits of an int64 without its sign.
 _INT64_BITS = 63
 _FEW = 64
 
@@ -27,18 +27,19 @@ Padding = Literal["drop", "shift", "fill"]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a sample takes of one array.
+    """Part of one array that a sample takes.
 
     Attributes
     ----------
     shape
-        Of the array.
+        Shape of the array.
     window
-        Elements taken along the first axes, from the origin on; all of the others.
+        Number of elements taken along the first axes, from the origin on. All elements
+        of the other axes are taken.
     lead
-        Added to the origin along axis 0.
+        Number added to the origin along axis 0.
     drop
-        Whether a sample is one row, without its axis.
+        Whether a sample is one row, without that axis.
     """
 
     shape: tuple[int, ...]
@@ -54,18 +55,18 @@ class Cut:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether a sample is whole rows of axis 0."""
+        """Whether a sample consists of whole rows of axis 0."""
         return len(self.window) == 1
 
     def rows(self, origins: Ints) -> Ints:
         """Rows of axis 0 of each sample: int64, shape (n_samples, window[0]).
 
-        Rows outside the array are those that are filled.
+        Rows outside the array are the ones to fill.
         """
         return origins[:, :1] + (self.lead + np.arange(self.window[0]))
 
     def patches(self, origins: Ints) -> Laid:
-        """What of samples lies inside the array, one sample behind the other."""
+        """Parts of the samples inside the array, with one sample after the other."""
         n, before = len(origins), np.arange(len(origins)) * self.window[0]
         columns: list[tuple[Ints, Ints, Ints]] = []
         is_whole, is_there = True, np.ones(n, np.bool_)
@@ -98,9 +99,9 @@ class Laid(NamedTuple):
     Attributes
     ----------
     patches
-        What lies inside the array.
+        The parts inside the array.
     is_whole
-        Whether that is all.
+        Whether these parts are all elements of the samples.
     """
 
     patches: Patches
@@ -115,24 +116,24 @@ def rows_of_all(rows: Ints, shape: tuple[int, ...]) -> Orthogonal:
 
 def _along_rows(rows: Ints) -> SliceAxis | IndexAxis:
     n = len(rows)
-    # Of shuffled rows the first few tell.
+    # The first few rows show whether rows are shuffled.
     if np.all(rows[1:_FEW] >= rows[: _FEW - 1][: max(n - 1, 0)]):
         steps = np.diff(rows)
         if n and np.all(steps == 1):
             return SliceAxis(int(rows[0]), 1, n)
         if np.all(steps >= 0):
             return IndexAxis(rows, np.arange(n, dtype=np.int64))
-    # Sorted here, as a read would do it: neighbours come in few runs.
+    # Sorted as a read would sort them: neighbours then form few runs.
     return IndexAxis(*_sorted(rows))
 
 
 def _sorted(rows: Ints) -> tuple[Ints, Ints]:
-    """Rows in ascending order, and where each stood."""
+    """Rows in ascending order, and the index that each row had."""
     shift = len(rows).bit_length()
     if int(rows.max()) >> (_INT64_BITS - shift):
         place = np.argsort(rows)
         return rows[place], place
-    # One number a row, which NumPy sorts in half the time that places take it.
+    # One number per row: NumPy sorts numbers twice as fast as it finds an order.
     numbers = rows << shift
     numbers |= np.arange(len(rows))
     numbers.sort()
@@ -141,14 +142,14 @@ def _sorted(rows: Ints) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Where samples begin: a grid.
+    """Grid of the places where samples begin.
 
     Attributes
     ----------
     start, stride, counts
-        First origin, distance and number along each axis.
+        First origin, distance between origins and their number, along each axis.
     last
-        Largest origin along each axis; those beyond it are moved back to it.
+        Largest origin along each axis; an origin beyond it is moved back to it.
     """
 
     start: tuple[int, ...]
@@ -162,7 +163,7 @@ class Origins:
         return prod(self.counts)
 
     def facts(self) -> dict[str, Any]:
-        """What decides where samples begin, as JSON."""
+        """Everything that decides where samples begin, as JSON."""
         return {
             "stride": list(self.stride),
             "windows": list(self.counts),
@@ -176,7 +177,7 @@ class Origins:
         if len(self.counts) > 1:
             at = np.stack(np.unravel_index(samples, self.counts), axis=1)
         if self.start == (0,) and self.stride == (1,) and self.last[0] >= self.n - 1:
-            return at  # rows, as they are numbered
+            return at  # samples are rows, and the numbers of the rows are the origins
         origins = np.array(self.start) + at * np.array(self.stride)
         return np.minimum(origins, np.array(self.last))
 
@@ -200,7 +201,7 @@ def lay_origins(
 def _along(
     cuts: Sequence[Cut], d: int, stride: int, padding: Padding
 ) -> tuple[int, int, int]:
-    """First origin along axis `d`, how many there are, and the largest."""
+    """First origin along axis `d`, the number of origins, and the largest origin."""
     mine = [cut for cut in cuts if len(cut.window) > d]
     extents = {cut.shape[d] for cut in mine}
     if len(extents) > 1:
