@@ -1,1 +1,1 @@
-"""Where bytes come from: adapters from files, HTTP, S3 and zarr stores to `base`."""
+"""Adapters from files, HTTP, S3 and zarr stores to the contract in `base`."""

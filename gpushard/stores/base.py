@@ -1,7 +1,7 @@
-"""What gpushard asks of a store: byte ranges of objects, many at a time.
+"""Contract of a store: it takes requests for byte ranges of objects, many at a time.
 
-A store is synchronous and batch-shaped: it takes all requests of a stage at once and
-answers when all are there; how it runs them side by side is its own business.
+A store is synchronous and works in batches: it takes all requests of a stage at once,
+and returns when all answers are there. How it runs requests in parallel is up to it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ class ByteRequest(NamedTuple):
     key
         The object's key in the store.
     start, stop
-        ``start >= 0`` with ``stop`` None: from `start` to the end. ``start < 0``:
-        the last ``-start`` bytes, `stop` is None; shorter objects are answered whole.
+        Which bytes. With ``start >= 0`` and ``stop`` None: from `start` to the end.
+        With ``start < 0``, `stop` is None: the last ``-start`` bytes, or all bytes of a
+        shorter object.
     version
-        If given, the bytes must come from that version of the object; when the store
-        can no longer serve it, it raises `ObjectChangedError`.
+        If given, the bytes must come from that version of the object. If the store can
+        no longer serve it, the store raises `ObjectChangedError`.
     into
-        uint8, host, writable: where the bytes may be put, which saves a copy. What
-        exceeds it is left out, which only a store that tells the object's size may do.
-        A store may answer with memory of its own as well.
+        uint8, host, writable. Memory that the store may put the bytes into, which saves
+        a copy. The store may also answer with memory of its own. Bytes that do not fit
+        are left out; only a store that tells the object's size may do that.
     max_nbytes
-        Of a whole object (``start == 0``, `stop` None): the bytes that are taken of it
-        at most, whatever its size; a longer object is answered cut there.
+        For a whole object (``start == 0``, `stop` None): limit of the answer. A larger
+        object is answered with its first `max_nbytes` bytes.
     is_indexed
-        Whether an index names the range: it is there, unless the object was replaced or
-        deleted since.
+        Whether an index names the range. Such a range exists, unless the object was
+        replaced or deleted since.
     """
 
     key: str
@@ -48,9 +49,9 @@ class ByteRequest(NamedTuple):
     is_indexed: bool = False
 
     def within(self, object_nbytes: int) -> tuple[int, int]:
-        """Half-open range that answers it in an object of that size."""
+        """Half-open range of the answer for an object of `object_nbytes` bytes."""
         if self.stop is not None and 0 <= self.start <= self.stop <= object_nbytes:
-            return self.start, self.stop  # most requests, of small reads too
+            return self.start, self.stop  # the usual case, kept fast for small reads
         if self.start < 0:
             return max(0, object_nbytes + self.start), object_nbytes
         stop = object_nbytes if self.stop is None else self.stop
@@ -61,16 +62,16 @@ class ByteRequest(NamedTuple):
 
 
 class PassingVersion:
-    """Base of version tokens that may tell a change, but not that there was none.
+    """Base of version tokens that can show a change, but not that there was none.
 
-    They hold for one read: nothing that was read by one is kept for the next.
+    They are valid within one read only. Nothing that was read with one is kept.
     """
 
     __slots__ = ()
 
 
 def lasts(version: Hashable | None) -> bool:
-    """Whether what was read of that version may be kept: it is known again later."""
+    """Whether data of that version may be kept, because the version is recognisable."""
     return version is not None and not isinstance(version, PassingVersion)
 
 
@@ -80,13 +81,13 @@ class Fetched(NamedTuple):
     Attributes
     ----------
     data
-        uint8, shape (n_bytes,), host. May be read-only. A range that reaches past the
-        object's end is answered with the bytes there are.
+        uint8, shape (n_bytes,), host. May be read-only. If the range reaches past the
+        end of the object, only the existing bytes.
     object_nbytes
-        Size of the whole object, or None where the store does not tell.
+        Size of the whole object, or None if the store does not tell it.
     version
-        Opaque token of the version read (a file's identity, an ETag), or None where
-        the store does not tell. What is read of objects without one, or with a
+        Opaque token of the version that was read (a file's identity, an ETag), or None
+        if the store does not tell it. Data without a version, or with a
         `PassingVersion`, is never kept between reads.
     """
 
@@ -97,30 +98,31 @@ class Fetched(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FetchCosts:
-    """How a store wants to be read.
+    """How requests to a store should be made.
 
     Attributes
     ----------
     gap_nbytes
-        Unwanted bytes between two ranges up to which one request is cheaper than two.
+        Largest number of unwanted bytes between two ranges for which one request is
+        cheaper than two.
     max_request_nbytes
-        Size at which a request is cut, so that several run side by side. Neighbouring
-        ranges are asked for in one request up to it; a range is never cut.
+        Size up to which neighbouring ranges share a request. Larger amounts are divided
+        into several parallel requests. A single range is never divided.
     concurrency
-        Requests that may be in flight at once.
+        Number of requests that may be in flight at once.
     prefers_whole_objects
-        Whether a request costs so much that fetching a whole shard, index included,
-        beats reading the index first (true where there is a network between).
+        Whether a request costs so much that fetching a whole shard with its index beats
+        reading the index first (true if there is a network in between).
     bounds_requests
-        Whether ranges that would make a larger request than `max_request_nbytes` stay
-        apart; otherwise a request may reach over it with its last range.
+        Whether a range goes into a request of its own if it would make the request
+        larger than `max_request_nbytes`. If not, the last range may exceed that size.
     reads_in_shares
-        Whether requests cost next to nothing (true of files): then every thread asks
-        for the share of neighbouring ranges that it decodes. Otherwise they are one
-        request, and decoding what it brings is shared.
+        Whether requests cost next to nothing (true for files). Then every thread reads
+        the share of neighbouring ranges that it decodes. If not, one request reads all
+        of them, and threads share the decoding.
     answers_in_own_memory
-        Whether large answers lie in memory that others took of the C library, which
-        keeps it when it is freed.
+        Whether large answers lie in memory that other code got from the C library. That
+        library keeps such memory after it is freed.
     """
 
     gap_nbytes: int
@@ -143,31 +145,31 @@ class Store(Protocol):
 
     @property
     def costs(self) -> FetchCosts:
-        """How this store wants to be read."""
+        """How requests to this store should be made."""
         ...
 
     def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
-        """Answer each request, in order; None where there is no such object.
+        """Answer each request, in order; None for an object that does not exist.
 
         Raises
         ------
         ObjectChangedError
-            A requested version is gone.
+            A requested version no longer exists.
         StoreError
-            The store failed, or answered other bytes than asked.
+            The store failed, or answered with other bytes than requested.
         """
         ...
 
     def current_version(self, key: str) -> tuple[bool, Hashable | None]:
-        """Tell cheaply whether an object was replaced: ``(known, version)``.
+        """Check cheaply whether an object was replaced: ``(known, version)``.
 
-        ``(False, None)`` where asking costs a request; then the check rides on the
-        payload request's `version`. ``(True, None)``: the object is gone.
+        ``(False, None)`` if the check costs a request; the payload request's `version`
+        then does the check. ``(True, None)`` if the object is gone.
         """
         ...
 
     def get(self, key: str) -> bytes | None:
-        """Read a whole small object (a metadata document); None if there is none.
+        """Read a whole small object (a metadata document); None if it does not exist.
 
         Raises
         ------
@@ -177,11 +179,11 @@ class Store(Protocol):
         ...
 
     def list_children(self, prefix: str) -> list[str] | None:
-        """List the names directly below `prefix`; None where the store cannot list."""
+        """List the names directly below `prefix`; None if the store cannot list."""
         ...
 
 
 def end_of(store: Store, request: ByteRequest) -> int:
-    """Byte behind the last one there is of a range that its object does not fill."""
+    """Offset behind the last existing byte of a range that reaches past its object."""
     (answer,) = store.read([request._replace(into=None)])
     return request.start + (0 if answer is None else len(answer.data))

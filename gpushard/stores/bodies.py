@@ -1,8 +1,9 @@
-"""Bodies of answers, each within a time that grows with its size.
+"""Bodies of answers, each received within a time that grows with its size.
 
-obstore limits the wait for an answer and the pause between two pieces of its body: a
-server that sends a byte now and then keeps to both. Only obstore's asynchronous call
-can be given up halfway, so bodies are awaited in an event loop of their own.
+obstore limits the wait for an answer, and the pause between two pieces of its body. A
+server that sends a byte now and then stays within both limits. Only an asynchronous
+call of obstore can be abandoned halfway, so bodies are awaited in an event loop of
+their own.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from gpushard.options import KIB, MIB
 if TYPE_CHECKING:
     from obstore import GetResult
 
-# Larger bodies come in pieces: obstore joins what it hands out, and holds it twice, of
-# each of the requests that may be under way side by side.
+# Larger bodies come in pieces. obstore joins the pieces that it returns and so holds
+# their bytes twice, for each request in flight.
 _PIECE_NBYTES, _LEAST_PIECE_NBYTES = 2 * MIB, 64 * KIB
 _PIECES = 256
 
 _lock = threading.Lock()
-# Process -> its loop: a fork has none of its parent's threads.
+# Process -> its loop; one for each process, as a fork has no threads of its parent.
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a server may take; the knobs of `Options` with these names.
+    """How long a server may take: the options of the same names.
 
     Attributes
     ----------
     patience_s
         Seconds for an answer without a body.
     min_nbytes_per_s
-        Rate at which a body is given more time.
+        Rate of a body; it gets that much more time for its size.
     """
 
     patience_s: float
@@ -54,20 +55,20 @@ class Pace:
         return self.patience_s / 3
 
     def limit_s(self, nbytes: int) -> float:
-        """Seconds for an answer with a body of `nbytes`, from the request on."""
+        """Seconds for an answer with a body of `nbytes`, counted from the request."""
         return self.patience_s + nbytes / self.min_nbytes_per_s
 
     def left_s(self, nbytes: int, started: float) -> float:
-        """Seconds for a body of `nbytes` when its head is there.
+        """Seconds left for a body of `nbytes` once its head has arrived.
 
-        At least a pause: a store that was handed in may wait longer for a head, and is
-        not refused the body then.
+        At least `pause_s`. A store that the caller made may wait longer for a head, and
+        its body must not be refused because of that.
         """
         return max(started + self.limit_s(nbytes) - time.monotonic(), self.pause_s)
 
 
 def piece_nbytes(memory_limit: int | None) -> int:
-    """Size of the pieces that bodies come in, under a limit that was set or none."""
+    """Size of the pieces of a body under `memory_limit`, or without a limit (None)."""
     if memory_limit is None:
         return _PIECE_NBYTES
     return min(max(memory_limit // _PIECES, _LEAST_PIECE_NBYTES), _PIECE_NBYTES)
@@ -81,24 +82,24 @@ def body_of(
     Parameters
     ----------
     nbytes
-        What the answer's head says of its size. Of a longer body a few bytes more are
-        taken: a server may send without end.
+        Size that the answer's head states. Of a longer body only a few bytes more are
+        read, because a server may send without end.
     limit_s
-        Seconds that all of it may take.
+        Seconds for the whole body.
     most
-        Size of its pieces, if it is larger; None: as without a memory limit.
+        Size of its pieces if the body is larger; None: as without a memory limit.
 
     Raises
     ------
     TimeoutError
-        It was not there after `limit_s`; nothing goes on waiting for it.
+        The body was not complete after `limit_s`. Nothing waits for it any longer.
     """
     body = _collect(result, nbytes, limit_s, most or _PIECE_NBYTES)
     waiting = asyncio.run_coroutine_threadsafe(body, _loop())
     try:
         return waiting.result()
     finally:
-        waiting.cancel()  # for one whose wait was interrupted
+        waiting.cancel()  # needed if this wait was interrupted
 
 
 async def _collect(
@@ -107,7 +108,7 @@ async def _collect(
     async with asyncio.timeout(limit_s):
         if nbytes > most:
             return await _put_together(result, nbytes + 1, most)
-        # A piece is as large as asked, but for the last one: here the only one.
+        # Every piece except the last has the requested size. This one is the last.
         async for piece in result.stream(min_chunk_size=nbytes + 1):
             return np.frombuffer(piece, np.uint8)
         return np.empty(0, np.uint8)
@@ -116,7 +117,7 @@ async def _collect(
 async def _put_together(
     result: GetResult, most_nbytes: int, piece_nbytes: int
 ) -> NDArray[np.uint8]:
-    """A body up to `most_nbytes`, of which obstore holds a piece at a time twice."""
+    """A body of up to `most_nbytes`; obstore holds only one piece of it twice."""
     body, end = in_pages(most_nbytes), 0
     async for piece in result.stream(min_chunk_size=piece_nbytes):
         part = np.frombuffer(piece, np.uint8)[: most_nbytes - end]
@@ -128,7 +129,7 @@ async def _put_together(
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """Event loop of this process, which runs as long as that."""
+    """Event loop of this process, which runs as long as the process."""
     pid = os.getpid()
     loop = _loops.get(pid)
     if loop is not None:

@@ -1,9 +1,9 @@
-"""Open directories of a local store: what is done to names in them stays in them.
+"""Open directories of a local store, so that operations on names stay inside of them.
 
-A path is followed anew by each call, so that between a check and what it was made for
-a link may take the place of a directory. A directory that is open stays the one that
-was checked, whatever lies at its path by then; where the system tells no path of an
-open file (no ``/proc``), the path that was opened is looked at.
+Each call follows a path again. So a link may replace a directory between a check and
+the operation that was checked. An open directory stays the checked one, whatever is at
+its path by then. If the system does not tell the path of an open file (no ``/proc``),
+the path that was opened is checked.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 Refuse = Callable[[str], None]
-"""Raises where a path, free of symbolic links, leads out of the store."""
+"""Raises if a path without symbolic links leads out of the store."""
 
 
 def path_of(fd: int, path: str) -> str:
-    """Path of the open file, free of symbolic links."""
+    """Path of an open file, without symbolic links."""
     try:
-        # One call instead of one a path component, and of the very file that is open.
+        # One call instead of one for each path component, and certain to be this file.
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return os.path.realpath(path)
 
 
 def is_below_itself(root: str, prefix: str, real: str) -> bool:
-    """Whether `prefix`, in truth at `real`, lies below the very same directory."""
+    """Whether `prefix`, whose real path is `real`, lies below that same directory."""
     names = (f"{name}/" for name in prefix.split("/"))
     ways = [*accumulate(names, initial=root)]
     return any(os.path.realpath(way) == real for way in ways[:-1])
@@ -43,16 +43,16 @@ def is_below_itself(root: str, prefix: str, real: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """An open directory inside the store; a context closes it.
+    """An open directory inside the store; usable as a context that closes it.
 
     Attributes
     ----------
     fd
-        The open directory.
+        File descriptor of the directory.
     path
-        Where it was.
+        Path at which it was opened.
     refuse
-        What refuses a file that a link in it leads to.
+        Refuses files outside the store that links in the directory lead to.
     """
 
     fd: int
@@ -66,15 +66,15 @@ class Directory:
         self.close()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the directory."""
         os.close(self.fd)
 
     def open(self, name: str, flags: int) -> int:
-        """Open file of that name, which is no link."""
+        """Open the file `name`, which must not be a link."""
         return os.open(name, flags | _FLAGS, 0o666, dir_fd=self.fd)
 
     def open_to_read(self, name: str) -> int:
-        """Open file of that name, or one inside the store that it is a link to."""
+        """Open the file `name`, or the file inside the store that it is a link to."""
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         fd = os.open(name, flags, dir_fd=self.fd)
         try:
@@ -85,27 +85,27 @@ class Directory:
         return fd
 
     def status(self, name: str, *, follows: bool = True) -> os.stat_result | None:
-        """Status of what has that name, or of what it is a link to; None if nothing."""
+        """Status of the entry `name`, or of the target of a link; None if missing."""
         try:
             return os.stat(name, dir_fd=self.fd, follow_symlinks=follows)
         except FileNotFoundError:
             return None
 
     def unlink(self, name: str) -> None:
-        """Remove a file, unless it is gone."""
+        """Remove a file; do nothing if it is gone."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
 
     def rename(self, old: str, new: str) -> None:
-        """Let a file have another's name, in one step."""
+        """Rename a file in one step, replacing the file `new`."""
         os.replace(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def sync(self) -> None:
-        """Make the names in it durable."""
+        """Make the names in the directory durable."""
         os.fsync(self.fd)
 
     def clear(self) -> None:
-        """Remove all that lies in it, but nothing that a link in it leads to."""
+        """Remove everything in the directory, but nothing that links in it lead to."""
         with os.scandir(self.fd) as entries:
             found = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
         for name, is_directory in sorted(found):
@@ -115,11 +115,11 @@ class Directory:
                 os.unlink(name, dir_fd=self.fd)
 
     def locked(self, name: str) -> int | None:
-        """Open file of a lock, held; None if another file has its name by then."""
+        """Open and locked lock file; None if another file has its name by now."""
         fd = self.open(name, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            # Its last holder unlinked it, and may have removed the directory too.
+            # The last holder has unlinked it, and perhaps removed the directory too.
             status = self.status(name)
             if status is not None and os.path.samestat(os.fstat(fd), status):
                 return fd
@@ -130,7 +130,7 @@ class Directory:
         return None
 
     def is_in_place(self) -> bool:
-        """Whether it still is what lies at its path."""
+        """Whether the directory is still the one at its path."""
         try:
             return os.path.samestat(os.fstat(self.fd), os.stat(self.path))
         except FileNotFoundError:
@@ -138,22 +138,22 @@ class Directory:
 
 
 def let_go(fd: int) -> None:
-    """Let go of a lock."""
-    # A process forked meanwhile has the file open too: closing it here would leave the
-    # lock to that one.
+    """Release a lock."""
+    # A process that was forked meanwhile has the file open too. Only closing it here
+    # would leave that process with the lock.
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
 
 def open_directory(path: Path, refuse: Refuse) -> Directory:
-    """Directory at `path`.
+    """Open the directory at `path`.
 
     Raises
     ------
     OSError
-        There is none.
+        There is no directory.
     StoreError
-        It does not lie in the store, says `refuse`.
+        `refuse` says that it is not in the store.
     """
     fd = os.open(path, _DIRECTORY)
     try:
@@ -165,13 +165,13 @@ def open_directory(path: Path, refuse: Refuse) -> Directory:
 
 
 def names_in(path: str, refuse: Refuse) -> list[str]:
-    """Names in a directory, in any order; raises as `open_directory`."""
+    """Names in a directory, in any order; raises like `open_directory`."""
     with open_directory(Path(path), refuse) as directory:
         return os.listdir(directory.fd)
 
 
 def make_directory(path: Path, root: Path, refuse: Refuse) -> Directory:
-    """Directory at `path`; it and those above, up to `root`, are made durably."""
+    """Open the directory at `path`; create it and its parents below `root` durably."""
     try:
         return open_directory(path, refuse)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Metadata documents: objects that are read whole, and may not be of any size."""
+"""Metadata documents: objects that are read whole, and that have a size limit."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gpushard.stores.failures import failure
 
 
 def document_request(key: str) -> ByteRequest:
-    """Request for a metadata document; one byte too many tells a larger object."""
+    """Request for a metadata document; one extra byte shows that it is too large."""
     return ByteRequest(key, max_nbytes=MAX_DOCUMENT_NBYTES + 1)
 
 
 def document_bytes(fetched: Fetched | None, key: str, url: str) -> bytes | None:
-    """Bytes of a metadata document that `document_request` asked for.
+    """Bytes of a metadata document that was read with `document_request`.
 
     Raises
     ------
     StoreError
-        It is larger than any document should be.
+        The document is larger than any document should be.
     """
     if fetched is None:
         return None

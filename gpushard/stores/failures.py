@@ -1,4 +1,4 @@
-"""How the adapters word their errors, and the keys that none of them accepts."""
+"""Wording of the adapters' errors, and a check for keys that no adapter accepts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FORBIDDEN_PARTS = frozenset(("", ".", ".."))
 _FORBIDDEN_CHARACTERS = frozenset("\\\0")
 _USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Statuses of a server that may well answer in a moment.
+# Statuses of a server that may answer in a moment.
 _PASSING = re.compile(r"status code: (429|500|502|503|504)\b")
 
 ErrorType = TypeVar("ErrorType", bound=StoreError)
@@ -38,7 +38,7 @@ def failure(  # noqa: PLR0913  the facts of an error are keywords, one each
     expected: object = None,
     got: object = None,
 ) -> ErrorType:
-    """Error about one object, with `shard_key` filled unless it is a document."""
+    """Error about one object; `shard_key` is set unless the object is a document."""
     if key.endswith(_METADATA_SUFFIXES):
         where, shard_key = f"{key!r} in {url}", None
     else:
@@ -53,7 +53,7 @@ def failure(  # noqa: PLR0913  the facts of an error are keywords, one each
 
 
 def refuse_unsafe_key(key: str, url: str) -> None:
-    r"""Accept only keys that name something below the store's root.
+    r"""Refuse keys that do not name something below the store's root.
 
     Raises
     ------
@@ -84,21 +84,21 @@ def passing_status(error: StoreError) -> str | None:
 
 
 def without_credentials(text: str) -> str:
-    """A URL, or a text with URLs in it, without user names and passwords."""
+    """`text` without user names and passwords in its URLs."""
     return _USER_INFO.sub("", text)
 
 
 def told_by(error: Exception) -> str:
-    """What a library's error says, in a line; its name if that is nothing.
+    """First line of a library's error message; the error's name if that is empty.
 
-    Lines after the first one repeat it as Rust prints its structures.
+    Further lines repeat the message in the form in which Rust prints structures.
     """
     why = without_credentials(str(error).strip().split("\n")[0])
     return why or type(error).__name__
 
 
 def failed_write(url: str, key: str, error: Exception) -> StoreError:
-    """What is told of a write that `error` ended."""
+    """Error for a write that failed with `error`."""
     return StoreError(
         f"cannot write {key!r}: {type(error).__name__}: {told_by(error)}",
         store_url=url,

@@ -1,4 +1,4 @@
-"""Bytes of open files: read in slices, or copied to another file without being held."""
+"""Bytes of open files: read in slices, or copied to another file by the kernel."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gpushard.options import KIB, MIB
 
 Bytes = NDArray[np.uint8]
 
-# Slices from this size on are copied by the kernel; of smaller ones many are read and
-# written at once, which costs fewer calls.
+# The kernel copies slices of at least this size. Smaller slices are read and written
+# many at once, which costs fewer calls.
 _COPIED_NBYTES = 64 * KIB
-# Bytes read to be written again, where the kernel does not copy.
+# Bytes held in memory at once if the kernel does not copy.
 _HELD_NBYTES = MIB
-# An interrupt waits for no more than this is copied.
+# Bytes that the kernel copies in one call; an interrupt waits for the end of the call.
 _STEP_NBYTES = 64 * MIB
 # Buffers of one writev; Linux takes at most 1024.
 _MOST_BUFFERS = 512
-# What a kernel or a file system says that does not copy.
+# Errors of a kernel or a file system that cannot copy.
 _CANNOT_COPY = (
     *(errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP),
     *(errno.EPERM, errno.EBADF),
@@ -33,7 +33,7 @@ _CANNOT_COPY = (
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
-    """Bytes ``[start, stop)`` of an open file that were not read yet."""
+    """Bytes ``[start, stop)`` of an open file that have not been read yet."""
 
     fd: int
     start: int
@@ -43,7 +43,7 @@ class FileSlice:
         return self.stop - self.start
 
     def read(self) -> Bytes:
-        """Its bytes: uint8, host."""
+        """Read the bytes: uint8, host."""
         data = np.empty(len(self), np.uint8)
         left = memoryview(data)
         while left:
@@ -54,7 +54,7 @@ class FileSlice:
         return data
 
     def copy_to(self, fd: int, at: int | None = None) -> None:
-        """Copy the bytes into another file, at `at` or from where that stands."""
+        """Copy the bytes into another file, at `at` or at its current position."""
         start = self.start
         while start < self.stop:
             n_copied = _copied(FileSlice(self.fd, start, self.stop), fd, at)
@@ -64,7 +64,7 @@ class FileSlice:
 
 @dataclass(frozen=True, slots=True)
 class FileBytes:
-    """Bytes of an open file, of which only slices are read."""
+    """Bytes of an open file; only slices of them are read."""
 
     fd: int
     nbytes: int
@@ -76,37 +76,37 @@ class FileBytes:
         return self.unread(span).read()
 
     def unread(self, span: slice) -> FileSlice:
-        """A slice that is not read."""
+        """A slice that is not read yet."""
         start, stop, _ = span.indices(self.nbytes)
         return FileSlice(self.fd, start, max(start, stop))
 
 
 Piece = Bytes | FileSlice
 Pieces = Sequence[Piece]
-"""An object's bytes, to be written one after the other."""
+"""Bytes of an object, to be written one piece after the other."""
 Update = Callable[[Bytes | None], Pieces | None]
-"""Object's new bytes from its old ones; None in and out: no object."""
+"""Old bytes of an object -> its new bytes; None means that there is no object."""
 
 
 def bytes_of(piece: Piece) -> Bytes:
-    """The piece, in memory."""
+    """Bytes of the piece, in memory."""
     return piece.read() if isinstance(piece, FileSlice) else piece
 
 
 def joined(pieces: Pieces) -> Bytes:
-    """All pieces, of which there is one at least, in memory."""
+    """All pieces, at least one, joined in memory."""
     return np.concatenate([bytes_of(piece) for piece in pieces])
 
 
 def whole_object(pieces: Pieces) -> bytes:
-    """An object's bytes, as clients of other stores take them."""
+    """Bytes of an object, in the form that clients of other stores take."""
     return b"".join(memoryview(bytes_of(piece)) for piece in pieces)
 
 
 def write_all(fd: int, pieces: Pieces) -> None:
-    """Write pieces one after the other, from where the file stands.
+    """Write pieces one after the other, from the file's current position.
 
-    Of what lies in files no more than a few MiB are held.
+    At most a few MiB of the pieces in other files are held in memory.
     """
     for batch in _batches(pieces):
         if isinstance(batch, FileSlice):
@@ -116,7 +116,7 @@ def write_all(fd: int, pieces: Pieces) -> None:
 
 
 def _batches(pieces: Pieces) -> Iterator[FileSlice | list[Bytes]]:
-    """What is written in one go: a slice of a file, or bytes in memory."""
+    """Pieces to write with one call: a slice of a file, or bytes in memory."""
     some: list[Piece] = []
     n_read = 0
     for piece in _merged(pieces):
@@ -135,7 +135,7 @@ def _batches(pieces: Pieces) -> Iterator[FileSlice | list[Bytes]]:
 
 
 def _held(pieces: Sequence[Piece]) -> list[Bytes]:
-    """Pieces in memory; slices that lie close are read in one go, gaps included."""
+    """Pieces in memory; slices close together are read at once, with their gaps."""
     slices = [piece for piece in pieces if isinstance(piece, FileSlice)]
     if not slices:
         return [bytes_of(piece) for piece in pieces]
@@ -153,7 +153,7 @@ def _held(pieces: Sequence[Piece]) -> list[Bytes]:
 
 
 def _merged(pieces: Pieces) -> Iterator[Piece]:
-    """Pieces that are not empty; neighbours in one file are one piece."""
+    """Pieces that are not empty, with neighbours in one file joined to one piece."""
     last: FileSlice | None = None
     for piece in pieces:
         if not len(piece):
@@ -191,7 +191,7 @@ def _write_buffers(fd: int, pieces: Sequence[Bytes]) -> None:
 
 
 def _copied(some: FileSlice, fd: int, at: int | None) -> int:
-    """How many bytes of `some` were copied to `fd`, one at least."""
+    """Copy some bytes of `some` to `fd`, and return how many: at least one."""
     n_copied = 0
     if hasattr(os, "copy_file_range"):  # not on macOS
         n_wanted = min(len(some), _STEP_NBYTES)
@@ -200,7 +200,7 @@ def _copied(some: FileSlice, fd: int, at: int | None) -> int:
         except OSError as error:
             if error.errno not in _CANNOT_COPY:
                 raise
-    # At the end of a file nothing is copied, and by some file systems nowhere.
+    # Nothing is copied at the end of a file, and some file systems never copy.
     if n_copied:
         return n_copied
     data = os.pread(some.fd, min(len(some), _HELD_NBYTES), some.start)

@@ -1,9 +1,9 @@
-"""Files written so that a reader, or the next start of the machine, finds old or new.
+"""Files written so that a reader, even after a crash, finds the old or the new content.
 
-A file is replaced by writing another beside it, making that durable, and renaming it.
-Beside ``c/0/1`` lie, while it is written, ``c/0/.1.lock`` and ``c/0/.1.new``, and for
-writes in place ``c/0/.1.undo``. The lock is the kernel's (`flock`): it ends with the
-process that holds it, whatever becomes of the file.
+To replace a file, another file is written beside it, made durable, and renamed. While
+``c/0/1`` is written, ``c/0/.1.lock`` and ``c/0/.1.new`` are beside it. During a write
+in place there is also ``c/0/.1.undo``. The lock is the kernel's (`flock`): it ends with
+the process that holds it, whatever happens to the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.file_bytes import FileBytes, Pieces, Update, write_all
 from gpushard.stores.local import LocalStore
 
-# A directory is removed by others just when it was made: not often in a row.
+# Attempts to make a directory that others remove at once; this is rare.
 _MOST_ATTEMPTS = 64
 _LOCK, _UNDO, _NEW, _NEW_UNDO = "lock", "undo", "new", "undo.new"
 _UNFINISHED = (_NEW, _NEW_UNDO)
@@ -37,14 +37,14 @@ _BESIDE = re.compile(rf"(.*/)?\.([^/]+?)\.(?:{_NEW_UNDO}|{_LOCK}|{_UNDO}|{_NEW})
 
 @dataclass(frozen=True, slots=True)
 class LockedFile:
-    """A file that no other writer touches meanwhile.
+    """A file that no other writer changes meanwhile.
 
     Attributes
     ----------
     directory
-        Where it lies.
+        The directory of the file.
     name
-        Its name there.
+        Name of the file in the directory.
     """
 
     directory: Directory
@@ -52,24 +52,24 @@ class LockedFile:
 
     @property
     def undo_name(self) -> str:
-        """Where a write in place notes what it overwrites."""
+        """Name of the file in which a write in place saves what it overwrites."""
         return _beside(self.name, _UNDO)
 
     @contextmanager
     def opened(self) -> Generator[FileBytes | None]:
-        """Its bytes, to be read in slices; None if there is no file."""
+        """Bytes of the file, to be read in slices; None if there is no file."""
         with _opened(self.directory, self.name) as data:
             yield data
 
     @contextmanager
     def opened_note(self) -> Generator[FileBytes | None]:
-        """What undoes a write in place, so too."""
+        """Bytes that undo a write in place; None if there are none."""
         with _opened(self.directory, self.undo_name) as data:
             yield data
 
     @contextmanager
     def opened_to_change(self) -> Generator[int]:
-        """The open file, to be written in place; it is made if there is none."""
+        """The file, opened to be written in place; it is created if it is missing."""
         fd = self.directory.open(self.name, os.O_RDWR | os.O_CREAT)
         try:
             yield fd
@@ -77,38 +77,38 @@ class LockedFile:
             os.close(fd)
 
     def nbytes(self) -> int | None:
-        """Its size; None if there is no file."""
+        """Size of the file; None if there is no file."""
         status = self.directory.status(self.name)
         return None if status is None else status.st_size
 
     def replace(self, pieces: Pieces | None) -> None:
         """Replace the file in one step; None deletes it."""
         if pieces is None:
-            # What a writer left that was killed goes too.
+            # Files that a killed writer left are deleted too.
             for ending in ("", *_UNFINISHED):
                 gone = _beside(self.name, ending) if ending else self.name
                 self.directory.unlink(gone)
         else:
             self._put(self.name, _beside(self.name, _NEW), pieces)
-        # What was to be undone is gone.
+        # The content that the note would restore has been replaced.
         self.directory.unlink(self.undo_name)
         self.directory.sync()
 
     def has_note(self) -> bool:
-        """Whether a write in place is under way, or was cut off."""
+        """Whether a write in place is under way or was interrupted."""
         return self.directory.status(self.undo_name) is not None
 
     def note(self, pieces: Pieces) -> None:
-        """Keep what undoes a write in place, before it starts."""
+        """Save the bytes that undo a write in place, before the write starts."""
         self._put(self.undo_name, _beside(self.name, _NEW_UNDO), pieces)
         self.directory.sync()
 
     def forget_note(self) -> None:
-        """Drop what undoes a write in place, after it is done."""
+        """Drop the bytes that undo a write in place, after the write is done."""
         self.directory.unlink(self.undo_name)
 
     def _put(self, name: str, temporary: str, pieces: Pieces) -> None:
-        """Let a name have these bytes, in one step and durably but for the name."""
+        """Give a name these bytes in one step; all is durable except the name."""
         fd = self.directory.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             try:
@@ -118,15 +118,14 @@ class LockedFile:
                 os.close(fd)
             self.directory.rename(temporary, name)
         except (Exception, KeyboardInterrupt, SystemExit):
-            # On a full disk, half a file would keep others from what little room there
-            # is.
+            # On a full disk, half a file would take the little room that others need.
             with suppress(OSError):
                 self.directory.unlink(temporary)
             raise
 
 
 def written_key(key: str) -> str:
-    """Key of the object beside which a writer puts a file; any other key as it is."""
+    """Key of the object that a writer's file belongs to; other keys are unchanged."""
     found = _BESIDE.fullmatch(key)
     return key if found is None else f"{found[1] or ''}{found[2]}"
 
@@ -141,19 +140,19 @@ class FileWriter:
         self._store = store
 
     def put(self, key: str, pieces: Pieces | None) -> None:
-        """Replace an object whatever it was; None deletes it."""
+        """Replace an object, whatever its content; None deletes it."""
         with self.locked(key) as file:
             file.replace(pieces)
 
     def update(self, key: str, update: Update, most_nbytes: int) -> None:
-        """Replace an object by what `update` makes of it, under a lock."""
+        """Replace an object by the result of `update`, under a lock."""
         with self.locked(key) as file:
             with file.opened() as data:
                 pieces = update(None if data is None else data[: most_nbytes + 1])
             file.replace(pieces)
 
     def create(self, key: str, pieces: Pieces) -> bool:
-        """Write an object unless there is one; whether there was none."""
+        """Write an object unless it exists; return whether it did not exist."""
         with self.locked(key) as file:
             if file.nbytes() is not None:
                 return False
@@ -161,7 +160,7 @@ class FileWriter:
         return True
 
     def clear(self, prefix: str) -> None:
-        """Delete all objects below `prefix`, or all of the store's for ""."""
+        """Delete all objects below `prefix`, or all objects of the store for ""."""
         if prefix:
             refuse_unsafe_key(prefix, self._store.url)
         with self._worded(prefix):
@@ -175,14 +174,14 @@ class FileWriter:
                 directory.clear()
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; some may be gone already."""
+        """Delete objects; ignore those that are gone already."""
         for key in keys:
             self.put(key, None)
 
     def tidy(self, keys: Sequence[str], prefix: str) -> None:
         """Remove empty directories of deleted objects, but none directly in `prefix`.
 
-        Those a writer of other objects may be about to write to.
+        A writer of other objects may be about to write to those.
         """
         root = Path(self._store.root, prefix)
         for parent in {Path(self._store.root, key).parent for key in keys}:
@@ -192,31 +191,31 @@ class FileWriter:
                 try:
                     with open_directory(directory.parent, self._refusing("")) as above:
                         os.rmdir(directory.name, dir_fd=above.fd)
-                except OSError:  # something lies there, or it is gone
+                except OSError:  # the directory is not empty, or it is gone
                     break
 
     def has_traces(self, key: str) -> bool:
-        """Whether there is such a file, or a note of one that was written in place."""
+        """Whether the file exists, or the note of a write in place of it."""
         return Path(self._store.root, key).exists() or self.has_note(key)
 
     def has_note(self, key: str) -> bool:
-        """Whether a write in place of that file is under way, or was cut off."""
+        """Whether a write in place of the file is under way or was interrupted."""
         return self._path_beside(key, _UNDO).exists()
 
     def drop_stale_lock(self, key: str) -> None:
-        """Remove the lock that a writer left which was killed."""
+        """Remove the lock file that a killed writer left."""
         if self._path_beside(key, _LOCK).exists():
             with self.locked(key):
-                pass  # letting go of it removes it
+                pass  # releasing the lock removes its file
 
     @contextmanager
     def locked(self, key: str) -> Generator[LockedFile]:
-        """File of an object, while no other writer of this machine touches it.
+        """File of an object, locked against other writers of this machine.
 
         Raises
         ------
         StoreError
-            The key leads out of the root, or the file system refuses.
+            The key leads out of the root, or the file system reports an error.
         """
         refuse_unsafe_key(key, self._store.url)
         path = Path(self._store.root, key)
@@ -233,7 +232,7 @@ class FileWriter:
                     let_go(lock)
 
     def _held_lock(self, path: Path, key: str) -> tuple[Directory, int]:
-        """Directory of a file, made if need be, and the lock of its name, held."""
+        """Directory of a file, made if it is missing, and the held lock of its name."""
         refuse = self._refusing(key)
         n_gone = 0
         while True:
@@ -246,7 +245,7 @@ class FileWriter:
                         stack.pop_all()
                         return directory, lock
             except FileNotFoundError:
-                # Whoever deletes objects removes directories that it finds empty.
+                # Another process that deletes objects removes empty directories.
                 n_gone += 1
                 if n_gone == _MOST_ATTEMPTS:
                     raise
@@ -269,7 +268,7 @@ class FileWriter:
             ) from error
 
     def _refuse_gone(self) -> None:
-        """Refuse to write where the store was: a directory made anew has no array."""
+        """Refuse to write if the store's directory is gone: a new one has no array."""
         if not os.path.isdir(self._store.root):
             raise StoreError(
                 "the store's directory is gone",
@@ -278,7 +277,7 @@ class FileWriter:
             )
 
     def _refuse_irregular(self, directory: Directory, name: str, key: str) -> None:
-        """Refuse what is no file of this store: partial writes read what is there."""
+        """Refuse anything but a regular file of this store: partial writes read it."""
         for one in (name, _beside(name, _UNDO)):
             status = directory.status(one, follows=False)
             if status is not None and stat.S_ISLNK(status.st_mode):
@@ -294,7 +293,7 @@ class FileWriter:
                 )
 
     def _refuse_moved(self, directory: Directory, key: str) -> None:
-        """Refuse to call written what nobody finds at its place."""
+        """Refuse to report a write to a directory that is no longer at its place."""
         if not directory.is_in_place():
             raise StoreError(
                 "the directory of a shard was moved while it was written to",
@@ -305,7 +304,7 @@ class FileWriter:
             )
 
     def _refusing(self, key: str) -> Refuse:
-        """What refuses real paths out of the root, unless links may lead there."""
+        """Check that refuses real paths outside the root, unless links may leave it."""
         if self._store.allow_symlinks_outside:
             return lambda _: None
         root = os.path.realpath(self._store.root)

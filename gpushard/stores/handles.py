@@ -1,4 +1,4 @@
-"""Open files that are kept between reads, at most so many."""
+"""A bounded number of open files that are kept between reads."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from time import time_ns
 import numpy as np
 from numpy.typing import NDArray
 
-# Linux has both; elsewhere nothing is asked and nothing advised.
+# Only Linux has both. Other systems are neither asked nor advised.
 _NO_WAIT: int = getattr(os, "RWF_NOWAIT", 0)
 _CAN_ADVISE = hasattr(os, "posix_fadvise")
 _SETTLED_NS = 20_000_000
 
 FileVersion = tuple[int, int, int, int, int]
-"""Identity of a file's bytes: device, inode, size, times of modification and of change.
+"""Identity of a file's bytes: device, inode, size, modification time and change time.
 
-Both in ns. The first can be set back (rsync, tar, cp -p), the second cannot.
+Both times are in ns. The modification time can be set back (rsync, tar, cp -p), the
+change time cannot.
 """
 
 
@@ -29,18 +30,18 @@ def version_of(status: os.stat_result) -> FileVersion:
 
 
 def is_settled(version: Hashable | None) -> bool:
-    """Whether bytes that replace those of `version` from now on are told from them.
+    """Whether later changes of the file will give it another version than `version`.
 
-    File systems take the time from a clock that ticks 100 times a second at the least:
-    a file overwritten twice within a tick has the same times, and may be as large.
+    File systems take times from a clock with at least 100 ticks per second. A file that
+    is overwritten twice within a tick keeps its times, and may keep its size.
     """
     return isinstance(version, tuple) and time_ns() - version[-1] >= _SETTLED_NS
 
 
 def is_still(version: FileVersion, status: os.stat_result) -> bool:
-    """Whether an open file, whose status is `status` now, has the bytes of `version`.
+    """Whether an open file with the status `status` still has the bytes of `version`.
 
-    One that has lost its name to another file was changed, but its bytes were not.
+    Replacing a file by renaming changes the old file's status, but not its bytes.
     """
     now = version_of(status)
     return now == version or (status.st_nlink == 0 and now[:-1] == version[:-1])
@@ -64,27 +65,27 @@ class Handle:
 
 
 def is_in_memory(fd: int, offset: int) -> bool:
-    """Whether a read at `offset` need not wait for a disk, as far as one can tell."""
+    """Whether a read at `offset` needs no disk, as far as the system can tell."""
     try:
         os.preadv(fd, [bytearray(1)], offset, _NO_WAIT)
     except BlockingIOError:
         return False
-    except OSError:  # a file system that cannot tell
+    except OSError:  # this file system cannot tell
         return True
     return True
 
 
 def read_ahead(fd: int, offset: int, nbytes: int) -> None:
-    """Let the system begin to read a range, without waiting for it."""
+    """Ask the system to start reading a range, without waiting for it."""
     if _CAN_ADVISE:
         os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def read_on(fd: int, data: NDArray[np.uint8], start: int, n_bytes: int) -> int:
-    """Fill `data` beyond its first `n_bytes`; bytes filled (less at the file's end).
+    """Fill `data` after its first `n_bytes`; returns all bytes filled.
 
-    One call answers at most 2**31 - 4096 bytes on Linux, and any number when a signal
-    comes in between.
+    The result is less than ``len(data)`` at the end of the file. One call reads at most
+    2**31 - 4096 bytes on Linux, and fewer if a signal arrives.
     """
     while 0 < n_bytes < len(data):
         n_more = os.preadv(fd, (data[n_bytes:],), start + n_bytes)
@@ -95,10 +96,10 @@ def read_on(fd: int, data: NDArray[np.uint8], start: int, n_bytes: int) -> int:
 
 
 class HandleTable:
-    """Handles by key; when full, one that was not used lately is let go.
+    """Handles by key; if the table is full, one that was not used lately is dropped.
 
-    `get` takes no lock: it is on the path of every small read. A handle that leaves
-    the table stays open for the threads that still read from it.
+    `get` takes no lock, because every small read calls it. A handle that leaves the
+    table stays open for the threads that still read from it.
     """
 
     def __init__(self, limit: int) -> None:
@@ -111,14 +112,14 @@ class HandleTable:
         return len(self._by_key)
 
     def get(self, key: str) -> Handle | None:
-        """Handle of `key`, if one is kept."""
+        """Handle of `key`; None if none is kept."""
         handle = self._by_key.get(key)
         if handle is not None:
             handle.recently_used = True
         return handle
 
     def keep(self, handle: Handle) -> None:
-        """Keep `handle` in place of another of its key."""
+        """Keep `handle`, in place of any other handle of its key."""
         with self._own_lock():
             self._by_key.pop(handle.key, None)
             while len(self._by_key) >= self._limit:
@@ -126,18 +127,18 @@ class HandleTable:
             self._by_key[handle.key] = handle
 
     def drop(self, handle: Handle) -> None:
-        """Let go of `handle`, unless another took its place."""
+        """Drop `handle`, unless another handle took its place."""
         with self._own_lock():
             if self._by_key.get(handle.key) is handle:
                 del self._by_key[handle.key]
 
     def clear(self) -> None:
-        """Let go of all handles."""
+        """Drop all handles."""
         with self._own_lock():
             self._by_key.clear()
 
     def _evict_one(self) -> None:
-        """Drop the first handle in line that was not used since it was last passed."""
+        """Drop the first handle that was not used since it was last passed over."""
         for _ in range(self._limit):
             handle = self._by_key.pop(next(iter(self._by_key)))
             if not handle.recently_used:
@@ -147,7 +148,7 @@ class HandleTable:
         del self._by_key[next(iter(self._by_key))]
 
     def _own_lock(self) -> threading.Lock:
-        """Lock of this process: one held by a parent's thread would stay locked."""
+        """Lock of this process; in a fork, a parent's thread may hold the old one."""
         pid = os.getpid()
         if pid != self._pid:
             self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Objects already in memory, as a store: a shard fetched whole is read from here."""
+"""Objects that are in memory -> a store, from which a whole fetched shard is read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 
-# Nothing is copied, so every range is its own request, and cut only to share the work.
+# Nothing is copied, so each range is a request of its own; cuts only share the work.
 _COSTS = FetchCosts(
     gap_nbytes=0,
     max_request_nbytes=2**62,
@@ -17,14 +17,14 @@ _COSTS = FetchCosts(
 
 
 class HeldObjects:
-    """Store of whole objects fetched before.
+    """Store of whole objects that were fetched before.
 
     Parameters
     ----------
     objects
-        Key -> the object, or None where there is none.
+        Key -> the object, or None if it does not exist.
     url
-        Address of the store they came from, for messages.
+        Address of the store that the objects come from, for messages.
     """
 
     def __init__(self, objects: Mapping[str, Fetched | None], url: str) -> None:
@@ -33,7 +33,7 @@ class HeldObjects:
         self.costs = _COSTS
 
     def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
-        """Views on the objects, one a request; None where there is no such object."""
+        """Views of the objects, one for each request; None if there is no object."""
         return [self._cut(request) for request in requests]
 
     def _cut(self, request: ByteRequest) -> Fetched | None:

@@ -1,7 +1,7 @@
 """Key/value stores that can be written: the abstract store interface of the v3 draft.
 
-A range is ``(start, length)``: a negative start counts from the end of the value, and
-the length None means up to the end. Ranges beyond a value are cut to it.
+A range is ``(start, length)``. A negative start counts from the end of the value. The
+length None means up to the end. Ranges that reach beyond a value are cut to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrAbstractStore
 
 KeyRange = tuple[str, tuple[int, int | None]]
-"""A key, and the range of its value."""
+"""A key, and a range of its value."""
 
 
 @runtime_checkable
@@ -29,7 +29,7 @@ class KeyValueStore(Protocol):
     def get_partial_values(
         self, key_ranges: Sequence[KeyRange]
     ) -> Sequence[bytes | None]:
-        """Bytes of each range; None where there is no such key."""
+        """Bytes of each range; None if there is no such key."""
         ...
 
     def set(self, key: str, value: bytes) -> None:
@@ -37,7 +37,7 @@ class KeyValueStore(Protocol):
         ...
 
     def erase_values(self, keys: Iterable[str]) -> None:
-        """Erase values; keys that are not there are none."""
+        """Erase values; ignore keys that do not exist."""
         ...
 
     def erase_prefix(self, prefix: str) -> None:
@@ -54,18 +54,18 @@ class KeyValueStore(Protocol):
 
 
 def key_value_store(target: Any) -> KeyValueStore:
-    """Key/value store that `target` is, or that stands before it.
+    """Key/value store for `target`: the object itself, or an adapter.
 
     Parameters
     ----------
     target
-        A mapping of keys to bytes, a zarr `Store`, a store of gpushard's own (which can
-        be read only), or anything with the operations of `KeyValueStore`.
+        A mapping of keys to bytes, a zarr `Store`, a store of gpushard (which is
+        read-only then), or any object with the operations of `KeyValueStore`.
 
     Raises
     ------
     UnsupportedError
-        It is none of these.
+        The object is none of these.
     """
     if isinstance(target, KeyValueStore):
         return target
@@ -91,7 +91,7 @@ def cut(value: bytes, span: tuple[int, int | None]) -> bytes:
 
 
 def bounds(nbytes: int, span: tuple[int, int | None]) -> tuple[int, int]:
-    """Start and end of a range in a value of `nbytes`.
+    """Start and end of a range in a value of `nbytes` bytes.
 
     Raises
     ------
@@ -106,12 +106,12 @@ def bounds(nbytes: int, span: tuple[int, int | None]) -> tuple[int, int]:
 
 
 def directory(prefix: str) -> str:
-    """`prefix`, which a directory's listing asks for.
+    """`prefix`, if it can name a directory to list.
 
     Raises
     ------
     OptionError
-        It is neither empty nor ends in a slash.
+        `prefix` is not empty and does not end in a slash.
     """
     if instance(prefix, "prefix", str) and not prefix.endswith("/"):
         raise OptionError(
@@ -128,7 +128,7 @@ class MappingStore:
     Parameters
     ----------
     values
-        Keys and values; changed in place.
+        Keys and values. The mapping is changed in place.
     """
 
     def __init__(self, values: MutableMapping[str, bytes]) -> None:
@@ -137,7 +137,7 @@ class MappingStore:
     def get_partial_values(
         self, key_ranges: Sequence[KeyRange]
     ) -> Sequence[bytes | None]:
-        """Bytes of each range; None where there is no such key."""
+        """Bytes of each range; None if there is no such key."""
         found = [(self._values.get(key), span) for key, span in key_ranges]
         return [None if value is None else cut(value, span) for value, span in found]
 
@@ -146,7 +146,7 @@ class MappingStore:
         self._values[key] = value
 
     def erase_values(self, keys: Iterable[str]) -> None:
-        """Erase values; keys that are not there are none."""
+        """Erase values; ignore keys that do not exist."""
         for key in keys:
             self._values.pop(key, None)
 
@@ -169,12 +169,12 @@ class MappingStore:
 
 
 class ReadOnlyStore:
-    """Key/value store of a store that gpushard reads; listing knows directories only.
+    """Key/value store over a store that gpushard reads; it cannot list.
 
     Parameters
     ----------
     store
-        Any store of gpushard's own.
+        Any store of gpushard.
     """
 
     def __init__(self, store: Store) -> None:
@@ -183,7 +183,7 @@ class ReadOnlyStore:
     def get_partial_values(
         self, key_ranges: Sequence[KeyRange]
     ) -> Sequence[bytes | None]:
-        """Bytes of each range, all in one batch; None where there is no such key."""
+        """Bytes of each range, in one batch; None if there is no such key."""
         answers = self._store.read([_request(*key_range) for key_range in key_ranges])
         return [
             None if answer is None else _answered(answer.data.tobytes(), span)
@@ -244,7 +244,7 @@ class ZarrKeyValueStore(ReadOnlyStore):
         sync(self._zarr_store.set(key, buffer))
 
     def erase_values(self, keys: Iterable[str]) -> None:
-        """Erase values; keys that are not there are none."""
+        """Erase values; ignore keys that do not exist."""
         from zarr.core.sync import sync
 
         for key in keys:
@@ -259,7 +259,7 @@ class ZarrKeyValueStore(ReadOnlyStore):
         """Sorted keys that begin with `prefix`."""
         from zarr.core.sync import sync
 
-        # Some zarr stores take a prefix for a directory.
+        # Some zarr stores treat a prefix as a directory.
         above = self._directory_of(prefix)
 
         async def found() -> list[str]:
@@ -284,7 +284,7 @@ class ZarrKeyValueStore(ReadOnlyStore):
         return keys, sorted(f"{name}/" for name, is_key in names if not is_key)
 
     def _directory_of(self, prefix: str) -> str:
-        """Directory that holds the keys that begin with `prefix`; "" is the root."""
+        """Directory of the keys that begin with `prefix`; "" is the root."""
         above, slash, _ = prefix.rpartition("/")
         if slash:
             refuse_unsafe_key(above, self._store.url)

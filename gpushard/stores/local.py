@@ -1,8 +1,8 @@
 """Objects as files below a local directory, read by position.
 
-An open file is a snapshot: its bytes stay readable when a writer replaces the file by
-renaming another over it, so an index and the inner chunks it points to come from one
-version as long as the handle is kept. Needs a POSIX system (`os.preadv`).
+An open file is a snapshot. If a writer renames another file over it, its bytes stay
+readable. So an index and its inner chunks come from one version as long as the handle
+is kept. This needs a POSIX system (`os.preadv`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from gpushard.stores.handles import (
 from gpushard.stores.root import StoreRoot
 from gpushard.workers import run_side_by_side
 
-# 64 KiB cost 8 us from the page cache and 20 us from an NVMe disk, another cold request
-# 80. One thread that reads for all is a quarter slower than each with its own share.
+# Reading 64 KiB takes 8 us from the page cache and 20 us from an NVMe disk. One more
+# cold request takes 80 us. One thread that reads for all threads is a quarter slower
+# than threads that each read their own share.
 _COSTS = FetchCosts(
     gap_nbytes=64 * KIB,
     max_request_nbytes=8 * MIB,
@@ -42,16 +43,16 @@ _COSTS = FetchCosts(
     reads_in_shares=True,
 )
 
-# Requests that take less, on average, are answered from the page cache: threads would
-# only fight for the interpreter's lock.
+# Requests with a lower mean time are answered from the page cache. More threads would
+# then only compete for the interpreter's lock.
 _SLOW_REQUEST_S = 20e-6
 _PATIENCE_S = 1e-3
 
 
 def holds_plain_files(store: object) -> TypeGuard[LocalStore]:
-    """Whether a store's objects may be read as the files that they are.
+    """Whether a store's objects may be read directly as files.
 
-    A subclass may read in a way of its own, unless it says otherwise itself.
+    A subclass may read in a way of its own, so it must declare `has_plain_files` too.
     """
     is_local = isinstance(store, LocalStore)
     return is_local and bool(vars(type(store)).get("has_plain_files"))
@@ -60,14 +61,14 @@ def holds_plain_files(store: object) -> TypeGuard[LocalStore]:
 class LocalStore:
     """Read access to the files below `root`.
 
-    Safe for several threads, usable in a forked child; a pickle holds the address only.
+    Safe for several threads; usable in a forked child. A pickle has only the address.
 
     Parameters
     ----------
     root
-        Directory. It need not exist: then no object does.
+        Directory. If it does not exist, the store has no objects.
     options
-        `file_handles` bounds the files kept open between reads.
+        `file_handles` limits the number of files that stay open between reads.
     allow_symlinks_outside
         Whether to follow symbolic links below `root` that lead out of it.
     """
@@ -85,7 +86,7 @@ class LocalStore:
         self.root = self._directory.path
         self.options = options
         self.allow_symlinks_outside = allow_symlinks_outside
-        self.is_read_only = False  # set by who was told so
+        self.is_read_only = False  # set later by `resolve.adapt`
         self._handles = HandleTable(options.file_handles)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -103,22 +104,22 @@ class LocalStore:
 
     @property
     def costs(self) -> FetchCosts:
-        """Requests are cheap, gaps of a few pages cheaper still."""
+        """Costs of files: requests are cheap, and reading small gaps is cheaper."""
         return _COSTS
 
     def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
-        """Answer each request, in order; None where there is no such file.
+        """Answer each request, in order; None for a file that does not exist.
 
-        Without a `version` the current file is read. With one, an open file of that
-        version is read without looking at its path.
+        Without a `version`, the current file is read. With a version, an open file of
+        that version is read without a look at its path.
 
         Raises
         ------
         ObjectChangedError
-            A requested version is gone, or a file was overwritten in place during the
-            read.
+            A requested version no longer exists, or a file was overwritten in place
+            during the read.
         StoreError
-            A key leads out of the root or to no regular file, or reading failed.
+            A key leads out of the root or not to a regular file, or reading failed.
         """
         if len(requests) == 1:
             return [self._read_one(requests[0])]
@@ -134,12 +135,12 @@ class LocalStore:
         return answers
 
     def open_file(self, key: str, version: Hashable | None) -> Handle:
-        """Open file of an object, to be read by position; it stays open while in use.
+        """Open file of an object, to read by position; it stays open while in use.
 
         Raises
         ------
         ObjectChangedError
-            The file at `key` has another version, or is gone.
+            The file at `key` has another version, or does not exist any more.
         StoreError
             As for `read`.
         """
@@ -149,14 +150,14 @@ class LocalStore:
         return handle
 
     def confirm(self, handle: Handle) -> None:
-        """Refuse what was read of an open file, if it was overwritten in place.
+        """Raise if an open file was overwritten in place since its version was noted.
 
         Raises
         ------
         ObjectChangedError
-            It was.
+            The file was overwritten.
         StoreError
-            The file cannot be examined any more.
+            The file's status cannot be read any more.
         """
         try:
             now = os.fstat(handle.fd)
@@ -165,7 +166,7 @@ class LocalStore:
         self.refuse_changed(handle, now)
 
     def current_version(self, key: str) -> tuple[bool, Hashable | None]:
-        """``(True, version)`` of the file at `key`, ``(True, None)`` if it is gone.
+        """``(True, version)`` of the file at `key`; ``(True, None)`` if there is none.
 
         Raises
         ------
@@ -183,7 +184,7 @@ class LocalStore:
             raise self._directory.failure(key, error) from error
 
     def get(self, key: str) -> bytes | None:
-        """Bytes of a whole file, or None if there is none.
+        """Bytes of a whole file; None if there is no file.
 
         Raises
         ------
@@ -215,7 +216,7 @@ class LocalStore:
         return self._read_range(handle, request)
 
     def _read_range(self, handle: Handle, request: ByteRequest) -> Fetched:
-        """Bytes of the range that the handle's version of the file has."""
+        """Bytes of a range, from the version of the file that the handle has open."""
         size = handle.version[2]
         start, stop = request.within(size)
         n_wanted = stop - start
@@ -228,7 +229,7 @@ class LocalStore:
             n_bytes = os.preadv(handle.fd, (data,), start)
             if n_bytes != n_wanted:
                 n_bytes = read_on(handle.fd, data, start, n_bytes)
-            # Asked after reading: a writer that overwrites in place shows here.
+            # Checked after the read, to notice a writer that overwrites in place.
             now = os.fstat(handle.fd)
         except OSError as error:
             raise self._directory.failure(request.key, error) from error
@@ -237,14 +238,14 @@ class LocalStore:
         return Fetched(data, size, handle.version)
 
     def hold(self, key: str, version: Hashable) -> Handle:
-        """Open file of `version` at `key`, for what reads files by itself.
+        """Open file of `version` at `key`, for callers that read the file themselves.
 
-        Who reads it asks `refuse_changed` afterwards, before the bytes are used.
+        The caller must call `refuse_changed` after reading, before it uses the bytes.
 
         Raises
         ------
         ObjectChangedError
-            The version is gone.
+            The version no longer exists.
         StoreError
             As for `read`.
         """
@@ -253,19 +254,19 @@ class LocalStore:
     def refuse_changed(
         self, handle: Handle, now: os.stat_result, *, is_torn: bool = False
     ) -> None:
-        """Refuse what was read of `handle`, whose status is `now`, if it has changed.
+        """Raise if the file of `handle`, whose status is `now`, has changed.
 
         Raises
         ------
         ObjectChangedError
-            It was overwritten in place, or `is_torn` says so.
+            The file was overwritten in place, or `is_torn` is true.
         """
         if is_torn or not is_still(handle.version, now):
             self._handles.drop(handle)
             raise self._changed(handle.key, handle.version, version_of(now))
 
     def _current(self, key: str, handle: Handle | None) -> Handle | None:
-        """Handle of the file that is at `key` now; None if there is none."""
+        """Handle of the file that is at `key` now; None if there is no file."""
         if handle is not None:
             try:
                 found = version_of(os.stat(self._directory.prefix + key))
@@ -279,7 +280,7 @@ class LocalStore:
         return self._open(key)
 
     def _reopen(self, key: str, version: Hashable) -> Handle:
-        """Handle of `version`, which no cached handle has."""
+        """Handle of `version`, if no cached handle has that version."""
         handle = self._open(key)
         if handle is None or handle.version != version:
             raise self._changed(key, version, handle and handle.version)

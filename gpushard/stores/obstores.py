@@ -1,4 +1,4 @@
-"""What obstore's stores tell about themselves and about objects."""
+"""What obstore's stores report about themselves, and about objects."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
-# 1 MiB and 16 MiB are zarr-python's own figures for object stores (3.3, its ArrayConfig
-# `sharding_coalesce_*`): at 20-100 ms latency and 50-100 MB/s a connection, 1 MiB more
-# never costs what another request does. 32 such connections fill 25 Gbit/s.
+# 1 MiB and 16 MiB are zarr-python's figures for object stores (3.3, its ArrayConfig
+# `sharding_coalesce_*`). At 20-100 ms latency and 50-100 MB/s a connection, 1 MiB more
+# never costs as much as another request. 32 such connections fill 25 Gbit/s.
 _NETWORK_COSTS = FetchCosts(
     gap_nbytes=MIB,
     max_request_nbytes=16 * MIB,
@@ -37,24 +37,24 @@ _PROCESS_COSTS = FetchCosts(
 )
 
 NEVER = datetime.fromtimestamp(0, UTC)
-"""What obstore has for a Last-Modified that was not told."""
+"""Value that obstore reports if the server sent no Last-Modified."""
 
-# obstore has no classes for these answers, only their text.
+# obstore has no exception classes for these answers, so their text is matched.
 UNSATISFIABLE = re.compile(r"status code: 416\b")
 SUFFIX_REFUSED = re.compile(r"status code: (400|405|416|501)\b|CONTENT_RANGE header")
-# Which obstore takes for a missing object: some servers answer it for directories.
+# obstore takes this status for a missing object. Some servers send it for directories.
 METHOD_REFUSED = re.compile(r"status code: 405\b")
 UNSIZED = re.compile(r"(?i)content[-_]length header missing")
 RANGELESS = re.compile(r"(?i)content[-_](range header|length header missing)")
 
-# The process whose threads obstore's runtime has, once there is one.
+# Process that owns the threads of obstore's runtime, once the runtime exists.
 _owner: list[int] = []
 
 _CLASS_SCHEMES = {"S3Store": "s3", "GCSStore": "gs", "AzureStore": "az"}
 
 
 def costs_of(store: ObjectStore) -> FetchCosts:
-    """What requests to a store cost; one that is not known is behind a network."""
+    """Costs of requests to a store; an unknown store counts as behind a network."""
     from obstore.store import LocalStore, MemoryStore
 
     near = isinstance(store, (LocalStore, MemoryStore))
@@ -62,19 +62,19 @@ def costs_of(store: ObjectStore) -> FetchCosts:
 
 
 def request_errors() -> tuple[type[Exception], ...]:
-    """What obstore raises when a request fails."""
+    """Exceptions that obstore raises when a request fails."""
     from obstore.exceptions import BaseError
 
     return BaseError, OSError, ValueError, RuntimeError
 
 
 def refuse_after_fork(url: str, key: str) -> None:
-    """Refuse to wait for threads that a forked process has not.
+    """Refuse to wait for threads that do not exist in a forked process.
 
     Raises
     ------
     StoreError
-        Requests were made before this process was forked: obstore would never answer.
+        Requests were made before this process was forked, so obstore would hang.
     """
     pid = os.getpid()
     if not _owner:
@@ -92,18 +92,19 @@ def refuse_after_fork(url: str, key: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Clue(PassingVersion):
-    """What a server without strong ETags tells of an object.
+    """Properties of an object on a server without strong ETags.
 
-    Where one of these differs, it is another version; where none does, it may be.
+    If one of these differs, the object is another version. If none differs, it may
+    still be another version.
 
     Attributes
     ----------
     e_tag
         Weak ETag, if any.
     modified
-        Last-Modified, to the second; 1970 stands for none.
+        Last-Modified, in whole seconds; 1970 means none.
     nbytes
-        Size.
+        Size of the object.
     """
 
     e_tag: str | None
@@ -111,14 +112,14 @@ class Clue(PassingVersion):
     nbytes: int
 
     def is_contradicted(self, about: ObjectMeta) -> bool:
-        """Whether `about` is told of another version; a HEAD may tell less."""
+        """Whether `about` is about another version; a HEAD may tell less than a GET."""
         tags = {_opaque(self.e_tag), _opaque(about["e_tag"])} - {None}
         dates = {self.modified, about["last_modified"]} - {NEVER}
         return self.nbytes != about["size"] or len(tags) > 1 or len(dates) > 1
 
 
 def version_of(about: ObjectMeta) -> str | Clue:
-    """Strong ETag (RFC 9110, 8.8.3), or what else may tell a change."""
+    """Strong ETag (RFC 9110, 8.8.3), or a `Clue` if there is none."""
     e_tag = about["e_tag"]
     if e_tag is None or e_tag.startswith("W/"):
         return Clue(e_tag, about["last_modified"], about["size"])
@@ -130,19 +131,19 @@ def _opaque(e_tag: str | None) -> str | None:
 
 
 def is_other(version: Hashable, about: ObjectMeta) -> bool:
-    """Whether `about` is told of another version than `version`."""
+    """Whether `about` is about another version than `version`."""
     if isinstance(version, Clue):
         return version.is_contradicted(about)
     return version != version_of(about)
 
 
 def is_http(store: Any) -> bool:
-    """Whether it is a plain HTTP server."""
+    """Whether a store is a plain HTTP server."""
     return type(store).__name__ == "HTTPStore"
 
 
 def headers_of(store: Any) -> dict[str, str]:
-    """What a web server's store sends with each request, as its client is told to."""
+    """Headers that a web server's store sends with each request."""
     options: Mapping[str, Any] = getattr(store, "client_options", None) or {}
     named: Mapping[str, Any] = options.get("default_headers") or {}
     if agent := options.get("user_agent"):
@@ -154,7 +155,7 @@ def headers_of(store: Any) -> dict[str, str]:
 
 
 def url_of(store: Any) -> str:
-    """Address of an obstore store that was made elsewhere."""
+    """Address of an obstore store that the caller made."""
     url = getattr(store, "url", None)
     if url is not None:
         return str(url)
@@ -172,7 +173,7 @@ def children_of(store: ObjectStore, url: str, prefix: str) -> list[str] | None:
     Raises
     ------
     StoreError
-        The server failed to list.
+        The server failed to list the names.
     """
     import obstore
 

@@ -1,7 +1,7 @@
-"""How long a busy server is waited for: back-off with jitter, and Retry-After.
+"""Repeating requests to a busy server: back-off with jitter, and Retry-After.
 
-obstore repeats a request a few times within a second; servers that ask for more
-patience than that are asked again from here.
+obstore repeats a request a few times within a second. This module repeats requests to
+servers that need more time than that.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Requested = TypeVar("Requested", bound=ByteRequest)
 
 
 class Patience:
-    """Asks again while a server is busy.
+    """Repeats a request while a server is busy.
 
     Parameters
     ----------
     pace
-        Its `patience_s` is how long at most, pauses and attempts together.
+        Its `patience_s` limits the time of all attempts and pauses together.
     server
-        A plain HTTP server, which is asked how long it wants to be left alone; None for
-        others: they are given twice the time with each attempt.
+        A plain HTTP server, which is asked how long to wait; None for other servers,
+        for which the pause doubles with each attempt.
     """
 
     def __init__(self, pace: Pace, server: PlainServer | None) -> None:
@@ -42,16 +42,16 @@ class Patience:
         self._server = server
 
     def ask(self, work: Callable[[Requested], Answer], request: Requested) -> Answer:
-        """Answer of ``work(request)``, from one of several attempts.
+        """Answer of ``work(request)``, after up to several attempts.
 
         Raises
         ------
         StoreError
-            What the last attempt raised.
+            The error of the last attempt.
         """
         started = time.monotonic()
         pause = _FIRST_PAUSE_S
-        least = 0.0  # once at once; a server that is told to be ready may not be
+        least = 0.0  # only the first repeat may come at once
         while True:
             try:
                 return work(request)
@@ -61,7 +61,7 @@ class Patience:
                     raise
                 told = None
                 if self._server is not None and status in _TELLING:
-                    # obstore keeps the headers of a refusal to itself.
+                    # obstore does not tell the headers of a refusal.
                     told = self._server.retry_after(request.key)
                 wanted = _jittered(pause) if told is None else max(told, least)
                 if time.monotonic() - started + wanted > self._pace.patience_s:
@@ -72,5 +72,5 @@ class Patience:
 
 
 def _jittered(pause: float) -> float:
-    """Pause for one of many readers, which fail but must not come back together."""
+    """Random part of a pause, so that many readers do not come back together."""
     return pause * random.uniform(0.5, 1)  # noqa: S311 - no secret

@@ -1,4 +1,4 @@
-"""What obstore does not tell of HTTP answers, asked with Python's own client."""
+"""HTTP requests with Python's own client, for facts that obstore does not tell."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
 
 _IDENTITY = {"Accept-Encoding": "identity"}
-# What a redirect to another server takes along neither here nor in obstore's client.
+# Headers that a redirect to another server drops, here and in obstore's client.
 _SECRETS = frozenset(
     ("authorization", "cookie", "cookie2", "proxy-authorization", "www-authenticate")
 )
 
 
 def plain_server(store: Any, url: str, pace: Pace) -> PlainServer | None:
-    """The web server behind an obstore store; None where that is none."""
+    """The web server behind an obstore store; None for any other store."""
     return PlainServer(url, pace, headers_of(store)) if is_http(store) else None
 
 
@@ -58,9 +58,9 @@ class PlainServer:
     url
         Address of the store's root, http or https, without credentials.
     pace
-        How long it may take.
+        How long the server may take.
     headers
-        What the caller has sent with each request, credentials among them.
+        Headers that the caller sends with each request, credentials included.
     """
 
     url: str
@@ -68,16 +68,17 @@ class PlainServer:
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
     def retry_after(self, key: str) -> float | None:
-        """Seconds for which it wants to be left alone; None if it does not tell.
+        """Seconds that the server asks to wait; None if it does not say.
 
-        Retry-After as seconds or as a date (RFC 9110, 10.2.3); 0 if it answers again.
+        Parses Retry-After as seconds or as a date (RFC 9110, 10.2.3). 0 if the server
+        answers again.
         """
         try:
             with self._open(key, {"Range": "bytes=0-0"}):
                 return 0.0
         except HTTPError as refusal:
             told = refusal.headers.get("Retry-After", "")
-            refusal.close()  # where redirects have no end, it is closed already
+            refusal.close()  # in a loop of redirects it is closed already
             if told.isdecimal():
                 return float(told)
             date = _date(told)
@@ -86,27 +87,27 @@ class PlainServer:
             return None
 
     def get_unsized(self, key: str, limit_nbytes: int) -> tuple[bytes, ObjectMeta]:
-        """Object that comes without a Content-Length, in chunks, and what it tells.
+        """Body and metadata of an object that comes in chunks, without Content-Length.
 
         Parameters
         ----------
         limit_nbytes
-            The body is read up to this size and one byte.
+            At most one byte more than this is read of the body.
 
         Raises
         ------
         FileNotFoundError
-            There is no such object.
+            The object does not exist.
         StoreError
-            The server refused; or the body was cut, may have been, is encoded, or came
-            too slowly.
+            The server refused the request. Or the body is encoded, came too slowly, was
+            cut, or may have been cut.
         """
         try:
             with self._open(key, {}) as answer:
                 _refuse_unsure(answer, self.url, key)
                 body, headers = answer.read(limit_nbytes + 1), answer.headers
         except HTTPError as refusal:
-            refusal.close()  # as above
+            refusal.close()  # see `retry_after`
             raise _refused(refusal.code, key) from refusal
         except StoreError:
             raise
@@ -125,7 +126,7 @@ class PlainServer:
         }
 
     def _open(self, key: str, headers: dict[str, str]):  # noqa: ANN202 - urllib has no type for it
-        """Answer to a GET."""
+        """Send a GET, and return the answer."""
         told = {**self.headers, **_IDENTITY, **headers}
         request = Request(f"{self.url}/{quote(key)}", headers=told)  # noqa: S310 - no file
         opener = build_opener(_Http(self.pace), _Https(self.pace), _Redirects)
@@ -139,7 +140,7 @@ def _refused(status: int, key: str) -> FileNotFoundError | StoreError:
 
 
 def _date(told: str) -> datetime | None:
-    """Date of a header; None if it is none."""
+    """Date in a header; None if it has none."""
     try:
         return parsedate_to_datetime(told).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -147,7 +148,7 @@ def _date(told: str) -> datetime | None:
 
 
 def _refuse_unsure(answer: HTTPResponse, url: str, key: str) -> None:
-    """Refuse a body that is encoded, or that may be cut without a sign of it."""
+    """Refuse a body that is encoded, or that could be cut without a sign of it."""
     refuse_other_body(url, key, answer.headers.get)
     if not answer.chunked and answer.length is None:
         raise failure(
@@ -161,16 +162,16 @@ def _refuse_unsure(answer: HTTPResponse, url: str, key: str) -> None:
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Follows redirects without their bodies, which have no bounded length.
+    """Follows redirects without reading their bodies, which may be of any length.
 
-    Credentials are for the server that the caller has named.
+    Credentials are not sent to a server that the caller has not named.
     """
 
     def redirect_request(
         self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Request | None:
         fp.close()
-        if urlsplit(newurl).scheme not in ("http", "https"):  # it follows ftp, too
+        if urlsplit(newurl).scheme not in ("http", "https"):  # urllib follows ftp, too
             raise URLError("the server redirects to what is no web server")
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         if request is not None and _origin(req.full_url) != _origin(newurl):
@@ -185,7 +186,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     Raises
     ------
     ValueError
-        The port is none.
+        The port is not a number.
     """
     parts = urlsplit(url)
     usual = {"http": 80, "https": 443}.get(parts.scheme)
@@ -193,7 +194,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 class _Http(HTTPHandler):
-    """Opens ``http://`` with answers at a pace."""
+    """Opens ``http://`` URLs, with a time limit for answers."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__()
@@ -204,7 +205,7 @@ class _Http(HTTPHandler):
 
 
 class _Https(HTTPSHandler):
-    """Opens ``https://`` with answers at a pace."""
+    """Opens ``https://`` URLs, with a time limit for answers."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__()
@@ -215,7 +216,7 @@ class _Https(HTTPSHandler):
 
 
 def _paced(make: Callable[..., HTTPConnection], pace: Pace) -> Any:
-    """Connections as `make` makes them, but for the time that answers may take."""
+    """Function like `make`, whose connections limit the time for answers."""
 
     def connect(*args: Any, **kinds: Any) -> HTTPConnection:
         connection = make(*args, **kinds)
@@ -226,7 +227,7 @@ def _paced(make: Callable[..., HTTPConnection], pace: Pace) -> Any:
 
 
 class _PacedResponse(HTTPResponse):
-    """Answer whose head and body are read within the time that `pace` gives."""
+    """Answer whose head and body must arrive within the time that `pace` gives."""
 
     def __init__(
         self, pace: Pace, sock: socket.socket, *args: Any, **kinds: Any
@@ -236,7 +237,7 @@ class _PacedResponse(HTTPResponse):
 
 
 class _PacedReader(io.RawIOBase):
-    """Bytes of a socket, each within the time for all that came so far."""
+    """Reader of a socket; each read has the time left for all bytes so far."""
 
     def __init__(self, pace: Pace, sock: socket.socket, raw: io.RawIOBase) -> None:
         self._pace = pace

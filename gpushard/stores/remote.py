@@ -1,7 +1,7 @@
-"""Objects behind HTTP, S3 and its kind, through obstore.
+"""Objects behind HTTP, S3 and similar protocols, read through obstore.
 
-obstore's blocking calls run in threads: they wait outside the interpreter's lock, need
-no event loop, and so work the same in scripts, notebooks and worker threads.
+obstore's blocking calls run in threads. They wait without the interpreter's lock and
+need no event loop, so they work alike in scripts, notebooks and worker threads.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ if TYPE_CHECKING:
 class RemoteStore:
     """Read access through an obstore store.
 
-    Safe for several threads. Versions are strong ETags (RFC 9110, 8.8.3). A weak one,
-    or a date with one second's resolution, does not promise the same bytes: it may tell
-    within a read that they are others, and nothing is kept by it.
+    Safe for several threads. Versions are strong ETags (RFC 9110, 8.8.3). A weak ETag,
+    or a date in whole seconds, does not guarantee the same bytes. It may show within a
+    read that the bytes changed, but nothing is kept because of it.
 
     Parameters
     ----------
     store
         Any store of `obstore.store`.
     url
-        Address for messages; by default what the store tells about itself.
+        Address for messages; by default the one that the store reports.
     options
-        `patience_s` and `min_nbytes_per_s` are when a server is given up.
+        `patience_s` and `min_nbytes_per_s` say when to give up on a server.
     forbidden_is_missing
         Whether the status 403 means that there is no such object.
 
@@ -86,8 +86,8 @@ class RemoteStore:
         forbidden_is_missing: bool = False,
     ) -> None:
         self.object_store = store
-        self.is_read_only = False  # set by who was told so
-        self.puts_conditionally: bool | None = None  # set by who found out
+        self.is_read_only = False  # set later by `resolve.adapt`
+        self.puts_conditionally: bool | None = None  # set after a test
         self._forbidden_is_missing = forbidden_is_missing
         self._url = without_credentials(url or url_of(store))
         self._costs = costs_of(store)
@@ -115,18 +115,18 @@ class RemoteStore:
 
     @property
     def costs(self) -> FetchCosts:
-        """A request costs a round trip."""
+        """Costs of the store: a request costs a round trip."""
         return self._costs
 
     def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
-        """Answer each request, in order; None where there is no such object.
+        """Answer each request, in order; None for an object that does not exist.
 
         Raises
         ------
         ObjectChangedError
-            A requested version is gone.
+            A requested version no longer exists.
         StoreError
-            The server failed, did not answer in time, or answered other bytes.
+            The server failed, was too slow, or answered with other bytes.
         """
         group = Together()
         if self._ignores_ranges:
@@ -138,11 +138,11 @@ class RemoteStore:
         self,
         key: str,  # noqa: ARG002  the protocol's signature
     ) -> tuple[bool, Hashable | None]:
-        """Always ``(False, None)``: asking costs a request."""
+        """Always ``(False, None)``, because a check costs a request."""
         return False, None
 
     def get(self, key: str) -> bytes | None:
-        """Bytes of a whole object, or None if there is none.
+        """Bytes of a whole object; None if there is no object.
 
         Raises
         ------
@@ -158,17 +158,17 @@ class RemoteStore:
         Raises
         ------
         StoreError
-            The server failed to list.
+            The server failed to list the names.
         """
         return children_of(self.object_store, self._url, prefix)
 
     def refuse_changed(self, key: str, version: Hashable | None) -> None:
-        """Refuse an object that is not of `version` any more; costs a request.
+        """Raise if an object is no longer of `version`; this costs a request.
 
         Raises
         ------
         ObjectChangedError
-            It was replaced or deleted.
+            The object was replaced or deleted.
         StoreError
             The server failed.
         """
@@ -184,11 +184,11 @@ class RemoteStore:
             raise request_failure(self._url, key, error) from error
 
     def _read_one(self, request: ByteRequest, group: Together) -> Fetched | None:
-        """Answer one request, with patience for a busy server."""
+        """Answer one request; repeat it while the server is busy."""
         return self._patience.ask(partial(self._answer, group=group), request)
 
     def _answer(self, request: ByteRequest, group: Together) -> Fetched | None:
-        """Answer one request, by another way where the server refuses the first."""
+        """Answer one request, in another way if the server refuses the first way."""
         from obstore.exceptions import NotSupportedError
 
         refuse_unsafe_key(request.key, self._url)
@@ -209,7 +209,7 @@ class RemoteStore:
             return self._refused(request, error)
 
     def _refused(self, request: ByteRequest, error: Exception) -> None:
-        """Raise what failed, unless missing objects are answered like that."""
+        """Raise `error`, unless the server refuses missing objects in this way."""
         from obstore.exceptions import PermissionDeniedError
 
         if not (
@@ -218,14 +218,14 @@ class RemoteStore:
             raise request_failure(self._url, request.key, error) from error
 
     def _absent(self, request: ByteRequest, error: FileNotFoundError) -> None:
-        """Refuse to take an object for missing that was there, or may well be."""
+        """None for a missing object; raise if it existed before or may well exist."""
         if METHOD_REFUSED.search(str(error)):
             raise request_failure(self._url, request.key, error) from error
         if request.version is not None:
             raise changed(self._url, request, "no object") from error
 
     def _read_range(self, request: ByteRequest) -> Fetched:
-        """Bytes of an absolute range, cut at the object's end."""
+        """Bytes of an absolute range, cut at the end of the object."""
         start, stop = request.start, request.stop
         if stop is not None and stop <= start:
             return self._empty(self._head(request))
@@ -243,7 +243,7 @@ class RemoteStore:
             return self._empty(about)
 
     def _read_suffix(self, request: ByteRequest, group: Together) -> Fetched | None:
-        """The last bytes of the object, by its size where suffixes are refused."""
+        """Last bytes of an object; if suffixes are refused, its size is asked first."""
         from obstore.exceptions import NotSupportedError
 
         if not self._refuses_suffixes:
@@ -254,7 +254,7 @@ class RemoteStore:
                 if not (is_refused or isinstance(error, NotSupportedError)):
                     raise
         about = self._head(request)
-        if (nbytes := about["size"]) == 0:  # or a server that makes nothing of a HEAD
+        if (nbytes := about["size"]) == 0:  # or the server does not support HEAD
             return self._cut_whole([request], group)[0]
         self._refuses_suffixes = True
         start = max(0, nbytes + request.start)
@@ -268,7 +268,7 @@ class RemoteStore:
         return found
 
     def _request(self, request: ByteRequest, options: GetOptions) -> Fetched:
-        """Bytes of one GET, checked against what was asked."""
+        """Bytes from one GET, checked against the request."""
         import obstore
         from obstore.exceptions import PreconditionError
 
@@ -278,14 +278,14 @@ class RemoteStore:
         try:
             result = obstore.get(self.object_store, request.key, options=options)
         except PreconditionError as error:
-            if "if_match" not in options:  # a proxy's or a server's own condition
+            if "if_match" not in options:  # the condition of a proxy or a server
                 raise
             raise changed(self._url, request, "another version") from error
         about = result.meta
         self._check_version(request, about)
         limit = request.max_nbytes
         if limit is not None and about["size"] > limit:
-            # The body is not read: only its head is wanted, and asked for anew.
+            # Only the first `limit` bytes are wanted, so they are requested instead.
             head = request._replace(stop=limit, max_nbytes=None)
             return self._read_range(head)
         data = self._body(request, result, started)
@@ -297,10 +297,10 @@ class RemoteStore:
     def _body(
         self, request: ByteRequest, result: GetResult, started: float
     ) -> NDArray[np.uint8]:
-        """Body of an answer, which has to be the stored bytes themselves."""
+        """Body of an answer; refused unless it is the stored bytes themselves."""
         if self._plain is not None:
             refuse_other_body(self._url, request.key, result.attributes.get)
-        if not self._costs.prefers_whole_objects:  # in this process, or its disks
+        if not self._costs.prefers_whole_objects:  # a store in this process or on disk
             return np.frombuffer(result.bytes(), np.uint8)
         nbytes = result.range[1] - result.range[0]
         try:
@@ -313,7 +313,7 @@ class RemoteStore:
             raise request_failure(self._url, request.key, error) from error
 
     def _head(self, request: ByteRequest) -> ObjectMeta:
-        """What the server tells about the object."""
+        """Metadata that the server reports about an object."""
         import obstore
 
         about = obstore.head(self.object_store, request.key)
@@ -326,7 +326,7 @@ class RemoteStore:
     def _read_from_wholes(
         self, requests: Sequence[ByteRequest], group: Together
     ) -> list[Fetched | None]:
-        """Answers cut from whole objects, each fetched once."""
+        """Answers cut from whole objects, each of which is fetched once."""
 
         def ask(some: Sequence[ByteRequest]) -> list[Fetched | None]:
             return self._patience.ask(lambda _: self._cut_whole(some, group), some[0])
@@ -336,7 +336,7 @@ class RemoteStore:
     def _cut_whole(
         self, some: Sequence[ByteRequest], group: Together
     ) -> list[Fetched | None]:
-        """What is asked of one object, of a server without ranges."""
+        """Answers to requests for one object, from a server without ranges."""
         request = ByteRequest(some[0].key, version=some[0].version)
         refuse_unsafe_key(request.key, self._url)
         refuse_after_fork(self._url, request.key)
@@ -344,7 +344,7 @@ class RemoteStore:
             result = self._whole(request)
             about = result.meta
             with self._wholes.taken(about["size"], group) as had_room:
-                if not had_room:  # no server holds an answer back for any time
+                if not had_room:  # the answer may have expired during the wait
                     result = self._whole(request._replace(version=version_of(about)))
                 data = self._body(request, result, time.monotonic())
                 whole = Fetched(data, len(data), version_of(about))
@@ -361,7 +361,7 @@ class RemoteStore:
             return [self._refused(request, error)] * len(some)
 
     def _whole(self, request: ByteRequest) -> GetResult:
-        """Answer whose body is all of an object."""
+        """Answer to a GET whose body is a whole object."""
         import obstore
 
         result = obstore.get(self.object_store, request.key)
@@ -370,7 +370,7 @@ class RemoteStore:
         return result
 
     def _get_unsized(self, request: ByteRequest, server: PlainServer) -> Fetched | None:
-        """Whole object from a server that does not tell sizes."""
+        """Whole object from a server that does not tell its size."""
         try:
             body, about = server.get_unsized(request.key, self._wholes.most_nbytes)
         except FileNotFoundError as error:
@@ -380,15 +380,15 @@ class RemoteStore:
         return Fetched(np.frombuffer(body, np.uint8), len(body), version_of(about))
 
     def _refuse_large(self, key: str, nbytes: int) -> None:
-        """Refuse a large object, and ask for ranges again the next time.
+        """Refuse a large object, and request ranges again the next time.
 
-        A proxy that was overloaded for a moment may have ignored them.
+        A proxy may have ignored ranges only because it was overloaded for a moment.
         """
         most = self._wholes.most_nbytes
         self._ignores_ranges &= nbytes <= most
         refuse_large(self._url, key, nbytes, most)
 
     def _check_version(self, request: ByteRequest, about: ObjectMeta) -> None:
-        """Refuse another version; some servers ignore If-Match."""
+        """Refuse another version, because some servers ignore If-Match."""
         if request.version is not None and is_other(request.version, about):
             raise changed(self._url, request, str(version_of(about)))

@@ -1,4 +1,4 @@
-"""What goes wrong with requests to a server, in one sentence each."""
+"""Errors of requests to a server, worded in one sentence each."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpushard.stores.base import ByteRequest
 from gpushard.stores.failures import failure, told_by
 from gpushard.stores.wholes import MOST_WHOLE_NBYTES
 
-# RFC 9110, 14.6: only asked for by several ranges, which nobody here does.
+# RFC 9110, 14.6: the answer to a request for several ranges, which nothing here sends.
 _PARTS = "multipart/byteranges"
 
 
 def changed(url: str, request: ByteRequest, got: str) -> ObjectChangedError:
-    """Error of a version that is gone."""
+    """Error for a version that no longer exists."""
     return failure(
         ObjectChangedError,
         url,
@@ -29,14 +29,14 @@ def changed(url: str, request: ByteRequest, got: str) -> ObjectChangedError:
 def other_bytes(
     url: str, key: str, asked: tuple[int, int], told: tuple[int, int], nbytes: int
 ) -> StoreError:
-    """Error of an answer with other bytes than those that were asked for.
+    """Error for an answer with other bytes than requested.
 
     Parameters
     ----------
     asked, told
-        Byte ranges, half-open: of the request, and of the answer's head.
+        Half-open byte ranges: the one requested, and the one in the answer's head.
     nbytes
-        Of the body.
+        Size of the body.
     """
     return failure(
         StoreError,
@@ -55,12 +55,12 @@ def refuse_other_body(url: str, key: str, told: Callable[[str, str], str]) -> No
     Parameters
     ----------
     told
-        Gives a header of the answer by its name, or what is passed where it has none.
+        Returns a header of the answer by name, or its second argument if missing.
 
     Raises
     ------
     StoreError
-        It is encoded, or parts of the object with headers of their own between them.
+        The body is encoded, or has several parts of the object with headers in between.
     """
     encoding = told("Content-Encoding", "identity")
     if encoding != "identity":
@@ -79,7 +79,7 @@ def refuse_other_body(url: str, key: str, told: Callable[[str, str], str]) -> No
 
 
 def encoded_body(url: str, key: str, encoding: str) -> StoreError:
-    """Error of a body that is not the stored bytes themselves."""
+    """Error for a body that is encoded, and so not the stored bytes."""
     return failure(
         StoreError,
         url,
@@ -92,7 +92,7 @@ def encoded_body(url: str, key: str, encoding: str) -> StoreError:
 
 
 def too_slow(url: str, key: str, nbytes: int, limit_s: float) -> StoreError:
-    """Error of a body that did not come in its time."""
+    """Error for a body that did not arrive in time."""
     return failure(
         StoreError,
         url,
@@ -105,7 +105,7 @@ def too_slow(url: str, key: str, nbytes: int, limit_s: float) -> StoreError:
 
 
 def two_sizes(url: str, key: str, told: int, found: int | None) -> StoreError:
-    """Error of an object whose size nobody knows, and so not where it ends."""
+    """Error for an object of which the server states two sizes."""
     return failure(
         StoreError,
         url,
@@ -118,7 +118,7 @@ def two_sizes(url: str, key: str, told: int, found: int | None) -> StoreError:
 
 
 def refuse_large(url: str, key: str, nbytes: int, limit_nbytes: int) -> None:
-    """Refuse to download a large object for the sake of a part of it.
+    """Refuse to download a large object when only a part is wanted.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def refuse_large(url: str, key: str, nbytes: int, limit_nbytes: int) -> None:
 
 
 def request_failure(url: str, key: str, error: Exception) -> StoreError:
-    """Error of a request that obstore gave up."""
+    """Error for a request that obstore gave up."""
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
     hint = "check the address, the network and the server"

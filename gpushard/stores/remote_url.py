@@ -1,4 +1,4 @@
-"""Open an obstore store by URL, with limits on how long a dead server may keep us."""
+"""URL -> obstore store, with limits on the wait for a dead server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpushard.options import DEFAULT, Options
 from gpushard.stores.failures import told_by, without_credentials
 from gpushard.stores.remote import RemoteStore
 
-# What nothing else limits ends after this time: listings, and writes. The body of an
-# answer has a limit of its own, which is shorter up to 17 MiB. Byte ranges of an
-# encoded body are none of the object.
+# Time limit for listings and writes, which have no other limit. The body of an answer
+# has a limit of its own, which is shorter up to 17 MiB. Bodies must not be encoded,
+# because byte ranges of an encoded body are not ranges of the object.
 _CLIENT_OPTIONS = {"timeout": "300s"}
 _HEADERS = {"accept-encoding": "identity"}
 
-# fsspec's spelling of what obstore also has.
+# fsspec's names for settings -> obstore's names.
 _FSSPEC_NAMES = {
     "anon": "skip_signature",
     "key": "access_key_id",
@@ -38,15 +38,15 @@ def open_url(
     ----------
     url
         ``http(s)://``, ``s3://``, ``gs://`` or ``az://``. The usual environment
-        variables (``AWS_*``...) fill in what `storage_options` leave open.
+        variables (``AWS_*``...) provide settings that `storage_options` leave open.
     storage_options
-        obstore's configuration of that kind of store, plus `client_options`,
-        `retry_config` and `credential_provider`; also `anon`, `key`, `secret`,
-        `token`, `endpoint_url` and `headers` (of every request) as fsspec spells them.
-        `forbidden_is_missing`: take the status 403 for a missing object, as S3 answers
-        who may not list.
+        obstore's configuration for this kind of store, plus `client_options`,
+        `retry_config` and `credential_provider`. fsspec's names `anon`, `key`,
+        `secret`, `token`, `endpoint_url` and `headers` (of every request) also work.
+        `forbidden_is_missing`: take the status 403 for a missing object, because S3
+        answers so to callers that may not list.
     options
-        `patience_s` and `min_nbytes_per_s` are when a server is given up.
+        `patience_s` and `min_nbytes_per_s` say when to give up on a server.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def open_url(
 
 
 def _parts(url: str) -> SplitResult:
-    """Parts of a URL that can be a store's root."""
+    """Parts of a URL, which must be able to name a store's root."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -100,10 +100,10 @@ def _parts(url: str) -> SplitResult:
 
 
 def _maker(scheme: str) -> Any:
-    """What makes an obstore store of a URL."""
+    """Function that makes an obstore store from a URL."""
     from obstore import store as obstores
 
-    # obstore.store.from_url would take some https:// addresses for S3 or Azure and
+    # obstore.store.from_url would take some https:// addresses for S3 or Azure, and
     # look for credentials that a public server does not need.
     is_http = scheme.lower() in ("http", "https")
     return obstores.HTTPStore if is_http else obstores.from_url
@@ -112,9 +112,10 @@ def _maker(scheme: str) -> Any:
 def _limits(
     patience_s: float, settings: dict[str, Any], scheme: str
 ) -> dict[str, dict[str, Any]]:
-    """Settings of obstore's client and of its retries, which `settings` may change.
+    """Settings of obstore's client and of its retries; `settings` may change them.
 
-    A server that accepts and never answers costs two reads, two thirds of the patience.
+    A server that accepts connections but never answers costs two reads, which take two
+    thirds of the patience.
     """
     read_limit = f"{patience_s / 3:g}s"
     client_options = {
@@ -133,7 +134,7 @@ def _limits(
         "client_options": client_options,
         "retry_config": {
             "max_retries": 4,
-            # No attempt is begun after it: at most one more read comes on top.
+            # No attempt starts after this time, so at most one more read is added.
             "retry_timeout": timedelta(seconds=patience_s * 8 / 15),
             **settings.pop("retry_config", {}),
         },
@@ -141,7 +142,7 @@ def _limits(
 
 
 def _uses_plain_http(scheme: str, settings: Mapping[str, Any]) -> bool:
-    """Whether the user asked for a server without TLS."""
+    """Whether the user chose a server without TLS."""
     endpoint = (
         settings.get("endpoint")
         or settings.get("endpoint_url")

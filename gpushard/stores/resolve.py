@@ -1,4 +1,4 @@
-"""From what a user names a store with to a store and a path in it."""
+"""Path, URL or store object from a user -> a store, and a path in it."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ def resolve(
     options: Options = DEFAULT,
     storage_options: Mapping[str, Any] | None = None,
 ) -> tuple[Store, str]:
-    """Store that `target` names, and the path of the array or group in it.
+    """Store that `target` means, and the path of the array or group in it.
 
     Parameters
     ----------
     target
-        A local directory or ``.zip`` file (str, Path or ``file://``), a URL
-        (``http(s)://``, ``s3://``, ``gs://``, ``az://`` through obstore, all others
-        and chained ones through fsspec), a zarr `Store`, `StorePath`, `Array` or
-        `Group`, an obstore store, or a store of gpushard's own.
+        A local directory or ``.zip`` file (str, Path or ``file://``); a URL
+        (``http(s)://``, ``s3://``, ``gs://`` and ``az://`` through obstore, all other
+        and chained URLs through fsspec); a zarr `Store`, `StorePath`, `Array` or
+        `Group`; an obstore store; or a store of gpushard.
     path
-        Path below what `target` names; "" for that place itself.
+        Path below the place that `target` names; "" for that place itself.
     options
-        Knobs that the store keeps to.
+        Options for the store.
     storage_options
-        For URLs only: settings of the connection, in obstore's or fsspec's spelling.
+        For URLs only: settings of the connection, with obstore's or fsspec's names.
 
     Raises
     ------
     NotFoundError
-        A local target does not exist, or is a file that is no zip file.
+        A local target does not exist, or is a file that is not a zip file.
     UnsupportedError
         The target is of an unknown kind, or needs a package that is not installed.
     StoreError
         The store refuses its settings.
     OptionError
-        `path` is no text, or `options` no `Options`.
+        `path` is not text, or `options` is not an `Options`.
     """
     path = instance(path, "path", str).strip("/")
     instance(options, "options", Options)
@@ -81,7 +81,7 @@ def resolve(
 
 
 def local_path_of(target: Any) -> str | None:
-    """Local path that `target` names as text; None for anything else."""
+    """Local path that `target` names; None if it is not text or not local."""
     if not isinstance(target, (str, os.PathLike)):
         return None
     text = str(target)
@@ -95,7 +95,7 @@ def _resolve_object(target: Any, options: Options) -> tuple[Store, str]:
     """Store and path of an object that is neither text nor a path."""
     if isinstance(target, Store):
         return target, ""
-    # Such an object exists only if its package is imported already.
+    # Such an object can exist only if its package was imported.
     if "zarr" in sys.modules:
         import zarr
         from zarr.abc.store import Store as ZarrAbstractStore
@@ -121,10 +121,10 @@ def _resolve_object(target: Any, options: Options) -> tuple[Store, str]:
 
 
 def adapt(store: ZarrAbstractStore, options: Options) -> Store:
-    """Reader for a zarr store: its own files or its obstore store where it has such.
+    """Reader for a zarr store; reads its files or its obstore store directly if it can.
 
-    Subclasses and wrappers are not looked through: they exist to change what a read
-    does.
+    Subclasses and wrappers are read through their own methods, because they exist to
+    change how reads work.
     """
     from zarr import storage
 
@@ -172,7 +172,7 @@ def _local_path(url: str) -> str:
             f"the URL is malformed: {error}", got=repr(url), hint="check its spelling"
         ) from error
     if parts.netloc not in ("", "localhost"):
-        # What is meant may be relative: /x is never the place that file://data/x names.
+        # The URL may be meant as relative: file://data/x never names the place /x.
         raise NotFoundError(
             "a file:// URL names no other machine",
             got=repr(url),
@@ -182,7 +182,7 @@ def _local_path(url: str) -> str:
 
 
 def _resolve_local(path: str, options: Options) -> tuple[Store, str]:
-    """Store of a local directory; or of a zip file, and the path behind its name."""
+    """Store of a local directory; or of a zip file, with the path inside it."""
     path = os.path.expanduser(path)
     if os.path.isdir(path):
         return LocalStore(path, options), ""
@@ -211,7 +211,7 @@ def _open_zip(path: Path) -> Store:
 
 
 def _resolve_fsspec(url: str, storage_options: Mapping[str, Any] | None) -> Store:
-    """Store of any other URL, through whatever fsspec has for it."""
+    """Store of any other URL, through fsspec's file system for it."""
     from zarr.storage import FsspecStore
 
     from gpushard.stores.zarr_store import ZarrStore
@@ -231,7 +231,7 @@ def _resolve_fsspec(url: str, storage_options: Mapping[str, Any] | None) -> Stor
             f"fsspec cannot open {_scheme_of(url)}:// URLs ({error})",
             hint="check the URL's spelling",
         ) from error
-    except Exception as error:  # whatever a file system raises when it connects
+    except Exception as error:  # file systems raise anything when they connect
         raise StoreError(
             f"cannot open {_scheme_of(url)}:// URLs: {type(error).__name__}: {error}",
             hint="check the URL, the network and storage_options",
@@ -241,16 +241,16 @@ def _resolve_fsspec(url: str, storage_options: Mapping[str, Any] | None) -> Stor
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """What another process needs to open the same store again.
+    """Everything that another process needs to open the same store.
 
     Attributes
     ----------
     url
         Address of the store's root, for messages.
     pickled
-        The store without open files and connections, but with the settings it was
-        given, credentials among them. A store that lives in memory only (zarr's
-        `MemoryStore`) is copied with all it holds.
+        The store without open files and connections, but with its settings, credentials
+        included. A store that is in memory only (zarr's `MemoryStore`) is copied with
+        all its content.
     """
 
     url: str
@@ -275,5 +275,5 @@ def address(store: Store) -> StoreAddress:
 
 
 def from_address(address: StoreAddress) -> Store:
-    """Open the store at `address`, which must come from a source you trust."""
+    """Store at `address`, which must come from a source that you trust."""
     return pickle.loads(address.pickled)

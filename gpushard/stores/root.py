@@ -1,7 +1,7 @@
-"""The directory of a local store, and which files below it may be opened.
+"""The directory of a local store, and the rule for files that may be opened.
 
-A file may be opened if it is a regular one and, once all symbolic links are followed,
-lies below the directory still.
+A file may be opened if it is a regular file and still lies below the directory after
+all symbolic links are followed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpushard.stores.directories import is_below_itself, names_in, path_of
 from gpushard.stores.failures import failure, refuse_unsafe_key
 from gpushard.stores.handles import Handle
 
-# A fifo must not block the opening; on regular files the flag means nothing.
+# O_NONBLOCK, so that opening a fifo does not block; it changes nothing for files.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 _HINTS = {
@@ -32,21 +32,21 @@ _HINTS = {
 
 
 class StoreRoot:
-    """A directory whose files are objects, named by their path below it.
+    """A directory whose files are objects; their keys are paths below it.
 
     Parameters
     ----------
     path
-        Directory. It need not exist: then no object does.
+        Directory. If it does not exist, there are no objects.
     allow_symlinks_outside
-        Whether to follow symbolic links that lead out of it.
+        Whether to follow symbolic links that lead out of the directory.
 
     Attributes
     ----------
     path
-        The directory, absolute.
+        Absolute path of the directory.
     prefix
-        What stands before a key in the path of its file.
+        Text that turns a key into the path of its file.
     """
 
     def __init__(self, path: str | Path, *, allow_symlinks_outside: bool) -> None:
@@ -66,12 +66,12 @@ class StoreRoot:
         Parameters
         ----------
         close_others
-            Called where no more files can be open, before a second try.
+            Called before a second attempt if no more files can be open.
 
         Raises
         ------
         StoreError
-            The key leads out of the directory or to no regular file, or the file
+            The key leads out of the directory or not to a regular file, or the file
             cannot be opened.
         """
         refuse_unsafe_key(key, self.url)
@@ -109,7 +109,7 @@ class StoreRoot:
             raise self.failure(prefix, error) from error
 
     def failure(self, key: str, error: OSError) -> StoreError:
-        """What went wrong with the file at `key`, and what to do about it."""
+        """Error for the file at `key`, with a hint what to do."""
         return failure(
             StoreError,
             self.url,
@@ -127,14 +127,14 @@ class StoreRoot:
             raise
 
     def _open_again(self, key: str) -> Handle:
-        """Second try, whose failure is final."""
+        """Second attempt to open a file; its failure is final."""
         try:
             return self._open_file(key)
         except OSError as error:
             raise self.failure(key, error) from error
 
     def _check(self, handle: Handle) -> None:
-        """Refuse what is no regular file below the directory."""
+        """Refuse anything but a regular file below the directory."""
         if not stat.S_ISREG(handle.mode):
             raise failure(
                 StoreError,
@@ -150,7 +150,7 @@ class StoreRoot:
             self._refuse_outside(handle.key, path)
 
     def _refuse_listing(self, prefix: str, real_path: str) -> None:
-        """Refuse a directory outside, or one above itself: it would have no end."""
+        """Refuse a directory outside, or one above itself, whose listing never ends."""
         is_led = prefix and real_path != self._real_prefix + prefix
         if is_led and not self._allows_links_outside:
             self._refuse_outside(prefix, real_path)

@@ -1,4 +1,4 @@
-"""Objects of servers without ranges: fetched whole for a part, within bounds."""
+"""Whole objects from servers without ranges: fetched for a part, within limits."""
 
 from __future__ import annotations
 
@@ -14,55 +14,57 @@ from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.failures import passing_status
 from gpushard.workers import run_side_by_side
 
-# Where ranges are ignored, larger objects are an error, not a surprise download.
+# If a server ignores ranges, a larger object is an error and not a surprise download.
 MOST_WHOLE_NBYTES = 64 * MIB
-# Of the memory limit, what they take together: nobody else counts what is cut off.
+# The objects together may take 1 / _SHARE of the memory limit, because nothing else
+# counts the bytes that are cut off.
 _SHARE = 4
-# Seconds after which who waits looks again: an interrupt may keep others from telling.
+# Seconds after which a waiting thread checks again. An interrupt may keep another
+# thread from waking it.
 _LOOK_AGAIN_S = 1.0
 
 
 @dataclass
 class Together:
-    """Requests that are made for one read: once one has failed, no other is begun.
+    """Requests of one read; after one has failed for good, no other one is started.
 
     Attributes
     ----------
     error
-        What one of them failed with for good.
+        Error of a request that failed for good; None if none has.
     """
 
     error: StoreError | None = None
 
     def fail(self, error: StoreError) -> None:
-        """Let the others give up, unless `error` may pass: then it is asked again."""
+        """Make the other requests give up, unless `error` may pass in a moment."""
         if passing_status(error) is None:
-            self.error = copy(error)  # without its frames, which know this object
+            self.error = copy(error)  # without its frames, which refer to this object
 
     def go_on(self) -> None:
-        """Give up with what another one has failed with, if one has.
+        """Raise the error of another request that failed for good, if there is one.
 
         Raises
         ------
         StoreError
-            One of its own for each caller: threads extend the traceback they raise.
+            A copy for each caller, because threads extend the traceback of an error.
         """
         if self.error is not None:
             raise copy(self.error)
 
 
 class Wholes:
-    """What the objects take that a store fetches whole, at a time.
+    """Memory for the whole objects that a store fetches, limited at any time.
 
     Parameters
     ----------
     options
-        `memory_limit` bounds it.
+        `memory_limit` limits the memory.
 
     Attributes
     ----------
     most_nbytes
-        What they may take together, and so the largest of them.
+        Limit for all objects together, and so also for each of them.
     """
 
     def __init__(self, options: Options) -> None:
@@ -74,16 +76,16 @@ class Wholes:
 
     @contextmanager
     def taken(self, nbytes: int, group: Together | None = None) -> Iterator[bool]:
-        """Hold so much, as soon as there is room for it; gives whether there was.
+        """Hold `nbytes` once there is room for them; yields whether there was at once.
 
-        `nbytes` is `most_nbytes` at the most. Who waits for room gives up as soon as
-        one of its `group` has failed for good: a server that fails in time would do so
-        one request after the other.
+        `nbytes` is at most `most_nbytes`. A wait for room ends as soon as a request of
+        `group` has failed for good. Otherwise a server that fails after a while would
+        fail one request after the other.
 
         Raises
         ------
         StoreError
-            What that failed with.
+            The error of that request.
         """
         group = group or Together()
         holder = object()
@@ -99,7 +101,7 @@ class Wholes:
             group.fail(error)  # before others are told that there is room
             raise
         finally:
-            # Before anything that an interrupt can cut off, and without a lock.
+            # First of all, as an interrupt may cut off the rest; and without a lock.
             self._held.pop(holder, None)
             with self._changed:
                 self._changed.notify_all()
@@ -113,7 +115,7 @@ def read_together(
     read: Callable[[Sequence[ByteRequest]], list[Fetched | None]],
     n_workers: int,
 ) -> list[Fetched | None]:
-    """Answers of `read`, which is given those for one version of an object together."""
+    """Answers of `read`, which gets all requests for a version of an object at once."""
     wanted: dict[tuple[str, Hashable | None], list[int]] = {}
     for i, request in enumerate(requests):
         wanted.setdefault((request.key, request.version), []).append(i)
@@ -127,7 +129,7 @@ def read_together(
 
 
 def cut_out(whole: Fetched | None, request: ByteRequest) -> Fetched | None:
-    """What a request asks for, without the rest of the object."""
+    """Answer to a request, cut from a whole object; the rest is not kept."""
     if whole is None:
         return None
     start, stop = request.within(len(whole.data))

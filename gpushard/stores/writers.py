@@ -1,8 +1,8 @@
-"""How objects get into a store: replaced whole, and one writer at a time where it can.
+"""Writing objects to a store: whole, and by one writer at a time if the store allows.
 
-What a store can promise differs. Files are replaced by renaming and guarded by a lock
-that all processes of the machine see; object stores answer a conditional put; a zarr
-store promises nothing beyond this process.
+Stores differ in what they guarantee. Files are replaced by renaming, under a lock that
+all processes of the machine see. Object stores have conditional puts. A zarr store
+guarantees nothing beyond this process.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from gpushard.stores.zarr_store import ZarrStore
 if TYPE_CHECKING:
     from gpushard.stores.remote import RemoteStore
 
-# A conditional put fails as often as another writer gets in between.
+# Attempts of a conditional put, which fails each time another writer was faster.
 _MAX_ATTEMPTS = 64
-# Metadata that tells of whose put an object is: obstore repeats one whose answer was
-# lost, and is refused for what it has put itself. Azure allows no hyphen in the name.
+# Metadata that tells which put wrote an object. obstore repeats a put whose answer was
+# lost, and the repeat is refused because of the first put. Azure allows no hyphen here.
 _MARK = "gpushardput"
 _KEEPING_METADATA = frozenset(("S3Store", "GCSStore", "AzureStore"))
 
@@ -36,16 +36,16 @@ class Writer(Protocol):
 
     @property
     def deletes_in_updates(self) -> bool:
-        """Whether `update` may delete: object stores have no conditional delete."""
+        """Whether `update` may delete; object stores have no conditional delete."""
         ...
 
     @property
     def puts_whole(self) -> bool:
-        """Whether a put that is cut off never leaves a part of an object."""
+        """Whether an interrupted put never leaves a part of an object."""
         ...
 
     def put(self, key: str, pieces: Pieces | None) -> None:
-        """Replace an object whatever it was; None deletes it.
+        """Replace an object, whatever its content; None deletes it.
 
         Raises
         ------
@@ -54,50 +54,50 @@ class Writer(Protocol):
         """
 
     def update(self, key: str, update: Update, most_nbytes: int) -> None:
-        """Replace an object by what `update` makes of it; no other write gets lost.
+        """Replace an object by the result of `update`; no other write is lost.
 
-        Of an object of more than `most_nbytes` it is given that many and one more.
+        `update` gets at most ``most_nbytes + 1`` bytes of the object.
 
         Raises
         ------
         UnsupportedError
-            The store cannot keep other writers from getting in between.
+            The store cannot keep other writers from writing in between.
         StoreError
             The store failed.
         """
 
     def create(self, key: str, pieces: Pieces) -> bool:
-        """Write an object unless there is one; whether there was none."""
+        """Write an object unless it exists; return whether it did not exist."""
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; some may be gone already.
+        """Delete objects; ignore those that are gone already.
 
         Raises
         ------
         StoreError
-            The store failed; some may be left.
+            The store failed; some objects may be left.
         """
 
     def clear(self, prefix: str) -> None:
-        """Delete all objects below `prefix`, or all of the store's for ""."""
+        """Delete all objects below `prefix`, or all objects of the store for ""."""
         ...
 
 
 def writer_of(store: Store, tags: Mapping[str, str] | None = None) -> Writer:
-    """Write access to what `store` reads.
+    """Write access to the objects that `store` reads.
 
     Parameters
     ----------
     store
-        What reads.
+        The store that reads the objects.
     tags
-        Tags of every object written, where the store has such.
+        Tags for every written object, if the store has tags.
 
     Raises
     ------
     UnsupportedError
-        The store is read-only, or of a kind that gpushard cannot write to, or has no
+        The store is read-only, is of a kind that gpushard cannot write to, or has no
         tags.
     """
     if tags and not _has_tags(store):
@@ -128,7 +128,7 @@ def writer_of(store: Store, tags: Mapping[str, str] | None = None) -> Writer:
 
 
 def _has_tags(store: Store) -> bool:
-    """Whether objects of a store may be tagged; others of obstore's drop the tags."""
+    """Whether objects of a store may have tags; obstore drops them for other stores."""
     if type(store).__name__ != "RemoteStore":
         return False
     from obstore.store import AzureStore, S3Store
@@ -142,9 +142,9 @@ class ObjectWriter:
     Parameters
     ----------
     store
-        What reads it.
+        The store that reads the objects.
     tags
-        Tags of every object written.
+        Tags for every written object.
     """
 
     deletes_in_updates = False
@@ -157,7 +157,7 @@ class ObjectWriter:
         self._tags = dict(tags) if tags else None
 
     def put(self, key: str, pieces: Pieces | None) -> None:
-        """Replace an object whatever it was; None deletes it."""
+        """Replace an object, whatever its content; None deletes it."""
         import obstore
 
         refuse_unsafe_key(key, self._store.url)
@@ -168,12 +168,12 @@ class ObjectWriter:
                 body = whole_object(pieces)
                 obstore.put(self._store.object_store, key, body, tags=self._tags)
         except _object_errors() as error:
-            # Gone before it was deleted; a put that finds no bucket has put nothing.
+            # A missing object counts as deleted. A put without its bucket has failed.
             if pieces is not None or not isinstance(error, FileNotFoundError):
                 raise failed_write(self._store.url, key, error) from error
 
     def update(self, key: str, update: Update, most_nbytes: int) -> None:
-        """Replace an object by what `update` makes of it, by conditional puts."""
+        """Replace an object by the result of `update`, by conditional puts."""
         self._refuse_unless_conditional(key)
         for _ in range(_MAX_ATTEMPTS):
             old = self._store.read([ByteRequest(key, max_nbytes=most_nbytes + 1)])[0]
@@ -188,11 +188,11 @@ class ObjectWriter:
         )
 
     def create(self, key: str, pieces: Pieces) -> bool:
-        """Write an object unless there is one; whether there was none."""
+        """Write an object unless it exists; return whether it did not exist."""
         return self._put_if(key, pieces, None)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, many a request; some may be gone already."""
+        """Delete objects, many per request; ignore those that are gone already."""
         import obstore
 
         for key in keys:
@@ -201,14 +201,14 @@ class ObjectWriter:
             if keys:
                 obstore.delete(self._store.object_store, list(keys))
         except FileNotFoundError:
-            # Not all stores take it for done, nor go on.
+            # For some stores a missing object is an error, and ends the request.
             for key in keys:
                 self.put(key, None)
         except _object_errors() as error:
             raise failed_write(self._store.url, keys[0], error) from error
 
     def clear(self, prefix: str) -> None:
-        """Delete all objects below `prefix`, or all of the store's for ""."""
+        """Delete all objects below `prefix`, or all objects of the store for ""."""
         import obstore
 
         store = self._store.object_store
@@ -220,7 +220,7 @@ class ObjectWriter:
             raise failed_write(self._store.url, prefix, error) from error
 
     def _put_if(self, key: str, pieces: Pieces, old: Fetched | None) -> bool:
-        """Put an object if it still is `old`; whether it was."""
+        """Put an object if it is still `old`; return whether it was."""
         import obstore
         from obstore.exceptions import (
             AlreadyExistsError,
@@ -248,7 +248,7 @@ class ObjectWriter:
         return True
 
     def _is_marked(self, key: str, mark: str) -> bool:
-        """Whether an object is of the put with that mark, as far as the store tells."""
+        """Whether the put with that mark wrote the object, if the store can tell."""
         import obstore
 
         try:
@@ -258,13 +258,13 @@ class ObjectWriter:
         return answer.attributes.get(_MARK) == mark
 
     def _version(self, key: str, e_tag: Hashable) -> Any:
-        """What a put replaces; None if that is no longer there."""
+        """Condition for a put: the version to replace; None if that one is gone."""
         import obstore
 
         store = self._store.object_store
         if type(store).__name__ != "GCSStore":
             return {"e_tag": e_tag}
-        # Google's condition is a number of its own, which changes with the ETag.
+        # Google's condition is a separate number, which changes with the ETag.
         try:
             about = obstore.head(store, key)
         except FileNotFoundError:
@@ -274,10 +274,10 @@ class ObjectWriter:
         return {"e_tag": e_tag, "version": about["version"]}
 
     def _refuse_unless_conditional(self, key: str) -> None:
-        """Refuse servers that take a conditional put and forget the condition.
+        """Refuse servers that accept a conditional put and ignore the condition.
 
-        Some that speak S3's protocol do, and nothing in their answer tells. Each is
-        asked once, with an object of its own that is deleted afterwards.
+        Some servers with S3's protocol do so, and their answers do not show it. So each
+        server is tested once, with an object that is deleted afterwards.
         """
         object_store = self._store.object_store
         if type(object_store).__name__ != "S3Store":

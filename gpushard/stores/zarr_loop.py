@@ -1,4 +1,4 @@
-"""zarr's event loop, from outside of it: where a zarr store does its work."""
+"""Coroutine of a zarr store -> its result, from outside of zarr's event loop."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def run(
     coroutine: Coroutine[Any, Any, Result],
     loop: asyncio.AbstractEventLoop | None = None,
 ) -> Result:
-    """Result of a coroutine that runs in `loop`, or in zarr's own event loop.
+    """Result of a coroutine that runs in `loop`, or else in zarr's own event loop.
 
     Network sessions of a zarr store belong to that loop and work in no other. zarr has
-    no public name for its own. When it returns or raises, the coroutine has ended.
+    no public name for its loop. On return or error, the coroutine has ended.
 
     Raises
     ------
     StoreError
-        It was called inside of that loop, or the coroutine was cancelled.
+        The caller runs inside of that loop, or the coroutine was cancelled.
     """
     from zarr.core.sync import _get_loop, sync
 
@@ -46,7 +46,7 @@ def run(
             return sync(tracked)
         return asyncio.run_coroutine_threadsafe(tracked, loop).result()
     except (asyncio.CancelledError, futures.CancelledError) as error:
-        # Not by this wait, which ends it only below, when it was interrupted.
+        # Cancelled by others: this wait cancels only below, after an interrupt.
         raise StoreError(
             "a request to the zarr store was cancelled",
             hint="read again; see whether the store, or who runs zarr's loop, gives up",
@@ -60,7 +60,7 @@ def run(
 async def _tracked(
     coroutine: Coroutine[Any, Any, Result], tasks: list[asyncio.Task[Any]]
 ) -> Result:
-    """Result of a coroutine, whose task is added to `tasks` as it begins."""
+    """Result of a coroutine; its task is added to `tasks` when it begins."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - a coroutine runs in one
     tasks.append(task)
@@ -70,7 +70,7 @@ async def _tracked(
 async def contained(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Result of a coroutine that is a task of its own.
 
-    What exits in a task ends the loop, and then nobody would ever hear of it.
+    An exit exception in a task would end the loop, and its caller would wait forever.
 
     Raises
     ------
@@ -87,7 +87,7 @@ async def contained(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel tasks that began, and wait until they have ended."""
+    """Cancel tasks that have begun, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     if tasks:  # none, if the wait was interrupted before it began

@@ -1,4 +1,4 @@
-"""What a zarr store's `get_ranges` is: its way to many ranges of one object."""
+"""Facts about `get_ranges` of a zarr store, which reads many ranges of one object."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def gives_ranges(store: ZarrAbstractStore) -> bool:
-    """Whether a store has a `get_ranges` of its own, which gives what its `get` gives.
+    """Whether a store has a `get_ranges` of its own that matches its `get`.
 
-    zarr asks for ranges since 3.3. The way that all stores inherit joins them and gets
-    them one by one, which is done already; and it would go past the `get` of a wrapper
-    that has no more than that of its own.
+    zarr has `get_ranges` since 3.3. The inherited method joins ranges and gets them one
+    by one, which gpushard has done already. And for a wrapper that defines only `get`,
+    the inherited method would bypass that `get`.
     """
     from zarr.abc.store import Store
     from zarr.storage import WrapperStore
@@ -26,14 +26,14 @@ def gives_ranges(store: ZarrAbstractStore) -> bool:
     owner = next((c for c in type(store).__mro__ if ways & vars(c).keys()), None)
     if owner is WrapperStore:  # passes both on
         return gives_ranges(store._store)  # type: ignore[attr-defined]  # noqa: SLF001
-    # What poses as a store, without a class that says how, has both.
+    # An object that only behaves like a store, without such a class, has both methods.
     return owner is None or "get_ranges" in vars(owner)
 
 
 def first_failure(error: BaseException) -> BaseException | None:
-    """What failed of a call for ranges; None if it is that there is no such object."""
+    """First real failure in a call for ranges; None if the object does not exist."""
     failures = [*_leaves(error)]
-    # When one range fails, those under way are cancelled.
+    # If one range fails, the ranges in flight are cancelled.
     telling = [e for e in failures if not isinstance(e, asyncio.CancelledError)]
     others = [e for e in telling if not isinstance(e, (KeyError, FileNotFoundError))]
     if telling and not others:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrAbstractStore
     from zarr.core.buffer import Buffer, BufferPrototype
 
-# What is behind an unknown store is taken for a network; `obstores` has the figures.
-# 10 requests at once are zarr-python's own default (`async.concurrency`).
+# An unknown store counts as behind a network; `obstores` explains the figures. zarr's
+# own default is 10 requests at once (`async.concurrency`).
 _UNKNOWN_COSTS = FetchCosts(
     gap_nbytes=MIB,
     max_request_nbytes=16 * MIB,
@@ -45,7 +45,7 @@ class ZarrStore:
     """Read access through a zarr `Store`.
 
     Safe for several threads, also from inside a running event loop. zarr's interface
-    tells neither sizes nor versions, so nothing read through it is cached.
+    tells neither sizes nor versions, so data that is read through it is never cached.
 
     Parameters
     ----------
@@ -54,14 +54,14 @@ class ZarrStore:
     loop
         Event loop that the store is used in; None for zarr's own.
     prototype
-        Buffers that the store is asked for, on the host; None for zarr's usual ones.
+        Kind of host buffers to request from the store; None for zarr's default.
     costs
-        How to read it; None: as suits what is known of it.
+        How to read the store; None chooses by what is known about it.
 
     Attributes
     ----------
     zarr_store
-        The same.
+        The zarr store.
     """
 
     def __init__(
@@ -87,21 +87,21 @@ class ZarrStore:
 
     @property
     def url(self) -> str:
-        """What the zarr store calls itself, such as ``memory://...``."""
+        """Name that the zarr store gives itself, such as ``memory://...``."""
         return without_credentials(str(self.zarr_store))
 
     @property
     def costs(self) -> FetchCosts:
-        """Those of a network, unless the store is known to be near."""
+        """Costs of a network, unless the store is known to be in this process."""
         return self._costs
 
     def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
-        """Answer each request, in order; None where there is no such object.
+        """Answer each request, in order; None for an object that does not exist.
 
         Raises
         ------
         StoreError
-            The store failed, or answered other bytes than asked.
+            The store failed, or answered with other bytes than requested.
         """
         for request in requests:
             refuse_unsafe_key(request.key, self.url)
@@ -111,11 +111,11 @@ class ZarrStore:
         self,
         key: str,  # noqa: ARG002  the protocol's signature
     ) -> tuple[bool, Hashable | None]:
-        """Always ``(False, None)``: zarr stores do not tell versions."""
+        """Always ``(False, None)``, because zarr stores do not tell versions."""
         return False, None
 
     def get(self, key: str) -> bytes | None:
-        """Bytes of a whole object, or None if there is none.
+        """Bytes of a whole object; None if there is no object.
 
         Raises
         ------
@@ -126,12 +126,12 @@ class ZarrStore:
         return document_bytes(fetched, key, self.url)
 
     def list_children(self, prefix: str) -> list[str] | None:
-        """Sorted names directly below `prefix`; None where the store cannot list.
+        """Sorted names directly below `prefix`; None if the store cannot list.
 
         Raises
         ------
         StoreError
-            The store failed to list.
+            The store failed to list the names.
         """
         if not self.zarr_store.supports_listing:
             return None
@@ -151,9 +151,9 @@ class ZarrStore:
         return sorted({name.strip("/") for name in names} - {""})
 
     async def _ensure_open(self) -> None:
-        """Open the store: those that were unpickled or just made may not be yet."""
+        """Open the store: a new or unpickled store may not be open yet."""
         try:
-            # zarr's own readers call it too; no public method opens a made store.
+            # zarr's own readers call this too; there is no public method for it.
             await self.zarr_store._ensure_open()  # noqa: SLF001
         except Exception as error:
             raise StoreError(
@@ -163,7 +163,7 @@ class ZarrStore:
 
     async def _read_all(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
         await self._ensure_open()
-        if len(requests) == 1:  # there is nothing to wait for side by side
+        if len(requests) == 1:  # nothing to run in parallel
             return [*await self._call(requests, n_calls=1)]
         slots = asyncio.Semaphore(self._costs.concurrency)
         calls = self._calls(requests)
@@ -173,7 +173,7 @@ class ZarrStore:
                 some = [requests[i] for i in positions]
                 return await contained(self._call(some, len(calls)))
 
-        # Gathered with their errors, so that no request outlives the read.
+        # gather returns errors instead of raising, so that all requests end first.
         answers = await asyncio.gather(*map(call, calls), return_exceptions=True)
         found: list[Fetched | None] = [None] * len(requests)
         for positions, answer in zip(calls, answers, strict=True):
@@ -186,15 +186,16 @@ class ZarrStore:
     async def _call(
         self, requests: Sequence[ByteRequest], n_calls: int
     ) -> Sequence[Fetched | None]:
-        """Answers to what is asked of the store at once, in one of `n_calls`."""
+        """Answers to the requests of one call of the store, out of `n_calls` calls."""
         if self._gives_ranges and requests[0].is_indexed:
             return await self._read_ranges(requests, n_calls)
         return [await self._read_one(requests[0])]
 
     def _calls(self, requests: Sequence[ByteRequest]) -> Sequence[Sequence[int]]:
-        """Positions of the requests that one call of the store answers.
+        """Positions of the requests that each call of the store answers.
 
-        All ranges of an object that an index names are one call, others are alone.
+        All indexed ranges of one object form one call. Every other request is a call of
+        its own.
         """
         calls: dict[str | int, list[int]] = {}
         for i, request in enumerate(requests):
@@ -205,7 +206,7 @@ class ZarrStore:
     async def _read_ranges(
         self, requests: Sequence[ByteRequest], n_calls: int
     ) -> Sequence[Fetched | None]:
-        """Answers to ranges of one object; all None where there is none any more."""
+        """Answers to ranges of one object; all None if the object is gone."""
         key = requests[0].key
         try:
             buffers = await self._get_ranges(requests, n_calls)
@@ -213,7 +214,7 @@ class ZarrStore:
             cause = first_failure(error)
             if cause is None:
                 return [None] * len(requests)
-            # Some stores refuse a range that holds no byte.
+            # Some stores refuse a range that has no bytes.
             object_nbytes = await self._size_if_known(key)
             if object_nbytes is None or not any(
                 _is_empty(request, object_nbytes) for request in requests
@@ -232,7 +233,7 @@ class ZarrStore:
     async def _get_ranges(
         self, requests: Sequence[ByteRequest], n_calls: int
     ) -> dict[int, NDArray[np.uint8] | None]:
-        """What the store gives for ranges of one object, in any order, by position."""
+        """Bytes that the store returns for ranges of one object, by position."""
         costs = self._costs
         given = self.zarr_store.get_ranges(
             requests[0].key,
@@ -242,7 +243,7 @@ class ZarrStore:
             max_gap_bytes=costs.gap_nbytes,
             max_coalesced_bytes=costs.max_request_nbytes,
         )
-        # To the end, whatever is given: a generator that is left keeps its requests.
+        # Read to the end: a generator that is left early keeps its requests running.
         groups = [group async for group in given]
         return {
             i: None if buffer is None else _bytes_of(buffer)
@@ -255,14 +256,14 @@ class ZarrStore:
         try:
             data = await self._get(key, _byte_range_of(request))
             if data is not None and len(data) < -request.start:
-                # Up to 3.1, zarr's stores in memory cut an object that has less bytes
-                # than its last ones are asked for.
+                # Up to 3.1, zarr's stores in memory return too little if more last
+                # bytes are requested than an object has.
                 whole = await self._get(key, None)
                 data = None if whole is None else whole[request.start :]
         except (KeyError, FileNotFoundError):
             return None
         except Exception as error:
-            # Some stores refuse a range that holds no byte.
+            # Some stores refuse a range that has no bytes.
             object_nbytes = await self._size_if_known(key)
             if object_nbytes is None or not _is_empty(request, object_nbytes):
                 raise self._failure(key, error) from error
@@ -278,7 +279,7 @@ class ZarrStore:
     def _checked(
         self, request: ByteRequest, data: NDArray[np.uint8]
     ) -> NDArray[np.uint8]:
-        """The answer to a request, if it is not longer than what was asked for."""
+        """`data`, the answer to a request, if it is not longer than requested."""
         limit = _longest_answer(request)
         if limit is not None and len(data) > limit:
             raise self._other_bytes(request, f"{len(data)} bytes")
@@ -312,7 +313,7 @@ class ZarrStore:
             StoreError,
             self.url,
             key,
-            # Lines after the first one are what other libraries tell their developers.
+            # Lines after the first are meant for developers of those libraries.
             without_credentials(f"{type(error).__name__}: {error}".split("\n")[0]),
             hint="check the store and what is behind it",
         )
@@ -351,7 +352,7 @@ def _longest_answer(request: ByteRequest) -> int | None:
 
 
 def _is_empty(request: ByteRequest, object_nbytes: int) -> bool:
-    """Whether no byte of an object of that size is in the range."""
+    """Whether the range contains no byte of an object of that size."""
     if request.start < 0:
         return object_nbytes == 0
     stop = object_nbytes if request.stop is None else request.stop
@@ -359,5 +360,5 @@ def _is_empty(request: ByteRequest, object_nbytes: int) -> bool:
 
 
 def _bytes_of(buffer: Buffer) -> NDArray[np.uint8]:
-    """Bytes of a zarr buffer on the host, without a copy where they are there."""
+    """Bytes of a zarr buffer on the host; a view if the buffer is there already."""
     return np.ascontiguousarray(buffer.as_numpy_array()).reshape(-1).view(np.uint8)

@@ -1,4 +1,4 @@
-"""Objects written to zarr stores, which have no locks: one after the other."""
+"""Writing objects to zarr stores, one write at a time, as such stores have no locks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpushard.stores.zarr_store import ZarrStore
 
 
 class _Turn:
-    """Whose turn it is to write to zarr stores of this process.
+    """Lock of the writes of this process to zarr stores.
 
-    They have no locks, and one array may be open several times.
+    Zarr stores have no locks, and one array may be open several times.
     """
 
     lock = threading.RLock()
@@ -28,7 +28,7 @@ _turn = _Turn()
 
 
 def _begin_anew() -> None:
-    """Free a forked process of the turn that another thread of its parent has."""
+    """Renew the lock in a forked process, as a thread of its parent may hold it."""
     _turn.lock = threading.RLock()
 
 
@@ -37,7 +37,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ZarrWriter:
-    """Write access to a zarr store; writes of this process take turns."""
+    """Write access to a zarr store; the writes of this process take turns."""
 
     deletes_in_updates = True
 
@@ -46,20 +46,20 @@ class ZarrWriter:
 
     @property
     def puts_whole(self) -> bool:
-        """Only in memory: fsspec's file systems write where the object lies."""
+        """Only in memory; fsspec's file systems overwrite an object in place."""
         return self._is_in_memory
 
     def put(self, key: str, pieces: Pieces | None) -> None:
-        """Replace an object whatever it was; None deletes it."""
+        """Replace an object, whatever its content; None deletes it."""
         refuse_unsafe_key(key, self._store.url)
         with _turn.lock:
             self._put(key, pieces)
 
     def update(self, key: str, update: Update, most_nbytes: int) -> None:
-        """Replace an object by what `update` makes of it, if it lies in memory.
+        """Replace an object by the result of `update`, if the store is in memory.
 
-        What lies elsewhere other processes may write to, which no lock of this one
-        keeps away.
+        Other stores are refused: other processes may write to them, and a lock of this
+        process does not stop those.
         """
         if not self._is_in_memory:
             raise UnsupportedError(
@@ -74,7 +74,7 @@ class ZarrWriter:
             self._put(key, update(None if old is None else old.data))
 
     def create(self, key: str, pieces: Pieces) -> bool:
-        """Write an object unless there is one; whether there was none."""
+        """Write an object unless it exists; return whether it did not exist."""
         with _turn.lock:
             if self._store.get(key) is not None:
                 return False
@@ -82,12 +82,12 @@ class ZarrWriter:
         return True
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; some may be gone already."""
+        """Delete objects; ignore those that are gone already."""
         for key in keys:
             self.put(key, None)
 
     def clear(self, prefix: str) -> None:
-        """Delete all objects below `prefix`, or all of the store's for ""."""
+        """Delete all objects below `prefix`, or all objects of the store for ""."""
         if prefix:
             refuse_unsafe_key(prefix, self._store.url)
         self._run(self._store.zarr_store.delete_dir(prefix), prefix, deletes=True)
