@@ -1,26 +1,27 @@
-// Turns Blosc 1 frames into tables of the streams in them, for the vendor's decoders.
+// Blosc 1 frames -> tables of the streams in them, for the vendor's decoders.
 //
 //   frames (rows)        | row 0 | row 1 | ... |
-//     | gs_blosc_count     checks; streams per class, filter per row
+//     | gs_blosc_count     checks; streams of each class, filter of each row
 //     v
-//   first[class][row]    where a row's streams of a class begin among all of that class;
-//     |                  rows follow one another as they were counted, in any order
-//     | gs_blosc_fill      (the host was told `totals` by then, and sized the tables)
+//   first[class][row]    index of a row's first stream of a class, among all of the class;
+//     |                  rows are in the order in which they were counted
+//     | gs_blosc_fill      (the host has read `totals` by then, and sized the tables)
 //     v
 //   streams              | raw ... | lz4 ... | snappy ... | zlib ... | zstd ... |
-//     | gs_blosc_copy      raw streams to their rows, zlib's to multiples of 4
-//     | nvCOMP             one call a compressor that there is
-//     | gs_fold            or gs_verify_zlib; of all compressors in one launch
+//     | gs_blosc_copy      raw streams to their rows, zlib streams to multiples of 4
+//     | nvCOMP             one call for each compressor that has streams
+//     | gs_fold            or gs_verify_zlib; one launch for all compressors
 //     v
-//   staging rows         decoded, still filtered: unfilter.cu, or scatter_planes.cu
-//   decoded rows         those without a filter
+//   staging rows         decoded, still filtered: see unfilter.cu and scatter_planes.cu
+//   decoded rows         rows without a filter
 //
-// A warp per row, a lane per block. Every pass walks the bytes anew, bounds-checked.
+// A warp takes a row, and a lane takes a block. Every pass parses the bytes again, with
+// bounds checks.
 #include "blosc_format.cuh"
 #include "realign.cuh"
 #include "scan.cuh"
 
-// Tables with one entry a row, but for the last two.
+// Tables with one entry for each row, except `totals` and `totals_host`.
 struct BloscRows {
     const uint64_t* src;
     const uint64_t* src_nbytes;
@@ -28,30 +29,31 @@ struct BloscRows {
     uint32_t* filter;        // out: FILTER_*
     uint32_t* typesize;      // out
     uint32_t* block_nbytes;  // out
-    uint32_t* first;         // out: [CLASS_COUNT][n_rows]; of no meaning where a row has
-                             // no stream of the class
-    uint64_t* totals;        // [3][CLASS_COUNT], zeroed before: streams, their decoded
-                             // bytes, and the decoded bytes of the largest; then rows
-                             // that are to be unshuffled, by bytes and by bits; and last,
-                             // for gs_blosc_count alone, warps that are done
-    uint64_t* totals_host;   // out: `totals` but for the last, in memory of the host
+    uint32_t* first;         // out: [CLASS_COUNT][n_rows]; undefined if the row has no
+                             // stream of the class
+    uint64_t* totals;        // [3][CLASS_COUNT], zero at first: number of streams, their
+                             // decoded bytes, and the decoded bytes of the largest. Then
+                             // the rows to unshuffle by bytes and by bits. The last entry
+                             // counts the warps of gs_blosc_count that are done
+    uint64_t* totals_host;   // out: `totals` without the last entry, in host memory
     const uint64_t* staging; // where rows with a filter are decoded to
-    const uint64_t* decoded; // where rows without one are, and filtered ones end up
-    uint64_t* stage;         // out: where the streams of each row go
-    uint64_t* next;          // out: where each row is once its filter is undone
-    FastDivisor* planes;     // out: bytes of the shuffled blocks that are left to the
-                             // scatter, divisor 0: none are; null: none ever
+    const uint64_t* decoded; // where rows without a filter are decoded to, and where rows
+                             // with a filter end up
+    uint64_t* stage;         // out: where the streams of each row are decoded to
+    uint64_t* next;          // out: where each row is after its filter is undone
+    FastDivisor* planes;     // out: size of the shuffled blocks that the scatter undoes;
+                             // divisor 0: none in this row; null: none in any row
     uint64_t decoded_nbytes;
     uint32_t n_rows;
-    uint32_t accept_unsized;  // zstd: whether frames need not tell their content size
-    uint32_t fused_typesize;  // item size of shuffles that are left to the scatter
+    uint32_t accept_unsized;  // zstd: whether frames may omit their content size
+    uint32_t fused_typesize;  // item size of shuffles that the scatter undoes
     uint32_t reserved;
 };
 static_assert(sizeof(BloscRows) == 17 * 8, "the host packs the same");
 
 constexpr uint32_t TOTALS_COUNT = 3 * CLASS_COUNT + 2;
 
-// Tables with one entry a stream, but for the first.
+// Tables with one entry for each stream, except `dst`.
 struct BloscStreams {
     const uint64_t* dst;  // [n_rows]: where each row is decoded to (`stage` above)
     uint64_t* stream_src;
@@ -59,7 +61,7 @@ struct BloscStreams {
     uint64_t* stream_dst;
     uint64_t* stream_capacity;
     uint32_t* stream_row;
-    uint32_t begin[CLASS_COUNT];  // where each class begins
+    uint32_t begin[CLASS_COUNT];  // index of the first stream of each class
     uint32_t reserved;
 };
 static_assert(sizeof(BloscStreams) == 9 * 8, "the host packs the same");
@@ -70,7 +72,7 @@ GS_DEVICE ByteSpan frame_of(const BloscRows& rows, uint32_t row) {
 
 GS_DEVICE uint32_t lane_of_thread() { return threadIdx.x % WARP_LANES; }
 
-// Sum of a count, maximum of a size, worst of a status over the warp, in all lanes.
+// Sums of counts, maximum of sizes and worst status over the warp, in all lanes.
 GS_DEVICE BloscTally tally_of_warp(const BloscTally& mine) {
     BloscTally all = mine;
     const bool is_broken = __any_sync(ALL_LANES, mine.status == STATUS_FORMAT);
@@ -88,7 +90,7 @@ GS_DEVICE BloscTally tally_of_warp(const BloscTally& mine) {
     return all;
 }
 
-// All streams of a frame, checked, by the lanes of a warp together.
+// Checks and counts all streams of a frame. The lanes of a warp share the work.
 GS_DEVICE BloscTally tally_frame(
     const ByteSpan& frame, const BloscHeader& header, bool accept_unsized) {
     BloscTally tally = {STATUS_OK, 0, 0, 0, 0, 0};
@@ -108,8 +110,8 @@ GS_DEVICE BloscTally tally_frame(
     return tally;
 }
 
-// Gives how many streams of the class were counted before; 32 bits hold as many as the
-// host makes tables of.
+// Returns how many streams of the class were counted before. The result fits 32 bits,
+// because the host makes tables for no more streams.
 GS_DEVICE uint32_t add_to_totals(
     uint64_t* totals, uint32_t stream_class, uint32_t n_streams, uint64_t nbytes,
     uint64_t nbytes_max) {
@@ -123,7 +125,8 @@ GS_DEVICE uint32_t add_to_totals(
     return static_cast<uint32_t>(take_from(of_class, n_streams));
 }
 
-// By one lane: where a row goes on, once it is decoded with `filter` still on it.
+// Called by one lane. Sets where a row goes after it is decoded with `filter` still on
+// it.
 GS_DEVICE void route_row(
     const BloscRows& rows, uint32_t row, const BloscHeader& header, uint32_t filter) {
     const bool is_fused = filter == FILTER_BYTE_SHUFFLE && rows.planes != nullptr &&
@@ -140,7 +143,7 @@ GS_DEVICE void route_row(
     }
 }
 
-// By one lane: what is known of a row that is fine.
+// Called by one lane. Writes the results for a row without errors.
 GS_DEVICE void write_row(
     const BloscRows& rows, uint32_t row, const BloscHeader& header,
     const BloscTally& tally) {
@@ -157,14 +160,15 @@ GS_DEVICE void write_row(
         tally.compressed_nbytes_max);
 }
 
-// By one lane of each warp, once it has added all that the warp will. The host is told by
-// the last of them, which spares a copy that would have to be waited for. One lane counts,
-// and reads what the others have added: a shuffle to more of them would order no accesses.
+// Called by one lane of each warp, after the warp has added its last count. The last of
+// these lanes writes the totals to the host, which saves a copy that the host would have
+// to wait for. The same lane counts the warp and reads the totals, because a shuffle to
+// other lanes would not order memory accesses.
 GS_DEVICE void tell_host(const BloscRows& rows, uint32_t n_warps) {
     __threadfence();
     if (take_from(rows.totals + TOTALS_COUNT, 1) != n_warps - 1) return;
     __threadfence();
-    // As atomics, which no cache of this processor answers.
+    // Read by atomics, because no cache of this multiprocessor answers those.
     for (uint32_t k = 0; k < TOTALS_COUNT; k++) {
         rows.totals_host[k] = take_from(rows.totals + k, 0);
     }
@@ -172,7 +176,7 @@ GS_DEVICE void tell_host(const BloscRows& rows, uint32_t n_warps) {
 
 constexpr int gs_blosc_count_threads = 128;
 
-// Checks every frame: a row that is not fine has a status after this and no streams.
+// Checks every frame. A row with an error has a status afterwards, and no streams.
 extern "C" __global__ void __launch_bounds__(gs_blosc_count_threads)
 gs_blosc_count(const BloscRows rows) {
     const uint32_t n_warps = gridDim.x * (blockDim.x / WARP_LANES);
@@ -189,8 +193,8 @@ gs_blosc_count(const BloscRows rows) {
             tally = tally_frame(frame, header, rows.accept_unsized != 0);
             status = tally.status;
         }
-        // A lane that comes late reads a status from here on, but only of a row that needs
-        // no tally: the lanes meet in it.
+        // A late lane may read the status that lane 0 writes below. That can happen only
+        // in a row without a tally, because the lanes meet in the tally.
         if (lane_of_thread() != 0) continue;
         rows.status[row] = status;
         rows.filter[row] = FILTER_NONE;
@@ -203,7 +207,7 @@ gs_blosc_count(const BloscRows rows) {
     if (lane_of_thread() == 0) tell_host(rows, n_warps);
 }
 
-// Where a lane's next raw and its next compressed stream go in the tables.
+// Indexes of a lane's next raw and next compressed stream in the tables.
 struct StreamCursor {
     uint32_t raw;
     uint32_t compressed;
@@ -235,7 +239,8 @@ GS_DEVICE void write_blosc_block(
     });
 }
 
-// The streams of a row, in the order of its blocks, by the lanes of a warp together.
+// Writes the streams of a row in the order of its blocks. The lanes of a warp share the
+// work.
 GS_DEVICE void write_frame(
     const ByteSpan& frame, const BloscHeader& header, const BloscStreams& streams,
     uint32_t row, StreamCursor cursor) {
@@ -263,8 +268,8 @@ GS_DEVICE void write_frame(
 
 constexpr int gs_blosc_fill_threads = 128;
 
-// Writes the streams of the rows that gs_blosc_count found fine; nothing may change a
-// status in between. For zlib bare deflate streams are given.
+// Writes the streams of the rows in which gs_blosc_count found no error. Nothing may
+// change a status in between. For zlib, the tables get bare deflate streams.
 extern "C" __global__ void __launch_bounds__(gs_blosc_fill_threads)
 gs_blosc_fill(
     const BloscRows rows, const __grid_constant__ BloscStreams streams) {
@@ -297,7 +302,7 @@ gs_blosc_fill(
 
 constexpr uint64_t PIECE_NBYTES = 16 * 1024;
 
-// Copies a stream; blocks along y share it in pieces.
+// Copies a stream; blocks along y each take some pieces of it.
 GS_DEVICE void copy_raw_stream(const BloscStreams& streams, uint32_t at) {
     const uint8_t* src = reinterpret_cast<const uint8_t*>(streams.stream_src[at]);
     uint8_t* dst = reinterpret_cast<uint8_t*>(streams.stream_dst[at]);
@@ -313,8 +318,8 @@ GS_DEVICE void copy_raw_stream(const BloscStreams& streams, uint32_t at) {
 
 constexpr int gs_blosc_copy_threads = 128;
 
-// What is copied before the decoders run: `n_raw` streams to their places in the rows, and
-// `n_zlib` to where Deflate takes them.
+// Copies that precede the decoders: `n_raw` streams to their places in the rows, and
+// `n_zlib` streams to addresses that nvCOMP's Deflate takes.
 extern "C" __global__ void __launch_bounds__(gs_blosc_copy_threads, 8)
 gs_blosc_copy(
     const __grid_constant__ BloscStreams streams, uint32_t n_raw, uint32_t n_zlib,

@@ -1,8 +1,9 @@
-// What the kernels share: integer types, statuses of inner chunks, reads of untrusted
+// Shared by all kernels: integer types, statuses of inner chunks, reads of untrusted
 // bytes, and division by a number that is known before the launch.
 //
-// No warp intrinsics in this file: it also compiles as plain C++, so that the parsers of
-// the *_format.cuh files run in a native fuzzing loop. `GS_DEVICE` marks such functions.
+// This file has no warp intrinsics, because it is also compiled as plain C++ for a native
+// fuzzing loop over the parsers in the *_format.cuh files. `GS_DEVICE` marks such
+// functions.
 #pragma once
 
 #if defined(__CUDACC_RTC__)
@@ -36,30 +37,30 @@ typedef unsigned long long uint64_t;
     type* const name = reinterpret_cast<type*>(gs_dynamic_shared)
 #endif
 
-// Status of one inner chunk, as in gpushard/devices/statuses.py. The first that is not
-// STATUS_OK stays; kernels skip rows that have one.
+// Status of one inner chunk, as in gpushard/devices/statuses.py. The first status other
+// than STATUS_OK is kept. Kernels skip rows that have one.
 typedef uint32_t Status;
 constexpr Status STATUS_OK = 0;
 constexpr Status STATUS_CHECKSUM = 1;  // the stored checksum differs
 constexpr Status STATUS_FORMAT = 2;    // the bytes contradict themselves or end early
 constexpr Status STATUS_SIZE = 3;      // claims another decoded size than the metadata
-constexpr Status STATUS_HOST = 4;      // perhaps valid, but for the host to decode
+constexpr Status STATUS_HOST = 4;      // may be valid, but the host has to decode it
 constexpr Status STATUS_DECODER = 5;   // the vendor's decoder refused it
 constexpr Status STATUS_SHORT = 6;     // the decoder wrote another number of bytes
 constexpr uint32_t STATUS_COUNT = 7;
 
-// Encoded bytes that nobody has checked yet: every read asks `holds` first.
+// Encoded bytes that nobody has checked yet. Call `holds` before every read.
 struct ByteSpan {
     const uint8_t* data;
     uint64_t nbytes;
 };
 
-// Whether [offset, offset + nbytes) lies within the span; no sum can wrap.
+// Whether [offset, offset + nbytes) is within the span; the sum cannot overflow.
 GS_DEVICE bool holds(const ByteSpan& span, uint64_t offset, uint64_t nbytes) {
     return offset <= span.nbytes && nbytes <= span.nbytes - offset;
 }
 
-// Little-endian reads at any alignment; the caller has asked `holds`.
+// Little-endian reads at any alignment; the caller has called `holds`.
 GS_DEVICE uint32_t read_u8(const ByteSpan& span, uint64_t offset) {
     return span.data[offset];
 }
@@ -117,13 +118,13 @@ GS_DEVICE uint32_t fast_remainder(
 }
 
 #if defined(__CUDACC__)
-// Adds to a counter; gives what it was before.
+// Adds to a counter and returns its old value.
 GS_DEVICE uint64_t take_from(uint64_t* counter, uint64_t n) {
-    typedef unsigned long long Word;  // the 64-bit type that CUDA's atomics know
+    typedef unsigned long long Word;  // the 64-bit type of CUDA's atomics
     return atomicAdd(reinterpret_cast<Word*>(counter), static_cast<Word>(n));
 }
 
-// Gives row `row` its status, unless it has one already.
+// Sets the status of row `row`, unless the row already has one.
 GS_DEVICE void fail_row(Status* status, uint64_t row, Status why) {
     atomicCAS(status + row, STATUS_OK, why);
 }

@@ -1,14 +1,14 @@
-// Copies bytes between any two alignments with aligned words.
+// Copies of bytes between any two alignments, by aligned words.
 //
 //   dst   | head | word | word | word | ... | tail |
-//         ^ any  ^ 4-aligned (16-aligned where src is as far from its own)
+//         ^ any  ^ 4-aligned (16-aligned if src has the same distance to a multiple of 16)
 //   src      | head | a  b  c  d | e  f  g  h | ...
-//            a word of dst straddles two words of src
+//            a word of dst takes parts of two words of src
 #pragma once
 #include "common.cuh"
 
-// Copies the bytes from `head` on in words of 4 and gives where it stopped. Only words
-// that lie whole within [src, src + nbytes) are read.
+// Copies bytes in words of 4 and returns the offset at which it stopped. Reads only words
+// that are completely within [src, src + nbytes).
 GS_DEVICE uint64_t copy_words(
     uint8_t* dst, const uint8_t* src, uint64_t nbytes, uint32_t thread,
     uint32_t n_threads) {
@@ -28,7 +28,7 @@ GS_DEVICE uint64_t copy_words(
     return head + 4 * n_words;
 }
 
-// The same in units of 16, for pointers equally far from their next multiple of 16.
+// The same in units of 16, for pointers with equal distances to a multiple of 16.
 GS_DEVICE uint64_t copy_quads(
     uint8_t* dst, const uint8_t* src, uint64_t nbytes, uint32_t thread,
     uint32_t n_threads) {
@@ -42,7 +42,7 @@ GS_DEVICE uint64_t copy_quads(
     return head + 16 * n_quads;
 }
 
-// Copies `nbytes` bytes; `n_threads` threads call it, each with its own `thread`.
+// Copies `nbytes` bytes. All `n_threads` threads call it, each with its own `thread`.
 GS_DEVICE void copy_bytes(
     uint8_t* dst, const uint8_t* src, uint64_t nbytes, uint32_t thread,
     uint32_t n_threads) {

@@ -3,17 +3,17 @@
 //   data -> | head 0-3 B | word 0 | ... | word n-1 | tail 0-3 B |
 //           ^ any byte   ^ 4-aligned
 //
-// With T threads, and the words counted from the end so that the last round is full,
-// thread t takes every T-th word:
+// The words are counted from the end, so that the last round is full. With T threads,
+// each thread takes every T-th word:
 //
 //   round 0        | 0 ... 0 word 0  word 1 ...    |   zeros in front change nothing
 //   round 1        |       ...                     |
 //   last round     |       ...           word n-1  |
 //                    t = 0    1       ...   T-1
 //
-// Between rounds a remainder moves on by 4 T bytes (four table lookups), at the end by
-// what is left of the row; the remainder of the row is the XOR of all of them.
-// Reads of a warp are 128 bytes side by side.
+// Between rounds, a remainder is moved on by 4 T bytes (four table lookups). At the end
+// it is moved on by its distance from the end of the words. The remainder of the row is
+// the XOR of all of these. A warp reads 128 contiguous bytes at once.
 #pragma once
 #include "common.cuh"
 
@@ -22,7 +22,7 @@ constexpr uint32_t X_POWER_0 = 0x80000000u;
 constexpr uint32_t CRC_NBYTES = 4;
 constexpr uint32_t CRC_THREADS = 256;
 constexpr uint32_t ROUND_NBYTES = 4 * CRC_THREADS;
-constexpr uint32_t N_DISTANCES = 9;  // 4 bytes, 8, 16, ..., those of a round
+constexpr uint32_t N_DISTANCES = 9;  // 4 bytes, 8, 16, ..., ROUND_NBYTES
 static_assert(ROUND_NBYTES == 4 << (N_DISTANCES - 1), "the last is that of a round");
 
 struct Distances {
@@ -71,12 +71,12 @@ typedef Crc<0xEDB88320u> Crc32;   // gzip: RFC 1952, section 8
 // Shared memory of a block.
 struct CrcTables {
     uint32_t next_byte[256];      // remainder after one more byte
-    uint32_t next_round[4][256];  // the same after ROUND_NBYTES of zeros, for byte k
-    uint32_t bit_next_round[32];  // and for bit k
+    uint32_t next_round[4][256];  // remainder after ROUND_NBYTES of zeros, from byte k
+    uint32_t bit_next_round[32];  // the same from bit k
     uint32_t of_warp[CRC_THREADS / 32];
 };
 
-// x^(8 nbytes) for a multiple of 4 up to ROUND_NBYTES.
+// x^(8 nbytes), for `nbytes` that are a multiple of 4 and at most ROUND_NBYTES.
 template <class C>
 GS_DEVICE uint32_t power_of_distance(uint32_t nbytes) {
     uint32_t power = X_POWER_0;
@@ -89,7 +89,7 @@ GS_DEVICE uint32_t power_of_distance(uint32_t nbytes) {
     return power;
 }
 
-// Called by all threads; ends with a barrier.
+// Call it from all threads; ends with a barrier.
 template <class C>
 GS_DEVICE void fill_tables(CrcTables& tables) {
     const uint32_t value = threadIdx.x;
@@ -146,13 +146,13 @@ GS_DEVICE uint32_t xor_of_block(CrcTables& tables, uint32_t value) {
     return total;
 }
 
-// This thread's share of the distance from the end of the words.
+// Factor for this thread's distance from the end of the words.
 template <class C>
 GS_DEVICE uint32_t crc_weight() {
     return power_of_distance<C>(ROUND_NBYTES - 4 * threadIdx.x);
 }
 
-// CRC of `nbytes` bytes, in thread 0; called by all threads with their `crc_weight`.
+// CRC of `nbytes` bytes, in thread 0. Call it from all threads, with their `crc_weight`.
 template <class C>
 GS_DEVICE uint32_t crc_of_block(
     CrcTables& tables, uint32_t weight, const uint8_t* data, uint64_t nbytes) {

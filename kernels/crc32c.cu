@@ -1,16 +1,16 @@
-// Verifies the CRC-32C (RFC 3720) that the `crc32c` codec puts behind each inner chunk,
-// and takes it off.
+// Verifies and removes the CRC-32C (RFC 3720) that the `crc32c` codec puts behind each
+// inner chunk.
 //
 //   src[row] -> | bytes | CRC 4 B |
 //
-// One block a row.
+// One block takes one row.
 #include "crc.cuh"
 
 constexpr int gs_crc32c_verify_threads = 256;
 static_assert(gs_crc32c_verify_threads == CRC_THREADS, "one block a row");
 
-// Rows of fewer than four bytes fail with FORMAT, rows whose checksum differs with
-// CHECKSUM; of the others src_nbytes becomes smaller by four.
+// Rows of fewer than four bytes fail with FORMAT. Rows whose checksum differs fail with
+// CHECKSUM. For all other rows, src_nbytes is reduced by four.
 extern "C" __global__ void __launch_bounds__(gs_crc32c_verify_threads)
 gs_crc32c_verify(
     const uint64_t* src, uint64_t* src_nbytes, Status* status, uint32_t n_rows) {

@@ -1,16 +1,16 @@
-// Stands before and behind the vendor's decoders: nothing that contradicts itself goes
-// in, and nothing is believed that they did not finish.
+// Checks before and after the vendor's decoders. No stream that contradicts itself goes
+// into a decoder, and no output counts that a decoder did not finish.
 //
-//   rows      src, src_nbytes, dst, status          one per inner chunk
-//     | gs_gate_*        which bytes of the row, or the dummy, are decoded
+//   rows      src, src_nbytes, dst, status          one for each inner chunk
+//     | gs_gate_*        chooses the bytes to decode: those of the row, or the dummy
 //     v
-//   streams   src, nbytes, dst, capacity            one per row (blosc: many)
+//   streams   src, nbytes, dst, capacity            one for each row (blosc: many)
 //     | gs_realign       only for Deflate
 //     v
 //   the vendor's decoder -> its statuses, actual sizes
-//     | gs_fold          failed or short streams mark their rows
-//     | gs_verify_*      the same where streams have a checksum, and those that contradict
-//     v                  theirs mark their rows as well (trailers.cu)
+//     | gs_fold          marks the rows of failed or short streams
+//     | gs_verify_*      the same for streams with a checksum; also marks the rows of
+//     v                  streams whose checksum differs (trailers.cu)
 //   rows      status -> the host
 #include "lz_format.cuh"
 #include "realign.cuh"

@@ -1,15 +1,15 @@
 // Prefix sums over the threads of one block.
 //
-//   values      | 3 1 4 1 | 5 9 2 6 | ...     one a thread
-//   in a warp   | 0 3 4 8 | 0 5 14 16 | ...   shuffles, log2(32) steps
-//   of warps    | 0         9         | ...   the warps' sums, scanned by warp 0
+//   values      | 3 1 4 1 | 5 9 2 6 | ...     one for each thread
+//   in a warp   | 0 3 4 8 | 0 5 14 16 | ...   by shuffles, log2(32) steps
+//   of warps    | 0         9         | ...   sums of the warps, scanned by warp 0
 #pragma once
 #include "common.cuh"
 
 constexpr uint32_t WARP_LANES = 32;
 constexpr uint32_t ALL_LANES = 0xffffffffu;
 
-// Sum of `value` over this lane and those before it.
+// Sum of `value` over this lane and all lower lanes.
 template <class T>
 GS_DEVICE T inclusive_sum_of_warp(T value) {
     const uint32_t lane = threadIdx.x % WARP_LANES;
@@ -29,9 +29,9 @@ GS_DEVICE T sum_of_warp(T value) {
     return value;
 }
 
-// Sum of `value` over the threads before this one; `total` over all. Called by all
-// threads of a block of whole warps; `until_warp` is shared memory, one a warp.
-// Ends with a barrier.
+// Sum of `value` over all lower threads; `total` is the sum over all threads. Call it
+// from all threads of a block of whole warps. `until_warp` is shared memory with one
+// entry for each warp. Ends with a barrier.
 template <class T, uint32_t WARPS>
 GS_DEVICE T exclusive_sum_of_block(T value, T& total, T (&until_warp)[WARPS]) {
     static_assert(WARPS <= WARP_LANES, "one warp scans the sums of all");
