@@ -1,4 +1,4 @@
-// Undoes filters of numcodecs on decoded rows; the items of a row lie side by side.
+// Undoes filters of numcodecs on decoded rows. The items of a row are contiguous.
 //
 //   delta              d0 d1 d2 ...          -> d0, d0+d1, d0+d1+d2, ...
 //   fixedscaleoffset   e0 e1 e2 ...          -> e0 / scale + offset, ...
@@ -6,18 +6,18 @@
 //                                               bit of a byte first
 //   bitround           nothing to undo
 //
-// Items are little-endian. Source rows may begin anywhere, decoded rows at multiples of
-// 16. Rows with a status are skipped. Which types are taken stands at each kernel; the
-// host keeps the rest.
+// Items are little-endian. Source rows may begin at any byte, and decoded rows begin at
+// multiples of 16. Rows with a status are skipped. A comment at each kernel says which
+// types it takes. The host handles all other types.
 #include "scan.cuh"
 #include "scatter_cast.cuh"
 
 struct FilterTables {
     const uint64_t* src;         // [n_rows]
-    const uint64_t* src_nbytes;  // [n_rows]; packbits alone looks at it
+    const uint64_t* src_nbytes;  // [n_rows]; used by packbits only
     const uint64_t* dst;         // [n_rows]
     Status* status;              // [n_rows]
-    uint64_t n_items;            // decoded ones, of every row
+    uint64_t n_items;            // decoded items, the same for every row
     double scale;                // fixedscaleoffset
     double offset;
     uint32_t n_rows;
@@ -36,7 +36,7 @@ GS_DEVICE uint32_t item_nbytes(uint32_t type) {
     }
 }
 
-// Bits of item `index`, sign-extended for signed integers; at any alignment.
+// Bits of item `index`, sign-extended for signed integers; items may be unaligned.
 GS_DEVICE uint64_t load_item(const uint8_t* items, uint64_t index, uint32_t type) {
     const uint32_t nbytes = item_nbytes(type);
     const uint8_t* at = items + index * nbytes;
@@ -55,7 +55,7 @@ GS_DEVICE uint64_t load_item(const uint8_t* items, uint64_t index, uint32_t type
     return sign_extended(bits, type);
 }
 
-// The low bytes of `bits` as item `index`; aligned.
+// Stores the low bytes of `bits` as item `index`, which must be aligned.
 GS_DEVICE void store_item(
     uint8_t* items, uint64_t index, uint32_t type, uint64_t bits) {
     uint8_t* at = items + index * item_nbytes(type);
@@ -70,9 +70,9 @@ GS_DEVICE void store_item(
 constexpr int gs_delta_threads = 256;
 constexpr uint32_t DELTA_PER_THREAD = 2;
 
-// From integers to integers not narrower: sums wrap around, as NumPy's do. Not from or
-// to uint64 where the other type is signed: NumPy adds those up as float64. One block
-// a row.
+// Takes integers to integers that are not narrower. Sums wrap around, as NumPy's do. Does
+// not take uint64 together with a signed type, because NumPy adds these as float64. One
+// block takes one row.
 extern "C" __global__ void __launch_bounds__(gs_delta_threads)
 gs_delta(const FilterTables tables) {
     constexpr uint32_t TILE = gs_delta_threads * DELTA_PER_THREAD;
@@ -84,7 +84,7 @@ gs_delta(const FilterTables tables) {
         uint64_t before = 0;
         for (uint64_t tile = 0; tile < tables.n_items; tile += TILE) {
             const uint64_t at = tile + uint64_t(threadIdx.x) * DELTA_PER_THREAD;
-            uint64_t sums[DELTA_PER_THREAD];  // up to and with each of mine
+            uint64_t sums[DELTA_PER_THREAD];  // up to and including each item of mine
             uint64_t mine = 0;
             for (uint32_t k = 0; k < DELTA_PER_THREAD; k++) {
                 if (at + k < tables.n_items) {
@@ -104,8 +104,8 @@ gs_delta(const FilterTables tables) {
     }
 }
 
-// Sums of one row, one after the other: floats do not add up to the same bits in
-// another order.
+// Sums of one row, in the order of its items, because floats give other bits if they are
+// added in another order.
 template <class Float>
 GS_DEVICE void sum_floats(
     const FilterTables& tables, const uint8_t* src, Float* dst) {
@@ -118,15 +118,16 @@ GS_DEVICE void sum_floats(
         } else {
             value = double_of(cast_to_float64(bits, tables.from));
         }
-        sum = k ? sum + value : value;  // the first may be -0
+        sum = k ? sum + value : value;  // 0 + -0 would be 0
         dst[k] = sum;
     }
 }
 
 constexpr int gs_delta_float_threads = 64;
 
-// To float32 or float64 from a type that NumPy promotes to it: others it adds up in
-// float64 and then rounds. One thread a row: slow for few rows.
+// Takes types that NumPy promotes to float32 or float64, to just that type. NumPy adds
+// other types in float64 and then rounds. One thread takes one row, which is slow for few
+// rows.
 extern "C" __global__ void __launch_bounds__(gs_delta_float_threads)
 gs_delta_float(const FilterTables tables) {
     const uint32_t n_threads = gridDim.x * blockDim.x;
@@ -142,8 +143,9 @@ gs_delta_float(const FilterTables tables) {
     }
 }
 
-// Bits of the decoded item. NumPy calculates in float32 for float32 alone, otherwise in
-// float64. A NaN is kept: a GPU's own arithmetic would change its bits.
+// Bits of the decoded item. NumPy calculates in float32 for float32 items, and in float64
+// for all others. A NaN is kept as it is, because arithmetic of a GPU would change its
+// bits.
 GS_DEVICE uint64_t unscaled(const FilterTables& tables, uint64_t bits) {
     if (tables.from == TYPE_FLOAT32) {
         const float value = float_of(static_cast<uint32_t>(bits));
@@ -165,8 +167,8 @@ GS_DEVICE uint64_t unscaled(const FilterTables& tables, uint64_t bits) {
 
 constexpr int gs_scale_offset_threads = 256;
 
-// From integers, float32 or float64 to float32 or float64. Blocks along x share the
-// rows, along y the items of a row.
+// Takes integers, float32 or float64 to float32 or float64. Blocks along x share the
+// rows, and blocks along y share the items of a row.
 extern "C" __global__ void __launch_bounds__(gs_scale_offset_threads)
 gs_scale_offset(const FilterTables tables) {
     const uint64_t n_threads = uint64_t(gridDim.y) * blockDim.x;
@@ -182,7 +184,7 @@ gs_scale_offset(const FilterTables tables) {
     }
 }
 
-// The eight bits of a byte as bytes, the highest bit in the lowest byte.
+// The eight bits of a byte as eight bytes, with the highest bit in the lowest byte.
 GS_DEVICE uint64_t unpacked(uint32_t byte) {
     uint64_t items = 0;
     for (uint32_t k = 0; k < 8; k++) {
@@ -193,8 +195,8 @@ GS_DEVICE uint64_t unpacked(uint32_t byte) {
 
 constexpr int gs_packbits_threads = 256;
 
-// Rows of another length, or that claim other padding, fail with FORMAT. Blocks along x
-// share the rows, along y the bytes of a row.
+// Rows of an unexpected length, or with an unexpected padding, fail with FORMAT. Blocks
+// along x share the rows, and blocks along y share the bytes of a row.
 extern "C" __global__ void __launch_bounds__(gs_packbits_threads)
 gs_packbits(const FilterTables tables) {
     const uint64_t n_bytes = (tables.n_items + 7) / 8;

@@ -17,8 +17,9 @@
 #include "streams.cuh"
 #include "zstd_format.cuh"
 
-// All addresses are of the device; tables have one entry a row. A row whose status is
-// not OK becomes the dummy: a known-good stream that decodes to a few bytes elsewhere.
+// All addresses are in device memory. Tables have one entry for each row. A row whose
+// status is not OK is replaced by the dummy: a known-good stream that decodes to a few
+// bytes elsewhere.
 struct GateTables {
     const uint64_t* src;
     const uint64_t* src_nbytes;
@@ -28,18 +29,18 @@ struct GateTables {
     uint64_t* stream_nbytes;
     uint64_t* stream_dst;
     uint64_t* stream_capacity;
-    uint64_t decoded_nbytes;  // of every row
+    uint64_t decoded_nbytes;  // the same for every row
     uint64_t dummy_src;
     uint64_t dummy_nbytes;
     uint64_t dummy_dst;
     uint64_t dummy_capacity;
     uint32_t n_rows;
-    uint32_t accept_unsized;  // zstd: whether frames need not tell their content size
+    uint32_t accept_unsized;  // zstd: whether frames may omit their content size
 };
 static_assert(sizeof(GateTables) == 14 * 8, "the host packs the same");
 
-// Calls `check` for each row that is still fine and hands over its bytes, less those
-// of a wrapper, or the dummy.
+// Calls `check` for each row without a status, and enters the row's bytes without their
+// wrapper, or else the dummy, into the stream tables.
 template <class Check>
 GS_DEVICE void gate_rows(
     const GateTables& tables, uint32_t header_nbytes, uint32_t trailer_nbytes,
@@ -106,8 +107,8 @@ gs_gate_zlib(const GateTables tables) {
 constexpr int gs_realign_threads = 128;
 
 // Copies each stream, with the zlib trailer behind it, to a multiple of 4 in `arena`, as
-// realign_stream does. One block a stream. The launch bounds name a number of blocks, or
-// the compiler would spill registers for more of them.
+// realign_stream does. One block takes one stream. The launch bounds name a number of
+// blocks, because otherwise the compiler spills registers to fit more blocks.
 extern "C" __global__ void __launch_bounds__(gs_realign_threads, 8)
 gs_realign(
     uint64_t* stream_src, const uint64_t* stream_nbytes, uint64_t* used, uint64_t arena,
@@ -120,8 +121,8 @@ gs_realign(
 
 constexpr int gs_fold_threads = 256;
 
-// Marks the rows of failed and short streams. `stream_row` may be null: then stream k is
-// that of row k.
+// Marks the rows of failed and short streams. If `stream_row` is null, stream k belongs
+// to row k.
 extern "C" __global__ void __launch_bounds__(gs_fold_threads)
 gs_fold(
     const int32_t* decoder_status, const uint64_t* actual_nbytes,

@@ -1,4 +1,4 @@
-// The sizes that stand before LZ4 and Snappy blocks.
+// The size fields in front of LZ4 and Snappy blocks.
 //
 //   numcodecs.lz4   | decoded size 4, little-endian | LZ4 block |
 //   snappy          | decoded size, 1-5 bytes of 7 bits, the lowest first | elements |
@@ -7,7 +7,7 @@
 
 constexpr uint32_t LZ4_PREFIX_NBYTES = 4;
 
-// Whether the bytes are a block of numcodecs that claims `decoded_nbytes`.
+// Whether the bytes can be an LZ4 block of numcodecs that claims `decoded_nbytes`.
 GS_DEVICE Status check_lz4(const ByteSpan& stream, uint64_t decoded_nbytes) {
     if (!holds(stream, 0, LZ4_PREFIX_NBYTES + 1)) return STATUS_FORMAT;
     return read_u32(stream, 0) == decoded_nbytes ? STATUS_OK : STATUS_SIZE;

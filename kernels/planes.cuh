@@ -1,4 +1,4 @@
-// Items of byte-shuffled blocks, read back together from their planes.
+// Planes of byte-shuffled blocks -> the items that they were made from.
 //
 //   block    | byte 0 of items 0..n-1 | byte 1 of items 0..n-1 | ... | byte S-1 ... |
 //              ^ a word of each plane: four items
@@ -23,14 +23,14 @@ GS_DEVICE uint32_t load_plane(uint64_t address) {
     return __ldg(reinterpret_cast<const uint32_t*>(address));
 }
 
-// A word of each of two planes, `stride` bytes apart, as four items of two bytes.
+// Loads a word from each of two planes, `stride` bytes apart: four items of two bytes.
 GS_DEVICE uint2 load_two_planes(uint64_t planes, uint64_t stride) {
     const uint32_t low = load_plane(planes), high = load_plane(planes + stride);
     return make_uint2(
         __byte_perm(low, high, 0x5140), __byte_perm(low, high, 0x7362));
 }
 
-// A word of each of four planes, `stride` bytes apart, as four items of four bytes.
+// Loads a word from each of four planes, `stride` bytes apart: four items of four bytes.
 GS_DEVICE uint4 load_four_planes(uint64_t planes, uint64_t stride) {
     return transpose_bytes(make_uint4(
         load_plane(planes), load_plane(planes + stride),

@@ -1,5 +1,5 @@
-// Moves Deflate streams to where nvCOMP takes them: it asks for multiples of 4, of Deflate
-// alone.
+// Copies Deflate streams to addresses that nvCOMP accepts. It needs multiples of 4, but
+// only for Deflate.
 //
 //   encoded   ..| stream A | Adler-32 | stream B | Adler-32 |..     at any byte
 //   arena     | stream B | Adler-32 | . | stream A | Adler-32 |     in any order
@@ -10,8 +10,8 @@
 
 constexpr uint64_t DEFLATE_ALIGNMENT = 4;
 
-// Room for moved streams. `used` counts the bytes that are taken, in whatever order blocks
-// come; `arena` is 16-aligned.
+// Room for copied streams. `used` counts the bytes in use; blocks take room in any order.
+// `arena` is 16-aligned.
 struct RealignRoom {
     uint64_t* used;
     uint64_t arena;
@@ -23,8 +23,9 @@ struct Move {
     uint8_t* dst;
 };
 
-// Copies a stream, with the zlib trailer behind it, to a multiple of 4 and lets its table
-// entry point there. Called by all threads of a block; ends with a barrier.
+// Copies a stream, with the zlib trailer behind it, to a multiple of 4, and sets its
+// table entry to the new address. Call it from all threads of a block; ends with a
+// barrier.
 GS_DEVICE void realign_stream(
     uint64_t* stream_src, uint64_t stream_nbytes, const RealignRoom& room, Move& move) {
     const uint64_t nbytes = stream_nbytes + ZLIB_TRAILER_NBYTES;
@@ -38,5 +39,5 @@ GS_DEVICE void realign_stream(
     }
     __syncthreads();
     copy_bytes(move.dst, move.src, nbytes, threadIdx.x, blockDim.x);
-    __syncthreads();  // both are read before they become those of the next
+    __syncthreads();  // `move` was read by all before the next stream overwrites it
 }

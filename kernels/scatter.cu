@@ -1,4 +1,4 @@
-// Decoded inner chunks -> the output: one launch per array and layout, whatever the
+// Decoded inner chunks -> the output. One launch for each array and layout, for any
 // number of inner chunks.
 //
 //   rows (inner chunks)      tiles                    output
@@ -8,21 +8,21 @@
 //   | missing | ---------->  |t3|         ----------> fill value
 //   +---------+
 //
-// A warp takes a tile: a range of the bytes of one row's box as they land in the output
-// (scatter_box.cuh). Its lanes take neighbouring units of it.
+// A warp takes a tile: a range of the bytes of one row's box, in the order of the output
+// (scatter_box.cuh). Its lanes take neighbouring units of the tile.
 //
-//   gs_scatter_copy_R    elements are moved as they are; byte order and bool on the way.
-//                        The unit is as wide as the addresses of the row allow, up to 16
-//                        bytes, and may be part of an element or hold several.
+//   gs_scatter_copy_R    elements keep their type; byte order and bool may change. The
+//                        unit is as wide as the row's addresses allow, up to 16 bytes.
+//                        It may be a part of an element, or several elements.
 //   gs_scatter_cast_R    elements change their type; the unit is one number.
-//   gs_scatter_points    single elements, each with its own two offsets.
+//   gs_scatter_points    single elements, each with two offsets of its own.
 //
-// Rows that are still byte-shuffled have kernels of their own (scatter_planes.cu), and so
-// have boxes whose axes trade places (scatter_turn.cu).
+// Rows that are still byte-shuffled have kernels of their own (scatter_planes.cu). So
+// have boxes whose axes change places (scatter_turn.cu).
 //
-// R is the number of loops that fit. Nothing here meets another thread: no barriers. Where
-// launch bounds name a number of blocks, the compiler would spill registers to make room
-// for more of them.
+// R is the largest number of loops. Threads do not wait for one another: there are no
+// barriers. Some launch bounds name a number of blocks, because otherwise the compiler
+// spills registers to fit more blocks.
 #include "scatter_move.cuh"
 
 constexpr int gs_scatter_copy_2_threads = 256;
@@ -61,10 +61,10 @@ gs_scatter_cast_32(const __grid_constant__ Scatter32 p) {
     scatter_tiles<32, true, false>(p);
 }
 
-// Single elements. A thread takes one unit of one point.
+// Scatters single elements. A thread takes one unit of one point.
 //
 //   landings[point]  offsets into the inner chunk and into the output
-//   row[point]       which row of the batch holds it
+//   row[point]       row of the batch that has the point
 struct Points {
     uint8_t* out;
     const uint64_t* src;
@@ -72,7 +72,7 @@ struct Points {
     uint64_t fill;  // address of one element
     const Landing* landings;
     const uint32_t* row;
-    const FastDivisor* planes;  // as of Scatter
+    const FastDivisor* planes;  // as in Scatter
     FastDivisor units_per_point;
     Transfer transfer;
     uint32_t n_units;
@@ -113,16 +113,16 @@ gs_scatter_points(const __grid_constant__ Points p) {
     }
 }
 
-// Where a field lies. NVRTC of CUDA 12 has no offsetof.
+// Offset of a field. NVRTC of CUDA 12 has no offsetof.
 template <class Struct, class Field>
 GS_DEVICE uint32_t offset_of(Field Struct::*field) {
-    const uint64_t anywhere = 4096;  // aligned for all
+    const uint64_t anywhere = 4096;  // aligned for every struct
     const Struct* const there = reinterpret_cast<const Struct*>(anywhere);
     return static_cast<uint32_t>(reinterpret_cast<uint64_t>(&(there->*field)) - anywhere);
 }
 
-// Sizes of what the host packs and where its fields lie, for the test that holds both
-// sides equal.
+// Writes the sizes of the structs that the host packs and the offsets of their fields. A
+// test compares these with the host's.
 //
 //   out: uint32, shape (19,)
 constexpr int gs_scatter_structs_threads = 32;

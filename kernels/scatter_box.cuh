@@ -1,14 +1,15 @@
-// What a launch of the scatter kernels is told, and where the bytes of a box lie.
+// The parameter of a scatter kernel, and the places of the bytes of a box.
 //
 // The wanted elements of one inner chunk (a row of the batch) form a box. Its bytes are
-// counted as they land in the output, the innermost loop first:
+// numbered in the order of the output, with the innermost loop first:
 //
 //   at = ((... * length(loop 1) + i1) * length(loop 0) + i0) * run + byte in the run
 //
-// A run lies side by side in the inner chunk and in the output. Loops are the axes that
-// are left once the host has merged what it could; a loop goes by strides, or by a list
-// of members (an axis that was indexed by integers). What changes from row to row stands
-// in a table per touched cell of an axis, found by the row's position on that axis:
+// A run is contiguous in the inner chunk and in the output. Loops are the axes that
+// remain after the host has merged axes. A loop has strides, or a list of members (for an
+// axis that was indexed by integers). Values that change from row to row are in tables
+// with an entry for each touched cell of an axis. The row's position on that axis is the
+// index:
 //
 //   position of row --> cells[position]    offsets and length   (loops whose length varies)
 //                   --> landings[position] offsets              (all other axes)
@@ -24,7 +25,8 @@ struct Landing {
     int64_t out_offset;
 };
 
-// One touched cell of an axis. For a loop with members, `in_offset` is the first member.
+// One touched cell of an axis. For a loop with members, `in_offset` is the index of the
+// first member.
 struct Cell {
     int64_t in_offset;
     int64_t out_offset;
@@ -34,9 +36,9 @@ struct Cell {
 struct Loop {
     int64_t in_stride;
     int64_t out_stride;
-    const Cell* cells;         // null: `length` holds for every row
-    const uint32_t* position;  // of each row; null where `cells` is
-    const Landing* members;    // null: by strides
+    const Cell* cells;         // null: `length` is the same for every row
+    const uint32_t* position;  // of each row; null if `cells` is null
+    const Landing* members;    // null: the loop has strides
     FastDivisor length;
 };
 
@@ -45,16 +47,17 @@ struct Column {
     const uint32_t* position;
 };
 
-// R: loops that fit (the run is not one of them).
+// R: largest number of loops, without the run.
 template <int R>
 struct Scatter {
-    uint8_t* out;                 // where a landing of 0 lies
+    uint8_t* out;                 // address that a landing of 0 means
     const uint64_t* src;          // address of each row's decoded bytes; 0: missing
-    const Status* status;         // rows that have one are skipped; null: none has
+    const Status* status;         // rows with a status are skipped; null: no row has one
     const uint8_t* fill;          // fill value, repeated; 16-byte aligned
-    const uint32_t* tile_bounds;  // first tile of each row, then n_tiles; null: uniform
-    const FastDivisor* planes;    // bytes of each row's shuffled blocks; divisor 0: is
-                                  // not shuffled; null: no row is
+    const uint32_t* tile_bounds;  // first tile of each row, then n_tiles; null: all rows
+                                  // have `tiles_per_row`
+    const FastDivisor* planes;    // block size of each row that is still shuffled;
+                                  // divisor 0: not shuffled; null: no row is
     int64_t in_base;
     FastDivisor tiles_per_row;
     FastDivisor fill_nbytes;      // multiple of 16 and of an element
@@ -62,10 +65,10 @@ struct Scatter {
     uint32_t n_rows;
     uint32_t n_tiles;
     uint32_t tile_log2;
-    uint32_t item_log2;           // bytes of an item that was taken apart
-    uint32_t decoded_nbytes;      // of an inner chunk, where rows are shuffled
-    uint32_t in_bits;             // all strides and member offsets, or-ed
-    uint32_t out_bits;
+    uint32_t item_log2;           // size of the items that the shuffle has split
+    uint32_t decoded_nbytes;      // of an inner chunk; used for shuffled rows
+    uint32_t in_bits;             // bitwise or of all strides and member offsets
+    uint32_t out_bits;            // the same for the output
     uint32_t n_columns;
     uint32_t n_loops;
     Loop run;                     // length in bytes of the output
@@ -77,8 +80,8 @@ typedef Scatter<2> Scatter2;
 typedef Scatter<4> Scatter4;
 typedef Scatter<32> Scatter32;
 
-// The offsets of one row, and its lengths: kept in registers for few loops, looked up
-// again for every unit for many.
+// Lengths and members of the loops of one row. Few loops are kept in registers. Many
+// loops are looked up again for every unit.
 template <int R>
 struct Box {
     FastDivisor lengths[R];
@@ -112,7 +115,7 @@ struct Box<32> {
     }
 };
 
-// One row, as a warp sees it.
+// One row, as a warp works on it.
 template <int R>
 struct Row {
     uint32_t index;
@@ -123,7 +126,8 @@ struct Row {
     Box<R> box;
 };
 
-// Offsets of one loop of a row; its length, and its members if it has any.
+// Adds the offsets of one loop of a row. Returns the loop's length, and its members if it
+// has any.
 template <int R>
 GS_DEVICE FastDivisor enter_loop(
     const Loop& loop, Row<R>& row, const Landing** members) {
@@ -166,7 +170,7 @@ GS_DEVICE Row<R> row_of(const Scatter<R>& p, uint32_t index) {
     return row;
 }
 
-// Where one byte of a box lies, from the row's own offsets on.
+// Place of one byte of a box, relative to the row's own offsets.
 struct Spot {
     int64_t in_offset;
     int64_t out_offset;
@@ -186,7 +190,7 @@ GS_DEVICE Spot spot_of(const Scatter<R>& p, const Row<R>& row, uint32_t at) {
     for (int d = 0; d < R; ++d) {
         if (d < static_cast<int>(p.n_loops)) {
             uint32_t i = rest;
-            if (d + 1 < static_cast<int>(p.n_loops)) {  // the outermost has no more
+            if (d + 1 < static_cast<int>(p.n_loops)) {  // the outermost takes the rest
                 const FastDivisor length = row.box.length(p, row.index, d);
                 rest = fast_quotient(i, length);
                 i -= rest * length.divisor;

@@ -1,7 +1,7 @@
-// One number of one type as another type, bit for bit as NumPy casts on a host.
+// Casts of one number to another type, with the same bits as NumPy's casts on a host.
 //
-// All conversions are done on bits: a GPU's own instructions turn every NaN into one
-// canonical NaN, and the 16-bit types would need headers that NVRTC does not ship.
+// All conversions work on bits. Instructions of a GPU turn every NaN into one canonical
+// NaN, and the 16-bit types would need headers that NVRTC does not ship.
 //
 //   bool, integers --(float)--> float32 --> float16, bfloat16
 //   bool, integers --(double)-> float64
@@ -9,15 +9,15 @@
 //   float64 --odd rounding----> float32 --> float16      (rounded once)
 //   float64 --nearest---------> float32 --> bfloat16     (rounded twice, as ml_dtypes)
 //
-// Rounding is to the nearest, ties to even. A NaN keeps its sign and as much of its
-// payload as fits, and comes out quiet; to and from bfloat16 the payload is dropped
-// where ml_dtypes drops it.
+// Rounding is to the nearest number, ties to even. A NaN becomes quiet, and keeps its
+// sign and as much of its payload as fits. Casts to and from bfloat16 drop the payload if
+// ml_dtypes drops it.
 #pragma once
 
 #include "common.cuh"
 
-// Data types of elements, as in gpushard/devices/scatter_params.py.
-constexpr uint32_t TYPE_OPAQUE = 0;  // bytes that are moved as they are
+// Data types of elements, as in gpushard/devices/scattering/transfer.py.
+constexpr uint32_t TYPE_OPAQUE = 0;  // bytes that are copied unchanged
 constexpr uint32_t TYPE_BOOL = 1;
 constexpr uint32_t TYPE_INT8 = 2;
 constexpr uint32_t TYPE_INT16 = 3;
@@ -32,15 +32,15 @@ constexpr uint32_t TYPE_BFLOAT16 = 11;
 constexpr uint32_t TYPE_FLOAT32 = 12;
 constexpr uint32_t TYPE_FLOAT64 = 13;
 
-// How the bits of a unit change on the way from an inner chunk to the output.
+// How a unit changes between an inner chunk and the output.
 struct Transfer {
     uint32_t from;       // TYPE_*
     uint32_t to;         // TYPE_*; from == to: no cast
-    uint32_t in_log2;    // bytes of a unit in the inner chunk
-    uint32_t out_log2;   // and in the output
-    uint32_t in_swap;    // bytes in which the stored order is reversed; 1: none
-    uint32_t out_swap;   // and in the output
-    uint32_t is_affine;  // value * scale + offset, in float32, before it is narrowed
+    uint32_t in_log2;    // log2 of the bytes of a unit in the inner chunk
+    uint32_t out_log2;   // the same in the output
+    uint32_t in_swap;    // size of the groups whose bytes are reversed; 1: none
+    uint32_t out_swap;   // the same in the output
+    uint32_t is_affine;  // value * scale + offset, in float32, before any narrowing
     float scale;
     float offset;
 };
@@ -94,7 +94,7 @@ GS_DEVICE uint64_t reversed_bytes(uint64_t bits, uint32_t group_nbytes) {
     return group_nbytes >= 8 ? bits << 32 | bits >> 32 : bits;
 }
 
-// Each byte of `bits` as a bool: 1 where it is not 0.
+// Each byte of `bits` as a bool: 1 if it is not 0.
 GS_DEVICE uint64_t bools_of(uint64_t bits) {
     const uint64_t ones = 0x7f7f7f7f7f7f7f7full;
     return ((((bits & ones) + ones) | bits) >> 7) & 0x0101010101010101ull;
@@ -119,13 +119,13 @@ GS_DEVICE uint32_t float16_of_float32(uint32_t bits) {
     if (size > 0x7f800000) {
         return sign | 0x7e00 | ((size >> 13) & 0x3ff);
     }
-    if (size >= 0x477ff000) {  // 65520, halfway between the largest and infinity
+    if (size >= 0x477ff000) {  // 65520, halfway from the largest number to infinity
         return sign | 0x7c00;
     }
-    if (size >= 0x38800000) {  // 2**-14, the smallest normal one
+    if (size >= 0x38800000) {  // 2**-14, the smallest normal number
         return sign | (size - 0x38000000 + 0xfff + ((size >> 13) & 1)) >> 13;
     }
-    if (size <= 0x33000000) {  // 2**-25, halfway between 0 and the smallest
+    if (size <= 0x33000000) {  // 2**-25, halfway from 0 to the smallest number
         return sign;
     }
     const uint32_t mantissa = (size & 0x7fffff) | 0x800000;
@@ -160,8 +160,8 @@ GS_DEVICE uint32_t float32_of_float64(uint64_t bits) {
     return float_bits(static_cast<float>(double_of(bits)));
 }
 
-// Rounded to odd on the way: the bits cut off leave a mark in the last one kept, so
-// that the rounding to 11 bits sees on which side of a tie the number lies.
+// Rounds to odd first: if any bits are cut off, the last kept bit is set. So the rounding
+// to 11 bits sees on which side of a tie the number is.
 GS_DEVICE uint32_t float16_of_float64(uint64_t bits) {
     const uint32_t sign = static_cast<uint32_t>(bits >> 48) & 0x8000;
     const uint64_t size = bits & 0x7fffffffffffffffull;
@@ -200,7 +200,7 @@ GS_DEVICE float float_of_integer(uint64_t bits, uint32_t from) {
     return static_cast<float>(static_cast<int32_t>(bits));
 }
 
-// Bits of a float32, float64 or integer that has been made float64.
+// Bits of any number as float64; integers must be sign-extended already.
 GS_DEVICE uint64_t cast_to_float64(uint64_t bits, uint32_t from) {
     switch (from) {
         case TYPE_FLOAT64: return bits;
@@ -224,10 +224,10 @@ GS_DEVICE uint32_t cast_to_float32(uint64_t bits, uint32_t from) {
     }
 }
 
-// value * scale + offset, rounded after each of the two.
+// value * scale + offset, rounded after each of the two steps.
 GS_DEVICE uint32_t affine(uint32_t bits, const Transfer& transfer) {
 #if defined(__CUDA_ARCH__)
-    // The plain operators would become one fused multiply-add.
+    // The compiler would fuse plain operators to one multiply-add.
     const float scaled = __fmul_rn(float_of(bits), transfer.scale);
     return float_bits(__fadd_rn(scaled, transfer.offset));
 #else
@@ -271,7 +271,7 @@ GS_DEVICE uint64_t cast_bits(uint64_t bits, const Transfer& transfer) {
     return narrowed(transfer.is_affine ? affine(wide, transfer) : wide, from, to);
 }
 
-// The whole way of one unit.
+// All changes to one unit.
 GS_DEVICE uint64_t transferred(uint64_t bits, const Transfer& transfer) {
     bits = cast_bits(reversed_bytes(bits, transfer.in_swap), transfer);
     return reversed_bytes(bits, transfer.out_swap);

@@ -1,17 +1,18 @@
-// How a warp moves the bytes of a tile: what happens to a unit, and which width fits.
+// Moving the bytes of a tile by a warp: how a unit changes, and how wide a unit can be.
 //
 //   tile of a row's box   | unit | unit | ... | unit |     lanes take neighbouring units,
 //                            |      |            |         each several at a time
 //                            v      v            v
 //   output                | unit | unit | ... | unit |
 //
-// A row that was decoded into the output lies where it belongs. Its tiles are left alone,
-// or cleared if the decoder failed: no garbage is handed out.
+// A row that was decoded into the output is in its place already. Its tiles are left
+// alone, or cleared if the decoder failed, so that no garbage is returned.
 #pragma once
 #include "scatter_box.cuh"
 #include "shuffled_row.cuh"
 
-// What happens to one unit, and how many a lane has on their way at once. `src` is where the row's own offsets lead to.
+// Movers say how one unit changes, and how many units a lane loads at once. `src` is the
+// address after the row's own offsets.
 template <int W>
 struct Copy {
     typedef typename WordOf<W>::type Word;
@@ -20,7 +21,7 @@ struct Copy {
 
     GS_DEVICE uint32_t unit() const { return W; }
     GS_DEVICE Word load(uint64_t src, const Spot& spot) const {
-        // Known to be global memory only through __ldg: the address is a number.
+        // __ldg, as the compiler cannot tell that this number is a global address.
         const Word word =
             __ldg(reinterpret_cast<const Word*>(src + spot.in_offset));
         return static_cast<Word>(moved(word, transfer));
@@ -30,7 +31,7 @@ struct Copy {
     }
 };
 
-// Byte by byte, for swapped elements at addresses that no word of theirs fits.
+// Byte by byte, for swapped elements at addresses that are not aligned for them.
 struct CopySwappedBytes {
     typedef uint8_t Word;
     static constexpr int UNROLL = 1;
@@ -47,7 +48,7 @@ struct CopySwappedBytes {
 
 struct Cast {
     typedef uint64_t Word;
-    static constexpr int UNROLL = 2;  // four need more registers than there are
+    static constexpr int UNROLL = 2;  // 4 would need more registers than there are
     const Transfer& transfer;
 
     GS_DEVICE uint32_t unit() const { return 1u << transfer.out_log2; }
@@ -78,7 +79,7 @@ struct Fill {
     }
 };
 
-// One item of a shuffled row, wherever it lies; `unit()` is its size.
+// One item of a shuffled row, at any place; `unit()` is the item's size.
 struct CopyItem {
     typedef uint64_t Word;
     static constexpr int UNROLL = 2;
@@ -95,7 +96,7 @@ struct CopyItem {
     }
 };
 
-// Four items of S bytes; addresses and offsets must be multiples of them.
+// Four items of S bytes; addresses and offsets must be multiples of four items.
 template <int S>
 struct CopyFourItems {
     typedef typename FourItems<S>::Word Word;
@@ -136,7 +137,7 @@ struct Tile {
     uint32_t stop;
 };
 
-// Moves a tile. All loads of a lane are on their way before it stores the first.
+// Moves a tile. A lane starts all its loads before it stores the first.
 template <int R, class Mover>
 GS_DEVICE void move_tile(
     const Scatter<R>& p, const Row<R>& row, const Tile& tile, const Mover mover) {
@@ -168,7 +169,7 @@ GS_DEVICE void move_tile(
     }
 }
 
-// Widest access, in bytes, that all addresses with these bits allow.
+// Widest access in bytes that fits all addresses with these bits.
 GS_DEVICE uint32_t widest_unit(uint64_t bits) {
     const uint32_t low = static_cast<uint32_t>(bits) | 16u;
     return low & (~low + 1);
@@ -205,8 +206,8 @@ GS_DEVICE void copy_tile(const Scatter<R>& p, const Row<R>& row, const Tile& til
     }
 }
 
-// Rows whose bytes are still shuffled: by fours where all distances are multiples of
-// four items.
+// Moves a row that is still shuffled: four items at once if all distances are multiples
+// of four items.
 template <int R>
 GS_DEVICE void copy_items(
     const Scatter<R>& p, const Row<R>& row, const Tile& tile,
@@ -260,14 +261,14 @@ GS_DEVICE Tile tile_of(const Scatter<R>& p, uint32_t index) {
     return tile;
 }
 
-// Whether the row was decoded to where it lands.
+// Whether the row was decoded to its final place.
 template <int R>
 GS_DEVICE bool is_in_place(const Scatter<R>& p, const Row<R>& row) {
     return p.src[row.index] + row.in_offset ==
            reinterpret_cast<uint64_t>(p.out) + row.out_offset;
 }
 
-// What a decoder that failed left where the row lands.
+// Clears what a failed decoder left at the row's final place.
 template <int R>
 GS_DEVICE void clear_tile(const Scatter<R>& p, const Row<R>& row, const Tile& tile) {
     uint8_t* const out = p.out + row.out_offset;
@@ -276,7 +277,7 @@ GS_DEVICE void clear_tile(const Scatter<R>& p, const Row<R>& row, const Tile& ti
     }
 }
 
-// Row `row` as one whose bytes are shuffled; its block is of no bytes if they are not.
+// Row `row` as a shuffled row; its block size is 0 if it is not shuffled.
 template <int R>
 GS_DEVICE ShuffledRow shuffled_row(const Scatter<R>& p, uint32_t row) {
     const FastDivisor none = {0, 0, 0, 0};

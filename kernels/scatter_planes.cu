@@ -1,13 +1,13 @@
-// As scatter.cu, for batches that may hold rows whose byte shuffle is still on.
+// The same as scatter.cu, for batches that may have rows that are still byte-shuffled.
 //
 //   row      | plane 0 of a block | plane 1 | ... |     S planes: byte k of all its items
-//              ^ word               ^ word              four items at a time, transposed in
-//   output   | item | item | item | item | ...          registers
+//              ^ word               ^ word              four items at once, transposed
+//   output   | item | item | item | item | ...          in registers
 //
-// Where distances are no multiples of four items, one item at a time. Rows that are not
-// shuffled (a block size of 0) go as in scatter.cu. R is as there; one kernel casts for all
-// numbers of loops. Where launch bounds name a
-// number of blocks, the compiler would spill registers to make room for more of them.
+// If distances are not multiples of four items, items are moved one by one. Rows that are
+// not shuffled (a block size of 0) are moved as in scatter.cu. R is the same as there,
+// but one kernel casts for any number of loops. Some launch bounds name a number of
+// blocks, because otherwise the compiler spills registers to fit more blocks.
 #include "scatter_move.cuh"
 
 constexpr int gs_scatter_planes_2_threads = 256;

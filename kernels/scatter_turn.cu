@@ -1,5 +1,5 @@
-// As scatter.cu, for boxes whose axes trade places: neighbours in the output are far apart
-// in the inner chunk, and the other way round.
+// The same as scatter.cu, for boxes whose axes change places: neighbours in the output
+// are far apart in the inner chunk, and vice versa.
 //
 //   inner chunk            shared memory          output
 //   loop 1 ->              +-----------+          loop 0 ->
@@ -9,11 +9,12 @@
 //   m n o p                | m n o p   |  along   d h l p
 //                          +-----------+  loop 0
 //
-// A block takes a square: 32 x 32 units of one row, at one place of the other loops. Its
-// lines are one unit longer than a warp, so that a column lies in 32 different banks.
+// A block takes a square: 32 x 32 units of one row, at one index of the other loops. Its
+// lines in shared memory are one unit longer than a warp, so that a column is in 32
+// different banks.
 //
-//   gs_scatter_turn_4      the unit is the run, of 1, 2, 4 or 8 bytes
-//   gs_scatter_castturn_4  the unit is one number, which changes its type
+//   gs_scatter_turn_4      the unit is the run, with 1, 2, 4 or 8 bytes
+//   gs_scatter_castturn_4  the unit is one number, whose type changes
 #include "scatter_move.cuh"
 
 constexpr uint32_t SIDE = 32;
@@ -21,7 +22,7 @@ constexpr uint32_t LINE = SIDE + 1;
 constexpr uint32_t GROUPS = 8;  // warps of a block; each takes every 8th line
 constexpr uint32_t LINES_PER_GROUP = SIDE / GROUPS;
 
-// A square: where it begins on loops 0 and 1, and how far they go on from there.
+// A square: where it begins on loops 0 and 1, and how many elements follow from there.
 struct Square {
     int64_t in_offset;
     int64_t out_offset;
@@ -30,7 +31,8 @@ struct Square {
 
 GS_DEVICE uint32_t squares_along(uint32_t length) { return (length + SIDE - 1) / SIDE; }
 
-// Offsets of the nth square of a row, loop 0 fastest; false if it has fewer.
+// Offsets of square `nth` of a row, with loop 0 fastest; false if the row has fewer
+// squares.
 template <int R>
 GS_DEVICE bool enter_square(
     const Scatter<R>& p, const Row<R>& row, uint32_t nth, Square& square) {
@@ -58,8 +60,8 @@ GS_DEVICE bool enter_square(
     return rest == 0;
 }
 
-// Moves a square through `cells`. Called by all threads of a block; ends with a barrier.
-// All loads of a thread are on their way before it writes the first.
+// Moves a square through `cells`. Call it from all threads of a block; ends with a
+// barrier. A thread starts all its loads before it writes the first.
 template <int R, class Mover>
 GS_DEVICE void turn_square(
     const Scatter<R>& p, uint64_t src, const Square& square, const Mover mover,
@@ -93,7 +95,7 @@ GS_DEVICE void turn_square(
     __syncthreads();
 }
 
-// Units of any size and place: one number each.
+// Units of any size at any place; each is one number.
 struct AnyUnit {
     typedef uint64_t Word;
     const Transfer& transfer;
@@ -113,7 +115,7 @@ struct AnyUnit {
     }
 };
 
-// The fill value where a missing inner chunk would land.
+// Writes the fill value where a missing inner chunk would land.
 template <int R>
 GS_DEVICE void fill_square(
     const Scatter<R>& p, const Square& square, const AnyUnit& unit) {
@@ -150,7 +152,7 @@ GS_DEVICE void move_square(
     turn_square(p, src, square, unit, cells);
 }
 
-// Logarithm of 1, 2, 4 or 8.
+// Binary logarithm of 1, 2, 4 or 8.
 GS_DEVICE uint32_t log2_of(uint32_t nbytes) {
     return nbytes >= 4 ? 2 + nbytes / 8 : nbytes / 2;
 }
@@ -162,7 +164,7 @@ GS_DEVICE void scatter_squares(const Scatter<R>& p) {
     const uint32_t in_log2 = IS_CAST ? p.transfer.in_log2 : run_log2;
     const uint32_t out_log2 = IS_CAST ? p.transfer.out_log2 : run_log2;
     for (uint32_t index = blockIdx.x; index < p.n_tiles; index += gridDim.x) {
-        const Tile tile = tile_of(p, index);  // of one square: tile_log2 is 0
+        const Tile tile = tile_of(p, index);  // one square, because tile_log2 is 0
         if (p.status != nullptr && p.status[tile.row] != STATUS_OK) continue;
         const Row<R> row = row_of(p, tile.row);
         Square square;

@@ -1,4 +1,4 @@
-// Words of 1 to 16 bytes, at addresses that fit them, and numbers at any address.
+// Words of 1 to 16 bytes at aligned addresses, and numbers at any address.
 #pragma once
 #include "scatter_cast.cuh"
 
@@ -27,7 +27,7 @@ struct WordOf<16> {
     typedef uint4 type;
 };
 
-// Bool and byte order, for all elements of a word at once.
+// Converts bools or reverses bytes, for all elements of a word at once.
 GS_DEVICE uint64_t moved(uint64_t word, const Transfer& transfer) {
     if (transfer.from == TYPE_BOOL) {
         return bools_of(word);
@@ -45,7 +45,7 @@ GS_DEVICE uint4 moved(uint4 word, const Transfer& transfer) {
     return word;
 }
 
-// A number of 2**log2 bytes (at most 8), at any address.
+// Loads a number of 2**log2 bytes (at most 8) from any address.
 GS_DEVICE uint64_t load_number(uint64_t address, uint32_t log2) {
     const uint8_t* const from = reinterpret_cast<const uint8_t*>(address);
     if (address & ((1u << log2) - 1)) {

@@ -1,14 +1,15 @@
-// A row whose last filter, a byte shuffle by items of the output's size, is still on.
+// A row whose last filter, a byte shuffle with items of the output's size, is not undone
+// yet.
 //
 //   row     | block 0                        | block 1 | ... | a shorter one |
 //           | plane 0 | plane 1 | ... | S-1  |
-//   offset  counts the bytes as they will be; the item that it lies in is one byte of
-//           each plane of the block
+//   offset  numbers the bytes of the unshuffled row. The item at an offset has one byte in
+//           each plane of its block
 #pragma once
 #include "planes.cuh"
 #include "scatter_words.cuh"
 
-// Where an item lies: its byte k is `stride * k` behind `address`.
+// Place of an item: its byte k is at `address` + `stride` * k.
 struct PlanesPlace {
     uint64_t address;
     uint32_t stride;
@@ -27,14 +28,14 @@ GS_DEVICE uint64_t load_bytes(const PlanesPlace& at, uint32_t first) {
     return bits;
 }
 
-// All blocks but the last are of `block.divisor` bytes; items are whole in all of them.
+// All blocks except the last have `block.divisor` bytes. No block has a part of an item.
 struct ShuffledRow {
     uint64_t address;
     FastDivisor block;
     uint32_t nbytes;
     uint32_t item_log2;
 
-    // `at` is the address that the byte would have if the row were not shuffled.
+    // `at` is the address that the item would have if the row were not shuffled.
     GS_DEVICE PlanesPlace place(uint64_t at) const {
         const uint32_t offset = static_cast<uint32_t>(at - address);
         const uint32_t start = fast_quotient(offset, block) * block.divisor;
@@ -44,7 +45,7 @@ struct ShuffledRow {
         return {address + start + item, whole >> item_log2};
     }
 
-    // 2**log2 bytes of one item.
+    // Loads 2**log2 bytes of one item.
     GS_DEVICE uint64_t load(uint64_t at, uint32_t log2) const {
         const PlanesPlace planes = place(at);
         const uint32_t first =

@@ -1,16 +1,16 @@
-// Folds what a decoder says of streams into their rows, as gs_fold does, and verifies the
-// checksums that compressors put behind them. These are of the decoded bytes, and the
-// vendor's decoders do not look at them.
+// Folds a decoder's outcomes into the rows, as gs_fold does, and verifies the checksums
+// that compressors put behind streams. The checksums are of the decoded bytes, and the
+// vendor's decoders do not verify them.
 //
 //   gzip (RFC 1952)    | header | deflate | CRC-32 4, little-endian | size 4 |
 //   zlib (RFC 1950)    | header | deflate | Adler-32 4, big-endian |
 //   zstd (RFC 8878)    | header | blocks  | low half of XXH64, 4, little-endian |
-//                        only where the descriptor says so
+//                        only if the descriptor says so
 //
-// The tables are those that the decoder was given, and those that it filled. Streams of
-// rows with a status are left out: their bytes are of no meaning. A row whose checksum
-// differs gets CHECKSUM. Streams may stand among those of other compressors, with which
-// they are folded in one launch.
+// The tables are those that the decoder read and wrote. Streams of rows with a status are
+// skipped, because their bytes are undefined. A row whose checksum differs gets CHECKSUM.
+// The tables may also have streams of other compressors, which are folded in the same
+// launch.
 #include "crc.cuh"
 #include "scan.cuh"
 #include "streams.cuh"
@@ -20,14 +20,14 @@ struct Trailers {
     const uint64_t* stream_src;
     const uint64_t* stream_nbytes;
     const uint64_t* stream_dst;
-    const uint64_t* stream_capacity;  // all of it is decoded, if a stream is
-    const uint32_t* stream_row;       // null: stream k is that of row k
+    const uint64_t* stream_capacity;  // also the decoded size, if a stream is decoded
+    const uint32_t* stream_row;       // null: stream k belongs to row k
     Status* status;
     const int32_t* decoder_status;
     const uint64_t* actual_nbytes;
     uint32_t n_streams;
-    uint32_t first;       // of those with a checksum, and behind the last of them:
-    uint32_t stop;        // for gs_verify_zlib, all the others are folded only
+    uint32_t first;       // first stream with a checksum, and one past the last;
+    uint32_t stop;        // gs_verify_zlib only folds all other streams
     uint32_t reserved;
 };
 static_assert(sizeof(Trailers) == 10 * 8, "the host packs the same");
@@ -40,7 +40,7 @@ GS_DEVICE const uint8_t* decoded_of(const Trailers& trailers, uint32_t stream) {
     return reinterpret_cast<const uint8_t*>(trailers.stream_dst[stream]);
 }
 
-// The stream and `nbytes` more bytes behind it.
+// The bytes of a stream, and `nbytes` bytes behind it.
 GS_DEVICE ByteSpan encoded_of(
     const Trailers& trailers, uint32_t stream, uint64_t nbytes) {
     return {
@@ -58,8 +58,8 @@ GS_DEVICE void fold(const Trailers& trailers, uint32_t stream) {
     fold_stream(outcomes_of(trailers), stream, trailers.status, row);
 }
 
-// Folds a stream, and tells whether its row is still fine: the same answer for all threads
-// of the block, while other blocks may mark the row. Ends with a barrier.
+// Folds a stream, and returns whether its row has no status. All threads of the block get
+// the same answer, although other blocks may mark the row. Ends with a barrier.
 GS_DEVICE bool is_fine_for_block(
     const Trailers& trailers, uint32_t stream, Status& shared) {
     if (threadIdx.x == 0) {
@@ -94,7 +94,7 @@ gs_verify_gzip(const Trailers trailers) {
     }
 }
 
-// The bytes of a unit as words; `is_aligned` says whether it lies at a multiple of 16.
+// Loads a unit of bytes as words; `is_aligned` says whether it is at a multiple of 16.
 constexpr uint32_t UNIT_NBYTES = 16;
 
 struct Unit {
@@ -116,14 +116,14 @@ constexpr int gs_verify_zlib_threads = 128;
 constexpr uint32_t ADLER_MODULUS = 65521;  // RFC 1950, section 9
 constexpr uint32_t ADLER_NBYTES = 4;
 
-// With n bytes d: a = 1 + sum of d[i], b = n + sum of (n - i) d[i], both modulo 65521.
-// No sum wraps: those of a thread stay below 2^29 for each of at most 2^28 units.
+// For n bytes d: a = 1 + sum of d[i], b = n + sum of (n - i) d[i], both modulo 65521.
+// Sums cannot overflow: a thread adds less than 2^29 for each of at most 2^28 units.
 struct AdlerSums {
     uint64_t a;
     uint64_t b;
 };
 
-// Adds a unit behind which `n_behind` (modulo 65521) more bytes follow.
+// Adds a unit that is followed by `n_behind` (modulo 65521) more bytes.
 GS_DEVICE void add_to_adler(AdlerSums& sums, const Unit& unit, uint32_t n_behind) {
     uint32_t sum = 0;
     uint32_t weighted = 0;
@@ -137,7 +137,7 @@ GS_DEVICE void add_to_adler(AdlerSums& sums, const Unit& unit, uint32_t n_behind
     sums.b += uint64_t(n_behind) * sum + weighted;
 }
 
-// This thread's share of whole units; the rest falls to thread 0.
+// Sums of this thread's whole units; thread 0 also takes the bytes after the last unit.
 GS_DEVICE AdlerSums adler_of_thread(const uint8_t* data, uint64_t nbytes) {
     constexpr uint32_t T = gs_verify_zlib_threads;
     const uint64_t n_units = nbytes / UNIT_NBYTES;
@@ -197,12 +197,12 @@ gs_verify_zlib(const Trailers trailers) {
             if (adler != stored) {
                 fail_row(trailers.status, row_of(trailers, k), STATUS_CHECKSUM);
             }
-        }  // the next stream begins with a barrier: the sums are read by then
+        }  // the next stream begins with a barrier, so the sums are read before it
     }
 }
 
-// XXH64 (xxHash, "XXH64 algorithm description"), seed 0. Four lanes, one accumulator
-// each: stripe after stripe, lane k takes bytes 8 k to 8 k + 7.
+// XXH64 (xxHash, "XXH64 algorithm description") with seed 0. Four lanes have one
+// accumulator each. In every stripe, lane k takes bytes 8 k to 8 k + 7.
 constexpr uint64_t XXH_PRIME_1 = 0x9E3779B185EBCA87ull;
 constexpr uint64_t XXH_PRIME_2 = 0xC2B2AE3D27D4EB4Full;
 constexpr uint64_t XXH_PRIME_3 = 0x165667B19E3779F9ull;
@@ -244,7 +244,7 @@ GS_DEVICE uint64_t xxh_of_lane(const ByteSpan& data, uint32_t lane) {
     return accumulator;
 }
 
-// All four accumulators, and the bytes behind the last stripe.
+// Hash from all four accumulators and the bytes behind the last stripe.
 GS_DEVICE uint64_t xxh_finished(const uint64_t* accumulators, const ByteSpan& data) {
     uint64_t hash = XXH_PRIME_5;
     if (data.nbytes >= XXH_STRIPE_NBYTES) {
@@ -277,8 +277,8 @@ GS_DEVICE uint64_t xxh_finished(const uint64_t* accumulators, const ByteSpan& da
 constexpr int gs_verify_zstd_threads = 128;
 constexpr uint32_t XXH_NBYTES = 4;
 
-// Four threads a stream: few streams take long, but no longer than to decode them. A
-// stream is the only one of its row: frames in Blosc have no checksum.
+// Four threads take one stream. This is slow for few streams, but no slower than decoding
+// them. A row has only one stream here, because zstd frames in Blosc have no checksum.
 extern "C" __global__ void __launch_bounds__(gs_verify_zstd_threads)
 gs_verify_zstd(const Trailers trailers) {
     constexpr uint32_t STREAMS = gs_verify_zstd_threads / XXH_LANES;
@@ -292,7 +292,7 @@ gs_verify_zstd(const Trailers trailers) {
         ByteSpan decoded = {nullptr, 0};
         ByteSpan frame = {nullptr, 0};
         if (k < trailers.n_streams && lane == 0) fold(trailers, k);
-        // Not what lane 0 may be writing: a row whose stream is decoded it leaves alone.
+        // This does not race with lane 0, which writes no status for a decoded stream.
         if (k < trailers.n_streams && is_decoded(outcomes_of(trailers), k) &&
             trailers.status[row_of(trailers, k)] == STATUS_OK) {
             frame = encoded_of(trailers, k, 0);
@@ -308,6 +308,6 @@ gs_verify_zstd(const Trailers trailers) {
                 fail_row(trailers.status, row_of(trailers, k), STATUS_CHECKSUM);
             }
         }
-        __syncthreads();  // the accumulators are read
+        __syncthreads();  // the accumulators must be read before the next tile
     }
 }

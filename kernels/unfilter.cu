@@ -1,17 +1,17 @@
-// Undoes the shuffles of Blosc, and of `numcodecs.shuffle`, whose rows are one block.
+// Undoes the shuffles of Blosc and of `numcodecs.shuffle`, whose rows have one block.
 //
 //   staging row   | block 0, filtered      | block 1, filtered | ... | a shorter one |
 //                 | piece | piece | piece  | ...       pieces of PIECE_ITEMS items
 //   decoded row   | items of block 0       | items of block 1  | ...
 //
-// What a filtered block looks like stands in shuffle_format.cuh. Blocks of threads
-// along x share the rows, along y the pieces of a row.
+// shuffle_format.cuh shows a filtered block. Thread blocks along x share the rows, and
+// thread blocks along y share the pieces of a row.
 #include "copy.cuh"
 #include "planes.cuh"
 #include "shuffle_format.cuh"
 
-// Tables with one entry a row, as gs_blosc_count fills them. Rows may begin anywhere;
-// those at multiples of 16 are faster.
+// Tables with one entry for each row, as gs_blosc_count fills them. Rows may begin at any
+// byte. Rows at multiples of 16 are faster.
 struct UnfilterTables {
     const uint64_t* src;  // staging rows
     const uint64_t* dst;  // decoded rows
@@ -19,7 +19,7 @@ struct UnfilterTables {
     const uint32_t* filter;
     const uint32_t* typesize;
     const uint32_t* block_nbytes;
-    uint64_t decoded_nbytes;  // of every row
+    uint64_t decoded_nbytes;  // the same for every row
     uint32_t n_rows;
     uint32_t reserved;
 };
@@ -37,8 +37,8 @@ struct Piece {
     uint32_t stop;
 };
 
-// Calls `undo(piece)` for the pieces of a row that fall to this block of threads, and
-// copies what follows the last item of each block.
+// Calls `undo(piece)` for this thread block's share of a row's pieces, and copies the
+// bytes behind the last item of each block.
 template <class Undo>
 GS_DEVICE void for_pieces(
     const UnfilterTables& tables, uint32_t row, const Undo& undo) {
@@ -68,7 +68,7 @@ GS_DEVICE void for_pieces(
     }
 }
 
-// Four items of SIZE bytes from `item` on; planes and items must be aligned for it.
+// Undoes four items of SIZE bytes from `item` on; planes and items must be aligned.
 template <uint32_t SIZE>
 GS_DEVICE void unshuffle_four(const Piece& piece, uint32_t item) {
     const uint64_t planes = reinterpret_cast<uint64_t>(piece.src) + item;
@@ -135,7 +135,7 @@ GS_DEVICE void unshuffle_piece(const Piece& piece) {
 
 constexpr int gs_unshuffle_threads = 256;
 
-// Rows with FILTER_BYTE_SHUFFLE; the rest are left alone.
+// Undoes rows with FILTER_BYTE_SHUFFLE; other rows are left alone.
 extern "C" __global__ void __launch_bounds__(gs_unshuffle_threads)
 gs_unshuffle(const UnfilterTables tables) {
     for (uint32_t row = blockIdx.x; row < tables.n_rows; row += gridDim.x) {
@@ -155,7 +155,7 @@ GS_DEVICE uint64_t transpose_bits(uint64_t x) {
     return x ^ flipped ^ flipped << 28;
 }
 
-// Byte `byte` of the eight items 8 `group` .. 8 `group` + 7, the first one lowest.
+// Byte `byte` of the eight items 8 `group` to 8 `group` + 7, with the first item lowest.
 GS_DEVICE uint64_t bytes_of_eight(const Piece& piece, uint32_t group, uint32_t byte) {
     const uint64_t stride = piece.n_items / 8;
     const uint8_t* at = piece.src + uint64_t(byte) * 8 * stride + group;
@@ -166,7 +166,7 @@ GS_DEVICE uint64_t bytes_of_eight(const Piece& piece, uint32_t group, uint32_t b
     return transpose_bits(planes);
 }
 
-// Eight items at once, written as words; the items must be aligned for it.
+// Undoes eight items at once and writes them as words; the items must be aligned.
 template <uint32_t SIZE>
 GS_DEVICE void unshuffle_bits_of_eights(const Piece& piece) {
     for (uint32_t group = piece.first / 8 + threadIdx.x; group < piece.stop / 8;
@@ -226,7 +226,8 @@ GS_DEVICE void unshuffle_bits_of_piece(const Piece& piece) {
 
 constexpr int gs_unfilter_threads = 256;
 
-// Rows with either filter, for batches that have bits to unshuffle; the rest are left alone.
+// Undoes rows with either filter, for batches with bit shuffles; other rows are left
+// alone.
 extern "C" __global__ void __launch_bounds__(gs_unfilter_threads)
 gs_unfilter(const UnfilterTables tables) {
     for (uint32_t row = blockIdx.x; row < tables.n_rows; row += gridDim.x) {

@@ -1,4 +1,4 @@
-// Zstandard frames (RFC 8878, section 3.1.1), looked at from outside.
+// Zstandard frames (RFC 8878, section 3.1.1), checked without decoding them.
 //
 //   | magic 4 | descriptor 1 | window 0-1 | dictionary 0-4 | content size 0-8 |
 //   | block header 3 | block | block header 3 | block | ... | checksum 0 or 4 |
@@ -15,10 +15,10 @@ constexpr uint32_t ZSTD_WINDOW_LOG_MAX = 31;  // libzstd, ZSTD_WINDOWLOG_MAX_64
 constexpr uint32_t ZSTD_COMPRESSED_MIN_NBYTES = 2;  // two section headers
 enum ZstdBlockType { ZSTD_RAW, ZSTD_RLE, ZSTD_COMPRESSED, ZSTD_RESERVED };
 
-// What a batch accepts.
+// Rules for the frames of a batch.
 struct ZstdRules {
     uint64_t decoded_nbytes;  // the size that the metadata promises
-    bool accept_unsized;      // whether frames need not tell their content size
+    bool accept_unsized;      // whether frames may omit their content size
 };
 
 struct ZstdHeader {
@@ -32,7 +32,7 @@ struct ZstdHeader {
 constexpr uint32_t ZSTD_DESCRIPTOR_OFFSET = 4;
 constexpr uint32_t ZSTD_CHECKSUM_FLAG = 4;
 
-// Whether a frame that was checked has a checksum of its decoded bytes behind it.
+// Whether a checked frame ends with a checksum of its decoded bytes.
 GS_DEVICE bool has_zstd_checksum(const ByteSpan& frame) {
     return read_u8(frame, ZSTD_DESCRIPTOR_OFFSET) & ZSTD_CHECKSUM_FLAG;
 }
@@ -63,7 +63,7 @@ GS_DEVICE Status read_zstd_header(const ByteSpan& frame, ZstdHeader& header) {
     const uint32_t size_nbytes = size_flag ? 1u << size_flag : is_single;
     const uint32_t window_nbytes = is_single ? 0 : 1;
     if (descriptor >> 3 & 1) return STATUS_FORMAT;
-    if (descriptor & 3) return STATUS_HOST;  // wants a dictionary
+    if (descriptor & 3) return STATUS_HOST;  // needs a dictionary
     header.nbytes = 5 + window_nbytes + size_nbytes;
     if (!holds(frame, 0, header.nbytes)) return STATUS_FORMAT;
     header.has_checksum = descriptor & ZSTD_CHECKSUM_FLAG;
@@ -82,18 +82,18 @@ GS_DEVICE Status read_zstd_header(const ByteSpan& frame, ZstdHeader& header) {
     return STATUS_OK;
 }
 
-// What the blocks of a frame tell without being decoded.
+// Facts about the blocks of a frame that need no decoding.
 struct ZstdBlocks {
-    uint64_t stop;          // offset behind the last one, perhaps beyond the bytes
-    uint64_t known_nbytes;  // decoded size of the stored and the repeated ones
-    uint64_t bound_nbytes;  // most that all can decode to
+    uint64_t stop;          // offset behind the last block; may be past the end
+    uint64_t known_nbytes;  // decoded size of the raw and the RLE blocks
+    uint64_t bound_nbytes;  // largest decoded size of all blocks
 };
 
 GS_DEVICE Status walk_zstd_blocks(
     const ByteSpan& frame, const ZstdHeader& header, const ZstdRules& rules,
     ZstdBlocks& blocks) {
     blocks = {header.nbytes, 0, 0};
-    // One thread walks a frame: millions of empty blocks would hold up the others.
+    // One thread parses a frame, and millions of empty blocks would delay all others.
     const uint64_t n_blocks_max = 64 + rules.decoded_nbytes / 1024;
     for (uint64_t n_blocks = 0; n_blocks < n_blocks_max; n_blocks++) {
         if (!holds(frame, blocks.stop, 3)) return STATUS_FORMAT;
@@ -115,7 +115,7 @@ GS_DEVICE Status walk_zstd_blocks(
     return STATUS_HOST;
 }
 
-// Whether one frame fills the bytes and may decode to what the rules say.
+// Whether the bytes are one frame that may decode to the size in `rules`.
 GS_DEVICE Status check_zstd(const ByteSpan& frame, const ZstdRules& rules) {
     ZstdHeader header;
     ZstdBlocks blocks;
@@ -124,7 +124,7 @@ GS_DEVICE Status check_zstd(const ByteSpan& frame, const ZstdRules& rules) {
     if (status != STATUS_OK) return status;
     const uint64_t checksum_nbytes = header.has_checksum ? 4 : 0;
     if (!holds(frame, blocks.stop, checksum_nbytes)) return STATUS_FORMAT;
-    // Another frame may follow, and only all of them together must have the size.
+    // Other frames may follow, and only all frames together must have the size.
     if (blocks.stop + checksum_nbytes != frame.nbytes) return STATUS_HOST;
     if (header.is_sized && header.content_nbytes != rules.decoded_nbytes) {
         return STATUS_SIZE;
