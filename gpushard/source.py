@@ -130,7 +130,7 @@ class Source:
         return replace(self, options=self.options.but(memory_limit=memory_limit))
 
     def narrowed(self, memory_limit: int, held_nbytes: int = 0) -> Source:
-        """The same array with another memory limit for batches, beside held bytes."""
+        """The same array under `memory_limit`, for reads beside `held_nbytes` held."""
         options = self.options.beside(held_nbytes, memory_limit)
         return replace(self, options=options)
 
@@ -170,7 +170,7 @@ class Source:
         Raises
         ------
         CorruptShardError
-            The bytes are no valid encoding of such an inner chunk.
+            The bytes are not a valid encoding of an inner chunk of `shape`.
         """
         inverse = self._inverse_order
         stored = shape

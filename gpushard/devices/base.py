@@ -67,7 +67,7 @@ class Event(Protocol):
 
 
 class Device(Protocol):
-    """One GPU, or what stands in for it in tests."""
+    """One GPU, or its stand-in in tests."""
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ N_LANES = 2
 # Scratch that nvCOMP's zstd decoder asks for each stream, in addition to three times
 # the decoded bytes (its answer on a machine without a driver).
 _STREAM_NBYTES = 8 * KIB
-# Tables of a row.
+# Size of the tables of a row.
 _TABLES_NBYTES = 512
 # Blocks of Blosc frames are rarely smaller: the default is 128 KiB or more.
 _LEAST_BLOCK_NBYTES = 32 * KIB
@@ -25,7 +25,7 @@ class Budget:
     Attributes
     ----------
     encoded_nbytes
-        Encoded bytes of a batch. Each slot and each lane has room for so many.
+        Encoded bytes of a batch. Each slot and each lane has room for them.
     rows_nbytes
         Memory of a lane for the inner chunks of a batch, without their encoded bytes.
     row_nbytes

@@ -20,7 +20,7 @@ from gpushard.options import GIB
 from gpushard.report import CodecPlacement, Tally
 from gpushard.source import Source
 
-# Share of the free memory for a read whose limit nobody set: room for two batches of
+# Share of the free memory for a read whose limit is left open: room for two batches of
 # 4,096 inner chunks of 64 KiB, with the scratch that zstd needs.
 _FREE_SHARE, _LARGEST_ROOM_NBYTES = 8, 4 * GIB
 

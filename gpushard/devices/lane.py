@@ -25,7 +25,7 @@ LANDED_ROOM_NBYTES = PAGE_NBYTES + 2 * PADDING_NBYTES
 
 @dataclass
 class Pending:
-    """A batch that was queued on the device and whose statuses nobody has read.
+    """A batch that was queued on the device; its statuses have not been read yet.
 
     Attributes
     ----------

@@ -48,7 +48,7 @@ class Loader:
         one epoch only.
     block
         Shuffles blocks of samples instead of single samples: each "shard" or each
-        "chunk" (an inner chunk) of the first array, or blocks of so many samples.
+        "chunk" (an inner chunk) of the first array, or blocks of this many samples.
     buffer_blocks
         Number of blocks that are drawn together. Their samples are mixed, and they are
         in memory together.

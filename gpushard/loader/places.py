@@ -82,7 +82,7 @@ class HostPlace:
         return field.read(origins, self._memory)
 
     def abandon(self, jobs: Sequence[Job]) -> None:
-        """See `Place`: there is never such work."""
+        """See `Place`: no work is under way after a read on the host."""
 
 
 class DevicePlace:

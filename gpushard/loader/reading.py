@@ -176,7 +176,7 @@ class Reader:
             early = handed[0].early = self._begun_early(handed[0])
             try:
                 yield handed.pop()  # popped, so that it is not held here meanwhile
-            except GeneratorExit:  # nobody waits for the threads
+            except GeneratorExit:  # `begin` will not wait for the threads
                 if early is not None:
                     early.end()
                 raise

@@ -14,7 +14,7 @@ _MOST_TIMES = 4
 # load of twice the samples decodes less than _LESS_THAN_TWICE times as much.
 _AMPLIFIED, _LESS_THAN_TWICE = 1.25, 1.6
 # Loads that decode more than this are made smaller. Looking for an inner chunk takes
-# about as long as decoding so many bytes.
+# about as long as decoding this many bytes.
 _MOST_DECODED_NBYTES = GIB
 _LOOK_NBYTES = 64 * KIB
 

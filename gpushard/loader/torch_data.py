@@ -1,4 +1,4 @@
-"""Ties between a loader and torch's `DataLoader`.
+"""Cooperation of a loader with torch's `DataLoader`.
 
 This module imports nothing of torch: whoever uses torch has imported it.
 """

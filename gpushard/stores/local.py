@@ -52,7 +52,8 @@ _PATIENCE_S = 1e-3
 def holds_plain_files(store: object) -> TypeGuard[LocalStore]:
     """Whether a store's objects may be read directly as files.
 
-    A subclass may read in a way of its own, so it must declare `has_plain_files` too.
+    A subclass may read in a way of its own. It counts only if it declares
+    `has_plain_files` itself.
     """
     is_local = isinstance(store, LocalStore)
     return is_local and bool(vars(type(store)).get("has_plain_files"))

@@ -169,7 +169,7 @@ def compile_device_chain(
     Raises
     ------
     UnsupportedError
-        A device cannot handle a codec, their order, the data type or the grid.
+        A device cannot handle a codec, the order of codecs, the data type or the grid.
     """
     if chunk_shape is None:
         raise UnsupportedError("inner chunks of different shapes")

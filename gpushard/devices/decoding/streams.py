@@ -24,10 +24,10 @@ from gpushard.options import KIB
 TAKES_UNSIZED = 1
 """The vendor's decoder accepts zstd frames that do not state their content size."""
 
-# A realigned stream takes at most so many bytes more than its row. A row of no bytes is
-# replaced by the dummy stream and what follows it, at a multiple of 4.
+# Most bytes that a realigned stream takes in addition to its row. An empty row is
+# replaced by the dummy stream, with the bytes behind it, at a multiple of 4.
 _REALIGNED_NBYTES = 16
-# Kernels loop over the rest; so many blocks fill any device several times over.
+# Kernels loop over the rest. This number of blocks fills any device several times over.
 _MAX_BLOCKS = 1 << 16
 # Blocks that share a row: each one takes 16 KiB at a time.
 _PIECE_NBYTES, _MAX_PIECES = 16 * KIB, 64
