@@ -63,9 +63,9 @@ class Loader:
         torch.distributed, ``torchrun`` and jax.distributed.
     uneven
         What to do with samples that do not make a step for every rank. "drop" leaves
-        out less than one sample per rank. "pad" repeats samples from the start of the
-        epoch instead. "allow" gives all of them to the first ranks, which may then have
-        more steps.
+        out less than one sample per rank. "pad" instead adds less than one sample per
+        rank from the start of the epoch. "allow" gives all samples to the first ranks,
+        which may then have more steps.
     prefetch_factor
         Number of reads, of several batches each, made ahead; 0 reads on demand.
     num_threads

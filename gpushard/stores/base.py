@@ -22,9 +22,9 @@ class ByteRequest(NamedTuple):
     key
         The object's key in the store.
     start, stop
-        Which bytes. With ``start >= 0`` and ``stop`` None: from `start` to the end.
-        With ``start < 0``, `stop` is None: the last ``-start`` bytes, or all bytes of a
-        shorter object.
+        Half-open range of bytes. If `stop` is None, the range goes to the end of the
+        object. If ``start < 0``, `stop` is None and the range is the last ``-start``
+        bytes; a shorter object is answered whole.
     version
         If given, the bytes must come from that version of the object. If the store can
         no longer serve it, the store raises `ObjectChangedError`.
