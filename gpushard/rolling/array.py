@@ -268,7 +268,9 @@ class RollingArray(RollingReader):
     def move_window(self, start: int, stop: int, axis: int = 0) -> Self:
         """Do only step 2 of a roll: move the window to ``start:stop``.
 
-        Elements there that were never written read as the fill value.
+        Elements there that were never written read as the fill value. If no shard ends
+        at `stop`, writing to the last shard of the window loses the elements that the
+        shard has behind the window.
 
         Parameters
         ----------

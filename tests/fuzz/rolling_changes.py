@@ -142,7 +142,8 @@ def _assign(model: Model, x: int, y: int) -> Change:
         else:
             a[low - start : high - start] = _stacked(written)
 
-    return Change(work, True, (start, stop), written)
+    beyond = range(stop, stop + -stop % SHARD) if low < high == stop else range(0)
+    return Change(work, True, (start, stop), written, beyond=beyond)
 
 
 def _refresh(model: Model, _x: int, _y: int) -> Change:

@@ -37,6 +37,9 @@ class Change(NamedTuple):
         Rows that are deleted.
     may_meet
         Whether what lies behind or before the window may be in its way.
+    beyond
+        Rows behind the window, of a shard that is written as far as the window has it:
+        they may be the fill value then.
     """
 
     work: Callable[[RollingArray], object]
@@ -45,6 +48,7 @@ class Change(NamedTuple):
     written: Mapping[int, int] = {}
     deleted: range = range(0)
     may_meet: bool = False
+    beyond: range = range(0)
 
 
 @dataclass
@@ -94,6 +98,7 @@ class Model:
         self.gone |= self.rows.keys() & set(change.deleted)
         for row in self.gone:
             self.rows.pop(row, None)
+        self._blur(change.beyond)
 
     def doubt(self, change: Change, window: Sides) -> None:
         """Take a change for begun, as far as the window tells that was found then.
@@ -112,7 +117,12 @@ class Model:
         if window == change.window:
             for row in change.deleted:
                 self.rows[row] = self.may_hold(row) | {FILL}
+        self._blur(change.beyond)
         self.start, self.stop = window
+
+    def _blur(self, rows: range) -> None:
+        """Let rows hold the fill value too."""
+        self.rows |= {r: self.rows[r] | {FILL} for r in rows if r in self.rows}
 
     def _write(self, rows: Mapping[int, Values]) -> None:
         self.rows |= rows
@@ -135,7 +145,8 @@ class Model:
             is_inside = _is_in(row, self.window) or _is_in(row, during.window)
             # What is deleted out of the window is missing there.
             is_cut_out = row in during.deleted and _is_in(row, during.window)
-            may = self.may_hold(row) | ({FILL} if is_cut_out else set())
+            is_lost = is_cut_out or row in during.beyond
+            may = self.may_hold(row) | ({FILL} if is_lost else set())
             assert is_written or value in may, (row, value, may)
             assert is_inside or is_written or row not in self.gone, row
 

@@ -124,7 +124,9 @@ def seeds() -> list[bytes]:
     grown = bytes([2, 4, 0, 4 + _N_KINDS, 1, 0])
     ends = [bytes([k, n, m]) for k in range(2, 12) for n, m in ((2, 0), (1, 5))]
     aheads = (b"", bytes([_FAILING, 1, 1]), bytes([_BESIDE, 0, 1]))
-    return [
+    # Ends within a shard, is written to its end, and is as long as before.
+    cut = bytes([2, 2, 0, 6, 3, 3, 10, 2, 1, 6, 3, 5])
+    return [bytes([k, 0]) + cut for k in range(2)] + [
         bytes([k % 16, k % 7]) + grown + ahead + end
         for k, (ahead, end) in enumerate((a, e) for a in aheads for e in ends)
     ]
