@@ -16,7 +16,7 @@
 
 #include "common.cuh"
 
-// Data types of elements, as in gpushard/devices/scattering/transfer.py.
+// Data types of elements, as `ElementType` of gpushard/devices/scattering/transfer.py.
 constexpr uint32_t TYPE_OPAQUE = 0;  // bytes that are copied unchanged
 constexpr uint32_t TYPE_BOOL = 1;
 constexpr uint32_t TYPE_INT8 = 2;
