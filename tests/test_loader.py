@@ -143,7 +143,7 @@ def test_memory_is_used_again_when_batches_are_let_go(monkeypatch):
 def block_of(array):
     while isinstance(array, np.ndarray):
         array = array.base
-    return array.block
+    return array.loan.block
 
 
 def test_the_very_memory_is_given_again():

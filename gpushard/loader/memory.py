@@ -26,7 +26,6 @@ class Memory:
 
     def __init__(self, n_kept: int) -> None:
         self._n_kept = n_kept
-        self._lent: dict[int, _Loan] = {}
         self._back: deque[_Loan] = deque()
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -34,12 +33,12 @@ class Memory:
         nbytes = prod(shape) * dtype.itemsize
         if dtype.hasobject or dtype.kind == "T" or not nbytes:
             return np.empty(shape, dtype)
-        owner = _Owner(self._block(nbytes))
+        block = self._block(nbytes)
+        owner = _Owner(block)
         # The callback for a dropped owner must not run Python code: an interrupt that
         # came during that code would be lost.
-        loan = _Loan(owner, self._back.append)
-        loan.block = owner.block
-        self._lent[id(loan)] = loan
+        owner.loan = _Loan(owner, self._back.append)
+        owner.loan.block = block
         return np.asarray(owner)[:nbytes].view(dtype).reshape(shape)
 
     def _block(self, nbytes: int) -> NDArray[np.uint8]:
@@ -49,29 +48,28 @@ class Memory:
                 loan = self._back.popleft()
             except IndexError:  # the reading and the joining thread both take memory
                 break
-            fits = nbytes <= len(loan.block) <= 2 * nbytes
-            if not fits and n_left <= self._n_kept:
-                self._back.append(loan)
+            block = loan.block
+            if block is None:  # an interrupt kept it from getting one
                 continue
-            del self._lent[id(loan)]
-            if fits:
-                return loan.block
+            if nbytes <= len(block) <= 2 * nbytes:
+                return block
+            if n_left <= self._n_kept:
+                self._back.append(loan)
         return np.empty(nbytes, np.uint8)
 
 
 class _Owner:
     """Owner of an array's memory; it dies with the last view of the array."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "block")
+    __slots__ = ("__array_interface__", "__weakref__", "loan")
+
+    loan: _Loan
 
     def __init__(self, block: NDArray[np.uint8]) -> None:
         self.__array_interface__ = block.__array_interface__
-        self.block = block
 
 
 class _Loan(ref[_Owner]):
     """A block from when it gets an owner until it gets the next owner."""
 
-    __slots__ = ("block",)
-
-    block: NDArray[np.uint8]
+    block: NDArray[np.uint8] | None = None

@@ -143,20 +143,21 @@ class Hold:
         The room that has the slots.
     """
 
-    __slots__ = ("keys", "room", "slots", "taken")
+    # A hold that an interrupt kept from being made lets nothing go.
+    taken: Sequence[int] = ()
 
-    def __init__(self, room: _Room, keys: Keys, slots: Keys) -> None:
+    def __init__(
+        self, room: _Room, keys: Keys, slots: Keys, taken: Sequence[int]
+    ) -> None:
         self.room = room
         self.keys = keys
         self.slots = slots
-        if isinstance(slots, np.ndarray):
-            self.taken: list[int] = slots[slots >= 0].tolist()
-        else:
-            self.taken = [slot for slot in slots if slot >= 0]
+        self.taken = taken
 
     def __del__(self) -> None:
         # No lock: garbage collection may run this in a thread that has the lock.
-        self.room.let_go.append(self.taken)
+        if self.taken:
+            self.room.let_go.append(self.taken)
 
     @property
     def addresses(self) -> Ints:
@@ -231,12 +232,19 @@ class ChunkCache:
             room = self._room
             if len(room.let_go) > _MOST_LEFT:
                 room.count_off()
-            hold = Hold(room, keys, self._slots(keys))
+            slots = self._slots(keys)
+            if isinstance(slots, np.ndarray):
+                taken: list[int] = slots[slots >= 0].tolist()
+            else:
+                taken = [slot for slot in slots if slot >= 0]
             n_holders, is_used = room.n_holders, room.is_used
-            for slot in hold.taken:
+            # Counted before there is a hold that lets them go: after an interrupt here
+            # some stay held for good. The other way round, slots that others hold
+            # would be claimed and overwritten.
+            for slot in taken:
                 n_holders[slot] += 1
                 is_used[slot] = True
-            return hold
+            return Hold(room, keys, slots, taken)
 
     def _slots(self, keys: Keys) -> Keys:
         """Slot of each key; -1: none."""
@@ -280,7 +288,7 @@ class ChunkCache:
             taken = self._take(len(first), may_drop=may_drop)
             for slot, i in zip(taken, first.values(), strict=False):
                 slots[i] = slot
-            return Hold(self._room, keys, slots)
+            return Hold(self._room, keys, slots, taken)
 
     def keep(self, hold: Hold, which: Iterable[int] | None = None) -> None:
         """Make claimed slots available to `find`, after they were written.
@@ -297,8 +305,11 @@ class ChunkCache:
             for i in range(len(hold.keys)) if which is None else which:
                 key, slot = int(hold.keys[i]), int(hold.slots[i])
                 # If two threads decode the same inner chunk, the first one's is kept.
-                if slot >= 0 and self._slot_of.setdefault(key, slot) == slot:
+                if slot >= 0 and key not in self._slot_of:
+                    # In this order: an interrupt between the two must not leave a slot
+                    # that is found, but free to be claimed for another inner chunk.
                     self._room.keys[slot] = key
+                    self._slot_of[key] = slot
 
     def _take(self, n: int, *, may_drop: bool) -> list[int]:
         """Up to `n` slots without an inner chunk, held only by the caller.
@@ -315,7 +326,7 @@ class ChunkCache:
             self._sorted = None
             for slot in room.victims(n - len(taken)):
                 key = room.keys[slot]
-                if key is not None:
+                if key is not None and self._slot_of.get(key) == slot:
                     del self._slot_of[key]
                 room.keys[slot] = None
                 taken.append(slot)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from operator import methodcaller
@@ -75,20 +76,24 @@ class Lender:
                 loan = self._back.popleft()
             except IndexError:  # another thread took it
                 break
-            if length <= len(loan.pages) <= 2 * length:
-                return loan.pages
+            pages = loan.pages
+            if pages is None:  # an interrupt kept it from getting them
+                continue
+            if length <= len(pages) <= 2 * length:
+                return pages
             self._back.append(loan)
         return None
 
     def _lent(self, pages: mmap.mmap) -> NDArray[np.uint8]:
         owner = _Owner(np.frombuffer(pages, np.uint8))
+        free = partial(pages.madvise, _FREE)
         # Neither callback runs Python code, in which an interrupt would be lost. The
         # callback that is registered last runs first, so that pages are marked as free
         # before anybody else can get them.
         owner.back = _Loan(owner, self._back.append)
         owner.back.pages = pages
         owner.freed = _Freed(owner, methodcaller("free"))
-        owner.freed.free = partial(pages.madvise, _FREE)
+        owner.freed.free = free
         return np.asarray(owner)
 
 
@@ -107,17 +112,13 @@ class _Owner:
 class _Loan(ref[_Owner]):
     """A weak reference to the owner of some pages, which keeps the pages for reuse."""
 
-    __slots__ = ("pages",)
-
-    pages: mmap.mmap
+    pages: mmap.mmap | None = None
 
 
 class _Freed(ref[_Owner]):
     """A weak reference that tells the system that pages are free, after the owner."""
 
-    __slots__ = ("free",)
-
-    free: partial[Any]
+    free: Callable[[], Any] = int  # does nothing, until it is set
 
 
 def _mapped(length: int, nbytes: int) -> mmap.mmap | None:
