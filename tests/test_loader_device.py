@@ -109,6 +109,19 @@ def test_windows_of_arrays_in_a_row_are_those_of_the_host(device):
     assert_as_on_the_host(device, gpushard.concat(parts), batch_size=9, **options)
 
 
+@pytest.mark.parametrize("window", [2, (2, 3)], ids=["rows", "patches"])
+@pytest.mark.parametrize("concat", [False, True], ids=["alone", "joined"])
+def test_windows_with_nothing_of_the_array_are_filled_before_they_come(
+    device, window, concat
+):
+    scans = stored(SCANS, (4, 5, 3), (8, 10, 3))
+    arrays = gpushard.concat([scans, scans]) if concat else scans
+    options = {"window": window, "padding": "fill", "batch_size": 2}
+    with Loader(arrays, lead=5, **options) as host:
+        last = len(host) * 2 - 2
+    assert_as_on_the_host(device, arrays, lead=5, sampler=[last], **options)
+
+
 def test_patches_of_a_load_share_a_launch(device, monkeypatch):
     loads = []
     job = device_reading.device_job

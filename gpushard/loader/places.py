@@ -151,12 +151,15 @@ class DevicePlace:
         landing = wanted or _patches(field, origins)
         rows = self._memory.take(landing.shape, field.conversion.dtype)
         pinned = [self._prefill(field, rows)] if landing.has_gaps else []
-        entries = (self._device.record(self._memory.stream),)
+        entry = self._device.record(self._memory.stream)
         out = landing.output(rows, field)
-        jobs = self._jobs(field, landing.selection, out, entries)
+        jobs = self._jobs(field, landing.selection, out, (entry,))
 
         def finish_there() -> DeviceRows:
-            pinned.clear()  # the upload from this memory is done
+            if pinned:
+                # If all rows are gaps, no job has waited for this copy.
+                self._device.wait(entry)
+                pinned.clear()
             return rows.reshaped(shape)
 
         return jobs, finish_there
