@@ -266,3 +266,18 @@ def test_samples_that_touch_rows_are_told_without_listing_theirs():
         listed = field.cut.rows(origins)
         want = ((listed >= first) & (listed < stop)).any(axis=1)
         assert field.touches(origins, first, stop).tolist() == want.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({}, (5, 3, 0)),
+        ({"window": 2}, (2, 2, 3, 0)),
+        ({"window": (2, 3)}, (2, 2, 3, 0)),
+    ],
+    ids=["rows", "windows", "patches"],
+)
+def test_samples_without_elements_have_their_shape(options, shape):
+    array = stored(np.zeros((5, 3, 0), "u2"), (2, 3, 1))
+    (batch,) = Loader(array, batch_size=9, **options)
+    assert batch.shape == shape

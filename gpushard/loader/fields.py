@@ -219,7 +219,8 @@ class Field:
             fill = np.full(1, self.members[0].fill_value, self.array.dtype)
             self.conversion.apply(fill, filled := np.empty(1, out.dtype))
             out[outside] = filled[0]
-        return out.reshape(-1, *self.cut.sample_shape)
+        n = len(out) // self.cut.window[0]
+        return out.reshape(n, *self.cut.sample_shape)
 
     def _read_patches(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
         shape = (len(origins), *self.cut.sample_shape)
