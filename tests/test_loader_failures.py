@@ -92,6 +92,15 @@ def test_damaged_samples_can_be_left_out(damaged, order, monkeypatch):
     assert loader.stats()["samples"] == N - 4
 
 
+@pytest.mark.parametrize("padding", ["drop", "fill"])
+def test_only_samples_whose_row_ahead_is_damaged_are_left_out(damaged, padding):
+    options = {"on_error": "skip", "return_index": True, "padding": padding}
+    loader = Loader(damaged, batch_size=8, lead=2, **options)
+    seen = [i for _, index in loader for i in index.tolist()]
+    n = N if padding == "fill" else N - 2
+    assert seen == [i for i in range(n) if i not in range(22, 26)]
+
+
 def test_a_batch_without_a_readable_sample_is_left_out(damaged):
     loader = Loader(damaged, batch_size=4, on_error="skip", return_index=True)
     starts = [int(index[0]) for _, index in loader]

@@ -352,7 +352,9 @@ class Reader:
         """Whether the samples fail together: only one, or rows of one inner chunk."""
         if len(piece) == 1:
             return True
-        is_aligned = len(self.fields) == 1 and self.fields[0].is_row_wise
+        one = self.fields[0]
+        # `cell` is where samples begin, not where the rows ahead of them lie.
+        is_aligned = len(self.fields) == 1 and one.is_row_wise and not one.cut.lead
         return is_aligned and bool(np.all(cell[piece] == cell[piece[0]]))
 
     def _name(self, error: GpushardError, samples: Ints, origins: Ints) -> None:
