@@ -59,12 +59,14 @@ class DeviceMemory:
         self._consumer = consumer
         self._n_kept = n_kept
         self._free: deque[_Free] = deque()
+        self._leased: dict[int, DeviceBuffer] = {}
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceRows:
         """Rows of undefined content; later work on `stream` may write to them."""
         nbytes = max(prod(shape) * dtype.itemsize, 1)
         buffer = self._block(nbytes)
-        lease = _Lease(buffer, self._free, self.device, self._consumer)
+        leased, free = self._leased, self._free
+        lease = _Lease(buffer, leased, free, self.device, self._consumer)
         return DeviceRows(self, lease, buffer.address, shape, dtype)
 
     def uploaded(self, values: NDArray[Any]) -> DeviceRows:
@@ -100,18 +102,25 @@ class DeviceMemory:
 
 
 class _Lease:
-    """Owner of rows. Their memory is free when the last array over them is gone."""
+    """Owner of rows. Their memory is free when the last array over them is gone.
 
-    __slots__ = ("_buffer", "_consumer", "_device", "_free")
+    The buffer is in `leased` and not in the lease. If an error's traceback ends in a
+    cycle, the garbage collector finalises all objects of the cycle in any order, and
+    would give back the memory of a buffer that the lease then declares free.
+    """
+
+    __slots__ = ("_consumer", "_device", "_free", "_leased")
 
     def __init__(
         self,
         buffer: DeviceBuffer,
+        leased: dict[int, DeviceBuffer],
         free: deque[_Free],
         device: Device,
         consumer: Callable[[], Stream],
     ) -> None:
-        self._buffer = buffer
+        leased[id(self)] = buffer
+        self._leased = leased
         self._free = free
         self._device = device
         self._consumer = consumer
@@ -119,10 +128,11 @@ class _Lease:
     def __del__(self) -> None:
         if sys.is_finalizing():  # modules may be gone already
             return
+        buffer = self._leased.pop(id(self))
         # Memory of a device that failed is never reused.
         with suppress(DeviceError):
             event = self._device.record(self._consumer())
-            self._free.append(_Free(self._device, self._buffer, event))
+            self._free.append(_Free(self._device, buffer, event))
 
 
 @dataclass(frozen=True, slots=True)

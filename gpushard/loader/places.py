@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpushard.concatenation import ConcatArray
 from gpushard.errors import UnsupportedError
@@ -150,32 +149,29 @@ class DevicePlace:
         wanted = _rows(field, origins) if field.lists_rows_on_device else None
         landing = wanted or _patches(field, origins)
         rows = self._memory.take(landing.shape, field.conversion.dtype)
-        pinned = [self._prefill(field, rows)] if landing.has_gaps else []
-        entry = self._device.record(self._memory.stream)
+        if landing.has_gaps:
+            self._prefill(field, rows)
+        entries = (self._device.record(self._memory.stream),)
         out = landing.output(rows, field)
-        jobs = self._jobs(field, landing.selection, out, (entry,))
-
-        def finish_there() -> DeviceRows:
-            if pinned:
-                # If all rows are gaps, no job has waited for this copy.
-                self._device.wait(entry)
-                pinned.clear()
-            return rows.reshaped(shape)
-
-        return jobs, finish_there
+        jobs = self._jobs(field, landing.selection, out, entries)
+        return jobs, lambda: rows.reshaped(shape)
 
     def _uploaded(self, rows: Any) -> Any:
         if isinstance(rows, RaggedRows):
             return rows.moved(self._memory.uploaded)
         return self._memory.uploaded(rows)
 
-    def _prefill(self, field: Field, rows: DeviceRows) -> NDArray[np.uint8]:
-        """Upload the fill value to all elements; keep the result until that is done."""
+    def _prefill(self, field: Field, rows: DeviceRows) -> None:
+        """Write the fill value to all elements, which is done on return.
+
+        No job waits for this copy if all rows are gaps, or if the load fails before its
+        first batch. The memory at both ends of the copy would then be free too early.
+        """
         fill = np.full(1, field.members[0].fill_value, field.array.dtype)
         field.conversion.apply(fill, filled := np.empty(1, rows.dtype))
         pinned = self._memory.pinned(np.full(rows.shape, filled[0], rows.dtype))
         self._device.upload(rows.address, pinned, self._memory.stream)
-        return pinned
+        self._device.wait(self._device.record(self._memory.stream))
 
     def _jobs(
         self,

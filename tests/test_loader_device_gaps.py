@@ -1,0 +1,74 @@
+"""Gaps in the samples of a loader on a device: filled, whatever becomes of the rest."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import zarr
+
+import gpushard
+from cuda_host.device import EmulatedDevice
+from cuda_host.launch import Kernels
+from cuda_host.standin import load_standin
+from gpushard.devices import reading as device_reading
+from gpushard.loader import reading
+
+SCANS = np.arange(12 * 10, dtype="i2").reshape(12, 10)
+
+
+@pytest.fixture
+def device():
+    return EmulatedDevice(Kernels(), load_standin(), seed=3)
+
+
+def damaged_scans(place, n_damaged):
+    """Array whose last shards are cut off in their indexes: no batch of them begins."""
+    made = zarr.create_array(
+        place, shape=SCANS.shape, chunks=(2, 5), shards=(4, 10), dtype="i2"
+    )
+    made[...] = SCANS
+    for k in range(3 - n_damaged, 3):
+        shard = place / f"c/{k}/0"
+        shard.write_bytes(shard.read_bytes()[:-3])
+    return gpushard.open_array(place, device="cpu")
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("n_damaged", [1, 3])
+@pytest.mark.parametrize("window", [3, (3, 4)], ids=["rows", "patches"])
+def test_a_load_that_fails_leaves_nothing_under_way_and_no_memory_in_use(
+    device, tmp_path, window, n_damaged, on_error
+):
+    array = damaged_scans(tmp_path, n_damaged)
+    options = {"window": window, "padding": "fill", "batch_size": 4}
+    with gpushard.Loader(array, device=device, on_error=on_error, **options) as loader:
+        if on_error == "raise":
+            with pytest.raises(gpushard.CorruptShardError):
+                list(loader)
+        else:
+            assert bool(list(loader)) == (n_damaged < 3)
+    del loader
+    gc.collect()
+    device.drain()
+    assert device.is_idle
+
+
+def test_the_fill_value_is_there_before_a_load_can_fail(device, tmp_path, monkeypatch):
+    made = zarr.create_array(tmp_path, shape=SCANS.shape, chunks=(2, 5), dtype="i2")
+    made[...] = SCANS
+    array = gpushard.open_array(tmp_path, device="cpu")
+
+    def fails(*_):
+        assert "upload" in [kind for _, kind, _ in device.log]
+        raise gpushard.StoreError("the store failed")
+
+    monkeypatch.setattr(device_reading, "device_job", fails)
+    monkeypatch.setattr(reading, "_PAUSES", ())
+    options = {"window": (3, 4), "padding": "fill", "batch_size": 4}
+    with (
+        gpushard.Loader(array, device=device, **options) as loader,
+        pytest.raises(gpushard.StoreError),
+    ):
+        list(loader)
