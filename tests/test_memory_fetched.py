@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import threading
 import time
 from dataclasses import replace
@@ -147,7 +148,25 @@ def test_who_waits_for_room_gives_up_with_one_of_its_group_that_fails_for_good(
     ]
 
 
-def test_the_error_kept_of_an_object_that_failed_holds_nothing_of_its_frames():
+def _with_frames(
+    words: str, trace: TracebackType | None, cause: BaseException | None
+) -> StoreError:
+    error = StoreError(words).with_traceback(trace)
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("is_pickled_with_frames", [False, True])
+def test_the_error_kept_of_an_object_that_failed_holds_nothing_of_its_frames(
+    monkeypatch, is_pickled_with_frames
+):
+    if is_pickled_with_frames:  # as libraries ask for that send errors elsewhere
+
+        def reduced(error):
+            told = error.what, error.__traceback__, error.__cause__
+            return _with_frames, told
+
+        monkeypatch.setitem(copyreg.dispatch_table, StoreError, reduced)
     group = Together()
     with (
         pytest.raises(StoreError) as caught,

@@ -39,7 +39,11 @@ class Together:
     def fail(self, error: StoreError) -> None:
         """Make the other requests give up, unless `error` may pass in a moment."""
         if passing_status(error) is None:
-            self.error = copy(error)  # without its frames, which refer to this object
+            # Without its frames, which refer to this object. A copy has them if a library
+            # has told `copyreg` to pickle errors with their tracebacks.
+            kept = copy(error).with_traceback(None)
+            kept.__cause__ = kept.__context__ = None
+            self.error = kept
 
     def go_on(self) -> None:
         """Raise the error of another request that failed for good, if there is one.
