@@ -39,8 +39,8 @@ class Together:
     def fail(self, error: StoreError) -> None:
         """Make the other requests give up, unless `error` may pass in a moment."""
         if passing_status(error) is None:
-            # Without its frames, which refer to this object. A copy has them if a library
-            # has told `copyreg` to pickle errors with their tracebacks.
+            # Without its frames, which refer to this object. A copy has them if some
+            # library has told `copyreg` to pickle errors with their tracebacks.
             kept = copy(error).with_traceback(None)
             kept.__cause__ = kept.__context__ = None
             self.error = kept
