@@ -196,9 +196,10 @@ def _cut(shape: tuple[int, ...], window: Any, lead: Any, name: str) -> Cut:
     given = tuple(window) if isinstance(window, tuple | list) else (window,)
     if not 1 <= len(given) <= len(shape):
         raise OptionError(
-            f"window= of {name} has not one length for each of its first axes",
-            expected=f"1 to {len(shape)}",
+            f"the number of lengths in window= does not fit the axes of {name}",
+            expected=f"at least 1 and at most {len(shape)}",
             got=len(given),
+            hint="pass one length for each of the first axes, or a number for axis 0",
         )
     lengths = tuple(whole_number(n, "window", 1) for n in given)
     return Cut(shape, lengths, int(shift), drop=False)
