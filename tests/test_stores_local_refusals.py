@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,17 @@ def test_links_out_of_the_root_are_refused_unless_allowed(
     if is_directory:
         with pytest.raises(StoreError, match="symbolic link leads out"):
             LocalStore(root).list_children("d")
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_whether_links_may_lead_out_is_fixed_once_a_store_is_made(
+    root: Path, allowed: bool
+) -> None:
+    store = LocalStore(root, allow_symlinks_outside=allowed)
+    with pytest.raises(AttributeError):
+        store.allow_symlinks_outside = not allowed  # type: ignore[misc]
+    for one in (store, pickle.loads(pickle.dumps(store))):
+        assert one.allow_symlinks_outside is allowed
 
 
 def test_links_are_checked_without_proc_too(

@@ -86,7 +86,6 @@ class LocalStore:
         self._directory = StoreRoot(root, allow_symlinks_outside=allow_symlinks_outside)
         self.root = self._directory.path
         self.options = options
-        self.allow_symlinks_outside = allow_symlinks_outside
         self.is_read_only = False  # set later by `resolve.adapt`
         self._handles = HandleTable(options.file_handles)
 
@@ -97,6 +96,11 @@ class LocalStore:
 
     def __repr__(self) -> str:
         return f"LocalStore({self.root!r})"
+
+    @property
+    def allow_symlinks_outside(self) -> bool:
+        """Whether symbolic links out of the root are followed; cannot be set later."""
+        return self._directory.allows_links_outside
 
     @property
     def url(self) -> str:

@@ -47,13 +47,15 @@ class StoreRoot:
         Absolute path of the directory.
     prefix
         Text that turns a key into the path of its file.
+    allows_links_outside
+        Whether symbolic links that lead out of the directory are followed.
     """
 
     def __init__(self, path: str | Path, *, allow_symlinks_outside: bool) -> None:
         self.path = os.path.abspath(path)
         self.prefix = self.path.rstrip("/") + "/"
         self._real_prefix = os.path.realpath(self.path).rstrip("/") + "/"
-        self._allows_links_outside = allow_symlinks_outside
+        self.allows_links_outside = allow_symlinks_outside
 
     @property
     def url(self) -> str:
@@ -145,14 +147,14 @@ class StoreRoot:
                 got="a directory" if stat.S_ISDIR(handle.mode) else "a special file",
                 hint="remove it or restore the file",
             )
-        if not self._allows_links_outside:
+        if not self.allows_links_outside:
             path = path_of(handle.fd, self.prefix + handle.key)
             self._refuse_outside(handle.key, path)
 
     def _refuse_listing(self, prefix: str, real_path: str) -> None:
         """Refuse a directory outside, or one above itself, whose listing never ends."""
         is_led = prefix and real_path != self._real_prefix + prefix
-        if is_led and not self._allows_links_outside:
+        if is_led and not self.allows_links_outside:
             self._refuse_outside(prefix, real_path)
         if is_led and is_below_itself(self.prefix, prefix, real_path):
             raise OSError(errno.ELOOP, "symbolic links lead round in a circle")
