@@ -53,6 +53,16 @@ def store(server: RangeServer) -> RemoteStore:
     return open_url(server.url, {})
 
 
+@pytest.fixture(scope="module")
+def settled() -> Iterator[None]:
+    """Files settle as soon as they are written: indexes are kept without waiting."""
+    from gpushard.stores import handles
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handles, "_SETTLED_NS", 0)
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # What takes a minute begins first: at the end the other processes would wait.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -89,6 +89,7 @@ def test_an_inner_chunk_that_comes_to_a_nested_shard_is_noticed(tmp_path):
         assert b[7] == 7
 
 
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("few", [0, 8], ids=["plain", "small"])
 def test_a_file_deleted_when_its_kept_index_was_found_current_is_not_filled(
     few, tmp_path, monkeypatch

@@ -183,6 +183,7 @@ def test_the_client_of_a_server_is_told_the_patience(patience_s):
     assert store._pace == Pace(patience_s, 77)
 
 
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize(("most", "n_read_again"), [(0, 3), (MIB, 0)])
 def test_a_rolling_array_keeps_indexes_up_to_the_option(
     tmp_path, monkeypatch, most, n_read_again

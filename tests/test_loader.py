@@ -210,6 +210,7 @@ def test_each_inner_chunk_is_decoded_once_where_blocks_are_mixed():
     assert stats["samples_per_second"] > 0
 
 
+@pytest.mark.usefixtures("settled")
 def test_shard_indexes_that_are_still_known_are_told(tmp_path):
     z = zarr.create_array(
         tmp_path, shape=IMAGES.shape, chunks=(4, 2, 3), shards=(12, 2, 3), dtype="u2"

@@ -26,6 +26,9 @@ from range_server import RangeServer
 from spec_shards import document, index_of, sharding
 from test_requests import CountingStore, CountingZarrStore
 
+# What a second read asks for tells whether indexes are kept.
+pytestmark = pytest.mark.usefixtures("settled")
+
 MOST = 16 * MIB
 NETWORK_COSTS = FetchCosts(MIB, MOST, 32, prefers_whole_objects=True)
 PAYLOADS = [1, 8, 16, 17, 40, 64]

@@ -20,6 +20,9 @@ from gpushard.stores.local import LocalStore
 from range_server import RangeServer
 from zarr_oracle import assert_same_bits
 
+# What a second read asks for tells whether indexes are kept.
+pytestmark = pytest.mark.usefixtures("settled")
+
 
 class CountingStore:
     """Store of gpushard's own that notes what it is asked."""

@@ -89,6 +89,7 @@ def test_a_graph_of_dask_over_the_last_steps_is_of_one_window(tmp_path):
     assert a.to_dask().name != whole.name
 
 
+@pytest.mark.usefixtures("settled")
 def test_indexes_that_are_known_stay_known_when_the_window_moves(tmp_path):
     a = rolling(tmp_path / "a", 0, 8)
     reader = RollingArray.open(tmp_path / "a")

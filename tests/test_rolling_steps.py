@@ -106,6 +106,7 @@ def test_damage_policies_do_not_take_a_shard_that_has_rolled_off_for_damage(tmp_
         view.read(errors="fill")
 
 
+@pytest.mark.usefixtures("settled")
 def test_indexes_that_are_known_stay_known_when_the_window_moves(tmp_path):
     a = rolling(tmp_path / "a", 0, 4 * SHARD)
     reader = RollingArray.open(tmp_path / "a")

@@ -28,7 +28,10 @@ from selection_strategies import (
 )
 from zarr_oracle import assert_same_bits, held
 
-pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in"),
+    pytest.mark.usefixtures("settled"),
+]
 
 
 LIMITS = st.sampled_from([1, 3, 8, 1000])

@@ -304,6 +304,7 @@ def test_a_replaced_object_is_read_anew_whatever_of_its_indexes_is_kept(
     assert array[...].tolist() == [20, 10, 20, 10]
 
 
+@pytest.mark.usefixtures("settled")
 def test_what_is_kept_between_reads_is_bounded_by_the_option(tmp_path):
     z = zarr.create_array(tmp_path, shape=(8,), dtype="u1", chunks=(1,), shards=(2,))
     z[...] = 7

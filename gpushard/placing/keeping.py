@@ -17,7 +17,7 @@ from gpushard.memory.chunk_cache import Hold
 from gpushard.memory.known import KnownIndex
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
-from gpushard.stores.handles import is_settled
+from gpushard.stores.base import lasts
 
 # Low enough to stay negative when a place in an index is added to it.
 NO_KEY = -(1 << 62)
@@ -35,7 +35,7 @@ def first_key(source: Source, known: KnownIndex | None) -> int | None:
 
     None where nothing is kept. `known` is the index of a shard that was just checked.
     """
-    if source.chunks is None or known is None or not is_settled(known.version):
+    if source.chunks is None or known is None or not lasts(known.version):
         return None
     return known.first_key
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from time import time_ns
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.stores.base import PassingVersion
+
 # Only Linux has both. Other systems are neither asked nor advised.
 _NO_WAIT: int = getattr(os, "RWF_NOWAIT", 0)
 _CAN_ADVISE = hasattr(os, "posix_fadvise")
+# File systems take times from a clock of at least 100 ticks per second. A file that is
+# overwritten twice within a tick keeps its times, and may keep its size.
 _SETTLED_NS = 20_000_000
 
 FileVersion = tuple[int, int, int, int, int]
@@ -23,19 +27,19 @@ change time cannot.
 """
 
 
+class RecentVersion(FileVersion, PassingVersion):
+    """`FileVersion` of a file that has just changed; it equals the plain tuple.
+
+    Another change may leave the file the same times, and so the same version.
+    """
+
+    __slots__ = ()
+
+
 def version_of(status: os.stat_result) -> FileVersion:
     """Version token of the file that `status` describes."""
     identity = status.st_dev, status.st_ino, status.st_size
     return (*identity, status.st_mtime_ns, status.st_ctime_ns)
-
-
-def is_settled(version: Hashable | None) -> bool:
-    """Whether later changes of the file will give it another version than `version`.
-
-    File systems take times from a clock with at least 100 ticks per second. A file that
-    is overwritten twice within a tick keeps its times, and may keep its size.
-    """
-    return isinstance(version, tuple) and time_ns() - version[-1] >= _SETTLED_NS
 
 
 def is_still(version: FileVersion, status: os.stat_result) -> bool:
@@ -48,16 +52,31 @@ def is_still(version: FileVersion, status: os.stat_result) -> bool:
 
 
 class Handle:
-    """An open file; it is closed when its last user drops it."""
+    """An open file; it is closed when its last user drops it.
+
+    `version` is a `RecentVersion` until `version_to_read` finds it settled.
+    """
 
     __slots__ = ("fd", "key", "mode", "recently_used", "version")
 
     def __init__(self, fd: int, key: str, status: os.stat_result) -> None:
-        self.version = version_of(status)
+        self.version: FileVersion = RecentVersion(version_of(status))
         self.mode = status.st_mode
         self.key = key
         self.recently_used = False
         self.fd = fd
+
+    def version_to_read(self) -> FileVersion:
+        """Version of the bytes read after this call, if it is the file's then, too.
+
+        Unless the result is a `RecentVersion`, all later changes of the file give it
+        another version. A look at the clock after the bytes were read would not tell: a
+        file that has settled since may have changed in between.
+        """
+        version = self.version
+        if type(version) is not tuple and time_ns() - version[-1] >= _SETTLED_NS:
+            version = self.version = (*version,)
+        return version
 
     # The default argument outlives the module's globals at the interpreter's exit.
     def __del__(self, close: Callable[[int], None] = os.close) -> None:

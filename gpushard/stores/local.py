@@ -222,7 +222,8 @@ class LocalStore:
 
     def _read_range(self, handle: Handle, request: ByteRequest) -> Fetched:
         """Bytes of a range, from the version of the file that the handle has open."""
-        size = handle.version[2]
+        version = handle.version_to_read()
+        size = version[2]
         start, stop = request.within(size)
         n_wanted = stop - start
         if request.into is None:
@@ -238,9 +239,9 @@ class LocalStore:
             now = os.fstat(handle.fd)
         except OSError as error:
             raise self._directory.failure(request.key, error) from error
-        if n_bytes != n_wanted or version_of(now) != handle.version:
+        if n_bytes != n_wanted or version_of(now) != version:
             self.refuse_changed(handle, now, is_torn=n_bytes != n_wanted)
-        return Fetched(data, size, handle.version)
+        return Fetched(data, size, version)
 
     def hold(self, key: str, version: Hashable) -> Handle:
         """Open file of `version` at `key`, for callers that read the file themselves.
