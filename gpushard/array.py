@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from gpushard.damage import DamagePolicy, OnDamage
+from gpushard.damage import Damage, DamagePolicy, OnDamage
 from gpushard.devices.find import find_device, find_device_for
 from gpushard.errors import naming
 from gpushard.metadata import DOCUMENTS, load_array
@@ -356,11 +356,14 @@ class Array(NumpyLike):
         self, request: ReadRequest, errors: OnDamage, memory_limit: int | None
     ) -> list[Any]:
         """Results of a read, with damage handled as the caller asked."""
+
+        def read(damage: Damage) -> list[Any]:
+            with self._named:
+                return self._read(request.over(damage), memory_limit)
+
         with self._named:
             policy = DamagePolicy(errors, self.source.layout.inner_grid)
-            results = self._read(request.over(policy.damage), memory_limit)
-        policy.warn(stacklevel=3)
-        return results
+        return policy.over(read, stacklevel=3)
 
     def _read(self, request: ReadRequest, memory_limit: int | None = None) -> list[Any]:
         source = self.source.limited(memory_limit)

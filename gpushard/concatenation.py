@@ -256,8 +256,12 @@ class ConcatArray(NumpyLike):
             ]
             for array in arrays:
                 check_cast(self.dtype, array.dtype)
-            self._read(chosen, arrays, memory_limit, Tally(), policy.damage)
-        policy.warn(stacklevel=3)
+
+        def read(damage: Damage) -> None:
+            with self._named():
+                self._read(chosen, arrays, memory_limit, Tally(), damage)
+
+        policy.over(read, stacklevel=3)
         return [a if o is None else o for a, o in zip(arrays, outs, strict=True)]
 
     def explain(self, selection: Any = ...) -> ReadReport:

@@ -5,13 +5,28 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol, TypeVar
 
 from gpushard.errors import CorruptShardError, DamageWarning, OptionError
 
 OnDamage = Literal["raise", "fill"] | Callable[[CorruptShardError], Any]
 """Values of the argument ``errors``: see `Array.read`."""
+
+_Result = TypeVar("_Result")
+
+
+class _CallableError(Exception):
+    """The caller's function has raised `raised`, which ends the read.
+
+    It is of no class that a stage of the read catches. What the function raises may be,
+    because the function may read another array.
+    """
+
+    def __init__(self, raised: Exception) -> None:
+        super().__init__(raised)
+        self.raised = raised
 
 
 class Damage(Protocol):
@@ -130,13 +145,56 @@ class Replaced:
 
     def note(self, error: CorruptShardError) -> None:
         """Report `error`, unless its inner chunk was reported before."""
+        held = _later.errors
+        if held is not None:
+            held.append((self, _without_frames(error)))
+            return
         with self._lock:
             # Several selections, or a repeated read, may meet the same inner chunk.
             if not self._told.add(error.inner_chunk):
                 return
             if self._store_url is not None:
                 error.add_context(store_url=self._store_url)
-            self._report(error)
+            try:
+                self._report(error)
+            except Exception as raised:
+                if raised is error:
+                    raise
+                raise _CallableError(raised) from None
+
+
+class _Later(threading.local):
+    """Errors that a thread has still to report; None if it reports them at once."""
+
+    errors: list[tuple[Replaced, CorruptShardError]] | None = None
+
+
+_later = _Later()
+
+
+@contextmanager
+def reported_afterwards() -> Iterator[None]:
+    """Report the damage that this thread meets in the block after the block.
+
+    The caller's function may read, too. Where it is called, this thread must not hold a
+    lock that a read takes.
+    """
+    held = _later.errors = []
+    try:
+        yield
+    finally:
+        _later.errors = None
+    for damage, error in held:
+        damage.note(error)
+
+
+def _without_frames(error: CorruptShardError) -> CorruptShardError:
+    """The error without its traceback, whose frames hold what was fetched."""
+    chained: BaseException | None = error
+    while chained is not None:
+        chained.__traceback__ = None
+        chained = chained.__cause__ or chained.__context__
+    return error
 
 
 class _Summary:
@@ -183,7 +241,25 @@ class DamagePolicy:
                 got=repr(errors),
             )
 
-    def warn(self, *, stacklevel: int) -> None:
+    def over(self, read: Callable[[Damage], _Result], *, stacklevel: int) -> _Result:
+        """Result of `read`, which is given what happens at damaged inner chunks.
+
+        What the caller's function raises comes out as it is. `stacklevel` is that of
+        the warning after "fill".
+        """
+        try:
+            result = read(self.damage)
+        except _CallableError as error:
+            raised = error.raised
+        else:
+            self._warn(stacklevel=stacklevel + 1)
+            return result
+        try:
+            raise raised
+        finally:
+            del raised  # an error that refers to its own frame waits for the collector
+
+    def _warn(self, *, stacklevel: int) -> None:
         """Warn if "fill" replaced inner chunks, since nothing else would show it."""
         summary = self._summary
         if summary is None or summary.first is None:

@@ -21,6 +21,7 @@ from gpushard.codecs.wrapping import (
     encoded_object_limit,
     object_copies,
 )
+from gpushard.damage import reported_afterwards
 from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetching.fetch import known_index
 from gpushard.fetching.job import Job, rows_of
@@ -136,7 +137,7 @@ def _read_whole(job: Job, block: Planned, n_workers: int) -> Sequence[Task]:
     layout = job.source.layout
     if is_large.any() and not layout.levels:
         del answers
-        with turns.padded:
+        with reported_afterwards(), turns.padded:
             answers, _ = _fetch(job, block, is_usual=False)
             run_tasks(_reading(job, block, answers, n_workers), 1)
         return ()
