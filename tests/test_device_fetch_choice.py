@@ -10,6 +10,7 @@ import zarr
 from zarr.storage import MemoryStore
 
 import gpushard
+from cuda_host import kvikio_standin
 from cuda_host.reads import read_on_device
 from device_fetch_cases import CHAINS, emulated, standing_in, stored
 from gpushard.devices.payload import kvikio_file
@@ -43,6 +44,7 @@ def test_explain_tells_which_way_and_why(tmp_path, device, kvikio, monkeypatch):
     ring = "ring of 4 pinned slots"
     assert way(tmp_path, device) == "kvikio 26.10.0, GPUDirect Storage"
     assert way(tmp_path, device, gds=False) == f"{ring} (the option gds is off)"
+    kvikio = standing_in(monkeypatch, device)
     kvikio.is_gds = False
     assert way(tmp_path, device) == f"{ring} (cuFile finds no GPUDirect Storage)"
     kvikio.is_compat = True
@@ -62,6 +64,36 @@ def test_explain_tells_which_way_and_why(tmp_path, device, kvikio, monkeypatch):
     store = MemoryStore()
     stored(store, CHAINS["zstd"])
     assert way(store, device) == f"{ring} (a store of which kvikio knows nothing)"
+
+
+def test_the_driver_of_cufile_is_opened_once_and_before_it_is_asked(
+    tmp_path, device, kvikio
+):
+    stored(tmp_path, CHAINS["zstd"])
+    for _ in range(2):
+        assert "GPUDirect Storage" in way(tmp_path, device)
+    assert kvikio.cufile_driver.n_opened == 1
+
+
+def test_without_the_kernel_module_only_who_says_so_reads_directly(
+    tmp_path, device, kvikio, monkeypatch
+):
+    """Peer to peer over PCI takes no module; kvikio cannot tell."""
+    stored(tmp_path, CHAINS["zstd"])
+    refused = "ring of 4 pinned slots (cuFile finds no GPUDirect Storage)"
+    monkeypatch.setattr(kvikio_file, "_NVIDIA_FS", tmp_path / "none")
+    assert way(tmp_path, device) == refused
+    assert kvikio.cufile_driver.n_opened == 0
+    kvikio.settings["compat_mode"] = kvikio_standin.CompatMode.OFF
+    assert way(tmp_path, device) == "kvikio 26.10.0, GPUDirect Storage"
+
+
+def test_a_driver_of_cufile_that_does_not_open_is_no_gpudirect_storage(
+    tmp_path, device, kvikio
+):
+    stored(tmp_path, CHAINS["zstd"])
+    kvikio.has_driver = False
+    assert "cuFile finds no GPUDirect Storage" in way(tmp_path, device)
 
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")

@@ -55,6 +55,9 @@ def test_the_stand_in_has_its_signatures(kvikio):
         assert names == [(p.name, p.default) for p in others]
     assert isinstance(kvikio.defaults.is_compat_mode_preferred(), bool)
     assert isinstance(kvikio.cufile_driver.get("is_gds_available"), bool)
+    assert callable(kvikio.cufile_driver.driver_open)
+    modes = {mode.name for mode in kvikio_standin.CompatMode}
+    assert kvikio.defaults.get("compat_mode").name in modes
     assert isinstance(kvikio.is_remote_file_available(), bool)
 
 

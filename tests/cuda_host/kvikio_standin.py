@@ -17,8 +17,11 @@ import threading
 import urllib.request
 from collections.abc import Callable
 from enum import IntEnum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from gpushard.devices.payload import kvikio_file
 
 if TYPE_CHECKING:
     from cuda_host.device import EmulatedDevice
@@ -41,6 +44,8 @@ class Standin:
         Called as a read completes, with its size: what `IOFuture.get` gives or raises.
     before_bytes
         Called just before the bytes of a read are taken from the file.
+    is_gds, has_driver
+        Whether GPUDirect Storage is there, and whether cuFile's driver opens.
     refuses
         Whether files cannot be opened.
     n_preads, n_opened
@@ -55,20 +60,21 @@ class Standin:
         # A device that several threads use has a lock: one order for both.
         self.lock = getattr(device, "lock", None) or threading.RLock()
         self.is_gds, self.is_compat, self.refuses = True, False, False
+        self.has_driver = True
         self.answer: Callable[[int], int] = lambda nbytes: nbytes
         self.before_bytes: Callable[[], None] = lambda: None
         self.under_way: list[IOFuture] = []
         self.n_preads = self.n_opened = 0
-        self.settings = {"num_threads": 1, "compat_mode": CompatMode.AUTO}
+        self.settings: dict[str, Any] = {
+            "num_threads": 1,
+            "compat_mode": CompatMode.AUTO,
+        }
         self.defaults = SimpleNamespace(
             get=self.settings.__getitem__,
             set=self.settings.__setitem__,
             is_compat_mode_preferred=lambda: self.is_compat,
         )
-        self.cufile_driver = SimpleNamespace(
-            get=lambda name: {"is_gds_available": self.is_gds}[name],
-            libcufile_version=lambda: (1, 16),
-        )
+        self.cufile_driver = CufileDriver(self)
         self.CuFile = self._bound(CuFile)
         self.RemoteFile = self._bound(RemoteFile)
 
@@ -102,6 +108,32 @@ class Standin:
             if self.random.random() < 0.3:
                 self.random.choice(self.under_way).run()
         return future
+
+
+class CufileDriver:
+    """``kvikio.cufile_driver``: cuFile knows what is there once its driver is open.
+
+    kvikio asks it once, and keeps what it was told.
+    """
+
+    def __init__(self, module: Standin) -> None:
+        self._module = module
+        self._told: bool | None = None
+        self.n_opened = 0
+
+    def driver_open(self) -> None:
+        if not self._module.has_driver:
+            raise RuntimeError("Unable to open GDS file driver: 5001")
+        self.n_opened += 1
+
+    def get(self, name: str) -> bool:
+        assert name == "is_gds_available"
+        if self._told is None:
+            self._told = self.n_opened > 0 and self._module.is_gds
+        return self._told
+
+    def libcufile_version(self) -> tuple[int, int]:
+        return 1, 16
 
 
 class IOFuture:
@@ -204,6 +236,7 @@ class RemoteFile:
 def install(monkeypatch: Any, device: EmulatedDevice, *, seed: int = 0) -> Standin:
     """Let ``import kvikio`` give a stand-in that reads into `device`."""
     module = Standin(device, seed=seed)
+    monkeypatch.setattr(kvikio_file, "_NVIDIA_FS", Path("/proc/self"))
     monkeypatch.setitem(sys.modules, "kvikio", module)
     for name in ("defaults", "cufile_driver"):
         monkeypatch.setitem(sys.modules, f"kvikio.{name}", getattr(module, name))

@@ -14,6 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpushard.errors import StoreError, UnsupportedError
@@ -24,6 +25,8 @@ _ERRORS = (RuntimeError, ValueError, OSError)
 # piece at a time; eight threads keep an NVMe disk busy.
 _THREADS = 8
 _THREAD_VARIABLES = ("KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS")
+# Made by the kernel module nvidia-fs.
+_NVIDIA_FS = Path("/proc/driver/nvidia-fs")
 
 
 class FileRange(NamedTuple):
@@ -145,6 +148,9 @@ class KvikioFiles:
 def find_kvikio() -> KvikioFiles:
     """Reader of files into device memory, if GPUDirect Storage is really active.
 
+    kvikio cannot tell whether cuFile reads without the kernel module nvidia-fs, peer to
+    peer over PCI. Users who know that say so by ``KVIKIO_COMPAT_MODE=OFF``.
+
     Raises
     ------
     UnsupportedError
@@ -153,9 +159,32 @@ def find_kvikio() -> KvikioFiles:
     kvikio = _imported()
     if kvikio.defaults.is_compat_mode_preferred():
         raise UnsupportedError("kvikio is in its compatibility mode")
-    if not kvikio.cufile_driver.get("is_gds_available"):
+    is_off = kvikio.defaults.get("compat_mode").name == "OFF"
+    if not (is_off or _has_gds(kvikio)):
         raise UnsupportedError("cuFile finds no GPUDirect Storage")
     return _files_of(kvikio)
+
+
+def _has_gds(kvikio: Any) -> bool:
+    """Whether cuFile reads through the kernel module nvidia-fs."""
+    # Without the module cuFile only leaves a log of complaints where the process runs.
+    if not (_NVIDIA_FS.exists() and _opens_driver(kvikio)):
+        return False
+    return bool(kvikio.cufile_driver.get("is_gds_available"))
+
+
+@lru_cache(maxsize=1)
+def _opens_driver(kvikio: Any) -> bool:
+    """Whether cuFile's driver opens: before, cuFile tells of no machine what it has.
+
+    kvikio keeps the first answer that it gets. Nobody closes the driver, as nobody does
+    where cuFile opens it by itself for the first read.
+    """
+    try:
+        kvikio.cufile_driver.driver_open()
+    except RuntimeError:
+        return False
+    return True
 
 
 def kvikio_facts() -> dict[str, Any]:
@@ -167,7 +196,7 @@ def kvikio_facts() -> dict[str, Any]:
     questions: dict[str, Callable[[], Any]] = {
         "compat_mode": lambda: kvikio.defaults.get("compat_mode").name,
         "is_compat_mode_preferred": kvikio.defaults.is_compat_mode_preferred,
-        "is_gds_available": lambda: kvikio.cufile_driver.get("is_gds_available"),
+        "is_gds_available": lambda: _has_gds(kvikio),
         "libcufile_version": lambda: kvikio.cufile_driver.libcufile_version(),
         "num_threads": lambda: kvikio.defaults.get("num_threads"),
         "is_remote_file_available": kvikio.is_remote_file_available,
