@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from fused_cases import Seen
     from gpushard.stores.remote import RemoteStore
     from range_server import RangeServer
 
@@ -61,6 +62,22 @@ def settled() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(handles, "_SETTLED_NS", 0)
         yield
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """Who decodes in the reads of a test: the compiled loops, or Python."""
+    from fused_cases import watch_sinks
+
+    return watch_sinks(monkeypatch)
+
+
+@pytest.fixture(params=["direct", "requests", "short"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each way in which the compiled loops read local files; see `take_way`."""
+    from fused_cases import take_way
+
+    return take_way(monkeypatch, request.param)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

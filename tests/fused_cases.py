@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pytest
 
 import gpushard
 from array_strategies import codec
@@ -18,9 +19,6 @@ from gpushard.fused.sink import FusedSink
 from gpushard.placing.place import HostSink
 from gpushard.reading import results
 from zarr_oracle import StoredArray, assert_same_bits, write
-
-if TYPE_CHECKING:
-    import pytest
 
 # One thread, so that of several damaged inner chunks the same one is met first.
 FUSED = Options(compile_nbytes=0, small_read_chunks=0, threads=1)
@@ -100,8 +98,25 @@ def _written(document: str, dtype: str, negated: bool) -> StoredArray:
     return found
 
 
+def need_fast_packages() -> None:
+    """Skip the file, or the test, that calls this where the extra `fast` is missing."""
+    pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+    pytest.importorskip("cffi", reason="zstandard's C interface needs cffi")
+    pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+
+
 class Seen:
-    """Which sinks were made, and how many inner chunks the loops left over."""
+    """Who decoded in some reads.
+
+    Attributes
+    ----------
+    sinks
+        The sinks that were made, of the loops or of Python.
+    n_left
+        Number of inner chunks that the loops left to Python.
+    n_short
+        Number of reads that the loops did the short way, without a sink.
+    """
 
     def __init__(self) -> None:
         self.sinks: list[Any] = []
@@ -133,13 +148,12 @@ def watch_sinks(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return seen
 
 
-WAYS = ["direct", "requests", "short"]
-"""The loops read files for a whole read at once, for one block's requests, or for a box
-of a few inner chunks."""
-
-
 def take_way(monkeypatch: pytest.MonkeyPatch, way: str) -> str:
-    """`way`, which reads of local files take from now on, where they can."""
+    """`way`, which reads of local files take from now on, where they can.
+
+    The loops read files for a whole read at once ("direct"), for the requests of one
+    block, or for a box of a few inner chunks ("short").
+    """
     if way == "requests":
         monkeypatch.setattr(FusedSink, "direct", lambda *_: None)
     if way == "short":

@@ -26,8 +26,8 @@ from fused_cases import (
     assert_all_fused,
     assert_same_outcome,
     blosc,
+    need_fast_packages,
     stored,
-    watch_sinks,
 )
 from gpushard import Options
 from gpushard.fused import choice
@@ -40,20 +40,13 @@ from selection_strategies import basic_keys, orthogonal_keys, take_orthogonal
 from spec_shards import document, shard_of, sharding
 from zarr_oracle import assert_same_bits, held
 
-pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
-pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+need_fast_packages()
 
 # zarr 3.1 says so wherever one of numcodecs' codecs is made.
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
 
 SAMPLES = Path(__file__).parent / "data" / "interop"
 MANIFEST: dict[str, Any] = json.loads((SAMPLES / "manifest.json").read_text())
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    return watch_sinks(monkeypatch)
 
 
 @pytest.mark.parametrize("name", CHAINS)

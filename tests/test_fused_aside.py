@@ -19,7 +19,7 @@ pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `f
 pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
 
 import gpushard
-from fused_cases import VALUES, ZSTD, stored, watch_sinks
+from fused_cases import VALUES, ZSTD, stored
 from gpushard.fused import aside, choice, kept_code
 from gpushard.fused.aside import Aside
 from gpushard.fused.sink import FusedSink
@@ -29,11 +29,6 @@ from zarr_oracle import held
 
 HERE = sys.platform == "linux" and os.uname().machine == "x86_64"
 pytestmark = pytest.mark.skipif(not HERE, reason="code is kept on Linux and x86-64")
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    return watch_sinks(monkeypatch)
 
 
 @pytest.fixture

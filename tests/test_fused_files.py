@@ -24,13 +24,11 @@ from fused_cases import (
     LITTLE,
     PLAIN,
     VALUES,
-    WAYS,
     ZSTD,
     assert_all_fused,
     assert_same_outcome,
+    need_fast_packages,
     stored,
-    take_way,
-    watch_sinks,
 )
 from gpushard.fused import direct, files, runner
 from gpushard.fused.columns import FILE
@@ -40,12 +38,13 @@ from selection_strategies import basic_keys, orthogonal_keys, take_orthogonal
 from spec_shards import document, index_of, shard_of, sharding
 from zarr_oracle import StoredArray, assert_same_bits, write
 
-pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
-pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+need_fast_packages()
 
-# zarr 3.1 says so wherever one of numcodecs' codecs is made.
-pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
+pytestmark = [
+    pytest.mark.usefixtures("way"),
+    # zarr 3.1 says so wherever one of numcodecs' codecs is made.
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in"),
+]
 
 KEYS = [
     np.s_[...],
@@ -55,16 +54,6 @@ KEYS = [
     np.s_[31:33, ::-1],
     np.s_[7],
 ]
-
-
-@pytest.fixture(params=WAYS, autouse=True)
-def way(request, monkeypatch):
-    return take_way(monkeypatch, request.param)
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    return watch_sinks(monkeypatch)
 
 
 @pytest.fixture

@@ -22,38 +22,27 @@ from fused_cases import (
     FUSED,
     PLAIN,
     VALUES,
-    WAYS,
     ZSTD,
     assert_all_fused,
+    need_fast_packages,
     stored,
-    take_way,
-    watch_sinks,
 )
 from gpushard.fused.runner import BoxPlacer
 from gpushard.stores.local import LocalStore
 from stored_object import replace_file
 from zarr_oracle import assert_same_bits
 
-pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
-pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+need_fast_packages()
 
-# zarr 3.1 says so wherever one of numcodecs' codecs is made.
-pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
+pytestmark = [
+    pytest.mark.usefixtures("way"),
+    # zarr 3.1 says so wherever one of numcodecs' codecs is made.
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in"),
+]
 
 # Plain elements are read as they are: a mixture of two versions would not be noticed.
 BOTH = pytest.mark.parametrize("name", ["raw", "zstd"])
 SHARDS = ["c/0/0", "c/0/1", "c/1/0", "c/1/1"]
-
-
-@pytest.fixture(params=WAYS, autouse=True)
-def way(request, monkeypatch):
-    return take_way(monkeypatch, request.param)
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    return watch_sinks(monkeypatch)
 
 
 @pytest.fixture

@@ -15,35 +15,24 @@ from fused_cases import (
     FUSED,
     LITTLE,
     VALUES,
-    WAYS,
     assert_all_fused,
+    need_fast_packages,
     stored,
-    take_way,
-    watch_sinks,
 )
 from gpushard.fused import choice
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write
 
-pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
-pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+need_fast_packages()
 
-# zarr 3.1 says so wherever one of numcodecs' codecs is made.
-pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
+pytestmark = [
+    pytest.mark.usefixtures("way"),
+    # zarr 3.1 says so wherever one of numcodecs' codecs is made.
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in"),
+]
 
 
 BOTH = pytest.mark.parametrize("name", ["raw", "zstd"])
-
-
-@pytest.fixture(params=WAYS, autouse=True)
-def way(request, monkeypatch):
-    return take_way(monkeypatch, request.param)
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    return watch_sinks(monkeypatch)
 
 
 _PREAD = ctypes.CFUNCTYPE(

@@ -11,15 +11,20 @@ import zstandard
 
 import gpushard
 from array_strategies import codec
-from fused_cases import CHAINS, FUSED, PLAIN, assert_all_fused, watch_sinks
+from fused_cases import (
+    CHAINS,
+    FUSED,
+    PLAIN,
+    assert_all_fused,
+    need_fast_packages,
+    watch_sinks,
+)
 from gpushard.formats.data_types import parse_data_type
 from gpushard.placing.place import HostSink
 from spec_shards import EMPTY, document, index_of, sharding
 from zarr_oracle import StoredArray, assert_same_bits
 
-pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
-pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+need_fast_packages()
 
 SHAPE, SHARD, CHUNK = (20, 13), (8, 8), (4, 2)
 KEYS = [np.s_[...], np.s_[::-1, ::3], np.s_[3:18, 1:12], np.s_[5], np.s_[7:9, 6:9]]

@@ -22,8 +22,8 @@ from fused_cases import (
     VALUES,
     assert_all_fused,
     assert_same_outcome,
+    need_fast_packages,
     stored,
-    watch_sinks,
 )
 from gpushard.fused import choice, libraries, runner
 from gpushard.fused.columns import GZIP, INFLATE, LIBDEFLATE
@@ -32,9 +32,7 @@ from gpushard.placing.place import HostSink
 from spec_shards import document, shard_of, sharding
 from zarr_oracle import assert_same_bits, held
 
-pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
-pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+need_fast_packages()
 
 # zarr 3.1 says so wherever one of numcodecs' codecs is made.
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
@@ -42,11 +40,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
 LIBRARIES = {"libz": INFLATE, "libdeflate": LIBDEFLATE}
 BYTES = codec("bytes")
 BOTH = pytest.mark.parametrize("name", ["gzip", "zlib"])
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    return watch_sinks(monkeypatch)
 
 
 @pytest.fixture

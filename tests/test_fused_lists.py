@@ -22,6 +22,7 @@ from fused_cases import (
     ZSTD,
     assert_all_fused,
     blosc,
+    need_fast_packages,
     stored,
     take_way,
     watch_sinks,
@@ -33,9 +34,7 @@ from gpushard.selecting.selection import Members
 from loader_data import ORDERS
 from zarr_oracle import assert_same_bits, held
 
-pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
-pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+need_fast_packages()
 
 BIG = codec("bytes", endian="big")
 CASES = {

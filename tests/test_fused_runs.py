@@ -9,15 +9,22 @@ from hypothesis import strategies as st
 
 import gpushard
 from array_strategies import codec
-from fused_cases import FUSED, LITTLE, VALUES, ZSTD, blosc, stored, watch_sinks
+from fused_cases import (
+    FUSED,
+    LITTLE,
+    VALUES,
+    ZSTD,
+    blosc,
+    need_fast_packages,
+    stored,
+    watch_sinks,
+)
 from gpushard.fused.boxes import are_too_many, runs
 from selection_strategies import basic_keys
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, held, write
 
-pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
-pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+need_fast_packages()
 
 
 @st.composite

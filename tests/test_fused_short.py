@@ -22,8 +22,8 @@ from fused_cases import (
     PLAIN,
     VALUES,
     ZSTD,
+    need_fast_packages,
     stored,
-    watch_sinks,
 )
 from gpushard.fused import choice, laid, loading
 from selection_strategies import (
@@ -36,9 +36,7 @@ from selection_strategies import (
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write
 
-pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
-pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+need_fast_packages()
 
 # zarr 3.1 says so wherever one of numcodecs' codecs is made.
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
@@ -52,11 +50,6 @@ IO = Path("/proc/self/io")
 def loaded():
     """The loops are there, as after the first large read of a process."""
     choice._load()
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    return watch_sinks(monkeypatch)
 
 
 @pytest.fixture

@@ -6,14 +6,19 @@ import numpy as np
 import pytest
 
 import gpushard
-from fused_cases import CHAINS, FUSED, VALUES, ZSTD, stored, watch_sinks
+from fused_cases import (
+    CHAINS,
+    FUSED,
+    VALUES,
+    ZSTD,
+    need_fast_packages,
+    stored,
+)
 from gpushard.fused import choice, short
 from gpushard.reading import results
 from zarr_oracle import assert_same_bits
 
-pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
-pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+need_fast_packages()
 
 # zarr 3.1 says so wherever one of numcodecs' codecs is made.
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
@@ -26,11 +31,6 @@ BOX = np.s_[20:50, 10:70]  # of ten inner chunks
 def loaded():
     """The loops are there, as after the first large read of a process."""
     choice._load()
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    return watch_sinks(monkeypatch)
 
 
 @pytest.fixture

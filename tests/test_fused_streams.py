@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpushard
-from fused_cases import FUSED, PLAIN, WAYS, assert_all_fused, take_way, watch_sinks
+from fused_cases import FUSED, PLAIN, assert_all_fused
 from gpushard.fused import runner
 from gpushard.fused.loading import Compiled
 from gpushard.placing import outputs
@@ -31,18 +31,11 @@ def placed(request, tmp_path_factory):
     return stored.placed("local", tmp_path_factory.mktemp("streams")), values
 
 
-@pytest.fixture(params=WAYS, autouse=True)
-def large(request, monkeypatch):
+@pytest.fixture(autouse=True)
+def large(way, monkeypatch):
     """Every output is large."""
-    take_way(monkeypatch, request.param)
     monkeypatch.setattr(outputs, "LARGE_NBYTES", 1)
     monkeypatch.setattr(runner, "LARGE_NBYTES", 1)
-    return request.param
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    return watch_sinks(monkeypatch)
 
 
 def test_a_large_output_begins_on_a_line_of_the_cache():

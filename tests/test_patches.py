@@ -14,7 +14,15 @@ from zarr.storage import MemoryStore
 
 import gpushard
 from array_strategies import stored_arrays
-from fused_cases import CHAINS, FUSED, PLAIN, VALUES, assert_all_fused, watch_sinks
+from fused_cases import (
+    CHAINS,
+    FUSED,
+    PLAIN,
+    VALUES,
+    assert_all_fused,
+    need_fast_packages,
+    watch_sinks,
+)
 from fused_cases import stored as stored_by
 from gpushard.fetching import pieces
 from gpushard.loader.windows import Cut
@@ -86,9 +94,7 @@ def test_patches_of_any_array_are_its_slices(options, written, data):
 
 @pytest.mark.parametrize("chain", ["raw", "zstd", "lz4", "blosc lz4 shuffle 0"])
 def test_patches_in_files_are_read_by_the_compiled_loops(chain, monkeypatch, tmp_path):
-    pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-    pytest.importorskip("cffi", reason="zstandard's C interface needs cffi")
-    pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+    need_fast_packages()
     seen = watch_sinks(monkeypatch)
     array = gpushard.open_array(
         stored_by(CHAINS[chain]).placed("local", tmp_path), options=FUSED

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 import gpushard
-from fused_cases import FUSED, WAYS, assert_all_fused, take_way, watch_sinks
+from fused_cases import (
+    FUSED,
+    assert_all_fused,
+    need_fast_packages,
+    watch_sinks,
+)
 from gpushard.fused.direct import DirectRead
 from gpushard.rolling import RollingArray
 from gpushard.stores.local import LocalStore
 from rolling_arrays import filled, rolling, steps
 
-pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
-pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+need_fast_packages()
 
-
-@pytest.fixture(params=WAYS, autouse=True)
-def way(request, monkeypatch):
-    return take_way(monkeypatch, request.param)
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def test_the_loops_read_the_files_of_a_window(way, tmp_path, monkeypatch):
