@@ -9,6 +9,7 @@ import pytest
 
 import gpushard
 from gpushard.errors import MetadataError, UnsupportedError
+from gpushard.formats import grids
 from v3_documents import document, grid, parse, rectilinear, refused, sharding
 
 
@@ -107,6 +108,19 @@ def test_inner_chunks_must_divide_every_rectilinear_length():
 )
 def test_a_rectilinear_grid_that_does_not_fit_is_refused(value, error, below):
     refused(error, f"chunk_grid.configuration.{below}", chunk_grid=value)
+
+
+def test_all_rectilinear_axes_together_may_spell_out_a_bounded_number_of_cells(
+    monkeypatch,
+):
+    """Each takes 8 bytes, and a document of a few bytes can spell out millions."""
+    monkeypatch.setattr(grids, "_MAX_CELLS", 8)
+    layout = parse(chunk_grid=rectilinear([[2, 5]], [[4, 3]]))
+    assert [axis.n_cells for axis in layout.axes] == [5, 3]
+    for second in ([[3, 4]], [12, 12, 12, 12]):
+        path = "chunk_grid.configuration.chunk_shapes[1]"
+        refused(UnsupportedError, path, chunk_grid=rectilinear([[2, 5]], second))
+    parse(chunk_grid=rectilinear(1, [[2, 8]]))
 
 
 def test_rectilinear_boundaries_are_those_that_zarr_reads():

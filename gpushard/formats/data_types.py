@@ -15,6 +15,7 @@ import numpy as np
 
 from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.formats.document import Named, as_list, as_named, shown, wrong
+from gpushard.options import MAX_DOCUMENT_NBYTES
 
 _CORE_NAMES = frozenset(
     [
@@ -91,8 +92,34 @@ def parse_data_type(value: Any, json_path: str = "data_type") -> DataType:
     MetadataError
         The spelling is malformed.
     UnsupportedError
-        Neither gpushard nor the installed zarr knows the type.
+        Neither gpushard nor the installed zarr knows the type, or its elements are too
+        large.
     """
+    data_type = _parsed(value, json_path)
+    refuse_large_elements(data_type.dtype, json_path)
+    return data_type
+
+
+def refuse_large_elements(dtype: np.dtype[Any], json_path: str) -> None:
+    """Refuse elements that no document could spell, but whose fill value is held.
+
+    A document of a few bytes may name a string of 2 GiB that is padded.
+
+    Raises
+    ------
+    UnsupportedError
+        An element has more bytes than a document may have.
+    """
+    if dtype.itemsize > MAX_DOCUMENT_NBYTES:
+        raise UnsupportedError(
+            "the elements of the data type are too large",
+            json_path=json_path,
+            expected=f"at most {MAX_DOCUMENT_NBYTES} bytes",
+            got=dtype.itemsize,
+        )
+
+
+def _parsed(value: Any, json_path: str) -> DataType:
     named = as_named(value, "the data type", json_path)
     if named.name in _STRUCT_NAMES:
         return _struct(named)

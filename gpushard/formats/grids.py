@@ -24,7 +24,7 @@ MAX_NDIM = 32
 """Most dimensions of an array: NumPy 1 and the CUDA kernels have the same limit."""
 
 _MAX_CELLS = 2**24
-"""Cells that a rectilinear axis may spell out: 128 MiB of boundaries."""
+"""Cells that all rectilinear axes may spell out: 128 MiB of boundaries."""
 _DEFAULT_SEPARATORS = {"default": "/", "v2": "."}
 
 
@@ -135,18 +135,22 @@ def _rectilinear(named: Named, shape: tuple[int, ...]) -> ChunkGrid:
     if len(per_axis) != len(shape):
         expected = f"{len(shape)} axes"
         raise wrong("the chunk shapes have the wrong rank", path, expected, per_axis)
-    parsed = [
-        _rectilinear_axis(value, extent, f"{path}[{axis}]")
-        for axis, (extent, value) in enumerate(zip(shape, per_axis, strict=True))
-    ]
-    return ChunkGrid(
-        tuple(axis for axis, _ in parsed), tuple(lengths for _, lengths in parsed)
-    )
+    axes: list[GridAxis] = []
+    lengths: list[tuple[int, ...]] = []
+    most_cells = _MAX_CELLS
+    for d, (extent, value) in enumerate(zip(shape, per_axis, strict=True)):
+        axis, of_axis = _rectilinear_axis(value, extent, f"{path}[{d}]", most_cells)
+        axes.append(axis)
+        lengths.append(of_axis)
+        if axis.boundaries is not None:
+            most_cells -= axis.n_cells
+    return ChunkGrid(tuple(axes), tuple(lengths))
 
 
 def _rectilinear_axis(
-    value: Any, extent: int, json_path: str
+    value: Any, extent: int, json_path: str, most_cells: int
 ) -> tuple[GridAxis, tuple[int, ...]]:
+    """Axis, and its distinct cell lengths; it may spell out `most_cells` cells."""
     if not isinstance(value, list | tuple):
         cell = as_length(value, "the chunk length", json_path, least=1)
         return GridAxis(extent, cell), (cell,)
@@ -155,12 +159,12 @@ def _rectilinear_axis(
     if not edges or covered < extent or covered > 2 * MAX_LENGTH:
         what = "the chunk lengths do not cover the axis"
         raise wrong(what, json_path, f"a sum of {extent} or more", covered)
-    if sum(counts) > _MAX_CELLS:
+    if sum(counts) > most_cells:
         raise UnsupportedError(
-            "the rectilinear axis has too many chunks",
+            "the rectilinear axes have too many chunks",
             json_path=json_path,
-            expected=f"at most {_MAX_CELLS}",
-            got=sum(counts),
+            expected=f"at most {_MAX_CELLS} along all axes together",
+            got=_MAX_CELLS - most_cells + sum(counts),
         )
     boundaries = _boundaries(edges, counts, extent)
     return GridAxis(extent, 0, boundaries), tuple(sorted(set(edges)))
@@ -181,9 +185,12 @@ def _run_lengths(items: list[Any], json_path: str) -> tuple[list[int], list[int]
 
 def _boundaries(edges: list[int], counts: list[int], extent: int) -> NDArray[np.int64]:
     """Starts of the cells that hold elements, followed by the end of the last one."""
-    ends = np.cumsum(np.repeat(np.array(edges, np.int64), counts))
-    n_cells = int(np.searchsorted(ends, extent, side="left")) + 1 if extent else 0
-    boundaries = np.concatenate([np.zeros(1, np.int64), ends[:n_cells]])
+    lengths = np.repeat(np.array(edges, np.int64), counts)
+    ends = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    n_cells = int(np.searchsorted(ends[1:], extent, side="left")) + 1 if extent else 0
+    # A copy, where cells beyond the extent would be held with those before.
+    boundaries = ends if n_cells == len(lengths) else ends[: n_cells + 1].copy()
     boundaries.setflags(write=False)
     return boundaries
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from gpushard.errors import UnsupportedError
-from gpushard.formats.data_types import DataType
+from gpushard.formats.data_types import DataType, refuse_large_elements
 from gpushard.formats.document import as_lengths, as_list, shown, wrong
 
 OBJECTS = "|O"
@@ -55,9 +55,10 @@ def parse_numpy_type(value: Any, json_path: str) -> StoredType:
     MetadataError
         The spelling is malformed.
     UnsupportedError
-        It names a type without a fixed size.
+        It names a type without a fixed size, or one whose elements are too large.
     """
     stored = _dtype(value, json_path)
+    refuse_large_elements(stored, json_path)
     native = stored.newbyteorder("=")
     orders = set(_byte_orders(stored))
     endian = next(iter(orders)) if len(orders) == 1 else None
