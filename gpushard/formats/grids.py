@@ -185,12 +185,9 @@ def _run_lengths(items: list[Any], json_path: str) -> tuple[list[int], list[int]
 
 def _boundaries(edges: list[int], counts: list[int], extent: int) -> NDArray[np.int64]:
     """Starts of the cells that hold elements, followed by the end of the last one."""
-    lengths = np.repeat(np.array(edges, np.int64), counts)
-    ends = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=ends[1:])
-    n_cells = int(np.searchsorted(ends[1:], extent, side="left")) + 1 if extent else 0
-    # A copy, where cells beyond the extent would be held with those before.
-    boundaries = ends if n_cells == len(lengths) else ends[: n_cells + 1].copy()
+    ends = np.cumsum(np.repeat(np.array(edges, np.int64), counts))
+    n_cells = int(np.searchsorted(ends, extent, side="left")) + 1 if extent else 0
+    boundaries = np.concatenate([np.zeros(1, np.int64), ends[:n_cells]])
     boundaries.setflags(write=False)
     return boundaries
 
