@@ -270,8 +270,46 @@ def test_the_tests_that_are_run_are_all_that_need_a_gpu():
         for path in Path(TESTS).glob("test_gpu_*.py")
         for name in re.findall(r"^def test_(\w+)", path.read_text(), re.MULTILINE)
     }
-    assert set(checks.TESTS.items()) == defined
+    contact = {item for item in defined if item[1] == checks.CONTACT}
+    assert contact
+    assert set(checks.TESTS.items()) == defined - contact
+    assert [task.name for task in tasks(TINY)][:2] == ["facts", "tests/contact"]
     assert {task.stage for task in tasks(TINY)} == set(STAGES)
+
+
+def test_what_is_wrong_is_told_with_what_was_said():
+    rows = {
+        "tests/contact": {"status": 1, "output": "1 failed"},
+        "tests/other": {"status": 0, "passed": 3, "output": "passed"},
+        "tests/nothing": {"status": 0, "skipped": 9, "output": "no device"},
+        "sanitizer/memcheck": {"is_clean": False, "output": "Invalid write"},
+        "sanitizer/initcheck": {"skipped": "not installed"},
+        "probes/calls": {"status": 5},
+    }
+    told = re.findall("WRONG: (.*)\n(.*)\n", checks.verdicts(rows))
+    assert told == [
+        ("tests/contact", "1 failed"),
+        ("tests/nothing", "no device"),
+        ("sanitizer/memcheck", "Invalid write"),
+    ]
+
+
+SUMMARIES = {
+    "memcheck": "ERROR SUMMARY: 0 errors",
+    "initcheck": "ERROR SUMMARY: 0 errors",
+    "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
+}
+
+
+@pytest.mark.parametrize("tool", checks.TOOLS)
+def test_each_tool_has_its_own_words_for_nothing_found(tmp_path, monkeypatch, tool):
+    found, program = {}, tmp_path / "compute-sanitizer"
+    program.write_text(f"#!/bin/sh\necho '========= {SUMMARIES[tool]}'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(checks, "find_sanitizer", lambda: str(program))
+    run = Run(DEVICE, "tiny", tmp_path, emit=lambda row: found.update(row))
+    checks.run_sanitizer(tool, run)
+    assert found["is_clean"]
 
 
 def test_a_ratio_is_what_was_reached_of_what_bounds_it():

@@ -9,83 +9,33 @@ import inspect
 import re
 import sys
 import threading
-from types import SimpleNamespace
+import warnings
 
 import ml_dtypes
 import numpy as np
 import pytest
 import zarr
-from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
+from zarr.codecs import ZstdCodec
 
 import gpushard
+import test_gpu_contact
 import test_gpu_loader
 import test_gpu_reads
-from cuda_host import cupy_calls, cupy_standin
-from cuda_host.device import EmulatedDevice
-from cuda_host.launch import Kernels
-from cuda_host.standin import load_standin
+from cuda_cases import CHAINS, KERNELS, SHAPE, forget, opened, stored, two_gpus
+from cuda_host import cupy_calls, cupy_standin, kvikio_standin
 from gpushard.devices import cuda, find
 from gpushard.devices.cuda import CudaDevice
 from gpushard.devices.cuda_modules import CudaModules
 from gpushard.devices.kernels import load_kernel_sources
+from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.errors import UnsupportedError
 from loader_data import IMAGES, images
 from zarr_oracle import assert_same_bits
 
-KERNELS = Kernels()
-CHAINS = {
-    "none": None,
-    "zstd-crc32c": [ZstdCodec(), Crc32cCodec()],
-    "gzip": [GzipCodec()],
-    "blosc-lz4": [BloscCodec(cname="lz4", shuffle="shuffle", blocksize=256)],
-    "blosc-zlib": [BloscCodec(cname="zlib", shuffle="bitshuffle")],
-}
-ON_DEVICE = gpushard.Options(placement="device")
-SHAPE = (33, 40)
-
-
-class LateDevice(EmulatedDevice):
-    """One that is late with whatever keeps memory busy, on whichever stream."""
-
-    def _run_any(self, otherwise):
-        ready = [s for s, queue in self._streams.items() if self._is_ready(queue)]
-        assert ready, otherwise
-        heads = ((getattr(self._streams[s][0], "what", ""), s) for s in ready)
-        self._run_next(min((what == "late", s) for what, s in heads)[1])
-
-
-def forget():
-    for asked_once in (find._usable_gpu, find._cuda_device):
-        asked_once.cache_clear()
-
 
 @pytest.fixture
 def cupy(monkeypatch, tmp_path):
-    """Two GPUs, and nothing compiled before."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    standin = load_standin()
-    devices = LateDevice(KERNELS, standin), EmulatedDevice(KERNELS, standin, seed=4)
-    yield cupy_standin.install(monkeypatch, *devices)
-    forget()
-
-
-def stored(place, chain="zstd-crc32c", dtype="i4"):
-    """Array in inner chunks of 8 x 10, and its values."""
-    values = np.random.default_rng(5).integers(0, 50, SHAPE).astype(dtype)
-    made = zarr.create_array(
-        place,
-        shape=SHAPE,
-        dtype=dtype,
-        chunks=(8, 10),
-        shards=(16, 20),
-        compressors=CHAINS[chain],
-    )
-    made[...] = values
-    return values
-
-
-def opened(place, device="cuda"):
-    return gpushard.open_array(place, device=device, options=ON_DEVICE)
+    yield from two_gpus(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("ordinal", [0, 1])
@@ -139,6 +89,15 @@ def test_a_driver_older_than_nvcomp_is_refused(cupy, monkeypatch):
     assert "newer driver" in find.find_device("auto").why
 
 
+def test_a_gpu_without_a_compiler_is_refused(cupy):
+    """As with CuPy alone, for which NVRTC is an extra."""
+    cupy.nvrtc.is_missing = True
+    told = r"finds no NVRTC \(Failure finding \"libnvrtc.so\": No such file\); install"
+    with pytest.raises(UnsupportedError, match=told):
+        CudaDevice(0)
+    assert "no NVRTC" in find.find_device("auto").why
+
+
 def test_kernels_are_compiled_once_for_the_architecture(cupy, tmp_path):
     stored(tmp_path / "a")
     for _ in range(2):  # of two processes
@@ -153,18 +112,6 @@ def test_kernels_are_compiled_once_for_the_architecture(cupy, tmp_path):
 def test_parameters_are_no_more_than_any_driver_takes():
     for kernel in load_kernel_sources():
         assert 0 < sum(KERNELS.parameter_sizes(kernel)) <= 4096  # before CUDA 12.1
-
-
-@pytest.mark.parametrize("name", ["__cuda_stream__", "ptr", "cuda_stream", "handle"])
-def test_a_stream_may_be_of_any_library(cupy, tmp_path, name):
-    values = stored(tmp_path / "a")
-    a, used = opened(tmp_path / "a"), cupy.made.Stream(non_blocking=True)
-    out = cupy.empty(SHAPE, "i4")
-    cupy.keep_busy(out.data.ptr, out.nbytes, used.ptr)
-    told = {"__cuda_stream__": lambda: (0, used.ptr), "handle": used.ptr}
-    stream = SimpleNamespace(**{name: told.get(name, used.ptr)})
-    a.read(out=out, stream=used.ptr if name == "handle" else stream)
-    assert_same_bits(out.get(), values)
 
 
 def test_what_does_not_compile_is_told(cupy, tmp_path):
@@ -236,57 +183,6 @@ def test_memory_may_be_ready_on_the_stream_only_that_it_was_asked_for_on(
         assert_same_bits(a[...].get(), values)
 
 
-def test_an_array_that_says_on_which_stream_it_is_used_is_waited_for(cupy, tmp_path):
-    values = stored(tmp_path / "a")
-    a, used = opened(tmp_path / "a"), cupy.made.Stream(non_blocking=True)
-    out = cupy.empty(SHAPE, "i4")
-    told = SimpleNamespace(
-        __cuda_array_interface__=out.__cuda_array_interface__ | {"stream": used.ptr}
-    )
-    cupy.keep_busy(out.data.ptr, out.nbytes, used.ptr)
-    assert a.read(out=told) is told
-    assert_same_bits(out.get(), values)
-
-
-class Exporter:
-    """An array that has DLPack, and of the interface no more than is told."""
-
-    def __init__(self, array, interface=None):
-        self._array = array
-        if interface is not None:
-            self.__cuda_array_interface__ = interface
-
-    def __dlpack_device__(self):
-        return 2, 0  # kDLCUDA
-
-    def __dlpack__(self, *, stream=None):
-        assert stream not in (None, 0), "0 is ambiguous (array API standard)"
-        return self._array
-
-
-@pytest.mark.parametrize("dtype", ["f4", ml_dtypes.bfloat16])
-@pytest.mark.parametrize("has_interface", [False, True])
-def test_out_takes_what_exports_itself_by_dlpack(cupy, tmp_path, dtype, has_interface):
-    values = stored(tmp_path / "a")
-    out = cupy.empty(SHAPE, dtype)
-    interface = out.__cuda_array_interface__ if has_interface else None
-    exporter = Exporter(out, interface)
-    assert opened(tmp_path / "a").read(out=exporter) is exporter
-    assert_same_bits(out.get(), values.astype(dtype))
-
-
-def test_what_cupy_does_not_adopt_is_unsupported(cupy, tmp_path, monkeypatch):
-    stored(tmp_path / "a")
-
-    def refuse(_):
-        raise BufferError("a tensor of another device")
-
-    a = opened(tmp_path / "a")
-    monkeypatch.setattr(sys.modules["cupy"], "from_dlpack", refuse)
-    with pytest.raises(gpushard.UnsupportedError, match="another device"):
-        a.read(out=Exporter(None))
-
-
 def test_results_are_of_data_types_that_cupy_has(cupy, tmp_path):
     values = stored(tmp_path / "a")
     a = opened(tmp_path / "a")
@@ -316,6 +212,36 @@ def test_the_other_tests_for_a_gpu_pass_here(cupy, tmp_path):
     test_gpu_reads.test_what_is_handed_out_and_taken_are_cupys_arrays(tmp_path, device)
     test_gpu_reads.test_any_array_is_read_as_on_the_host(device)
     test_gpu_loader.test_batches_are_those_of_the_host("sequential", 1 / 255)
+
+
+def test_the_first_contact_passes_here(cupy, monkeypatch):
+    device, contact = CudaDevice(0), test_gpu_contact
+    stream = device.create_stream()
+    contact.test_a_device_says_what_it_is(device)
+    contact.test_bytes_go_to_the_device_and_come_back(device, stream)
+    contact.test_memory_that_there_is_not_is_refused_and_the_device_goes_on(device)
+    contact.test_streams_wait_for_events(device, stream)
+    contact.test_a_kernel_is_compiled_and_fits_the_device(device, "gs_fold")
+    contact.test_a_kernel_runs(device, stream)
+    contact.test_a_kernel_runs_in_a_thread_that_did_nothing_before(device, stream)
+    for algorithm in Algorithm:
+        contact.test_the_vendors_library_decodes(device, algorithm)
+
+
+def test_the_rest_of_the_first_contact_passes_here(cupy, tmp_path, monkeypatch):
+    device, contact = CudaDevice(0), test_gpu_contact
+    for chain in contact.ENCODED:
+        with monkeypatch.context() as patch, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numcodecs' names are in no specification
+            contact.test_the_vendors_library_encodes_what_others_decode(
+                tmp_path / chain, device, chain, patch
+            )
+    read = contact.stored(tmp_path, device)
+    contact.test_an_array_is_read(read)
+    for handle in (0, 1, 2):
+        contact.test_the_default_streams_are_taken(read, device, handle)
+    kvikio_standin.install(monkeypatch, cupy.devices[0])
+    contact.test_kvikio_reads_a_file_into_device_memory(tmp_path, device)
 
 
 @pytest.fixture

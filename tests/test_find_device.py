@@ -64,7 +64,12 @@ class Fakery:
         memory = SimpleNamespace(OutOfMemoryError=FullError)
         driver = SimpleNamespace(CUDADriverError=RefusalError)
         module.cuda = SimpleNamespace(
-            runtime=runtime, memory=memory, driver=driver, Device=FakeDevice
+            runtime=runtime,
+            memory=memory,
+            driver=driver,
+            nvrtc=SimpleNamespace(getVersion=lambda: (13, 1)),
+            Device=FakeDevice,
+            Stream=SimpleNamespace,
         )
         self.module = module
 

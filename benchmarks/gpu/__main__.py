@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.gpu import ratios
+from benchmarks.gpu.checks import verdicts
 from benchmarks.gpu.gpu import REAL
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.sizes import SIZES
@@ -62,8 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(ratios.render(record.rows, is_emulated=is_emulated))
     left = [task.name for task in chosen if not record.is_done(task.name)]
     failed = [task.name for task in chosen if record.has_failed(task.name)]
+    wrong = verdicts(record.rows)
+    sys.stdout.write(wrong)
     sys.stdout.write(f"left: {len(left)}; failed: {', '.join(failed) or 'none'}\n")
-    return 3 if left else int(bool(failed))
+    return 3 if left else int(bool(failed or wrong))
 
 
 def _is_meant(task: Task, only: Sequence[str] | None) -> bool:

@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu.run import Run, Skipped
 
@@ -24,8 +26,12 @@ TESTS = {
 }
 """Tests of `pytest -m gpu`, without the "test", and of which file."""
 
+CONTACT = "contact"
+"""The file that goes before all others, in one process: its tests are small."""
+
 TOOLS = ("memcheck", "racecheck", "initcheck")
 _FOUND = 86
+_CLEAN = ("ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards")
 _PLACES = (
     "{home}/bin/compute-sanitizer",
     "{home}/compute-sanitizer/compute-sanitizer",
@@ -41,9 +47,13 @@ _WHEEL_PLACES = (
 
 
 def run_tests(name: str, run: Run) -> None:
-    """How many cases of one test passed, failed and were skipped."""
-    test = str(_ROOT / "tests" / f"test_gpu_{TESTS[name]}.py") + f"::test_{name}"
+    """How many cases of one test, or of `CONTACT`, passed, failed and were skipped."""
+    test = str(_ROOT / "tests" / f"test_gpu_{TESTS.get(name, name)}.py")
+    if name != CONTACT:
+        test += f"::test_{name}"
     arguments = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "--tb=short", test]
+    # CuPy and torch are of any version here; what they warn of is told.
+    arguments += ["-W", "default"]
     if run.sizes_name == "tiny":
         arguments.append("--collect-only")
     done = subprocess.run(  # noqa: S603 - this very suite, by this Python
@@ -70,8 +80,8 @@ def run_sanitizer(tool: str, run: Run) -> None:
     if found is None:
         raise Skipped("compute-sanitizer is not installed")
     options = ["--tool", tool, "--error-exitcode", str(_FOUND)]
-    if tool == "initcheck":
-        # Vendor's scratch is read in whole words; ours is what is looked for.
+    if tool != "memcheck":
+        # What the vendor's kernels do to their own memory is not looked for.
         options += ["--kernel-name", "kernel_substring=gs_"]
     done = subprocess.run(  # noqa: S603 - a tool over this very suite
         [found, *options, *command],
@@ -84,9 +94,23 @@ def run_sanitizer(tool: str, run: Run) -> None:
     run.put(
         name,
         status=done.returncode,
-        is_clean=done.returncode == 0 and "ERROR SUMMARY: 0 errors" in said,
+        is_clean=done.returncode == 0 and any(line in said for line in _CLEAN),
         output=said[-6000:],
     )
+
+
+def verdicts(rows: Mapping[str, dict[str, Any]]) -> str:
+    """What is wrong by these rows: failed tests, and what the sanitizer found."""
+    wrong: list[str] = []
+    for name, row in rows.items():
+        is_test = name.startswith("tests/")
+        # Where no device can be used, all tests are skipped.
+        n_good = row.get("passed", 0) + row.get("collected", 0)
+        is_passed = row.get("status") == 0 and n_good > 0
+        is_good = is_passed if is_test else row.get("is_clean", True)
+        if (is_test or name.startswith("sanitizer/")) and not is_good:
+            wrong.append(f"WRONG: {name}\n{row.get('output', '')[-3000:]}\n")
+    return "".join(wrong)
 
 
 def find_sanitizer() -> str | None:

@@ -126,4 +126,5 @@ def fetched(device: Device, address: int, nbytes: int) -> NDArray[np.uint8]:
     stream = device.create_stream()
     device.download(host, address, stream)
     device.wait_for(stream)
+    device.release_stream(stream)
     return host.copy()

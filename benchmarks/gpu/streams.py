@@ -130,6 +130,7 @@ class Batch:
         stream = self.device.create_stream()
         self.enqueue(stream)
         self.device.wait_for(stream)
+        self.device.release_stream(stream)
         count = self.tables.count
         told = fetched(self.device, self.tables.actual_nbytes, 12 * count)
         actual = told[: 8 * count].view(np.uint64)

@@ -40,7 +40,7 @@ def tasks(sizes: Sizes) -> list[Task]:
         Task("tests", "facts", facts, 60),
         *(
             Task("tests", f"tests/{name}", partial(checks.run_tests, name))
-            for name in checks.TESTS
+            for name in (checks.CONTACT, *checks.TESTS)
         ),
         *(
             # Slow by a factor that nobody knows: all else must have its turn.

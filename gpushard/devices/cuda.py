@@ -50,7 +50,8 @@ class CudaDevice:
     Raises
     ------
     UnsupportedError
-        CuPy or nvCOMP is not installed, or the device does not exist or is too old.
+        CuPy, NVRTC or nvCOMP is not installed, or the device does not exist or is too
+        old.
     """
 
     def __init__(self, ordinal: int = 0) -> None:
@@ -85,12 +86,26 @@ class CudaDevice:
                 expected="compute capability {}.{} or later".format(*OLDEST_CAPABILITY),
                 got="{}.{}".format(*self._capability),
             )
+        self._refuse_without_compiler()
         self.decoder: StreamDecoder = self._nvcomp().within(self._current)
         self._modules = CudaModules(cupy.cuda, self._capability, self.label)
         self._streams: list[Any] = []  # keeps them alive: a dropped stream is destroyed
         self._idle_streams: list[Stream] = []
         self._broken_by = ""
         self._rates: Mapping[str, Rates] | None = None
+        with self._current():  # for allocations only
+            self._own_stream: Any = cupy.cuda.Stream(non_blocking=True)
+
+    def _refuse_without_compiler(self) -> None:
+        """Raise if CuPy finds no NVRTC, without which no kernel runs."""
+        try:
+            self._cupy.cuda.nvrtc.getVersion()
+        except (RuntimeError, OSError) as error:  # of what looks for the library
+            why = str(error).partition("\n")[0]
+            raise UnsupportedError(
+                f"CuPy finds no NVRTC ({why})",
+                hint="install gpushard[cuda12] or gpushard[cuda13], which bring it",
+            ) from error
 
     def _nvcomp(self) -> Nvcomp:
         """nvCOMP; raises if the driver is too old for it, as each call would fail."""
@@ -295,11 +310,6 @@ class CudaDevice:
         """CuPy's current stream."""
         with self._device:
             return int(self._cupy.cuda.get_current_stream().ptr)
-
-    @cached_property
-    def _own_stream(self) -> Any:
-        """Stream used for allocations only."""
-        return self._cupy.cuda.Stream(non_blocking=True)
 
     @contextmanager
     def _current(self) -> Iterator[None]:

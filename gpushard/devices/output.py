@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gpushard.devices.base import Device, Stream
 from gpushard.devices.scattering.transfer import Affine
 
 
@@ -31,3 +34,29 @@ class DeviceOutput:
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
     affine: Affine | None = None
+
+
+def lies_on(array: Any, device: Device) -> bool:
+    """Whether an array that names its device (CuPy's, torch's) names this one."""
+    named = getattr(array, "device", None)
+    for attribute in ("id", "index"):
+        ordinal = getattr(named, attribute, None)
+        if isinstance(ordinal, int):
+            return device.label == f"cuda:{ordinal}"
+    return True
+
+
+def stream_of(array: Any, interface: Mapping[str, Any]) -> Stream | None:
+    """Stream that an array's library uses it on, as far as that can be told.
+
+    Parameters
+    ----------
+    interface
+        Its ``__cuda_array_interface__``. That of torch tells no stream: a tensor is
+        used on torch's current stream of its device.
+    """
+    stream = interface.get("stream")
+    torch: Any = sys.modules.get("torch")
+    if stream is None and torch is not None and isinstance(array, torch.Tensor):
+        return int(torch.cuda.current_stream(array.device).cuda_stream)
+    return stream

@@ -11,7 +11,7 @@ import numpy as np
 from gpushard.devices.base import Device, Stream
 from gpushard.devices.choice import room_nbytes
 from gpushard.devices.gathering import contiguous_strides
-from gpushard.devices.output import DeviceOutput
+from gpushard.devices.output import DeviceOutput, lies_on, stream_of
 from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.errors import SelectionError
 from gpushard.placing.scatter import check_cast
@@ -105,6 +105,13 @@ def _output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]
             got=type(array).__name__,
             hint="pass a CuPy array or a CUDA tensor, or open with device='cpu'",
         )
+    if not lies_on(array, device):
+        raise SelectionError(
+            "out= lies on another device than the array is read on",
+            expected=device.label,
+            got=str(array.device),
+            hint="open the array with that device, or pass an array on this one",
+        )
     address, is_read_only = interface["data"]
     if is_read_only:
         raise SelectionError("out= is read-only", hint="pass a writable array")
@@ -117,12 +124,19 @@ def _output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]
     if strides is None:
         strides = contiguous_strides(shape, dtype.itemsize)
     output = DeviceOutput(address, shape, tuple(strides), dtype)
-    return output, interface.get("stream")
+    return output, stream_of(array, interface)
 
 
 def _told(array: Any, device: Device) -> tuple[Any, Mapping[str, Any] | None]:
     """Array and its interface, if any; adopted if its own description is not enough."""
-    interface = getattr(array, "__cuda_array_interface__", None)
+    try:
+        interface = getattr(array, "__cuda_array_interface__", None)
+    except RuntimeError as error:  # torch's, of a tensor with a gradient
+        raise SelectionError(
+            f"out= does not tell where its memory is ({error})",
+            got=type(array).__name__,
+            hint="pass a tensor without gradient, such as tensor.detach()",
+        ) from error
     is_named = isinstance(getattr(array, "dtype", None), np.dtype)
     is_raw = interface is not None and np.dtype(interface["typestr"]).kind == "V"
     # Some arrays have DLPack only; and only DLPack says that raw bytes are bfloat16.

@@ -20,6 +20,7 @@ from gpushard.devices.base import Device, Event
 from gpushard.devices.compressing import BatchCompressor, Encoded, Gathered
 from gpushard.devices.gathering import Strided, contiguous_strides, row_copies
 from gpushard.devices.nvcomp_abi import Algorithm
+from gpushard.devices.output import lies_on, stream_of
 from gpushard.layout import ArrayLayout
 from gpushard.selecting.selection import Orthogonal, SliceAxis
 from gpushard.source import Source
@@ -189,7 +190,7 @@ def values_on_device(
     if (
         shape is None
         or np.dtype(interface["typestr"]) != layout.dtype
-        or not _lies_on(value, device)
+        or not lies_on(value, device)
         or not _is_encodable(layout)
     ):
         return None
@@ -203,7 +204,7 @@ def values_on_device(
     compressor = BatchCompressor(device, algorithm, chunk_nbytes, limit)
     if not compressor.most_rows:
         return None
-    handles = {device.current_stream()} | {interface.get("stream") or 0}
+    handles = {device.current_stream(), stream_of(value, interface) or 0}
     ready = [device.record(handle) for handle in sorted(handles)]
     return DeviceValues(source, compressor, lies, ready, fetch)
 
@@ -233,16 +234,6 @@ def _is_encodable(layout: ArrayLayout) -> bool:
 
 def _algorithm_of(layout: ArrayLayout) -> Algorithm:
     return _ALGORITHMS[layout.chain.bytes_bytes[0].name]
-
-
-def _lies_on(value: Any, device: Device) -> bool:
-    """Whether an array that names its device (CuPy's, torch's) names this one."""
-    named = getattr(value, "device", None)
-    for attribute in ("id", "index"):
-        ordinal = getattr(named, attribute, None)
-        if isinstance(ordinal, int):
-            return device.label == f"cuda:{ordinal}"
-    return True
 
 
 def _laid_out(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from cuda_host.device import MAX_GRID
 from gpushard.devices.base import RowCopy
 
 if TYPE_CHECKING:
@@ -26,8 +27,12 @@ class CUDARuntimeError(RuntimeError):
         self.status = status
 
 
-class CUDADriverError(CUDARuntimeError):
-    """An error of the driver."""
+class CUDADriverError(RuntimeError):
+    """An error of the driver, which is none of the runtime."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"CUDA_ERROR {status}")
+        self.status = status
 
 
 class OutOfMemoryError(MemoryError):
@@ -182,6 +187,8 @@ class Driver:
         ]
         assert (grid_dim_z, block_dim_y, block_dim_z, extra) == (1, 1, 1, 0)
         grid = grid_dim_x, grid_dim_y
+        if not (0 < grid_dim_x <= MAX_GRID[0] and 0 < grid_dim_y <= MAX_GRID[1]):
+            raise CUDADriverError(1)  # CUDA_ERROR_INVALID_VALUE
 
         def run() -> None:
             device.kernels.launch(
@@ -195,6 +202,10 @@ class Driver:
 
         device.queue(queue, "kernel", kernel, run)
 
+    @strict
+    def funcGetAttribute(self, attribute: int, f: int) -> int:
+        return {0: 1024, 1: 0}[attribute]  # threads in a block, static shared memory
+
 
 class Nvrtc:
     """``cupy.cuda.nvrtc``, which notes what it compiled with which options."""
@@ -204,9 +215,11 @@ class Nvrtc:
     def __init__(self) -> None:
         self.programs: list[Any] = []
         self.compiled: list[tuple[str, tuple[str, ...]]] = []
-        self.refuses = False
+        self.refuses = self.is_missing = False
 
     def getVersion(self) -> tuple[int, int]:
+        if self.is_missing:
+            raise RuntimeError('Failure finding "libnvrtc.so": No such file\n  listdir')
         return 13, 1
 
     @strict

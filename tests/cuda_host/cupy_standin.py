@@ -112,7 +112,13 @@ class Cupy:
         return self.made.ndarray(shape, dtype, self.alloc(nbytes))
 
     def from_dlpack(self, array: Any) -> Any:
-        return array.__dlpack__(stream=self.get_current_stream().ptr or 1)
+        _, ordinal = array.__dlpack_device__()
+        stream = self.thread.streams[ordinal]
+        how = {"stream": stream[-1].ptr if stream else 1}
+        try:
+            return array.__dlpack__(**how, max_version=(1, 0), copy=None)
+        except TypeError:  # of exporters that know no versions
+            return array.__dlpack__(**how)
 
     def alloc(self, size: int) -> MemoryPointer:
         stream = self.get_current_stream().ptr
@@ -311,8 +317,12 @@ class ndarray:  # noqa: N801  its name
             "strides": None,
         }
 
+    @property
+    def device(self) -> Any:
+        return self.cupy.made.Device(self.data.mem.device_id)
+
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, 0
+        return 2, self.device.id
 
     def get(self) -> np.ndarray[Any, Any]:
         content = ForeignBuffer(self._device, self.data.ptr, self.nbytes).read()

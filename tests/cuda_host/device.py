@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 PAGE = mmap.PAGESIZE
 JUNK = 0xCB
 ALIGNMENT = 256
+MAX_GRID = (1 << 31) - 1, 65535
+"""Most blocks along x and y, of every architecture so far."""
 _NONE, _READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -366,6 +368,7 @@ class EmulatedDevice:
         stream: int,
     ) -> None:
         self._take("launch", 0)
+        assert all(0 < n <= m for n, m in zip(grid, MAX_GRID, strict=True)), grid
 
         def run() -> None:
             self.kernels.launch(
