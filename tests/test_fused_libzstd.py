@@ -21,9 +21,9 @@ from fused_cases import (
     assert_all_fused,
     assert_same_outcome,
     stored,
-    watch_sinks,
 )
 from gpushard.codecs import libzstd
+from gpushard.codecs.contexts import ThreadContexts
 from gpushard.fused import libraries, runner
 from gpushard.fused.room import Room
 from zarr_oracle import assert_same_bits, held
@@ -77,7 +77,8 @@ def use(monkeypatch):
         monkeypatch.setattr(libzstd, "LARGE_NBYTES", large_nbytes)
 
     monkeypatch.setattr(runner, "_room", Room())
-    monkeypatch.setattr(libzstd, "_contexts", libzstd._Contexts())
+    contexts = ThreadContexts(libzstd.new_context, "ZSTD_freeDCtx")
+    monkeypatch.setattr(libzstd, "_contexts", contexts)
     libraries.find_library.cache_clear()
     yield put
     libraries.find_library.cache_clear()
@@ -91,11 +92,6 @@ def real(use):
         pytest.skip("libzstd is not installed on this system")
     use(library)
     return library
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    return watch_sinks(monkeypatch)
 
 
 def array(chain: str = "zstd", options: gpushard.Options = FUSED) -> gpushard.Array:

@@ -7,8 +7,6 @@ that a frame of 4 KiB takes.
 from __future__ import annotations
 
 import ctypes
-import threading
-import weakref
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs.base import HostBytes
+from gpushard.codecs.contexts import ThreadContexts
 
 # This code is written for this binary interface; the name is the file's SONAME.
 # `blosc2_dparams` is passed by value.
@@ -62,28 +61,7 @@ def new_context(lib: Any) -> int:
     return lib.blosc2_create_dctx(_Parameters(1, None, None, None, 8)) or 0
 
 
-class Context:
-    """A decoding context, for one thread at a time; it is freed with this object.
-
-    Attributes
-    ----------
-    address
-        Address of the context; 0 if there was no memory for it.
-    """
-
-    def __init__(self, lib: Any) -> None:
-        self.address = new_context(lib)
-        if self.address:
-            weakref.finalize(self, lib.blosc2_free_ctx, self.address).atexit = False
-
-
-class _Contexts(threading.local):
-    """One context per thread."""
-
-    one: Context | None = None
-
-
-_contexts = _Contexts()
+_contexts = ThreadContexts(new_context, "blosc2_free_ctx")
 
 
 def decode_frame(encoded: HostBytes, nbytes: int) -> NDArray[np.uint8] | None:
@@ -103,14 +81,12 @@ def decode_frame(encoded: HostBytes, nbytes: int) -> NDArray[np.uint8] | None:
     lib = find()
     if lib is None:
         return None
-    context = _contexts.one
-    if context is None:
-        context = _contexts.one = Context(lib)
-    if not context.address:
+    context = _contexts.address(lib)
+    if not context:
         return None
     source, target = np.frombuffer(encoded, np.uint8), np.empty(nbytes, np.uint8)
     done = lib.blosc2_decompress_ctx(
-        context.address, _address(source), len(source), _address(target), nbytes
+        context, _address(source), len(source), _address(target), nbytes
     )
     return target if done == nbytes else None
 

@@ -7,8 +7,6 @@ size is known. zlib decodes all others, and says what is wrong with a damaged on
 from __future__ import annotations
 
 import ctypes
-import threading
-import weakref
 from functools import cache
 from typing import Any
 
@@ -16,12 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs.base import HostBytes
+from gpushard.codecs.contexts import ThreadContexts
 
 # This code is written for this binary interface; the name is the file's SONAME.
 _SONAME = "libdeflate.so.0"
 # RFC 1952, 2.3: magic number, method, and the flag of a checksum of the header itself,
 # which libdeflate does not look at.
 _GZIP_MAGIC, _FHCRC = b"\x1f\x8b\x08", 2
+# RFC 1951, 3.2.5: 258 bytes for a length and a distance of one bit each.
+_MAX_EXPANSION = 1032
 
 
 @cache
@@ -43,33 +44,12 @@ def find() -> Any | None:
     return lib
 
 
-class Context:
-    """A decompressor, for one thread at a time; it is freed with this object.
-
-    Attributes
-    ----------
-    address
-        Address of the decompressor; 0 if there was no memory for it.
-    """
-
-    def __init__(self, lib: Any) -> None:
-        self.address: int = lib.libdeflate_alloc_decompressor() or 0
-        if self.address:
-            free = lib.libdeflate_free_decompressor
-            weakref.finalize(self, free, self.address).atexit = False
+def new_context(lib: Any) -> int:
+    """Address of a decompressor, for one thread at a time; 0 for lack of memory."""
+    return lib.libdeflate_alloc_decompressor() or 0
 
 
-# RFC 1951, 3.2.5: 258 bytes for a length and a distance of one bit each.
-_MAX_EXPANSION = 1032
-
-
-class _Contexts(threading.local):
-    """One context per thread."""
-
-    one: Context | None = None
-
-
-_contexts = _Contexts()
+_contexts = ThreadContexts(new_context, "libdeflate_free_decompressor")
 
 
 def decode_stream(
@@ -99,16 +79,14 @@ def decode_stream(
     # most.
     if nbytes > _MAX_EXPANSION * len(source):
         return None
-    context = _contexts.one
-    if context is None:
-        context = _contexts.one = Context(lib)
-    if not context.address:
+    context = _contexts.address(lib)
+    if not context:
         return None
     target = np.empty(nbytes, np.uint8)
     used = ctypes.c_size_t()
     # Without a pointer for the decoded size, libdeflate requires the exact size.
     status = getattr(lib, f"libdeflate_{wrapper}_decompress_ex")(
-        context.address,
+        context,
         source.ctypes.data,
         len(source),
         target.ctypes.data,

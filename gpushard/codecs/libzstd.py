@@ -10,8 +10,6 @@ libzstd refuses a frame, zstandard decodes it or says what is wrong with it.
 from __future__ import annotations
 
 import ctypes
-import threading
-import weakref
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs.base import HostBytes
+from gpushard.codecs.contexts import ThreadContexts
 from gpushard.options import KIB
 
 # Below this size, both take the same time.
@@ -96,34 +95,7 @@ def label() -> str:
     return f"libzstd {number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-class Context:
-    """A decoding context, for one thread at a time; it is freed with this object.
-
-    Attributes
-    ----------
-    address
-        Address of the context; 0 if there was no memory for it.
-    """
-
-    def __init__(self, lib: Any) -> None:
-        self.address = new_context(lib)
-        if self.address:
-            weakref.finalize(self, lib.ZSTD_freeDCtx, self.address).atexit = False
-
-
-class _Contexts(threading.local):
-    """One context per thread."""
-
-    one: Context | None = None
-
-    def of(self, lib: Any) -> Context:
-        """The context of the calling thread."""
-        if self.one is None:
-            self.one = Context(lib)
-        return self.one
-
-
-_contexts = _Contexts()
+_contexts = ThreadContexts(new_context, "ZSTD_freeDCtx")
 
 
 def frame_nbytes(encoded: HostBytes) -> int | None:
@@ -152,15 +124,15 @@ def decode_frame(encoded: HostBytes, nbytes: int) -> NDArray[np.uint8] | None:
     lib = find()
     if lib is None:
         return None
-    context = _contexts.of(lib)
-    if not context.address:
+    context = _contexts.address(lib)
+    if not context:
         return None
     # In one call libzstd would decode any number of frames.
     if frame_nbytes(encoded) != len(encoded):
         return None
     target = np.empty(nbytes, np.uint8)
     done = lib.ZSTD_decompressDCtx(
-        context.address, _address(target), nbytes, _address(encoded), len(encoded)
+        context, _address(target), nbytes, _address(encoded), len(encoded)
     )
     return target if done == nbytes else None
 
@@ -192,8 +164,8 @@ def decode_first(
     if parts is None:
         return None
     begin, decode = parts
-    context = _contexts.of(lib)
-    if not context.address or begin(context.address) < 0:
+    context = _contexts.address(lib)
+    if not context or begin(context) < 0:
         return None
     target = np.empty(nbytes, np.uint8)
     # As zstd.h has `ZSTD_outBuffer` and `ZSTD_inBuffer`: address, size, position.
@@ -206,7 +178,7 @@ def decode_first(
         if n >= len(ends):  # the last block shows whether the frame is complete
             return None
         given[1] = ends[n - 1]
-        if decode(context.address, out, given) < 0:
+        if decode(context, out, given) < 0:
             return None
         n += 1
     return target

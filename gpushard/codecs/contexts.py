@@ -1,0 +1,41 @@
+"""Contexts of C libraries: one for each thread that decodes, freed when it ends."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+
+class _Context:
+    """A context at `address`, which `free` gives back when this object is gone."""
+
+    def __init__(self, address: int, free: Callable[[int], Any]) -> None:
+        self.address = address
+        if address:
+            # The system frees what is left when the process ends.
+            weakref.finalize(self, free, address).atexit = False
+
+
+class ThreadContexts(threading.local):
+    """The contexts of one library, of which each thread has its own.
+
+    Parameters
+    ----------
+    make
+        Makes a context of a library and returns its address; 0 for lack of memory.
+    free
+        Name of the library's function that frees a context.
+    """
+
+    def __init__(self, make: Callable[[Any], int], free: str) -> None:
+        self._make = make
+        self._free = free
+        self._own: _Context | None = None
+
+    def address(self, lib: Any) -> int:
+        """Address of the calling thread's context; 0 if there is no memory for one."""
+        if self._own is None:
+            self._own = _Context(self._make(lib), getattr(lib, self._free))
+        return self._own.address
