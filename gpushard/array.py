@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from gpushard.damage import Damage, DamagePolicy, OnDamage
+from gpushard.described import DescribedArray
 from gpushard.devices.find import find_device, find_device_for
 from gpushard.errors import naming
+from gpushard.layout import ArrayLayout
 from gpushard.metadata import DOCUMENTS, load_array
-from gpushard.numpy_like import NumpyLike
 from gpushard.options import DEFAULT, Options
 from gpushard.placing.outputs import many, parsed_dtype
 from gpushard.reading.results import ReadRequest, read_on_host
@@ -91,7 +92,7 @@ def open_array(
         return Array(source, *find_device_for(device, layout.dtype))
 
 
-class Array(NumpyLike):
+class Array(DescribedArray):
     """A stored array; reading parts of it returns NumPy arrays, or CuPy arrays.
 
     Made by `open_array` and by groups. Several threads may read from it. A pickled
@@ -126,49 +127,8 @@ class Array(NumpyLike):
         return self._device
 
     @property
-    def path(self) -> str:
-        """Path of the array in its store; "" is the root."""
-        return self.source.layout.path
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Elements along each axis."""
-        return self.source.layout.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Data type of the elements, in native byte order."""
-        return self.source.layout.dtype
-
-    @property
-    def chunks(self) -> tuple[int, ...] | None:
-        """Inner chunk shape in elements; None if the grid is rectilinear."""
-        return self.source.layout.chunks
-
-    @property
-    def shards(self) -> tuple[int, ...] | None:
-        """Shard shape in elements; None if not sharded or rectilinear."""
-        return self.source.layout.shards
-
-    @property
-    def block_shape(self) -> tuple[int, ...] | None:
-        """Shape of the best unit to read: a shard, or a chunk; None if it varies."""
-        return self.shards or self.chunks
-
-    @property
-    def fill_value(self) -> Any:
-        """Value of missing inner chunks, as a scalar of `dtype`."""
-        return self.source.layout.fill_value[()]
-
-    @property
-    def attrs(self) -> Mapping[str, Any]:
-        """The array's attributes; changes to them are not stored."""
-        return self.source.layout.attributes
-
-    @property
-    def dimension_names(self) -> tuple[str | None, ...] | None:
-        """Names of the axes; None if they have none."""
-        return self.source.layout.dimension_names
+    def _layout(self) -> ArrayLayout:
+        return self.source.layout
 
     @property
     def oindex(self) -> Indexer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from gpushard import codecs
 from gpushard.codecs.base import BytesCodec, HostBytes, size_error
 from gpushard.codecs.elements import ElementsPart, compile_elements
+from gpushard.codecs.sizes import ArrayPart, ChainSizes, grown_sizes
 from gpushard.codecs.trial import try_out
-from gpushard.codecs.wrapping import grown_sizes
 from gpushard.errors import CorruptShardError
 from gpushard.layout import CodecChain
 from gpushard.options import DEFAULT
@@ -41,27 +41,6 @@ class NoRoomError(Exception):
         self.nbytes = nbytes
 
 
-class _ArrayPart(Protocol):
-    """Array-to-array codecs and the array-to-bytes codec of a chain."""
-
-    def encoded_nbytes(self, shape: tuple[int, ...]) -> int | None:
-        """Encoded size of an inner chunk; None if it depends on the elements."""
-        ...
-
-    def working_nbytes(self, shape: tuple[int, ...]) -> int:
-        """Memory that decoding an inner chunk of `shape` takes besides its bytes."""
-        ...
-
-    def decoder(self, shape: tuple[int, ...]) -> Callable[[HostBytes], NDArray[Any]]:
-        """Function from bytes of the right size to an inner chunk of `shape`."""
-        ...
-
-    @property
-    def labels(self) -> Sequence[tuple[str, str]]:
-        """Name and library of each codec, in encoding order."""
-        ...
-
-
 _BytesStep = tuple[Callable[..., HostBytes], int, bool]
 """Decoder of a bytes-to-bytes codec, its `limit`, and whether that is exact."""
 
@@ -78,7 +57,7 @@ class _Plan:
     most_nbytes: int | None
 
 
-class HostPipeline:
+class HostPipeline(ChainSizes):
     """A codec chain, ready to decode inner chunks on the host.
 
     May be called from several threads at once.
@@ -104,14 +83,12 @@ class HostPipeline:
     def __init__(
         self,
         dtype: np.dtype[Any],
-        array_part: _ArrayPart,
+        array_part: ArrayPart,
         bytes_codecs: tuple[BytesCodec, ...],
         largest_nbytes: int = DEFAULT.max_chunk_nbytes,
     ) -> None:
+        super().__init__(array_part, bytes_codecs, largest_nbytes)
         self.dtype = dtype
-        self._largest_nbytes = largest_nbytes
-        self._array_part = array_part
-        self._bytes_codecs = bytes_codecs
         self._plans: dict[tuple[int, ...], _Plan] = {}
         # Method of the first codec after the elements, if it decodes parts of streams.
         innermost = bytes_codecs[0] if bytes_codecs else None
@@ -168,7 +145,7 @@ class HostPipeline:
         UnsupportedError
             Neither gpushard nor zarr knows a codec, or a package is missing.
         """
-        part: _ArrayPart | None = compile_elements(chain, dtype)
+        part: ArrayPart | None = compile_elements(chain, dtype)
         if part is None:
             from gpushard.codecs.zarr_codec import array_part
             from gpushard.codecs.zarr_objects import ZarrElements
@@ -195,59 +172,6 @@ class HostPipeline:
         ``axis_order[k]`` of the inner chunk.
         """
         return self._axes or tuple(range(ndim))
-
-    def payload_nbytes(self, chunk_shape: tuple[int, ...]) -> int | None:
-        """Encoded size of an inner chunk; None if it depends on the elements."""
-        nbytes = self._array_part.encoded_nbytes(chunk_shape)
-        for codec in self._bytes_codecs:
-            if nbytes is not None:
-                nbytes = codec.encoded_nbytes(nbytes)
-        return nbytes
-
-    def working_nbytes(self, chunk_shape: tuple[int, ...]) -> int:
-        """Memory that decoding an inner chunk takes besides its stored bytes.
-
-        This is for usual streams; some take `extra_nbytes` more. For strings it is the
-        memory besides their text.
-        """
-        working = self._array_part.working_nbytes(chunk_shape)
-        if self._array_part.encoded_nbytes(chunk_shape) is None:
-            return working
-        sizes = self._sizes(chunk_shape)
-        peak = held = 0
-        for codec, (nbytes, _) in zip(
-            reversed(self._bytes_codecs), sizes[-2::-1], strict=True
-        ):
-            taken = codec.n_copies * nbytes + codec.beside_nbytes(nbytes)
-            peak = max(peak, held + taken)
-            held = nbytes if codec.n_copies else held
-        return max(peak, held + working)
-
-    def extra_nbytes(self, encoded: HostBytes, chunk_shape: tuple[int, ...]) -> int:
-        """Memory that these bytes need besides `working_nbytes`, as their head says.
-
-        Raises
-        ------
-        CorruptShardError
-            The bytes have no valid head.
-        """
-        extra = 0
-        sizes = self._sizes(chunk_shape)
-        for codec, (nbytes, _) in zip(
-            reversed(self._bytes_codecs), sizes[-2::-1], strict=True
-        ):
-            extra = codec.extra_nbytes(encoded, nbytes)
-            if codec.n_copies:
-                break
-            # A view that leaves out the bytes at the end. (`nbytes` may be a bound.)
-            n_behind = codec.encoded_nbytes(0) or 0
-            encoded = memoryview(encoded)[: max(0, len(encoded) - n_behind)]
-        return extra
-
-    def encoded_limit(self, chunk_shape: tuple[int, ...]) -> int:
-        """Generous bound of the encoded size that a reasonable writer produces."""
-        *_, (limit, _) = self._sizes(chunk_shape)
-        return limit
 
     def decode(
         self,
@@ -368,13 +292,6 @@ class HostPipeline:
             for codec, size in zip(self._bytes_codecs, sizes[:-1], strict=True)
         ]
         return tuple(reversed(steps)) or ((self._check_size, *sizes[0]),)
-
-    def _sizes(self, chunk_shape: tuple[int, ...]) -> list[tuple[int, bool]]:
-        """Sizes before each bytes-to-bytes codec and after the last; whether exact."""
-        nbytes = self._array_part.encoded_nbytes(chunk_shape)
-        if nbytes is None:
-            return grown_sizes(self._bytes_codecs, self._largest_nbytes, exact=False)
-        return grown_sizes(self._bytes_codecs, nbytes, exact=True)
 
     def _check_size(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         if len(encoded) > limit or (exact and len(encoded) != limit):

@@ -11,35 +11,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import CorruptShardError, UnsupportedError
+from gpushard.errors import UnsupportedError
 from gpushard.layout import ArrayLayout
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.chunk_room import ChunkRoom, decode_in_turn
 from gpushard.memory.known import IndexCache
-from gpushard.options import KIB, Options, ReadOptions
+from gpushard.options import Options, ReadOptions
 from gpushard.pipeline import HostPipeline, NoRoomError
+from gpushard.stored_form import StoredForm
 from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.held import HeldObjects
 from gpushard.stores.local import LocalStore
 
 # Offsets into inner chunks and into shards are added; the sum must fit an int64.
 _MOST_CHUNK_NBYTES = 2**62
-# Inner chunks of at least this decoded size are decoded in part if the codecs can.
-_DIVISIBLE_NBYTES = 256 * KIB
-# A string takes an object and a pointer to it, in addition to its text.
-_STRING_NBYTES = 64
 
 
 @dataclass(frozen=True)
-class Source:
+class Source(StoredForm):
     """An array ready to be read.
 
     Attributes
     ----------
-    layout, store, options
-        The layout of the array, the store that holds it, and how it is read.
-    pipeline
-        Decoder of the innermost inner chunks.
+    layout, pipeline
+        The layout of the array, and the decoder of its innermost inner chunks.
+    store, options
+        The store that holds the array, and how it is read.
     index_pipelines
         Decoder of the shard index at each sharding level.
     indexes
@@ -50,10 +47,8 @@ class Source:
         Cache of decoded inner chunks between reads; None if no cache is kept.
     """
 
-    layout: ArrayLayout
     store: Store
     options: ReadOptions
-    pipeline: HostPipeline
     index_pipelines: tuple[HostPipeline, ...]
     indexes: IndexCache = field(repr=False)
     findings: dict[str, Any] = field(
@@ -95,9 +90,9 @@ class Source:
         )
         source = cls(
             layout,
+            pipeline,
             store,
             options,
-            pipeline,
             index_pipelines,
             IndexCache(options.index_cache_nbytes),
         )
@@ -133,6 +128,22 @@ class Source:
         """The same array under `memory_limit`, for reads beside `held_nbytes` held."""
         options = self.options.beside(held_nbytes, memory_limit)
         return replace(self, options=options)
+
+    def beside(self, nbytes: int) -> Source:
+        """The same array with a memory limit lower by `nbytes`, rounded up."""
+        limit = self.options.memory_limit
+        # Rounded, so that later reads reuse a source made before, with its caches.
+        step = max(1, limit // 16)
+        nbytes = -(-nbytes // step) * step
+        if nbytes not in self._narrower:
+            left = max(limit // 4, limit - nbytes, 1)
+            self._narrower[nbytes] = self.narrowed(left, nbytes)
+        return self._narrower[nbytes]
+
+    @cached_property
+    def _narrower(self) -> dict[int, Source]:
+        """The same array under some lower memory limits."""
+        return {}
 
     def with_batches(self, nbytes: int) -> Source:
         """The same array with batches of another size, which a device holds."""
@@ -210,14 +221,6 @@ class Source:
             raise self.room.beyond("an inner chunk", needed) from None
 
     @cached_property
-    def work_nbytes(self) -> int:
-        """Memory to decode the largest inner chunk, without its stored bytes."""
-        if self.pipeline.is_raw:
-            return 0
-        axes = [self.layout.inner_axes[k] for k in self.layout.outer_order]
-        return self.pipeline.working_nbytes(tuple(axis.longest for axis in axes))
-
-    @cached_property
     def room(self) -> ChunkRoom:
         """The share of the memory limit for inner chunks, and whether they fit."""
         return ChunkRoom(
@@ -233,149 +236,15 @@ class Source:
         )
 
     @cached_property
-    def raw_strides(self) -> tuple[int, ...] | None:
-        """Strides of stored inner chunks of plain elements, then the item size.
-
-        A stride is the distance in bytes between neighbours along an axis of the array.
-        None if the payload is encoded or inner chunks differ in shape.
-        """
-        is_raw = self.pipeline.is_raw and not self.layout.object_codecs
-        return self.element_strides if is_raw else None
-
-    @cached_property
-    def element_strides(self) -> tuple[int, ...] | None:
-        """Strides of decoded inner chunks of plain elements, then the item size.
-
-        As `raw_strides`, but in the bytes after the bytes-to-bytes codecs.
-        """
-        layout, pipeline = self.layout, self.pipeline
-        shape = self.chunk_shape
-        if not pipeline.has_plain_elements or shape is None:
-            return None
-        strides = [0] * layout.ndim
-        step = itemsize = pipeline.stored_dtype.itemsize
-        stored = [layout.outer_order[k] for k in pipeline.axis_order(layout.ndim)]
-        for axis in reversed(stored):
-            strides[axis] = step
-            step *= shape[axis]
-        return (*strides, itemsize)
-
-    @cached_property
-    def range_strides(self) -> tuple[int, ...] | None:
-        """`element_strides` if decoding inner chunks in part pays off, else None."""
-        if self.chunk_nbytes < _DIVISIBLE_NBYTES or not self.pipeline.decodes_ranges:
-            return None
-        return self.element_strides
-
-    @cached_property
-    def chunk_shape(self) -> tuple[int, ...] | None:
-        """Shape of every inner chunk; None in a rectilinear grid without shards."""
-        axes = self.layout.inner_axes
-        if any(axis.boundaries is not None for axis in axes):
-            return None
-        return tuple(axis.cell for axis in axes)
-
-    @cached_property
-    def chunk_nbytes(self) -> int:
-        """Decoded size of an inner chunk; of the first one if their sizes differ."""
-        lengths = (int(a.length_of(0)) for a in self.layout.inner_axes if a.n_cells)
-        return prod(lengths) * self.layout.dtype.itemsize
-
-    @cached_property
-    def largest_chunk_nbytes(self) -> int:
-        """Largest plausible size of a stored inner chunk; a larger size is damage."""
-        shape = self.chunk_shape or self.shape_of((0,) * self.layout.ndim)
-        return self.pipeline.encoded_limit(shape)
-
-    @cached_property
-    def whole_nbytes(self) -> int:
-        """Largest decoded size of an inner chunk, or of a shard with outer codecs."""
-        layout = self.layout
-        nbytes = _STRING_NBYTES if layout.dtype.kind in "OT" else layout.dtype.itemsize
-        axes = layout.axes if layout.object_codecs else layout.inner_axes
-        return nbytes * prod(axis.longest for axis in axes)
-
-    @cached_property
-    def index_nbytes(self) -> tuple[int, ...]:
-        """Encoded size of the largest shard index at each sharding level."""
-        shape = tuple(axis.longest for axis in self.layout.axes)
-        sizes: list[int] = []
-        for level in self.layout.levels:
-            pairs = zip(shape, level.chunk_shape, strict=True)
-            sizes.append(level.index_nbytes(prod(n // cell for n, cell in pairs)))
-            shape = level.chunk_shape
-        return tuple(sizes)
-
-    @cached_property
     def has_large_indexes(self) -> bool:
         """Whether a few shard indexes at once would not fit the memory limit."""
         n_shards = self.options.small_read_chunks
         return 4 * n_shards * sum(self.index_nbytes) > self.options.memory_limit
 
-    def beside(self, nbytes: int) -> Source:
-        """The same array with a memory limit lower by `nbytes`, rounded up."""
-        limit = self.options.memory_limit
-        # Rounded, so that later reads reuse a source made before, with its caches.
-        step = max(1, limit // 16)
-        nbytes = -(-nbytes // step) * step
-        if nbytes not in self._narrower:
-            left = max(limit // 4, limit - nbytes, 1)
-            self._narrower[nbytes] = self.narrowed(left, nbytes)
-        return self._narrower[nbytes]
-
-    @cached_property
-    def _narrower(self) -> dict[int, Source]:
-        """The same array under some lower memory limits."""
-        return {}
-
     @property
     def is_held(self) -> bool:
         """Whether the array is read from objects that are in memory already."""
         return isinstance(self.store, HeldObjects)
-
-    def shape_of(self, coordinate: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the inner chunk at `coordinate` of the grid of inner chunks."""
-        if self.chunk_shape is not None:
-            return self.chunk_shape
-        return tuple(
-            int(axis.length_of(i))
-            for axis, i in zip(self.layout.inner_axes, coordinate, strict=True)
-        )
-
-    def chunks_per_shard(
-        self, coordinate: tuple[int, ...], level: int
-    ) -> tuple[int, ...]:
-        """Shape of the index at sharding level `level`, in the level's stored axes.
-
-        `coordinate` is that of the stored object. It matters in rectilinear grids only.
-        """
-        layout = self.layout
-        here = layout.levels[level]
-        if level:
-            parent: tuple[int, ...] = layout.levels[level - 1].chunk_shape
-        else:
-            parent = tuple(
-                int(axis.length_of(i))
-                for axis, i in zip(layout.axes, coordinate, strict=True)
-            )
-        return tuple(parent[d] // here.chunk_shape[d] for d in here.axis_order)
-
-    def refuse_oversized(self, nbytes: int, shape: tuple[int, ...]) -> None:
-        """Refuse an index entry that would make a read fetch far more than it decodes.
-
-        Raises
-        ------
-        CorruptShardError
-            No sane encoding of an inner chunk of `shape` takes `nbytes`.
-        """
-        limit = self.pipeline.encoded_limit(shape)
-        if nbytes > limit:
-            raise CorruptShardError(
-                "an inner chunk is stored in more bytes than any encoding of it needs",
-                expected=f"at most {limit} bytes",
-                got=nbytes,
-                hint="the shard is damaged: restore it from a copy or write it again",
-            )
 
 
 def _stored_chunk_shape(layout: ArrayLayout) -> tuple[int, ...]:

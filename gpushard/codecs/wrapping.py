@@ -1,4 +1,4 @@
-"""Codecs around a stored object, and bounds of the size that codecs encode bytes to."""
+"""Codecs around a whole stored object: undoing them, and what they may make of it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpushard import codecs
-from gpushard.codecs.base import BYTE, BytesCodec, HostBytes
+from gpushard.codecs.base import BYTE, HostBytes
+from gpushard.codecs.sizes import grown_sizes
 from gpushard.layout import CodecSpec
-from gpushard.options import KIB
-
-# The largest encoded size that a reasonable codec makes of n bytes: 2n, and a header or
-# table. Compressors store bytes that they cannot compress.
-_GROWTH, _GROWTH_NBYTES = 2, 64 * KIB
-_MOST_NBYTES = 2**62
 
 
 def encoded_object_limit(specs: Sequence[CodecSpec], nbytes: int) -> int:
@@ -70,19 +65,3 @@ def decode_object_bytes(
     for codec, (size, exact) in zip(reversed(chain), sizes[-2::-1], strict=True):
         data = codec.decode(data, size, exact=exact)
     return data
-
-
-def grown_sizes(
-    chain: Sequence[BytesCodec], nbytes: int, *, exact: bool
-) -> list[tuple[int, bool]]:
-    """Sizes before each codec of `chain` and after the last; whether they are exact."""
-    sizes = [(nbytes, exact)]
-    for codec in chain:
-        encoded_nbytes = codec.encoded_nbytes(nbytes)
-        if encoded_nbytes is None:
-            nbytes, exact = _GROWTH * nbytes + _GROWTH_NBYTES, False
-        else:
-            nbytes = encoded_nbytes
-        sizes.append((nbytes, exact))
-    # A bound that no library and no real size exceeds.
-    return [(min(nbytes, _MOST_NBYTES), exact) for nbytes, exact in sizes]

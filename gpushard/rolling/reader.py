@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from gpushard.damage import OnDamage
+from gpushard.described import DescribedArray
 from gpushard.devices.find import find_device_for
 from gpushard.errors import OptionError, WindowMovedError, naming
 from gpushard.layout import ArrayLayout
 from gpushard.memory.known import IndexCache
 from gpushard.metadata import load_array
-from gpushard.numpy_like import NumpyLike
 from gpushard.options import DEFAULT, Options
 from gpushard.rolling.view import RollingView, source_over
 from gpushard.rolling.watch import watched
@@ -33,8 +31,10 @@ if TYPE_CHECKING:
 _MOST_MOVES = 16
 
 
-class RollingReader(NumpyLike):
+class RollingReader(DescribedArray):
     """A rolling array that can only be read.
+
+    `shape` is that of the current window, and `attrs` include its `origin`.
 
     Parameters
     ----------
@@ -66,49 +66,13 @@ class RollingReader(NumpyLike):
         self._take(layout)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Length of the window along each axis, in elements."""
-        return self._view.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Data type of the elements, in native byte order."""
-        return self._view.dtype
-
-    @property
     def device(self) -> str:
         """Device on which inner chunks are decoded and results lie."""
         return self._view.device
 
     @property
-    def chunks(self) -> tuple[int, ...] | None:
-        """Inner chunk shape in elements."""
-        return self._view.chunks
-
-    @property
-    def shards(self) -> tuple[int, ...] | None:
-        """Shard shape in elements; None if not sharded."""
-        return self._view.shards
-
-    @property
-    def block_shape(self) -> tuple[int, ...] | None:
-        """Shape of the unit that the array rolls by: a shard, or a chunk."""
-        return self._view.block_shape
-
-    @property
-    def fill_value(self) -> Any:
-        """Value of missing inner chunks, as a scalar of `dtype`."""
-        return self._view.fill_value
-
-    @property
-    def attrs(self) -> Mapping[str, Any]:
-        """The array's attributes, which include `origin`."""
-        return self._view.attrs
-
-    @property
-    def dimension_names(self) -> tuple[str | None, ...] | None:
-        """Names of the axes; None if they have no names."""
-        return self._view.dimension_names
+    def _layout(self) -> ArrayLayout:
+        return self._view.source.layout
 
     @property
     def origin(self) -> tuple[int, ...]:
