@@ -257,7 +257,15 @@ class NoSuchArrayError(NotFoundError, KeyError):
 
 
 class CorruptShardError(GpushardError, ValueError):
-    """Stored bytes contradict the metadata, the shard index or themselves."""
+    """Stored bytes contradict the metadata, the shard index or themselves.
+
+    Attributes
+    ----------
+    limit_nbytes
+        The bound that decoded bytes exceed, if that is what is wrong; otherwise None.
+    """
+
+    limit_nbytes: int | None = None
 
 
 class ChecksumError(CorruptShardError):

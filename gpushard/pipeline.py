@@ -231,7 +231,7 @@ class HostPipeline(ChainSizes):
             for decode, limit, exact in plan.steps:
                 encoded = decode(encoded, limit, exact=exact)
         except CorruptShardError as error:
-            if error.expected == f"at most {most_nbytes} bytes":
+            if error.limit_nbytes == most_nbytes:
                 if most_nbytes < self._largest_nbytes:
                     raise NoRoomError(_TEXT_COPIES * (most_nbytes + 1)) from error
                 error.hint = f"{error.hint}, or raise options.max_chunk_nbytes"

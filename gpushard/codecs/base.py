@@ -207,13 +207,15 @@ def size_error(
     codec: str, limit: int, got: int | str, *, exact: bool
 ) -> CorruptShardError:
     """Error for a stream whose decoded size is not the allowed one."""
-    return CorruptShardError(
+    error = CorruptShardError(
         "stored bytes decode to a wrong size",
         codec=codec,
         expected=f"{limit} bytes" if exact else f"at most {limit} bytes",
         got=f"{got} bytes",
         hint=DAMAGED_HINT,
     )
+    error.limit_nbytes = None if exact else limit
+    return error
 
 
 def stream_error(codec: str, reason: object) -> CorruptShardError:

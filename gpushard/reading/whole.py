@@ -296,7 +296,7 @@ def unwrapped(
     try:
         data = decode_object_bytes(codecs, answer.data, most)
     except CorruptShardError as error:
-        if most < limit and error.expected == f"at most {most} bytes":
+        if most < limit and error.limit_nbytes == most:
             needed = source.room.alone_nbytes - room + limit
             raise source.room.beyond("a shard with codecs around it", needed) from error
         error.add_context(
