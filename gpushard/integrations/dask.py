@@ -14,7 +14,7 @@ from gpushard.errors import UnsupportedError
 if TYPE_CHECKING:
     import dask.array
 
-# Arrays that a worker keeps open, with what it knows of their indexes.
+# Arrays that a worker keeps open, with the shard indexes that it has read.
 _OPEN_ARRAYS = 64
 
 
@@ -49,7 +49,7 @@ def dask_array(array: _Readable, chunks: Any) -> dask.array.Array:
         blocks,
         name=f"gpushard-{tokenize(array, blocks)}",
         asarray=False,
-        # Slices are pushed into the read; of lists dask and we differ in meaning.
+        # dask may pass slices on to the read, but no lists, which it reads differently.
         fancy=False,
         meta=array.read((slice(0, 0),) * len(array.shape)),
     )
@@ -66,7 +66,7 @@ def _blocks(array: Any, chunks: Any) -> Any:
         return (*own[0][: array.axis], along, *own[0][array.axis + 1 :])
     if chunks is None:
         chunks = getattr(array, "shards", None) or "auto"
-    # dask joins whole chunks to blocks, where it knows them.
+    # dask joins whole chunks to blocks if it knows the chunks.
     known = array.block_shape or None
     return normalize_chunks(
         chunks, array.shape, dtype=array.dtype, previous_chunks=known
@@ -74,38 +74,39 @@ def _blocks(array: Any, chunks: Any) -> Any:
 
 
 class Handle:
-    """An array in a graph: what is needed to open it, opened when first read.
+    """An array in the graph of the process that opened it.
 
-    The scheduler, which unpickles graphs too, never has to reach the store.
+    A pickle has only its address: the scheduler, which unpickles graphs too, never has
+    to reach the store.
 
     Parameters
     ----------
     array
-        What is read in this process.
+        The array to read.
     """
 
     def __init__(self, array: _Readable) -> None:
         self.shape = array.shape
         self.dtype = array.dtype
         self.ndim = len(array.shape)
-        self._open: Callable[[], _Readable] = lambda: array
+        self._array = array
 
     def __getitem__(self, key: Any) -> Any:
-        return self._open().read(key)
+        return self._array.read(key)
 
-    def __reduce__(self) -> tuple[Callable[..., Handle], tuple[Any, ...]]:
-        return _handle_of, (pickle.dumps(self._open()), self.shape, self.dtype)
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return RemoteHandle, (pickle.dumps(self._array), self.shape, self.dtype)
 
 
-class _Remote(Handle):
-    """A handle in another process than that of the array.
+class RemoteHandle:
+    """An array in a graph that was sent to another process, which opens it to read it.
 
     Parameters
     ----------
     pickled
-        The array's address.
+        Address of the array.
     shape, dtype
-        The array's.
+        Shape and data type of the array.
     """
 
     def __init__(
@@ -115,14 +116,9 @@ class _Remote(Handle):
         self.dtype = dtype
         self.ndim = len(shape)
         self._pickled = pickled
-        self._open = lambda: _opened(pickled)
 
-    def __reduce__(self) -> tuple[Callable[..., Handle], tuple[Any, ...]]:
-        return _handle_of, (self._pickled, self.shape, self.dtype)
-
-
-def _handle_of(pickled: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Handle:
-    return _Remote(pickled, shape, dtype)
+    def __getitem__(self, key: Any) -> Any:
+        return _opened(self._pickled).read(key)
 
 
 @lru_cache(maxsize=_OPEN_ARRAYS)

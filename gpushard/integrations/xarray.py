@@ -12,7 +12,7 @@ from xarray.backends.zarr import FillValueCoder
 from xarray.core.indexing import LazilyIndexedArray
 
 from gpushard.array import Array
-from gpushard.errors import MetadataError, OptionError
+from gpushard.errors import MetadataError, OptionError, naming
 from gpushard.formats.v2 import DIMENSION_NAMES
 from gpushard.group import Group, all_groups, open_group
 from gpushard.integrations.xarray_arrays import CfDecoding, DecodedArray, LazyArray
@@ -45,9 +45,9 @@ _NUMBERS = "biufc"
 class GpushardBackend(BackendEntrypoint):
     """Engine of ``xarray.open_dataset(..., engine="gpushard")``.
 
-    Data variables are lazy and come out on the host, or on the device that ``device=``
-    names; coordinates are NumPy arrays, as indexes must be. ``chunks={}`` makes a dask
-    block of each shard.
+    Data variables are lazy. They are read to the host, or to the device that
+    ``device=`` names; coordinates are NumPy arrays, because indexes must be.
+    ``chunks={}`` makes a dask block of each shard.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class GpushardBackend(BackendEntrypoint):
     open_dataset_parameters = _PARAMETERS
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
-        """Never: ``engine="gpushard"`` has to be asked for."""
+        """False: users ask for ``engine="gpushard"`` by name."""
         del filename_or_obj
         return False
 
@@ -75,12 +75,12 @@ class GpushardBackend(BackendEntrypoint):
         filename_or_obj
             As for `open_group`.
         **parameters
-            `group`: path of the group, None is the root. `device`: where data variables
-            come out, "cpu" unless said otherwise, also where there is a GPU;
-            docs/xarray.md tells why. `storage_options`, `options`: as for `open_group`.
-            `drop_variables`: names of arrays that are not opened. `consolidated`: True
-            refuses a group without consolidated metadata, False one with it.
-            `mask_and_scale`, `decode_times`, `decode_coords`, ...: as xarray has them.
+            `group`: path of the group; None is the root. `device`: where data variables
+            are read to, by default "cpu", even if there is a GPU; docs/xarray.md says
+            why. `storage_options`, `options`: as for `open_group`. `drop_variables`:
+            names of arrays that are not opened. `consolidated`: True refuses a group
+            without consolidated metadata, False one with it. `mask_and_scale`,
+            `decode_times`, `decode_coords`, ...: as in xarray.
 
         Raises
         ------
@@ -124,7 +124,7 @@ def _opened(  # noqa: PLR0913  what a caller may wish is a keyword each
     consolidated: bool | None = None,
     **decoding: Any,
 ) -> tuple[Group, frozenset[str], dict[str, Any]]:
-    """Group that parameters name, what to leave out of it, and how it is decoded."""
+    """The group, names of variables to leave out, and parameters of the decoding."""
     for name in decoding.keys() - set(_PARAMETERS):
         raise OptionError(
             f"engine='gpushard' has no parameter {name!r}",
@@ -145,7 +145,7 @@ def _opened(  # noqa: PLR0913  what a caller may wish is a keyword each
             array_path=opened.path,
             expected=f"consolidated={opened.is_consolidated} or None",
             got=f"consolidated={consolidated!r}",
-            hint="leave it away, or write them anew with zarr.consolidate_metadata",
+            hint="leave the argument out, or run zarr.consolidate_metadata",
         )
     return opened, _names(drop_variables), decoding
 
@@ -166,7 +166,7 @@ def _dataset(
 
 
 class _GroupStore(AbstractDataStore):
-    """A group as xarray's decoding wants to see it."""
+    """A group in the form that xarray decodes."""
 
     __slots__ = ("_decoding", "_dropped", "_group")
 
@@ -182,15 +182,16 @@ class _GroupStore(AbstractDataStore):
         return dict(self._group.attrs)
 
     def get_variables(self) -> dict[str, Variable]:
-        """A lazy variable an array, by name."""
+        """A lazy variable for each array, by name."""
         arrays = {
             name: self._group[name] for name in self._group if name not in self._dropped
         }
         on_host = set(_referred_to(self._group.attrs))
         for name, array in arrays.items():
             on_host.update(_referred_to(array.attrs))
-            if name in _dimensions(array):
-                on_host.add(name)
+            with naming(array.source.store, array.path):
+                if name in _dimensions(array):
+                    on_host.add(name)
         return {
             name: self._variable(name, array, on_host=name in on_host)
             for name, array in arrays.items()
@@ -202,7 +203,7 @@ class _GroupStore(AbstractDataStore):
         if array.device == "cpu":
             lazy = LazilyIndexedArray(LazyArray(array))
             return Variable(dimensions, lazy, attributes, encoding)
-        # What xarray makes of no elements tells what it would make of all.
+        # How xarray decodes no elements shows how it would decode all.
         empty = np.empty((0,) * array.ndim, array.dtype)
         probe = conventions.decode_cf_variable(
             name, Variable(dimensions, empty, attributes), **self._probing
@@ -219,7 +220,7 @@ class _GroupStore(AbstractDataStore):
 
     @property
     def _probing(self) -> dict[str, Any]:
-        """Those of the decoding's parameters that are about values."""
+        """The parameters of the decoding that concern values."""
         names = ("mask_and_scale", "decode_times", "decode_timedelta", "use_cftime")
         return {n: self._decoding[n] for n in names if n in self._decoding}
 
@@ -233,7 +234,7 @@ def _referred_to(attributes: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _dimensions(array: Array) -> tuple[str, ...]:
-    """Names of an array's dimensions: by the core specification, or by xarray's use."""
+    """Names of an array's dimensions, from its metadata or from xarray's attribute."""
     names = array.dimension_names or array.attrs.get(DIMENSION_NAMES)
     if names is None and array.ndim == 0:
         return ()
@@ -249,10 +250,10 @@ def _dimensions(array: Array) -> tuple[str, ...]:
 
 
 def _attributes(array: Array) -> dict[str, Any]:
-    """Attributes as xarray decodes them: those for Zarr taken out or undone."""
+    """Attributes as xarray decodes them, without what only Zarr needs."""
     attributes = {k: v for k, v in array.attrs.items() if k != DIMENSION_NAMES}
     fill = attributes.get("_FillValue")
-    # xarray stores that of floating-point numbers in base64, others write numbers.
+    # xarray stores the `_FillValue` of floats in base64; other writers store numbers.
     if isinstance(fill, str) and array.dtype.kind in "f":
         attributes["_FillValue"] = FillValueCoder.decode(fill, array.dtype.str)
     return attributes

@@ -1,4 +1,4 @@
-"""Arrays that xarray indexes lazily: read, and on a device also decoded, by us."""
+"""Arrays for xarray, which are read, and on a device also decoded, when indexed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gpushard.selecting import expressions
 
 
 class LazyArray(BackendArray):
-    """An array of ours as xarray's backends give them; nothing is read before it must.
+    """An array in the form that xarray wants of a backend; indexing reads it.
 
     Parameters
     ----------
     array
-        What is read. It pickles as an address.
+        The array to read. A pickle has only its address.
     """
 
     def __init__(self, array: Array) -> None:
@@ -33,7 +33,7 @@ class LazyArray(BackendArray):
             isinstance(k, slice) for k in key.tuple
         ):
             return self._read_points(key.tuple)
-        # xarray takes points of some axes out of what is read along all of them.
+        # For points along some axes only, xarray picks them from a grid that is read.
         support = indexing.IndexingSupport.OUTER
         return indexing.explicit_indexing_adapter(
             key, self.shape, support, self._read_grid
@@ -55,9 +55,10 @@ class CfDecoding:
     dtype
         Data type of the physical values.
     fill_values
-        Packed values that stand for none.
+        Packed values that mean a missing value.
     scale_factor, add_offset
-        Physical is packed times the one plus the other; None where not given.
+        A physical value is the packed one times `scale_factor` plus `add_offset`; None
+        if not given.
     """
 
     dtype: np.dtype[Any]
@@ -80,7 +81,7 @@ class CfDecoding:
         return bool(self.fill_values) or any(g is not None for g in given)
 
     def decoded(self, packed: Any) -> Any:
-        """Physical values, on the device of `packed`; without a copy to the host."""
+        """Physical values, on the device of `packed`, without a copy to the host."""
         physical = packed.astype(self.dtype)
         if self.scale_factor is not None:
             physical *= self.scale_factor
@@ -92,12 +93,12 @@ class CfDecoding:
 
 
 class DecodedArray(BackendArray):
-    """A lazy array on a device, decoded there: xarray's own decoding needs NumPy.
+    """A lazy array on a device, decoded there, because xarray's decoding needs NumPy.
 
     Parameters
     ----------
     packed, decoding
-        What is read, and what becomes of it.
+        The array to read, and how its values are decoded.
     """
 
     def __init__(self, packed: LazyArray, decoding: CfDecoding) -> None:

@@ -1,7 +1,7 @@
-"""The array that a pipeline of zarr's is made for, as gpushard reads it.
+"""The array that zarr made a codec pipeline for, as gpushard reads it.
 
-zarr tells a pipeline the metadata and the store; where in the store the array lies only
-the keys of chunks say, which come with each read.
+zarr gives a pipeline the metadata and the store. Only the keys of chunks, which come
+with each read, say where in the store the array lies.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class _Prepared:
     Attributes
     ----------
     limits
-        They, as they were set.
+        The limits, as they were set.
     options
-        The same, checked.
+        Options with these limits.
     layout
-        The array's, its path yet unknown, or why there is none.
+        Layout of the array, without its path; or why gpushard does not read the array.
     sources
-        Path of the array in its store -> source.
+        The array ready to be read, by its path in the store.
     """
 
     limits: tuple[Any, ...]
@@ -63,14 +63,14 @@ class PipelineArray:
         self._prepared: _Prepared | None = None
 
     def wanted(self, batch: Batch) -> tuple[Source, list[Entry]]:
-        """The array as a batch finds it, and what the batch wants of its chunks.
+        """The array that a batch reads, and what the batch wants of each chunk.
 
         Raises
         ------
         LimitError
             The array asks for more than the limits allow.
         UnsupportedError
-            gpushard does not read the array, or the batch is of no one array.
+            gpushard does not read the array, or the batch reads several arrays.
         """
         prepared = self._under_the_limits()
         layout = prepared.layout
@@ -95,12 +95,12 @@ class PipelineArray:
         return source, entries
 
     def forget(self) -> None:
-        """Let go of what is known of shards, because they may be replaced."""
+        """Forget what is known of shards, because they may have been replaced."""
         if self._prepared is not None:
             self._prepared.sources.clear()
 
     def _under_the_limits(self) -> _Prepared:
-        """What was prepared; anew where zarr's configuration has other limits now."""
+        """What is ready for reads; prepared anew if zarr's limits have changed."""
         limits = configured_limits(config.get)
         prepared = self._prepared
         if prepared is None or prepared.limits != limits:
@@ -116,7 +116,7 @@ def split_key(key: str, keys: ChunkKeys, ndim: int) -> tuple[str, tuple[int, ...
     Raises
     ------
     UnsupportedError
-        The key is none of a chunk.
+        It is not the key of a chunk.
     """
     n_parts = ndim + 1 if keys.kind == "default" else max(ndim, 1)
     parts = key.split("/")
@@ -130,7 +130,7 @@ def split_key(key: str, keys: ChunkKeys, ndim: int) -> tuple[str, tuple[int, ...
         prefix = "/".join(path)
         if key == (f"{prefix}/" if prefix else "") + keys.key(coordinate):
             return prefix, coordinate
-    raise UnsupportedError("zarr asks for an object that is no chunk", got=repr(key))
+    raise UnsupportedError("zarr asks for an object that is not a chunk", got=repr(key))
 
 
 def _key_of(getter: Any, store: ZarrAbstractStore) -> str:
@@ -143,12 +143,12 @@ def _key_of(getter: Any, store: ZarrAbstractStore) -> str:
 
 
 def _layout_of(metadata: Any, options: Options) -> ArrayLayout | UnsupportedError:
-    """Layout of an array, its path yet unknown, or why there is none.
+    """Layout of an array, without its path; or why gpushard does not read the array.
 
     Raises
     ------
     LimitError
-        It asks for more than the options allow.
+        The array asks for more than the options allow.
     """
     # Tuples become lists. Attributes can be large, and what gpushard reads from those
     # of Zarr v2 (rolled arrays) means nothing to zarr.

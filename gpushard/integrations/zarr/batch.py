@@ -1,7 +1,7 @@
-"""A read as zarr hands it to a codec pipeline, one entry a chunk -> one `Selection`.
+"""What a read by zarr wants of each chunk -> one `Selection`.
 
-zarr has cut the user's selection along the chunk grid. Its pieces are put together
-again, so that all chunks of a read are planned, fetched and decoded as one.
+zarr cuts the user's selection along the chunk grid. Here the pieces are joined again,
+so that all chunks of a read are planned, fetched and decoded together.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ def selection_of(
     out_shape: tuple[int, ...],
     drop_axes: Sequence[int],
 ) -> Wanted:
-    """Selection that all `entries` together make.
+    """Selection of everything that `entries` want.
 
     Parameters
     ----------
     entries
-        At least one, each of another chunk.
+        At least one entry, each for a different chunk.
     axes
         The chunk grid.
     out_shape
         Shape of the output.
     drop_axes
-        Axes of the array that the output does not have, beside those indexed by a
-        plain integer.
+        Axes of the array that the output does not have, in addition to those indexed
+        by a plain integer.
 
     Raises
     ------
     UnsupportedError
-        They are no part of a grid and no list of points.
+        The entries are neither a part of a grid nor a list of points.
     """
     if len(axes) > 1 and all(is_of_points(entry, len(axes)) for entry in entries):
         return _points(entries, axes, out_shape)

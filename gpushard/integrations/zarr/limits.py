@@ -8,11 +8,11 @@ from typing import Any
 from gpushard.options import DEFAULT, LIMITS, Options, limit_in_words
 
 Setting = Callable[[str, None], Any]
-"""Gives what is set under a name, or its default."""
+"""Function from the name of a setting, and a default, to its value."""
 
 
 def configured_limits(setting: Setting) -> tuple[Any, ...]:
-    """What is set for each of the limits, unchecked; None where nothing is."""
+    """The value that is set for each limit, unchecked; None if there is none."""
     return tuple(setting(f"gpushard.{name}", None) for name in LIMITS)
 
 
@@ -22,7 +22,7 @@ def options_of(limits: tuple[Any, ...]) -> Options:
     Raises
     ------
     OptionError
-        One of them is no such number.
+        A value is not a possible limit.
     """
     return DEFAULT.but(**dict(zip(LIMITS, limits, strict=True)))
 

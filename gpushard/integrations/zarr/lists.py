@@ -1,7 +1,7 @@
-"""Very many elements that zarr lists chunk by chunk, kept as it lists them.
+"""Very many elements, kept as zarr lists them, chunk by chunk.
 
-Columns over all of them would take many times as much; so they are taken a block at a
-time, as `gpushard.selecting.listing` does with what users give.
+Columns over all of them would take many times the memory. So they are read a block at a
+time, like the lists of users in `gpushard.selecting.listing`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Taken(NamedTuple):
     starts
         Where the chunk begins along each axis that is listed.
     along
-        What is taken along each of them, from there on.
+        Elements that are taken along each of these axes, counted from there.
     out
         Where the elements land.
     """
@@ -38,7 +38,15 @@ class Taken(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """Some of what is taken of a chunk: by their places, and by their numbers."""
+    """Some of the elements that are taken of a chunk.
+
+    Attributes
+    ----------
+    places
+        Which of the listed elements, or which entries of a mask.
+    numbers
+        Numbers of these elements among all that are taken of the chunk.
+    """
 
     taken: Taken
     places: slice
@@ -51,7 +59,7 @@ class ChunkLists:
     Parameters
     ----------
     taken
-        One a chunk, one at least.
+        One for each chunk, and at least one.
     """
 
     def __init__(self, taken: Sequence[Taken]) -> None:
@@ -102,7 +110,7 @@ def as_array(elements: Elements, places: slice = slice(None)) -> Ints:
 
 
 def _blocks(taken: Sequence[Taken]) -> Iterator[list[_Cut]]:
-    """What each block is made of: a part of a chunk's elements, or several chunks'."""
+    """For each block, the elements in it: a part of a chunk's, or those of several."""
     block: list[_Cut] = []
     n_places = 0
     for one in taken:

@@ -14,12 +14,12 @@ from gpushard.selecting.selection import Ints
 
 
 class Entry(NamedTuple):
-    """What is wanted of one chunk (of one shard, where the array has shards).
+    """What is wanted of one chunk (of one shard, if the array has shards).
 
     Attributes
     ----------
     coordinate
-        The chunk's in the chunk grid.
+        Coordinate of the chunk in the chunk grid.
     chunk_selection, out_selection
         NumPy index of the wanted elements in the chunk, and in the output.
     """
@@ -49,12 +49,12 @@ def pieces_of(
     axes
         The chunk grid.
     out_shape, drop_axes
-        As of `selection_of`.
+        As for `selection_of`.
 
     Raises
     ------
     UnsupportedError
-        Its indexes are none that zarr is known to make.
+        zarr is not known to make such indexes.
     """
     selectors = as_tuple(entry.chunk_selection)
     if len(selectors) != len(axes):
@@ -78,12 +78,12 @@ def pieces_of(
 
 
 def as_tuple(selection: Any) -> tuple[Any, ...]:
-    """The selectors of a NumPy index, one an axis."""
+    """The selectors of a NumPy index, one for each axis."""
     return selection if isinstance(selection, tuple) else (selection,)
 
 
 def cell_length(axis: GridAxis, at: int) -> int:
-    """Length of a cell; that of a regular axis goes on beyond the array's end."""
+    """Length of a cell, not cut at the array's end."""
     if axis.boundaries is not None and at >= axis.n_cells:
         raise grown_irregularly()
     return int(axis.length_of(at))
@@ -109,7 +109,7 @@ def elements_of(selector: Any, length: int) -> Elements:
 
 
 def places_of(selector: Any, length: int) -> range | Ints:
-    """As `elements_of`, of the output."""
+    """As `elements_of`, for the output."""
     elements = elements_of(selector, length)
     return elements if isinstance(elements, range) else as_array(elements)
 
@@ -125,7 +125,7 @@ def is_of_points(entry: Entry, ndim: int) -> bool:
 
 
 def is_same(one: Piece, other: Piece) -> bool:
-    """Whether two pieces are equal; zarr makes most of the same objects."""
+    """Whether two pieces are equal; most of those that zarr makes share objects."""
     return all(
         a is b or (a is not None and b is not None and _equal(a, b))
         for a, b in zip(one, other, strict=True)
@@ -139,7 +139,7 @@ def _equal(one: Elements, other: Elements) -> bool:
 
 
 def grown_irregularly() -> UnsupportedError:
-    """Error for chunks that zarr has appended to a grid, and are not known."""
+    """Error for chunks that were appended to a grid after the array was opened."""
     return UnsupportedError(
         "a rectilinear axis has grown since the array was opened",
         hint="open the array again",

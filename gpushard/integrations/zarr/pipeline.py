@@ -1,7 +1,7 @@
 """zarr's own arrays, read by gpushard: a codec pipeline for zarr-python.
 
-All chunks of one user read come in one call and are read as one batch. What gpushard
-does not read, and all that is written, goes through zarr's own pipeline.
+All chunks of one read by the user come in one call and are read as one batch. zarr's
+own pipeline reads what gpushard does not read, and does all writing.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ if TYPE_CHECKING:
 
     BatchInfo = Iterable[tuple[Any, ArraySpec, Any, Any, bool]]
 
-# Reads wait here while zarr's event loop serves them; the loop's own threads would be
-# all taken by waiting reads, and its file stores need one for each request.
+# Reads wait in these threads while zarr's event loop serves them. They would occupy all
+# of the loop's own threads, of which zarr's file stores need one for each request.
 _MOST_READS = 32
 
 
 class FallbackWarning(UserWarning):
-    """An array, or a read of it, goes through zarr's own pipeline; says why."""
+    """Warns that zarr's own pipeline reads an array, or does one read, and says why."""
 
 
 @dataclass(eq=False)
 class GpushardCodecPipeline(CodecPipeline):
     """Codec pipeline that lets zarr-python read through gpushard.
 
-    ``zarr.config.set({"codec_pipeline.path": "gpushard.GpushardCodecPipeline"})`` puts
-    it to use for arrays opened from then on. Arrays that gpushard does not read fall
-    back to zarr's pipeline with one warning each; with ``{"gpushard.strict": True}``
-    they raise instead. Arrays beyond a limit always raise: zarr has none. The limits
-    are those of `Options`, or ``{"gpushard.max_chunk_nbytes": ...}`` and its like.
+    After ``zarr.config.set({"codec_pipeline.path": "gpushard.GpushardCodecPipeline"})``
+    zarr uses it for all arrays that it opens. Arrays that gpushard does not read fall
+    back to zarr's pipeline, with one warning each; with ``{"gpushard.strict": True}``
+    they raise instead. Arrays that exceed a limit always raise, because zarr has no
+    limits. The limits are those of `Options`; settings like
+    ``{"gpushard.max_chunk_nbytes": ...}`` change them.
 
     Attributes
     ----------
@@ -73,7 +74,7 @@ class GpushardCodecPipeline(CodecPipeline):
     _warned: bool = field(init=False, repr=False, default=False)
 
     def __post_init__(self) -> None:
-        # Ours makes zarr's of single codecs, and so this is zarr's.
+        # `from_codecs` gives zarr's pipeline, and so does this.
         self._zarrs = create_codec_pipeline(self.metadata)
         self._array = PipelineArray(self.metadata, self.store)
 
@@ -102,7 +103,7 @@ class GpushardCodecPipeline(CodecPipeline):
     __hash__ = None  # type: ignore[assignment]
 
     def evolve_from_array_spec(self, array_spec: ArraySpec) -> GpushardCodecPipeline:
-        """The pipeline itself: the metadata say all that a spec could add."""
+        """The pipeline itself, because a spec says nothing that the metadata do not."""
         del array_spec
         return self
 
@@ -147,7 +148,7 @@ class GpushardCodecPipeline(CodecPipeline):
         try:
             await self._zarrs.write(batch, value, drop_axes)
         finally:
-            # What was known of replaced shards is void, even if only some were.
+            # Even a write that failed may have replaced some shards.
             self._array.forget()
 
     async def read(
@@ -157,19 +158,21 @@ class GpushardCodecPipeline(CodecPipeline):
 
         Returns
         -------
-        One ``{"status": "present" | "missing"}`` a chunk. Which are missing is looked
-        up only for arrays with ``read_missing_chunks=False``; nobody else asks.
+        One ``{"status": "present" | "missing"}`` for each chunk. gpushard finds out
+        which are missing only for arrays with ``read_missing_chunks=False``, because
+        zarr does not ask for others.
 
         Raises
         ------
         LimitError
-            The array asks for more than the limits allow, which zarr would give it.
+            The array asks for more than the limits allow.
         UnsupportedError
-            ``gpushard.strict`` is set, and gpushard does not read it.
+            gpushard does not read the array, and ``gpushard.strict`` is set.
         ObjectDeletedError
-            So too, and a shard was deleted between its index and its inner chunks.
+            A shard was deleted after its index was read and before its inner chunks
+            were, and ``gpushard.strict`` is set.
         CorruptShardError, StoreError
-            As reads raise them.
+            As for `Array.read`.
         """
         batch = list(batch_info)
         if not batch:

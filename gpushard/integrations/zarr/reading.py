@@ -1,4 +1,4 @@
-"""One read of zarr's: the chunks that it asks for -> its output, as one batch."""
+"""One read by zarr: the chunks that it asks for -> its output, as one batch."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ def read_batch(
     drop_axes: tuple[int, ...],
     loop: asyncio.AbstractEventLoop,
 ) -> Statuses:
-    """Read the chunks of a batch into `out`; it waits for `loop`, so not in its thread.
+    """Read the chunks of a batch into `out`.
+
+    It waits for `loop`, and so must not run in that loop's thread.
 
     Returns
     -------
-    As `GpushardCodecPipeline.read`.
+    As for `GpushardCodecPipeline.read`.
     """
     source, entries = pipeline_array.wanted(batch)
     array: Any = out.as_ndarray_like()
@@ -64,7 +66,7 @@ def read_batch(
 
 
 def _grown(source: Source, needed: tuple[int, ...]) -> Source:
-    """The same array, at least of shape `needed`: zarr resizes without telling."""
+    """The same array, at least of shape `needed`; zarr does not tell of a resize."""
     layout = source.layout
     pairs = list(zip(needed, layout.axes, strict=True))
     if all(n <= axis.extent for n, axis in pairs):
@@ -77,7 +79,7 @@ def _grown(source: Source, needed: tuple[int, ...]) -> Source:
 
 
 def _check_dtype(layout: ArrayLayout, dtype: np.dtype[Any]) -> None:
-    """Refuse an output of which zarr makes something other than a copy: one field."""
+    """Refuse an output of another data type, which zarr makes to read one field."""
     if dtype != layout.dtype and dtype.newbyteorder("=") != layout.dtype:
         raise UnsupportedError(
             "the output is of another data type than the array",
@@ -101,7 +103,7 @@ def _read_into(
 
 
 def _statuses(source: Source, entries: Sequence[Entry]) -> Statuses:
-    """Whether each chunk is stored: asked for after the read."""
+    """Whether each chunk is stored; the store is asked after the read."""
     requests = [ByteRequest(source.key(entry.coordinate), 0, 1) for entry in entries]
     answers = source.store.read(requests)
     return tuple(

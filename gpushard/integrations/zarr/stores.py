@@ -1,4 +1,4 @@
-"""Stores of zarr's arrays, read as the arrays and zarr's settings want it."""
+"""Stores of zarr's arrays, read as zarr and its settings would read them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _local_stores: WeakValueDictionary[str, LocalStore] = WeakValueDictionary()
 
 
 def reader_of(store: ZarrAbstractStore) -> Store:
-    """Our reader for a zarr store."""
+    """Store of gpushard that reads what a zarr store has."""
     adapted = adapt(store, DEFAULT)
     if not isinstance(adapted, LocalStore):
         return adapted
@@ -36,14 +36,14 @@ def reader_of(store: ZarrAbstractStore) -> Store:
 
 
 def inside(source: Source, loop: asyncio.AbstractEventLoop, spec: ArraySpec) -> Source:
-    """The same array, its requests served by the event loop that the read came from.
+    """The same array, whose requests run in the event loop that the read came from.
 
-    They are joined as far as zarr's settings say, those of the array before the others.
+    Requests are joined as far as zarr's settings for the array allow.
     """
     store = source.store
     if not isinstance(store, ZarrStore):
         return source
-    # Encoded bytes are wanted on the host, whatever the result lies on.
+    # Encoded bytes are wanted on the host, wherever the result lies.
     on_host = issubclass(spec.prototype.buffer, cpu.Buffer)
     mine = spec.prototype if on_host else cpu.buffer_prototype
     costs = _costs_as_set(store.costs, spec.config)
@@ -51,7 +51,7 @@ def inside(source: Source, loop: asyncio.AbstractEventLoop, spec: ArraySpec) -> 
     if costs.gap_nbytes < store.costs.gap_nbytes or (
         costs.max_request_nbytes < store.costs.max_request_nbytes
     ):
-        # Who wants less than usual in one request does not want the gaps of a shard.
+        # A user who bounds what one request fetches does not want whole shards either.
         options = options.but(whole_object_fraction=1.0)
     asked = ZarrStore(store.zarr_store, loop, mine, costs)
     return replace(source, store=asked, options=options)
