@@ -6,7 +6,7 @@ Each function returns its argument, which later code can trust.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from gpushard.errors import OptionError
@@ -39,6 +39,21 @@ def items(values: Any, name: str, expected: str) -> list[Any]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise _wrong(name, expected, values)
     return list(cast("Iterable[Any]", values))
+
+
+def mapping(value: Any, name: str, expected: str) -> dict[str, Any]:
+    """The items of a mapping; none for None. `expected` describes them for the error.
+
+    Raises
+    ------
+    OptionError
+        It is not a mapping.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _wrong(name, expected, value)
+    return dict(cast("Mapping[str, Any]", value))
 
 
 def integer(value: Any, name: str) -> int:

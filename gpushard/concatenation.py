@@ -185,6 +185,16 @@ class ConcatArray(NumpyLike):
         """Elements that `key` selects, by NumPy's rules for basic indexing."""
         return self._indexer(expressions.basic)[key]
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Refuse to write.
+
+        Raises
+        ------
+        UnsupportedError
+            Always: each of the arrays is written to by itself.
+        """
+        self._indexer(expressions.basic)[key] = value
+
     @property
     def oindex(self) -> Indexer:
         """Orthogonal indexing: ``a.oindex[[0, 5], :, mask]``."""
@@ -307,8 +317,8 @@ class ConcatArray(NumpyLike):
             if not mine:
                 continue
             source = array.source.limited(memory_limit)
-            costs = damage.of_array(source.store.url, source.layout.inner_grid)
-            reader = partial(read_at_once, tally=tally, damage=costs)
+            array_damage = damage.of_array(source.store.url, source.layout.inner_grid)
+            reader = partial(read_at_once, tally=tally, damage=array_damage)
             read_in_rounds(source, [p for p, _ in mine], [o for _, o in mine], reader)
             read.append(source)
         return read
@@ -333,7 +343,15 @@ class ConcatArray(NumpyLike):
             with self._named():
                 return self._selection(key, parse)
 
-        return Indexer(self.read, parsed)
+        return Indexer(self.read, parsed, self._refuse_write)
+
+    def _refuse_write(self, selection: Wanted, value: Any) -> None:
+        del selection, value
+        raise UnsupportedError(
+            "concatenated arrays can only be read",
+            array_path=self._label,
+            hint="write to each of them",
+        )
 
     def _selection(
         self, key: Any, parse: Callable[[Any, tuple[int, ...]], Wanted]
@@ -352,8 +370,8 @@ class ConcatArray(NumpyLike):
         for array, mine, which in self.shares(selections):
             into = [outs[i] for i in which]
             source = array.source.limited(memory_limit)
-            costs = damage.of_array(source.store.url, source.layout.inner_grid)
-            yield host_job(source, mine, into, tally, costs)
+            array_damage = damage.of_array(source.store.url, source.layout.inner_grid)
+            yield host_job(source, mine, into, tally, array_damage)
 
     def shares(
         self, selections: Sequence[Taken]

@@ -20,6 +20,7 @@ from gpushard.hierarchies.documents import (
     Broken,
     GroupDocument,
     NodeType,
+    array_instead,
     children_of,
     decode_document,
     group_instead,
@@ -211,6 +212,8 @@ def _check_node(document: Mapping[str, Any], path: str, wanted: NodeType) -> Non
             got=repr(zarr_format)[:80],
         )
     if node_type != wanted:
+        if wanted == "group" and node_type == "array":
+            raise array_instead(path)
         error = wrong(f"this is no {wanted}", "node_type", wanted, node_type)
         error.add_context(array_path=path)
         raise error

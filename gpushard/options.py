@@ -234,12 +234,20 @@ class Options:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             is_whole = name in _FRACTIONS or isinstance(value, int)
             if not (is_number and is_whole and least <= value <= most):
+                kind = "number" if name in _FRACTIONS else "whole number"
                 raise OptionError(
-                    f"the option {name} is out of its bounds",
-                    expected=f"a number from {least} to {most}",
+                    f"the option {name} cannot have this value",
+                    expected=f"a {kind} from {least} to {most}",
                     got=repr(value),
                 )
 
+        write: Any = self.write
+        if not isinstance(write, WriteOptions):
+            raise OptionError(
+                "the option write cannot have this value",
+                expected="a gpushard.WriteOptions",
+                got=repr(write),
+            )
         if self.placement not in PLACEMENTS:
             raise OptionError(
                 "the option placement has no such value",

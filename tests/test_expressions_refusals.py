@@ -39,6 +39,8 @@ BASIC_REFUSALS = [
     ((slice(None),) * 3, "too many indices: expected at most 2, got 3"),
     ((None, 1, 2, 3), "too many indices: expected at most 2, got 3"),
     ((None, ..., 0, ...), "only one ellipsis"),
+    ([0, slice(None)], "pass a tuple and not a list"),
+    ((0, slice(None, None, 0)), r"bad slice for axis 1.*slice\(None, None, 0\)"),
     (slice(None, None, 0), "bad slice.*step cannot be zero"),
     (slice("a"), "bad slice.*integers or None"),
     (slice(1.5, None), "bad slice.*integers or None"),
@@ -141,9 +143,9 @@ def test_points_that_do_not_fit_are_refused_with_the_reason(key, said):
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        (2, "index 2 is out of bounds for axis 0 with 2 elements"),
-        (-3, "index -3 is out of bounds for axis 0 with 2 elements"),
-        ((0, 3), "index 3 is out of bounds for axis 1 with 3 elements"),
+        (2, "block 2 is out of bounds for axis 0 with 2 blocks"),
+        (-3, "block -3 is out of bounds for axis 0 with 2 blocks"),
+        ((0, 3), "block 3 is out of bounds for axis 1 with 3 blocks"),
         (slice(None, None, 2), r"no step \(axis 0\): expected step 1, got 2"),
         ((0, slice(None, None, -1)), r"no step \(axis 1\)"),
         (slice(None, None, 0), "bad slice"),

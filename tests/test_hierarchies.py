@@ -75,7 +75,7 @@ def test_a_v2_group_is_no_array_and_a_v2_array_no_group(v2_place):
     ) as e:
         gpushard.open_array(v2_place)
     assert e.value.json_path == "node_type"
-    with pytest.raises(gpushard.MetadataError, match="no group"):
+    with pytest.raises(gpushard.MetadataError, match="an array, not a group"):
         gpushard.open_group(v2_place / "a")
     with pytest.raises(gpushard.NotFoundError):
         gpushard.open_array(v2_place, "absent")
@@ -156,7 +156,7 @@ def test_a_draft_group_is_no_array_and_a_draft_array_no_group():
         with pytest.raises(gpushard.MetadataError, match="is a group") as caught:
             gpushard.open_array(store, path)
         assert caught.value.json_path == "node_type"
-    with pytest.raises(gpushard.MetadataError, match="no group"):
+    with pytest.raises(gpushard.MetadataError, match="an array, not a group"):
         gpushard.open_group(store, "a")
     for opened in (gpushard.open_array, gpushard.open_group):
         with pytest.raises(gpushard.NotFoundError, match="meta/root/absent"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpushard.errors import OptionError
 from gpushard.machine import usable_cpu_count
 from gpushard.options import DEFAULT, GIB, KIB, MIB, Options
 
@@ -86,6 +87,17 @@ def test_but_takes_zero_and_false_for_changes():
 def test_but_refuses_a_knob_that_is_none():
     with pytest.raises(TypeError, match="no_such_knob"):
         DEFAULT.but(no_such_knob=1)
+
+
+@pytest.mark.parametrize("value", [1e9, 0, "1GB", True])
+def test_a_size_that_is_no_whole_number_is_refused(value):
+    with pytest.raises(OptionError, match=f"a whole number from 1 .*got {value!r}"):
+        DEFAULT.but(memory_limit=value)
+
+
+def test_a_strategy_in_the_place_of_write_options_is_refused():
+    with pytest.raises(OptionError, match="WriteOptions, got 'rewrite'"):
+        DEFAULT.but(write="rewrite")
 
 
 def test_options_are_frozen():

@@ -90,6 +90,10 @@ CASES: dict[str, tuple[Callable[[Place, Any], Any], tuple[Any, ...]]] = {
     "create_array(shape)": (lambda p, v: p.create(shape=v), ("x", None, ["a"], 3.5)),
     "create_array(dtype)": (lambda p, v: p.create(dtype=v), ("x", None, 5, ["a"])),
     "create_array(format)": (lambda p, v: p.create(format=v), ("x", None, [], {})),
+    "create_array(attributes)": (
+        lambda p, v: p.create(attributes=v),
+        (5, "x", ["a"], THING),
+    ),
     "create_array(options)": (lambda p, v: p.create(options=v), NO_OPTIONS),
     "compact": (lambda p, v: gpushard.compact(v), (5, None, "x", THING)),
     "repair": (lambda p, v: gpushard.repair(v), (5, None, "x", THING)),
@@ -119,6 +123,8 @@ CASES: dict[str, tuple[Callable[[Place, Any], Any], tuple[Any, ...]]] = {
     ),
     "concat": (lambda p, v: gpushard.concat(v), (*NO_LIST, [], [5], [None])),
     "concat(axis)": (lambda p, v: gpushard.concat([p.array], axis=v), NO_INTEGER),
+    "joined[...] = value": (lambda p, v: p.joined.__setitem__(0, v), (5,)),
+    "joined.oindex = value": (lambda p, v: p.joined.oindex.__setitem__(0, v), (5,)),
     "joined.read_many": (lambda p, v: p.joined.read_many(v), (5, None, "x", THING)),
     "joined.read_many(out)": (
         lambda p, v: p.joined.read_many([0, 1], out=v),
@@ -141,9 +147,18 @@ CASES: dict[str, tuple[Callable[[Place, Any], Any], tuple[Any, ...]]] = {
     ),
     "Rolling.create(origin)": (
         lambda p, v: RollingArray.create(p.root / "q", origin=v, **SHAPES),
-        (None, 3.5, "x", THING),
+        (None, 3.5, "x", THING, ("a", 0), (1,), (1, 2, 3)),
+    ),
+    "Rolling.create(tags)": (
+        lambda p, v: RollingArray.create(p.root / "q", tags=v, **SHAPES),
+        (5, "x", ["a"], THING),
+    ),
+    "Rolling.create(attributes)": (
+        lambda p, v: RollingArray.create(p.root / "q", attributes=v, **SHAPES),
+        (5, "x", {"origin": [0, 0]}, THING),
     ),
     "Rolling.open(path)": (lambda p, v: RollingArray.open(p.root, v), NO_TEXT),
+    "rolling.oindex = value": (lambda p, v: p.rolling.oindex.__setitem__(0, v), (5,)),
     "append(values)": (lambda p, v: p.rolling.append(v), (5, None, "x", THING)),
     "append(axis)": (lambda p, v: p.rolling.append(VALUES, v), NO_INTEGER),
     "append(at)": (lambda p, v: p.rolling.append(VALUES, at=v), NO_INTEGER),

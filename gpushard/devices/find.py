@@ -42,7 +42,7 @@ def find_device(device: str | Device) -> Found:
     if not isinstance(device, str):
         if not hasattr(device, "label"):
             raise OptionError(
-                "device= is no device",
+                "device= is not a device",
                 expected="'auto', 'cpu', 'cuda', 'cuda:N' or one of gpushard.devices",
                 got=repr(device),
             )

@@ -9,6 +9,7 @@ from typing import Any, Required, TypedDict
 
 import numpy as np
 
+from gpushard.arguments import mapping
 from gpushard.errors import OptionError
 
 Shape = int | Sequence[int]
@@ -71,9 +72,20 @@ def new_document(arguments: ArrayArguments) -> bytes:
         given[name] = _plain(given.get(name))
     if given.get("fill_value") is None:
         given.pop("fill_value", None)  # zarr's own default differs between releases
-    if given.get("attributes") is not None:
-        given["attributes"] = dict(given["attributes"])
+    given["attributes"] = attributes_of(arguments)
     return _written_by_zarr(given)
+
+
+def attributes_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes among the arguments of a new array.
+
+    Raises
+    ------
+    OptionError
+        They are not a mapping.
+    """
+    given = arguments.get("attributes")
+    return mapping(given, "attributes", "a mapping of names to JSON values")
 
 
 def check_names(given: Mapping[str, Any]) -> None:

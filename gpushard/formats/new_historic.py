@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 
 from gpushard.errors import OptionError, UnsupportedError
 from gpushard.formats import v2_prototype, v3_draft
-from gpushard.formats.new_document import ArrayArguments, check_names, lengths
+from gpushard.formats.new_document import (
+    ArrayArguments,
+    attributes_of,
+    check_names,
+    lengths,
+)
 from gpushard.formats.numcodecs_names import numcodecs_configuration
 from gpushard.formats.numpy_types import parse_numpy_type, spelled
 from gpushard.formats.v2 import DIMENSION_NAMES
@@ -86,7 +91,7 @@ class HistoricArguments:
             fill_value=_fill_value(given.get("fill_value"), dtype),
             order=_order(given.get("order")),
             separator=_separator(given.get("chunk_key_encoding"), format_name),
-            attributes=dict(given.get("attributes") or {}),
+            attributes=attributes_of(given),
             dimension_names=_names(given.get("dimension_names"), len(shape)),
         )
 

@@ -245,9 +245,8 @@ def group_instead(path: str, names: Iterable[str]) -> MetadataError:
 def array_instead(path: str) -> MetadataError:
     """Error for an array opened as a group."""
     return MetadataError(
-        "this is no group",
+        "this is an array, not a group",
         array_path=path,
         json_path="node_type",
-        expected="group",
-        got="array",
+        hint="open it with gpushard.open_array, or name the group that has it",
     )

@@ -31,7 +31,11 @@ def parsed_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     try:
         return np.dtype(dtype)
     except TypeError as error:
-        raise SelectionError("dtype= is no data type", got=repr(dtype)) from error
+        raise SelectionError(
+            "dtype= does not name a data type",
+            got=repr(dtype),
+            hint="pass what numpy.dtype accepts, such as 'float32'",
+        ) from error
 
 
 def many(selections: Any, out: Any) -> tuple[list[Any], list[Any]]:

@@ -68,7 +68,10 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
         The stages of a read raise them.
     """
     if request.stream is not None:
-        raise SelectionError("stream= is for arrays on a device")
+        raise SelectionError(
+            "stream= is for arrays on a device",
+            hint="leave it out, or open the array with device='cuda'",
+        )
     arrays = [
         usable_output(out, selection.shape, request.dtype)
         for out, selection in zip(request.outs, request.selections, strict=True)

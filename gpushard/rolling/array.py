@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from gpushard.arguments import integer
 from gpushard.devices.find import find_device
-from gpushard.errors import (
-    OptionError,
-    StoreError,
-    UnsupportedError,
-    WindowMovedError,
-    naming,
-)
+from gpushard.errors import StoreError, WindowMovedError, naming
 from gpushard.formats.new_document import ArrayArguments
-from gpushard.formats.origins import ORIGIN, ROLLING, new_attributes
 from gpushard.options import DEFAULT, Options
 from gpushard.rolling import rolls
+from gpushard.rolling.creation import refuse_untaggable, rolling_attributes
 from gpushard.rolling.logical import relative_key
 from gpushard.rolling.reader import Followed, RollingReader
 from gpushard.rolling.steps import Steps
 from gpushard.selecting.expressions import basic
 from gpushard.source import Source
-from gpushard.stores.resolve import (
-    StoreAddress,
-    address,
-    from_address,
-    local_path_of,
-    resolve,
-)
-from gpushard.stores.writers import writer_of
+from gpushard.stores.resolve import StoreAddress, address, from_address, resolve
 from gpushard.writing.create import create_array
 
 if TYPE_CHECKING:
@@ -99,16 +86,9 @@ class RollingArray(RollingReader):
             As for `gpushard.create_array`; `UnsupportedError` also for tags on a store
             that cannot keep tags.
         """
-        attributes = dict(array.get("attributes") or {})
-        if taken := attributes.keys() & {ORIGIN, ROLLING}:
-            raise OptionError(f"the attribute {min(taken)!r} of a rolling array is set")
+        array["attributes"] = rolling_attributes(array, origin, tags)
         if tags:
-            _refuse_untaggable(store, tags, storage_options)
-        if not isinstance(origin, Iterable):
-            shape = array.get("shape")
-            ndim = len(shape) if isinstance(shape, Sequence) else 1
-            origin = (integer(origin, "origin"), *(0,) * (ndim - 1))
-        array["attributes"] = new_attributes(attributes, origin, tags or {})
+            refuse_untaggable(store, tags, storage_options)
         create_array(
             store,
             path,
@@ -372,17 +352,6 @@ class RollingArray(RollingReader):
     def _steps(self) -> Steps:
         layout = self._view.source.layout
         return Steps(Source.prepare(layout, self._store, self._options))
-
-
-def _refuse_untaggable(
-    store: Target, tags: Mapping[str, str], settings: Mapping[str, Any] | None
-) -> None:
-    """Refuse tags that a store cannot keep, before anything is created."""
-    if local_path_of(store) is not None:
-        raise UnsupportedError(
-            "files have no tags", got=str(store), hint="leave the tags out"
-        )
-    writer_of(resolve(store, "", DEFAULT, settings)[0], tags)
 
 
 def _reopen(

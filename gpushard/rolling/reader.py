@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 from gpushard.damage import OnDamage
 from gpushard.described import DescribedArray
 from gpushard.devices.find import find_device_for
-from gpushard.errors import OptionError, WindowMovedError, naming
+from gpushard.errors import (
+    OptionError,
+    UnsupportedError,
+    WindowMovedError,
+    naming,
+)
 from gpushard.layout import ArrayLayout
 from gpushard.memory.known import IndexCache
 from gpushard.metadata import load_array
@@ -218,7 +223,7 @@ class Followed:
     Parameters
     ----------
     read, write
-        Functions that read by a key, and write; None if nothing can be written.
+        Functions that read by a key, and write.
     """
 
     def __init__(
@@ -227,12 +232,18 @@ class Followed:
         write: Callable[[Any, Any], None] | None = None,
     ) -> None:
         self._read = read
-        self._write = write
+        self._write = write or _refuse_write
 
     def __getitem__(self, key: Any) -> Any:
         return self._read(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if self._write is None:
-            raise TypeError("these indexes can only be read by")
         self._write(key, value)
+
+
+def _refuse_write(key: Any, value: Any) -> None:
+    del key, value
+    raise UnsupportedError(
+        "a rolling array cannot be written to through this index",
+        hint="write by a[...] or a.at[...]",
+    )

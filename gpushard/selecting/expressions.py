@@ -83,7 +83,7 @@ def _basic(
             axes += whole_axes(shape)[at : at + n_whole]
             result += shape[at : at + n_whole]
         elif isinstance(item, slice):
-            axes.append(_slice_axis(item, shape[at]))
+            axes.append(_slice_axis(item, shape[at], at))
             result.append(axes[at].length)
         else:
             axes.append(_integer_axis(item, shape[at], at))
@@ -151,13 +151,13 @@ def blocks(key: Any, axes: Sequence[GridAxis]) -> Orthogonal:
     selected: list[AxisSelection] = []
     for d, (item, axis) in enumerate(zip(items, axes, strict=True)):
         if isinstance(item, slice):
-            first, stop, step = _slice_indices(item, axis.n_cells)
+            first, stop, step = _slice_indices(item, axis.n_cells, d)
             if step != 1:
                 raise SelectionError(
                     f"block slices have no step (axis {d})", expected="step 1", got=step
                 )
         else:
-            first = _integer_axis(index_of(item, d), axis.n_cells, d).start
+            first = _block(index_of(item, d), axis.n_cells, d)
             stop = first + 1
         if stop <= first:
             selected.append(SliceAxis(0, 1, 0))
@@ -166,6 +166,16 @@ def blocks(key: Any, axes: Sequence[GridAxis]) -> Orthogonal:
         end = int(axis.start_of(stop - 1)) + int(axis.length_of(stop - 1))
         selected.append(SliceAxis(start, 1, min(end, axis.extent) - start))
     return Orthogonal(tuple(selected), tuple(s.length for s in selected))
+
+
+def _block(index: int, n_cells: int, axis: int) -> int:
+    """Coordinate of a cell along an axis, counted from the start."""
+    wrapped = index + n_cells if index < 0 else index
+    if not 0 <= wrapped < n_cells:
+        raise SelectionError(
+            f"block {index} is out of bounds for axis {axis} with {n_cells} blocks"
+        )
+    return wrapped
 
 
 def hyperslab(
@@ -215,7 +225,9 @@ def hyperslab(
         s < 0 or n < 0 or t < 1 for s, n, t in zip(starts, counts, strides, strict=True)
     ):
         raise SelectionError(
-            "start and count of a hyperslab are at least 0 and its stride at least 1"
+            "a hyperslab cannot begin, count or step like this",
+            expected="start and count at least 0, stride at least 1",
+            got=f"{starts}, {counts} and {strides}",
         )
     return tuple(
         slice(s, s + (n - 1) * t + 1 if n else s, t)
@@ -227,8 +239,8 @@ def _as_tuple(key: Any) -> tuple[Any, ...]:
     return cast("tuple[Any, ...]", key) if isinstance(key, tuple) else (key,)
 
 
-def _slice_axis(item: Any, extent: int) -> SliceAxis:
-    start, stop, step = _slice_indices(item, extent)
+def _slice_axis(item: Any, extent: int, axis: int) -> SliceAxis:
+    start, stop, step = _slice_indices(item, extent, axis)
     length = len(range(start, stop, step))
     if length < 2:  # such a step counts for nothing, and need not fit an int64
         return SliceAxis(start, 1, length)
@@ -237,11 +249,15 @@ def _slice_axis(item: Any, extent: int) -> SliceAxis:
     return SliceAxis(start + (length - 1) * step, -step, length, length - 1, -1)
 
 
-def _slice_indices(item: Any, extent: int) -> tuple[int, int, int]:
+def _slice_indices(item: Any, extent: int, axis: int) -> tuple[int, int, int]:
     try:
         return item.indices(extent)
     except (TypeError, ValueError) as error:
-        raise SelectionError(f"bad slice {item}: {error}") from None
+        raise SelectionError(
+            f"bad slice for axis {axis}: {error}",
+            got=str(item),
+            hint="use integers, and a step other than 0",
+        ) from None
 
 
 def _integer_axis(integer: int, extent: int, axis: int) -> SliceAxis:
@@ -255,7 +271,7 @@ def _integer_axis(integer: int, extent: int, axis: int) -> SliceAxis:
 
 def _axis_selection(item: Any, extent: int, axis: int) -> AxisSelection | Listing:
     if isinstance(item, slice):
-        return _slice_axis(item, extent)
+        return _slice_axis(item, extent, axis)
     if as_array(item).ndim == 0:
         return _integer_axis(index_of(item, axis), extent, axis)
     return along_axis(item, extent, axis)

@@ -19,6 +19,9 @@ from gpushard.selecting.selection import IndexAxis, Ints, Listed, Points
 
 Shape = tuple[int, ...]
 
+# Old releases of NumPy read some lists as if they were tuples.
+_TUPLE_HINT = "to index several axes, pass a tuple and not a list"
+
 # Elements whose columns are kept whatever the memory limit is: 5 MiB, as of an axis.
 KEPT_ELEMENTS = 1 << 16
 
@@ -127,6 +130,7 @@ def of_coordinates(items: Sequence[Any], shape: Shape) -> Points | Listed:
         raise SelectionError(
             "coordinate arrays do not broadcast against one another",
             got=f"shapes {[c.shape for c in given]}",
+            hint="use oindex for all combinations of them",
         ) from None
     result: Shape = spread[0].shape if spread else ()
     n_points = spread[0].size if spread else 1
@@ -156,6 +160,7 @@ def _checked(item: Any, extent: int, axis: int) -> NDArray[Any]:
         raise SelectionError(
             f"the index for axis {axis} is no integer, slice, integer array or mask",
             got=f"{type(item).__name__} of {array.dtype}",
+            hint=_TUPLE_HINT if array.dtype == object else None,
         )
     if array.size and (array.max() >= extent or array.min() < -extent):
         raise SelectionError(

@@ -20,14 +20,14 @@ class Indexer:
     parse
         Turns a key into a selection.
     write
-        Writes to a selection; None if the array cannot be written.
+        Writes to a selection, or raises if the array cannot be written to.
     """
 
     def __init__(
         self,
         read: Callable[[Wanted], Any],
         parse: Callable[[Any], Wanted],
-        write: Callable[[Wanted, Any], None] | None = None,
+        write: Callable[[Wanted, Any], None],
     ) -> None:
         self._read = read
         self._write = write
@@ -38,8 +38,6 @@ class Indexer:
         return as_numpy_would(self._read(selection), selection)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if self._write is None:
-            raise TypeError("these arrays can only be read")
         self._write(self._parse(key), value)
 
 

@@ -108,7 +108,8 @@ def writer_of(store: Store, tags: Mapping[str, str] | None = None) -> Writer:
         )
     is_read_only = getattr(store, "is_read_only", False)
     if is_read_only or (isinstance(store, ZarrStore) and store.zarr_store.read_only):
-        hint = getattr(store, "read_only_hint", None)
+        writable = "open the array from a store that can be written to"
+        hint = getattr(store, "read_only_hint", writable)
         raise UnsupportedError("the store is read-only", got=store.url, hint=hint)
     if isinstance(store, LocalStore):
         from gpushard.stores.files import FileWriter
