@@ -19,7 +19,7 @@ from gpushard.layout import ArrayLayout
 from gpushard.metadata import DOCUMENTS, load_array
 from gpushard.options import DEFAULT, Options
 from gpushard.placing.outputs import many, parsed_dtype
-from gpushard.reading.results import ReadRequest, read_on_host
+from gpushard.reading.results import ReadRequest, read_on_host, read_single
 from gpushard.report import CodecPlacement, ReadReport, Tally
 from gpushard.rolling.watch import watched_source
 from gpushard.selecting import expressions
@@ -159,6 +159,9 @@ class Array(DescribedArray):
         """
         source = self.source
         with self._named:
+            single = None if self._device else read_single(source, key)
+            if single is not None:
+                return single
             is_parsed = isinstance(key, Wanted)
             chosen = key if is_parsed else expressions.basic(key, source.layout.shape)
             request = ReadRequest([chosen], [None], source.layout.dtype)

@@ -145,7 +145,8 @@ class Options:
         pool: making columns costs as much as eight inner chunks. Several inner chunks
         that together exceed 1 MiB, or `memory_limit`, do not go that way. Once the
         compiled loops are loaded, two to a thousand inner chunks in local files have a
-        short way of their own. 0 switches the short ways off.
+        short way of their own, and ``a[key]`` has one for a part of a single inner
+        chunk. 0 switches the short ways off.
     whole_object_fraction
         In a store whose requests are expensive, a shard whose index is not known is
         fetched whole if at least this part of its inner chunks is wanted.

@@ -70,11 +70,13 @@ SHARD_COLUMNS = 5
 # - 6 and 7: memory to work in, and whether each box was placed.
 # - 8 and 9: the shares that boxes are placed in, and their number.
 # - 10 and 11: the share to claim next, and about how many boxes a call places.
+# To read one box, as to place boxes, but the strides and the box follow the `Decoder`,
+# and the words 1 and 4 are their distances from the first word.
 # To plan boxes:
 # - 6 and 7: the shards, and their number.
 # - 8 and 9: cells, elements or points, and their number.
 # - 10: the ranges or axes.
-PLACE_BOXES, PLAN_BOXES, PLAN_AXES, PLAN_POINTS = range(4)
+PLACE_BOXES, PLAN_BOXES, PLAN_AXES, PLAN_POINTS, READ_BOX = range(5)
 WORDS = 12
 
 # To read this many unwanted bytes takes as long as another call (0.4 us from the page

@@ -20,6 +20,7 @@ from gpushard.fused.columns import (
     PLACE_BOXES,
     PLAN_AXES,
     PLAN_BOXES,
+    READ_BOX,
     SHARD_COLUMNS,
     WORDS,
     WORK_AXES,
@@ -100,13 +101,16 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
 
     @cfunc(types.int64(types.int64), cache=keeps, **calls.PLAIN_ERRORS)
     def gpushard_loops(at: int) -> int:
-        n_axes, n_boxes = calls.word(at, 3), calls.word(at, 5)
-        strides = calls.ints(calls.word(at, 1), (2, calls.word(at, 2), n_axes))
-        boxes = calls.ints(calls.word(at, 4), (n_boxes, FIRST_LENGTH + n_axes))
-        if calls.word(at, 0) == PLACE_BOXES:
-            _place(at, strides, boxes)
-            return stamp
-        return _plan(at, strides, boxes)
+        task, n_axes, n_boxes = calls.word(at, 0), calls.word(at, 3), calls.word(at, 5)
+        base = at if task == READ_BOX else 0
+        shape = 2, calls.word(at, 2), n_axes
+        strides = calls.ints(base + calls.word(at, 1), shape)
+        shape_of_boxes = n_boxes, FIRST_LENGTH + n_axes
+        boxes = calls.ints(base + calls.word(at, 4), shape_of_boxes)
+        if task not in (PLACE_BOXES, READ_BOX):
+            return _plan(at, strides, boxes)
+        _place(at, strides, boxes)
+        return calls.load_8(calls.word(at, 7)) if base else stamp
 
     return Compiled(
         gpushard_loops.address or 0,

@@ -33,9 +33,18 @@ class Buffer(NamedTuple):
 
 
 class Room(threading.local):
-    """Contexts and memory that a thread keeps between batches."""
+    """Contexts and memory that a thread keeps between batches.
+
+    Attributes
+    ----------
+    work
+        Memory for `loops.place_boxes`.
+    n_made
+        Number of buffers made so far: as long as it is the same, all stay in place.
+    """
 
     def __init__(self) -> None:
+        self.n_made = 0
         self._contexts: dict[Library, tuple[int, Any]] = {}
         self._kept: dict[str, Buffer] = {}
         self.work = np.empty((WORK_ROWS, WORK_AXES), np.int64)
@@ -61,6 +70,7 @@ class Room(threading.local):
         memory = np.empty(room_nbytes, np.uint8) if keeps else in_pages(room_nbytes)
         memory = memory[_CACHE_LINE - address_of(memory) % _CACHE_LINE :]
         room = Buffer(address_of(memory), memory)
+        self.n_made += 1
         if nbytes <= (_KEPT_NBYTES if keeps else WINDOW_NBYTES):
             self._kept[use] = room
         return room

@@ -23,7 +23,7 @@ from gpushard.fused.columns import (
     Planned,
 )
 from gpushard.fused.libraries import Library
-from gpushard.fused.room import Buffer, Room
+from gpushard.fused.room import Buffer, Room, address_of
 from gpushard.fused.shares import Shares
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.placing.outputs import LARGE_NBYTES
@@ -138,7 +138,11 @@ class BoxPlacer:
         is_placed = (
             np.zeros(len(columns), np.bool_) if shares is None else shares.is_placed
         )
-        ready = self._ready(columns, window_nbytes)
+        # Only libblosc2 is given parts of frames, which are copied.
+        widest = 0
+        if self.chain.kind == BLOSC:
+            widest = int(columns[:, NBYTES].max(initial=0))
+        ready = self._ready(widest, window_nbytes)
         if ready is not None:
             place = self._loops.compiled.place_boxes
             place(ready.decoder, columns, self._strides, _room.work, is_placed, shares)
@@ -146,16 +150,36 @@ class BoxPlacer:
             shares.end()
         return is_placed
 
-    def _ready(self, columns: Ints, window_nbytes: int) -> _Ready | None:
-        """What the loops need; None if this thread gets no context."""
+    @property
+    def n_made(self) -> int:
+        """Number that changes when this thread's memory moves."""
+        return _room.n_made
+
+    def words_of_box(self, window_nbytes: int) -> bytes:
+        """What `Compiled.read_box` needs of this thread, until its memory moves.
+
+        Empty if the thread gets no context.
+        """
+        ready = self._ready(window_nbytes, window_nbytes)
+        if ready is None:
+            return b""
+        work = address_of(_room.work)
+        return self._loops.compiled.words_of_box(
+            ready.decoder, self._strides.shape[2], work
+        )
+
+    def _ready(self, widest: int, window_nbytes: int) -> _Ready | None:
+        """What the loops need; None if this thread gets no context.
+
+        `widest` is the stored size of the largest Blosc frame.
+        """
         chain, library = self.chain, self._loops.library
         context = _room.context(library)
         if library.function and not context:
             return None
         # This object holds the memory: the loops have only addresses.
-        widest = BUFFERS_NBYTES if library.part else 0
-        if chain.kind == BLOSC:
-            widest = int(columns[:, NBYTES].max(initial=0))
+        if chain.kind != BLOSC:
+            widest = BUFFERS_NBYTES if library.part else 0
         keeps = not self._chunk_room.is_crowded
         if not keeps:
             self._chunk_room.note_taken(window_nbytes + chain.chunk_nbytes + widest)

@@ -185,13 +185,17 @@ def short_reader(source: Source) -> ShortReader | None:
         return None
     reader = source.findings.get(_FINDING)
     if reader is None:
-        reader = _reader(source)
-        if reader is not None:
-            source.findings[_FINDING] = reader
+        found = chain_of_files(source)
+        if found is not None:
+            reader = source.findings[_FINDING] = ShortReader(source, *found)
     return None if source.has_large_indexes else reader
 
 
-def _reader(source: Source) -> ShortReader | None:
+def chain_of_files(source: Source) -> tuple[LocalStore, FusedChain, Loops] | None:
+    """Store, encoding and loops of an array that the loops can read from files.
+
+    None if they cannot plan or read it, or are not loaded.
+    """
     layout, store = source.layout, source.store
     if (
         not holds_plain_files(store)
@@ -207,4 +211,4 @@ def _reader(source: Source) -> ShortReader | None:
         return None
     if chain.chunk_nbytes > source.options.max_chunk_nbytes:
         return None  # other paths check how much of the plain elements is wanted
-    return ShortReader(source, store, chain, loops)
+    return store, chain, loops

@@ -14,6 +14,7 @@ from gpushard.errors import CorruptShardError, SelectionError
 from gpushard.fetching.job import Job
 from gpushard.fused.choice import host_sink
 from gpushard.fused.short import short_reader
+from gpushard.fused.single import single_reader
 from gpushard.placing.outputs import usable_output
 from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import plan_read
@@ -85,6 +86,21 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
         read = partial(read_at_once, tally=tally, damage=request.damage)
         read_in_rounds(source, request.selections, arrays, read)
     return [a if o is None else o for a, o in zip(arrays, request.outs, strict=True)]
+
+
+def read_single(source: Source, key: Any) -> Any:
+    """What ``a[key]`` returns on the host, if that is part of one inner chunk.
+
+    None for all other keys, for keys that do not fit the array, and for arrays that do
+    not lie in local files: `read_on_host` then reads them or says what is wrong.
+
+    Raises
+    ------
+    StoreError
+        The store failed.
+    """
+    reader = single_reader(source)
+    return None if reader is None else reader.read(source, key)
 
 
 def _read_small(

@@ -1,0 +1,255 @@
+"""The shortest way: a part of one inner chunk in a local file, read in one call.
+
+This is for keys such as ``a[i]``, which otherwise take more time in Python than to read
+and to decode. Python finds the inner chunk in an index that is known already, and the
+loops do the rest. All other keys are declined, and so is everything unusual: an index
+that is not known, an inner chunk that is missing or damaged, a file that has changed.
+The general path then reads it or says what is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpushard.errors import ObjectChangedError
+from gpushard.fetching.fetch import known_index
+from gpushard.fused.chain import FusedChain
+from gpushard.fused.choice import are_loaded
+from gpushard.fused.columns import BLOSC, FIRST_LENGTH, RAW
+from gpushard.fused.files import window_nbytes
+from gpushard.fused.laid import Coordinate, grid_of
+from gpushard.fused.room import address_of
+from gpushard.fused.runner import BoxPlacer, Loops
+from gpushard.fused.short import chain_of_files
+from gpushard.memory.chunk_room import usual_stored
+from gpushard.options import KIB, MIB
+from gpushard.planning.index import PRESENT
+from gpushard.source import Source
+from gpushard.stores.handles import Handle, version_of
+from gpushard.stores.local import LocalStore
+
+_FINDING = "single way"
+# Each thread keeps memory for an inner chunk of this size, stored and decoded.
+_MOST_NBYTES = 2 * MIB
+# Libraries decode larger Blosc frames with several threads, unless little is wanted.
+_MOST_BLOSC_NBYTES, _LITTLE = 256 * KIB, 4
+# The columns of a box that are 0 here, from `columns.PART` to `columns.LISTED`.
+_NOTHING = (0,) * 4
+
+
+class _Cut(NamedTuple):
+    """What a key selects of one inner chunk.
+
+    Attributes
+    ----------
+    shard, entry
+        Coordinate of the shard, and place of the inner chunk in its index.
+    offset, extent
+        First wanted byte of the decoded inner chunk, and the number of bytes from there
+        to the end of the last wanted element.
+    lengths, strides
+        For each axis the number of wanted elements, and the bytes between them.
+    shape
+        Shape of the result.
+    """
+
+    shard: Coordinate
+    entry: int
+    offset: int
+    extent: int
+    lengths: tuple[int, ...]
+    strides: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class _Words(threading.local):
+    """The words of `READ_BOX` that are the same for all boxes, for each thread.
+
+    They hold addresses of the thread's memory as of its `n_made`.
+    """
+
+    n_made = -1
+    same = b""
+
+
+class SingleReader:
+    """Reads keys that select a part of a single inner chunk.
+
+    Parameters
+    ----------
+    source, store
+        The array, and its store.
+    chain, loops
+        Its encoding, and the loops that decode it.
+    window
+        Memory for the stored bytes of an inner chunk.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        store: LocalStore,
+        chain: FusedChain,
+        loops: Loops,
+        window: int,
+    ) -> None:
+        layout = source.layout
+        self._store = store
+        self._dtype = layout.dtype
+        self._run = loops.compiled.read_box
+        ndim = layout.ndim
+        nothing = np.zeros((2, 1, ndim), np.int64)
+        self._placer = BoxPlacer(chain, loops, nothing, source.room)
+        self._window_nbytes = window
+        self._words = _Words()
+        self._pack = Struct(f"={3 * ndim + FIRST_LENGTH}q").pack
+        self._itemsize = layout.dtype.itemsize
+        self._chunk_nbytes = chain.chunk_nbytes
+        self._limit_nbytes = source.largest_chunk_nbytes
+        self._is_plain = source.raw_strides is not None
+        is_divided = chain.kind == BLOSC and chain.chunk_nbytes >= _MOST_BLOSC_NBYTES
+        self._most_wanted = chain.chunk_nbytes // (_LITTLE if is_divided else 1)
+        grid = grid_of(layout, chain.strides)
+        self._axes = [
+            (extent, *known) for extent, known in zip(layout.shape, grid, strict=True)
+        ]
+
+    def read(self, source: Source, key: Any) -> Any:
+        """Elements that `key` selects, as ``a[key]`` returns them; None if declined.
+
+        Parameters
+        ----------
+        source
+            The array, with the options of this read.
+        key
+            An index expression, not checked yet.
+
+        Raises
+        ------
+        StoreError
+            The store failed.
+        """
+        cut = self._cut(key if type(key) is tuple else (key,))
+        found = None if cut is None else self._find(source, cut)
+        if cut is None or found is None:
+            return None
+        handle, start, nbytes = found
+        out = np.empty(cut.shape, self._dtype)
+        is_read = self._place(cut, (start, nbytes), handle, address_of(out))
+        # Checked after the read, to notice a writer that overwrites in place.
+        if not is_read or version_of(os.fstat(handle.fd)) != handle.version:
+            return None
+        return out if cut.shape else out[()]
+
+    def _find(self, source: Source, cut: _Cut) -> tuple[Handle, int, int] | None:
+        """File of an inner chunk, and start and size of the inner chunk in it."""
+        name = source.key(cut.shard)
+        known = known_index(source, cut.shard, name)
+        if known is None or known.index.state.item(cut.entry) != PRESENT:
+            return None
+        nbytes = known.index.nbytes.item(cut.entry)
+        is_odd = self._is_plain and nbytes != self._chunk_nbytes
+        if is_odd or nbytes > self._limit_nbytes:
+            return None
+        try:
+            handle = self._store.open_file(name, known.version)
+        except ObjectChangedError:
+            return None
+        return handle, known.index.offset.item(cut.entry), nbytes
+
+    def _cut(self, items: tuple[Any, ...]) -> _Cut | None:
+        """What integers and slices select, if that is a part of one inner chunk."""
+        if len(items) > len(self._axes):
+            return None
+        shard: list[int] = []
+        lengths: list[int] = []
+        strides: list[int] = []
+        shape: list[int] = []
+        entry, offset, extent = 0, 0, self._itemsize
+        items += (slice(None),) * (len(self._axes) - len(items))
+        for item, axis in zip(items, self._axes, strict=True):
+            n, cell, per_shard, index_stride, stride = axis
+            if type(item) is int:
+                start = last = item + n if item < 0 else item
+                step = length = 1
+            elif type(item) is slice:
+                try:
+                    start, stop, step = item.indices(n)
+                except (TypeError, ValueError):
+                    return None
+                length = (stop - start + step - 1) // step
+                last = start + (length - 1) * step
+                shape.append(length)
+            else:
+                return None
+            at = start // cell
+            if step < 1 or not 0 <= start <= last < n or last // cell != at:
+                return None
+            number = at // per_shard
+            shard.append(number)
+            entry += (at - number * per_shard) * index_stride
+            offset += (start - at * cell) * stride
+            extent += (last - start) * stride
+            lengths.append(length)
+            strides.append(step * stride)
+        if extent > self._most_wanted:
+            return None
+        wanted = tuple(lengths), tuple(strides), tuple(shape)
+        return _Cut(tuple(shard), entry, offset, extent, *wanted)
+
+    def _place(
+        self, cut: _Cut, stored: tuple[int, int], handle: Handle, target: int
+    ) -> bool:
+        """Whether the loops could read and decode what is cut, to `target`."""
+        words = self._words
+        if words.n_made != self._placer.n_made:
+            words.same = self._placer.words_of_box(self._window_nbytes)
+            words.n_made = self._placer.n_made
+        start, nbytes = stored
+        low, high = start, start + nbytes
+        if self._is_plain:
+            low += cut.offset
+            high = low + cut.extent
+        outer: list[int] = []
+        step = self._itemsize
+        for length in reversed(cut.lengths):
+            outer.append(step)
+            step *= length
+        place = low, high, high, handle.fd, cut.offset, target
+        outer.reverse()
+        own = self._pack(
+            *cut.strides, *outer, start, nbytes, *place, *_NOTHING, *cut.lengths
+        )
+        return bool(words.same) and self._run(words.same + own)
+
+
+def single_reader(source: Source) -> SingleReader | None:
+    """Reader of single inner chunks; None if the loops are not there or cannot read."""
+    if not are_loaded() or not source.options.small_read_chunks:
+        return None
+    if source.room.is_tight or source.room.is_crowded or source.chunks is not None:
+        return None
+    reader = source.findings.get(_FINDING)
+    if reader is None:
+        reader = _reader(source)
+        if reader is not None:
+            source.findings[_FINDING] = reader
+    return None if source.has_large_indexes else reader
+
+
+def _reader(source: Source) -> SingleReader | None:
+    found = chain_of_files(source)
+    if found is None or source.chunk_nbytes > _MOST_NBYTES:
+        return None
+    _, chain, _ = found
+    widest = source.chunk_nbytes
+    if chain.kind != RAW or chain.has_crc:
+        widest = usual_stored(widest)
+    if widest > source.room.most_window_nbytes:
+        return None
+    return SingleReader(source, *found, window_nbytes(source.options, widest))

@@ -1,0 +1,314 @@
+"""Parts of one inner chunk read in one compiled call: which, and that it is right."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpushard
+from array_strategies import codec
+from fused_cases import CHAINS, CRC, FUSED, LITTLE, LZ4, VALUES, ZSTD, blosc, stored
+from gpushard.fused import choice
+from gpushard.fused.loading import Compiled
+from gpushard.fused.single import SingleReader, single_reader
+from spec_shards import document, sharding
+from zarr_oracle import assert_same_bits, write
+
+pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
+pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
+
+# zarr 3.1 says so wherever one of numcodecs' codecs is made.
+pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
+
+SINGLE = FUSED.but(small_read_chunks=8)
+INSIDE = np.s_[35:60, 20:31]  # of one inner chunk of `VALUES`
+VOLUME = np.arange(20 * 18 * 9, dtype="i4").reshape(20, 18, 9)
+NOISE = np.random.default_rng(5).integers(0, 4, (1024, 512), np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def loaded():
+    """The loops are there, as after the first large read of a process."""
+    choice._load()
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Whether each read since was taken."""
+    found: list[bool] = []
+    plain = SingleReader.read
+
+    def read(*args):
+        result = plain(*args)
+        found.append(result is not None)
+        return result
+
+    monkeypatch.setattr(SingleReader, "read", read)
+    return found
+
+
+def opened(place: Any, options: Any = SINGLE) -> gpushard.Array:
+    """Array whose indexes are all known."""
+    a = gpushard.open_array(place, options=options, device="cpu")
+    a.read(...)
+    return a
+
+
+def reader_of(a: gpushard.Array) -> Any:
+    """The reader that single inner chunks of an array go to."""
+    return single_reader(a.source)
+
+
+@pytest.fixture
+def array(tmp_path):
+    return opened(stored([ZSTD]).placed("local", tmp_path))
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_every_chain_is_read_and_decoded(chain, taken, tmp_path):
+    a = opened(stored(CHAINS[chain]).placed("local", tmp_path))
+    for key in (INSIDE, np.s_[40], np.s_[-1, -1], np.s_[64:96:7, 17:32:3]):
+        assert_same_bits(a[key], VALUES[key])
+    assert taken == [True, False, True, True]
+
+
+@pytest.fixture(scope="module", params=["raw", "zstd", "blosc lz4 shuffle 0"])
+def volume(request, tmp_path_factory):
+    inner = sharding((10, 9, 9), codecs=[LITTLE, *CHAINS[request.param]])
+    inner["configuration"]["codecs"].insert(0, codec("transpose", order=[2, 0, 1]))
+    here = document(VOLUME.shape, (20, 18, 9), inner, dtype="int32", fill_value=5)
+    root = tmp_path_factory.mktemp("v")
+    return opened(write(here, [(..., VOLUME)]).placed("local", root))
+
+
+@st.composite
+def single_keys(draw) -> tuple[Any, ...]:
+    """Integers and slices that mostly stay in one inner chunk of `VOLUME`."""
+    key = []
+    for n, cell in zip(VOLUME.shape, (10, 9, 9), strict=True):
+        first = draw(st.integers(0, n // cell - 1)) * cell
+        start = first + draw(st.integers(0, cell - 1))
+        stop = draw(st.integers(start + 1, first + cell))
+        some = slice(start, stop, draw(st.integers(1, 4)))
+        some = draw(st.sampled_from([start, start - n, some, slice(start - n, stop)]))
+        key.append(some)
+    return tuple(key[: draw(st.integers(1, 3))])
+
+
+@given(single_keys())
+def test_any_part_of_an_inner_chunk_is_read_as_numpy_reads_it(volume, key):
+    got, want = volume[key], VOLUME[key]
+    assert_same_bits(got, want)
+    assert type(got) is type(want)
+
+
+@pytest.mark.parametrize(
+    ("stored_as", "dtype"), [(">i2", "int16"), ("<f8", "float64"), ("?", "bool")]
+)
+def test_elements_are_changed_as_in_any_read(stored_as, dtype, taken, tmp_path):
+    values = (NOISE[:64, :64] % 2).astype(dtype)
+    endian = "big" if stored_as[0] == ">" else "little"
+    before = codec("bytes") if dtype == "bool" else codec("bytes", endian=endian)
+    inner = sharding((16, 16), codecs=[before, ZSTD])
+    fill = False if dtype == "bool" else 0
+    here = document((64, 64), (32, 32), inner, dtype=dtype, fill_value=fill)
+    a = opened(write(here, [(..., values)]).placed("local", tmp_path))
+    for key in (np.s_[3:9, 20:30:2], np.s_[40, 63]):
+        assert_same_bits(a[key], values[key])
+    assert taken == [True, True]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(np.s_[30:40, 20], id="two inner chunks"),
+        pytest.param(np.s_[40], id="a row of several"),
+        pytest.param(np.s_[..., 3], id="ellipsis"),
+        pytest.param(np.s_[3, None, 3], id="new axis"),
+        pytest.param(np.s_[9:5:-1, 3], id="reversed"),
+        pytest.param(np.s_[5:5, 3], id="empty"),
+        pytest.param(([3, 4], 3), id="list"),
+        pytest.param((np.int64(3), 3), id="integer of NumPy"),
+    ],
+)
+def test_other_keys_are_declined_and_read_as_ever(key, array, taken):
+    assert_same_bits(array[key], VALUES[key])
+    assert taken == [False]
+
+
+@pytest.mark.parametrize("key", [(100, 3), (-101, 3), (3, 3, 3), (slice("a"), 3)])
+def test_keys_that_do_not_fit_are_refused_as_ever(key, array, taken):
+    with pytest.raises(gpushard.SelectionError):
+        array[key]
+    assert taken == [False]
+
+
+def test_an_index_is_read_first_the_general_way(taken, tmp_path):
+    place = stored([ZSTD]).placed("local", tmp_path)
+    a = gpushard.open_array(place, options=SINGLE, device="cpu")
+    for _ in range(2):
+        assert_same_bits(a[INSIDE], VALUES[INSIDE])
+    assert taken == [False, True]
+
+
+def test_a_missing_inner_chunk_yields_the_fill_value(taken, tmp_path):
+    inner = sharding((4, 4), codecs=[LITTLE, ZSTD])
+    here = document((16, 8), (8, 8), inner, dtype="int32", fill_value=7)
+    values = np.full((16, 8), 7, "i4")
+    values[:4, :4] = 1
+    a = opened(write(here, [(np.s_[:4, :4], values[:4, :4])]).placed("local", tmp_path))
+    for key in (np.s_[1, :4], np.s_[1, 4:], np.s_[9, 1:3]):
+        assert_same_bits(a[key], values[key])
+    assert taken == [True, False, False]
+
+
+@pytest.mark.parametrize("chain", [[], [ZSTD], [ZSTD, CRC], [LZ4]], ids=str)
+def test_a_replaced_shard_is_noticed_before_it_is_read(chain, taken, tmp_path):
+    place = stored(chain).placed("local", tmp_path)
+    other = stored(chain, negated=True).placed("local", tmp_path)
+    a = opened(place)
+    assert_same_bits(a[INSIDE], VALUES[INSIDE])
+    os.replace(other / "c/0/0", place / "c/0/0")
+    assert_same_bits(a[INSIDE], -VALUES[INSIDE])
+    assert taken == [True, False]
+
+
+def test_a_shard_overwritten_during_the_read_is_read_again(
+    taken, monkeypatch, tmp_path
+):
+    place = stored([]).placed("local", tmp_path)
+    other = stored([], negated=True).placed("local", tmp_path)
+    a = opened(place)
+    plain = Compiled.read_box
+
+    def read_box(*args):
+        done = plain(*args)
+        (place / "c/0/0").write_bytes((other / "c/0/0").read_bytes())
+        return done
+
+    monkeypatch.setattr(Compiled, "read_box", read_box)
+    reader_of(a)._run = Compiled.read_box.__get__(choice._load())
+    assert_same_bits(a[INSIDE], -VALUES[INSIDE])
+    assert taken == [False]
+
+
+@pytest.mark.parametrize("chain", ["zstd, crc32c", "blosc lz4 shuffle 0", "lz4"])
+def test_a_damaged_inner_chunk_is_named(chain, taken, tmp_path):
+    place = stored(CHAINS[chain]).placed("local", tmp_path)
+    a = opened(place)
+    known: Any = a.source.indexes.get((0, 0))
+    data = bytearray((place / "c/0/0").read_bytes())
+    start, nbytes = int(known.index.offset[5]), int(known.index.nbytes[5])
+    data[start : start + nbytes] = bytes(nbytes)
+    (place / "c/0/0").write_bytes(data)
+    b = gpushard.open_array(place, options=SINGLE, device="cpu")
+    assert_same_bits(b[3, 3], VALUES[3, 3])  # the index is known
+    with pytest.raises(gpushard.CorruptShardError) as caught:
+        b[INSIDE]
+    assert caught.value.inner_chunk == (1, 1)
+    assert taken == [False, False]
+
+
+def test_an_inner_chunk_stored_in_too_many_bytes_is_refused_as_ever(taken, tmp_path):
+    place = stored([ZSTD]).placed("local", tmp_path)
+    a = opened(place)
+    reader_of(a)._limit_nbytes = 3
+    assert_same_bits(a[INSIDE], VALUES[INSIDE])
+    assert taken == [False]
+
+
+def test_each_thread_has_memory_of_its_own(tmp_path):
+    a = opened(stored([ZSTD]).placed("local", tmp_path))
+    wrong: list[Any] = []
+
+    def read(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for i, j in rng.integers(0, 90, (300, 2)).tolist():
+            if a[i, j] != VALUES[i, j]:
+                wrong.append((i, j))
+
+    threads = [threading.Thread(target=read, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def noise(root: Path, chain: list[Any]) -> gpushard.Array:
+    """Array of `NOISE` in two inner chunks of 256 KiB."""
+    root.mkdir(exist_ok=True)
+    inner = sharding((512, 512), codecs=[codec("bytes"), *chain])
+    here = document(NOISE.shape, NOISE.shape, inner, dtype="uint8", fill_value=0)
+    return opened(write(here, [(..., NOISE)]).placed("local", root))
+
+
+def test_memory_that_moved_is_not_written_to(array, taken, tmp_path):
+    assert_same_bits(array[INSIDE], VALUES[INSIDE])
+    before = reader_of(array)._words.same
+    larger = noise(tmp_path / "larger", [ZSTD])
+    from gpushard.fused.runner import _room
+
+    _room._kept.clear()  # as if this thread had read little so far
+    assert_same_bits(larger[7, 3:400], NOISE[7, 3:400])
+    assert_same_bits(array[INSIDE], VALUES[INSIDE])
+    assert reader_of(array)._words.same != before
+    assert taken == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("chain", "is_taken"),
+    [([ZSTD], True), ([LZ4], True), ([], True), ([blosc("lz4", "shuffle")], False)],
+    ids=["zstd", "lz4", "raw", "blosc"],
+)
+def test_large_parts_of_blosc_frames_are_left_to_several_threads(
+    chain, is_taken, taken, tmp_path
+):
+    a = noise(tmp_path, chain)
+    for rows in (slice(130, 140), slice(3, 500)):
+        assert_same_bits(a[rows, 5:], NOISE[rows, 5:])
+    assert taken == [True, is_taken]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(FUSED, id="no short ways"),
+        pytest.param(SINGLE.but(chunk_cache_nbytes=1 << 20), id="a cache"),
+        pytest.param(SINGLE.but(compile_nbytes=2**62), id="no loops"),
+        pytest.param(SINGLE.but(memory_limit=1024), id="little memory"),
+    ],
+)
+def test_options_are_heeded(options, taken, tmp_path):
+    place = stored([ZSTD]).placed("local", tmp_path)
+    a = gpushard.open_array(place, options=options, device="cpu")
+    for _ in range(2):
+        assert_same_bits(a[INSIDE], VALUES[INSIDE])
+    assert not any(taken)
+
+
+def test_the_limit_of_inner_chunks_is_heeded(array, taken):
+    options = array.source.options.but(max_chunk_nbytes=1024)
+    b = gpushard.Array(replace(array.source, options=options, findings={}))
+    with pytest.raises(gpushard.LimitError):
+        b[INSIDE]
+    assert not taken
+
+
+def test_nothing_is_loaded_for_it(taken, monkeypatch, tmp_path):
+    monkeypatch.setattr(choice, "_loaded", [])
+    options = SINGLE.but(compile_nbytes=2**62)
+    place = stored([ZSTD]).placed("local", tmp_path)
+    a = gpushard.open_array(place, options=options, device="cpu")
+    assert_same_bits(a[INSIDE], VALUES[INSIDE])
+    assert not taken
+    assert not choice._loaded
