@@ -26,8 +26,11 @@ pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`
 pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
 pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
 
-# zarr 3.1 says so wherever one of numcodecs' codecs is made.
-pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
+pytestmark = [
+    # zarr 3.1 says so wherever one of numcodecs' codecs is made.
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in"),
+    pytest.mark.usefixtures("settled"),
+]
 
 SINGLE = FUSED.but(small_read_chunks=8)
 INSIDE = np.s_[35:60, 20:31]  # of one inner chunk of `VALUES`
