@@ -57,6 +57,7 @@ def stream_of(array: Any, interface: Mapping[str, Any]) -> Stream | None:
     """
     stream = interface.get("stream")
     torch: Any = sys.modules.get("torch")
-    if stream is None and torch is not None and isinstance(array, torch.Tensor):
-        return int(torch.cuda.current_stream(array.device).cuda_stream)
-    return stream
+    tensor = getattr(torch, "Tensor", None)  # None while it is imported elsewhere
+    if stream is not None or tensor is None or not isinstance(array, tensor):
+        return stream
+    return int(torch.cuda.current_stream(array.device).cuda_stream)
