@@ -9,7 +9,9 @@ import inspect
 import re
 import sys
 import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -107,6 +109,20 @@ def test_kernels_are_compiled_once_for_the_architecture(cupy, tmp_path):
     assert len(names) == len(set(names)) > 3
     assert all("--gpu-architecture=sm_90" in how for _, how in cupy.nvrtc.compiled)
     assert not any(cupy.nvrtc.programs)
+
+
+def test_threads_that_need_a_kernel_at_once_compile_it_once(cupy, monkeypatch):
+    device, compile_program = CudaDevice(0), cupy.nvrtc.compileProgram
+
+    def compile_slowly(*arguments):
+        time.sleep(0.05)  # without the GIL, as NVRTC
+        compile_program(*arguments)
+
+    monkeypatch.setattr(cupy.nvrtc, "compileProgram", compile_slowly)
+    with ThreadPoolExecutor(2) as pool:
+        first, other = pool.map(device._modules.function, ["gs_fold", "gs_fold"])
+    assert first == other
+    assert [name for name, _ in cupy.nvrtc.compiled] == ["gate.cu"]
 
 
 def test_parameters_are_no_more_than_any_driver_takes():
@@ -236,8 +252,9 @@ def test_the_rest_of_the_first_contact_passes_here(cupy, tmp_path, monkeypatch):
             contact.test_the_vendors_library_encodes_what_others_decode(
                 tmp_path / chain, device, chain, patch
             )
+    for chain in contact.CHAINS:
+        contact.test_an_array_is_read(tmp_path / f"read {chain}", device, chain)
     read = contact.stored(tmp_path, device)
-    contact.test_an_array_is_read(read)
     for handle in (0, 1, 2):
         contact.test_the_default_streams_are_taken(read, device, handle)
     kvikio_standin.install(monkeypatch, cupy.devices[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from gpushard.devices.kernels import (
@@ -12,6 +13,10 @@ from gpushard.devices.kernels import (
     nvrtc_options,
 )
 from gpushard.errors import DeviceError
+
+# Compiling takes seconds, without the GIL: threads that need one source at a time would
+# all do it, and write the same file.
+_LOADING = threading.Lock()
 
 
 class CudaModules:
@@ -44,14 +49,21 @@ class CudaModules:
         """
         function = self._functions.get(kernel)
         if function is None:
+            with _LOADING:
+                function = self._loaded(kernel)
+        return function.ptr
+
+    def _loaded(self, kernel: str) -> Any:
+        """The kernel; loaded with the others of its source, unless that was done."""
+        if kernel not in self._functions:
             source = load_kernel_sources()[kernel]
             module = self._modules.get(source.name)
             if module is None:
                 module = self._cuda.function.Module()
                 module.load(self.cubin(source))
                 self._modules[source.name] = module
-            function = self._functions[kernel] = module.get_function(kernel)
-        return function.ptr
+            self._functions[kernel] = module.get_function(kernel)
+        return self._functions[kernel]
 
     def cubin(self, source: KernelSource) -> bytes:
         """Machine code of a source; read from the disk if it was compiled before.

@@ -53,6 +53,7 @@ class Standin:
     """
 
     __version__ = "26.10.0"
+    CompatMode = CompatMode
 
     def __init__(self, device: EmulatedDevice, *, seed: int = 0) -> None:
         self.device = device
