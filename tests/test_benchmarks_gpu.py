@@ -98,9 +98,13 @@ def test_wrong_checksums_of_the_vendor_are_told(tmp_path, monkeypatch):
     assert [row["is_right"] for row in found.values()] == [False]
 
 
-def test_all_settings_of_kvikio_are_measured_beside_the_ring(tmp_path, monkeypatch):
+@pytest.mark.parametrize("has_gds", [True, False])
+def test_all_settings_of_kvikio_are_measured_beside_the_ring(
+    tmp_path, monkeypatch, has_gds
+):
     machine, found = emulated(), {}
     standin = kvikio_standin.install(monkeypatch, machine.device)
+    standin.is_gds = has_gds
     run = Run(DEVICE, "tiny", tmp_path, emit=lambda row: found.update({row["id"]: row}))
     run.machine = machine
     alternatives.fetch(run)
@@ -109,6 +113,7 @@ def test_all_settings_of_kvikio_are_measured_beside_the_ring(tmp_path, monkeypat
     assert len(tried) == 4 * 3
     assert standin.n_preads == len(tried) * n_files * (1 + 2 * TINY.repetitions)
     assert all(row["cold_gb_s"] > 0 < row["warm_gb_s"] for row in found.values())
+    assert {row["is_compat"] for row in tried} == {not has_gds}
     assert "n_direct" not in str(found["alternatives/fetch/ring"])
 
 

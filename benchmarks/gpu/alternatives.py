@@ -18,7 +18,11 @@ from benchmarks.gpu.streams import uploaded
 from gpushard import Options, open_array
 from gpushard.devices.lane import PAGE_NBYTES
 from gpushard.devices.nvcomp import StreamTables
-from gpushard.devices.payload.kvikio_file import FileRange, KvikioFiles
+from gpushard.devices.payload.kvikio_file import (
+    FileRange,
+    KvikioFiles,
+    kvikio_facts,
+)
 from gpushard.devices.sink import MAX_ROWS
 
 if TYPE_CHECKING:
@@ -123,6 +127,9 @@ def fetch(run: Run) -> None:
         run.put("alternatives/fetch/kvikio", skipped=f"kvikio: {error}")
         return
     module: Any = kvikio
+    if kvikio_facts().get("is_gds_available") is not True:
+        # cuFile would try what is not there, and may hang of it.
+        module.defaults.set("compat_mode", module.CompatMode.ON)
     is_compat = bool(module.defaults.is_compat_mode_preferred())
     files = KvikioFiles(module)
     for n_threads in N_THREADS:

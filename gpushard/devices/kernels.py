@@ -13,6 +13,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
+from uuid import uuid4
 
 from gpushard.errors import DeviceError
 
@@ -183,7 +184,8 @@ def cache_directory() -> Path:
 
 def keep_file(path: Path, content: bytes) -> None:
     """Write a file that other processes may write too; do nothing on a full disk."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    # Containers that share a home have the same process numbers.
+    part = path.with_name(f"{path.name}.{uuid4().hex}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(content)

@@ -73,7 +73,9 @@ class Standin:
         self.defaults = SimpleNamespace(
             get=self.settings.__getitem__,
             set=self.settings.__setitem__,
-            is_compat_mode_preferred=lambda: self.is_compat,
+            is_compat_mode_preferred=lambda: (
+                self.is_compat or self.settings.get("compat_mode") is CompatMode.ON
+            ),
         )
         self.cufile_driver = CufileDriver(self)
         self.CuFile = self._bound(CuFile)
