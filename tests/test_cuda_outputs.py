@@ -131,6 +131,19 @@ def test_tensors_with_a_gradient_are_refused(cupy, tmp_path, tensor):
         opened(tmp_path / "a").read(out=tensor)
 
 
+def test_arrays_of_jax_are_refused_however_they_lend_their_memory(
+    cupy, tmp_path, monkeypatch
+):
+    """Of bfloat16 they have DLPack only, whose flag CuPy does not look at."""
+    stored(tmp_path / "a")
+    jax = ModuleType("jax")
+    jax.Array = Exporter
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    out = Exporter(cupy.empty(SHAPE, ml_dtypes.bfloat16))
+    with pytest.raises(gpushard.SelectionError, match="out= is read-only"):
+        opened(tmp_path / "a").read(out=out)
+
+
 def test_what_cupy_does_not_adopt_is_unsupported(cupy, tmp_path, monkeypatch):
     stored(tmp_path / "a")
 

@@ -56,8 +56,22 @@ def stream_of(array: Any, interface: Mapping[str, Any]) -> Stream | None:
         used on torch's current stream of its device.
     """
     stream = interface.get("stream")
-    torch: Any = sys.modules.get("torch")
-    tensor = getattr(torch, "Tensor", None)  # None while it is imported elsewhere
-    if stream is not None or tensor is None or not isinstance(array, tensor):
+    if stream is not None or not _is_of("torch", "Tensor", array):
         return stream
+    torch: Any = sys.modules["torch"]
     return int(torch.cuda.current_stream(array.device).cuda_stream)
+
+
+def is_immutable(array: Any) -> bool:
+    """Whether nobody may write to an array although DLPack gives its memory: JAX's.
+
+    The flag that says so since DLPack 1.0 is not looked at by CuPy.
+    """
+    return _is_of("jax", "Array", array)
+
+
+def _is_of(library: str, name: str, array: Any) -> bool:
+    """Whether an array is of a library's type; the library is not imported for that."""
+    # No type while another thread imports the library.
+    kind = getattr(sys.modules.get(library), name, None)
+    return kind is not None and isinstance(array, kind)

@@ -11,7 +11,7 @@ import numpy as np
 from gpushard.devices.base import Device, Stream
 from gpushard.devices.choice import room_nbytes
 from gpushard.devices.gathering import contiguous_strides
-from gpushard.devices.output import DeviceOutput, lies_on, stream_of
+from gpushard.devices.output import DeviceOutput, is_immutable, lies_on, stream_of
 from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.errors import SelectionError
 from gpushard.placing.scatter import check_cast
@@ -98,6 +98,7 @@ def _output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]
 
     Uses the CUDA Array Interface, version 3, or DLPack.
     """
+    given = array
     array, interface = _told(array, device)
     if interface is None:
         raise SelectionError(
@@ -113,7 +114,7 @@ def _output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]
             hint="open the array with that device, or pass an array on this one",
         )
     address, is_read_only = interface["data"]
-    if is_read_only:
+    if is_read_only or is_immutable(given):
         raise SelectionError("out= is read-only", hint="pass a writable array")
     dtype = np.dtype(interface["typestr"])
     named = getattr(array, "dtype", None)
