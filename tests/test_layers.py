@@ -125,6 +125,7 @@ LAZY = {
 }
 # Modules that consist of compiled code, and are themselves imported only when used.
 COMPILED = {
+    "fused.by_cell",
     "fused.calls",
     "fused.compiling",
     "fused.copies",

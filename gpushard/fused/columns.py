@@ -76,8 +76,14 @@ SHARD_COLUMNS = 5
 # - 6 and 7: the shards, and their number.
 # - 8 and 9: cells, elements or points, and their number.
 # - 10: the ranges or axes.
-PLACE_BOXES, PLAN_BOXES, PLAN_AXES, PLAN_POINTS, READ_BOX = range(5)
+# To sort elements by cell (1 to 5 are 0):
+# - 6 and 7: the elements, and their number.
+# - 8 and 9: length of a cell, and the number of cells.
+# - 10 and 11: memory to work in, and the number of its words after one per cell.
+# - After these: the cells, bounds and members to write (see `fused.by_cell`).
+PLACE_BOXES, PLAN_BOXES, PLAN_AXES, PLAN_POINTS, READ_BOX, SORT_BY_CELL = range(6)
 WORDS = 12
+SORTED_WORDS = 3
 
 # To read this many unwanted bytes takes as long as another call (0.4 us from the page
 # cache).

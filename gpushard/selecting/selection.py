@@ -43,10 +43,14 @@ class SliceAxis(NamedTuple):
 
 
 class IndexAxis(NamedTuple):
-    """Elements `element` landing at `out_index`: int64, shape (length,)."""
+    """Elements `element` landing at `out_index`: int64, shape (length,).
+
+    `projection` is what `project` returns for them, if somebody knows it already.
+    """
 
     element: Ints
     out_index: Ints
+    projection: Projection | None = None
 
     @property
     def length(self) -> int:
@@ -271,7 +275,7 @@ class Members(NamedTuple):
 def project(selection: AxisSelection, axis: GridAxis) -> Projection:
     """Columns over the touched cells of `axis`, from one axis of a selection."""
     if isinstance(selection, IndexAxis):
-        return _project_index(selection, axis)
+        return selection.projection or _project_index(selection, axis)
     _, step, length, _, out_step, _ = selection
     if length == 0:
         empty = np.empty(0, np.int64)
@@ -310,7 +314,7 @@ def cells_of_slice(selection: SliceAxis, axis: GridAxis) -> Ints:
 
 
 def _project_index(selection: IndexAxis, axis: GridAxis) -> Projection:
-    element, out_index = selection
+    element, out_index, _ = selection
     # With very many elements every column counts, so none is kept longer than needed.
     cell_of = axis.cell_at(element)
     order = stable_order(cell_of)
