@@ -13,6 +13,10 @@ import numpy as np
 
 from gpushard.fused import calls
 
+# Types that numba converts to, which type checkers take for more.
+_signed: Any = np.int64
+_unsigned: Any = np.uint64
+
 
 @calls.inner
 def _cell_of(element: int, length: int, shift: int) -> int:
@@ -20,8 +24,7 @@ def _cell_of(element: int, length: int, shift: int) -> int:
     if shift >= 0:
         return element >> shift
     # Unsigned numbers are divided faster, because there is nothing to round down.
-    cell: Any = np.uint64(element) // np.uint64(length)
-    return np.int64(cell)
+    return _signed(_unsigned(element) // _unsigned(length))
 
 
 @calls.inner

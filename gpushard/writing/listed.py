@@ -95,7 +95,10 @@ def _joined(group: Group, listed: Listed) -> Selection:
         if isinstance(one, Orthogonal)
         and isinstance(taken := one.axes[listed.axis], IndexAxis)
     ]
-    joined = IndexAxis(*(np.concatenate(c) for c in zip(*along, strict=True)))
+    joined = IndexAxis(
+        np.concatenate([taken.element for taken in along]),
+        np.concatenate([taken.out_index for taken in along]),
+    )
     assert isinstance(first, Orthogonal)  # noqa: S101 - of points none are joined
     axes = (*first.axes[: listed.axis], joined, *first.axes[listed.axis + 1 :])
     return first._replace(axes=axes)
