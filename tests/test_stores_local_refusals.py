@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from damaged_arrays import WAYS, on_host, opened
 from gpushard.errors import StoreError
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.local import LocalStore
+from spec_shards import document, shard_of, sharding
 from stored_object import BODY, read_one, write_object
 
 
@@ -108,6 +112,47 @@ def test_links_inside_the_root_and_to_the_root_are_followed(
     store = LocalStore(tmp_path / "alias")
     assert store.get("1") == BODY
     assert store.get("c/0") == BODY
+
+
+@pytest.mark.parametrize("allow", [False, True])
+@pytest.mark.parametrize("link", ["c/1", "d", "d/e"])
+def test_links_that_lead_nowhere_are_no_missing_objects(
+    root: Path, link: str, allow: bool
+) -> None:
+    """git-annex leaves such links where it has not fetched a file."""
+    (root / "d").mkdir(exist_ok=True)
+    if link == "d":
+        (root / "d").rmdir()
+    (root / link).symlink_to("../nowhere")
+    store = LocalStore(root, allow_symlinks_outside=allow)
+    key = link if link == "c/1" else "d/e/f"
+    with pytest.raises(StoreError, match=f"link '{link}' leads nowhere") as caught:
+        store.read([ByteRequest(key)])
+    assert caught.value.shard_key == key
+    assert store.read([ByteRequest(k) for k in ("c/2", "g/h/i", "c/0/1")]) == [None] * 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_shard_behind_a_link_that_leads_nowhere_is_never_filled(
+    tmp_path: Path, way: str
+) -> None:
+    shard = shard_of(b"ab", b"cd")
+    meta = document((12,), (4,), sharding((2,)), fill_value=9)
+    (tmp_path / "zarr.json").write_text(json.dumps(meta))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "fetched").write_bytes(shard)
+    (tmp_path / "c" / "0").symlink_to("../fetched")
+    a = opened(tmp_path, way)
+    want = [*b"abcd", *[9] * 8]
+    assert on_host(a[...]).tolist() == want
+    (tmp_path / "fetched").unlink()
+    for key in (np.s_[...], np.s_[1], np.s_[::-5]):
+        for errors in ("raise", "fill"):
+            with pytest.raises(StoreError, match="leads nowhere"):
+                a.read(key, errors=errors)
+    assert on_host(a[4:]).tolist() == want[4:]
+    (tmp_path / "fetched").write_bytes(shard)
+    assert on_host(a[...]).tolist() == want
 
 
 def test_circle_of_links_is_a_store_error(store: LocalStore, root: Path) -> None:

@@ -74,12 +74,15 @@ class StoreRoot:
         ------
         StoreError
             The key leads out of the directory or not to a regular file, or the file
-            cannot be opened.
+            cannot be opened. Or a symbolic link leads to where there is nothing.
         """
         refuse_unsafe_key(key, self.url)
         try:
             handle = self._open_file(key)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
+            self._refuse_dangling(key)
+            return None
+        except NotADirectoryError:
             return None
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
@@ -134,6 +137,29 @@ class StoreRoot:
             return self._open_file(key)
         except OSError as error:
             raise self.failure(key, error) from error
+
+    def _refuse_dangling(self, key: str) -> None:
+        """Refuse a link to a file, or to a directory above it, that leads nowhere.
+
+        What it led to may be on a disk that is not mounted, or (git-annex) not fetched.
+        """
+        path = self.prefix + key
+        end = len(path)
+        # Files are missing by the thousand: these calls raise no errors.
+        while not os.access(path[:end], os.F_OK, follow_symlinks=False):
+            end = path.rfind("/", 0, end)
+            if end < len(self.prefix):
+                return
+        if end < len(path) and os.access(path[:end], os.F_OK):
+            return
+        if os.path.islink(path[:end]) and not os.path.exists(path[:end]):
+            raise failure(
+                StoreError,
+                self.url,
+                key,
+                f"the symbolic link {path[len(self.prefix) : end]!r} leads nowhere",
+                hint="mount or fetch what it leads to, or remove the link",
+            )
 
     def _check(self, handle: Handle) -> None:
         """Refuse anything but a regular file below the directory."""
