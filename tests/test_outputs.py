@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import array
+import json
 
 import numpy as np
 import pytest
 
+from damaged_arrays import opened
 from gpushard.errors import SelectionError
 from gpushard.placing.outputs import usable_output
+from spec_shards import document, shard_of, sharding
 
 INT32 = np.dtype("int32")
 
@@ -104,3 +107,19 @@ def test_an_output_that_shares_no_memory_is_refused(out):
 def test_a_result_that_no_memory_could_hold_is_refused_in_a_sentence():
     with pytest.raises(SelectionError, match="not enough memory for the result"):
         usable_output(None, (1 << 40, 1 << 40), np.dtype("u1"))
+
+
+@pytest.mark.parametrize("way", ["plain", "small", "compiled"])
+@pytest.mark.parametrize("is_hard", [False, True])
+def test_a_masked_array_gets_all_elements_and_keeps_its_mask(tmp_path, is_hard, way):
+    """Some ways of a read write to memory, and others assign to the output."""
+    shard = shard_of(*(bytes(range(k, k + 4)) for k in range(0, 16, 4)))
+    meta = document((16,), (16,), sharding((4,)))
+    (tmp_path / "zarr.json").write_text(json.dumps(meta))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "0").write_bytes(shard)
+    mask = [True, False] * 8
+    out = np.ma.array(np.zeros(16, "u1"), mask=mask, hard_mask=is_hard)
+    assert opened(tmp_path, way).read(out=out) is out
+    assert out.data.tolist() == list(range(16))
+    assert out.mask.tolist() == mask

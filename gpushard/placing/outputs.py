@@ -78,7 +78,8 @@ def usable_output(
     """
     if out is None:
         return _new(shape, dtype)
-    array = out if isinstance(out, np.ndarray) else _viewed(out)
+    # A subclass may write in a way of its own: a masked array leaves elements out.
+    array = out if type(out) is np.ndarray else _viewed(out)
     if array.shape != shape:
         raise SelectionError(
             "out= has another shape than the selection", expected=shape, got=array.shape
