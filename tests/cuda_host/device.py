@@ -303,7 +303,8 @@ class EmulatedDevice:
             return
         # Two at once would close the memory under one another: `LockedDevice` is for
         # reads with several threads.
-        assert self._running.acquire(blocking=False), "two threads run operations"
+        is_alone = self._running.acquire(blocking=False)  # with python -O, too
+        assert is_alone, "two threads run operations"
         try:
             with self.open_memory():
                 operation.run()
