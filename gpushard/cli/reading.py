@@ -20,12 +20,13 @@ from gpushard.cli.pieces import Piece, cut, per_axis, result_shape
 from gpushard.cli.selection_text import Item, parse_selection, split_target
 from gpushard.cli.summary import Summary
 from gpushard.converting.progress import counted
-from gpushard.errors import naming
+from gpushard.errors import NotFoundError, naming
 from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.metadata import load_array
 from gpushard.options import DEFAULT, MIB, Options
 from gpushard.rolling.watch import watched_source
 from gpushard.selecting.expressions import basic
+from gpushard.stores.base import Store
 from gpushard.stores.resolve import resolve
 
 # Larger reads go piece by piece, so that memory stays bounded and progress is shown.
@@ -106,7 +107,7 @@ def run(
     """
     started = perf_counter()
     url, text = split_target(target)
-    store, path = resolve(url)
+    store, path = _resolved(url)
     with naming(store, path):
         key = (...,) if text is None else parse_selection(text)
         layout = load_array(store, path, options)
@@ -134,6 +135,22 @@ def run(
         is_compared=verify,
         mismatch=mismatch,
     )
+
+
+def _resolved(url: str) -> tuple[Store, str]:
+    """Store and path of an address.
+
+    Raises
+    ------
+    GpushardError
+        As for `resolve`.
+    """
+    try:
+        return resolve(url)
+    except NotFoundError as error:
+        if "[" in url:
+            error.hint = "end a selection with ], and quote it for the shell"
+        raise
 
 
 def _pieces(
