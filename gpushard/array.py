@@ -26,7 +26,7 @@ from gpushard.selecting import expressions
 from gpushard.selecting.indexer import Indexer, as_numpy_would
 from gpushard.selecting.selection import Wanted, n_elements
 from gpushard.source import Source
-from gpushard.stores.base import ByteRequest
+from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.resolve import StoreAddress, address, from_address, resolve
 
 if TYPE_CHECKING:
@@ -83,13 +83,42 @@ def open_array(
     >>> a.shape
     (2, 3, 241, 480)
     """
+    opened, place = located(store, path, device, storage_options, options)
+    with naming(opened, place):
+        return array_over(load_array(opened, place, options), opened, device, options)
+
+
+def located(
+    store: Target,
+    path: str,
+    device: str | Device,
+    storage_options: Mapping[str, Any] | None,
+    options: Options,
+) -> tuple[Store, str]:
+    """Store that a caller's arguments name, and the path in it.
+
+    Raises
+    ------
+    NotFoundError, UnsupportedError, OptionError, StoreError
+        As for `find_device`, which comes first, and for `resolve`.
+    """
     with naming(str(store), path):
         find_device(device)  # refused before anything is opened
-    opened, place = resolve(store, path, options, storage_options)
-    with naming(opened, place):
-        layout = load_array(opened, place, options)
-        source = watched_source(layout, opened, options)
-        return Array(source, *find_device_for(device, layout.dtype))
+    return resolve(store, path, options, storage_options)
+
+
+def array_over(
+    layout: ArrayLayout, store: Store, device: str | Device, options: Options
+) -> Array:
+    """The array with `layout` in `store`, read to `device`.
+
+    Raises
+    ------
+    UnsupportedError, MetadataError
+        As for `Source.prepare`.
+    """
+    source = watched_source(layout, store, options)
+    return Array(source, *find_device_for(device, layout.dtype))
 
 
 class Array(DescribedArray):

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpushard.arguments import instance
-from gpushard.array import Array
-from gpushard.devices.find import find_device, find_device_for
+from gpushard.array import Array, array_over, located
 from gpushard.errors import (
     GpushardError,
     MetadataError,
@@ -21,9 +20,7 @@ from gpushard.hierarchies.documents import GroupDocument, join
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import group_below, load_array, load_group, parse_array
 from gpushard.options import DEFAULT, Options
-from gpushard.rolling.watch import watched_source
 from gpushard.stores.base import Store
-from gpushard.stores.resolve import resolve
 
 if TYPE_CHECKING:
     from gpushard.array import Target
@@ -62,9 +59,7 @@ def open_group(
     >>> group["u"].dimension_names
     ('month', 'level', 'latitude', 'longitude')
     """
-    with naming(str(store), path):
-        find_device(device)  # refused before anything is opened
-    opened, place = resolve(store, path, options, storage_options)
+    opened, place = located(store, path, device, storage_options, options)
     with naming(opened, place):
         return Group(opened, load_group(opened, place), device, options)
 
@@ -132,8 +127,7 @@ class Group(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         with naming(self._store, self._join(name)):
             layout = self._layout(name)
-            source = watched_source(layout, self._store, self._options)
-        return Array(source, *find_device_for(self._device, layout.dtype))
+            return array_over(layout, self._store, self._device, self._options)
 
     def _layout(self, name: str) -> ArrayLayout:
         self._refuse_broken(name)

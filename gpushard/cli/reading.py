@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.array import Array
+from gpushard.array import Array, array_over
 from gpushard.cli.comparison import Mismatch, Reference
 from gpushard.cli.npy import NpyFile, stored_dtype
 from gpushard.cli.pieces import Piece, cut, per_axis, result_shape
@@ -24,7 +24,6 @@ from gpushard.errors import NotFoundError, naming
 from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.metadata import load_array
 from gpushard.options import DEFAULT, MIB, Options
-from gpushard.rolling.watch import watched_source
 from gpushard.selecting.expressions import basic
 from gpushard.stores.base import Store
 from gpushard.stores.resolve import resolve
@@ -114,7 +113,7 @@ def run(
         shape, pieces = _pieces(key, layout)
         is_shown = len(pieces) > 1 and sys.stderr.isatty()
         reader = _Reader(
-            Array(watched_source(layout, store, options)),
+            array_over(layout, store, "cpu", options),
             pieces,
             Reference(store, path) if verify else None,
             shows_progress=is_shown if progress is None else progress,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from gpushard.arguments import integer
-from gpushard.devices.find import find_device
+from gpushard.array import located
 from gpushard.errors import StoreError, WindowMovedError, naming
 from gpushard.formats.new_document import ArrayArguments
 from gpushard.options import DEFAULT, Options
@@ -17,7 +17,7 @@ from gpushard.rolling.reader import Followed, RollingReader
 from gpushard.rolling.steps import Steps
 from gpushard.selecting.expressions import basic
 from gpushard.source import Source
-from gpushard.stores.resolve import StoreAddress, address, from_address, resolve
+from gpushard.stores.resolve import StoreAddress, address, from_address
 from gpushard.writing.create import create_array
 
 if TYPE_CHECKING:
@@ -133,9 +133,7 @@ class RollingArray(RollingReader):
         OptionError
             The array does not roll.
         """
-        with naming(str(store), path):
-            find_device(device)  # refuses a bad name before anything is opened
-        opened, place = resolve(store, path, options, storage_options)
+        opened, place = located(store, path, device, storage_options, options)
         with naming(opened, place):
             return cls(opened, place, device, options)
 
