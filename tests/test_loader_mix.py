@@ -129,7 +129,7 @@ def test_a_mix_resumes_with_the_very_next_batch(stop, n_before):
 def test_the_state_of_another_mix_is_refused(other, said):
     with pytest.raises(OptionError, match=f"differs in {said}"):
         mix(**other).load_state_dict(mix().state_dict())
-    with pytest.raises(OptionError, match="no state"):
+    with pytest.raises(OptionError, match="as many loaders"):
         mix().load_state_dict(mix().state_dict() | {"states": []})
 
 
@@ -163,7 +163,7 @@ def test_all_ranks_draw_the_same_and_share_each_epoch():
     values = [v for rank in (first, second) for _, batch in rank for v in batch]
     assert sorted(values) == [*FEW.tolist(), *MANY.tolist()]
     ranks = {"rank": 0, "world_size": 2, "uneven": "allow"}
-    with pytest.raises(OptionError, match="same steps"):
+    with pytest.raises(OptionError, match="same number of steps"):
         Mix([few(**ranks)])
 
 
@@ -191,11 +191,11 @@ def test_figures_are_those_of_all_loaders_and_of_each():
     ("loaders", "options", "said"),
     [
         ([], {}, "at least one"),
-        (["x"], {}, "of loaders"),
+        (["x"], {}, "only loaders"),
         (None, {"weights": [1]}, "one positive number"),
         (None, {"weights": [1, 0]}, "one positive number"),
-        (None, {"weights": ["a", "b"]}, "no numbers"),
-        (None, {"weights": {"other": 1}}, "other loaders"),
+        (None, {"weights": ["a", "b"]}, "must be numbers"),
+        (None, {"weights": {"other": 1}}, "must name the loaders"),
         (None, {"stop": "never"}, "stop="),
         (None, {"seed": -1}, "seed="),
     ],

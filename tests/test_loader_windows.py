@@ -171,12 +171,12 @@ def test_a_patch_of_several_arrays_is_one_of_them():
 
 
 WRONG = [
-    ({"window": 30}, "nowhere"),
+    ({"window": 30}, "does not fit"),
     ({"window": (2, 2, 2, 2)}, "axes"),
     ({"window": 0}, "window"),
     ({"window": (2, 2), "stride": (1, 1, 1)}, "stride"),
     ({"window": 2, "stride": 0}, "stride"),
-    ({"window": 2, "lead": 22}, "nowhere"),
+    ({"window": 2, "lead": 22}, "does not fit"),
     ({"window": 2, "lead": 0.5}, "lead"),
     ({"window": 2, "padding": "wrap"}, "padding"),
 ]

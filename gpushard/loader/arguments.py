@@ -31,7 +31,7 @@ def one_of(value: Any, name: str, choices: Sequence[str]) -> Any:
     """`value`, which must be one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise OptionError(
-            f"{name}= is none of its choices",
+            f"{name}= must be one of the values that it knows",
             expected=" or ".join(map(repr, choices)),
             got=repr(value),
         )
@@ -56,9 +56,9 @@ def chosen_device(device: Any, arrays: Any) -> Device | None:
     labels = sorted({one.device for one in opened})
     if len(labels) > 1 or (len(opened) < len(given) and labels not in ([], ["cpu"])):
         raise OptionError(
-            "the arrays of a loader are opened on different devices",
+            "the arrays of a loader must all be opened on one device",
             got=", ".join(labels),
-            hint="say which: device='cpu' or 'cuda'",
+            hint="pass device='cpu' or device='cuda' to say where to make batches",
         )
     return opened[0].device_object if opened else None
 
@@ -76,9 +76,9 @@ def chosen_kind(to: Any, device: Device | None) -> Kind:
     kind = one_of(to, "to", ("numpy", "cupy", "torch", "jax"))
     if kind == ("cupy" if device is None else "numpy"):
         raise OptionError(
-            f"arrays of {kind} are not in the memory that batches are made in",
+            f"arrays of {kind} cannot use the memory in which batches are made",
             got=f"to={kind!r} on {'cpu' if device is None else device.label}",
-            hint="pass the other device=, 'cpu' or 'cuda'",
+            hint="pass the other device, device='cpu' or device='cuda'",
         )
     return kind
 
@@ -95,9 +95,9 @@ def check_types(fields: Sequence[Field], device: Device) -> None:
         dtype = one.conversion.dtype
         if dtype.hasobject or dtype.kind == "T":
             raise UnsupportedError(
-                f"{one.name} of a loader has elements that no device holds",
+                f"{one.name} of a loader has elements that a device cannot hold",
                 got=str(dtype),
-                hint="make a loader of its own for it, with device='cpu'",
+                hint="make a separate loader for this array, with device='cpu'",
             )
         device.empty((1,), dtype)
 
@@ -147,7 +147,7 @@ def _field(
         cut = _cut(source.shape, window, 0 if lead is None else lead, name)
         return Field(name, source, cut, made, threads_of(source))
     if window is not None or lead:
-        raise OptionError(f"{name} is ragged: it has no windows, and no lead")
+        raise OptionError(f"{name} is ragged, so window= and lead= cannot apply to it")
     offsets = read_offsets(array, name)
     return RaggedField(
         name,
@@ -167,17 +167,18 @@ def _conversion(stored: np.dtype[Any], options: dict[str, Any]) -> Conversion:
         made = Conversion.to(stored, wanted, scale, offset)
     except (TypeError, ValueError) as error:
         raise OptionError(
-            "scale= and offset= are no numbers", got=f"{scale!r}, {offset!r}"
+            "scale= and offset= must be numbers", got=f"{scale!r}, {offset!r}"
         ) from error
     is_number = _is_number(stored) and _is_number(made.dtype)
     if not (is_number or made.is_none):
         raise OptionError(
-            "dtype=, scale= and offset= are for numbers",
+            "dtype=, scale= and offset= apply only to numbers",
             got=f"{stored} to {made.dtype}",
         )
     if stored.kind == "c" and made.dtype.kind != "c":
         raise OptionError(
-            "dtype= would drop the imaginary parts", got=f"{stored} to {made.dtype}"
+            "dtype= must be complex, or the imaginary parts would be lost",
+            got=f"{stored} to {made.dtype}",
         )
     return made
 
@@ -190,7 +191,7 @@ def _is_number(dtype: np.dtype[Any]) -> bool:
 def _cut(shape: tuple[int, ...], window: Any, lead: Any, name: str) -> Cut:
     shift = lead
     if not isinstance(shift, int | np.integer) or isinstance(shift, bool):
-        raise OptionError(f"lead= of {name} is no whole number", got=repr(lead))
+        raise OptionError(f"lead= of {name} must be a whole number", got=repr(lead))
     if window is None:
         return Cut(shape, lead=int(shift))
     given = tuple(window) if isinstance(window, tuple | list) else (window,)
@@ -217,7 +218,7 @@ def laid_origins(fields: Sequence[Field], stride: Any, padding: Padding) -> Orig
         steps = tuple(whole_number(n, "stride", 1) for n in given)
     if len(steps) != n_axes:
         raise OptionError(
-            "stride= has not one distance for each axis of the window",
+            "stride= must have one distance for each axis of the window",
             expected=n_axes,
             got=len(steps),
         )
@@ -258,22 +259,22 @@ def cumulated_weights(weights: Any, n_samples: int) -> NDArray[np.float64]:
     try:
         values = np.asarray(weights, np.float64)
     except (TypeError, ValueError) as error:
-        raise OptionError("weights= are no numbers") from error
+        raise OptionError("weights= must be numbers") from error
     if values.shape != (n_samples,):
         raise OptionError(
-            "weights= has not one number a sample",
+            "weights= must have one number for each sample",
             expected=(n_samples,),
             got=values.shape,
         )
     if not (np.isfinite(values).all() and (values >= 0).all() and values.any()):
         raise OptionError(
-            "weights= are finite, not negative, and not all zero",
-            hint="leave weights= away to draw all samples alike",
+            "weights= must be finite and not negative, and at least one must exceed 0",
+            hint="leave out weights= to draw all samples with equal probability",
         )
     with np.errstate(over="ignore"):
         sums = np.cumsum(values)
     if not np.isfinite(sums[-1]):
-        raise OptionError("the sum of weights= is no finite number")
+        raise OptionError("the sum of weights= must be a finite number")
     return sums
 
 
@@ -294,7 +295,7 @@ def usable_sampler(sampler: Any, n_samples: int) -> Callable[[int], Ints]:
     is_usable = callable(sampler) or hasattr(sampler, "__iter__")
     if not is_usable or hasattr(sampler, "__next__"):
         raise OptionError(
-            "sampler= gives no order of every epoch",
+            "sampler= must give an order for every epoch",
             expected="a list of samples, or a function of the epoch",
             got=type(sampler).__name__,
         )
@@ -309,7 +310,7 @@ def usable_sampler(sampler: Any, n_samples: int) -> Callable[[int], Ints]:
         samples = _listed(given)
         if samples.size and (samples.ndim != 1 or samples.dtype.kind not in "iu"):
             raise OptionError(
-                "sampler= gives no list of samples",
+                "sampler= must give a list of sample numbers",
                 expected="whole numbers",
                 got=f"{samples.dtype} of shape {samples.shape}",
             )
@@ -317,7 +318,7 @@ def usable_sampler(sampler: Any, n_samples: int) -> Callable[[int], Ints]:
         wrong = samples[(samples < 0) | (samples >= n_samples)]
         if len(wrong):
             raise OptionError(
-                "sampler= gives a sample that is not there",
+                "sampler= gives the number of a sample that does not exist",
                 expected=f"0 to {n_samples - 1}",
                 got=int(wrong[0]),
             )
@@ -330,4 +331,4 @@ def _listed(given: Any) -> NDArray[Any]:
     try:
         return np.asarray(given if isinstance(given, np.ndarray) else list(given))
     except (TypeError, ValueError) as error:
-        raise OptionError("sampler= gives no list of samples") from error
+        raise OptionError("sampler= must give a list of sample numbers") from error

@@ -111,7 +111,7 @@ class Form:
             names = tuple(arrays)
             if not all(isinstance(name, str) for name in names):
                 raise OptionError(
-                    "arrays of a loader are named by text",
+                    "the names of a loader's arrays must be strings",
                     got=", ".join(map(repr, names)),
                 )
             form, given = cls(names, "dict"), list(arrays.values())
@@ -121,7 +121,7 @@ class Form:
         else:
             form, given = cls(("array",), "one"), [arrays]
         if not given:
-            raise OptionError("a loader needs at least one array")
+            raise OptionError("a loader needs at least one array, but got none")
         return form, given
 
     def spread(self, value: Any, option: str) -> list[Any]:
@@ -129,7 +129,7 @@ class Form:
         if isinstance(value, list) and self.kind == "tuple":
             if len(value) != len(self.names):
                 raise OptionError(
-                    f"{option} has not one entry an array",
+                    f"{option} must have one entry for each array",
                     expected=len(self.names),
                     got=len(value),
                 )
@@ -137,7 +137,7 @@ class Form:
         if isinstance(value, dict):
             if self.kind != "dict" or not set(value) <= set(self.names):
                 raise OptionError(
-                    f"{option} names arrays that the loader has not",
+                    f"{option} names arrays that the loader does not have",
                     expected=", ".join(self.names),
                     got=", ".join(map(str, value)),
                 )
@@ -176,7 +176,7 @@ def exporter(kind: Kind) -> Callable[[Any], Any]:
     except ImportError as error:
         raise UnsupportedError(
             f"to={kind!r} needs {kind}, which is not installed",
-            hint=f"install {kind}, or leave to= away",
+            hint=f"install {kind}, or leave out to=",
         ) from error
 
 
@@ -194,9 +194,9 @@ def check_exports(
         export(np.zeros(1, dtype))
     except (TypeError, ValueError, BufferError, AttributeError) as error:
         raise UnsupportedError(
-            f"{name} of a loader has elements that to= has no arrays of",
+            f"arrays of to= cannot hold the elements of {name} of a loader",
             got=str(dtype),
-            hint="leave to= away, or pass dtype= for numbers",
+            hint="leave out to=, or pass dtype= if the elements are numbers",
         ) from error
 
 

@@ -278,12 +278,12 @@ def usable_source(array: Any, name: str, num_threads: int | None) -> Source:
         array = array.view()
     if not isinstance(array, Source):
         raise OptionError(
-            f"{name} of a loader is no array of gpushard",
+            f"{name} of a loader must be an array of gpushard",
             got=type(array).__name__,
             hint="open it with gpushard.open_array",
         )
     if not array.ndim:
-        raise OptionError(f"{name} of a loader has no axis of samples")
+        raise OptionError(f"{name} of a loader has no axes, so it has no samples")
     if isinstance(array, ConcatArray):
         members = tuple(_on_host(a, num_threads) for a in array.arrays)
         return ConcatArray(members, array.axis)

@@ -261,7 +261,7 @@ class Loader:
             raise OptionError(
                 "this iteration has ended: the loader was closed, moved to another"
                 " place or iterated anew",
-                hint="make a second loader to iterate twice at a time",
+                hint="make a second loader to iterate twice at the same time",
             )
 
     def _finish(self, batch: Batch) -> tuple[Batch, Any]:
@@ -308,7 +308,8 @@ class Loader:
         n_samples = settings.shuffling.order(standing.epoch).n
         if standing.step > -(-n_samples // settings.global_batch):
             raise OptionError(
-                "the state counts more batches than an epoch has", got=standing.step
+                "the state of a loader counts more batches than an epoch has",
+                got=standing.step,
             )
         self._stand(standing, is_resumed=True)
 

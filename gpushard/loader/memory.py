@@ -18,6 +18,11 @@ class Memory:
     faulted in twice. Memory is not reused while anything refers to it: a batch, a view
     of a batch, or a tensor that shares its memory.
 
+    `memory.lent.Lender` is for single large results instead, and tells the system that
+    it may take the pages that come back. A loader needs its memory again within
+    milliseconds: its pages stay, and go with the loader. It also takes small pieces,
+    and as many as its queue is long, where the other has whole huge pages, and two.
+
     Parameters
     ----------
     n_kept

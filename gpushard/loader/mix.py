@@ -79,12 +79,14 @@ class Mix:
         self._loaders = items(given_loaders, "loaders", "a list or dict of loaders")
         self._names = list(loaders) if is_named else list(range(len(self._loaders)))
         if not self._loaders:
-            raise OptionError("a mix needs at least one loader")
+            raise OptionError("a mix needs at least one loader, but got none")
         if not all(isinstance(loader, Loader) for loader in self._loaders):
-            raise OptionError("a mix is of loaders", hint="make each a gpushard.Loader")
+            raise OptionError(
+                "a mix takes only loaders", hint="pass objects of gpushard.Loader"
+            )
         if not all(loader.is_even for loader in self._loaders):
             raise OptionError(
-                "ranks of a mix would not take the same steps",
+                "the ranks of a mix would not take the same number of steps",
                 got="uneven='allow'",
                 hint="make the loaders with uneven='drop' or 'pad'",
             )
@@ -203,7 +205,7 @@ class Mix:
         loader.set_epoch(self._standing.epoch + self._rounds[k] * _ROUND)
         if not len(loader):
             raise OptionError(
-                f"loader {self._names[k]} of a mix has no batches to begin anew with"
+                f"loader {self._names[k]} of a mix has no batches to repeat"
             )
         return iter(loader)
 
@@ -239,7 +241,7 @@ class Mix:
         n = len(self._loaders)
         for entries in (states, rounds):
             if not isinstance(entries, list) or len(entries) != n:
-                raise OptionError("this is no state of a mix of as many loaders")
+                raise OptionError("the state must be that of a mix of as many loaders")
         for loader, its in zip(self._loaders, states, strict=True):
             loader.load_state_dict(its)
         self._stand(standing)
@@ -281,7 +283,7 @@ def _parsed(weights: Any, names: Sequence[Any]) -> NDArray[np.float64]:
     if isinstance(weights, Mapping):
         if set(weights) != set(names):
             raise OptionError(
-                "weights= names other loaders",
+                "weights= must name the loaders of the mix",
                 expected=", ".join(map(str, names)),
                 got=", ".join(map(str, weights)),
             )
@@ -289,11 +291,11 @@ def _parsed(weights: Any, names: Sequence[Any]) -> NDArray[np.float64]:
     try:
         values = np.asarray(weights, np.float64)
     except (TypeError, ValueError) as error:
-        raise OptionError("weights= are no numbers") from error
+        raise OptionError("weights= must be numbers") from error
     is_usable = values.shape == (len(names),) and np.isfinite(values).all()
     if not (is_usable and (values > 0).all()):
         raise OptionError(
-            "weights= has not one positive number a loader",
+            "weights= must have one positive number for each loader",
             expected=len(names),
             got=values.tolist(),
         )

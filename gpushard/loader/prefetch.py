@@ -134,7 +134,7 @@ class Prefetched(Generic[Item]):
     def __next__(self) -> Item:
         if os.getpid() != self._pid:
             raise UnsupportedError(
-                "an iteration of a loader does not go on in a forked process",
+                "an iteration of a loader cannot go on in a forked process",
                 hint="call iter(loader) in the process that takes the batches",
             )
         if self._is_ended:

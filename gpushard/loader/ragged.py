@@ -218,7 +218,7 @@ def read_offsets(ragged: Ragged, name: str) -> Ints:
     offsets = np.asarray(given)
     if offsets.ndim != 1 or not offsets.size or offsets.dtype.kind not in "iu":
         raise OptionError(
-            f"offsets of {name} are not whole numbers, one more than samples",
+            f"offsets of {name} must be whole numbers, one more than there are samples",
             got=f"{offsets.dtype} of shape {offsets.shape}",
         )
     n_rows = ragged.values.shape[0]
@@ -227,7 +227,7 @@ def read_offsets(ragged: Ragged, name: str) -> Ints:
     at = next(iter([*wrong.tolist(), *falls.tolist()]), None)
     if at is not None:
         raise OptionError(
-            f"offsets of {name} do not ascend from 0 to the number of its values",
+            f"offsets of {name} must ascend from 0 to the number of its values",
             expected=f"0 to {n_rows}",
             got=f"offsets[{at}] = {offsets[at]}",
         )

@@ -26,14 +26,14 @@ def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
     """
     if (rank is None) != (world_size is None):
         raise OptionError(
-            "rank= and world_size= are given together or not at all",
+            "rank= and world_size= must be given together, or not at all",
             got=f"rank={rank}, world_size={world_size}",
         )
     if rank is None or world_size is None:
         rank, world_size = next(_told())
     if not 0 <= rank < world_size:
         raise OptionError(
-            "rank is not one of world_size processes",
+            "rank= must be the number of one of world_size= processes",
             expected=f"0 <= rank < {world_size}",
             got=rank,
         )
@@ -57,6 +57,6 @@ def _number(name: str) -> int:
     text = os.environ[name]
     if not text.isdecimal():
         raise OptionError(
-            f"the environment variable {name} is no number", got=repr(text)
+            f"the environment variable {name} must be a whole number", got=repr(text)
         )
     return int(text)

@@ -96,10 +96,10 @@ class Settings:
             for one in fields:
                 check_exports(export, one.conversion.dtype, one.name)
         if not (transform is None or callable(transform)):
-            raise OptionError("transform= cannot be called", got=repr(transform))
+            raise OptionError("transform= must be a function", got=repr(transform))
         if given["return_index"] and "index" in form.names:
             raise OptionError(
-                "with return_index=True a batch has a key 'index' of its own",
+                "with return_index=True no array may be named 'index', as the index is",
                 hint="give the array another name",
             )
         origins = arguments.laid_origins(fields, given["stride"], padding)
@@ -196,20 +196,24 @@ def _refuse_contradictions(given: dict[str, Any], n_samples: int) -> None:
         named = [f"{name}=" for name in others if _is_given(given[name])]
         if named:
             raise OptionError(
-                "sampler= is the order: nothing else says what it is", got=named[0]
+                "sampler= already gives the order, so no other argument may",
+                got=named[0],
+                hint="leave out sampler=, or the other argument",
             )
     if given["weights"] is not None and not given["replacement"]:
-        raise OptionError("weights= needs replacement=True")
+        raise OptionError("weights= can be used only with replacement=True")
     if given["block"] is not None and (given["replacement"] or not given["shuffle"]):
-        raise OptionError("block= needs shuffle=True, and no replacement")
+        raise OptionError(
+            "block= needs shuffle=True, and cannot be used with replacement="
+        )
     if n_samples == 0 and given["replacement"]:
-        raise OptionError("there are no samples to draw from")
+        raise OptionError("replacement=True needs at least one sample to draw from")
     if given["num_samples"] is None:
         return
     n = whole_number(given["num_samples"], "num_samples", 0)
     if n > n_samples and not given["replacement"]:
         raise OptionError(
-            "num_samples= is more than there are",
+            "num_samples= must not exceed the number of samples",
             expected=f"at most {n_samples}",
             got=n,
             hint="draw them with replacement=True",

@@ -52,10 +52,12 @@ def parsed_standing(state: Any) -> Standing:
         This is no state of a loader, or its version is unknown.
     """
     if not isinstance(state, Mapping):
-        raise OptionError("this is no state of a loader", got=type(state).__name__)
+        raise OptionError(
+            "the state of a loader must be a mapping", got=type(state).__name__
+        )
     if state.get("version") != _VERSION:
         raise OptionError(
-            "the state was not made by this version of the loader",
+            "the state was made by another version of the loader",
             expected=f"version {_VERSION}",
             got=repr(state.get("version")),
         )
@@ -63,7 +65,8 @@ def parsed_standing(state: Any) -> Standing:
     for number in (epoch, step):
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise OptionError(
-                "the state of a loader counts in whole numbers", got=repr(number)
+                "the epoch and the step in the state of a loader must be whole numbers",
+                got=repr(number),
             )
     return Standing(epoch, step)  # type: ignore[arg-type]
 

@@ -37,13 +37,13 @@ def refuse_workers(*, device: bool) -> None:
     got, hint = f"num_workers={worker.num_workers}", "pass num_workers=0: the loader"
     if device:
         raise UnsupportedError(
-            "a worker cannot hand on the batches of a loader on a device",
+            "a worker cannot pass on the batches of a loader on a device",
             got=got,
             hint=f"{hint} reads ahead in threads",
         )
     if worker.num_workers > 1:
         raise UnsupportedError(
-            "several workers would each give all batches of a loader",
+            "each of several workers would give all batches of a loader",
             got=got,
             hint=f"{hint} reads ahead in threads",
         )

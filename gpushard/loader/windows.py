@@ -220,9 +220,9 @@ def _along(
     extents = {cut.shape[d] for cut in mine}
     if len(extents) > 1:
         raise OptionError(
-            f"the arrays of a loader differ in length along axis {d}",
+            f"the arrays of a loader must have the same length along axis {d}",
             got=", ".join(str(cut.shape[d]) for cut in mine),
-            hint="give arrays with one entry a sample",
+            hint="pass arrays with one entry for each sample",
         )
     extent = extents.pop()
     if padding == "fill":
@@ -235,7 +235,7 @@ def _along(
         if extent == 0:
             return 0, 0, 0
         raise OptionError(
-            f"the window fits nowhere along axis {d}",
+            f"the window does not fit along axis {d}",
             expected=f"at most {extent} elements, leads included",
             got=max(reach) - min(0, *leads),
         )

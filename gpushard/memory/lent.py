@@ -38,6 +38,11 @@ class Lender:
     Memory is lent again only if nothing refers to it: no result, no view of one, and
     no tensor that shares its memory. Safe for several threads.
 
+    `loader.memory.Memory` works in the same way for the loads of a loader, which follow
+    one another so fast that their pages stay. Nobody knows when the next large result
+    is read, or whether one is: therefore the system may take these pages meanwhile,
+    which needs mappings of whole huge pages.
+
     Parameters
     ----------
     n_kept
