@@ -13,7 +13,7 @@ import pytest
 import gpushard
 from array_strategies import codec
 from gpushard import Options
-from gpushard.fused import choice
+from gpushard.fused import choice, short
 from gpushard.fused.short import ShortReader, short_reader
 from gpushard.fused.sink import FusedSink
 from gpushard.placing.place import HostSink
@@ -152,11 +152,14 @@ def take_way(monkeypatch: pytest.MonkeyPatch, way: str) -> str:
     """`way`, which reads of local files take from now on, where they can.
 
     The loops read files for a whole read at once ("direct"), for the requests of one
-    block, or for a box of a few inner chunks ("short").
+    block, or for a box of a few inner chunks, which they plan first ("short") or in the
+    same call ("one call").
     """
     if way == "requests":
         monkeypatch.setattr(FusedSink, "direct", lambda *_: None)
     if way == "short":
+        monkeypatch.setattr(short, "may_call", lambda _: False)
+    if way in ("short", "one call"):
         # Loaded by earlier reads; and without the plain short way ahead of it.
         choice._load()
         monkeypatch.setattr(results, "_read_small", short_only)

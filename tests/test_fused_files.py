@@ -30,8 +30,9 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import direct, files, runner
-from gpushard.fused.columns import FILE
+from gpushard.fused import direct, files, one_call, runner, short
+from gpushard.fused.columns import FILE, HANDLE
+from gpushard.fused.one_call import OneCall
 from gpushard.fused.room import Room
 from gpushard.fused.runner import BoxPlacer
 from selection_strategies import basic_keys, orthogonal_keys, take_orthogonal
@@ -65,8 +66,13 @@ def runs(monkeypatch):
         runs.append(set(columns[:, FILE].tolist()))
         return plain(self, columns, *how)
 
-    plain = BoxPlacer.run
+    def read_axes(self, planned, wanted, rows):
+        runs.append(set(rows[:, HANDLE].tolist()))
+        return plain_axes(self, planned, wanted, rows)
+
+    plain, plain_axes = BoxPlacer.run, OneCall.read_axes
     monkeypatch.setattr(BoxPlacer, "run", run)
+    monkeypatch.setattr(OneCall, "read_axes", read_axes)
     return runs
 
 
@@ -124,6 +130,7 @@ def test_inner_chunks_larger_than_the_window_go_the_plain_way(
         "run",
         lambda self, columns, _, *shares: plain(self, columns, 0, *shares),
     )
+    monkeypatch.setattr(one_call, "window_nbytes", lambda *_: 0)
     place = stored([ZSTD]).placed("local", tmp_path)
     assert_reads(place, VALUES, KEYS)
     assert seen.n_left > 0
@@ -364,8 +371,9 @@ def test_disks_are_told_ahead_where_the_first_request_would_wait(
     way, monkeypatch, seen, tmp_path
 ):
     told: list[tuple[int, int]] = []
-    for module in (direct, files):
+    for module in (direct, files, short):
         monkeypatch.setattr(module, "is_in_memory", lambda *_: False)
+    for module in (direct, files):
         monkeypatch.setattr(module, "read_ahead", lambda _, *place: told.append(place))
     place = stored([ZSTD]).placed("local", tmp_path)
     a = gpushard.open_array(place, options=FUSED)

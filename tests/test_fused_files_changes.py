@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
+from gpushard.fused.one_call import OneCall
 from gpushard.fused.runner import BoxPlacer
 from gpushard.stores.local import LocalStore
 from stored_object import replace_file
@@ -121,21 +123,34 @@ def test_a_file_replaced_again_and_again_is_an_error(
     assert_same_bits(a[...], VALUES)
 
 
+def follow_runs(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Have the loops call `act` whenever they have read and placed boxes."""
+
+    def followed(plain: Any) -> Any:
+        def run(*args):
+            placed = plain(*args)
+            act()
+            return placed
+
+        return run
+
+    monkeypatch.setattr(BoxPlacer, "run", followed(BoxPlacer.run))
+    monkeypatch.setattr(OneCall, "read_axes", followed(OneCall.read_axes))
+
+
 @BOTH
 @pytest.mark.parametrize("again", [False, True])
 def test_a_file_overwritten_in_place_is_noticed(name, again, monkeypatch, tmp_path):
     place, _, other = shards_of(name, tmp_path)
-    plain, n_runs = BoxPlacer.run, [0]
+    n_runs = [0]
 
-    def run(self, columns, *how):
-        placed = plain(self, columns, *how)
+    def overwrite():
         n_runs[0] += 1
         if n_runs[0] == 1 or again:
             time.sleep(0.02)  # file systems stamp changes with the kernel's clock tick
             (place / "c/0/1").write_bytes(other["c/0/1"])
-        return placed
 
-    monkeypatch.setattr(BoxPlacer, "run", run)
+    follow_runs(monkeypatch, overwrite)
     a = gpushard.open_array(place, options=FUSED)
     if again:
         with pytest.raises(gpushard.ObjectChangedError, match="overwritten") as caught:
@@ -191,13 +206,10 @@ def test_a_file_cut_short_after_its_index_was_read_is_an_error(
 def test_a_file_system_that_fails_is_an_error_of_ours(monkeypatch, tmp_path):
     place, _, _ = shards_of("zstd", tmp_path)
     a = gpushard.open_array(place, options=FUSED)
-    plain, run = os.fstat, BoxPlacer.run
-    fails = [False]
+    plain, fails = os.fstat, [False]
 
-    def run_and_fail(*args):
-        placed = run(*args)
+    def fail():
         fails[0] = True
-        return placed
 
     def fstat(fd):
         if fails[0]:
@@ -205,7 +217,7 @@ def test_a_file_system_that_fails_is_an_error_of_ours(monkeypatch, tmp_path):
             raise OSError(errno.ESTALE, "Stale file handle")
         return plain(fd)
 
-    monkeypatch.setattr(BoxPlacer, "run", run_and_fail)
+    follow_runs(monkeypatch, fail)
     monkeypatch.setattr(os, "fstat", fstat)
     with pytest.raises(gpushard.StoreError, match="Stale"):
         a[...]

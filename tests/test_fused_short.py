@@ -25,7 +25,9 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import choice, laid, loading
+from gpushard.fused import choice, laid, loading, one_call, short
+from gpushard.fused.one_call import OneCall
+from gpushard.fused.room import Buffer, Room, address_of
 from selection_strategies import (
     basic_keys,
     masks,
@@ -186,7 +188,7 @@ def test_what_is_not_for_it_goes_another_way(opened, seen, monkeypatch):
     out = np.zeros((3, 2), "i4")[:, 0]
     assert opened.read(points, out=out) is out
     assert_same_bits(np.ascontiguousarray(out), VALUES[points])
-    for most in ("_MOST_BOXES", "_MOST_SHARDS"):
+    for most in ("MOST_BOXES", "MOST_SHARDS"):
         monkeypatch.setattr(laid, most, 2)
         assert_same_bits(opened[...], VALUES)
         assert_same_bits(opened.oindex[[1, 99, 40]], VALUES[[1, 99, 40]])
@@ -288,8 +290,16 @@ def test_the_loops_are_given_arrays_in_c_order(options, monkeypatch, tmp_path):
 
         return run
 
+    def read_axes(self, planned, wanted, rows):
+        seen.add("read_axes")
+        for array in (wanted.elements, rows):
+            assert array.flags.c_contiguous
+            assert array.dtype == np.int64
+        return False  # for the calls of planning and placing to follow
+
     for name in ("place_boxes", "plan_boxes", "plan_axes", "plan_points"):
         monkeypatch.setattr(loading.Compiled, name, spied(name))
+    monkeypatch.setattr(OneCall, "read_axes", read_axes)
     place = volume(tmp_path, [ZSTD], index_order=[0, 2, 1])
     a = gpushard.open_array(place, options=options)
     rows = np.arange(a.shape[0])[::-3]
@@ -298,8 +308,8 @@ def test_the_loops_are_given_arrays_in_c_order(options, monkeypatch, tmp_path):
     a.oindex[rows, 2:5]
     a.oindex[rows, :, [3, 1]]
     a.vindex[rows, rows % 5, rows % 7]
-    short = {"plan_axes", "plan_points"} if options is SHORT else {"plan_boxes"}
-    assert seen == {"place_boxes", *short}
+    planned = {"plan_axes", "plan_points", "read_axes"}
+    assert seen - {"place_boxes"} == (planned if options is SHORT else {"plan_boxes"})
     assert choice._load() is loops
 
 
@@ -316,11 +326,37 @@ def test_planning_stays_within_its_room(stored_volume, data):
     a = gpushard.open_array(stored_volume, options=SHORT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "np", SimpleNamespace(empty=empty, int64=np.int64))
+        patch.setattr(short, "may_call", lambda _: False)
         a.oindex[key]
         a.vindex[points]
     for words in guarded:
         assert (words[:64] == -7).all()
         assert (words[-64:] == -7).all()
+
+
+@given(st.data())
+def test_a_read_in_one_call_stays_within_its_room(stored_volume, data):
+    key = data.draw(orthogonal_keys(VOLUME.shape))
+    guarded = []
+    plain = Room.buffer
+
+    def buffer(self, use, nbytes, *, keeps=True):
+        if use != "plan":
+            return plain(self, use, nbytes, keeps=keeps)
+        guarded.append(np.full(nbytes + 128, 0xF9, np.uint8))
+        return Buffer(address_of(guarded[-1]) + 64, guarded[-1][64:-64])
+
+    a = gpushard.open_array(stored_volume, options=SHORT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Room, "buffer", buffer)
+        for module in (laid, one_call):  # as many as a key may take at the most
+            patch.setattr(module, "MOST_BOXES", 60)
+            patch.setattr(module, "MOST_SHARDS", 12)
+        assert_same_bits(a[...], WANTED)
+        assert_same_bits(a.oindex[key], take_orthogonal(WANTED, key))
+    for nbytes in guarded:
+        assert (nbytes[:64] == 0xF9).all()
+        assert (nbytes[-64:] == 0xF9).all()
 
 
 @pytest.mark.skipif(not IO.exists(), reason="only Linux counts what a process reads")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from dataclasses import replace
@@ -17,7 +18,7 @@ import gpushard
 from array_strategies import codec
 from fused_cases import CHAINS, CRC, FUSED, LITTLE, LZ4, VALUES, ZSTD, blosc, stored
 from gpushard.fused import choice
-from gpushard.fused.loading import Compiled
+from gpushard.fused.one_call import OneCall
 from gpushard.fused.single import SingleReader, single_reader
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write
@@ -191,17 +192,30 @@ def test_a_shard_overwritten_during_the_read_is_read_again(
     place = stored([]).placed("local", tmp_path)
     other = stored([], negated=True).placed("local", tmp_path)
     a = opened(place)
-    plain = Compiled.read_box
+    plain = OneCall.read_box
 
     def read_box(*args):
         done = plain(*args)
         (place / "c/0/0").write_bytes((other / "c/0/0").read_bytes())
         return done
 
-    monkeypatch.setattr(Compiled, "read_box", read_box)
-    reader_of(a)._run = Compiled.read_box.__get__(choice._load())
+    monkeypatch.setattr(OneCall, "read_box", read_box)
     assert_same_bits(a[INSIDE], -VALUES[INSIDE])
     assert taken == [False]
+
+
+def test_a_file_system_that_fails_is_an_error_of_ours(array, monkeypatch):
+    fails, plain = [True], os.fstat
+
+    def fstat(fd):
+        if fails:
+            fails.clear()
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return plain(fd)
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    with pytest.raises(gpushard.StoreError, match="Stale"):
+        array[INSIDE]
 
 
 @pytest.mark.parametrize("chain", ["zstd, crc32c", "blosc lz4 shuffle 0", "lz4"])
@@ -257,14 +271,14 @@ def noise(root: Path, chain: list[Any]) -> gpushard.Array:
 
 def test_memory_that_moved_is_not_written_to(array, taken, tmp_path):
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
-    before = reader_of(array)._words.same
+    before = reader_of(array)._one_call._words.box
     larger = noise(tmp_path / "larger", [ZSTD])
     from gpushard.fused.runner import _room
 
     _room._kept.clear()  # as if this thread had read little so far
     assert_same_bits(larger[7, 3:400], NOISE[7, 3:400])
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
-    assert reader_of(array)._words.same != before
+    assert reader_of(array)._one_call._words.box != before
     assert taken == [True, True, True]
 
 

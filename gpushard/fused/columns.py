@@ -70,18 +70,29 @@ SHARD_COLUMNS = 5
 # - 6 and 7: memory to work in, and whether each box was placed.
 # - 8 and 9: the shares that boxes are placed in, and their number.
 # - 10 and 11: the share to claim next, and about how many boxes a call places.
-# To read one box, as to place boxes, but the strides and the box follow the `Decoder`,
-# and the words 1 and 4 are their distances from the first word.
 # To plan boxes:
 # - 6 and 7: the shards, and their number.
 # - 8 and 9: cells, elements or points, and their number.
 # - 10: the ranges or axes.
+# To read one box, as to place boxes; but the strides and the box follow the `Decoder`,
+# and the words 1 and 4 are their distances from the first word.
+# To read axes, as to plan axes; but the axes, whose first two rows are the strides,
+# follow, and the words 1 and 10 are their distance from the first word. Between the
+# `Planned` and the axes are words to place boxes and a `Decoder`.
 # To sort elements by cell (1 to 5 are 0):
 # - 6 and 7: the elements, and their number.
 # - 8 and 9: length of a cell, and the number of cells.
 # - 10 and 11: memory to work in, and the number of its words after one per cell.
 # - After these: the cells, bounds and members to write (see `fused.by_cell`).
-PLACE_BOXES, PLAN_BOXES, PLAN_AXES, PLAN_POINTS, READ_BOX, SORT_BY_CELL = range(6)
+(
+    PLACE_BOXES,
+    PLAN_BOXES,
+    PLAN_AXES,
+    PLAN_POINTS,
+    READ_BOX,
+    READ_AXES,
+    SORT_BY_CELL,
+) = range(7)
 WORDS = 12
 SORTED_WORDS = 3
 

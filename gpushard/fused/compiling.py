@@ -21,6 +21,7 @@ from gpushard.fused.columns import (
     PLACE_BOXES,
     PLAN_AXES,
     PLAN_BOXES,
+    READ_AXES,
     READ_BOX,
     SHARD_COLUMNS,
     SORT_BY_CELL,
@@ -34,6 +35,7 @@ from gpushard.fused.loops import place_boxes, place_shares
 from gpushard.fused.planning import plan_axes, plan_boxes, plan_points
 
 _decoder, _planned = calls.tuple_at(Decoder), calls.tuple_at(Planned)
+_N_PLANNED = len(Planned._fields)
 
 
 class Compiled(NamedTuple):
@@ -74,7 +76,16 @@ def _place(at: int, strides: Any, boxes: Any) -> None:
 
 
 @calls.inner
-def _plan(at: int, strides: Any, boxes: Any) -> int:
+def _are_placed(at: int, n_boxes: int) -> int:
+    is_placed = calls.bools(calls.word(at, 7), (n_boxes,))
+    for k in range(n_boxes):
+        if not is_placed[k]:
+            return 0
+    return 1
+
+
+@calls.inner
+def _plan(at: int, base: int, strides: Any, boxes: Any) -> int:
     n_axes = strides.shape[2]
     shards = calls.ints(calls.word(at, 6), (calls.word(at, 7), SHARD_COLUMNS))
     first, n, table = calls.word(at, 8), calls.word(at, 9), calls.word(at, 10)
@@ -85,8 +96,8 @@ def _plan(at: int, strides: Any, boxes: Any) -> int:
         ranges = calls.ints(table, (2, len(shards), n_axes))
         plan_boxes(planned, strides, cells, ranges, shards, boxes)
         return 0
-    axes = calls.ints(table, (AXIS_ROWS, n_axes))
-    if which == PLAN_AXES:
+    axes = calls.ints(base + table, (AXIS_ROWS, n_axes))
+    if which in (PLAN_AXES, READ_AXES):
         elements = calls.ints(first, (2, n))
         return plan_axes(planned, strides, axes, elements, shards, boxes)
     points = calls.ints(first, (2 + n_axes, n))
@@ -120,15 +131,25 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
         if task == SORT_BY_CELL:
             return _sort(at)
         n_axes, n_boxes = calls.word(at, 3), calls.word(at, 5)
-        base = at if task == READ_BOX else 0
+        base = at if task in (READ_BOX, READ_AXES) else 0
         shape = 2, calls.word(at, 2), n_axes
         strides = calls.ints(base + calls.word(at, 1), shape)
-        shape_of_boxes = n_boxes, FIRST_LENGTH + n_axes
-        boxes = calls.ints(base + calls.word(at, 4), shape_of_boxes)
+        first = calls.word(at, 4)
+        if task == READ_BOX:
+            first += at
+        boxes = calls.ints(first, (n_boxes, FIRST_LENGTH + n_axes))
         if task not in (PLACE_BOXES, READ_BOX):
-            return _plan(at, strides, boxes)
+            n_wanted = _plan(at, base, strides, boxes)
+            if task != READ_AXES:
+                return n_wanted
+            n_shards = calls.word(at, 7)
+            n_boxes = calls.word(calls.word(at, 6), SHARD_COLUMNS * n_shards - 1)
+            if n_boxes != n_wanted:
+                return 0
+            boxes = calls.ints(first, (n_boxes, FIRST_LENGTH + n_axes))
+            at += 8 * (WORDS + _N_PLANNED)
         _place(at, strides, boxes)
-        return calls.load_8(calls.word(at, 7)) if base else stamp
+        return _are_placed(at, n_boxes) if base else stamp
 
     return Compiled(
         gpushard_loops.address or 0,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpushard.fused.loading import Compiled
 
 # For a larger read, setting up the general path takes a hundredth of the time.
-_MOST_BOXES, _MOST_SHARDS = 1024, 32
+MOST_BOXES, MOST_SHARDS = 1024, 32
 _NO_ELEMENTS = np.empty((2, 0), np.int64)
 
 Coordinate = tuple[int, ...]
@@ -62,8 +62,8 @@ class Mesh(NamedTuple):
 
     Attributes
     ----------
-    axes
-        Rows of each axis (from `columns.INNER_STEP` on): int64, shape (12, n_axes).
+    columns
+        For each axis its rows (from `columns.INNER_STEP` on).
     elements
         Elements that indexes take, axis by axis and ascending, and where each lands
         along its axis: int64, shape (2, n_elements).
@@ -71,19 +71,31 @@ class Mesh(NamedTuple):
         Coordinates of the shards that are touched.
     n_most
         Upper bound of the number of boxes.
+    n_inside
+        Number of elements that a box has, or somewhat more.
+    entry
+        Place of the first inner chunk in the index of the first shard.
     """
 
-    axes: Ints
+    columns: Sequence[tuple[int, ...]]
     elements: Ints
     shards: Sequence[Coordinate]
     n_most: int
+    n_inside: int
+    entry: int
+
+    @property
+    def axes(self) -> Ints:
+        """Rows of each axis: int64, shape (12, n_axes)."""
+        return np.array(tuple(zip(*self.columns, strict=True)), np.int64)
 
     def plan(self, compiled: Compiled, planned: Any, rows: Ints) -> Boxes:
         """Boxes, given the rows of the shards (from `columns.OFFSETS` on)."""
-        boxes = _room(self.n_most, self.axes)
-        strides = self.axes[:2].reshape(2, 1, -1)
+        axes = self.axes
+        boxes = _room(self.n_most, axes)
+        strides = axes[:2].reshape(2, 1, -1)
         n_wanted = compiled.plan_axes(
-            planned, strides, self.axes, self.elements, rows, boxes
+            planned, strides, axes, self.elements, rows, boxes
         )
         return Boxes(boxes[: rows.item(-1, END)], strides, n_wanted)
 
@@ -120,11 +132,16 @@ def _room(n_boxes: int, axes: Ints) -> Ints:
 
 
 class _Along(NamedTuple):
-    """One axis: its column of `Mesh.axes`, and the shards along it."""
+    """One axis: its column of `Mesh.axes`, the shards along it, and its cells.
+
+    `n_inside` and `entry` are its share of those of `Mesh`.
+    """
 
     column: tuple[int, ...]
     shards: Sequence[int]
     n_most: int
+    n_inside: int
+    entry: int
     elements: Ints | None = None
 
 
@@ -167,19 +184,21 @@ def _mesh(selection: Orthogonal, grid: Grid, out: NDArray[Any]) -> Mesh | None:
         if one is None:
             return None
         n_most *= one.n_most
-        if n_most > _MOST_BOXES:
+        if n_most > MOST_BOXES:
             return None
         if one.elements is not None:
             taken.append(one.elements)
             n_taken += one.n_most
         along.append(one)
-    if prod([len(one.shards) for one in along]) > _MOST_SHARDS:
+    if prod([len(one.shards) for one in along]) > MOST_SHARDS:
         return None
     return Mesh(
-        np.array(tuple(zip(*[one.column for one in along], strict=True)), np.int64),
+        [one.column for one in along],
         np.concatenate(taken, axis=1) if taken else _NO_ELEMENTS,
         list(product(*[one.shards for one in along])),
         n_most,
+        prod([one.n_inside for one in along]),
+        sum([one.entry for one in along]),
     )
 
 
@@ -189,15 +208,18 @@ def _along_slice(
     start, step, length, out_start, out_step, _ = axis
     if not length:
         return None
-    cell, per_shard, _, chunk_stride = known
+    cell, per_shard, index_stride, chunk_stride = known
     first, last = start // cell, (start + (length - 1) * step) // cell
     n_cells = min(last - first + 1, length)
-    if n_cells > _MOST_BOXES or step > per_shard * cell:
+    if n_cells > MOST_BOXES or step > per_shard * cell:
         return None  # a step longer than a shard may skip shards
     shards = range(first // per_shard, last // per_shard + 1)
     steps = chunk_stride * step, stride * out_step
     wanted = start, step, length, out_start * stride
-    return _Along((*steps, *wanted, *known, n_cells, len(shards)), shards, n_cells)
+    column = *steps, *wanted, *known, n_cells, len(shards)
+    n_inside = min(length, -(-cell // step))
+    entry = first % per_shard * index_stride
+    return _Along(column, shards, n_cells, n_inside, entry)
 
 
 def _along_index(
@@ -205,19 +227,20 @@ def _along_index(
 ) -> _Along | None:
     """`n_before`: number of elements that the indexes of earlier axes take."""
     n_elements = axis.length
-    if not 0 < n_elements <= _MOST_BOXES:
+    if not 0 < n_elements <= MOST_BOXES:
         return None
-    cell, per_shard, _, chunk_stride = known
+    cell, per_shard, index_stride, chunk_stride = known
     order = axis.element.argsort(kind="stable")
     elements = np.array((axis.element, axis.out_index)).take(order, axis=1)
     shards = sorted(set((elements[0] // (per_shard * cell)).tolist()))
     wanted = n_before, 0, n_elements, 0
     column = chunk_stride, stride, *wanted, *known, n_elements, len(shards)
-    return _Along(column, shards, n_elements, elements)
+    entry = elements.item(0, 0) // cell % per_shard * index_stride
+    return _Along(column, shards, n_elements, 1, entry, elements)
 
 
 def _scattered(selection: Points, grid: Grid, out: NDArray[Any]) -> Scattered | None:
-    if not 0 < selection.n_points <= _MOST_BOXES or not out.flags.c_contiguous:
+    if not 0 < selection.n_points <= MOST_BOXES or not out.flags.c_contiguous:
         return None
     coordinates = np.array(selection.coordinates)
     axes = np.zeros((12, len(grid)), np.int64)
@@ -225,7 +248,7 @@ def _scattered(selection: Points, grid: Grid, out: NDArray[Any]) -> Scattered | 
     shard = coordinates // (axes[CELL] * axes[PER_SHARD])[:, np.newaxis]
     order = order_by(shard)
     shards, number = shards_of(shard[:, order])
-    if len(shards) > _MOST_SHARDS:
+    if len(shards) > MOST_SHARDS:
         return None
     points = np.empty((2 + len(grid), len(order)), np.int64)
     points[0], points[1] = number, selection.out_index[order]

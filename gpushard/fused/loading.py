@@ -17,12 +17,9 @@ from gpushard.fused.columns import (
     PLAN_AXES,
     PLAN_BOXES,
     PLAN_POINTS,
-    READ_BOX,
     SORT_BY_CELL,
     SORTED_WORDS,
     WORDS,
-    WORK_AXES,
-    WORK_ROWS,
     Decoder,
     Planned,
     sorting_words,
@@ -84,24 +81,8 @@ class Compiled:
             )
         )
 
-    def words_of_box(self, decoder: Decoder, n_axes: int, work: int) -> bytes:
-        """The words that `read_box` takes first; `work` is the address of memory."""
-        strides = 8 * (WORDS + len(decoder))
-        box = strides + 16 * n_axes
-        # Only rows of `work` before the last are used in every column.
-        is_placed = work + 8 * (WORK_ROWS * WORK_AXES - 1)
-        head = READ_BOX, strides, 1, n_axes, box, 1, work, is_placed, *_NO_SHARES
-        return _PLACING(*head, *decoder)
-
-    def read_box(self, words: bytes) -> bool:
-        """Read, decode and place one box; whether that succeeded.
-
-        Parameters
-        ----------
-        words
-            Those of `words_of_box`, then the box's strides in the inner chunk and in
-            the output, then its columns, int64.
-        """
+    def read(self, words: bytes) -> bool:
+        """Do `READ_BOX` or `READ_AXES`; whether all boxes were placed."""
         return self._run(words) == 1
 
     def plan_boxes(

@@ -155,18 +155,21 @@ class BoxPlacer:
         """Number that changes when this thread's memory moves."""
         return _room.n_made
 
-    def words_of_box(self, window_nbytes: int) -> bytes:
-        """What `Compiled.read_box` needs of this thread, until its memory moves.
+    def ready(
+        self, window_nbytes: int, memory_nbytes: int
+    ) -> tuple[Decoder, int, int] | None:
+        """What reads in one call need of this thread, until its memory moves.
 
-        Empty if the thread gets no context.
+        Returns
+        -------
+        The decoder, the address of `Room.work`, and the address of `memory_nbytes` of
+        memory; None if the thread gets no context.
         """
         ready = self._ready(window_nbytes, window_nbytes)
         if ready is None:
-            return b""
-        work = address_of(_room.work)
-        return self._loops.compiled.words_of_box(
-            ready.decoder, self._strides.shape[2], work
-        )
+            return None
+        memory = _room.buffer("plan", memory_nbytes).address
+        return ready.decoder, address_of(_room.work), memory
 
     def _ready(self, widest: int, window_nbytes: int) -> _Ready | None:
         """What the loops need; None if this thread gets no context.

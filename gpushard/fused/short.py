@@ -27,13 +27,17 @@ from gpushard.fused.files import window_nbytes
 from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept import kept_boxes
 from gpushard.fused.laid import Boxes, Coordinate, Mesh, Scattered, grid_of, laid
+from gpushard.fused.one_call import OneCall, may_call, one_call
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxPlacer, Loops
 from gpushard.fused.shares import Shares
 from gpushard.memory.known import KnownIndex
+from gpushard.placing.outputs import LARGE_NBYTES
+from gpushard.planning.index import PRESENT
 from gpushard.report import Tally
 from gpushard.selecting.selection import Selection
 from gpushard.source import Source
+from gpushard.stores.handles import Handle, is_in_memory
 from gpushard.stores.local import LocalStore, holds_plain_files
 from gpushard.workers import run_tasks
 
@@ -65,6 +69,7 @@ class ShortReader:
         # This object holds the memory: the loops have only its address.
         self._fill = little_fill(source, chain.chunk_nbytes)
         self._planned = loops.planned(source, chain, address_of(self._fill), 0)
+        self._call = one_call(source, chain, loops)
 
     def read(self, source: Source, selection: Selection, out: NDArray[Any]) -> bool:
         """Read a selection into `out`; False if it is declined or something is wrong.
@@ -118,6 +123,11 @@ class ShortReader:
             [shard_row(k, h) for k, h in zip(known, handles, strict=True)], np.int64
         )
         planned = self._planned._replace(target=address_of(out))
+        if isinstance(wanted, Mesh) and not _waits(known[0], handles[0], wanted.entry):
+            call = self._call_for(source, wanted, out.nbytes)
+            if call is not None and call.read_axes(planned, wanted, rows):
+                self._confirm(handles)
+                return True
         boxes = wanted.plan(self._loops.compiled, planned, rows)
         if len(boxes.columns) != boxes.n_wanted:
             return False
@@ -127,12 +137,33 @@ class ShortReader:
             return False
         kept = kept_boxes(source, columns, known, rows[:, END], len(columns))
         is_read = self._place(source, boxes, out.nbytes)
-        for handle in handles if kept is None or not kept.is_all_found else ():
-            if handle is not None:
-                self._store.confirm(handle)
+        if kept is None or not kept.is_all_found:
+            self._confirm(handles)
         if kept is not None and is_read:
             kept.keep(columns, np.ones(len(columns), np.bool_))
         return is_read
+
+    def _confirm(self, handles: Sequence[Handle | None]) -> None:
+        for handle in handles:
+            if handle is not None:
+                self._store.confirm(handle)
+
+    def _call_for(
+        self, source: Source, wanted: Mesh, out_nbytes: int
+    ) -> OneCall | None:
+        """What reads all boxes in one call of this thread; None if more is needed."""
+        if self._call is None or out_nbytes >= LARGE_NBYTES or not may_call(source):
+            return None
+        nbytes = self._chain.chunk_nbytes
+        if self._chain.kind == RAW:
+            nbytes = wanted.n_inside * self._dtype.itemsize
+        return None if self._n_tasks(source, wanted.n_most, nbytes) > 1 else self._call
+
+    def _n_tasks(self, source: Source, n_decoded: int, nbytes: int) -> int:
+        """Number of threads that share inner chunks of which `nbytes` are read."""
+        n_threads = min(source.options.threads, source.room.most_workers)
+        work_us = n_decoded * self._chain.pace.work_us(nbytes)
+        return min(int(work_us / _SHARE_US), n_threads, n_decoded)
 
     def _indexes(
         self, source: Source, coordinates: Sequence[Coordinate], keys: Sequence[str]
@@ -168,10 +199,8 @@ class ShortReader:
             return False
         window = window_nbytes(source.options, spanned)
         nbytes = widest if is_raw else self._chain.chunk_nbytes
-        n_threads = min(source.options.threads, source.room.most_workers)
         n_decoded = int(np.count_nonzero(boxes[:, FILE] != FILLED))
-        work_us = n_decoded * self._chain.pace.work_us(nbytes)
-        n_tasks = min(int(work_us / _SHARE_US), n_threads, n_decoded)
+        n_tasks = self._n_tasks(source, n_decoded, nbytes)
         if n_tasks <= 1:
             return bool(placer.run(boxes, window).all())
         shares = Shares.of(boxes, self._chain.chunk_nbytes, n_tasks)
@@ -189,6 +218,13 @@ def short_reader(source: Source) -> ShortReader | None:
         if found is not None:
             reader = source.findings[_FINDING] = ShortReader(source, *found)
     return None if source.has_large_indexes else reader
+
+
+def _waits(known: KnownIndex | None, handle: Handle | None, entry: int) -> bool:
+    """Whether an inner chunk has to be read from the disk, as far as one can tell."""
+    if known is None or handle is None or known.index.state.item(entry) != PRESENT:
+        return False
+    return not is_in_memory(handle.fd, known.index.offset.item(entry))
 
 
 def chain_of_files(source: Source) -> tuple[LocalStore, FusedChain, Loops] | None:

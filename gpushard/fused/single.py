@@ -9,8 +9,6 @@ The general path then reads it or says what is wrong.
 
 from __future__ import annotations
 
-import os
-import threading
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -20,22 +18,18 @@ from gpushard.errors import ObjectChangedError
 from gpushard.fetching.fetch import known_index
 from gpushard.fused.chain import FusedChain
 from gpushard.fused.choice import are_loaded
-from gpushard.fused.columns import BLOSC, FIRST_LENGTH, RAW
-from gpushard.fused.files import window_nbytes
+from gpushard.fused.columns import BLOSC, FIRST_LENGTH
 from gpushard.fused.laid import Coordinate, grid_of
+from gpushard.fused.one_call import OneCall, may_call, one_call
 from gpushard.fused.room import address_of
-from gpushard.fused.runner import BoxPlacer, Loops
 from gpushard.fused.short import chain_of_files
-from gpushard.memory.chunk_room import usual_stored
-from gpushard.options import KIB, MIB
+from gpushard.options import KIB
 from gpushard.planning.index import PRESENT
 from gpushard.source import Source
-from gpushard.stores.handles import Handle, version_of
+from gpushard.stores.handles import Handle
 from gpushard.stores.local import LocalStore
 
 _FINDING = "single way"
-# Each thread keeps memory for an inner chunk of this size, stored and decoded.
-_MOST_NBYTES = 2 * MIB
 # Libraries decode larger Blosc frames with several threads, unless little is wanted.
 _MOST_BLOSC_NBYTES, _LITTLE = 256 * KIB, 4
 # The columns of a box that are 0 here, from `columns.PART` to `columns.LISTED`.
@@ -67,16 +61,6 @@ class _Cut(NamedTuple):
     shape: tuple[int, ...]
 
 
-class _Words(threading.local):
-    """The words of `READ_BOX` that are the same for all boxes, for each thread.
-
-    They hold addresses of the thread's memory as of its `n_made`.
-    """
-
-    n_made = -1
-    same = b""
-
-
 class SingleReader:
     """Reads keys that select a part of a single inner chunk.
 
@@ -84,10 +68,10 @@ class SingleReader:
     ----------
     source, store
         The array, and its store.
-    chain, loops
-        Its encoding, and the loops that decode it.
-    window
-        Memory for the stored bytes of an inner chunk.
+    chain
+        Its encoding.
+    call
+        What reads a box.
     """
 
     def __init__(
@@ -95,18 +79,13 @@ class SingleReader:
         source: Source,
         store: LocalStore,
         chain: FusedChain,
-        loops: Loops,
-        window: int,
+        call: OneCall,
     ) -> None:
         layout = source.layout
+        ndim = layout.ndim
         self._store = store
         self._dtype = layout.dtype
-        self._run = loops.compiled.read_box
-        ndim = layout.ndim
-        nothing = np.zeros((2, 1, ndim), np.int64)
-        self._placer = BoxPlacer(chain, loops, nothing, source.room)
-        self._window_nbytes = window
-        self._words = _Words()
+        self._one_call = call
         self._pack = Struct(f"={3 * ndim + FIRST_LENGTH}q").pack
         self._itemsize = layout.dtype.itemsize
         self._chunk_nbytes = chain.chunk_nbytes
@@ -140,9 +119,11 @@ class SingleReader:
             return None
         handle, start, nbytes = found
         out = np.empty(cut.shape, self._dtype)
-        is_read = self._place(cut, (start, nbytes), handle, address_of(out))
-        # Checked after the read, to notice a writer that overwrites in place.
-        if not is_read or version_of(os.fstat(handle.fd)) != handle.version:
+        if not self._place(cut, (start, nbytes), handle, address_of(out)):
+            return None
+        try:
+            self._store.confirm(handle)
+        except ObjectChangedError:
             return None
         return out if cut.shape else out[()]
 
@@ -206,10 +187,6 @@ class SingleReader:
         self, cut: _Cut, stored: tuple[int, int], handle: Handle, target: int
     ) -> bool:
         """Whether the loops could read and decode what is cut, to `target`."""
-        words = self._words
-        if words.n_made != self._placer.n_made:
-            words.same = self._placer.words_of_box(self._window_nbytes)
-            words.n_made = self._placer.n_made
         start, nbytes = stored
         low, high = start, start + nbytes
         if self._is_plain:
@@ -225,14 +202,14 @@ class SingleReader:
         own = self._pack(
             *cut.strides, *outer, start, nbytes, *place, *_NOTHING, *cut.lengths
         )
-        return bool(words.same) and self._run(words.same + own)
+        return self._one_call.read_box(own)
 
 
 def single_reader(source: Source) -> SingleReader | None:
     """Reader of single inner chunks; None if the loops are not there or cannot read."""
     if not are_loaded() or not source.options.small_read_chunks:
         return None
-    if source.room.is_tight or source.room.is_crowded or source.chunks is not None:
+    if source.room.is_tight or not may_call(source):
         return None
     reader = source.findings.get(_FINDING)
     if reader is None:
@@ -244,12 +221,8 @@ def single_reader(source: Source) -> SingleReader | None:
 
 def _reader(source: Source) -> SingleReader | None:
     found = chain_of_files(source)
-    if found is None or source.chunk_nbytes > _MOST_NBYTES:
+    if found is None:
         return None
-    _, chain, _ = found
-    widest = source.chunk_nbytes
-    if chain.kind != RAW or chain.has_crc:
-        widest = usual_stored(widest)
-    if widest > source.room.most_window_nbytes:
-        return None
-    return SingleReader(source, *found, window_nbytes(source.options, widest))
+    store, chain, loops = found
+    call = one_call(source, chain, loops)
+    return None if call is None else SingleReader(source, store, chain, call)

@@ -1,0 +1,171 @@
+"""Small reads of local files, each in one call of the compiled loops.
+
+The words of a call say all that the loops must know, so that nothing is shared with
+another read of the same thread that begins before the call (in a signal's handler). The
+words that are the same for every read are packed once a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from itertools import chain as joined
+from struct import Struct
+
+import numpy as np
+
+from gpushard.fused.chain import FusedChain
+from gpushard.fused.columns import (
+    AXIS_ROWS,
+    CELL_ROWS,
+    FIRST_LENGTH,
+    RAW,
+    READ_AXES,
+    READ_BOX,
+    WORDS,
+    WORK_AXES,
+    WORK_ROWS,
+    Decoder,
+    Planned,
+    sorting_words,
+)
+from gpushard.fused.files import window_nbytes
+from gpushard.fused.laid import MOST_BOXES, MOST_SHARDS, Mesh
+from gpushard.fused.room import address_of
+from gpushard.fused.runner import BoxPlacer, Loops
+from gpushard.memory.chunk_room import usual_stored
+from gpushard.options import MIB
+from gpushard.selecting.selection import Ints
+from gpushard.source import Source
+
+# Each thread keeps memory for an inner chunk of this size, stored and decoded.
+_MOST_NBYTES = 2 * MIB
+_NO_SHARES = (0,) * 4
+_N_DECODER, _N_PLANNED = len(Decoder._fields), len(Planned._fields)
+_pack_placing = Struct(f"={WORDS + _N_DECODER}q").pack
+_pack_planning = Struct(f"={WORDS + _N_PLANNED}q").pack
+# Distance of what follows the words of a call from the first word.
+_BEHIND_BOX = 8 * (WORDS + _N_DECODER)
+_BEHIND_AXES = 8 * (WORDS + _N_PLANNED) + _BEHIND_BOX
+
+
+class _Words(threading.local):
+    """Words of the calling thread, as long as its memory stays where it is.
+
+    Attributes
+    ----------
+    n_made
+        `BoxPlacer.n_made` of the time at which they were packed.
+    box, axes
+        Words of `READ_BOX`, and the later words of `READ_AXES`; empty if the thread
+        gets no context.
+    memory
+        Address of memory to plan in.
+    """
+
+    n_made = -1
+    box = axes = b""
+    memory = 0
+
+
+class OneCall:
+    """Reads boxes of one array, each in one call.
+
+    Parameters
+    ----------
+    source, chain, loops
+        The array, its encoding, and the loops that decode it.
+    window
+        Memory for the stored bytes of an inner chunk.
+    """
+
+    def __init__(
+        self, source: Source, chain: FusedChain, loops: Loops, window: int
+    ) -> None:
+        ndim = self._ndim = source.layout.ndim
+        nothing = np.zeros((2, 1, ndim), np.int64)
+        self._placer = BoxPlacer(chain, loops, nothing, source.room)
+        self._run = loops.compiled.read
+        self._window_nbytes = window
+        self._words = _Words()
+        self._pack_axes = Struct(f"={AXIS_ROWS * ndim}q").pack
+        n_columns = FIRST_LENGTH + ndim
+        self._boxes_nbytes = 8 * MOST_BOXES * n_columns
+        n_planning = sorting_words(MOST_BOXES, n_columns)
+        n_planning += CELL_ROWS * (MOST_BOXES + ndim) + 4 * MOST_SHARDS * ndim
+        self._memory_nbytes = self._boxes_nbytes + MOST_BOXES + 8 * n_planning
+
+    def read_box(self, own: bytes) -> bool:
+        """Read, decode and place one box; False if that failed.
+
+        Parameters
+        ----------
+        own
+            Its strides in the inner chunk and in the output, and its columns, int64.
+        """
+        words = self._words_here()
+        return bool(words.box) and self._run(words.box + own)
+
+    def read_axes(self, planned: Planned, wanted: Mesh, rows: Ints) -> bool:
+        """Plan, read, decode and place all boxes of a mesh; False if that failed.
+
+        Parameters
+        ----------
+        planned
+            The array and the output; its room is set here.
+        wanted
+            The mesh.
+        rows
+            Rows of its shards (from `columns.OFFSETS` on).
+        """
+        words = self._words_here()
+        if not words.axes:
+            return False
+        boxes = words.memory
+        is_placed = boxes + self._boxes_nbytes
+        elements = wanted.elements
+        head = _pack_planning(
+            *(READ_AXES, _BEHIND_AXES, 1, self._ndim, boxes, wanted.n_most),
+            *(address_of(rows), len(rows), address_of(elements), elements.shape[1]),
+            *(_BEHIND_AXES, 0, *planned._replace(room=is_placed + MOST_BOXES)),
+        )
+        rest = joined.from_iterable(zip(*wanted.columns, strict=True))
+        return self._run(head + words.axes + self._pack_axes(*rest))
+
+    def _words_here(self) -> _Words:
+        """Words of the calling thread."""
+        words = self._words
+        if words.n_made != self._placer.n_made:
+            self._pack_words(words)
+        return words
+
+    def _pack_words(self, words: _Words) -> None:
+        ready = self._placer.ready(self._window_nbytes, self._memory_nbytes)
+        words.n_made = self._placer.n_made
+        words.box = words.axes = b""
+        if ready is None:
+            return
+        decoder, work, memory = ready
+        words.memory = memory
+        # Only rows of `work` before the last are used in every column.
+        is_placed = work + 8 * (WORK_ROWS * WORK_AXES - 1)
+        box = _BEHIND_BOX + 16 * self._ndim
+        head = READ_BOX, _BEHIND_BOX, 1, self._ndim, box, 1, work
+        words.box = _pack_placing(*head, is_placed, *_NO_SHARES, *decoder)
+        is_placed = memory + self._boxes_nbytes
+        head = 0, 0, 0, 0, memory, 0, work
+        words.axes = _pack_placing(*head, is_placed, *_NO_SHARES, *decoder)
+
+
+def one_call(source: Source, chain: FusedChain, loops: Loops) -> OneCall | None:
+    """What reads an array's boxes in one call; None if inner chunks are too large."""
+    widest = source.chunk_nbytes
+    if chain.kind != RAW or chain.has_crc:
+        widest = usual_stored(widest)
+    if source.chunk_nbytes > _MOST_NBYTES or widest > source.room.most_window_nbytes:
+        return None
+    return OneCall(source, chain, loops, window_nbytes(source.options, widest))
+
+
+def may_call(source: Source) -> bool:
+    """Whether a read under these options may be one call."""
+    return source.chunks is None and not source.room.is_crowded
