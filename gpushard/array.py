@@ -188,7 +188,7 @@ class Array(DescribedArray):
         """
         source = self.source
         with self._named:
-            single = None if self._device else read_single(source, key)
+            single = read_single(source, key) if self._device is None else None
             if single is not None:
                 return single
             is_parsed = isinstance(key, Wanted)

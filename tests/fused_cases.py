@@ -158,7 +158,7 @@ def take_way(monkeypatch: pytest.MonkeyPatch, way: str) -> str:
     if way == "requests":
         monkeypatch.setattr(FusedSink, "direct", lambda *_: None)
     if way == "short":
-        monkeypatch.setattr(short, "may_call", lambda _: False)
+        monkeypatch.setattr(short, "may_call", lambda *_: False)
     if way in ("short", "one call"):
         # Loaded by earlier reads; and without the plain short way ahead of it.
         choice._load()

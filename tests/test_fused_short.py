@@ -326,7 +326,7 @@ def test_planning_stays_within_its_room(stored_volume, data):
     a = gpushard.open_array(stored_volume, options=SHORT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "np", SimpleNamespace(empty=empty, int64=np.int64))
-        patch.setattr(short, "may_call", lambda _: False)
+        patch.setattr(short, "may_call", lambda *_: False)
         a.oindex[key]
         a.vindex[points]
     for words in guarded:

@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 import gpushard
 from array_strategies import codec
 from fused_cases import CHAINS, CRC, FUSED, LITTLE, LZ4, VALUES, ZSTD, blosc, stored
-from gpushard.fused import choice
-from gpushard.fused.one_call import OneCall
+from gpushard.fused import choice, runner
+from gpushard.fused.one_call import OneCall, one_call
+from gpushard.fused.room import Room
+from gpushard.fused.short import chain_of_files
 from gpushard.fused.single import SingleReader, single_reader
+from gpushard.memory.chunk_room import ChunkRoom
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write
 
@@ -271,15 +274,53 @@ def noise(root: Path, chain: list[Any]) -> gpushard.Array:
 
 def test_memory_that_moved_is_not_written_to(array, taken, tmp_path):
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
-    before = reader_of(array)._one_call._words.box
+    before = reader_of(array).call._local.words.box
     larger = noise(tmp_path / "larger", [ZSTD])
-    from gpushard.fused.runner import _room
-
-    _room._kept.clear()  # as if this thread had read little so far
+    runner._room._kept.clear()  # as if this thread had read little so far
     assert_same_bits(larger[7, 3:400], NOISE[7, 3:400])
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
-    assert reader_of(array)._one_call._words.box != before
+    assert reader_of(array).call._local.words.box != before
     assert taken == [True, True, True]
+
+
+def test_memory_that_moves_while_a_read_begins_is_not_used(array, monkeypatch):
+    """A signal's handler may read an array with larger inner chunks."""
+    assert_same_bits(array[INSIDE], VALUES[INSIDE])
+    room, moves, words = runner._room, [True], []
+    plain: Any = Room.held
+    run = reader_of(array).call._run
+
+    def held(self):
+        found = plain.fget(self)
+        if moves:
+            moves.clear()
+            self.buffer("window", 2 * self.buffer("window", 1).nbytes)
+        return found
+
+    def spied(some):
+        words.extend(np.frombuffer(some, np.int64).tolist())
+        return run(some)
+
+    monkeypatch.setattr(Room, "held", property(held))
+    monkeypatch.setattr(reader_of(array).call, "_run", spied)
+    assert_same_bits(array[INSIDE], VALUES[INSIDE])
+    assert not moves
+    assert room._kept["window"].address in words
+
+
+def test_a_thread_keeps_the_memory_that_words_have_addresses_of(array, monkeypatch):
+    """Even if the first read of the array left little room."""
+    chain = chain_of_files(array.source)
+    assert chain is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(ChunkRoom, "is_crowded", True)
+        patch.setattr("gpushard.fused.room.WINDOW_NBYTES", 0)
+        patch.setattr(runner, "_room", room := Room())
+        call: Any = one_call(array.source, chain[1], chain[2])
+        words, held = call._words_here()
+    found = set(np.frombuffer(words.box, np.int64).tolist())
+    assert {buffer.address for buffer in held} <= found | {words.memory}
+    assert set(room._kept) == {"window", "scratch", "staging", "plan"}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from itertools import chain as joined
 from struct import Struct
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from gpushard.fused.columns import (
 )
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.laid import MOST_BOXES, MOST_SHARDS, Mesh
-from gpushard.fused.room import address_of
+from gpushard.fused.room import Buffer, address_of
 from gpushard.fused.runner import BoxPlacer, Loops
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.options import MIB
@@ -48,8 +49,8 @@ _BEHIND_BOX = 8 * (WORDS + _N_DECODER)
 _BEHIND_AXES = 8 * (WORDS + _N_PLANNED) + _BEHIND_BOX
 
 
-class _Words(threading.local):
-    """Words of the calling thread, as long as its memory stays where it is.
+class _Words(NamedTuple):
+    """Words of a thread, as long as its memory stays where it is.
 
     Attributes
     ----------
@@ -62,9 +63,14 @@ class _Words(threading.local):
         Address of memory to plan in.
     """
 
-    n_made = -1
-    box = axes = b""
-    memory = 0
+    n_made: int = -1
+    box: bytes = b""
+    axes: bytes = b""
+    memory: int = 0
+
+
+class _Local(threading.local):
+    words = _Words()
 
 
 class OneCall:
@@ -76,6 +82,11 @@ class OneCall:
         The array, its encoding, and the loops that decode it.
     window
         Memory for the stored bytes of an inner chunk.
+
+    Attributes
+    ----------
+    window_nbytes
+        The parameter `window`.
     """
 
     def __init__(
@@ -85,8 +96,8 @@ class OneCall:
         nothing = np.zeros((2, 1, ndim), np.int64)
         self._placer = BoxPlacer(chain, loops, nothing, source.room)
         self._run = loops.compiled.read
-        self._window_nbytes = window
-        self._words = _Words()
+        self.window_nbytes = window
+        self._local = _Local()
         self._pack_axes = Struct(f"={AXIS_ROWS * ndim}q").pack
         n_columns = FIRST_LENGTH + ndim
         self._boxes_nbytes = 8 * MOST_BOXES * n_columns
@@ -102,7 +113,7 @@ class OneCall:
         own
             Its strides in the inner chunk and in the output, and its columns, int64.
         """
-        words = self._words_here()
+        words, _held = self._words_here()
         return bool(words.box) and self._run(words.box + own)
 
     def read_axes(self, planned: Planned, wanted: Mesh, rows: Ints) -> bool:
@@ -117,7 +128,7 @@ class OneCall:
         rows
             Rows of its shards (from `columns.OFFSETS` on).
         """
-        words = self._words_here()
+        words, _held = self._words_here()
         if not words.axes:
             return False
         boxes = words.memory
@@ -131,29 +142,34 @@ class OneCall:
         rest = joined.from_iterable(zip(*wanted.columns, strict=True))
         return self._run(head + words.axes + self._pack_axes(*rest))
 
-    def _words_here(self) -> _Words:
-        """Words of the calling thread."""
-        words = self._words
-        if words.n_made != self._placer.n_made:
-            self._pack_words(words)
-        return words
+    def _words_here(self) -> tuple[_Words, tuple[Buffer, ...]]:
+        """Words of the calling thread, and the memory whose addresses they have.
 
-    def _pack_words(self, words: _Words) -> None:
-        ready = self._placer.ready(self._window_nbytes, self._memory_nbytes)
-        words.n_made = self._placer.n_made
-        words.box = words.axes = b""
+        Until the call, another read of this thread may begin (in a signal's handler),
+        which may need larger memory.
+        """
+        while True:
+            words = self._local.words
+            held = self._placer.held
+            if words.n_made == self._placer.n_made:
+                return words, held
+            self._local.words = self._packed()
+
+    def _packed(self) -> _Words:
+        ready = self._placer.ready(self.window_nbytes, self._memory_nbytes)
+        n_made = self._placer.n_made
         if ready is None:
-            return
+            return _Words(n_made)
         decoder, work, memory = ready
-        words.memory = memory
         # Only rows of `work` before the last are used in every column.
         is_placed = work + 8 * (WORK_ROWS * WORK_AXES - 1)
         box = _BEHIND_BOX + 16 * self._ndim
         head = READ_BOX, _BEHIND_BOX, 1, self._ndim, box, 1, work
-        words.box = _pack_placing(*head, is_placed, *_NO_SHARES, *decoder)
+        one = _pack_placing(*head, is_placed, *_NO_SHARES, *decoder)
         is_placed = memory + self._boxes_nbytes
         head = 0, 0, 0, 0, memory, 0, work
-        words.axes = _pack_placing(*head, is_placed, *_NO_SHARES, *decoder)
+        axes = _pack_placing(*head, is_placed, *_NO_SHARES, *decoder)
+        return _Words(n_made, one, axes, memory)
 
 
 def one_call(source: Source, chain: FusedChain, loops: Loops) -> OneCall | None:
@@ -166,6 +182,8 @@ def one_call(source: Source, chain: FusedChain, loops: Loops) -> OneCall | None:
     return OneCall(source, chain, loops, window_nbytes(source.options, widest))
 
 
-def may_call(source: Source) -> bool:
+def may_call(call: OneCall, source: Source) -> bool:
     """Whether a read under these options may be one call."""
-    return source.chunks is None and not source.room.is_crowded
+    room = source.room
+    fits = not room.is_crowded and call.window_nbytes <= room.most_window_nbytes
+    return fits and source.chunks is None

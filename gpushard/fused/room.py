@@ -56,6 +56,11 @@ class Room(threading.local):
             made = self._contexts[library] = library.make_context()
         return made[0]
 
+    @property
+    def held(self) -> tuple[Buffer, ...]:
+        """All memory that is kept; it stays where it is as long as this is held."""
+        return tuple(self._kept.values())
+
     def buffer(self, use: str, nbytes: int, *, keeps: bool = True) -> Buffer:
         """Memory of at least `nbytes`, on a cache line.
 

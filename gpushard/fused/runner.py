@@ -142,7 +142,7 @@ class BoxPlacer:
         widest = 0
         if self.chain.kind == BLOSC:
             widest = int(columns[:, NBYTES].max(initial=0))
-        ready = self._ready(widest, window_nbytes)
+        ready = self._ready(widest, window_nbytes, not self._chunk_room.is_crowded)
         if ready is not None:
             place = self._loops.compiled.place_boxes
             place(ready.decoder, columns, self._strides, _room.work, is_placed, shares)
@@ -155,6 +155,11 @@ class BoxPlacer:
         """Number that changes when this thread's memory moves."""
         return _room.n_made
 
+    @property
+    def held(self) -> tuple[Buffer, ...]:
+        """Memory of the thread, which stays where it is as long as this is held."""
+        return _room.held
+
     def ready(
         self, window_nbytes: int, memory_nbytes: int
     ) -> tuple[Decoder, int, int] | None:
@@ -163,18 +168,20 @@ class BoxPlacer:
         Returns
         -------
         The decoder, the address of `Room.work`, and the address of `memory_nbytes` of
-        memory; None if the thread gets no context.
+        memory; None if the thread gets no context. The thread keeps all of this memory,
+        because it is at most 4 MiB for each use.
         """
-        ready = self._ready(window_nbytes, window_nbytes)
+        ready = self._ready(window_nbytes, window_nbytes, keeps=True)
         if ready is None:
             return None
         memory = _room.buffer("plan", memory_nbytes).address
         return ready.decoder, address_of(_room.work), memory
 
-    def _ready(self, widest: int, window_nbytes: int) -> _Ready | None:
+    def _ready(self, widest: int, window_nbytes: int, keeps: bool) -> _Ready | None:
         """What the loops need; None if this thread gets no context.
 
-        `widest` is the stored size of the largest Blosc frame.
+        `widest` is the stored size of the largest Blosc frame, and `keeps` is whether
+        the thread may keep large memory.
         """
         chain, library = self.chain, self._loops.library
         context = _room.context(library)
@@ -183,7 +190,6 @@ class BoxPlacer:
         # This object holds the memory: the loops have only addresses.
         if chain.kind != BLOSC:
             widest = BUFFERS_NBYTES if library.part else 0
-        keeps = not self._chunk_room.is_crowded
         if not keeps:
             self._chunk_room.note_taken(window_nbytes + chain.chunk_nbytes + widest)
         window = _room.buffer("window", window_nbytes, keeps=keeps)

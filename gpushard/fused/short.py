@@ -123,9 +123,10 @@ class ShortReader:
             [shard_row(k, h) for k, h in zip(known, handles, strict=True)], np.int64
         )
         planned = self._planned._replace(target=address_of(out))
-        if isinstance(wanted, Mesh) and not _waits(known[0], handles[0], wanted.entry):
-            call = self._call_for(source, wanted, out.nbytes)
-            if call is not None and call.read_axes(planned, wanted, rows):
+        call = self._call_for(source, wanted, out.nbytes)
+        if call is not None and isinstance(wanted, Mesh):
+            is_near = not _waits(known[0], handles[0], wanted.entry)
+            if is_near and call.read_axes(planned, wanted, rows):
                 self._confirm(handles)
                 return True
         boxes = wanted.plan(self._loops.compiled, planned, rows)
@@ -149,10 +150,12 @@ class ShortReader:
                 self._store.confirm(handle)
 
     def _call_for(
-        self, source: Source, wanted: Mesh, out_nbytes: int
+        self, source: Source, wanted: Mesh | Scattered, out_nbytes: int
     ) -> OneCall | None:
         """What reads all boxes in one call of this thread; None if more is needed."""
-        if self._call is None or out_nbytes >= LARGE_NBYTES or not may_call(source):
+        if self._call is None or out_nbytes >= LARGE_NBYTES:
+            return None
+        if isinstance(wanted, Scattered) or not may_call(self._call, source):
             return None
         nbytes = self._chain.chunk_nbytes
         if self._chain.kind == RAW:

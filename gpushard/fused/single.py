@@ -72,6 +72,11 @@ class SingleReader:
         Its encoding.
     call
         What reads a box.
+
+    Attributes
+    ----------
+    call
+        The parameter.
     """
 
     def __init__(
@@ -85,7 +90,7 @@ class SingleReader:
         ndim = layout.ndim
         self._store = store
         self._dtype = layout.dtype
-        self._one_call = call
+        self.call = call
         self._pack = Struct(f"={3 * ndim + FIRST_LENGTH}q").pack
         self._itemsize = layout.dtype.itemsize
         self._chunk_nbytes = chain.chunk_nbytes
@@ -168,9 +173,10 @@ class SingleReader:
                 shape.append(length)
             else:
                 return None
-            at = start // cell
-            if step < 1 or not 0 <= start <= last < n or last // cell != at:
+            is_some = step > 0 and 0 <= start <= last < n
+            if not is_some or last // cell != start // cell:
                 return None
+            at = start // cell
             number = at // per_shard
             shard.append(number)
             entry += (at - number * per_shard) * index_stride
@@ -202,21 +208,21 @@ class SingleReader:
         own = self._pack(
             *cut.strides, *outer, start, nbytes, *place, *_NOTHING, *cut.lengths
         )
-        return self._one_call.read_box(own)
+        return self.call.read_box(own)
 
 
 def single_reader(source: Source) -> SingleReader | None:
     """Reader of single inner chunks; None if the loops are not there or cannot read."""
     if not are_loaded() or not source.options.small_read_chunks:
         return None
-    if source.room.is_tight or not may_call(source):
-        return None
     reader = source.findings.get(_FINDING)
     if reader is None:
         reader = _reader(source)
         if reader is not None:
             source.findings[_FINDING] = reader
-    return None if source.has_large_indexes else reader
+    if reader is None or source.has_large_indexes or source.room.is_tight:
+        return None
+    return reader if may_call(reader.call, source) else None
 
 
 def _reader(source: Source) -> SingleReader | None:
