@@ -22,7 +22,6 @@ from gpushard.fused.one_call import OneCall, one_call
 from gpushard.fused.room import Room
 from gpushard.fused.short import chain_of_files
 from gpushard.fused.single import SingleReader, single_reader
-from gpushard.memory.chunk_room import ChunkRoom
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write
 
@@ -313,7 +312,7 @@ def test_a_thread_keeps_the_memory_that_words_have_addresses_of(array, monkeypat
     chain = chain_of_files(array.source)
     assert chain is not None
     with monkeypatch.context() as patch:
-        patch.setattr(ChunkRoom, "is_crowded", True)
+        patch.setitem(vars(array.source.room), "is_crowded", True)
         patch.setattr("gpushard.fused.room.WINDOW_NBYTES", 0)
         patch.setattr(runner, "_room", room := Room())
         call: Any = one_call(array.source, chain[1], chain[2])
