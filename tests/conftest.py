@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fused_cases import Seen
-    from gpushard.stores.remote import RemoteStore
+    from gpushard.stores.http_store import HttpStore
     from range_server import RangeServer
 
 # No deadline: runners share their cores, so a slow example says nothing.
@@ -47,11 +47,14 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
 
 
 @pytest.fixture
-def store(server: RangeServer) -> RemoteStore:
+def store(server: RangeServer) -> HttpStore:
     """The store behind that server."""
-    from gpushard.stores.remote_url import open_url
+    from gpushard.options import DEFAULT
+    from gpushard.stores.http_settings import settings_of
+    from gpushard.stores.http_store import HttpStore
 
-    return open_url(server.url, {})
+    settings = settings_of({}, DEFAULT, allows_http=True)
+    return HttpStore(server.url, settings, DEFAULT)
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,8 @@ class RangeServer:
         Called with each request's method and key before the file is looked at.
     requests
         Every request answered so far.
+    n_connections
+        How many connections were accepted so far.
     """
 
     directory: Path
@@ -120,6 +122,7 @@ class RangeServer:
     wants: tuple[str, str] | None = None
     before_answer: Callable[[str, str], None] | None = None
     requests: list[Request] = field(default_factory=list[Request])
+    n_connections: int = 0
 
     def __enter__(self) -> Self:
         self._server = _Server(("127.0.0.1", 0), _Handler)
@@ -172,6 +175,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
     settings: RangeServer
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Count the connections."""
+        self.settings.n_connections += 1
+        return super().get_request()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Stay silent: clients that give up early are part of the tests."""

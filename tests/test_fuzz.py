@@ -168,7 +168,7 @@ def takes_all_that_is_missing_for_unwritten(monkeypatch):
 
 
 def believes_in_any_version(monkeypatch):
-    monkeypatch.setattr("gpushard.stores.remote.is_other", lambda *_: False)
+    monkeypatch.setattr("gpushard.stores.ranged.is_other", lambda *_: False)
 
 
 def puts_without_a_condition(monkeypatch):

@@ -6,7 +6,6 @@ import json
 import lzma
 import struct
 from types import SimpleNamespace
-from typing import Any
 
 import crc32c
 import numpy as np
@@ -27,9 +26,10 @@ from gpushard.errors import (
 from gpushard.layout import CodecSpec
 from gpushard.options import Options, WriteOptions
 from gpushard.stores import patience
+from gpushard.stores.answers import RefusalError
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.bodies import Pace
 from gpushard.stores.failures import failed_write
+from gpushard.stores.patience import Pace
 from range_server import RangeServer
 from small_array import write_values
 from zarr_oracle import held
@@ -324,12 +324,12 @@ def test_a_server_that_asks_for_no_pause_is_not_asked_without_one(told, monkeypa
     def work(_request):
         n_asked[0] += 1
         assert n_asked[0] < 100
-        raise StoreError("status code: 503")
+        raise refusal.told("http://x", "c/0") from refusal
 
+    refusal = RefusalError("status code: 503", 503, retry_after_s=told)
     clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now[0])
     monkeypatch.setattr(patience, "time", clock)
-    server: Any = SimpleNamespace(retry_after=lambda _: told)
-    asker = patience.Patience(Pace(15, 1 << 16), server)
+    asker = patience.Patience(Pace(15, 1 << 16))
     with pytest.raises(StoreError, match="503"):
         asker.ask(work, ByteRequest("c/0"))
     assert 16 <= n_asked[0] <= 32  # at once, and then every half second or second

@@ -29,9 +29,8 @@ from gpushard.options import GIB, KIB, MIB, WriteOptions
 from gpushard.rolling import RollingArray
 from gpushard.stores import documents, patience
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.bodies import Pace
 from gpushard.stores.local import LocalStore
-from gpushard.stores.patience import Patience
+from gpushard.stores.patience import Pace, Patience
 from gpushard.stores.remote import RemoteStore
 from gpushard.stores.zarr_store import ZarrStore
 from gpushard.writing.assign import n_shards_at_once
@@ -173,14 +172,16 @@ def test_the_client_of_a_server_is_told_the_patience(patience_s):
     pytest.importorskip("obstore", reason="the extra `remote` is not installed")
     from gpushard.stores.remote_url import _limits, open_url
 
-    limits = _limits(patience_s, {}, "http")
+    limits = _limits(patience_s, {})
     told = limits["client_options"]
     assert told["read_timeout"] == told["connect_timeout"] == f"{patience_s // 3}s"
     last = limits["retry_config"]["retry_timeout"].total_seconds()
     assert last + patience_s / 3 < patience_s
     options = Options(patience_s=patience_s, min_nbytes_per_s=77)
-    store = open_url("http://127.0.0.1:9/a", {}, options)
-    assert store._pace == Pace(patience_s, 77)
+    settings = open_url("http://127.0.0.1:9/a", {}, options).settings  # type: ignore[attr-defined]
+    assert settings.pace == Pace(patience_s, 77)
+    assert settings.pause_s == settings.connect_s == patience_s / 3
+    assert settings.repeats.lost_s + patience_s / 3 < patience_s
 
 
 @pytest.mark.usefixtures("settled")

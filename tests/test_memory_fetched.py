@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gpushard
 from asked_store import BY_PRICE, IN_REQUESTS, asked_nbytes, opened, put
 from gpushard import Options, StoreError
 from gpushard.memory import freed
@@ -369,11 +368,15 @@ def test_bodies_come_in_pieces_of_which_many_requests_have_room(
         return bodies.body_of(result, nbytes, limit_s, piece_nbytes)
 
     monkeypatch.setattr(remote, "body_of", body_of)
-    put(tmp_path, document((N,), (N,), SHARD), c_0=shard_bytes())
+    (tmp_path / "a").write_bytes(NOISE)
+    obstores = pytest.importorskip("obstore.store", reason="no obstore (extra remote)")
     with RangeServer(tmp_path) as server:
-        options = Options(memory_limit=limit, small_read_chunks=0)
-        a = gpushard.open_array(server.url, device="cpu", options=options)
-        assert a[:].tobytes() == NOISE
+        # As another server's: a web server is read by another client.
+        objects = obstores.HTTPStore(server.url, client_options={"allow_http": True})
+        store = remote.RemoteStore(objects, options=Options(memory_limit=limit))
+        (answer,) = store.read([ByteRequest("a")])
+        assert answer is not None
+        assert answer.data.tobytes() == NOISE
     assert set(asked) == {most}
     result: Any = Result(bytes(4 * MIB))
     assert len(bodies.body_of(result, 4 * MIB, 9, most)) == 4 * MIB

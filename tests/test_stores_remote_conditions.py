@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpushard.errors import ObjectChangedError, StoreError
-from gpushard.stores.remote import RemoteStore
+from gpushard.stores.http_store import HttpStore
 from stored_object import BODY, read_one
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.network
 
 @pytest.mark.parametrize("etags", ["weak", None])
 def test_a_refused_condition_that_nobody_made_is_no_replaced_object(
-    server: RangeServer, store: RemoteStore, etags: Any
+    server: RangeServer, store: HttpStore, etags: Any
 ) -> None:
     server.etags = etags
     version = read_one(store, -16).version

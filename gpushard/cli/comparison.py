@@ -124,9 +124,13 @@ def _zarr_store(store: Store) -> Any:
     from zarr.storage import LocalStore as ZarrLocalStore
     from zarr.storage import ObjectStore
 
+    from gpushard.stores.http_store import HttpStore
     from gpushard.stores.remote import RemoteStore
+    from gpushard.stores.remote_url import obstore_of
     from gpushard.stores.zarr_store import ZarrStore
 
+    if isinstance(store, HttpStore):
+        return ObjectStore(obstore_of(store), read_only=True)
     if isinstance(store, LocalStore):
         return ZarrLocalStore(store.root, read_only=True)
     if isinstance(store, RemoteStore):

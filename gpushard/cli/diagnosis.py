@@ -20,7 +20,7 @@ _READERS = ("numpy", "zarr", "numcodecs", "zstandard", "cramjam", "crc32c")
 _FAST = ("numba", "blosc2", "cffi")
 # Extra -> packages that it installs, and their purpose.
 _OPTIONAL = {
-    "remote": ("obstore", "http(s)://, s3:// and other object stores"),
+    "remote": ("obstore", "s3:// and other object stores"),
     "xarray": ("xarray", "xarray's engine"),
     "dask": ("dask", "dask arrays"),
     "plots": ("matplotlib", "maps as .png"),

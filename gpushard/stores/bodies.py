@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,39 +30,6 @@ _PIECES = 256
 _lock = threading.Lock()
 # Process -> its loop; one for each process, as a fork has no threads of its parent.
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long a server may take: the options of the same names.
-
-    Attributes
-    ----------
-    patience_s
-        Seconds for an answer without a body.
-    min_nbytes_per_s
-        Rate of a body; it gets that much more time for its size.
-    """
-
-    patience_s: float
-    min_nbytes_per_s: int
-
-    @property
-    def pause_s(self) -> float:
-        """Seconds without a byte after which a server counts as silent."""
-        return self.patience_s / 3
-
-    def limit_s(self, nbytes: int) -> float:
-        """Seconds for an answer with a body of `nbytes`, counted from the request."""
-        return self.patience_s + nbytes / self.min_nbytes_per_s
-
-    def left_s(self, nbytes: int, started: float) -> float:
-        """Seconds left for a body of `nbytes` once its head has arrived.
-
-        At least `pause_s`. A store that the caller made may wait longer for a head, and
-        its body must not be refused because of that.
-        """
-        return max(started + self.limit_s(nbytes) - time.monotonic(), self.pause_s)
 
 
 def piece_nbytes(memory_limit: int | None) -> int:

@@ -83,6 +83,16 @@ def passing_status(error: StoreError) -> str | None:
     return found and found[1]
 
 
+def may_pass(error: StoreError) -> bool:
+    """Whether the same request may succeed in a moment."""
+    return was_lost(error) or passing_status(error) is not None
+
+
+def was_lost(error: StoreError) -> bool:
+    """Whether the connection failed, or ended too early."""
+    return getattr(error.__cause__, "is_lost", False)
+
+
 def without_credentials(text: str) -> str:
     """`text` without user names and passwords in its URLs."""
     return _USER_INFO.sub("", text)

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpushard.errors import StoreError
 from gpushard.options import KIB, MIB
-from gpushard.stores.base import FetchCosts, PassingVersion
-from gpushard.stores.failures import failure
-from gpushard.stores.remote_failures import request_failure
+from gpushard.stores.answers import CHECK_SERVER, RefusalError
+from gpushard.stores.base import FetchCosts
+from gpushard.stores.failures import failure, told_by
+from gpushard.stores.ranged import NETWORK_COSTS
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
-# 1 MiB and 16 MiB are zarr-python's figures for object stores (3.3, its ArrayConfig
-# `sharding_coalesce_*`). At 20-100 ms latency and 50-100 MB/s a connection, 1 MiB more
-# never costs as much as another request. 32 such connections fill 25 Gbit/s.
-_NETWORK_COSTS = FetchCosts(
-    gap_nbytes=MIB,
-    max_request_nbytes=16 * MIB,
-    concurrency=32,
-    prefers_whole_objects=True,
-)
 _PROCESS_COSTS = FetchCosts(
     gap_nbytes=64 * KIB,
     max_request_nbytes=16 * MIB,
@@ -36,19 +25,17 @@ _PROCESS_COSTS = FetchCosts(
     answers_in_own_memory=True,
 )
 
-NEVER = datetime.fromtimestamp(0, UTC)
-"""Value that obstore reports if the server sent no Last-Modified."""
-
-# obstore has no exception classes for these answers, so their text is matched.
-UNSATISFIABLE = re.compile(r"status code: 416\b")
-SUFFIX_REFUSED = re.compile(r"status code: (400|405|416|501)\b|CONTENT_RANGE header")
-# obstore takes this status for a missing object. Some servers send it for directories.
-METHOD_REFUSED = re.compile(r"status code: 405\b")
-UNSIZED = re.compile(r"(?i)content[-_]length header missing")
-RANGELESS = re.compile(r"(?i)content[-_](range header|length header missing)")
+# obstore has no exception classes for most answers, so their text is matched.
+_STATUS = re.compile(r"status code: (\d{3})\b")
+_RANGELESS = re.compile(r"(?i)content[-_](range header|length header missing)")
 
 # Process that owns the threads of obstore's runtime, once the runtime exists.
 _owner: list[int] = []
+
+_CHECK_CREDENTIALS = (
+    "check the credentials, or pass storage_options={'skip_signature': True} for "
+    "public data"
+)
 
 _CLASS_SCHEMES = {"S3Store": "s3", "GCSStore": "gs", "AzureStore": "az"}
 
@@ -58,7 +45,7 @@ def costs_of(store: ObjectStore) -> FetchCosts:
     from obstore.store import LocalStore, MemoryStore
 
     near = isinstance(store, (LocalStore, MemoryStore))
-    return _PROCESS_COSTS if near else _NETWORK_COSTS
+    return _PROCESS_COSTS if near else NETWORK_COSTS
 
 
 def request_errors() -> tuple[type[Exception], ...]:
@@ -66,6 +53,32 @@ def request_errors() -> tuple[type[Exception], ...]:
     from obstore.exceptions import BaseError
 
     return BaseError, OSError, ValueError, RuntimeError
+
+
+def refusal_of(error: Exception) -> RefusalError:
+    """What the server answered, by an error of obstore."""
+    from obstore.exceptions import (
+        NotSupportedError,
+        PermissionDeniedError,
+        PreconditionError,
+        UnauthenticatedError,
+    )
+
+    told = str(error)
+    found = _STATUS.search(told)
+    status, hint = int(found[1]) if found else None, CHECK_SERVER
+    if isinstance(error, FileNotFoundError):
+        # obstore takes 405 for a missing object. Some servers send it for directories.
+        status = status if status == 405 else 404
+    elif isinstance(error, PreconditionError):
+        status = 412
+    elif isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+        status = 403 if isinstance(error, PermissionDeniedError) else 401
+        hint = _CHECK_CREDENTIALS
+    is_rangeless = isinstance(error, NotSupportedError) or _RANGELESS.search(told)
+    return RefusalError(
+        told_by(error), status, is_rangeless=bool(is_rangeless), hint=hint
+    )
 
 
 def refuse_after_fork(url: str, key: str) -> None:
@@ -90,70 +103,6 @@ def refuse_after_fork(url: str, key: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Clue(PassingVersion):
-    """Properties of an object on a server without strong ETags.
-
-    If one of these differs, the object is another version. If none differs, it may
-    still be another version.
-
-    Attributes
-    ----------
-    e_tag
-        Weak ETag, if any.
-    modified
-        Last-Modified, in whole seconds; 1970 means none.
-    nbytes
-        Size of the object.
-    """
-
-    e_tag: str | None
-    modified: datetime
-    nbytes: int
-
-    def is_contradicted(self, about: ObjectMeta) -> bool:
-        """Whether `about` is about another version; a HEAD may tell less than a GET."""
-        tags = {_opaque(self.e_tag), _opaque(about["e_tag"])} - {None}
-        dates = {self.modified, about["last_modified"]} - {NEVER}
-        return self.nbytes != about["size"] or len(tags) > 1 or len(dates) > 1
-
-
-def version_of(about: ObjectMeta) -> str | Clue:
-    """Strong ETag (RFC 9110, 8.8.3), or a `Clue` if there is none."""
-    e_tag = about["e_tag"]
-    if e_tag is None or e_tag.startswith("W/"):
-        return Clue(e_tag, about["last_modified"], about["size"])
-    return e_tag
-
-
-def _opaque(e_tag: str | None) -> str | None:
-    return e_tag and e_tag.removeprefix("W/")
-
-
-def is_other(version: Hashable, about: ObjectMeta) -> bool:
-    """Whether `about` is about another version than `version`."""
-    if isinstance(version, Clue):
-        return version.is_contradicted(about)
-    return version != version_of(about)
-
-
-def is_http(store: Any) -> bool:
-    """Whether a store is a plain HTTP server."""
-    return type(store).__name__ == "HTTPStore"
-
-
-def headers_of(store: Any) -> dict[str, str]:
-    """Headers that a web server's store sends with each request."""
-    options: Mapping[str, Any] = getattr(store, "client_options", None) or {}
-    named: Mapping[str, Any] = options.get("default_headers") or {}
-    if agent := options.get("user_agent"):
-        named = {"User-Agent": agent, **named}
-    return {
-        name: value.decode("latin-1") if isinstance(value, bytes) else value
-        for name, value in named.items()
-    }
-
-
 def url_of(store: Any) -> str:
     """Address of an obstore store that the caller made."""
     url = getattr(store, "url", None)
@@ -167,8 +116,8 @@ def url_of(store: Any) -> str:
     return f"obstore:{type(store).__name__}/{prefix}".rstrip("/")
 
 
-def children_of(store: ObjectStore, url: str, prefix: str) -> list[str] | None:
-    """Sorted names directly below `prefix`; None for plain HTTP.
+def children_of(store: ObjectStore, url: str, prefix: str) -> list[str]:
+    """Sorted names directly below `prefix`.
 
     Raises
     ------
@@ -177,12 +126,10 @@ def children_of(store: ObjectStore, url: str, prefix: str) -> list[str] | None:
     """
     import obstore
 
-    if is_http(store):
-        return None
     refuse_after_fork(url, prefix)
     try:
         found = obstore.list_with_delimiter(store, prefix or None)
     except request_errors() as error:
-        raise request_failure(url, prefix, error) from error
+        raise refusal_of(error).told(url, prefix) from error
     paths = [*found["common_prefixes"], *(item["path"] for item in found["objects"])]
     return sorted({path.rstrip("/").rpartition("/")[2] for path in paths})

@@ -1,45 +1,93 @@
-"""Repeating requests to a busy server: back-off with jitter, and Retry-After.
-
-obstore repeats a request a few times within a second. This module repeats requests to
-servers that need more time than that.
-"""
+"""How long to wait for a server, and when to ask it again: back-off and Retry-After."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from gpushard.errors import StoreError
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.bodies import Pace
-from gpushard.stores.failures import passing_status
-from gpushard.stores.plain_http import PlainServer
+from gpushard.stores.failures import may_pass, was_lost
 
-_FIRST_PAUSE_S = 1.0
-# Statuses that come with a Retry-After (RFC 9110, 10.2.3; RFC 6585, 4).
-_TELLING = frozenset(("429", "503"))
+# Only the first repeat may come at once if a server asks for no pause.
+_LEAST_PAUSE_S = 1.0
 
 Answer = TypeVar("Answer")
 Requested = TypeVar("Requested", bound=ByteRequest)
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a server may take: the options of the same names.
+
+    Attributes
+    ----------
+    patience_s
+        Seconds for an answer without a body.
+    min_nbytes_per_s
+        Rate of a body; it gets that much more time for its size.
+    """
+
+    patience_s: float
+    min_nbytes_per_s: int
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds without a byte after which a server counts as silent."""
+        return self.patience_s / 3
+
+    def limit_s(self, nbytes: int) -> float:
+        """Seconds for an answer with a body of `nbytes`, counted from the request."""
+        return self.patience_s + nbytes / self.min_nbytes_per_s
+
+    def left_s(self, nbytes: int, started: float) -> float:
+        """Seconds left for a body of `nbytes` once its head has arrived.
+
+        At least `pause_s`. A store that the caller made may wait longer for a head, and
+        its body must not be refused because of that.
+        """
+        return max(started + self.limit_s(nbytes) - time.monotonic(), self.pause_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """When a request is repeated.
+
+    Attributes
+    ----------
+    first_s, base, most_s
+        Pause before the first repeat, its factor for each further one, and the longest.
+    most_lost
+        Number of repeats after a lost connection.
+    lost_s
+        Seconds from the first attempt after which a lost connection is an error.
+    """
+
+    first_s: float = 1.0
+    base: float = 2.0
+    most_s: float = 15.0
+    most_lost: int = 0
+    lost_s: float = 0.0
+
+
 class Patience:
-    """Repeats a request while a server is busy.
+    """Repeats a request while a server is busy, or after a lost connection.
 
     Parameters
     ----------
     pace
         Its `patience_s` limits the time of all attempts and pauses together.
-    server
-        A plain HTTP server, which is asked how long to wait; None for other servers,
-        for which the pause doubles with each attempt.
+    repeats
+        Pauses of a server that does not say how long to wait. By default, those behind
+        a client that repeats lost requests, and others a few times within a second.
     """
 
-    def __init__(self, pace: Pace, server: PlainServer | None) -> None:
+    def __init__(self, pace: Pace, repeats: Repeats | None = None) -> None:
         self._pace = pace
-        self._server = server
+        self._repeats = repeats or Repeats()
 
     def ask(self, work: Callable[[Requested], Answer], request: Requested) -> Answer:
         """Answer of ``work(request)``, after up to several attempts.
@@ -49,26 +97,32 @@ class Patience:
         StoreError
             The error of the last attempt.
         """
-        started = time.monotonic()
-        pause = _FIRST_PAUSE_S
-        least = 0.0  # only the first repeat may come at once
+        started, pause = time.monotonic(), self._repeats.first_s
+        n_repeats = n_lost = 0
         while True:
             try:
                 return work(request)
             except StoreError as error:
-                status = passing_status(error)
-                if status is None:
+                is_lost = was_lost(error)
+                is_final = is_lost and n_lost >= self._repeats.most_lost
+                if is_final or not may_pass(error):
                     raise
-                told = None
-                if self._server is not None and status in _TELLING:
-                    # obstore does not tell the headers of a refusal.
-                    told = self._server.retry_after(request.key)
-                wanted = _jittered(pause) if told is None else max(told, least)
-                if time.monotonic() - started + wanted > self._pace.patience_s:
+                limit = self._repeats.lost_s if is_lost else self._pace.patience_s
+                wanted = _wanted_s(error, pause, n_repeats)
+                if time.monotonic() - started + wanted > limit:
                     raise
             time.sleep(wanted)
-            pause *= 2
-            least = _jittered(_FIRST_PAUSE_S)
+            pause = min(pause * self._repeats.base, self._repeats.most_s)
+            n_repeats += 1
+            n_lost += is_lost
+
+
+def _wanted_s(error: StoreError, pause: float, n_repeats: int) -> float:
+    """Seconds to wait before the next attempt."""
+    told = getattr(error.__cause__, "retry_after_s", None)
+    if told is None:
+        return _jittered(pause)
+    return max(told, _jittered(_LEAST_PAUSE_S) if n_repeats else 0.0)
 
 
 def _jittered(pause: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.failures import failure, told_by
+from gpushard.stores.failures import failure
 from gpushard.stores.wholes import MOST_WHOLE_NBYTES
 
 # RFC 9110, 14.6: the answer to a request for several ranges, which nothing here sends.
@@ -104,6 +104,18 @@ def too_slow(url: str, key: str, nbytes: int, limit_s: float) -> StoreError:
     )
 
 
+def no_head(url: str, key: str, limit_s: float) -> StoreError:
+    """Error for an answer that did not even begin in time."""
+    return failure(
+        StoreError,
+        url,
+        key,
+        "the server sends too slowly",
+        expected=f"the head of an answer within {limit_s:.1f} s",
+        hint="check the network and the server, or raise the option patience_s",
+    )
+
+
 def two_sizes(url: str, key: str, told: int, found: int | None) -> StoreError:
     """Error for an object of which the server states two sizes."""
     return failure(
@@ -138,16 +150,3 @@ def refuse_large(url: str, key: str, nbytes: int, limit_nbytes: int) -> None:
             got=f"{nbytes} bytes",
             hint=hint,
         )
-
-
-def request_failure(url: str, key: str, error: Exception) -> StoreError:
-    """Error for a request that obstore gave up."""
-    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
-
-    hint = "check the address, the network and the server"
-    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
-        hint = (
-            "check the credentials, or pass storage_options="
-            "{'skip_signature': True} for public data"
-        )
-    return failure(StoreError, url, key, told_by(error), hint=hint)

@@ -1,17 +1,21 @@
-"""URL -> obstore store, with limits on the wait for a dead server."""
+"""URL -> store of a web server or an object store, with limits on each wait."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.failures import told_by, without_credentials
-from gpushard.stores.remote import RemoteStore
+from gpushard.stores.http_connecting import origin_of
+from gpushard.stores.http_settings import settings_of
+from gpushard.stores.http_store import HttpStore
+from gpushard.stores.ranged import RangedStore
 
 # Time limit for listings and writes, which have no other limit. The body of an answer
 # has a limit of its own, which is shorter up to 17 MiB. Bodies must not be encoded,
@@ -31,7 +35,7 @@ _FSSPEC_NAMES = {
 
 def open_url(
     url: str, storage_options: Mapping[str, Any], options: Options = DEFAULT
-) -> RemoteStore:
+) -> RangedStore:
     """Store whose root is `url`.
 
     Parameters
@@ -43,6 +47,7 @@ def open_url(
         obstore's configuration for this kind of store, plus `client_options`,
         `retry_config` and `credential_provider`. fsspec's names `anon`, `key`,
         `secret`, `token`, `endpoint_url` and `headers` (of every request) also work.
+        Web servers have `client_options`, `retry_config` and `headers`.
         `forbidden_is_missing`: take the status 403 for a missing object, because S3
         answers so to callers that may not list.
     options
@@ -51,41 +56,100 @@ def open_url(
     Raises
     ------
     UnsupportedError
-        obstore is not installed, or the URL is malformed or has a query.
+        The URL is malformed or has a query, or needs obstore, which is not installed.
     StoreError
-        obstore refuses the URL or a setting.
+        The URL or a setting is refused.
     """
-    try:
-        from obstore.exceptions import BaseError
-    except ImportError as error:
-        raise UnsupportedError(
-            f"reading {urlsplit(url).scheme}:// URLs needs obstore",
-            hint="run: pip install 'gpushard[remote]'",
-        ) from error
     parts = _parts(url)
     settings = dict(storage_options)
     forbidden_is_missing = bool(settings.pop("forbidden_is_missing", False))
-    limits = _limits(options.patience_s, settings, parts.scheme)
+    if parts.scheme.lower() in ("http", "https"):
+        allows_http = parts.scheme.lower() == "http"
+        how = settings_of(settings, options, allows_http=allows_http)
+        make = partial(HttpStore, url, how)
+    else:
+        from gpushard.stores.remote import RemoteStore
+
+        made = _object_store(url, parts.scheme, settings, options.patience_s)
+        make = partial(RemoteStore, made, url.rstrip("/"))
+    return make(options=options, forbidden_is_missing=forbidden_is_missing)
+
+
+def store_of(store: Any, options: Options = DEFAULT) -> RangedStore:
+    """Reader for an obstore store that the caller made.
+
+    A web server is read by gpushard's own client, with the settings of the store.
+
+    Raises
+    ------
+    UnsupportedError
+        The store has a setting that this client does not have.
+    """
+    if type(store).__name__ != "HTTPStore":
+        from gpushard.stores.remote import RemoteStore
+
+        return RemoteStore(store, options=options)
+    given = {"client_options": store.client_options, "retry_config": store.retry_config}
+    return open_url(store.url, given, options)
+
+
+def obstore_of(store: HttpStore) -> Any:
+    """Store of obstore for the same web server, for others than gpushard.
+
+    Raises
+    ------
+    UnsupportedError
+        obstore is not installed.
+    """
+    try:
+        from obstore.store import HTTPStore
+    except ImportError as error:
+        raise UnsupportedError(
+            "others read web servers through obstore, which is not installed",
+            hint="run: pip install 'gpushard[remote]'",
+        ) from error
+    settings = store.settings
+    wanted: dict[str, Any] = {
+        "default_headers": dict(settings.headers),
+        "allow_http": settings.allows_http,
+        "allow_invalid_certificates": not settings.checks_certificates,
+        "root_certificate": settings.root_certificates,
+        "proxy_url": settings.proxy_url,
+        "proxy_excludes": settings.proxy_excludes or None,
+    }
+    options: Any = {name: value for name, value in wanted.items() if value is not None}
+    return HTTPStore(store.url, client_options=options)
+
+
+def _object_store(
+    url: str, scheme: str, settings: dict[str, Any], patience_s: float
+) -> Any:
+    """Store of obstore for a URL."""
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+    except ImportError as error:
+        raise UnsupportedError(
+            f"reading {scheme}:// URLs needs obstore",
+            hint="run: pip install 'gpushard[remote]'",
+        ) from error
+    limits = _limits(patience_s, settings)
     config = {_FSSPEC_NAMES.get(name, name): value for name, value in settings.items()}
     try:
-        store = _maker(parts.scheme)(url, **limits, **config)
+        return from_url(url, **limits, **config)
     except (BaseError, ValueError, TypeError) as error:
         raise StoreError(
             f"cannot open {without_credentials(url)}: {told_by(error)}",
             hint="check the URL and the names in storage_options",
         ) from error
-    return RemoteStore(
-        store,
-        url.rstrip("/"),
-        options=options,
-        forbidden_is_missing=forbidden_is_missing,
-    )
 
 
 def _parts(url: str) -> SplitResult:
     """Parts of a URL, which must be able to name a store's root."""
     try:
         parts = urlsplit(url)
+        if parts.scheme.lower() in ("http", "https"):
+            origin_of(url)
     except ValueError as error:
         raise UnsupportedError(
             f"the URL is malformed: {error}", got=repr(url), hint="check its spelling"
@@ -99,19 +163,7 @@ def _parts(url: str) -> SplitResult:
     return parts
 
 
-def _maker(scheme: str) -> Any:
-    """Function that makes an obstore store from a URL."""
-    from obstore import store as obstores
-
-    # obstore.store.from_url would take some https:// addresses for S3 or Azure, and
-    # look for credentials that a public server does not need.
-    is_http = scheme.lower() in ("http", "https")
-    return obstores.HTTPStore if is_http else obstores.from_url
-
-
-def _limits(
-    patience_s: float, settings: dict[str, Any], scheme: str
-) -> dict[str, dict[str, Any]]:
+def _limits(patience_s: float, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Settings of obstore's client and of its retries; `settings` may change them.
 
     A server that accepts connections but never answers costs two reads, which take two
@@ -122,7 +174,7 @@ def _limits(
         **_CLIENT_OPTIONS,
         "connect_timeout": read_limit,
         "read_timeout": read_limit,
-        "allow_http": _uses_plain_http(scheme, settings),
+        "allow_http": _uses_plain_http(settings),
         **settings.pop("client_options", {}),
     }
     client_options["default_headers"] = {
@@ -141,7 +193,7 @@ def _limits(
     }
 
 
-def _uses_plain_http(scheme: str, settings: Mapping[str, Any]) -> bool:
+def _uses_plain_http(settings: Mapping[str, Any]) -> bool:
     """Whether the user chose a server without TLS."""
     endpoint = (
         settings.get("endpoint")
@@ -151,4 +203,4 @@ def _uses_plain_http(scheme: str, settings: Mapping[str, Any]) -> bool:
         or os.environ.get("AWS_ENDPOINT")
         or ""
     )
-    return scheme.lower() == "http" or str(endpoint).lower().startswith("http://")
+    return str(endpoint).lower().startswith("http://")

@@ -42,7 +42,7 @@ def resolve(
     ----------
     target
         A local directory or ``.zip`` file (str, Path or ``file://``); a URL
-        (``http(s)://``, ``s3://``, ``gs://`` and ``az://`` through obstore, all other
+        (``http(s)://``; ``s3://``, ``gs://`` and ``az://`` through obstore; all other
         and chained URLs through fsspec); a zarr `Store`, `StorePath`, `Array` or
         `Group`; an obstore store; or a store of gpushard.
     path
@@ -110,9 +110,9 @@ def _resolve_object(target: Any, options: Options) -> tuple[Store, str]:
         if isinstance(target, ZarrAbstractStore):
             return adapt(target, options), ""
     if type(target).__module__.startswith("obstore"):
-        from gpushard.stores.remote import RemoteStore
+        from gpushard.stores.remote_url import store_of
 
-        return RemoteStore(target, options=options), ""
+        return store_of(target, options), ""
     raise UnsupportedError(
         "cannot tell which store this is",
         got=f"a {type(target).__module__}.{type(target).__qualname__}",
@@ -133,9 +133,9 @@ def adapt(store: ZarrAbstractStore, options: Options) -> Store:
         local.is_read_only = store.read_only
         return local
     if type(store) is storage.ObjectStore:
-        from gpushard.stores.remote import RemoteStore
+        from gpushard.stores.remote_url import store_of
 
-        remote = RemoteStore(store.store, options=options)
+        remote = store_of(store.store, options)
         remote.is_read_only = store.read_only
         return remote
     from gpushard.stores.zarr_store import ZarrStore

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gpushard.errors import StoreError
 from gpushard.options import MIB, Options
 from gpushard.stores.base import ByteRequest, Fetched
-from gpushard.stores.failures import passing_status
+from gpushard.stores.failures import may_pass
 from gpushard.workers import run_side_by_side
 
 # If a server ignores ranges, a larger object is an error and not a surprise download.
@@ -38,7 +38,7 @@ class Together:
 
     def fail(self, error: StoreError) -> None:
         """Make the other requests give up, unless `error` may pass in a moment."""
-        if passing_status(error) is None:
+        if not may_pass(error):
             # Without its frames, which refer to this object. A copy has them if some
             # library has told `copyreg` to pickle errors with their tracebacks.
             kept = copy(error).with_traceback(None)

@@ -24,7 +24,7 @@ TARGETS = (
 )
 
 NETWORKED = ("answers", "puts")
-"""Targets that talk to a server of this process, through obstore."""
+"""Targets that talk to a server of this process, some of it by obstore."""
 
 LIMIT_S = 10
 """Processor time of one input beyond which it is a finding."""

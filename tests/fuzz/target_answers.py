@@ -40,6 +40,7 @@ from fuzz.refusals import assert_is_told
 from fuzz.shard_cases import CRC, LITTLE, ZSTD, document, sharding
 from gpushard import GpushardError, Options
 from gpushard.stores import patience
+from gpushard.stores.ranged import RangedStore
 from gpushard.stores.remote import RemoteStore
 from gpushard.stores.remote_url import open_url
 from zarr_oracle import assert_same_bits, held, write
@@ -220,22 +221,27 @@ def server() -> AnsweringServer:
     return AnsweringServer()
 
 
-@cache
-def _object_store(*, is_s3: bool) -> Any:
-    """Client of the server, which repeats what fails at once, and not often."""
+def _settings() -> dict[str, Any]:
+    """Settings of a client that repeats what fails at once, and not often."""
     at_once = timedelta(microseconds=1)
     backoff = {"init_backoff": at_once, "max_backoff": at_once}
-    settings: dict[str, Any] = {"retry_config": {"max_retries": 1, "backoff": backoff}}
-    if not is_s3:
-        return open_url(server().url, settings).object_store
-    settings |= {"endpoint": server().url, "anon": True, "region": "us-east-1"}
-    return open_url(f"s3://{BUCKET}", settings).object_store
+    return {"retry_config": {"max_retries": 1, "backoff": backoff}}
 
 
-def reader(*, is_s3: bool) -> RemoteStore:
+@cache
+def _object_store() -> Any:
+    """Client of the server, as of one that speaks S3."""
+    place = {"endpoint": server().url, "anon": True, "region": "us-east-1"}
+    store: Any = open_url(f"s3://{BUCKET}", _settings() | place)
+    return store.object_store
+
+
+def reader(*, is_s3: bool) -> RangedStore:
     """Store of one request at a time, so that an input says which answer is which."""
-    url = f"s3://{BUCKET}" if is_s3 else server().url
-    store = RemoteStore(_object_store(is_s3=is_s3), url)
+    if is_s3:
+        store: RangedStore = RemoteStore(_object_store(), f"s3://{BUCKET}")
+    else:
+        store = open_url(server().url, _settings())
     store._costs = replace(store.costs, concurrency=1)
     return store
 

@@ -14,7 +14,7 @@ from gpushard.options import KIB
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, lasts
 from gpushard.stores.local import LocalStore
-from gpushard.stores.remote import RemoteStore
+from gpushard.stores.ranged import RangedStore
 
 # Ranges are widened to whole pages on both sides; from this size on that adds an eighth
 # at most. Smaller ranges gain nothing: below 16 KiB kvikio goes through the host.
@@ -57,7 +57,7 @@ def open_direct(
     try:
         if isinstance(store, LocalStore):
             return _open_local(files, store, requests, source.options.file_handles)
-        if isinstance(store, RemoteStore) and source.options.kvikio_remote:
+        if isinstance(store, RangedStore) and source.options.kvikio_remote:
             return _open_remote(files, store, requests, source.options.file_handles)
     except UnsupportedError:
         return None
@@ -93,7 +93,7 @@ def _open_local(
 
 
 def _open_remote(
-    files: KvikioFiles, store: RemoteStore, requests: Sequence[ByteRequest], limit: int
+    files: KvikioFiles, store: RangedStore, requests: Sequence[ByteRequest], limit: int
 ) -> DirectRead | None:
     if not store.url.startswith(("http://", "https://", "s3://")):
         return None

@@ -37,7 +37,7 @@ from gpushard.fetching.job import Job
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.local import LocalStore
-from gpushard.stores.remote import RemoteStore
+from gpushard.stores.ranged import RangedStore
 
 Answers = Sequence[Landed | None]
 
@@ -232,7 +232,7 @@ def _direct_files(source: Source) -> tuple[KvikioFiles, str]:
             raise UnsupportedError("the option gds is off")
         files = find_kvikio()
         return files, f"{files.label}, GPUDirect Storage"
-    if isinstance(store, RemoteStore):
+    if isinstance(store, RangedStore):
         if not options.kvikio_remote:
             raise UnsupportedError("the option kvikio_remote is off")
         files = find_kvikio_remote()

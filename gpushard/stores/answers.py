@@ -1,0 +1,152 @@
+"""Contract of a client: it sends one request to a server, and says what came back."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import StoreError
+from gpushard.stores.failures import failure
+from gpushard.stores.versions import About
+
+CHECK_SERVER = "check the address, the network and the server"
+
+
+class RefusalError(Exception):
+    """The server answered something else than an object, or nothing.
+
+    It is the cause of the `StoreError` that it becomes if nothing helps.
+
+    Parameters
+    ----------
+    why
+        Words for the error.
+    status
+        Status of the answer; None if there was no answer, or not a whole one.
+    is_rangeless
+        Whether the answer shows that the server ignores ranges.
+    is_lost
+        Whether the connection failed, so that the same request may succeed at once.
+    retry_after_s
+        Seconds that the server asks to wait; None if it does not say.
+    hint
+        What the reader of the error can do.
+    """
+
+    def __init__(
+        self,
+        why: str,
+        status: int | None = None,
+        *,
+        is_rangeless: bool = False,
+        is_lost: bool = False,
+        retry_after_s: float | None = None,
+        hint: str = CHECK_SERVER,
+    ) -> None:
+        super().__init__(why)
+        self.why = why
+        self.status = status
+        self.is_rangeless = is_rangeless
+        self.is_lost = is_lost
+        self.retry_after_s = retry_after_s
+        self.hint = hint
+
+    def told(self, url: str, key: str) -> StoreError:
+        """The error that this becomes."""
+        return failure(StoreError, url, key, self.why, hint=self.hint)
+
+
+class Answer(Protocol):
+    """Head of an answer, whose body can be read once. Leaving its block ends it."""
+
+    @property
+    def about(self) -> About | None:
+        """What the head tells about the object; None if it does not tell the size."""
+        ...
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Half-open range of the object that the head announces; needs `about`."""
+        ...
+
+    def body(
+        self, nbytes: int, into: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
+        """Read a body that should have `nbytes`; of a longer one, little more.
+
+        Parameters
+        ----------
+        into
+            uint8, host. Memory that the body may be put into if it fits.
+
+        Raises
+        ------
+        RefusalError
+            The body was cut off.
+        StoreError
+            The body came too slowly, or is not the stored bytes.
+        """
+        ...
+
+    def unsized(self, most_nbytes: int) -> tuple[NDArray[np.uint8], About]:
+        """Read a body of unknown size, or one byte more than `most_nbytes` of it.
+
+        Raises
+        ------
+        RefusalError, StoreError
+            As for `body`; and if the end of the object would not show.
+        """
+        ...
+
+    def __enter__(self) -> Self:
+        """Return the answer itself."""
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop reading; nothing waits for the rest of the body."""
+        ...
+
+
+class Client(Protocol):
+    """Sends requests for single objects. Safe for several threads."""
+
+    def get(
+        self, key: str, span: tuple[int, int | None] | None, if_match: str | None
+    ) -> Answer:
+        """Send a GET.
+
+        Parameters
+        ----------
+        span
+            Half-open byte range, not empty. If its end is None, it goes to the end of
+            the object, or is the last ``-start`` bytes if ``start < 0``. None: the
+            whole object.
+        if_match
+            ETag that the object must have.
+
+        Raises
+        ------
+        RefusalError
+            The server did not answer with bytes.
+        StoreError
+            This process cannot use the client.
+        """
+        ...
+
+    def head(self, key: str) -> About:
+        """Send a HEAD.
+
+        Raises
+        ------
+        RefusalError, StoreError
+            As for `get`.
+        """
+        ...

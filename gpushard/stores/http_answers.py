@@ -1,0 +1,134 @@
+"""The body of a web server's answer, read straight into the memory where it stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import StoreError
+from gpushard.memory.pages import in_pages
+from gpushard.stores.answers import RefusalError
+from gpushard.stores.failures import failure, told_by
+from gpushard.stores.http_exchange import Exchange
+from gpushard.stores.http_settings import HttpSettings
+from gpushard.stores.remote_failures import other_bytes, too_slow
+from gpushard.stores.versions import About
+
+
+class HttpAnswer:
+    """An answer with bytes of an object, as `answers.Answer` says.
+
+    Parameters
+    ----------
+    key
+        The object's key, for errors.
+    about
+        What the head tells about the object, its size left out where it is None.
+    span
+        Half-open range that the head announces; None for an object of unknown size.
+    """
+
+    __slots__ = ("_about", "_exchange", "_key", "_settings", "_span", "_url")
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        settings: HttpSettings,
+        url: str,
+        key: str,
+        about: About,
+        span: tuple[int, int] | None,
+    ) -> None:
+        self._exchange = exchange
+        self._settings = settings
+        self._url = url
+        self._key = key
+        self._about = about
+        self._span = span
+
+    @property
+    def about(self) -> About | None:
+        """What the head tells about the object; None if it does not tell the size."""
+        return None if self._span is None else self._about
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Half-open range that the head announces."""
+        return self._span or (0, 0)
+
+    def body(
+        self, nbytes: int, into: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
+        """Read a body that should have `nbytes`."""
+        is_roomy = into is not None and len(into) >= nbytes
+        data = into[:nbytes] if into is not None and is_roomy else in_pages(nbytes)
+        limit_s = self._settings.pace.limit_s(nbytes)
+        self._allow(limit_s)
+        try:
+            end = self._fill(memoryview(data))
+            if end == nbytes and self._fill(memoryview(bytearray(1))):
+                span = self.span
+                raise other_bytes(self._url, self._key, span, span, nbytes + 1)
+        except OSError as error:
+            raise self._failure(error, nbytes, limit_s) from error
+        return data[:end]
+
+    def unsized(self, most_nbytes: int) -> tuple[NDArray[np.uint8], About]:
+        """Read a body of unknown size, or one byte more than `most_nbytes` of it."""
+        if not self._exchange.head.is_chunked:
+            raise failure(
+                StoreError,
+                self._url,
+                self._key,
+                "the server does not tell where the object ends",
+                expected="a Content-Length, or an answer in chunks",
+                hint="check the server or the proxy before it",
+            )
+        data, end, pace = in_pages(most_nbytes + 1), 0, self._settings.pace
+        into = memoryview(data)
+        try:
+            while end < len(into):
+                self._allow(pace.limit_s(end))
+                if not (n := self._exchange.body.read_into(into[end:])):
+                    break
+                end += n
+        except OSError as error:
+            raise self._failure(error, end, pace.limit_s(end)) from error
+        return data[:end], replace(self._about, nbytes=end)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._exchange.end()
+
+    def _allow(self, limit_s: float) -> None:
+        """Let the rest of the answer take so long, counted from the request."""
+        limit_s = min(limit_s, self._settings.most_s)
+        self._exchange.wire.deadline.at_s = self._exchange.started + limit_s
+
+    def _fill(self, into: memoryview) -> int:
+        """Fill memory from the body as far as that goes, and return how far."""
+        end, read_into = 0, self._exchange.body.read_into
+        while end < len(into) and (n := read_into(into[end:])):
+            end += n
+        return end
+
+    def _failure(
+        self, error: OSError, nbytes: int, limit_s: float
+    ) -> StoreError | RefusalError:
+        if isinstance(error, StoreError):
+            return error
+        if isinstance(error, TimeoutError) and self._exchange.wire.deadline.is_over:
+            limit_s = min(limit_s, self._settings.most_s)
+            return too_slow(self._url, self._key, nbytes, limit_s)
+        return RefusalError(f"{type(error).__name__}: {told_by(error)}", is_lost=True)

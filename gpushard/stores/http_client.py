@@ -1,0 +1,227 @@
+"""Requests to a web server, and what their answers mean.
+
+The body of a refusal is not read, whatever size it claims.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from http import HTTPStatus
+from urllib.parse import quote, urljoin, urlsplit
+
+from gpushard.stores.answers import CHECK_SERVER, RefusalError
+from gpushard.stores.failures import told_by
+from gpushard.stores.http_answers import HttpAnswer
+from gpushard.stores.http_connecting import UntrustedError, origin_of
+from gpushard.stores.http_exchange import Exchange, Place, exchange
+from gpushard.stores.http_pool import Pool
+from gpushard.stores.http_settings import HttpSettings
+from gpushard.stores.http_wire import Deadline, Head
+from gpushard.stores.remote_failures import no_head, refuse_other_body
+from gpushard.stores.versions import NEVER, About, date_of
+
+_OK, _PARTIAL, _TIMEOUT = 200, 206, 408
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_MOST_REDIRECTS = 10
+_CREDENTIALS = frozenset((401, 403))
+# Statuses that come with a Retry-After (RFC 9110, 10.2.3; RFC 6585, 4).
+_TELLING = frozenset((429, 503))
+# Headers that are not sent on to another server.
+_SECRETS = frozenset(
+    ("authorization", "cookie", "cookie2", "proxy-authorization", "www-authenticate")
+)
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+_SAFE = "/%:=&?~+!$,;'@()*[]"
+_MOST_DATE = 64
+_CHECK_CREDENTIALS = (
+    "check the credentials, or pass storage_options={'headers': {'Authorization': ...}}"
+)
+
+
+class HttpClient:
+    """Client of one web server, as `answers.Client` says.
+
+    Parameters
+    ----------
+    url
+        Address of the store's root. A user name in it is not sent.
+    settings
+        How to talk to the server.
+
+    Raises
+    ------
+    ValueError
+        The URL names no web server.
+    """
+
+    def __init__(self, url: str, settings: HttpSettings) -> None:
+        self._root = place_of(url)
+        self._url = url
+        self._settings = settings
+        self._pool = Pool(settings)
+
+    def get(
+        self, key: str, span: tuple[int, int | None] | None, if_match: str | None
+    ) -> HttpAnswer:
+        """Send a GET."""
+        headers: dict[str, str] = {}
+        if span is not None:
+            headers["Range"] = _range_header(*span)
+        if if_match is not None:
+            headers["If-Match"] = if_match
+        found = self._exchange("GET", key, headers)
+        try:
+            return self._accepted(found, key, span)
+        except BaseException:
+            found.end()
+            raise
+
+    def head(self, key: str) -> About:
+        """Send a HEAD."""
+        found = self._exchange("HEAD", key, {})
+        try:
+            if found.head.status != _OK:
+                raise _refusal(found.head)
+            told = found.head.headers.get("content-length")
+            if told is None:
+                raise RefusalError("the server tells no size", is_rangeless=True)
+            return _about(found.head, int(told))
+        finally:
+            found.end()
+
+    def _accepted(
+        self, found: Exchange, key: str, span: tuple[int, int | None] | None
+    ) -> HttpAnswer:
+        """An answer with bytes; raise if it has none, or others."""
+        head, told = found.head, None
+        wanted = _OK if span is None else _PARTIAL
+        if head.status not in (_OK, wanted):
+            raise _refusal(head)
+        headers = head.headers
+        refuse_other_body(
+            self._url, key, lambda name, usual: headers.get(name.lower(), usual)
+        )
+        if head.status == _PARTIAL:
+            told = _told_range(headers.get("content-range", ""))
+        elif head.body_nbytes is not None:
+            told = 0, head.body_nbytes, head.body_nbytes
+        if span is not None and (head.status == _OK or told is None):
+            raise RefusalError("the server ignores ranges", is_rangeless=True)
+        about = _about(head, 0 if told is None else told[2])
+        answered = None if told is None else told[:2]
+        return HttpAnswer(found, self._settings, self._url, key, about, answered)
+
+    def _exchange(self, method: str, key: str, headers: dict[str, str]) -> Exchange:
+        """Send a request, and follow redirects to the answer."""
+        root = self._root
+        place = Place(root.origin, f"{root.target.rstrip('/')}/{quote(key)}")
+        headers = {**self._settings.headers, **headers}
+        n_left = _MOST_REDIRECTS
+        while True:
+            found = self._ask(method, place, key, headers)
+            location = found.head.headers.get("location")
+            if found.head.status not in _REDIRECTS or location is None or not n_left:
+                return found
+            n_left -= 1
+            found.end()
+            place, before = self._elsewhere(place, location, found.head), place
+            if place.origin != before.origin:
+                headers = {
+                    name: text
+                    for name, text in headers.items()
+                    if name.lower() not in _SECRETS
+                }
+
+    def _ask(
+        self, method: str, place: Place, key: str, headers: Mapping[str, str]
+    ) -> Exchange:
+        limit_s = min(self._settings.pace.limit_s(0), self._settings.most_s)
+        deadline = Deadline(time.monotonic() + limit_s, self._settings.pause_s)
+        try:
+            return exchange(self._pool, method, place, headers, deadline)
+        except UntrustedError as error:
+            raise RefusalError(told_by(error), hint="check the certificates") from error
+        except OSError as error:
+            if isinstance(error, TimeoutError) and deadline.is_over:
+                raise no_head(self._url, key, limit_s) from error
+            why = f"{type(error).__name__}: {told_by(error)}"
+            raise RefusalError(why, is_lost=True) from error
+
+    def _elsewhere(self, place: Place, location: str, head: Head) -> Place:
+        """Where a redirect leads."""
+        try:
+            found = place_of(urljoin(place.url, location), "latin-1")
+        except ValueError as error:
+            why = "the server redirects to what is no web server"
+            raise RefusalError(why, head.status) from error
+        if found.origin.scheme == "http" and not self._settings.allows_http:
+            raise RefusalError("the server redirects to one without TLS", head.status)
+        return found
+
+
+def place_of(url: str, encoding: str = "utf-8") -> Place:
+    """What a URL names; characters that may not stand in one are encoded.
+
+    Raises
+    ------
+    ValueError
+        It names no web server.
+    """
+    parts = urlsplit(url)
+    target = quote(parts.path, safe=_SAFE, encoding=encoding) or "/"
+    if parts.query:
+        target += "?" + quote(parts.query, safe=_SAFE, encoding=encoding)
+    return Place(origin_of(url), target)
+
+
+def _range_header(start: int, stop: int | None) -> str:
+    if start < 0:
+        return f"bytes={start}"
+    return f"bytes={start}-" if stop is None else f"bytes={start}-{stop - 1}"
+
+
+def _told_range(told: str) -> tuple[int, int, int] | None:
+    """Half-open range and size of the object in a Content-Range; None: neither."""
+    found = _RANGE.fullmatch(told)
+    if found is None:
+        return None
+    first, last, nbytes = map(int, found.groups())
+    return (first, last + 1, nbytes) if first <= last < nbytes else None
+
+
+def _about(head: Head, nbytes: int) -> About:
+    modified = _date(head.headers.get("last-modified", "")[:_MOST_DATE]) or NEVER
+    return About(nbytes, head.headers.get("etag"), modified)
+
+
+# Parsing a date takes as long as the rest of a head, and objects share few of them.
+_date = lru_cache(256)(date_of)
+
+
+def _refusal(head: Head) -> RefusalError:
+    """What a status means that is not the one that was hoped for."""
+    status = head.status
+    try:
+        phrase = f" {HTTPStatus(status).phrase}"
+    except ValueError:  # a number of nobody's
+        phrase = ""
+    told = head.headers.get("retry-after") if status in _TELLING else None
+    return RefusalError(
+        f"status code: {status}{phrase}",
+        status,
+        is_lost=status == _TIMEOUT,  # RFC 9110, 15.5.9: for an idle connection, too
+        retry_after_s=None if told is None else _seconds(told),
+        hint=_CHECK_CREDENTIALS if status in _CREDENTIALS else CHECK_SERVER,
+    )
+
+
+def _seconds(told: str) -> float | None:
+    """Seconds that a Retry-After asks to wait (RFC 9110, 10.2.3)."""
+    if told.isdecimal():
+        return float(told)
+    date = date_of(told[:_MOST_DATE])
+    return date and max(0.0, (date - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,220 @@
+"""Connections to web servers: addresses, proxies and TLS."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+import socket
+import time
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from gpushard.errors import UnsupportedError
+from gpushard.stores.http_settings import HttpSettings
+from gpushard.stores.http_wire import BrokenAnswerError, Deadline, Wire, read_head
+
+if TYPE_CHECKING:
+    import ssl
+
+# Names, and addresses of both kinds with their zones.
+_HOST = re.compile(r"[0-9A-Za-z._:%~-]+")
+PORTS = {"http": 80, "https": 443}
+
+
+class UntrustedError(OSError):
+    """The certificate of a server is not valid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Scheme, host and port of a server.
+
+    Attributes
+    ----------
+    host
+        Name or address, in ASCII, without brackets.
+    """
+
+    scheme: str
+    host: str
+    port: int
+
+    @property
+    def authority(self) -> str:
+        """Host and port, as a request names them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy, reached over plain HTTP.
+
+    Attributes
+    ----------
+    authorization
+        Value of Proxy-Authorization; None if it wants none.
+    """
+
+    host: str
+    port: int
+    authorization: str | None
+
+
+def origin_of(url: str) -> Origin:
+    """Server of an http or https URL.
+
+    Raises
+    ------
+    ValueError
+        The URL has another scheme, no host, or a port that is no number.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in PORTS or not parts.hostname:
+        raise ValueError("it names no web server")
+    host = parts.hostname
+    host = host if host.isascii() else host.encode("idna").decode()
+    if _HOST.fullmatch(host) is None:
+        raise ValueError("it names no host")
+    port = PORTS[parts.scheme] if parts.port is None else parts.port
+    return Origin(parts.scheme, host, port)
+
+
+def proxy_for(origin: Origin, settings: HttpSettings) -> Proxy | None:
+    """The proxy that leads to a server; None if there is none.
+
+    Raises
+    ------
+    UnsupportedError
+        It is no HTTP proxy.
+    """
+    url = settings.proxy_url
+    if url is not None:
+        if _is_excluded(origin.host, settings.proxy_excludes):
+            return None
+    else:
+        named = getproxies()
+        url = named.get(origin.scheme) or named.get("all")
+        excluded = named.get("no", "")
+        if not url or proxy_bypass(f"{origin.host}:{origin.port}"):
+            return None
+        if _is_excluded(origin.host, excluded):
+            return None
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme != "http" or not parts.hostname:
+        raise UnsupportedError(
+            f"gpushard's client of web servers uses no {parts.scheme}:// proxy",
+            hint="name an http:// proxy, or exclude the host (NO_PROXY)",
+        )
+    authorization = None
+    if parts.username is not None:
+        words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        authorization = f"Basic {base64.b64encode(words.encode()).decode()}"
+    return Proxy(parts.hostname, parts.port or 80, authorization)
+
+
+def _is_excluded(host: str, excludes: str) -> bool:
+    """Whether a list like that of NO_PROXY has a host."""
+    for name in filter(None, map(str.strip, excludes.lower().split(","))):
+        suffix = name.removeprefix("*").removeprefix(".")
+        if name == "*" or host == suffix or host.endswith(f".{suffix}"):
+            return True
+        try:
+            if ipaddress.ip_address(host) in ipaddress.ip_network(name, strict=False):
+                return True
+        except ValueError:
+            continue
+    return False
+
+
+def connect(origin: Origin, proxy: Proxy | None, settings: HttpSettings) -> Wire:
+    """Connection to a server, through a proxy if there is one.
+
+    Raises
+    ------
+    OSError
+        The server cannot be reached, or its certificate is not valid.
+    """
+    at_s = time.monotonic() + settings.connect_s
+    deadline = Deadline(at_s, settings.connect_s)
+    target = (origin.host, origin.port) if proxy is None else (proxy.host, proxy.port)
+    wire = Wire(_connected(target, deadline), deadline)
+    try:
+        if origin.scheme == "https":
+            if proxy is not None:
+                _tunnel(wire, origin, proxy)
+            _secure(wire, origin, settings)
+    except BaseException:
+        wire.close()
+        raise
+    return wire
+
+
+def _connected(target: tuple[str, int], deadline: Deadline) -> socket.socket:
+    """Socket that is connected to the first address of a host that answers."""
+    failed: OSError | None = None
+    for family, kind, number, _, address in socket.getaddrinfo(
+        target[0].encode(), target[1], type=socket.SOCK_STREAM
+    ):
+        one = socket.socket(family, kind, number)
+        try:
+            one.settimeout(deadline.next_s())
+            one.connect(address)
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            one.close()
+            failed = error
+        except BaseException:
+            one.close()
+            raise
+        else:
+            return one
+    try:
+        raise failed or OSError(f"{target[0]} has no address")
+    finally:
+        failed = None  # an error that refers to its own frame waits for the collector
+
+
+def _tunnel(wire: Wire, origin: Origin, proxy: Proxy) -> None:
+    """Have a proxy connect to a server (RFC 9110, 9.3.6)."""
+    host = f"[{origin.host}]" if ":" in origin.host else origin.host
+    authority = f"{host}:{origin.port}"
+    lines = [f"CONNECT {authority} HTTP/1.1", f"Host: {authority}"]
+    if proxy.authorization is not None:
+        lines.append(f"Proxy-Authorization: {proxy.authorization}")
+    wire.send("\r\n".join([*lines, "", ""]).encode())
+    head = read_head(wire, has_body=False)
+    if head.status // 100 != 2 or not wire.is_drained:
+        raise BrokenAnswerError(f"the proxy answers a CONNECT with {head.status}")
+
+
+def _secure(wire: Wire, origin: Origin, settings: HttpSettings) -> None:
+    """Begin TLS on a connection."""
+    import ssl
+
+    context = _tls(settings.checks_certificates, settings.root_certificates)
+    wire.socket.settimeout(wire.deadline.next_s())
+    try:
+        wire.socket = context.wrap_socket(wire.socket, server_hostname=origin.host)
+    except ssl.SSLCertVerificationError as error:
+        raise UntrustedError(str(error)) from error
+    except ValueError as error:  # no name that a certificate could have
+        raise UntrustedError(str(error)) from error
+
+
+@cache
+def _tls(checks_certificates: bool, root_certificates: str | None) -> ssl.SSLContext:
+    """Settings of TLS; made once, as reading the system's certificates takes 20 ms."""
+    import ssl
+
+    context = ssl.create_default_context()
+    if root_certificates is not None:
+        context.load_verify_locations(cadata=root_certificates)
+    if not checks_certificates:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,151 @@
+"""A request to a web server and its answer, and what becomes of the connection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpushard.options import KIB
+from gpushard.stores.http_bodies import Body, body_behind
+from gpushard.stores.http_connecting import Origin
+from gpushard.stores.http_pool import Pool
+from gpushard.stores.http_wire import Deadline, Head, Wire, read_head
+
+# A rest of a body up to this size is read, if it comes at once, to keep the connection:
+# such are the pages that come with a refusal.
+_MOST_REST_NBYTES, _REST_S = 8 * KIB, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a URL names.
+
+    Attributes
+    ----------
+    target
+        Path and query, percent-encoded.
+    """
+
+    origin: Origin
+    target: str
+
+    @property
+    def url(self) -> str:
+        """The URL again."""
+        return f"{self.origin.scheme}://{self.origin.authority}{self.target}"
+
+
+class Exchange:
+    """An answer, whose head has arrived.
+
+    Attributes
+    ----------
+    head, body
+        The answer.
+    wire
+        The connection over which it comes.
+    started
+        When it was asked for, by the monotonic clock.
+    """
+
+    __slots__ = ("_origin", "_pool", "body", "head", "started", "wire")
+
+    def __init__(
+        self, pool: Pool, origin: Origin, wire: Wire, head: Head, started: float
+    ) -> None:
+        self._pool = pool
+        self._origin = origin
+        self.wire = wire
+        self.head = head
+        self.body: Body = body_behind(head, wire)
+        self.started = started
+
+    def end(self) -> None:
+        """Keep the connection for other requests if the answer is over, or close it."""
+        is_whole = False
+        try:
+            is_whole = self.body.is_over or self._skip_rest()
+        finally:  # also if an interrupt comes in between
+            if is_whole and self.head.stays and self.wire.is_drained:
+                self._pool.put(self._origin, self.wire)
+            else:
+                self.wire.close()
+
+    def _skip_rest(self) -> bool:
+        """Whether a small rest of the body came at once."""
+        told = self.head.body_nbytes
+        if not self.head.stays or (told is None and not self.head.is_chunked):
+            return False
+        if told is not None and told > _MOST_REST_NBYTES:
+            return False
+        self.wire.deadline = Deadline(time.monotonic() + _REST_S, _REST_S)
+        into = memoryview(bytearray(_MOST_REST_NBYTES))
+        try:
+            while len(into) and (n := self.body.read_into(into)):
+                into = into[n:]
+        except OSError:
+            return False
+        return self.body.is_over
+
+
+def exchange(
+    pool: Pool,
+    method: str,
+    place: Place,
+    headers: Mapping[str, str],
+    deadline: Deadline,
+) -> Exchange:
+    """Send a request, and receive the head of its answer.
+
+    Raises
+    ------
+    OSError
+        The server cannot be reached, does not answer in time, or not in HTTP.
+    UnsupportedError
+        The way to the server leads through an unknown kind of proxy.
+    """
+    started, origin = time.monotonic(), place.origin
+    request = _request(pool, method, place, headers)
+    while (wire := pool.take(origin)) is not None:
+        try:
+            head = _ask(wire, method, request, deadline)
+            return Exchange(pool, origin, wire, head, started)
+        except TimeoutError:
+            raise
+        except OSError:
+            if wire.has_answered:
+                raise
+            # The server closed the idle connection just now, so another one is used.
+    wire = pool.open(origin)
+    head = _ask(wire, method, request, deadline)
+    return Exchange(pool, origin, wire, head, started)
+
+
+def _ask(wire: Wire, method: str, request: bytes, deadline: Deadline) -> Head:
+    wire.deadline, wire.has_answered = deadline, False
+    try:
+        wire.send(request)
+        return read_head(wire, has_body=method != "HEAD")
+    except BaseException:
+        wire.close()
+        raise
+
+
+def _request(
+    pool: Pool, method: str, place: Place, headers: Mapping[str, str]
+) -> bytes:
+    """Bytes of a request."""
+    target, own = place.target, {}
+    if (
+        place.origin.scheme == "http"
+        and (proxy := pool.proxy(place.origin)) is not None
+    ):
+        target = place.url  # RFC 9112, 3.2.2
+        if proxy.authorization is not None:
+            own["Proxy-Authorization"] = proxy.authorization
+    if not any(name.lower() == "host" for name in headers):
+        own["Host"] = place.origin.authority
+    lines = [f"{name}: {value}" for name, value in (own | dict(headers)).items()]
+    text = "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""])
+    return text.encode("latin-1")

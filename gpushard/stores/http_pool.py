@@ -1,0 +1,116 @@
+"""Connections to web servers that are kept for the next request."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from gpushard.stores.http_connecting import Origin, Proxy, connect, proxy_for
+from gpushard.stores.http_settings import HttpSettings
+from gpushard.stores.http_wire import Wire
+
+if TYPE_CHECKING:
+    import socket
+
+_Idle = deque[tuple[Wire, float]]
+
+
+class Pool:
+    """Idle connections of one store, in each process its own.
+
+    Safe for several threads, without a lock that a fork could leave taken.
+    """
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self._settings = settings
+        # Process and server -> connections, and since when they are idle.
+        self._proxies: dict[Origin, Proxy | None] = {}
+        self._idle: dict[tuple[int, Origin], _Idle] = {}
+
+    def take(self, origin: Origin) -> Wire | None:
+        """The connection that was used last; None if none is usable."""
+        idle = self._idle.get((os.getpid(), origin))
+        if idle is None:
+            self._let_go_of_others()
+            return None
+        while idle:
+            try:
+                wire, since = idle.pop()
+            except IndexError:  # another thread was faster
+                break
+            is_young = time.monotonic() - since < self._settings.idle_s
+            if is_young and not _has_news(wire.socket):
+                return wire
+            wire.close()
+        return None
+
+    def open(self, origin: Origin) -> Wire:
+        """A new connection.
+
+        Raises
+        ------
+        OSError
+            The server cannot be reached.
+        UnsupportedError
+            The proxy is of a kind that is not supported.
+        """
+        return connect(origin, self.proxy(origin), self._settings)
+
+    def proxy(self, origin: Origin) -> Proxy | None:
+        """The proxy that leads to a server, as the environment said at first.
+
+        Raises
+        ------
+        UnsupportedError
+            It is of a kind that is not supported.
+        """
+        if origin not in self._proxies:
+            self._proxies[origin] = proxy_for(origin, self._settings)
+        return self._proxies[origin]
+
+    def put(self, origin: Origin, wire: Wire) -> None:
+        """Keep a connection over which another request may be sent."""
+        idle = self._idle.setdefault((os.getpid(), origin), deque())
+        now = time.monotonic()
+        idle.append((wire, now))
+        try:
+            while (
+                len(idle) > self._settings.most_idle
+                or now - idle[0][1] >= self._settings.idle_s
+            ):
+                idle.popleft()[0].close()
+        except IndexError:  # other threads took the last ones
+            pass
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for key in list(self._idle):
+            for wire, _ in self._idle.pop(key, ()):
+                wire.close()
+
+    def __del__(self) -> None:
+        """Close what nobody can use any more."""
+        self.close()
+
+    def _let_go_of_others(self) -> None:
+        """Close what a fork has inherited, or a server would see it open for ever.
+
+        That sends nothing: the parent process has the connection still.
+        """
+        pid = os.getpid()
+        for key in list(self._idle):
+            if key[0] != pid:
+                for wire, _ in self._idle.pop(key, ()):
+                    wire.close()
+
+
+def _has_news(connected: socket.socket) -> bool:
+    """Whether an idle server closed its end, or sent what nobody asked for."""
+    if hasattr(select, "poll"):
+        asked = select.poll()
+        asked.register(connected, select.POLLIN)
+        return bool(asked.poll(0))
+    return bool(select.select([connected], [], [], 0)[0])

@@ -1,0 +1,255 @@
+"""Settings of the connection to a web server, with obstore's names for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from gpushard.errors import StoreError, UnsupportedError
+from gpushard.options import Options
+from gpushard.stores.patience import Pace, Repeats
+
+# Bodies must not be encoded, because byte ranges of an encoded body are not ranges of
+# the object.
+_IDENTITY = {"Accept-Encoding": "identity"}
+# Set by each request, or by the connection.
+_OWN = frozenset(
+    ("connection", "content-length", "transfer-encoding", "accept-encoding")
+)
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NO_TEXT = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
+_UNITS = {
+    **dict.fromkeys(("nsec", "ns"), 1e-9),
+    **dict.fromkeys(("usec", "us"), 1e-6),
+    **dict.fromkeys(("msec", "ms"), 1e-3),
+    **dict.fromkeys(("seconds", "second", "sec", "s"), 1.0),
+    **dict.fromkeys(("minutes", "minute", "min", "m"), 60.0),
+    **dict.fromkeys(("hours", "hour", "hr", "h"), 3600.0),
+    **dict.fromkeys(("days", "day", "d"), 86400.0),
+}
+# What concerns HTTP/2, uploads, and the order of a host's addresses.
+_WITHOUT_EFFECT = frozenset(
+    (
+        "default_content_type",
+        "http1_only",
+        "http2_keep_alive_interval",
+        "http2_keep_alive_timeout",
+        "http2_keep_alive_while_idle",
+        "randomize_addresses",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """How to talk to a web server.
+
+    Attributes
+    ----------
+    pace
+        How long the server may take.
+    repeats
+        When a request is repeated.
+    headers
+        Headers of each request, credentials included.
+    connect_s, pause_s, most_s
+        Seconds for a connection, without a byte, and for an answer.
+    idle_s, most_idle
+        Seconds that a connection without a request is kept, and how many are.
+    allows_http
+        Whether requests may go over connections without TLS.
+    checks_certificates
+        Whether certificates are validated.
+    root_certificates
+        Certificates in PEM to trust besides those of the system.
+    proxy_url, proxy_excludes
+        Proxy, and hosts without it; None for those of the environment.
+    """
+
+    pace: Pace
+    repeats: Repeats
+    headers: Mapping[str, str] = field(repr=False)
+    connect_s: float
+    pause_s: float
+    most_s: float
+    idle_s: float
+    most_idle: int
+    allows_http: bool
+    checks_certificates: bool
+    root_certificates: str | None
+    proxy_url: str | None = field(repr=False)
+    proxy_excludes: str
+
+
+def settings_of(
+    storage_options: Mapping[str, Any], options: Options, *, allows_http: bool
+) -> HttpSettings:
+    """Settings that a user chose, or their defaults.
+
+    Parameters
+    ----------
+    storage_options
+        `client_options` and `retry_config`, with obstore's names; `headers`.
+    allows_http
+        Default of `allow_http`.
+
+    Raises
+    ------
+    StoreError
+        A setting is unknown, or has an impossible value.
+    UnsupportedError
+        A setting asks for what this client does not have.
+    """
+    given = dict(storage_options)
+    client = _Given("client_options", given.pop("client_options", None) or {})
+    retry = _Given("retry_config", given.pop("retry_config", None) or {})
+    headers = {**(client.take("default_headers") or {}), **given.pop("headers", {})}
+    agent = client.take("user_agent")
+    _refuse_left("storage_options", given)
+    pace = Pace(options.patience_s, options.min_nbytes_per_s)
+    if client.flag("http2_only", default=False):
+        raise _unsupported("http2_only")
+    if client.take("proxy_ca_certificate") is not None:
+        raise _unsupported("proxy_ca_certificate")
+    for name in _WITHOUT_EFFECT:
+        client.take(name)
+    settings = HttpSettings(
+        pace=pace,
+        repeats=_repeats(retry, options.patience_s),
+        headers=_headers(headers, agent),
+        connect_s=client.seconds("connect_timeout", pace.pause_s),
+        pause_s=client.seconds("read_timeout", pace.pause_s),
+        most_s=client.seconds("timeout", 300.0),
+        idle_s=client.seconds("pool_idle_timeout", 60.0),
+        most_idle=client.number("pool_max_idle_per_host", 32, int),
+        allows_http=client.flag("allow_http", default=allows_http),
+        checks_certificates=not client.flag(
+            "allow_invalid_certificates", default=False
+        ),
+        root_certificates=_text(client.take("root_certificate")),
+        proxy_url=_text(client.take("proxy_url")),
+        proxy_excludes=client.take("proxy_excludes") or "",
+    )
+    _refuse_left("client_options", client.left)
+    _refuse_left("retry_config", retry.left)
+    return settings
+
+
+def _repeats(retry: _Given, patience_s: float) -> Repeats:
+    """When requests are repeated.
+
+    A server that accepts connections but never answers costs two attempts, which take
+    two thirds of the patience.
+    """
+    backoff = _Given("backoff", retry.take("backoff") or {})
+    usual = Repeats(0.1, most_lost=4, lost_s=patience_s * 8 / 15)
+    repeats = Repeats(
+        first_s=backoff.seconds("init_backoff", usual.first_s),
+        base=backoff.number("base", usual.base, float),
+        most_s=backoff.seconds("max_backoff", usual.most_s),
+        most_lost=retry.number("max_retries", usual.most_lost, int),
+        lost_s=retry.seconds("retry_timeout", usual.lost_s),
+    )
+    _refuse_left("backoff", backoff.left)
+    return repeats
+
+
+class _Given:
+    """Settings that were given under one name, and those not taken yet."""
+
+    def __init__(self, name: str, given: Mapping[str, Any]) -> None:
+        self._name = name
+        self.left = dict(given)
+
+    def take(self, name: str) -> Any:
+        return self.left.pop(name, None)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self.take(name)
+        if isinstance(value, str):  # as environment variables have it
+            value = {"true": True, "1": True, "false": False, "0": False}.get(
+                value.lower(), value
+            )
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._impossible(name, value, "True or False")
+        return value
+
+    def number(self, name: str, default: Any, kind: Callable[[Any], Any]) -> Any:
+        value = self.take(name)
+        try:
+            number = default if value is None else kind(value)
+        except (TypeError, ValueError):
+            number = -1
+        if not number >= 0:
+            raise self._impossible(name, value, "a number that is not negative")
+        return number
+
+    def seconds(self, name: str, default: float) -> float:
+        value = self.take(name)
+        if value is None:
+            return default
+        found = value.total_seconds() if isinstance(value, timedelta) else _span(value)
+        if found is None or found < 0:
+            raise self._impossible(name, value, 'a timedelta, or text such as "30s"')
+        return found
+
+    def _impossible(self, name: str, value: Any, expected: str) -> StoreError:
+        return StoreError(
+            f"the setting {name} has an impossible value",
+            expected=expected,
+            got=repr(value),
+            hint=f"correct it in {self._name}",
+        )
+
+
+def _span(value: Any) -> float | None:
+    """Seconds of a text like "1m 30s"; None if it is no such text."""
+    text = str(value).strip()
+    parts = [(float(number), unit) for number, unit in _SPAN.findall(text)]
+    if _SPAN.sub("", text) or not parts or any(u not in _UNITS for _, u in parts):
+        return None
+    return sum(number * _UNITS[unit] for number, unit in parts)
+
+
+def _headers(named: Mapping[str, str | bytes], agent: str | None) -> dict[str, str]:
+    """Headers of each request."""
+    headers = {"User-Agent": agent or "gpushard"}
+    for name, value in named.items():
+        text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
+        if _HEADER_NAME.fullmatch(name) is None or _NO_TEXT.search(text):
+            raise StoreError(
+                f"the header {name!r} cannot be sent",
+                expected="a name of RFC 9110, and a value without line ends",
+                hint="correct it in storage_options",
+            )
+        if name.lower() in _OWN:
+            continue
+        for same in [one for one in headers if one.lower() == name.lower()]:
+            del headers[same]
+        headers[name] = text
+    return headers | _IDENTITY
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _refuse_left(where: str, left: Mapping[str, Any]) -> None:
+    if left:
+        raise StoreError(
+            f"a web server has no setting {', '.join(map(repr, sorted(left)))}",
+            hint=f"check the names in {where}",
+        )
+
+
+def _unsupported(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the setting {name} has no counterpart in gpushard's client of web servers",
+        hint="leave it out",
+    )

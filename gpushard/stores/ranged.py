@@ -1,0 +1,344 @@
+"""Objects of a server that answers byte ranges, or that has to be coaxed into it.
+
+Requests run in threads. They wait without the interpreter's lock and need no event
+loop, so they work alike in scripts, notebooks and worker threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+
+import numpy as np
+
+from gpushard.options import MIB, Options
+from gpushard.stores.answers import Answer, Client, RefusalError
+from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
+from gpushard.stores.documents import document_bytes, document_request
+from gpushard.stores.failures import refuse_unsafe_key, without_credentials
+from gpushard.stores.patience import Patience
+from gpushard.stores.remote_failures import (
+    changed,
+    other_bytes,
+    refuse_large,
+    two_sizes,
+)
+from gpushard.stores.versions import About, is_other, version_of
+from gpushard.stores.wholes import Together, Wholes, cut_out, read_together
+from gpushard.workers import run_side_by_side
+
+# 1 MiB and 16 MiB are zarr-python's figures for object stores (3.3, its ArrayConfig
+# `sharding_coalesce_*`). At 20-100 ms latency and 50-100 MB/s a connection, 1 MiB more
+# never costs as much as another request. 32 such connections fill 25 Gbit/s.
+NETWORK_COSTS = FetchCosts(
+    gap_nbytes=MIB,
+    max_request_nbytes=16 * MIB,
+    concurrency=32,
+    prefers_whole_objects=True,
+)
+
+_MISSING, _FORBIDDEN, _NOT_MATCHED, _UNSATISFIABLE = 404, 403, 412, 416
+# What servers without suffix ranges answer to them.
+_SUFFIX_REFUSED = frozenset((400, 405, 416, 501))
+
+
+class RangedStore:
+    """Read access to the objects of a server, whatever the client.
+
+    Safe for several threads. Versions are strong ETags (RFC 9110, 8.8.3). A weak ETag,
+    or a date in whole seconds, does not guarantee the same bytes. It may show within a
+    read that the bytes changed, but nothing is kept because of it.
+
+    Parameters
+    ----------
+    client
+        Sends the requests.
+    url
+        Address for messages.
+    costs
+        How requests should be made.
+    patience
+        Repeats requests while the server is busy.
+    options
+        `memory_limit` limits whole objects from servers without ranges.
+    forbidden_is_missing
+        Whether the status 403 means that there is no such object.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        url: str,
+        costs: FetchCosts,
+        patience: Patience,
+        options: Options,
+        *,
+        forbidden_is_missing: bool,
+    ) -> None:
+        self.is_read_only = False  # set later by `resolve.adapt`
+        self._client = client
+        self._url = without_credentials(url)
+        self._costs = costs
+        self._patience = patience
+        self._options = options
+        self._forbidden_is_missing = forbidden_is_missing
+        self._refuses_suffixes = False
+        self._ignores_ranges = False
+        self._wholes = Wholes(options)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._url!r})"
+
+    @property
+    def url(self) -> str:
+        """Address of the root, without credentials."""
+        return self._url
+
+    @property
+    def costs(self) -> FetchCosts:
+        """Costs of the store: a request costs a round trip."""
+        return self._costs
+
+    def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
+        """Answer each request, in order; None for an object that does not exist.
+
+        Raises
+        ------
+        ObjectChangedError
+            A requested version no longer exists.
+        StoreError
+            The server failed, was too slow, or answered with other bytes.
+        """
+        group = Together()
+        if self._ignores_ranges:
+            return self._read_from_wholes(requests, group)
+        read = partial(self._read_one, group=group)
+        return run_side_by_side(read, requests, self._costs.concurrency)
+
+    def current_version(
+        self,
+        key: str,  # noqa: ARG002  the protocol's signature
+    ) -> tuple[bool, Hashable | None]:
+        """Always ``(False, None)``, because a check costs a request."""
+        return False, None
+
+    def get(self, key: str) -> bytes | None:
+        """Bytes of a whole object; None if there is no object.
+
+        Raises
+        ------
+        StoreError
+            As for `read`.
+        """
+        fetched = self._read_one(document_request(key), Together())
+        return document_bytes(fetched, key, self._url)
+
+    def list_children(
+        self,
+        prefix: str,  # noqa: ARG002  the protocol's signature
+    ) -> list[str] | None:
+        """None, because plain HTTP has no listing."""
+        return None
+
+    def refuse_changed(self, key: str, version: Hashable | None) -> None:
+        """Raise if an object is no longer of `version`; this costs a request.
+
+        Raises
+        ------
+        ObjectChangedError
+            The object was replaced or deleted.
+        StoreError
+            The server failed.
+        """
+        self._patience.ask(self._refuse_changed, ByteRequest(key, version=version))
+
+    def _refuse_changed(self, request: ByteRequest) -> None:
+        try:
+            self._head(request)
+        except RefusalError as refusal:
+            if refusal.status == _MISSING:
+                raise changed(self._url, request, "no object") from refusal
+            raise refusal.told(self._url, request.key) from refusal
+
+    def _read_one(self, request: ByteRequest, group: Together) -> Fetched | None:
+        """Answer one request; repeat it while the server is busy."""
+        return self._patience.ask(partial(self._answer, group=group), request)
+
+    def _answer(self, request: ByteRequest, group: Together) -> Fetched | None:
+        """Answer one request, in another way if the server refuses the first way."""
+        refuse_unsafe_key(request.key, self._url)
+        try:
+            if request.start < 0:
+                return self._read_suffix(request, group)
+            return self._read_range(request, group)
+        except RefusalError as refusal:
+            if not refusal.is_rangeless:
+                return self._refused(request, refusal)
+        self._ignores_ranges = True
+        return self._cut_whole([request], group)[0]
+
+    def _refused(self, request: ByteRequest, refusal: RefusalError) -> None:
+        """None for a missing object; raise if it existed before, or for a failure."""
+        if refusal.status == _MISSING:
+            if request.version is not None:
+                raise changed(self._url, request, "no object") from refusal
+        elif not (self._forbidden_is_missing and refusal.status == _FORBIDDEN):
+            raise refusal.told(self._url, request.key) from refusal
+
+    def _read_range(self, request: ByteRequest, group: Together) -> Fetched | None:
+        """Bytes of an absolute range, cut at the end of the object."""
+        start, stop = request.start, request.stop
+        if stop is not None and stop <= start:
+            return self._empty(self._head(request))
+        if start == 0 and stop is None:
+            return self._request(request, None, group)
+        try:
+            return self._request(request, (start, stop), group)
+        except RefusalError as refusal:
+            if refusal.status != _UNSATISFIABLE:
+                raise
+            about = self._head(request)
+            if start < about.nbytes:
+                raise
+            return self._empty(about)
+
+    def _read_suffix(self, request: ByteRequest, group: Together) -> Fetched | None:
+        """Last bytes of an object; if suffixes are refused, its size is asked first."""
+        if not self._refuses_suffixes:
+            try:
+                return self._request(request, (request.start, None), group)
+            except RefusalError as refusal:
+                if not (refusal.is_rangeless or refusal.status in _SUFFIX_REFUSED):
+                    raise
+        about = self._head(request)
+        if (nbytes := about.nbytes) == 0:  # or the server does not support HEAD
+            return self._cut_whole([request], group)[0]
+        self._refuses_suffixes = True
+        start = max(0, nbytes + request.start)
+        version = request.version or version_of(about)
+        absolute = ByteRequest(request.key, start, nbytes, version, request.into)
+        found = self._request(absolute, (start, nbytes), group)
+        if found is not None and found.object_nbytes != nbytes:
+            raise two_sizes(self._url, request.key, nbytes, found.object_nbytes)
+        return found
+
+    def _request(
+        self,
+        request: ByteRequest,
+        span: tuple[int, int | None] | None,
+        group: Together,
+    ) -> Fetched | None:
+        """Bytes from one GET, checked against the request."""
+        limit = request.max_nbytes
+        with self._get(request, span) as answer:
+            if (about := answer.about) is None:
+                return self._cut(answer, [request], group)[0]
+            self._check_version(request, about)
+            if limit is None or about.nbytes <= limit:
+                return self._checked(request, answer, about)
+        # Only the first `limit` bytes are wanted, so they are requested instead.
+        return self._read_range(request._replace(stop=limit, max_nbytes=None), group)
+
+    def _get(self, request: ByteRequest, span: tuple[int, int | None] | None) -> Answer:
+        """Answer to a GET; raise if the object is no longer of the version wanted."""
+        wanted = request.version if isinstance(request.version, str) else None
+        try:
+            return self._client.get(request.key, span, wanted)
+        except RefusalError as refusal:
+            # Without a condition of ours, it was that of a proxy or a server.
+            if wanted is None or refusal.status != _NOT_MATCHED:
+                raise
+            raise changed(self._url, request, "another version") from refusal
+
+    def _checked(self, request: ByteRequest, answer: Answer, about: About) -> Fetched:
+        """Bytes of an answer, which must be those that were asked for."""
+        expected = request.within(about.nbytes)
+        asked_nbytes = expected[1] - expected[0]
+        data = answer.body(asked_nbytes, request.into)
+        if answer.span != expected or len(data) != asked_nbytes:
+            raise other_bytes(self._url, request.key, expected, answer.span, len(data))
+        return Fetched(data, about.nbytes, version_of(about))
+
+    def _head(self, request: ByteRequest) -> About:
+        """Metadata that the server reports about an object."""
+        about = self._client.head(request.key)
+        self._check_version(request, about)
+        return about
+
+    def _empty(self, about: About) -> Fetched:
+        return Fetched(np.empty(0, np.uint8), about.nbytes, version_of(about))
+
+    def _read_from_wholes(
+        self, requests: Sequence[ByteRequest], group: Together
+    ) -> list[Fetched | None]:
+        """Answers cut from whole objects, each of which is fetched once."""
+
+        def ask(some: Sequence[ByteRequest]) -> list[Fetched | None]:
+            return self._patience.ask(lambda _: self._cut_whole(some, group), some[0])
+
+        return read_together(requests, ask, self._costs.concurrency)
+
+    def _cut_whole(
+        self, some: Sequence[ByteRequest], group: Together
+    ) -> list[Fetched | None]:
+        """Answers to requests for one object, from a server without ranges."""
+        request = some[0]
+        refuse_unsafe_key(request.key, self._url)
+        try:
+            with self._client.get(request.key, None, None) as answer:
+                return self._cut(answer, some, group)
+        except RefusalError as refusal:
+            return [self._refused(request, refusal)] * len(some)
+
+    def _cut(
+        self, answer: Answer, some: Sequence[ByteRequest], group: Together
+    ) -> list[Fetched | None]:
+        """Answers to requests for one object, of which all is in `answer`."""
+        request = ByteRequest(some[0].key, version=some[0].version)
+        about = self._accepted(request, answer)
+        nbytes = self._wholes.most_nbytes if about is None else about.nbytes
+        with self._wholes.taken(nbytes, group) as had_room:
+            if had_room:
+                whole = self._whole_of(request, answer)
+            else:  # the answer may have expired during the wait
+                whole = self._whole_again(request, about)
+            return [cut_out(whole, one) for one in some]
+
+    def _whole_again(self, request: ByteRequest, about: About | None) -> Fetched:
+        """Whole object, if it is still the one of an earlier answer."""
+        if about is not None:
+            request = request._replace(version=version_of(about))
+        with self._client.get(request.key, None, None) as answer:
+            self._accepted(request, answer)
+            return self._whole_of(request, answer)
+
+    def _accepted(self, request: ByteRequest, answer: Answer) -> About | None:
+        """What an answer tells about its object, if that may be read whole."""
+        if (about := answer.about) is not None:
+            self._check_version(request, about)
+            self._refuse_large(request.key, about.nbytes)
+        return about
+
+    def _whole_of(self, request: ByteRequest, answer: Answer) -> Fetched:
+        """Whole object from an answer's body."""
+        about = answer.about
+        if about is not None:
+            return self._checked(request, answer, about)
+        data, about = answer.unsized(self._wholes.most_nbytes)
+        self._refuse_large(request.key, len(data))
+        self._check_version(request, about)
+        return Fetched(data, len(data), version_of(about))
+
+    def _refuse_large(self, key: str, nbytes: int) -> None:
+        """Refuse a large object, and request ranges again the next time.
+
+        A proxy may have ignored ranges only because it was overloaded for a moment.
+        """
+        most = self._wholes.most_nbytes
+        self._ignores_ranges &= nbytes <= most
+        refuse_large(self._url, key, nbytes, most)
+
+    def _check_version(self, request: ByteRequest, about: About) -> None:
+        """Refuse another version, because some servers ignore If-Match."""
+        if request.version is not None and is_other(request.version, about):
+            raise changed(self._url, request, str(version_of(about)))

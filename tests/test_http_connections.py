@@ -1,0 +1,332 @@
+"""Connections to a web server: kept, dropped, through proxies, with TLS."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import os
+import pickle
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpushard.errors import StoreError, UnsupportedError
+from gpushard.stores import http_exchange, patience
+from gpushard.stores.http_client import HttpClient
+from gpushard.stores.remote_url import open_url
+from raw_server import RawServer, sized
+from stored_object import BODY, read_one
+
+pytestmark = pytest.mark.network
+
+
+@pytest.fixture
+def no_pauses(monkeypatch) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError(f"a pause of {seconds} s")
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+    monkeypatch.setattr(patience, "time", clock)
+
+
+def test_one_connection_takes_one_request_after_the_other(server, store, no_pauses):
+    for start in range(20):
+        assert read_one(store, start, start + 3).data.tobytes() == BODY[start:][:3]
+    for transfer in ("chunked", "plain"):
+        server.transfer = transfer
+        assert read_one(store).data.tobytes() == BODY
+        assert store.get("none") is None  # a refusal leaves it open, too
+    server.page = b"<html>" * 100
+    server.statuses["c/0"] = 403
+    for _ in range(3):
+        with pytest.raises(StoreError, match="403"):
+            read_one(store, 0, 3)
+    assert server.n_connections == 1
+
+
+ENDS: dict[str, tuple[bytes | None, ...]] = {
+    "it ends": (sized(b"body"), None),
+    "it is said to end": (sized(b"body", "Connection: close"),),
+    "HTTP/1.0": (sized(b"body").replace(b"HTTP/1.1", b"HTTP/1.0"),),
+    "more follows": (sized(b"body") + sized(b"evil"),),
+    "more follows later": (sized(b"body"), sized(b"evil")),
+    "two ends": (
+        b"HTTP/1.1 200 x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"4\r\nbody\r\n0\r\n\r\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_no_request_follows_where_another_answer_may_lie(kind, no_pauses):
+    with RawServer(lambda *_: ENDS[kind]) as server:
+        store = open_url(server.url, {})
+        for n in range(1, 4):
+            assert store.get("a") == b"body"
+            while kind == "more follows later" and server.n_sent < n * 80:
+                pass  # until it has come
+            assert server.n_connections == n
+        assert len(server.requests) == 3
+
+
+def test_a_connection_that_ends_at_the_next_request_is_replaced_at_once(no_pauses):
+    """The server closes it just when the request is under way."""
+
+    def answer(_: bytes, nth: int) -> list[bytes | None]:
+        return [None] if nth % 2 else [sized(b"body")]
+
+    with RawServer(answer) as server:
+        store = open_url(server.url, {"retry_config": {"max_retries": 0}})
+        assert [store.get("a") for _ in range(5)] == [b"body"] * 5
+        assert len(server.requests) == 9
+
+
+def test_a_connection_is_kept_for_as_long_as_the_setting_says(server):
+    settings = {"client_options": {"pool_idle_timeout": "0s"}}
+    store = open_url(server.url, settings)
+    for _ in range(3):
+        read_one(store)
+    assert server.n_connections == 3
+
+
+def test_no_more_connections_are_kept_than_the_setting_says(server):
+    store: Any = open_url(
+        server.url, {"client_options": {"pool_max_idle_per_host": "2"}}
+    )
+    client = store._client
+    answers = [client.get("c/0", (i, i + 3), None) for i in range(4)]
+    for answer in answers:
+        with answer:
+            answer.body(3)
+    (idle,) = client._pool._idle.values()
+    assert len(idle) == 2
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_an_interrupted_request_ends_its_connection(server, store, monkeypatch, part):
+    read_one(store, 0, 3)
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as planted:
+        if part == "head":
+            planted.setattr(http_exchange, "read_head", interrupted)
+        else:
+            planted.setattr("gpushard.stores.http_bodies._some_into", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            read_one(store, 0, 100)
+    assert not any(store._client._pool._idle.values())
+    assert read_one(store, 3, 6).data.tobytes() == BODY[3:6]
+    assert server.n_connections == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
+def test_a_fork_closes_what_it_inherits_and_its_parent_goes_on(server, store):
+    read_one(store, 0, 3)
+    pool = store._client._pool
+    (((wire, _),),) = pool._idle.values()
+    pid = os.fork()
+    if not pid:
+        pool.take(HttpClient(server.url, store.settings)._root.origin)
+        os._exit(0 if wire.socket.fileno() == -1 and not pool._idle else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    read_one(store, 0, 3)
+    assert server.n_connections == 1
+
+
+def test_the_connections_of_a_store_end_with_it(server):
+    store: Any = open_url(server.url, {})
+    read_one(store)
+    (((wire, _),),) = store._client._pool._idle.values()
+    del store
+    assert wire.socket.fileno() == -1
+
+
+def test_a_host_is_tried_at_each_of_its_addresses(server, monkeypatch):
+    real = socket.getaddrinfo
+    port = int(server.url.rpartition(":")[2])
+
+    def found(host: Any, *args: Any, **kinds: Any) -> Any:
+        assert host == b"two.example"
+        (one,) = real("127.0.0.1", port, type=socket.SOCK_STREAM)
+        return [(*one[:4], ("127.0.0.1", 1)), one]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    store = open_url(f"http://two.example:{port}", {})
+    assert read_one(store).data.tobytes() == BODY
+
+
+# Proxies
+
+
+def test_a_proxy_is_asked_with_the_whole_address():
+    with RawServer(lambda *_: [sized(b"body")]) as proxy:
+        url = proxy.url.replace("//", "//me:p%40s@")
+        store: Any = open_url(
+            "http://far.example/d", {"client_options": {"proxy_url": url}}
+        )
+        assert store.get("a b") == b"body"
+        assert url not in repr((store, store.settings))
+    (request,) = proxy.requests
+    assert request.startswith(b"GET http://far.example/d/a%20b HTTP/1.1\r\n")
+    assert b"\r\nHost: far.example\r\n" in request
+    told = base64.b64encode(b"me:p@s")
+    assert b"\r\nProxy-Authorization: Basic " + told + b"\r\n" in request
+
+
+@pytest.mark.parametrize(
+    ("excluded", "is_excluded"),
+    [
+        ("", False),
+        ("*", True),
+        ("example.org, 127.0.0.1", True),
+        ("127.0.0.0/8", True),
+        ("10.0.0.0/8,.0.1x", False),
+    ],
+)
+@pytest.mark.parametrize("by", ["environment", "settings"])
+def test_some_hosts_are_reached_without_the_proxy(
+    server, monkeypatch, excluded, is_excluded, by
+):
+    for name in ("HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with RawServer(lambda *_: [sized(b"proxied")]) as proxy:
+        client = {"proxy_url": proxy.url, "proxy_excludes": excluded}
+        if by == "environment":
+            monkeypatch.setenv("http_proxy", proxy.url)
+            monkeypatch.setenv("no_proxy", excluded)
+            client = {}
+        store = open_url(server.url, {"client_options": client})
+        assert store.get("c/0") == (BODY if is_excluded else b"proxied")
+
+
+@pytest.mark.parametrize("url", ["socks5://127.0.0.1:1", "https://127.0.0.1:1"])
+def test_a_proxy_of_another_kind_is_refused(url):
+    store = open_url("http://far.example", {"client_options": {"proxy_url": url}})
+    with pytest.raises(UnsupportedError, match=url.partition(":")[0]):
+        store.get("a")
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory) -> Path:
+    """File with a certificate of 127.0.0.1, which only it vouches for, and its key."""
+    reason = "the tests of TLS need cryptography, which moto brings"
+    x509 = pytest.importorskip("cryptography.x509", reason=reason)
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), 7)
+        .not_valid_before(datetime.now(UTC) - timedelta(1))
+        .not_valid_after(datetime.now(UTC) + timedelta(1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    place = tmp_path_factory.mktemp("tls") / "certificate.pem"
+    pem = serialization.Encoding.PEM
+    own = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    place.write_bytes(own + made.public_bytes(pem))
+    return place
+
+
+@pytest.fixture
+def secure(certificate) -> Iterator[RawServer]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with RawServer(lambda *_: [sized(b"body")], context) as running:
+        yield running
+
+
+def trusting(certificate: Path, **settings: Any) -> dict[str, Any]:
+    pem = certificate.read_text()
+    only = pem[pem.index("-----BEGIN CERTIFICATE") :]
+    return {"client_options": {"root_certificate": only, **settings}}
+
+
+def test_a_server_with_tls_is_read_over_one_connection(secure, certificate):
+    store = open_url(secure.url, trusting(certificate))
+    assert [store.get("a") for _ in range(3)] == [b"body"] * 3
+    assert pickle.loads(pickle.dumps(store)).get("a") == b"body"
+    assert secure.n_connections == 2
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(secure, no_pauses):
+    with pytest.raises(StoreError, match="CERTIFICATE_VERIFY_FAILED"):
+        open_url(secure.url, {}).get("a")
+    settings = {"client_options": {"allow_invalid_certificates": True}}
+    assert open_url(secure.url, settings).get("a") == b"body"
+
+
+def test_a_proxy_leads_to_a_server_with_tls_through_a_tunnel(secure, certificate):
+    host = secure.url.removeprefix("https://")
+    asked: list[bytes] = []
+
+    def serve(listener: socket.socket) -> None:
+        """Pass bytes on in both directions, as a proxy does after a CONNECT."""
+        here, _ = listener.accept()
+        asked.append(here.recv(1 << 16))
+        there = socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2])))
+        here.sendall(b"HTTP/1.1 200 Connected\r\nX: y\r\n\r\n")
+
+        def pass_on(a: socket.socket, b: socket.socket) -> None:
+            with suppress(OSError):  # one side has ended
+                while data := a.recv(1 << 16):
+                    b.sendall(data)
+                b.shutdown(socket.SHUT_WR)
+
+        back = threading.Thread(target=pass_on, args=(there, here))
+        back.start()
+        pass_on(here, there)
+        back.join()
+        here.close()
+        there.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        proxy = f"http://me:pw@127.0.0.1:{listener.getsockname()[1]}"
+        serving = threading.Thread(target=serve, args=(listener,))
+        serving.start()
+        store: Any = open_url(secure.url, trusting(certificate, proxy_url=proxy))
+        assert [store.get("a") for _ in range(2)] == [b"body"] * 2
+        store._client._pool.close()
+        serving.join()
+    told = base64.b64encode(b"me:pw").decode()
+    assert asked == [
+        f"CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n"
+        f"Proxy-Authorization: Basic {told}\r\n\r\n".encode()
+    ]
+    assert b"Proxy-Authorization" not in secure.requests[0]
+
+
+def test_a_proxy_that_builds_no_tunnel_is_an_error():
+    with RawServer(lambda *_: [sized(b"", status="407 x")]) as proxy:
+        settings = {"client_options": {"proxy_url": proxy.url}}
+        settings["retry_config"] = {"max_retries": 0}
+        with pytest.raises(StoreError, match="407"):
+            open_url("https://far.example", settings).get("a")
+
+
+def test_a_server_with_tls_redirects_to_none_without(secure, certificate, server):
+    answer = sized(b"", f"Location: {server.url}/c/0", status="302 x")
+    secure._answer = lambda *_: [answer]
+    with pytest.raises(StoreError, match="one without TLS"):
+        open_url(secure.url, trusting(certificate)).get("a")
+    allowed = trusting(certificate, allow_http=True)
+    assert open_url(secure.url, allowed).get("a") == BODY
