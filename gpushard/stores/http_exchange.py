@@ -74,10 +74,7 @@ class Exchange:
 
     def _skip_rest(self) -> bool:
         """Whether a small rest of the body came at once."""
-        told = self.head.body_nbytes
-        if not self.head.stays or (told is None and not self.head.is_chunked):
-            return False
-        if told is not None and told > _MOST_REST_NBYTES:
+        if not self.head.stays:
             return False
         self.wire.deadline = Deadline(time.monotonic() + _REST_S, _REST_S)
         into = memoryview(bytearray(_MOST_REST_NBYTES))
