@@ -4,8 +4,9 @@ Run as ``python tests/memory_doors.py DIRECTORY [DOOR [ARRAY]]``, with the tests
 directory and that of the package on PYTHONPATH: words that stand in the names of the
 doors (`memory_uses`) and of the arrays (`memory_arrays`), which DIRECTORY keeps.
 SWEEP_THREADS has other numbers of threads. Each has a process of its own, as in
-`memory_sweep`. At the end each door has a line: by how much it grew at most, and for
-which array. Inner chunks of hundreds of MiB are read with the limit left open.
+`memory_sweep`; what a device holds has a row of its own (`memory_device`). At the end
+each door has a line: by how much it grew at most, and for which array. Inner chunks of
+hundreds of MiB are read with the limit left open.
 """
 
 from __future__ import annotations
@@ -29,8 +30,17 @@ from gpushard.fused import choice
 from gpushard.options import KIB, MIB
 from hostile_shards import ZSTD
 from memory_arrays import ARRAYS, LARGE, chunks_of, zstd
+from memory_device import grown as grown_on_device
 from memory_sweep import LIMIT, grown
-from memory_uses import COMMANDS, OF_FILES, OF_STORES, Door, array_nbytes, positions
+from memory_uses import (
+    COMMANDS,
+    OF_FILES,
+    OF_STORES,
+    TO_DEVICE,
+    array_nbytes,
+    ascending,
+    positions,
+)
 from range_server import RangeServer
 
 THREADS = [int(n) for n in os.environ.get("SWEEP_THREADS", "2,8,16").split(",")]
@@ -75,14 +85,14 @@ def serve(root: Path, **settings: Any) -> tuple[int, str]:
         return child, told.read()
 
 
-def ways(is_large: bool) -> Iterator[tuple[str, str, Door, list[int]]]:
+def ways(is_large: bool) -> Iterator[tuple[str, str, Any, list[int]]]:
     """Name of a door, store that it is tried with, the door, numbers of threads."""
     for kind in LARGE_STORES if is_large else STORES:
         for door, read in OF_STORES.items():
             if not (is_large and door in ("joined", "verify")):
                 yield f"{door} {kind}", kind, read, THREADS
     if not is_large:
-        for door, read in OF_FILES.items():
+        for door, read in (OF_FILES | TO_DEVICE).items():
             yield f"{door} files", "files", read, THREADS
         for door, read in COMMANDS.items():  # which have as many threads as CPUs
             yield door, "files", read, THREADS[:1]
@@ -95,7 +105,7 @@ def measure(
     warm = root / "warm up"
     if not warm.exists():
         chunks_of(64 * KIB, [ZSTD], zstd, total=512 * KIB)(warm)
-    positions(array_nbytes(warm))
+    ascending(array_nbytes(warm))
     for name, make in (ARRAYS | LARGE).items():
         wanted = [
             way
@@ -109,18 +119,29 @@ def measure(
             make(place)
         positions.cache_clear()
         for one in (warm, place):
-            positions(array_nbytes(one))
+            ascending(array_nbytes(one))
         for door, kind, read, threads in wanted:
             given = store_of(kind, place, urls), store_of(kind, warm, urls)
             for n in threads:
                 limit = None if name in LARGE else LIMIT
                 options = Options(threads=n, memory_limit=limit, index_cache_nbytes=0)
                 reads = [partial(read, one, options) for one in given]
-                begun = time.perf_counter()
-                came, nbytes = grown(*reads, 0)
-                told = {"array": name, "door": door, "came": came, "threads": n}
-                told |= {"MiB": round(nbytes / MIB, 1)}
-                yield told | {"seconds": round(time.perf_counter() - begun, 2)}
+                yield from rows({"array": name, "door": door, "threads": n}, *reads)
+
+
+def rows(told: dict[str, Any], read: Any, warm_up: Any) -> Iterator[dict[str, Any]]:
+    """What became of a read: a row, and for a device's memory another."""
+    begun = time.perf_counter()
+    if told["door"].startswith("device"):
+        came, nbytes, held_nbytes = grown_on_device(read, warm_up)
+        grew = {"": nbytes, ": its memory": held_nbytes}
+    else:
+        came, nbytes = grown(read, warm_up, 0)
+        grew = {"": nbytes}
+    took = {"came": came, "seconds": round(time.perf_counter() - begun, 2)}
+    for what, nbytes in grew.items():
+        door = {"door": f"{told['door']}{what}"}
+        yield told | door | {"MiB": round(nbytes / MIB, 1)} | took
 
 
 def say(told: Mapping[str, Any]) -> None:
@@ -133,7 +154,7 @@ def main() -> None:
     root.mkdir(parents=True, exist_ok=True)
     word, array_word = [*sys.argv[2:4], "", ""][:2]
     choice._load()
-    if word in "device files":
+    if word in "device files" or "device" in word:
         emulated()
     servers = {
         "http": serve(root),

@@ -140,13 +140,17 @@ def grown(
     read: Callable[[], Any], warm_up: Callable[[], Any], out_nbytes: int
 ) -> tuple[str, int]:
     """What becomes of a read in a process of its own, and by how much that grows."""
+    return in_a_child(lambda: _grown_here(read, warm_up, out_nbytes), ("died", 0))
+
+
+def in_a_child(measure: Callable[[], Any], otherwise: Any) -> Any:
+    """What a function gives in a forked process; `otherwise` if that one dies."""
     receiver, sender = os.pipe()
     child = os.fork()
     if not child:
         os.close(receiver)
         try:
-            told = json.dumps(_grown_here(read, warm_up, out_nbytes)).encode()
-            os.write(sender, told)
+            os.write(sender, json.dumps(measure()).encode())
         except Exception:  # noqa: BLE001 - of the warm-up: told here, and as "died"
             traceback.print_exc()
         finally:
@@ -155,7 +159,7 @@ def grown(
     with os.fdopen(receiver, "rb") as file:
         told = file.read()
     os.waitpid(child, 0)
-    return tuple(json.loads(told)) if told else ("died", 0)
+    return tuple(json.loads(told)) if told else otherwise
 
 
 def _grown_here(

@@ -20,6 +20,7 @@ import xarray
 import zarr
 
 import gpushard
+from cuda_host.device import EmulatedDevice
 from damaged_arrays import on_host, opened
 from gpushard import Options
 from gpushard.cli import app
@@ -36,6 +37,7 @@ STEP = 4097
 _LISTED = 2_000_000
 
 Door = Callable[[Any, Options], Any]
+DeviceDoor = Callable[[Any, Options, EmulatedDevice], Any]
 
 
 class Nothing:
@@ -64,6 +66,20 @@ def part(way: str, array: Any, options: Options) -> Any:
     return on_host(array_of(way, array, options)[::STEP])
 
 
+def to_device(
+    array: Any,
+    options: Options,
+    device: EmulatedDevice,
+    *,
+    placement: str = "device",
+    is_listed: bool = False,
+) -> Any:
+    """Elements here and there, or listed ones, in a device's memory."""
+    more = options.but(placement=placement, small_read_chunks=0)
+    a = gpushard.open_array(array, device=device, options=more)
+    return a.oindex[ascending(a.shape[0])] if is_listed else a[::STEP]
+
+
 def joined(array: Any, options: Options) -> Results:
     """A few MiB of each of twelve arrays in a row."""
     a = array_of("plain", array, options)
@@ -78,10 +94,16 @@ def positions(n: int) -> Any:
     return np.random.default_rng(n).integers(0, n, _LISTED)
 
 
+@cache
+def ascending(n: int) -> Any:
+    """The same in order."""
+    return np.sort(positions(n))
+
+
 def listed(kind: str, array: Any, options: Options) -> Any:
     a = array_of("plain", array, options)
-    key = positions(a.shape[0])
-    return getattr(a, kind)[key if kind == "vindex" else np.sort(key)]
+    key = positions if kind == "vindex" else ascending
+    return getattr(a, kind)[key(a.shape[0])]
 
 
 def verified(array: Any, options: Options) -> type[Nothing]:
@@ -207,7 +229,6 @@ OF_STORES: dict[str, Door] = {
     "verify": verified,
 }
 OF_FILES: dict[str, Door] = {
-    "device": partial(part, "device"),
     "vindex": partial(listed, "vindex"),
     "oindex": partial(listed, "oindex"),
     "info": info,
@@ -218,6 +239,11 @@ OF_FILES: dict[str, Door] = {
     "xarray": dataset,
     "dask": in_blocks,
     "rolling": rolled,
+}
+TO_DEVICE: dict[str, DeviceDoor] = {
+    "device": to_device,
+    "device, decoded by the host": partial(to_device, placement="host"),
+    "device, listed": partial(to_device, is_listed=True),
 }
 COMMANDS: dict[str, Door] = {
     "map command": partial(command, "map", flags="--json"),

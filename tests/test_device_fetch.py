@@ -22,6 +22,7 @@ from device_fetch_cases import (
     stored,
 )
 from gpushard.devices import sink
+from gpushard.devices.budget import N_LANES
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.payload import fetching, landing
 from gpushard.devices.payload.ring import Slot
@@ -370,5 +371,5 @@ def test_streams_are_given_back_and_taken_again(tmp_path):
     device = emulated()
     for _ in range(3):
         read_on_device(a, [whole(a.shape)], device)
-    assert len(device._streams) == 1 + sink.N_LANES
+    assert len(device._streams) == 1 + N_LANES
     assert sorted(device._idle_streams) == [1, 2]

@@ -312,5 +312,6 @@ def test_batches_are_cut_by_streams_while_the_device_has_room(
     _, job = read_on_device(a, [whole(a.shape)], device)
     assert job.sink.max_rows == n_rows
     limit = job.source.options.memory_limit
-    assert limit == options.get("memory_limit", limit)
+    if options:  # slots, and what is assembled in pinned memory, take their part
+        assert limit == options["memory_limit"] - job.sink.pinned_nbytes
     assert (limit > 256 << 20) == (n_rows > 266 and chain == "zstd")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpushard.devices.decoding.chain import DeviceChain, StepKind
-from gpushard.options import KIB, ReadOptions
+from gpushard.options import DEFAULT, KIB, ReadOptions
 
 # Two lanes, so that one copies while the other decodes.
 N_LANES = 2
@@ -16,6 +16,8 @@ _STREAM_NBYTES = 8 * KIB
 _TABLES_NBYTES = 512
 # Blocks of Blosc frames are rarely smaller: the default is 128 KiB or more.
 _LEAST_BLOCK_NBYTES = 32 * KIB
+# If a single inner chunk is more than a batch, all slots take one part in this many.
+_SLOTS_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +34,36 @@ class Budget:
         Memory that one inner chunk takes of `rows_nbytes`, without its streams.
     row_streams_nbytes
         Memory that the streams of one inner chunk usually take: tables and scratch.
+    n_slots, n_lanes
+        Slots and lanes; fewer than usual if one inner chunk is more than a batch.
+    pinned_nbytes
+        Host memory of all slots, and of inner chunks that the host has decoded.
     """
 
     encoded_nbytes: int
     rows_nbytes: int
     row_nbytes: int
     row_streams_nbytes: int
+    n_slots: int = DEFAULT.pinned_slots
+    n_lanes: int = N_LANES
+    pinned_nbytes: int = 0
 
     @classmethod
-    def of(cls, chain: DeviceChain, options: ReadOptions, *, decodes: bool) -> Budget:
+    def of(
+        cls,
+        chain: DeviceChain,
+        options: ReadOptions,
+        *,
+        decodes: bool,
+        stored_nbytes: int | None = None,
+    ) -> Budget:
         """Shares of `options.memory_limit` for a read.
 
+        `stored_nbytes` is the usual size of the largest stored inner chunk.
+
         Encoded bytes lie in the slots and on the lanes. A lane also has two arenas, and
-        scratch of three times the decoded bytes.
+        scratch of three times the decoded bytes. What the host decodes is assembled in
+        pinned memory.
         """
         row_nbytes, row_streams_nbytes = _TABLES_NBYTES, 0
         encoded_share = options.memory_limit * 3 // 4
@@ -57,11 +76,34 @@ class Budget:
             row_streams_nbytes += _STREAM_NBYTES * _usual_streams(chain)
             encoded_share = options.memory_limit // 3
         n_homes = options.pinned_slots + N_LANES
-        return cls(
+        usual = cls(
             max(1, encoded_share // n_homes),
             (options.memory_limit - encoded_share) // N_LANES,
             row_nbytes,
             row_streams_nbytes,
+            options.pinned_slots,
+        )
+        stored = stored_nbytes or chain.encoded_nbytes or chain.decoded_nbytes
+        bound = max(options.memory_limit, options.bound_nbytes)
+        n_assembled = 0 if decodes and not chain.steps else usual.n_rows
+        return usual._holding_one(stored, n_assembled * chain.decoded_nbytes, bound)
+
+    def _holding_one(self, stored: int, assembled: int, bound: int) -> Budget:
+        """The same with fewer slots and lanes, if a batch of one row needs it.
+
+        `stored` and `assembled` are bytes of a stored inner chunk, and of those that
+        the host decodes for a lane.
+        """
+        slot_nbytes = max(stored, self.encoded_nbytes)
+        n_slots, n_lanes = self.n_slots, self.n_lanes
+        if stored > self.encoded_nbytes:
+            n_slots = min(n_slots, max(1, bound // (_SLOTS_SHARE * stored)))
+        alone = self.row_nbytes + self.row_streams_nbytes
+        if n_lanes * (slot_nbytes + alone) > bound // 2 and self.n_rows == 1:
+            n_lanes = 1
+        pinned_nbytes = n_slots * slot_nbytes + n_lanes * assembled
+        return replace(
+            self, n_slots=n_slots, n_lanes=n_lanes, pinned_nbytes=pinned_nbytes
         )
 
     @classmethod

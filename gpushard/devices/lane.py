@@ -6,7 +6,7 @@ the batch before is done. Batches of other lanes run meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gpushard.devices.base import Device
 from gpushard.devices.budget import Budget
 from gpushard.devices.slabs import PinnedSlab, Slab, TablePage
+from gpushard.selecting.selection import Ints
 
 # Kernels and decoders may read a few bytes before and after the range they are given.
 PADDING_NBYTES = 64
@@ -162,7 +163,12 @@ class Lane:
 
     def upload_bytes(self, pieces: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]:
         """Device address of each piece, copied side by side; uint64, shape (n,)."""
-        sizes = np.array([len(piece) for piece in pieces], np.int64)
+        return self.upload_pieces(pieces, np.array([len(piece) for piece in pieces]))
+
+    def upload_pieces(
+        self, pieces: Iterable[NDArray[np.uint8]], sizes: Ints
+    ) -> NDArray[np.uint64]:
+        """As `upload_bytes`, for pieces of known sizes that are made one at a time."""
         places = np.cumsum(-(-sizes // 16) * 16) - -(-sizes // 16) * 16
         host = self.encoded_host.view(int(places[-1] + sizes[-1]))
         for piece, place in zip(pieces, places.tolist(), strict=True):

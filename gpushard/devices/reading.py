@@ -17,7 +17,9 @@ from gpushard.devices.output import DeviceOutput
 from gpushard.devices.scattering.targets import lay_targets
 from gpushard.devices.sink import DeviceSink
 from gpushard.errors import DeviceMemoryError, UnsupportedError
+from gpushard.fetching.index_room import least_limit
 from gpushard.fetching.job import Job
+from gpushard.fetching.pieces import columns_nbytes, indexes_nbytes
 from gpushard.options import MIB
 from gpushard.placing.place import HostSink
 from gpushard.planning.plan import ReadPlan, plan_read
@@ -30,6 +32,8 @@ from gpushard.source import Source
 _PIECE_NBYTES = 8 * MIB
 # The host lays out each inner chunk that it decodes, and copies it to pinned memory.
 _PINNED_COPIES = 2
+# A shard with codecs around it is held as it is stored, and decoded.
+_HELD_COPIES = 2
 
 
 class DeviceRead(NamedTuple):
@@ -103,7 +107,7 @@ def device_job(read: DeviceRead, n_sharing: int = 1) -> Job | None:
     source = read.source.with_batches(room_nbytes(read.source, read.device, n_sharing))
     source = _beside_pinned(source)
     try:
-        sink = _device_sink(read._replace(source=source), plan)
+        sink = _device_sink(read._replace(source=_beside_held(source, plan)), plan)
     except DeviceMemoryError:
         # Not even the tables of the targets fit. A read by the host needs none.
         if not all(map(_is_contiguous, read.outputs)):
@@ -113,6 +117,8 @@ def device_job(read: DeviceRead, n_sharing: int = 1) -> Job | None:
     if sink is None:
         return None
     read.tally.note(fetch=sink.fetch_label)
+    if not read.source.options.is_left_open:
+        source = _beside_sink(source, sink.pinned_nbytes)
     return Job(source, plan, sink, read.tally, read.damage)
 
 
@@ -131,6 +137,30 @@ def _beside_pinned(source: Source) -> Source:
     return replace(source, options=replace(options, alone_nbytes=alone_nbytes))
 
 
+def _beside_held(source: Source, plan: ReadPlan) -> Source:
+    """The array, with smaller batches beside indexes, columns and whole objects."""
+    options = source.options
+    limit, bound = options.memory_limit, max(options.memory_limit, options.bound_nbytes)
+    nbytes = indexes_nbytes(source, plan) + columns_nbytes(source, plan)
+    if source.layout.object_codecs:
+        nbytes += _HELD_COPIES * source.whole_nbytes
+    return source.with_batches(min(limit, max(bound - nbytes, limit // 4, 1)))
+
+
+def _beside_sink(source: Source, pinned_nbytes: int) -> Source:
+    """The array, with less room for indexes, columns and objects that are held.
+
+    What is pinned has no part in the limit for a single inner chunk, which has it
+    already (`_beside_pinned`), nor in the largest index that is read.
+    """
+    options = source.options
+    limit, bound = options.memory_limit, max(options.memory_limit, options.bound_nbytes)
+    left = max(bound - pinned_nbytes, limit // 4, least_limit(source), 1)
+    most = max(options.bound_nbytes - pinned_nbytes, options.bound_nbytes // 4)
+    narrower = replace(options, memory_limit=min(limit, left), bound_nbytes=most)
+    return replace(source, options=narrower)
+
+
 def _device_sink(read: DeviceRead, plan: ReadPlan) -> DeviceSink | None:
     """Sink that writes a plan into outputs; None if the device cannot scatter.
 
@@ -146,7 +176,8 @@ def _device_sink(read: DeviceRead, plan: ReadPlan) -> DeviceSink | None:
         return None
     fill_value = source.layout.fill_value
     targets = lay_targets(plan.parts, read.outputs, chain, fill_value, shape)
-    decodes = not why and Budget.fits_one(chain, source.options)
+    is_left = source.options.placement != "host"
+    decodes = is_left and not why and Budget.fits_one(chain, source.options)
     return DeviceSink(
         read.device,
         chain,

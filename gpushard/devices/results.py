@@ -21,6 +21,8 @@ from gpushard.report import Tally
 from gpushard.selecting.selection import Selection
 from gpushard.source import Source
 
+# Tables of a listed element: the host makes them, pins a copy, and uploads that.
+LISTED_NBYTES = 128
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
 
@@ -70,7 +72,11 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
         read_to_device(DeviceRead(*what, tally, entries, request.damage))
 
     read_in_rounds(
-        source, request.selections, outputs, _with_room(source, device, read)
+        source,
+        request.selections,
+        outputs,
+        _with_room(source, device, read),
+        LISTED_NBYTES,
     )
     return results
 

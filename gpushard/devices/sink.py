@@ -21,7 +21,7 @@ from gpushard.devices.batch import (
     scatter_decoded,
     scatter_fill,
 )
-from gpushard.devices.budget import N_LANES, Budget
+from gpushard.devices.budget import Budget
 from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, StepKind
 from gpushard.devices.lane import Lane
 from gpushard.devices.payload.fetching import choose_fetch
@@ -32,6 +32,7 @@ from gpushard.devices.straight import straight_copies
 from gpushard.errors import DeviceError, DeviceMemoryError
 from gpushard.fetching.job import Answer, Job
 from gpushard.fetching.ranged import RangedBlock
+from gpushard.memory.chunk_room import usual_stored
 from gpushard.placing.place import completed, decode_row
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
@@ -79,16 +80,20 @@ class DeviceSink:
         self.device = device
         self.chain = chain
         self.decodes = decodes
-        budget = Budget.of(chain, source.options, decodes=decodes)
+        budget = Budget.of(
+            chain,
+            source.options,
+            decodes=decodes,
+            stored_nbytes=chain.encoded_nbytes or usual_stored(chain.decoded_nbytes),
+        )
+        self.pinned_nbytes = budget.pinned_nbytes
         self.batch_nbytes = budget.encoded_nbytes
         self.max_rows = min(MAX_ROWS, budget.n_rows)
         counts = any(step.kind is StepKind.BLOSC for step in chain.steps)
-        self._lanes = [Lane(device, budget, counts) for _ in range(N_LANES)]
+        self._lanes = [Lane(device, budget, counts) for _ in range(budget.n_lanes)]
         self._streams = [lane.stream for lane in self._lanes]
         self._idle: queue.SimpleQueue[Lane] = queue.SimpleQueue()
-        self._fetch = choose_fetch(
-            device, source, self.batch_nbytes, self._lane, decodes=decodes
-        )
+        self._fetch = choose_fetch(device, source, budget, self._lane, decodes=decodes)
         self.fetch = self._fetch.fetch
         self._grouping = targets.grouping
         self._targets = self._placed(targets)
@@ -351,12 +356,13 @@ class DeviceSink:
         self, lane: Lane, job: Job, block: ShardBlock, encoded: Encoded
     ) -> None:
         """Decode on the host, which raises if a chunk is damaged, and scatter."""
-        src = lane.upload_bytes(self._decoded(job, block, encoded))
+        sizes = np.full(len(encoded), self.chain.decoded_nbytes)
+        src = lane.upload_pieces(self._decoded(job, block, encoded), sizes)
         scatter_decoded(lane, self._targets, self._rows(block, encoded.column), src)
 
     def _decoded(
         self, job: Job, block: ShardBlock, encoded: Encoded
-    ) -> list[NDArray[np.uint8]]:
+    ) -> Iterator[NDArray[np.uint8]]:
         """Decoded inner chunks, laid out as the device would have laid them out.
 
         Raises
@@ -371,13 +377,11 @@ class DeviceSink:
             encoded.stored_nbytes.tolist(),
             strict=True,
         )
-        decoded: list[NDArray[np.uint8]] = []
         for column, data, low, nbytes in places:
             chunk = decode_row(
                 job, block, column, completed(job.source.room, data, low, nbytes)
             )
-            decoded.append(self.chain.stored_bytes(chunk))
-        return decoded
+            yield self.chain.stored_bytes(chunk)
 
 
 def _let_go(lane: Lane) -> None:

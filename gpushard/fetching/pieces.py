@@ -15,7 +15,7 @@ from gpushard.planning.axes import LONG_CELLS
 from gpushard.planning.blocks import BLOCK_CHUNKS, Planned, ShardBlock
 from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart
-from gpushard.planning.plan import MERGED_CHUNKS
+from gpushard.planning.plan import MERGED_CHUNKS, ReadPlan
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
@@ -36,10 +36,10 @@ def beside_columns(jobs: Sequence[Job]) -> Sequence[Job]:
     decoded. If the limit is below the least one, columns have room outside it, and do
     not make batches smaller.
     """
-    nbytes = max(map(_indexes_nbytes, jobs), default=0)
+    nbytes = max((indexes_nbytes(j.source, j.plan) for j in jobs), default=0)
     if nbytes > _LITTLE_NBYTES:
         jobs = [replace(job, source=job.source.beside(nbytes)) for job in jobs]
-    nbytes = max(map(_columns_nbytes, jobs), default=0)
+    nbytes = max((columns_nbytes(j.source, j.plan) for j in jobs), default=0)
     if nbytes <= _LITTLE_NBYTES:
         return jobs
     return [replace(job, source=_beside(job.source, nbytes)) for job in jobs]
@@ -52,11 +52,11 @@ def _beside(source: Source, nbytes: int) -> Source:
     return source.narrowed(options.memory_limit, nbytes)
 
 
-def _columns_nbytes(job: Job) -> int:
+def columns_nbytes(source: Source, plan: ReadPlan) -> int:
     """Memory of the columns in hand: of inner chunks, and of the cells along axes."""
-    parts = job.plan.parts
-    together = BLOCK_CHUNKS if len(parts) == 1 else most_merged(job.source)
-    nbytes = _CHUNK_NBYTES * min(job.plan.n_chunks, together)
+    parts = plan.parts
+    together = BLOCK_CHUNKS if len(parts) == 1 else most_merged(source)
+    nbytes = _CHUNK_NBYTES * min(plan.n_chunks, together)
     for part in parts:
         if isinstance(part, GridPart):
             n_cells = sum(min(p.n_cells, LONG_CELLS) for p in part.projections)
@@ -66,12 +66,12 @@ def _columns_nbytes(job: Job) -> int:
     return nbytes
 
 
-def _indexes_nbytes(job: Job) -> int:
+def indexes_nbytes(source: Source, plan: ReadPlan) -> int:
     """Memory of the indexes in hand, or an upper bound of it if that is little."""
-    source, n_chunks = job.source, job.plan.n_chunks
+    n_chunks = plan.n_chunks
     nbytes = held_nbytes(source, n_chunks, n_chunks)
     if nbytes > _LITTLE_NBYTES:
-        return held_nbytes(source, job.plan.n_shards, n_chunks)
+        return held_nbytes(source, plan.n_shards, n_chunks)
     return nbytes
 
 

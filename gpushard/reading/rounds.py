@@ -52,12 +52,17 @@ _AXES_SHARE = 4
 
 
 def read_in_rounds(
-    source: Source, wanted: Sequence[Wanted], outs: Sequence[Any], read: Reader
+    source: Source,
+    wanted: Sequence[Wanted],
+    outs: Sequence[Any],
+    read: Reader,
+    tables_nbytes: int = 0,
 ) -> None:
     """Call `read` for everything, with no more listed elements at a time than fit.
 
-    Half of the memory limit is for the columns of listed elements. The other half is
-    for bytes that are fetched and decoded.
+    Half of the memory limit is for the columns of listed elements, and for tables of
+    `tables_nbytes` bytes an element that `read` makes. The other half is for bytes that
+    are fetched and decoded.
 
     Raises
     ------
@@ -79,9 +84,9 @@ def read_in_rounds(
     together: list[tuple[Wanted, Any]] = []
     held_nbytes = axes_nbytes = 0
     for one, out in zip(wanted, outs, strict=True):
-        nbytes = _columns_nbytes(one)
+        nbytes = _columns_nbytes(one, tables_nbytes)
         if isinstance(one, Listed) and nbytes > room:
-            _read_cut(source, one, out, read)
+            _read_cut(source, one, out, read, tables_nbytes)
             continue
         laid_nbytes = _axes_nbytes(source, one)
         is_much = held_nbytes + nbytes > room or axes_nbytes + laid_nbytes > axes_room
@@ -130,13 +135,15 @@ def _read_together(
     read(_beside(source, nbytes), selections, [out for _, out in pairs])
 
 
-def _read_cut(source: Source, listed: Listed, out: Any, read: Reader) -> None:
+def _read_cut(
+    source: Source, listed: Listed, out: Any, read: Reader, tables_nbytes: int
+) -> None:
     """Read a selection in portions, one after the other."""
     limit = source.options.memory_limit
     # Every round has the columns along the other axes.
-    others_nbytes = 0 if listed.around is None else _columns_nbytes(listed.around)
+    others_nbytes = 0 if listed.around is None else _columns_nbytes(listed.around, 0)
     room = max(limit // 2 - others_nbytes, limit // 4)
-    most = max(room // _element_nbytes(listed), _LEAST_ELEMENTS)
+    most = max(room // (_element_nbytes(listed) + tables_nbytes), _LEAST_ELEMENTS)
     beside = _beside(source, limit // 2)
 
     def read_all(group: Group) -> None:
@@ -209,15 +216,16 @@ def _beside(source: Source, nbytes: int) -> Source:
     return source.narrowed(max(1, limit - min(nbytes, limit // 2)), held_nbytes)
 
 
-def _columns_nbytes(wanted: Wanted) -> int:
-    """Memory of the columns over listed elements."""
+def _columns_nbytes(wanted: Wanted, tables_nbytes: int) -> int:
+    """Memory of the columns over listed elements, and of the reader's tables."""
     if isinstance(wanted, Listed):
-        return _element_nbytes(wanted) * wanted.listing.n_elements
+        each = _element_nbytes(wanted) + tables_nbytes
+        return each * wanted.listing.n_elements
     if isinstance(wanted, Orthogonal):
         listed = (a.length for a in wanted.axes if isinstance(a, IndexAxis))
-        return _ELEMENT_NBYTES * sum(listed)
+        return (_ELEMENT_NBYTES + tables_nbytes) * sum(listed)
     per_point = _POINT_NBYTES + _COORDINATE_NBYTES * len(wanted.coordinates)
-    return per_point * wanted.n_points
+    return (per_point + tables_nbytes) * wanted.n_points
 
 
 def _axes_nbytes(source: Source, wanted: Wanted) -> int:

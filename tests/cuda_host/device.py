@@ -54,24 +54,28 @@ class Memory:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         room = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        self._room = -(-room // PAGE) * PAGE
-        self._map = mmap.mmap(-1, self._room + PAGE)
+        self.room_nbytes = -(-room // PAGE) * PAGE
+        self._map = mmap.mmap(-1, self.room_nbytes + PAGE)
         self._view = np.frombuffer(self._map, np.uint8)
         self._base = self._view.ctypes.data
-        self._view[: self._room] = JUNK
-        self.address = self._base + self._room - room
+        self._view[: self.room_nbytes] = JUNK
+        self.address = self._base + self.room_nbytes - room
         self.protect(_NONE)
-        _protect(self._base + self._room, PAGE, _NONE)
+        _protect(self._base + self.room_nbytes, PAGE, _NONE)
 
     def protect(self, access: int) -> None:
-        _protect(self._base, self._room, access)
+        _protect(self._base, self.room_nbytes, access)
+
+    def vacate(self) -> None:
+        """Let go of the pages, which somebody else may have now."""
+        self._map.madvise(mmap.MADV_DONTNEED)
 
     def __del__(self) -> None:
-        _protect(self._base, self._room + PAGE, _READ_WRITE)
+        _protect(self._base, self.room_nbytes + PAGE, _READ_WRITE)
 
     def behind(self) -> NDArray[np.uint8]:
         """Bytes between the end of the allocation and the forbidden page."""
-        return self._view[self.address - self._base + self.nbytes : self._room]
+        return self._view[self.address - self._base + self.nbytes : self.room_nbytes]
 
 
 def _protect(address: int, nbytes: int, access: int) -> None:
@@ -136,7 +140,7 @@ class EmulatedDevice:
         self._idle_streams: list[int] = []
         self._running = threading.Lock()
         self._memories: dict[int, Memory] = {}
-        self._held_nbytes = 0
+        self._held_nbytes = self.most_held_nbytes = 0
         self._is_open = False
 
     # Memory
@@ -167,6 +171,7 @@ class EmulatedDevice:
         with self._lock:
             self._memories[memory.address] = memory
             self._held_nbytes += nbytes
+            self.most_held_nbytes = max(self.most_held_nbytes, self._held_nbytes)
         return EmulatedBuffer(self, memory)
 
     def free(self, memory: Memory) -> None:

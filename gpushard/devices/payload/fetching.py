@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.base import Device
+from gpushard.devices.budget import Budget
 from gpushard.devices.lane import PAGE_NBYTES, Lane
 from gpushard.devices.payload.direct import DirectRead, nbytes_of, open_direct
 from gpushard.devices.payload.kvikio_file import (
@@ -190,7 +191,7 @@ class DirectFetch:
 def choose_fetch(
     device: Device,
     source: Source,
-    slot_nbytes: int,
+    budget: Budget,
     lane: Callable[[], AbstractContextManager[Lane]],
     *,
     decodes: bool,
@@ -199,14 +200,14 @@ def choose_fetch(
 
     Parameters
     ----------
-    slot_nbytes
-        Usual number of bytes in a batch.
+    budget
+        Number of slots, and usual number of encoded bytes in a batch.
     lane
         Returns a lane whose last batch is settled.
     decodes
         Whether the device decodes.
     """
-    ring = Ring(device, source.options.pinned_slots, slot_nbytes)
+    ring = Ring(device, budget.n_slots, budget.encoded_nbytes)
     if not decodes:
         return RingFetch(ring, "the host decodes")
     try:

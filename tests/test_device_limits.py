@@ -1,0 +1,99 @@
+"""What a read to a device holds where single inner chunks, or lists, are large."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+import gpushard
+from device_fetch_cases import LockedDevice, MeasuredDevice, emulated
+from gpushard import Options
+from gpushard.devices import reading
+from gpushard.devices.budget import Budget
+from gpushard.devices.choice import choose_chain
+from gpushard.devices.sink import DeviceSink
+from gpushard.options import MIB
+from hostile_shards import ZSTD
+from spec_shards import LITTLE, document, index_of, sharding
+
+LIMIT = 64 * MIB
+
+
+class LockedAndMeasured(LockedDevice, MeasuredDevice):
+    """For reads with several threads."""
+
+
+def put(place: Path, nbytes: int, codecs: list[Any], n_chunks: int = 4) -> Path:
+    """A shard of inner chunks of `nbytes` ones, all of them in the same bytes."""
+    data = b"\1" * nbytes
+    if codecs:
+        data = zstandard.ZstdCompressor(level=1).compress(data)
+    shard = sharding((nbytes,), codecs=[LITTLE, *codecs])
+    meta = document((n_chunks * nbytes,), (n_chunks * nbytes,), shard)
+    (place / "zarr.json").write_text(json.dumps(meta))
+    (place / "c").mkdir()
+    entries = [(0, len(data))] * n_chunks
+    (place / "c/0").write_bytes(data + index_of(entries))
+    return place
+
+
+@pytest.mark.parametrize("placement", ["device", "host"])
+@pytest.mark.parametrize(
+    ("nbytes", "codecs"), [(8 * MIB, [ZSTD]), (11 * MIB, [])], ids=["zstd", "plain"]
+)
+def test_a_device_takes_fewer_large_inner_chunks_at_a_time(
+    nbytes, codecs, placement, tmp_path
+):
+    device = emulated(LockedAndMeasured, seed=5)
+    options = Options(placement=placement, memory_limit=LIMIT, threads=8)
+    a = gpushard.open_array(
+        put(tmp_path, nbytes, codecs), device=device, options=options
+    )
+    result = a[:: MIB // 4]
+    assert (result.get() == 1).all()
+    assert nbytes < device.peak_nbytes <= LIMIT
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "limit", "expected"),
+    [
+        (64 * 1024, LIMIT, (4, 2)),
+        (8 * MIB, LIMIT, (2, 1)),
+        (8 * MIB, 1 << 30, (4, 2)),
+        (100 * MIB, LIMIT, (1, 1)),
+    ],
+)
+def test_there_are_as_many_slots_and_lanes_as_fit(nbytes, limit, expected, tmp_path):
+    a = gpushard.open_array(put(tmp_path, 4, [ZSTD]), device="cpu")
+    chain, _ = choose_chain(a.source)
+    assert chain is not None
+    steps = tuple(replace(step, decoded_nbytes=nbytes) for step in chain.steps)
+    large = replace(chain, steps=steps, decoded_nbytes=nbytes)
+    options = Options(memory_limit=limit).resolved()
+    budget = Budget.of(large, options, decodes=True)
+    assert (budget.n_slots, budget.n_lanes) == expected
+    assert budget.pinned_nbytes <= limit // 2 or nbytes > LIMIT // 2
+
+
+def test_rounds_of_a_device_have_room_for_its_tables(tmp_path, monkeypatch):
+    """Half of the limit, of 96 bytes an element for columns, and 128 for tables."""
+    rounds: list[Any] = []
+
+    class Noting(DeviceSink):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            rounds.append(named["source"].options.memory_limit)
+
+    monkeypatch.setattr(reading, "DeviceSink", Noting)
+    put(tmp_path, 1 << 16, [])
+    a = gpushard.open_array(tmp_path, device=emulated(LockedDevice, seed=5))
+    listed = np.arange(280_000) * 7919 % (1 << 18)
+    result = a.read_many([np.sort(listed)], memory_limit=LIMIT)[0]
+    assert (result.get() == 1).all()
+    assert len(rounds) == 2
