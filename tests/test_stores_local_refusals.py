@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,40 @@ def test_a_shard_behind_a_link_that_leads_nowhere_is_never_filled(
     assert on_host(a[4:]).tolist() == want[4:]
     (tmp_path / "fetched").write_bytes(shard)
     assert on_host(a[...]).tolist() == want
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_array_whose_store_is_gone_is_never_filled(tmp_path: Path, way: str) -> None:
+    """As when a disk is unmounted under a process."""
+    root, away = tmp_path / "a.zarr", tmp_path / "away"
+    (root / "c").mkdir(parents=True)
+    meta = document((12,), (4,), sharding((2,)), fill_value=9)
+    (root / "zarr.json").write_text(json.dumps(meta))
+    (root / "c" / "0").write_bytes(shard_of(b"ab", b"cd"))
+    a = opened(root, way)
+    want = on_host(a[...]).tolist()
+    store = pickle.dumps(LocalStore(root))
+    root.rename(away)
+    with pytest.raises(StoreError, match="directory is gone"):
+        pickle.loads(store).read([ByteRequest("c/1")])
+    for key in (np.s_[4:], np.s_[9], np.s_[...]):
+        for errors in ("raise", "fill"):
+            with pytest.raises(StoreError, match="directory is gone"):
+                a.read(key, errors=errors)
+    away.rename(root)
+    assert on_host(a[...]).tolist() == want
+
+
+def test_a_store_that_never_was_has_no_objects(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "later")
+    assert store.read([ByteRequest("c/0")]) == [None]
+    (tmp_path / "later" / "c").mkdir(parents=True)
+    assert store.read([ByteRequest("c/0")]) == [None]
+    shutil.rmtree(tmp_path / "later")
+    with pytest.raises(StoreError, match="directory is gone"):
+        store.read([ByteRequest("c/0")])
+    with pytest.raises(StoreError, match="directory is gone"):
+        store.list_children("c")
 
 
 def test_circle_of_links_is_a_store_error(store: LocalStore, root: Path) -> None:

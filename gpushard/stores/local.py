@@ -92,7 +92,12 @@ class LocalStore:
     def __reduce__(self) -> tuple[object, ...]:
         links = self.allow_symlinks_outside
         make = partial(LocalStore, allow_symlinks_outside=links)
-        return make, (self.root, self.options), {"is_read_only": self.is_read_only}
+        state = self.is_read_only, self._directory.was_there
+        return make, (self.root, self.options), state
+
+    def __setstate__(self, state: tuple[bool, bool]) -> None:
+        self.is_read_only, was_there = state
+        self._directory.was_there |= was_there
 
     def __repr__(self) -> str:
         return f"LocalStore({self.root!r})"

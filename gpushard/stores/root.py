@@ -49,6 +49,9 @@ class StoreRoot:
         Text that turns a key into the path of its file.
     allows_links_outside
         Whether symbolic links that lead out of the directory are followed.
+    was_there
+        Whether the directory has been seen. If it is gone later, nothing says which
+        objects there are.
     """
 
     def __init__(self, path: str | Path, *, allow_symlinks_outside: bool) -> None:
@@ -56,6 +59,7 @@ class StoreRoot:
         self.prefix = self.path.rstrip("/") + "/"
         self._real_prefix = os.path.realpath(self.path).rstrip("/") + "/"
         self.allows_links_outside = allow_symlinks_outside
+        self.was_there = os.path.isdir(self.path)
 
     @property
     def url(self) -> str:
@@ -74,7 +78,8 @@ class StoreRoot:
         ------
         StoreError
             The key leads out of the directory or not to a regular file, or the file
-            cannot be opened. Or a symbolic link leads to where there is nothing.
+            cannot be opened. Or a symbolic link leads to where there is nothing, or the
+            directory is gone.
         """
         refuse_unsafe_key(key, self.url)
         try:
@@ -90,6 +95,7 @@ class StoreRoot:
             close_others()
             handle = self._open_again(key)
         self._check(handle)
+        self.was_there = True
         return handle
 
     def names_below(self, prefix: str) -> list[str]:
@@ -98,7 +104,8 @@ class StoreRoot:
         Raises
         ------
         StoreError
-            The prefix leads out of the root, or the directory cannot be listed.
+            The prefix leads out of the root, or the directory cannot be listed, or the
+            root is gone.
         """
         prefix = prefix.strip("/")
         if prefix:
@@ -107,6 +114,7 @@ class StoreRoot:
         try:
             return sorted(names_in(self.prefix + prefix, refuse))
         except (FileNotFoundError, NotADirectoryError):
+            self._refuse_gone(prefix)
             return []
         except OSError as error:
             if isinstance(error, StoreError):
@@ -149,7 +157,9 @@ class StoreRoot:
         while not os.access(path[:end], os.F_OK, follow_symlinks=False):
             end = path.rfind("/", 0, end)
             if end < len(self.prefix):
+                self._refuse_gone(key)
                 return
+        self.was_there = True
         if end < len(path) and os.access(path[:end], os.F_OK):
             return
         if os.path.islink(path[:end]) and not os.path.exists(path[:end]):
@@ -159,6 +169,19 @@ class StoreRoot:
                 key,
                 f"the symbolic link {path[len(self.prefix) : end]!r} leads nowhere",
                 hint="mount or fetch what it leads to, or remove the link",
+            )
+
+    def _refuse_gone(self, key: str) -> None:
+        """Refuse to call an object missing because the whole directory is."""
+        if os.path.isdir(self.path):
+            self.was_there = True
+        elif self.was_there:
+            raise failure(
+                StoreError,
+                self.url,
+                key,
+                "the store's directory is gone",
+                hint="it was moved, deleted or unmounted: open the array where it is",
             )
 
     def _check(self, handle: Handle) -> None:
