@@ -305,6 +305,29 @@ def test_an_object_is_not_missing_because_a_method_is_refused(fault, tmp_path):
             a[1:3, 3:9]
 
 
+@pytest.mark.parametrize("most", [0, 3])
+def test_a_busy_server_is_asked_with_pauses_whatever_the_settings(most, monkeypatch):
+    now, n_asked = [0.0], [0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    def work(_request):
+        n_asked[0] += 1
+        assert n_asked[0] < 100
+        raise StoreError("status code: 500")
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now[0])
+    monkeypatch.setattr(patience, "time", clock)
+    asker = patience.Patience(
+        Pace(15, 1 << 16), patience.Repeats(0, most_s=0, most=most)
+    )
+    with pytest.raises(StoreError, match="500"):
+        asker.ask(work, ByteRequest("c/0"))
+    assert 15 + most <= n_asked[0] <= 32 + most
+    assert 14 <= now[0] <= 15
+
+
 def test_a_failed_write_is_told_in_a_line_without_credentials():
     error = OSError("no PUT to http://me:secret@host/a\n\nDebug source:\nA {\n}")
     told = str(failed_write("s3://bucket", "c/0", error))

@@ -197,7 +197,7 @@ def test_a_web_server_of_obstore_is_read_by_the_same_client(server):
     store = store_of(objects)
     assert isinstance(store, HttpStore)
     assert store.settings.most_s == 90
-    assert store.settings.repeats.most_lost == 2
+    assert store.settings.repeats.most == 2
     assert read_one(store).data.tobytes() == BODY
 
 

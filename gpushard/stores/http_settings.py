@@ -146,12 +146,12 @@ def _repeats(retry: _Given, patience_s: float) -> Repeats:
     two thirds of the patience.
     """
     backoff = _Given("backoff", retry.take("backoff") or {})
-    usual = Repeats(0.1, most_lost=4, lost_s=patience_s * 8 / 15)
+    usual = Repeats(0.1, most=4, lost_s=patience_s * 8 / 15)
     repeats = Repeats(
         first_s=backoff.seconds("init_backoff", usual.first_s),
         base=backoff.number("base", usual.base, float),
         most_s=backoff.seconds("max_backoff", usual.most_s),
-        most_lost=retry.number("max_retries", usual.most_lost, int),
+        most=retry.number("max_retries", usual.most, int),
         lost_s=retry.seconds("retry_timeout", usual.lost_s),
     )
     _refuse_left("backoff", backoff.left)

@@ -12,7 +12,8 @@ from gpushard.errors import StoreError
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.failures import may_pass, was_lost
 
-# Only the first repeat may come at once if a server asks for no pause.
+# Half of it is waited at least, after the first repeats that a server asks for, or that
+# the settings allow.
 _LEAST_PAUSE_S = 1.0
 
 Answer = TypeVar("Answer")
@@ -60,8 +61,9 @@ class Repeats:
     ----------
     first_s, base, most_s
         Pause before the first repeat, its factor for each further one, and the longest.
-    most_lost
-        Number of repeats after a lost connection.
+    most
+        Number of repeats after a lost connection. A busy server is asked again after
+        so many, too, but with pauses of half a second or more.
     lost_s
         Seconds from the first attempt after which a lost connection is an error.
     """
@@ -69,7 +71,7 @@ class Repeats:
     first_s: float = 1.0
     base: float = 2.0
     most_s: float = 15.0
-    most_lost: int = 0
+    most: int = 0
     lost_s: float = 0.0
 
 
@@ -104,11 +106,11 @@ class Patience:
                 return work(request)
             except StoreError as error:
                 is_lost = was_lost(error)
-                is_final = is_lost and n_lost >= self._repeats.most_lost
+                is_final = is_lost and n_lost >= self._repeats.most
                 if is_final or not may_pass(error):
                     raise
                 limit = self._repeats.lost_s if is_lost else self._pace.patience_s
-                wanted = _wanted_s(error, pause, n_repeats)
+                wanted = self._wanted_s(error, pause, n_repeats)
                 if time.monotonic() - started + wanted > limit:
                     raise
             time.sleep(wanted)
@@ -116,13 +118,14 @@ class Patience:
             n_repeats += 1
             n_lost += is_lost
 
-
-def _wanted_s(error: StoreError, pause: float, n_repeats: int) -> float:
-    """Seconds to wait before the next attempt."""
-    told = getattr(error.__cause__, "retry_after_s", None)
-    if told is None:
-        return _jittered(pause)
-    return max(told, _jittered(_LEAST_PAUSE_S) if n_repeats else 0.0)
+    def _wanted_s(self, error: StoreError, pause: float, n_repeats: int) -> float:
+        """Seconds to wait before the next attempt."""
+        least = _jittered(_LEAST_PAUSE_S)
+        told = getattr(error.__cause__, "retry_after_s", None)
+        if told is not None:
+            return max(told, least if n_repeats else 0.0)
+        is_late = n_repeats >= self._repeats.most and not was_lost(error)
+        return max(_jittered(pause), least if is_late else 0.0)
 
 
 def _jittered(pause: float) -> float:
