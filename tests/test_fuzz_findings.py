@@ -30,7 +30,9 @@ from gpushard.stores.answers import RefusalError
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.failures import failed_write
 from gpushard.stores.patience import Pace
+from gpushard.stores.remote_url import open_url
 from range_server import RangeServer
+from raw_server import RawServer, sized
 from small_array import write_values
 from zarr_oracle import held
 
@@ -326,6 +328,17 @@ def test_a_busy_server_is_asked_with_pauses_whatever_the_settings(most, monkeypa
         asker.ask(work, ByteRequest("c/0"))
     assert 15 + most <= n_asked[0] <= 32 + most
     assert 14 <= now[0] <= 15
+
+
+@pytest.mark.network
+def test_a_date_that_no_calendar_has_is_an_error_of_ours():
+    pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+    date = "Last-Modified: Fri, 31 Dec 99999 23:59:59 GMT"
+    with RawServer(lambda *_: [sized(b"body", date)]) as server:
+        settings = {"endpoint": server.url, "anon": True, "region": "us-east-1"}
+        with pytest.raises(StoreError, match="year"):
+            open_url("s3://bucket", settings).get("a")
+        assert open_url(server.url, {}).get("a") == b"body"
 
 
 def test_a_failed_write_is_told_in_a_line_without_credentials():

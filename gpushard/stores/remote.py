@@ -126,9 +126,10 @@ class _Obstore:
         started = time.monotonic()
         try:
             result = obstore.get(self._store, key, options=options)
+            # Also what obstore cannot tell of an answer, such as a date, is an error.
+            return _Got(result, partial(self._body, key, result, started))
         except request_errors() as error:
             raise refusal_of(error) from error
-        return _Got(result, partial(self._body, key, result, started))
 
     def head(self, key: str) -> About:
         import obstore
