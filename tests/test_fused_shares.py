@@ -215,3 +215,29 @@ def test_files_are_confirmed_once_all_of_their_boxes_are_placed(
         a = gpushard.open_array(place, options=FUSED.but(threads=threads))
         assert_same_bits(a[...], VALUES)
     assert left == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("key", "is_told"),
+    [
+        (np.s_[...], True),
+        (np.s_[::-3, 5:80:7], True),
+        (np.s_[40:, 3], True),
+        ((np.array([1, 2, 40, 70, 9, 99]), slice(None)), False),
+    ],
+)
+def test_slices_have_one_box_of_an_inner_chunk(key, is_told, monkeypatch, tmp_path):
+    told = []
+    plain = Shares.of.__func__
+
+    def of(cls, boxes, chunk_nbytes, n_workers, firsts=None):
+        told.append(firsts is not None)
+        if firsts is not None:
+            assert firsts.tolist() == first_boxes(boxes).tolist()
+        return plain(cls, boxes, chunk_nbytes, n_workers, firsts)
+
+    take_way(monkeypatch, "direct")
+    monkeypatch.setattr(Shares, "of", classmethod(of))
+    a = gpushard.open_array(stored([ZSTD]).placed("local", tmp_path), options=FUSED)
+    assert_same_bits(a.oindex[key], VALUES[key])
+    assert told == [is_told]

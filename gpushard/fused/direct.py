@@ -114,6 +114,8 @@ class DirectRead:
         self._columns = np.concatenate([c.columns for c in self._cells], axis=1)
         self._fill = little_fill(source, runner.chain.chunk_nbytes)
         self._plan = runner.planner(landing.address, address_of(self._fill), source)
+        # Each inner chunk then has a single box.
+        self._is_sliced = all(p.members is None for p in self._part.projections)
         self._left: set[int] = set()
         self._lock = Lock()
         # Keys of shards that existed when their index was read.
@@ -176,14 +178,16 @@ class DirectRead:
                 self._job.tally.add(payload_nbytes=nbytes)
             # Boxes that need a larger window are left over.
             source, chunk_nbytes = self._job.source, self._runner.chain.chunk_nbytes
-            spanned = min(spanned_nbytes(boxes), source.room.most_window_nbytes)
+            spanned = widest_nbytes(boxes) if self._is_sliced else spanned_nbytes(boxes)
+            spanned = min(spanned, source.room.most_window_nbytes)
+            firsts = np.arange(len(boxes) + 1) if self._is_sliced else None
             yield _Shards(
                 first,
                 handles,
                 boxes,
                 bounds,
                 kept,
-                Shares.of(boxes, chunk_nbytes, n_workers),
+                Shares.of(boxes, chunk_nbytes, n_workers, firsts),
                 window_nbytes(source.options, spanned),
             )
 
@@ -350,6 +354,11 @@ def shard_row(known: KnownIndex | None, handle: Handle | None) -> tuple[int, ...
     if known is None or handle is None:
         return 0, 0, 0, 0, 0
     return *known.addresses, handle.fd, 0
+
+
+def widest_nbytes(boxes: Ints) -> int:
+    """Largest size of the bytes that a box needs."""
+    return int((boxes[:, HIGH] - boxes[:, LOW]).max(initial=0))
 
 
 def spanned_nbytes(boxes: Ints) -> int:

@@ -55,9 +55,18 @@ class Shares:
         self._next = memory[first : first + 1]
 
     @classmethod
-    def of(cls, boxes: Ints, chunk_nbytes: int, n_workers: int) -> Shares:
-        """Shares for `n_workers` threads; an inner chunk's boxes are in one share."""
-        firsts = first_boxes(boxes)
+    def of(
+        cls,
+        boxes: Ints,
+        chunk_nbytes: int,
+        n_workers: int,
+        firsts: Ints | None = None,
+    ) -> Shares:
+        """Shares for `n_workers` threads; an inner chunk's boxes are in one share.
+
+        `firsts` is what `first_boxes` returns, if that is known.
+        """
+        firsts = first_boxes(boxes) if firsts is None else firsts
         n_chunks = len(firsts) - 1
         least, largest, at_once = (
             max(nbytes // chunk_nbytes, 1)
