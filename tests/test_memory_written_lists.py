@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpushard
+from device_fetch_cases import emulated
 from gpushard.options import KIB, MIB, Options
 from gpushard.selecting import index_arrays, listing
 from gpushard.writing import listed
@@ -62,6 +63,46 @@ def test_a_write_to_listed_elements_stays_within_the_memory_limit(key, tmp_path)
     finally:
         tracemalloc.stop()
     np.testing.assert_array_equal(a[...], expected)
+    assert peak < LIMIT
+
+
+class OnDevice:
+    """Values that only a device can read, but for `get`."""
+
+    def __init__(self, values: Any) -> None:
+        self.dtype, self._values = values.dtype, values
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": values.shape,
+            "typestr": values.dtype.str,
+            "data": (0, False),
+            "strides": None,
+        }
+
+    def get(self) -> Any:
+        return self._values
+
+
+@pytest.mark.parametrize("key", ["mask", "points", "mask of an axis"])
+def test_so_does_a_write_of_values_that_lie_on_the_array_s_device(key, tmp_path):
+    name, kind, chosen = KEYS[key]
+    shape, cut = ARRAYS[name]
+    zarr.create_array(tmp_path, shape=shape, dtype="u1", compressors=None, **cut)
+    options = Options(memory_limit=LIMIT, threads=1)
+    a = gpushard.open_array(tmp_path, device=emulated(), options=options)
+    getattr(a, kind)[(0,) * a.ndim] = 0
+    expected = np.zeros(shape, "u1")
+    at = np.ix_([1, 2], MASK) if name == "columns" else chosen
+    values = RNG.integers(1, 255, expected[at].shape, "u1")
+    expected[at] = values
+    tracemalloc.start()
+    try:
+        getattr(a, kind)[chosen] = OnDevice(values)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    written = gpushard.open_array(tmp_path, device="cpu")
+    np.testing.assert_array_equal(written[...], expected)
     assert peak < LIMIT
 
 

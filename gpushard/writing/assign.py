@@ -88,8 +88,8 @@ def _cells_and_values(
     source: Source, selection: Wanted, value: Any, device: Device | None
 ) -> tuple[Iterator[tuple[Cell, Part]], NDArray[Any] | DeviceValues]:
     """Stored objects to write, each with its part, and the values of all parts."""
-    is_there = device is not None and hasattr(value, "__cuda_array_interface__")
-    if is_there or not isinstance(selection, Listed) or not can_be_cut(source):
+    # The host encodes listed elements, wherever their values lie.
+    if not isinstance(selection, Listed) or not can_be_cut(source):
         change = change_of(source, laid_out(selection), value, device)
         return change.part.cells(source.layout.axes), change.values
     values = fitting_values(value, selection.shape, source.layout.dtype)
