@@ -356,7 +356,7 @@ def test_arrays_on_a_device_are_written_by_the_device(a, monkeypatch):
     from cuda_host.standin import load_standin
     from gpushard.integrations.zarr import reading as door
 
-    device = EmulatedDevice(Kernels(), load_standin())
+    device = EmulatedDevice(Kernels(), load_standin(), label="cuda:3")
     asked = []
     monkeypatch.setattr(door, "_device", lambda n: asked.append(n) or device)
 

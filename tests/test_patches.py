@@ -184,7 +184,7 @@ def test_columns_of_windows_count_against_the_memory_limit():
     (part,) = job.plan.parts
     assert part.nbytes > 16 * 5000
     most = part.nbytes + pieces._BOX_NBYTES * part.n_boxes
-    assert most <= pieces._columns_nbytes(job) < 2 * most
+    assert most <= pieces.columns_nbytes(job.source, job.plan) < 2 * most
 
 
 def test_boxes_that_are_laid_out_together_are_few(monkeypatch):

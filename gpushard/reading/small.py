@@ -208,8 +208,9 @@ def _read(
     for shard, found in known.items() if seen else ():
         if found is None and keys[shard] in seen:
             raise deleted(source, keys[shard])
-    found = list(zip(chunks, located(source, chunks, known), strict=True))
-    if None in (place for _, place in found):
+    places = located(source, chunks, known)
+    found = list(zip(chunks, places, strict=True))
+    if None in places:
         told = {chunk.shard for chunk, place in found if place}
         silent = ((keys[s], k) for s, k in known.items() if k and s not in told)
         refuse_replaced(source, silent, begun)
