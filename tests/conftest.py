@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import gc
+import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -92,3 +94,15 @@ def pytest_collection_finish() -> None:
     # Thousands of tests and all modules outlive every test: the collector, which runs
     # while they do, need not look at them each time.
     gc.freeze()
+
+
+@pytest.fixture
+def no_pauses(monkeypatch) -> None:
+    """Let a request that is repeated after a pause fail."""
+    from gpushard.stores import patience
+
+    def sleep(seconds: float) -> None:
+        raise AssertionError(f"a pause of {seconds} s")
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+    monkeypatch.setattr(patience, "time", clock)

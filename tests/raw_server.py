@@ -100,6 +100,7 @@ class RawServer:
         try:
             if self._tls is not None:
                 connection = self._tls.wrap_socket(connection, server_side=True)
+                self._connected.append(connection)
             while self._serve_one(connection):
                 pass
         except OSError:  # who asked has had enough of it

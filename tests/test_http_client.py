@@ -11,6 +11,7 @@ import pytest
 
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
+from gpushard.stores.answers import RefusalError
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.http_client import HttpClient
 from gpushard.stores.http_settings import settings_of
@@ -167,6 +168,37 @@ def test_credentials_go_with_each_request_and_into_no_text(server, settings):
     assert SECRET not in repr((store, store.settings, again))
 
 
+def test_what_a_request_says_itself_is_not_said_by_the_settings():
+    own = {"range": "bytes=0-0", "IF-MATCH": '"x"', "if-range": '"x"'}
+    head = "Content-Range: bytes 5-8/20"
+    with RawServer(lambda *_: [sized(b"body", head, status="206 x")]) as server:
+        read_one(open_url(server.url, {"headers": own}), 5, 9)
+    (request,) = server.requests
+    names = [line.partition(b":")[0].lower() for line in request.split(b"\r\n")[1:-2]]
+    assert sorted(names) == [b"accept-encoding", b"host", b"range", b"user-agent"]
+    assert b"bytes=5-8" in request
+
+
+def test_the_name_of_a_server_is_not_sent_to_another_one():
+    with RawServer(lambda *_: [sized(b"body")]) as there:
+        told = there.url.removeprefix("http://").encode()
+        answer = sized(b"", f"Location: {there.url}/b", status="302 x")
+        with RawServer(lambda *_: [answer]) as here:
+            assert open_url(here.url, {"headers": {"Host": "h.x"}}).get("a") == b"body"
+    assert b"\r\nHost: h.x\r\n" in here.requests[0]
+    assert b"\r\nHost: " + told + b"\r\n" in there.requests[0]
+
+
+@pytest.mark.parametrize("told", ["abc", "-5", "1_000", "9" * 5000])
+def test_a_size_that_is_none_is_refused_whatever_stands_beside_it(told):
+    framing = f"Transfer-Encoding: chunked\r\nContent-Length: {told}"
+    answer = f"HTTP/1.1 200 x\r\n{framing}\r\n\r\n".encode()
+    with RawServer(lambda *_: [answer]) as server:
+        client = HttpClient(server.url, settings_of({}, DEFAULT, allows_http=True))
+        with pytest.raises(RefusalError, match="malformed Content-Length"):
+            client.head("a")
+
+
 def test_a_client_is_named_as_the_caller_names_it():
     with RawServer(lambda *_: [sized(b"x")]) as server:
         open_url(server.url, {"client_options": {"user_agent": "me/1"}}).get("a")
@@ -219,6 +251,8 @@ IMPOSSIBLE: list[dict[str, Any]] = [
     {"client_options": {"no_such": 1}},
     {"client_options": {"default_headers": {"X-A": "b\r\nX-C: d"}}},
     {"headers": {"X A": "b"}},
+    {"headers": {1: "b"}},
+    {"client_options": {"user_agent": "a\r\nX-C: d"}},
     {"headers": {"X-A": "\u20ac"}},
     {"retry_config": {"max_retries": "many"}},
     {"retry_config": {"no_such": 1}},

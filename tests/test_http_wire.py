@@ -30,6 +30,9 @@ class Pieces:
         self._sizes = [*sizes, 1 << 30]
         self.settimeout = lambda _: None
 
+    def close(self) -> None:
+        pass
+
     def recv(self, most: int) -> bytes:
         n = min(most, self._sizes[0])
         if len(self._sizes) > 1:

@@ -109,7 +109,7 @@ class HttpAnswer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._exchange.end()
+        self._exchange.end(is_sound=kind is None)
 
     def _allow(self, limit_s: float) -> None:
         """Let the rest of the answer take so long, counted from the request."""

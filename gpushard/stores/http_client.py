@@ -30,9 +30,16 @@ _MOST_REDIRECTS = 10
 _CREDENTIALS = frozenset((401, 403))
 # Statuses that come with a Retry-After (RFC 9110, 10.2.3; RFC 6585, 4).
 _TELLING = frozenset((429, 503))
-# Headers that are not sent on to another server.
+# Headers that are not sent on to another server: credentials, and its own name.
 _SECRETS = frozenset(
-    ("authorization", "cookie", "cookie2", "proxy-authorization", "www-authenticate")
+    (
+        "authorization",
+        "cookie",
+        "cookie2",
+        "host",
+        "proxy-authorization",
+        "www-authenticate",
+    )
 )
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 _SAFE = "/%:=&?~+!$,;'@()*[]"

@@ -61,11 +61,18 @@ class Exchange:
         self.body: Body = body_behind(head, wire)
         self.started = started
 
-    def end(self) -> None:
-        """Keep the connection for other requests if the answer is over, or close it."""
+    def end(self, *, is_sound: bool = True) -> None:
+        """Keep the connection for other requests if the answer is over, or close it.
+
+        Parameters
+        ----------
+        is_sound
+            Whether the body was read without an error. Behind one that was not, the
+            next bytes may be anything.
+        """
         is_whole = False
         try:
-            is_whole = self.body.is_over or self._skip_rest()
+            is_whole = is_sound and (self.body.is_over or self._skip_rest())
         finally:  # also if an interrupt comes in between
             if is_whole and self.head.stays and self.wire.is_drained:
                 self._pool.put(self._origin, self.wire)

@@ -17,7 +17,15 @@ from gpushard.stores.patience import Pace, Repeats
 _IDENTITY = {"Accept-Encoding": "identity"}
 # Set by each request, or by the connection.
 _OWN = frozenset(
-    ("connection", "content-length", "transfer-encoding", "accept-encoding")
+    (
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "if-match",
+        "if-range",
+        "range",
+        "transfer-encoding",
+    )
 )
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NO_TEXT = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
@@ -219,10 +227,11 @@ def _span(value: Any) -> float | None:
 
 def _headers(named: Mapping[str, str | bytes], agent: str | None) -> dict[str, str]:
     """Headers of each request."""
-    headers = {"User-Agent": agent or "gpushard"}
-    for name, value in named.items():
+    headers: dict[str, str] = {}
+    for name, value in {"User-Agent": agent or "gpushard", **named}.items():
         text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
-        if _HEADER_NAME.fullmatch(name) is None or _NO_TEXT.search(text):
+        is_named = isinstance(name, str) and _HEADER_NAME.fullmatch(name)
+        if not is_named or _NO_TEXT.search(text):
             raise StoreError(
                 f"the header {name!r} cannot be sent",
                 expected="a name of RFC 9110, and a value without line ends",

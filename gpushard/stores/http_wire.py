@@ -97,10 +97,16 @@ class Wire:
     @property
     def is_drained(self) -> bool:
         """Whether all bytes that came were wanted."""
-        return self._at == len(self._buffer)
+        # TLS keeps the rest of a record, which the socket itself shows no more.
+        pending = getattr(self.socket, "pending", None)
+        return self._at == len(self._buffer) and not (pending and pending())
 
     def close(self) -> None:
         """Close the connection; nothing waits for what the server still sends."""
+        self.socket.close()
+
+    def __del__(self) -> None:
+        """Close what an interrupt between two lines has left to nobody."""
         self.socket.close()
 
     def send(self, data: bytes) -> None:
@@ -214,17 +220,15 @@ def _headers(lines: list[str]) -> dict[str, str]:
 
 def _framing(headers: dict[str, str]) -> tuple[bool, int | None]:
     """Whether a body is in chunks, and else its size (RFC 9112, 6.3)."""
-    coding = headers.get("transfer-encoding")
-    if coding is not None:
-        if coding.lower() != "chunked":
-            raise BrokenAnswerError("the server sends an unknown transfer encoding")
-        return True, None
     told = headers.get("content-length")
-    if told is None:
-        return False, None
-    if _DIGITS.fullmatch(told) is None:
+    if told is not None and _DIGITS.fullmatch(told) is None:
         raise BrokenAnswerError("the server sends a malformed Content-Length")
-    return False, int(told)
+    coding = headers.get("transfer-encoding")
+    if coding is None:
+        return False, None if told is None else int(told)
+    if coding.lower() != "chunked":
+        raise BrokenAnswerError("the server sends an unknown transfer encoding")
+    return True, None
 
 
 def _stays(minor: str, headers: dict[str, str]) -> bool:
