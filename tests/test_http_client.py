@@ -114,6 +114,17 @@ def test_a_redirect_leads_to_no_other_kind_of_server(store, location):
         assert len(server.requests) == 1
 
 
+def test_redirects_take_no_more_time_than_an_answer():
+    def answer(_: bytes, nth: int) -> list[bytes]:
+        time.sleep(0.1)
+        return [sized(b"", f"Location: /{nth}", status="302 x")]
+
+    with RawServer(answer) as server:
+        with pytest.raises(StoreError, match="too slowly"):
+            open_url(server.url, {}, Options(patience_s=0.35)).get("a")
+        assert len(server.requests) <= 4
+
+
 def test_redirects_without_end_are_given_up(server, store):
     server.redirects = "/on/"
     with pytest.raises(StoreError, match="302"):

@@ -5,8 +5,12 @@ from __future__ import annotations
 import base64
 import os
 import socket
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +18,7 @@ from typing import Any
 import pytest
 
 from gpushard.errors import StoreError, UnsupportedError
+from gpushard.options import Options
 from gpushard.stores import http_exchange, http_pool
 from gpushard.stores.http_client import HttpClient
 from gpushard.stores.remote_url import open_url
@@ -196,6 +201,57 @@ def test_a_host_is_tried_at_each_of_its_addresses(server, monkeypatch):
     assert read_one(store).data.tobytes() == BODY
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="others accept or refuse it")
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch):
+    """A listener with a full queue, whose system drops what comes."""
+    real = socket.getaddrinfo
+    with (
+        RawServer(lambda *_: [sized(b"body")]) as server,
+        socket.create_server(("127.0.0.1", 0), backlog=0) as silent,
+        ExitStack() as queue,
+    ):
+        for _ in range(3):
+            one = queue.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(silent.getsockname())
+        port = int(server.url.rpartition(":")[2])
+
+        def found(*_: Any, **__: Any) -> Any:
+            (one,) = real("127.0.0.1", port, type=socket.SOCK_STREAM)
+            return [(*one[:4], silent.getsockname()), one]
+
+        monkeypatch.setattr(socket, "getaddrinfo", found)
+        url = f"http://two.example:{port}"
+        assert open_url(url, {}, Options(patience_s=1.5)).get("a") == b"body"
+
+
+def test_when_one_kept_connection_is_silent_the_others_are_not_asked():
+    """So it is if a translator of addresses has forgotten them."""
+    with RawServer(lambda *_: [sized(b"body")]) as server, ExitStack() as ends:
+        store: Any = open_url(server.url, {}, Options(patience_s=1.5))
+        answers = [store._client.get("a", None, None) for _ in range(3)]
+        for answer in answers:
+            with answer:
+                answer.body(4)
+        (idle,) = store._client._pool._idle.values()
+        for wire, _ in idle:
+            wire.socket.close()
+            wire.socket, end = socket.socketpair()
+            ends.enter_context(end)
+        assert store.get("a") == b"body"
+
+
+def test_connections_to_few_servers_are_kept(server, store, monkeypatch):
+    """A server may redirect each request to another one."""
+    pool = store._client._pool
+    monkeypatch.setattr(http_pool, "_MOST_SERVERS", 3)
+    place = HttpClient(server.url, store.settings)._root.origin
+    for port in range(10):
+        pool.put(replace(place, port=port), pool.open(place))
+    assert [origin.port for _, origin in pool._idle] == [7, 8, 9]
+    assert sum(map(len, pool._idle.values())) == 3
+
+
 # Proxies
 
 
@@ -238,6 +294,15 @@ def test_some_hosts_are_reached_without_the_proxy(
             client = {}
         store = open_url(server.url, {"client_options": client})
         assert store.get("c/0") == (BODY if is_excluded else b"proxied")
+
+
+@pytest.mark.parametrize("at", ["127.0.0.1:x", "[::1", "me:p/w@127.0.0.1:1"])
+def test_a_malformed_proxy_is_refused_without_its_password(at):
+    client = {"proxy_url": f"http://{at}"}
+    store = open_url("http://far.example", {"client_options": client})
+    with pytest.raises(UnsupportedError, match="proxy is malformed") as caught:
+        store.get("a")
+    assert "'p'" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("url", ["socks5://127.0.0.1:1", "https://127.0.0.1:1"])

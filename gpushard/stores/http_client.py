@@ -16,7 +16,11 @@ from urllib.parse import quote, urljoin, urlsplit
 from gpushard.stores.answers import CHECK_SERVER, RefusalError
 from gpushard.stores.failures import told_by
 from gpushard.stores.http_answers import HttpAnswer
-from gpushard.stores.http_connecting import UntrustedError, origin_of
+from gpushard.stores.http_connecting import (
+    NoTunnelError,
+    UntrustedError,
+    origin_of,
+)
 from gpushard.stores.http_exchange import Exchange, Place, exchange
 from gpushard.stores.http_pool import Pool
 from gpushard.stores.http_settings import HttpSettings
@@ -127,9 +131,9 @@ class HttpClient:
         root = self._root
         place = Place(root.origin, f"{root.target.rstrip('/')}/{quote(key)}")
         headers = {**self._settings.headers, **headers}
-        n_left = _MOST_REDIRECTS
+        n_left, started = _MOST_REDIRECTS, time.monotonic()
         while True:
-            found = self._ask(method, place, key, headers)
+            found = self._ask(method, place, key, headers, started)
             location = found.head.headers.get("location")
             if found.head.status not in _REDIRECTS or location is None or not n_left:
                 return found
@@ -144,14 +148,24 @@ class HttpClient:
                 }
 
     def _ask(
-        self, method: str, place: Place, key: str, headers: Mapping[str, str]
+        self,
+        method: str,
+        place: Place,
+        key: str,
+        headers: Mapping[str, str],
+        started: float,
     ) -> Exchange:
         limit_s = min(self._settings.pace.limit_s(0), self._settings.most_s)
-        deadline = Deadline(time.monotonic() + limit_s, self._settings.pause_s)
+        deadline = Deadline(started + limit_s, self._settings.pause_s)
         try:
-            return exchange(self._pool, method, place, headers, deadline)
+            return exchange(self._pool, method, place, headers, deadline, started)
         except UntrustedError as error:
             raise RefusalError(told_by(error), hint="check the certificates") from error
+        except NoTunnelError as error:
+            why = told_by(error)
+            raise RefusalError(
+                why, hint="check the proxy's address and rights"
+            ) from error
         except OSError as error:
             if isinstance(error, TimeoutError) and deadline.is_over:
                 raise no_head(self._url, key, limit_s) from error

@@ -29,6 +29,10 @@ class UntrustedError(OSError):
     """The certificate of a server is not valid."""
 
 
+class NoTunnelError(OSError):
+    """A proxy refuses to connect to a server."""
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Scheme, host and port of a server.
@@ -104,7 +108,19 @@ def proxy_for(origin: Origin, settings: HttpSettings) -> Proxy | None:
             return None
         if _is_excluded(origin.host, excluded):
             return None
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    return _proxy_at(url)
+
+
+def _proxy_at(url: str) -> Proxy:
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port or 80
+    except ValueError:
+        # The cause may have a part of a password that has a slash in it.
+        raise UnsupportedError(
+            "the address of the proxy is malformed",
+            hint="correct proxy_url, or HTTP_PROXY and the like in the environment",
+        ) from None
     if parts.scheme != "http" or not parts.hostname:
         raise UnsupportedError(
             f"gpushard's client of web servers uses no {parts.scheme}:// proxy",
@@ -114,7 +130,7 @@ def proxy_for(origin: Origin, settings: HttpSettings) -> Proxy | None:
     if parts.username is not None:
         words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         authorization = f"Basic {base64.b64encode(words.encode()).decode()}"
-    return Proxy(parts.hostname, parts.port or 80, authorization)
+    return Proxy(parts.hostname, port, authorization)
 
 
 def _is_excluded(host: str, excludes: str) -> bool:
@@ -157,12 +173,12 @@ def connect(origin: Origin, proxy: Proxy | None, settings: HttpSettings) -> Wire
 def _connected(target: tuple[str, int], deadline: Deadline) -> socket.socket:
     """Socket that is connected to the first address of a host that answers."""
     failed: OSError | None = None
-    for family, kind, number, _, address in socket.getaddrinfo(
-        target[0].encode(), target[1], type=socket.SOCK_STREAM
-    ):
+    found = socket.getaddrinfo(target[0].encode(), target[1], type=socket.SOCK_STREAM)
+    for n_tried, (family, kind, number, _, address) in enumerate(found):
         one = socket.socket(family, kind, number)
         try:
-            one.settimeout(deadline.next_s())
+            # One that does not answer leaves the others their share of the time.
+            one.settimeout(deadline.next_s() / (len(found) - n_tried))
             one.connect(address)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
@@ -188,8 +204,10 @@ def _tunnel(wire: Wire, origin: Origin, proxy: Proxy) -> None:
         lines.append(f"Proxy-Authorization: {proxy.authorization}")
     wire.send("\r\n".join([*lines, "", ""]).encode())
     head = read_head(wire, has_body=False)
-    if head.status // 100 != 2 or not wire.is_drained:
-        raise BrokenAnswerError(f"the proxy answers a CONNECT with {head.status}")
+    if head.status // 100 != 2:
+        raise NoTunnelError(f"the proxy refuses a CONNECT, status code: {head.status}")
+    if not wire.is_drained:
+        raise BrokenAnswerError("the proxy sends more than an answer to a CONNECT")
 
 
 def _secure(wire: Wire, origin: Origin, settings: HttpSettings) -> None:

@@ -99,8 +99,14 @@ def exchange(
     place: Place,
     headers: Mapping[str, str],
     deadline: Deadline,
+    started: float,
 ) -> Exchange:
     """Send a request, and receive the head of its answer.
+
+    Parameters
+    ----------
+    started
+        When the answer was first asked for, before redirects.
 
     Raises
     ------
@@ -109,13 +115,16 @@ def exchange(
     UnsupportedError
         The way to the server leads through an unknown kind of proxy.
     """
-    started, origin = time.monotonic(), place.origin
+    origin = place.origin
     request = _request(pool, method, place, headers)
     while (wire := pool.take(origin)) is not None:
         try:
             head = _ask(wire, method, request, deadline)
             return Exchange(pool, origin, wire, head, started)
         except TimeoutError:
+            # A translator of addresses, or another network, may have cut off all of
+            # them: the next attempt must not wait for each.
+            pool.forget(origin)
             raise
         except OSError:
             if wire.has_answered:

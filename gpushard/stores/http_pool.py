@@ -6,6 +6,7 @@ import os
 import select
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gpushard.stores.http_connecting import Origin, Proxy, connect, proxy_for
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     import socket
 
 _Idle = deque[tuple[Wire, float]]
+
+_MOST_SERVERS = 16
 
 
 class Pool:
@@ -76,6 +79,9 @@ class Pool:
         idle = self._idle.setdefault((os.getpid(), origin), deque())
         now = time.monotonic()
         idle.append((wire, now))
+        # Each request may be redirected to another server.
+        for key in list(self._idle)[:-_MOST_SERVERS]:
+            self._close(key)
         try:
             while (
                 len(idle) > self._settings.most_idle
@@ -85,11 +91,14 @@ class Pool:
         except IndexError:  # other threads took the last ones
             pass
 
+    def forget(self, origin: Origin) -> None:
+        """Close the idle connections to a server."""
+        self._close((os.getpid(), origin))
+
     def close(self) -> None:
         """Close all idle connections."""
         for key in list(self._idle):
-            for wire, _ in self._idle.pop(key, ()):
-                wire.close()
+            self._close(key)
 
     def __del__(self) -> None:
         """Close what nobody can use any more."""
@@ -103,8 +112,13 @@ class Pool:
         pid = os.getpid()
         for key in list(self._idle):
             if key[0] != pid:
-                for wire, _ in self._idle.pop(key, ()):
-                    wire.close()
+                self._close(key)
+
+    def _close(self, key: tuple[int, Origin]) -> None:
+        idle = self._idle.pop(key, deque())
+        with suppress(IndexError):  # that was the last one
+            while True:
+                idle.pop()[0].close()
 
 
 def _has_news(connected: socket.socket) -> bool:
