@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -246,7 +247,13 @@ def test_a_web_server_of_obstore_is_read_by_the_same_client(server):
 
 @pytest.mark.parametrize(
     ("told", "seconds"),
-    [("30s", 30), ("2h 37min", 9420), ("32ms", 0.032), ("0.5s", 0.5)],
+    [
+        ("30s", 30),
+        ("2h 37min", 9420),
+        ("32ms", 0.032),
+        ("0.5s", 0.5),
+        (timedelta.max, 365 * 86400),  # more is refused by the system's calls
+    ],
 )
 def test_times_are_told_as_obstore_has_them(told, seconds):
     settings = {"client_options": {"timeout": told}}
@@ -263,6 +270,16 @@ IMPOSSIBLE: list[dict[str, Any]] = [
     {"client_options": {"default_headers": {"X-A": "b\r\nX-C: d"}}},
     {"headers": {"X A": "b"}},
     {"headers": {1: "b"}},
+    {"headers": [1]},
+    {"client_options": [1]},
+    {"client_options": {"default_headers": "X: y"}},
+    {"client_options": {"user_agent": 3}},
+    {"client_options": {"proxy_url": 3}},
+    {"client_options": {"proxy_excludes": ["h"]}},
+    {"client_options": {"pool_max_idle_per_host": float("inf")}},
+    {"client_options": {"root_certificate": ""}},
+    {"client_options": {"root_certificate": b"\xff"}},
+    {"client_options": {"root_certificate": "-----BEGIN CERTIFICATE-----\nAAAA\n"}},
     {"client_options": {"user_agent": "a\r\nX-C: d"}},
     {"headers": {"X-A": "\u20ac"}},
     {"retry_config": {"max_retries": "many"}},

@@ -7,16 +7,19 @@ import ipaddress
 import pickle
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpushard.errors import StoreError
+from gpushard.stores import http_connecting
 from gpushard.stores.remote_url import open_url
 from raw_server import RawServer, sized
 from stored_object import BODY
@@ -77,6 +80,36 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(secure, no_pau
         open_url(secure.url, {}).get("a")
     settings = {"client_options": {"allow_invalid_certificates": True}}
     assert open_url(secure.url, settings).get("a") == b"body"
+
+
+@pytest.fixture
+def no_certificates(monkeypatch, tmp_path) -> Iterator[None]:
+    """A system without certificates, as OpenSSL sees it."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    http_connecting._tls.cache_clear()
+    yield
+    http_connecting._tls.cache_clear()
+
+
+@pytest.mark.usefixtures("no_certificates")
+def test_certifi_vouches_where_the_system_has_no_certificates(
+    secure, certificate, monkeypatch, tmp_path
+):
+    certifi = SimpleNamespace(where=lambda: str(certificate))
+    monkeypatch.setitem(sys.modules, "certifi", certifi)
+    assert open_url(secure.url, {}).get("a") == b"body"
+    http_connecting._tls.cache_clear()
+    (tmp_path / "0.0").touch()  # the system has some
+    with pytest.raises(StoreError, match="CERTIFICATE_VERIFY_FAILED"):
+        open_url(secure.url, {}).get("a")
+
+
+@pytest.mark.usefixtures("no_certificates")
+def test_without_any_certificates_no_server_is_trusted(secure, monkeypatch):
+    monkeypatch.setitem(sys.modules, "certifi", None)
+    with pytest.raises(StoreError, match="CERTIFICATE_VERIFY_FAILED"):
+        open_url(secure.url, {}).get("a")
 
 
 def test_no_request_follows_a_record_with_more_than_an_answer(secure, certificate):

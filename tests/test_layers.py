@@ -97,6 +97,7 @@ DOORS = {
     "numba": {"fused"},
     "llvmlite": {"fused"},
     "obstore": {"stores"},
+    "certifi": {"stores"},
     "typer": {"cli"},
     "rich": {"cli", "converting.progress"},
     "cupy": {"devices.cuda"},
@@ -109,6 +110,7 @@ DOORS = {
 }
 # Not there after a plain install, or slow to import: never at a module's top level.
 LAZY = {
+    "certifi",
     "cupy",
     "dask",
     "jax",

@@ -7,8 +7,10 @@ import ipaddress
 import re
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -230,9 +232,26 @@ def _tls(checks_certificates: bool, root_certificates: str | None) -> ssl.SSLCon
     import ssl
 
     context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])  # RFC 9325, 3.7: no other is answered
+    if not _finds_certificates(context):
+        # Python of python.org on macOS, or a container without ca-certificates.
+        with suppress(ImportError):
+            import certifi
+
+            context.load_verify_locations(certifi.where())
     if root_certificates is not None:
         context.load_verify_locations(cadata=root_certificates)
     if not checks_certificates:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def _finds_certificates(context: ssl.SSLContext) -> bool:
+    """Whether there are certificates of the system: read ones, or a directory's."""
+    import ssl
+
+    place = ssl.get_default_verify_paths().capath
+    return bool(context.cert_store_stats()["x509"]) or (
+        place is not None and any(Path(place).iterdir())
+    )

@@ -39,6 +39,8 @@ _UNITS = {
     **dict.fromkeys(("hours", "hour", "hr", "h"), 3600.0),
     **dict.fromkeys(("days", "day", "d"), 86400.0),
 }
+# A year: the clocks of systems do not count as far as a timedelta does.
+_MOST_S = 365 * 86_400.0
 # What concerns HTTP/2, uploads, and the order of a host's addresses.
 _WITHOUT_EFFECT = frozenset(
     (
@@ -115,8 +117,12 @@ def settings_of(
     given = dict(storage_options)
     client = _Given("client_options", given.pop("client_options", None) or {})
     retry = _Given("retry_config", given.pop("retry_config", None) or {})
-    headers = {**(client.take("default_headers") or {}), **given.pop("headers", {})}
-    agent = client.take("user_agent")
+    headers = {
+        **client.mapping("default_headers"),
+        **_Given("storage_options", given).mapping("headers"),
+    }
+    given.pop("headers", None)
+    agent = client.text("user_agent")
     _refuse_left("storage_options", given)
     pace = Pace(options.patience_s, options.min_nbytes_per_s)
     if client.flag("http2_only", default=False):
@@ -138,9 +144,9 @@ def settings_of(
         checks_certificates=not client.flag(
             "allow_invalid_certificates", default=False
         ),
-        root_certificates=_text(client.take("root_certificate")),
-        proxy_url=_text(client.take("proxy_url")),
-        proxy_excludes=client.take("proxy_excludes") or "",
+        root_certificates=_certificates(client),
+        proxy_url=client.text("proxy_url"),
+        proxy_excludes=client.text("proxy_excludes") or "",
     )
     _refuse_left("client_options", client.left)
     _refuse_left("retry_config", retry.left)
@@ -166,15 +172,44 @@ def _repeats(retry: _Given, patience_s: float) -> Repeats:
     return repeats
 
 
+def _certificates(client: _Given) -> str | None:
+    """Certificates in PEM, which are read once to see that they are some."""
+    pem = client.text("root_certificate")
+    if pem is not None:
+        import ssl
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_verify_locations(cadata=pem)
+        except (ssl.SSLError, TypeError, ValueError) as error:
+            raise client.impossible("root_certificate", error, "PEM") from error
+    return pem
+
+
 class _Given:
     """Settings that were given under one name, and those not taken yet."""
 
-    def __init__(self, name: str, given: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, given: Any) -> None:
         self._name = name
+        if not isinstance(given, Mapping):
+            raise self.impossible(name, given, "a mapping")
         self.left = dict(given)
 
     def take(self, name: str) -> Any:
         return self.left.pop(name, None)
+
+    def mapping(self, name: str) -> Mapping[Any, Any]:
+        value = self.take(name)
+        if isinstance(value or {}, Mapping):
+            return value or {}
+        raise self.impossible(name, value, "a mapping")
+
+    def text(self, name: str) -> str | None:
+        value = self.take(name)
+        text = value.decode("latin-1") if isinstance(value, bytes) else value
+        if text is None or isinstance(text, str):
+            return text
+        raise self.impossible(name, value, "text")
 
     def flag(self, name: str, *, default: bool) -> bool:
         value = self.take(name)
@@ -185,17 +220,17 @@ class _Given:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self._impossible(name, value, "True or False")
+            raise self.impossible(name, value, "True or False")
         return value
 
     def number(self, name: str, default: Any, kind: Callable[[Any], Any]) -> Any:
         value = self.take(name)
         try:
             number = default if value is None else kind(value)
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             number = -1
         if not number >= 0:
-            raise self._impossible(name, value, "a number that is not negative")
+            raise self.impossible(name, value, "a number that is not negative")
         return number
 
     def seconds(self, name: str, default: float) -> float:
@@ -204,10 +239,10 @@ class _Given:
             return default
         found = value.total_seconds() if isinstance(value, timedelta) else _span(value)
         if found is None or found < 0:
-            raise self._impossible(name, value, 'a timedelta, or text such as "30s"')
-        return found
+            raise self.impossible(name, value, 'a timedelta, or text such as "30s"')
+        return min(found, _MOST_S)
 
-    def _impossible(self, name: str, value: Any, expected: str) -> StoreError:
+    def impossible(self, name: str, value: Any, expected: str) -> StoreError:
         return StoreError(
             f"the setting {name} has an impossible value",
             expected=expected,
@@ -243,10 +278,6 @@ def _headers(named: Mapping[str, str | bytes], agent: str | None) -> dict[str, s
             del headers[same]
         headers[name] = text
     return headers | _IDENTITY
-
-
-def _text(value: str | bytes | None) -> str | None:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _refuse_left(where: str, left: Mapping[str, Any]) -> None:
