@@ -142,6 +142,8 @@ def test_elements_are_changed_as_in_any_read(stored_as, dtype, taken, tmp_path):
         pytest.param(np.s_[3, None, 3], id="new axis"),
         pytest.param(np.s_[9:5:-1, 3], id="reversed"),
         pytest.param(np.s_[5:5, 3], id="empty"),
+        pytest.param(np.s_[5:6:60, 3], id="a step beyond the inner chunk"),
+        pytest.param(np.s_[5 : 6 : 2**70, 3], id="a step that fits no word"),
         pytest.param(([3, 4], 3), id="list"),
         pytest.param((np.int64(3), 3), id="integer of NumPy"),
     ],

@@ -173,7 +173,8 @@ class SingleReader:
                 shape.append(length)
             else:
                 return None
-            is_some = step > 0 and 0 <= start <= last < n
+            # A longer step takes one element, and need not fit a word.
+            is_some = 0 < step <= cell and 0 <= start <= last < n
             if not is_some or last // cell != start // cell:
                 return None
             at = start // cell
