@@ -20,6 +20,7 @@ from fused_cases import CHAINS, CRC, FUSED, LITTLE, LZ4, VALUES, ZSTD, blosc, st
 from gpushard.fused import choice, runner
 from gpushard.fused.one_call import OneCall, one_call
 from gpushard.fused.room import Room
+from gpushard.fused.runner import BoxPlacer
 from gpushard.fused.short import chain_of_files
 from gpushard.fused.single import SingleReader, single_reader
 from spec_shards import document, sharding
@@ -304,6 +305,29 @@ def test_memory_that_moves_while_a_read_begins_is_not_used(array, monkeypatch):
 
     monkeypatch.setattr(Room, "held", property(held))
     monkeypatch.setattr(reader_of(array).call, "_run", spied)
+    assert_same_bits(array[INSIDE], VALUES[INSIDE])
+    assert not moves
+    assert room._kept["window"].address in words
+
+
+def test_memory_that_moves_while_words_are_packed_is_not_used(array, monkeypatch):
+    call, moves, words = reader_of(array).call, [True], []
+    plain, run = BoxPlacer.ready, call._run
+
+    def ready(*args):
+        found = plain(*args)
+        if moves:
+            moves.clear()
+            room.buffer("window", 2 * room.buffer("window", 1).nbytes)
+        return found
+
+    def spied(some):
+        words.extend(np.frombuffer(some, np.int64).tolist())
+        return run(some)
+
+    monkeypatch.setattr(runner, "_room", room := Room())
+    monkeypatch.setattr(BoxPlacer, "ready", ready)
+    monkeypatch.setattr(call, "_run", spied)
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
     assert not moves
     assert room._kept["window"].address in words

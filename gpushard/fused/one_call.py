@@ -156,8 +156,9 @@ class OneCall:
             self._local.words = self._packed()
 
     def _packed(self) -> _Words:
-        ready = self._placer.ready(self.window_nbytes, self._memory_nbytes)
+        # Asked before: whatever moves from here on has the words packed again.
         n_made = self._placer.n_made
+        ready = self._placer.ready(self.window_nbytes, self._memory_nbytes)
         if ready is None:
             return _Words(n_made)
         decoder, work, memory = ready
