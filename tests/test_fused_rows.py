@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +18,7 @@ from gpushard.fused.rows import laid_rows
 from gpushard.layout import GridAxis
 from gpushard.loader import windows
 from gpushard.loader.windows import rows_of_all
-from gpushard.selecting.selection import IndexAxis, project
+from gpushard.selecting.selection import IndexAxis, LaidElements, project
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
 
@@ -86,12 +88,33 @@ def test_rows_that_lie_far_apart_are_left_to_numpy(rows, extent, length, is_laid
     assert (laid is not None) == is_laid
 
 
+@pytest.mark.parametrize(
+    ("change", "axis"),
+    [
+        ({}, GridAxis(N_ROWS, 8)),
+        ({}, GridAxis(N_ROWS, 0, np.array([0, 90, N_ROWS]))),
+        ({"element": np.arange(60)}, GridAxis(N_ROWS, 7)),
+        ({"out_index": np.arange(60)[::-1]}, GridAxis(N_ROWS, 7)),
+    ],
+    ids=["other cells", "cells of any length", "other rows", "other places"],
+)
+def test_rows_laid_before_are_laid_anew_if_anything_differs(change, axis):
+    rows, place, grid = shuffled(3, 60), np.arange(60), GridAxis(N_ROWS, 7)
+    laid: Any = laid_rows(rows, grid)
+    selection = IndexAxis(rows, place, LaidElements(rows, place, 7, laid))
+    assert project(selection, grid) is laid
+    other = selection._replace(**change)
+    assert columns(project(other, axis)) == columns(
+        project(other._replace(laid=None), axis)
+    )
+
+
 def test_without_the_loops_rows_are_sorted(monkeypatch):
     monkeypatch.setattr(fused_rows, "compiled_loops", lambda: None)
     rows = np.array([3, 1, 2])
     (axis,) = rows_of_all(rows, (4,), GridAxis(4, 2)).axes
     assert isinstance(axis, IndexAxis)
-    assert axis.projection is None
+    assert axis.laid is None
     assert axis.element.tolist() == [1, 2, 3]
 
 

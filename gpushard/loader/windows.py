@@ -18,7 +18,13 @@ from gpushard.errors import OptionError
 from gpushard.fused.rows import laid_rows
 from gpushard.layout import GridAxis
 from gpushard.selecting.patches import Patches
-from gpushard.selecting.selection import IndexAxis, Ints, Orthogonal, SliceAxis
+from gpushard.selecting.selection import (
+    IndexAxis,
+    Ints,
+    LaidElements,
+    Orthogonal,
+    SliceAxis,
+)
 
 # Bits of an int64 without its sign.
 _INT64_BITS = 63
@@ -134,9 +140,10 @@ def _along_rows(rows: Ints, axis: GridAxis | None) -> SliceAxis | IndexAxis:
             return SliceAxis(int(rows[0]), 1, n)
         if np.all(steps >= 0):
             return IndexAxis(rows, np.arange(n, dtype=np.int64))
-    laid = None if axis is None else laid_rows(rows, axis)
-    if laid is not None:
-        return IndexAxis(rows, np.arange(n, dtype=np.int64), laid)
+    projection = None if axis is None else laid_rows(rows, axis)
+    if axis is not None and projection is not None:
+        place = np.arange(n, dtype=np.int64)
+        return IndexAxis(rows, place, LaidElements(rows, place, axis.cell, projection))
     # Sorted as a read would sort them: neighbours then form few runs.
     return IndexAxis(*_sorted(rows))
 

@@ -45,12 +45,12 @@ class SliceAxis(NamedTuple):
 class IndexAxis(NamedTuple):
     """Elements `element` landing at `out_index`: int64, shape (length,).
 
-    `projection` is what `project` returns for them, if somebody knows it already.
+    `laid` has what `project` returns for them, if somebody knows it already.
     """
 
     element: Ints
     out_index: Ints
-    projection: Projection | None = None
+    laid: LaidElements | None = None
 
     @property
     def length(self) -> int:
@@ -272,10 +272,43 @@ class Members(NamedTuple):
     out_index: Ints
 
 
+class LaidElements(NamedTuple):
+    """Elements that were laid over a regular grid before.
+
+    Attributes
+    ----------
+    element, out_index
+        The elements and their places, as the `IndexAxis` has them.
+    cell
+        Length of the cells of the grid.
+    projection
+        The result.
+    """
+
+    element: Ints
+    out_index: Ints
+    cell: int
+    projection: Projection
+
+    def is_of(self, selection: IndexAxis, axis: GridAxis) -> bool:
+        """Whether these are the elements of `selection`, over the grid of `axis`.
+
+        The arrays must be the same objects: a selection that was cut or sorted since
+        has other ones.
+        """
+        are_same = (
+            self.element is selection.element and self.out_index is selection.out_index
+        )
+        return are_same and axis.boundaries is None and axis.cell == self.cell
+
+
 def project(selection: AxisSelection, axis: GridAxis) -> Projection:
     """Columns over the touched cells of `axis`, from one axis of a selection."""
     if isinstance(selection, IndexAxis):
-        return selection.projection or _project_index(selection, axis)
+        laid = selection.laid
+        if laid is not None and laid.is_of(selection, axis):
+            return laid.projection
+        return _project_index(selection, axis)
     _, step, length, _, out_step, _ = selection
     if length == 0:
         empty = np.empty(0, np.int64)
