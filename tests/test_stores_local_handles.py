@@ -16,6 +16,7 @@ import pytest
 from gpushard.errors import StoreError
 from gpushard.options import Options
 from gpushard.stores.base import ByteRequest
+from gpushard.stores.handles import Handle
 from gpushard.stores.local import LocalStore
 from stored_object import BODY, read_one, write_object
 
@@ -146,3 +147,15 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
     (root / "c" / "1").write_bytes(b"1")
     subprocess.run([sys.executable, "-c", script, str(root)], check=True, timeout=30)
+
+
+def test_an_interrupt_once_a_file_is_open_closes_it_once(root, monkeypatch):
+    """Its number may be another thread's file the second time."""
+
+    def interrupted(*args):
+        Handle(*args)  # dropped at once, which closes the file
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpushard.stores.root.Handle", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        LocalStore(root).get("c/0")

@@ -60,11 +60,11 @@ class Handle:
     __slots__ = ("fd", "key", "mode", "recently_used", "version")
 
     def __init__(self, fd: int, key: str, status: os.stat_result) -> None:
+        self.fd = fd
         self.version: FileVersion = RecentVersion(version_of(status))
         self.mode = status.st_mode
         self.key = key
         self.recently_used = False
-        self.fd = fd
 
     def version_to_read(self) -> FileVersion:
         """Version of the bytes read after this call, if it is the file's then, too.

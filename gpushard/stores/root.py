@@ -134,10 +134,13 @@ class StoreRoot:
     def _open_file(self, key: str) -> Handle:
         fd = os.open(self.prefix + key, _OPEN_FLAGS)
         try:
-            return Handle(fd, key, os.fstat(fd))
+            status = os.fstat(fd)
         except BaseException:
             os.close(fd)
             raise
+        # Only the handle closes it now: an interrupt may come when it is made already,
+        # and a number that is closed twice may be another thread's file.
+        return Handle(fd, key, status)
 
     def _open_again(self, key: str) -> Handle:
         """Second attempt to open a file; its failure is final."""
