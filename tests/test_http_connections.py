@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import os
 import socket
 import sys
@@ -14,6 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 
@@ -26,6 +28,12 @@ from raw_server import RawServer, sized
 from stored_object import BODY, read_one
 
 pytestmark = pytest.mark.network
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_pool(monkeypatch) -> None:
+    """Share no connections with stores of other tests that are still about."""
+    monkeypatch.setattr(http_pool, "_shared", WeakValueDictionary())
 
 
 def test_one_connection_takes_one_request_after_the_other(server, store, no_pauses):
@@ -223,6 +231,38 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch):
         monkeypatch.setattr(socket, "getaddrinfo", found)
         url = f"http://two.example:{port}"
         assert open_url(url, {}, Options(patience_s=1.5)).get("a") == b"body"
+
+
+def test_stores_share_connections_if_they_have_the_same_settings(server):
+    stores: list[Any] = [open_url(f"{server.url}/{i}", {}) for i in range(5)]
+    assert [store.get("none") for store in stores] == [None] * 5
+    assert server.n_connections == 1
+    for settings in ({"headers": {"X": "y"}}, {"client_options": {"timeout": "9s"}}):
+        other: Any = open_url(server.url, settings)
+        assert other._client._pool is not stores[0]._client._pool
+    (idle,) = stores[0]._client._pool._idle.values()
+    wire = idle[0][0]
+    del stores[1:]
+    assert wire.socket.fileno() >= 0
+    del stores
+    assert wire.socket.fileno() == -1
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_between_two_lines_leaves_no_connection_open(monkeypatch):
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with RawServer(lambda *_: [sized(b"body")]) as server:
+        store = open_url(server.url, {})
+        for where in ("put", "take"):
+            assert store.get("a") == b"body"
+            with monkeypatch.context() as planted:
+                planted.setattr(http_pool.Pool, where, interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    store.get("a")
+            gc.collect()
+            assert store.get("a") == b"body"
 
 
 def test_when_one_kept_connection_is_silent_the_others_are_not_asked():

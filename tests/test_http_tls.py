@@ -72,7 +72,7 @@ def test_a_server_with_tls_is_read_over_one_connection(secure, certificate):
     store = open_url(secure.url, trusting(certificate))
     assert [store.get("a") for _ in range(3)] == [b"body"] * 3
     assert pickle.loads(pickle.dumps(store)).get("a") == b"body"
-    assert secure.n_connections == 2
+    assert secure.n_connections == 1
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(secure, no_pauses):

@@ -22,7 +22,7 @@ from gpushard.stores.http_connecting import (
     origin_of,
 )
 from gpushard.stores.http_exchange import Exchange, Place, exchange
-from gpushard.stores.http_pool import Pool
+from gpushard.stores.http_pool import pool_of
 from gpushard.stores.http_settings import HttpSettings
 from gpushard.stores.http_wire import Deadline, Head
 from gpushard.stores.remote_failures import no_head, refuse_other_body
@@ -73,7 +73,7 @@ class HttpClient:
         self._root = place_of(url)
         self._url = url
         self._settings = settings
-        self._pool = Pool(settings)
+        self._pool = pool_of(settings)
 
     def get(
         self, key: str, span: tuple[int, int | None] | None, if_match: str | None
@@ -130,7 +130,7 @@ class HttpClient:
         """Send a request, and follow redirects to the answer."""
         root = self._root
         place = Place(root.origin, f"{root.target.rstrip('/')}/{quote(key)}")
-        headers = {**self._settings.headers, **headers}
+        headers = dict(self._settings.headers) | headers
         n_left, started = _MOST_REDIRECTS, time.monotonic()
         while True:
             found = self._ask(method, place, key, headers, started)

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from gpushard.stores.http_connecting import Origin, Proxy, connect, proxy_for
 from gpushard.stores.http_settings import HttpSettings
@@ -22,7 +23,7 @@ _MOST_SERVERS = 16
 
 
 class Pool:
-    """Idle connections of one store, in each process its own.
+    """Idle connections of stores with the same settings, in each process its own.
 
     Safe for several threads, without a lock that a fork could leave taken.
     """
@@ -119,6 +120,20 @@ class Pool:
         with suppress(IndexError):  # that was the last one
             while True:
                 idle.pop()[0].close()
+
+
+_shared: WeakValueDictionary[HttpSettings, Pool] = WeakValueDictionary()
+
+
+def pool_of(settings: HttpSettings) -> Pool:
+    """The pool of all stores that have these settings.
+
+    A thousand arrays of one server would else keep a thousand times 32 connections.
+    """
+    pool = _shared.get(settings)
+    if pool is None:  # two threads may both make one, which does no harm
+        pool = _shared[settings] = Pool(settings)
+    return pool
 
 
 def _has_news(connected: socket.socket) -> bool:

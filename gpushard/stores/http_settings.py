@@ -65,7 +65,7 @@ class HttpSettings:
     repeats
         When a request is repeated.
     headers
-        Headers of each request, credentials included.
+        Names and values of each request's headers, credentials included.
     connect_s, pause_s, most_s
         Seconds for a connection, without a byte, and for an answer.
     idle_s, most_idle
@@ -82,7 +82,7 @@ class HttpSettings:
 
     pace: Pace
     repeats: Repeats
-    headers: Mapping[str, str] = field(repr=False)
+    headers: tuple[tuple[str, str], ...] = field(repr=False)
     connect_s: float
     pause_s: float
     most_s: float
@@ -260,8 +260,10 @@ def _span(value: Any) -> float | None:
     return sum(number * _UNITS[unit] for number, unit in parts)
 
 
-def _headers(named: Mapping[str, str | bytes], agent: str | None) -> dict[str, str]:
-    """Headers of each request."""
+def _headers(
+    named: Mapping[str, str | bytes], agent: str | None
+) -> tuple[tuple[str, str], ...]:
+    """Headers of each request, by their names."""
     headers: dict[str, str] = {}
     for name, value in {"User-Agent": agent or "gpushard", **named}.items():
         text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
@@ -277,7 +279,7 @@ def _headers(named: Mapping[str, str | bytes], agent: str | None) -> dict[str, s
         for same in [one for one in headers if one.lower() == name.lower()]:
             del headers[same]
         headers[name] = text
-    return headers | _IDENTITY
+    return tuple((headers | _IDENTITY).items())
 
 
 def _refuse_left(where: str, left: Mapping[str, Any]) -> None:
