@@ -39,7 +39,7 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
 # Each thread keeps memory for an inner chunk of this size, stored and decoded.
-_MOST_NBYTES = 2 * MIB
+MOST_NBYTES = 2 * MIB
 _NO_SHARES = (0,) * 4
 _N_DECODER, _N_PLANNED = len(Decoder._fields), len(Planned._fields)
 _pack_placing = Struct(f"={WORDS + _N_DECODER}q").pack
@@ -178,7 +178,7 @@ def one_call(source: Source, chain: FusedChain, loops: Loops) -> OneCall | None:
     widest = source.chunk_nbytes
     if chain.kind != RAW or chain.has_crc:
         widest = usual_stored(widest)
-    if source.chunk_nbytes > _MOST_NBYTES or widest > source.room.most_window_nbytes:
+    if source.chunk_nbytes > MOST_NBYTES or widest > source.room.most_window_nbytes:
         return None
     return OneCall(source, chain, loops, window_nbytes(source.options, widest))
 

@@ -41,7 +41,7 @@ from gpushard.stores.handles import Handle, is_in_memory
 from gpushard.stores.local import LocalStore, holds_plain_files
 from gpushard.workers import run_tasks
 
-_FINDING = "short way"
+_FINDING, _IN_FILES = "short way", "chain in files"
 # Passing a share to another thread takes 0.1 ms, or 0.2 ms if other work has displaced
 # the thread's caches. A share takes at least this long.
 _SHARE_US = 400
@@ -235,6 +235,22 @@ def chain_of_files(source: Source) -> tuple[LocalStore, FusedChain, Loops] | Non
 
     None if they cannot plan or read it, or are not loaded.
     """
+    # Small reads ask each time, as long as there are no loops.
+    if _IN_FILES not in source.findings:
+        source.findings[_IN_FILES] = _chain_in_files(source)
+    found = source.findings[_IN_FILES]
+    if found is None:
+        return None
+    store, chain = found
+    loops = loaded_loops(chain, source.options)
+    if loops is None or not loops.read:
+        return None
+    if chain.chunk_nbytes > source.options.max_chunk_nbytes:
+        return None  # other paths check how much of the plain elements is wanted
+    return store, chain, loops
+
+
+def _chain_in_files(source: Source) -> tuple[LocalStore, FusedChain] | None:
     layout, store = source.layout, source.store
     if (
         not holds_plain_files(store)
@@ -245,9 +261,4 @@ def chain_of_files(source: Source) -> tuple[LocalStore, FusedChain, Loops] | Non
     ):
         return None
     chain = fused_chain(source)
-    loops = None if chain is None else loaded_loops(chain, source.options)
-    if chain is None or loops is None or not loops.read:
-        return None
-    if chain.chunk_nbytes > source.options.max_chunk_nbytes:
-        return None  # other paths check how much of the plain elements is wanted
-    return store, chain, loops
+    return None if chain is None else (store, chain)

@@ -20,7 +20,7 @@ from gpushard.fused.chain import FusedChain
 from gpushard.fused.choice import are_loaded
 from gpushard.fused.columns import BLOSC, FIRST_LENGTH
 from gpushard.fused.laid import Coordinate, grid_of
-from gpushard.fused.one_call import OneCall, may_call, one_call
+from gpushard.fused.one_call import MOST_NBYTES, OneCall, may_call, one_call
 from gpushard.fused.room import address_of
 from gpushard.fused.short import chain_of_files
 from gpushard.options import KIB
@@ -214,7 +214,10 @@ class SingleReader:
 
 def single_reader(source: Source) -> SingleReader | None:
     """Reader of single inner chunks; None if the loops are not there or cannot read."""
-    if not are_loaded() or not source.options.small_read_chunks:
+    # Asked first: what never has a reader must not look for one in every read.
+    if source.chunk_nbytes > MOST_NBYTES or not are_loaded():
+        return None
+    if not source.options.small_read_chunks:
         return None
     reader = source.findings.get(_FINDING)
     if reader is None:

@@ -1,0 +1,47 @@
+"""Arrays whose single inner chunks the loops never read, and what asking costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import gpushard
+from fused_cases import FUSED, VALUES, ZSTD, stored
+from gpushard.fused import choice, short, single
+from zarr_oracle import assert_same_bits
+
+pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
+
+INSIDE = (slice(35, 60), slice(20, 31))  # of one inner chunk of `VALUES`
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded():
+    """The loops are there, as after the first large read of a process."""
+    choice._load()
+
+
+def opened(root: Path) -> gpushard.Array:
+    place = stored([ZSTD]).placed("local", root)
+    options = FUSED.but(small_read_chunks=8)
+    return gpushard.open_array(place, options=options, device="cpu")
+
+
+def test_arrays_that_never_have_a_reader_look_for_one_once(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(short, "fused_chain", asked.append)  # no loops for the chain
+    a = opened(tmp_path)
+    for _ in range(3):
+        assert_same_bits(a[INSIDE], VALUES[INSIDE])
+    assert len(asked) == 1
+
+
+def test_arrays_of_large_inner_chunks_look_for_no_reader(monkeypatch, tmp_path):
+    asked = []
+    a = opened(tmp_path)
+    monkeypatch.setattr(single, "MOST_NBYTES", 1024)
+    monkeypatch.setattr(single, "chain_of_files", asked.append)
+    assert_same_bits(a[INSIDE], VALUES[INSIDE])
+    assert not asked
