@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fused_cases import Seen
-    from gpushard.stores.http_store import HttpStore
+    from gpushard.stores.http.store import HttpStore
     from range_server import RangeServer
 
 # No deadline: runners share their cores, so a slow example says nothing.
@@ -52,8 +52,8 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
 def store(server: RangeServer) -> HttpStore:
     """The store behind that server."""
     from gpushard.options import DEFAULT
-    from gpushard.stores.http_settings import settings_of
-    from gpushard.stores.http_store import HttpStore
+    from gpushard.stores.http.settings import settings_of
+    from gpushard.stores.http.store import HttpStore
 
     settings = settings_of({}, DEFAULT, allows_http=True)
     return HttpStore(server.url, settings, DEFAULT)

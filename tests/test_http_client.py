@@ -14,10 +14,10 @@ from gpushard.errors import StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.answers import RefusalError
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.http_client import HttpClient
-from gpushard.stores.http_settings import settings_of
-from gpushard.stores.http_store import HttpStore
-from gpushard.stores.http_wire import Deadline
+from gpushard.stores.http.client import HttpClient
+from gpushard.stores.http.settings import settings_of
+from gpushard.stores.http.store import HttpStore
+from gpushard.stores.http.wire import Deadline
 from gpushard.stores.patience import Pace
 from gpushard.stores.remote_url import open_url, store_of
 from range_server import RangeServer

@@ -21,8 +21,8 @@ import pytest
 
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.options import Options
-from gpushard.stores import http_exchange, http_pool
-from gpushard.stores.http_client import HttpClient
+from gpushard.stores.http import exchange, pool
+from gpushard.stores.http.client import HttpClient
 from gpushard.stores.remote_url import open_url
 from raw_server import RawServer, sized
 from stored_object import BODY, read_one
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.network
 @pytest.fixture(autouse=True)
 def no_earlier_pool(monkeypatch) -> None:
     """Share no connections with stores of other tests that are still about."""
-    monkeypatch.setattr(http_pool, "_shared", WeakValueDictionary())
+    monkeypatch.setattr(pool, "_shared", WeakValueDictionary())
 
 
 def test_one_connection_takes_one_request_after_the_other(server, store, no_pauses):
@@ -117,7 +117,7 @@ def test_a_connection_that_ends_at_the_next_request_is_replaced_at_once(no_pause
 
 def test_a_connection_is_kept_for_as_long_as_the_setting_says(server, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(http_pool, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: now[0]))
     store: Any = open_url(server.url, {"client_options": {"pool_idle_timeout": "7s"}})
     for now[0], n in ((0, 1), (6.9, 1), (14, 2)):
         read_one(store)
@@ -163,9 +163,9 @@ def test_an_interrupted_request_ends_its_connection(server, store, monkeypatch, 
 
     with monkeypatch.context() as planted:
         if part == "head":
-            planted.setattr(http_exchange, "read_head", interrupted)
+            planted.setattr(exchange, "read_head", interrupted)
         else:
-            planted.setattr("gpushard.stores.http_bodies._some_into", interrupted)
+            planted.setattr("gpushard.stores.http.bodies._some_into", interrupted)
         with pytest.raises(KeyboardInterrupt):
             read_one(store, 0, 100)
     assert not any(store._client._pool._idle.values())
@@ -176,12 +176,12 @@ def test_an_interrupted_request_ends_its_connection(server, store, monkeypatch, 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
 def test_a_fork_closes_what_it_inherits_and_its_parent_goes_on(server, store):
     read_one(store, 0, 3)
-    pool = store._client._pool
-    (((wire, _),),) = pool._idle.values()
+    kept = store._client._pool
+    (((wire, _),),) = kept._idle.values()
     pid = os.fork()
     if not pid:
-        pool.take(HttpClient(server.url, store.settings)._root.origin)
-        os._exit(0 if wire.socket.fileno() == -1 and not pool._idle else 1)
+        kept.take(HttpClient(server.url, store.settings)._root.origin)
+        os._exit(0 if wire.socket.fileno() == -1 and not kept._idle else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     read_one(store, 0, 3)
     assert server.n_connections == 1
@@ -258,7 +258,7 @@ def test_an_interrupt_between_two_lines_leaves_no_connection_open(monkeypatch):
         for where in ("put", "take"):
             assert store.get("a") == b"body"
             with monkeypatch.context() as planted:
-                planted.setattr(http_pool.Pool, where, interrupted)
+                planted.setattr(pool.Pool, where, interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     store.get("a")
             gc.collect()
@@ -283,13 +283,13 @@ def test_when_one_kept_connection_is_silent_the_others_are_not_asked():
 
 def test_connections_to_few_servers_are_kept(server, store, monkeypatch):
     """A server may redirect each request to another one."""
-    pool = store._client._pool
-    monkeypatch.setattr(http_pool, "_MOST_SERVERS", 3)
+    kept = store._client._pool
+    monkeypatch.setattr(pool, "_MOST_SERVERS", 3)
     place = HttpClient(server.url, store.settings)._root.origin
     for port in range(10):
-        pool.put(replace(place, port=port), pool.open(place))
-    assert [origin.port for _, origin in pool._idle] == [7, 8, 9]
-    assert sum(map(len, pool._idle.values())) == 3
+        kept.put(replace(place, port=port), kept.open(place))
+    assert [origin.port for _, origin in kept._idle] == [7, 8, 9]
+    assert sum(map(len, kept._idle.values())) == 3
 
 
 # Proxies

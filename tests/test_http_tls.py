@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from gpushard.errors import StoreError
-from gpushard.stores import http_connecting
+from gpushard.stores.http import connecting
 from gpushard.stores.remote_url import open_url
 from raw_server import RawServer, sized
 from stored_object import BODY
@@ -87,9 +87,9 @@ def no_certificates(monkeypatch, tmp_path) -> Iterator[None]:
     """A system without certificates, as OpenSSL sees it."""
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
-    http_connecting._tls.cache_clear()
+    connecting._tls.cache_clear()
     yield
-    http_connecting._tls.cache_clear()
+    connecting._tls.cache_clear()
 
 
 @pytest.mark.usefixtures("no_certificates")
@@ -99,7 +99,7 @@ def test_certifi_vouches_where_the_system_has_no_certificates(
     certifi = SimpleNamespace(where=lambda: str(certificate))
     monkeypatch.setitem(sys.modules, "certifi", certifi)
     assert open_url(secure.url, {}).get("a") == b"body"
-    http_connecting._tls.cache_clear()
+    connecting._tls.cache_clear()
     (tmp_path / "0.0").touch()  # the system has some
     with pytest.raises(StoreError, match="CERTIFICATE_VERIFY_FAILED"):
         open_url(secure.url, {}).get("a")

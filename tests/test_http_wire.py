@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushard.stores.http_bodies import body_behind
-from gpushard.stores.http_wire import (
+from gpushard.stores.http.bodies import body_behind
+from gpushard.stores.http.wire import (
     MOST_HEAD_NBYTES,
     BrokenAnswerError,
     Deadline,

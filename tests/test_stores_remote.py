@@ -17,7 +17,7 @@ import pytest
 from gpushard.errors import ObjectChangedError, StoreError, UnsupportedError
 from gpushard.options import Options
 from gpushard.stores.base import ByteRequest, lasts
-from gpushard.stores.http_store import HttpStore
+from gpushard.stores.http.store import HttpStore
 from gpushard.stores.ranged import RangedStore
 from gpushard.stores.remote_url import open_url, store_of
 from range_server import RangeServer

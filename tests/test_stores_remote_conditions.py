@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpushard.errors import ObjectChangedError, StoreError
-from gpushard.stores.http_store import HttpStore
+from gpushard.stores.http.store import HttpStore
 from stored_object import BODY, read_one
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from gpushard.errors import (
 )
 from gpushard.options import Options
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.http_store import HttpStore
+from gpushard.stores.http.store import HttpStore
 from gpushard.stores.local import LocalStore
 from gpushard.stores.remote import RemoteStore
 from gpushard.stores.resolve import address, from_address, resolve

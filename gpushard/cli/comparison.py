@@ -124,7 +124,7 @@ def _zarr_store(store: Store) -> Any:
     from zarr.storage import LocalStore as ZarrLocalStore
     from zarr.storage import ObjectStore
 
-    from gpushard.stores.http_store import HttpStore
+    from gpushard.stores.http.store import HttpStore
     from gpushard.stores.remote import RemoteStore
     from gpushard.stores.remote_url import obstore_of
     from gpushard.stores.zarr_store import ZarrStore

@@ -12,9 +12,9 @@ from urllib.parse import SplitResult, urlsplit
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.failures import told_by, without_credentials
-from gpushard.stores.http_connecting import origin_of
-from gpushard.stores.http_settings import settings_of
-from gpushard.stores.http_store import HttpStore
+from gpushard.stores.http.connecting import origin_of
+from gpushard.stores.http.settings import settings_of
+from gpushard.stores.http.store import HttpStore
 from gpushard.stores.ranged import RangedStore
 
 # Time limit for listings and writes, which have no other limit. The body of an answer

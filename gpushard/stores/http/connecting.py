@@ -16,8 +16,8 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from gpushard.errors import UnsupportedError
-from gpushard.stores.http_settings import HttpSettings
-from gpushard.stores.http_wire import BrokenAnswerError, Deadline, Wire, read_head
+from gpushard.stores.http.settings import HttpSettings
+from gpushard.stores.http.wire import BrokenAnswerError, Deadline, Wire, read_head
 
 if TYPE_CHECKING:
     import ssl

@@ -15,16 +15,16 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from gpushard.stores.answers import CHECK_SERVER, RefusalError
 from gpushard.stores.failures import told_by
-from gpushard.stores.http_answers import HttpAnswer
-from gpushard.stores.http_connecting import (
+from gpushard.stores.http.answers import HttpAnswer
+from gpushard.stores.http.connecting import (
     NoTunnelError,
     UntrustedError,
     origin_of,
 )
-from gpushard.stores.http_exchange import Exchange, Place, exchange
-from gpushard.stores.http_pool import pool_of
-from gpushard.stores.http_settings import HttpSettings
-from gpushard.stores.http_wire import Deadline, Head
+from gpushard.stores.http.exchange import Exchange, Place, exchange
+from gpushard.stores.http.pool import pool_of
+from gpushard.stores.http.settings import HttpSettings
+from gpushard.stores.http.wire import Deadline, Head
 from gpushard.stores.remote_failures import no_head, refuse_other_body
 from gpushard.stores.versions import NEVER, About, date_of
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from gpushard.options import Options
 from gpushard.stores.failures import without_credentials
-from gpushard.stores.http_client import HttpClient
-from gpushard.stores.http_settings import HttpSettings
+from gpushard.stores.http.client import HttpClient
+from gpushard.stores.http.settings import HttpSettings
 from gpushard.stores.patience import Patience
 from gpushard.stores.ranged import NETWORK_COSTS, RangedStore
 

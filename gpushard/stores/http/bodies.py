@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gpushard.options import KIB
-from gpushard.stores.http_wire import (
+from gpushard.stores.http.wire import (
     LINE_END,
     MOST_HEAD_NBYTES,
     BrokenAnswerError,

@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from gpushard.stores.http_connecting import Origin, Proxy, connect, proxy_for
-from gpushard.stores.http_settings import HttpSettings
-from gpushard.stores.http_wire import Wire
+from gpushard.stores.http.connecting import Origin, Proxy, connect, proxy_for
+from gpushard.stores.http.settings import HttpSettings
+from gpushard.stores.http.wire import Wire
 
 if TYPE_CHECKING:
     import socket

@@ -1,0 +1,1 @@
+"""Web servers, read by a client of our own."""
