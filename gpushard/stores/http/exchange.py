@@ -70,13 +70,14 @@ class Exchange:
             Whether the body was read without an error. Behind one that was not, the
             next bytes may be anything.
         """
-        is_whole = False
+        is_kept = False
         try:
             is_whole = is_sound and (self.body.is_over or self._skip_rest())
-        finally:  # also if an interrupt comes in between
             if is_whole and self.head.stays and self.wire.is_drained:
                 self._pool.put(self._origin, self.wire)
-            else:
+                is_kept = True
+        finally:  # also if an interrupt comes in between
+            if not is_kept:
                 self.wire.close()
 
     def _skip_rest(self) -> bool:
