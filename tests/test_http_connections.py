@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -253,6 +254,9 @@ def test_an_interrupt_between_two_lines_leaves_no_connection_open(monkeypatch):
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
+    with warnings.catch_warnings():  # what earlier tests left is not looked at here
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
     with RawServer(lambda *_: [sized(b"body")]) as server:
         store = open_url(server.url, {})
         for where in ("put", "take"):
