@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import numpy as np
@@ -224,6 +225,25 @@ def test_a_file_overwritten_again_and_again_is_refused(tmp_path, device, kvikio)
 
     kvikio.before_bytes = overwrite
     with pytest.raises(gpushard.ObjectChangedError):
+        read_on_device(a, [whole(a.shape)], device)
+
+
+def test_a_file_that_a_network_file_system_has_forgotten_is_an_error_of_the_store(
+    tmp_path, device, kvikio, monkeypatch
+):
+    stored(tmp_path, None)
+    a = gpushard.open_array(tmp_path)
+    fstat = os.fstat
+
+    def forget():
+        monkeypatch.setattr(os, "fstat", fail)
+
+    def fail(fd):
+        monkeypatch.setattr(os, "fstat", fstat)
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    kvikio.before_bytes = forget
+    with pytest.raises(gpushard.StoreError, match="Stale file handle"):
         read_on_device(a, [whole(a.shape)], device)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pickle
@@ -159,3 +160,22 @@ def test_an_interrupt_once_a_file_is_open_closes_it_once(root, monkeypatch):
     monkeypatch.setattr("gpushard.stores.root.Handle", interrupted)
     with pytest.raises(KeyboardInterrupt):
         LocalStore(root).get("c/0")
+
+
+@pytest.mark.parametrize("call", ["preadv", "fstat"])
+def test_a_file_that_a_network_file_system_has_forgotten_is_opened_again(
+    call, store, monkeypatch
+):
+    """The descriptor fails for good, while the path is as good as ever."""
+    version = read_one(store).version
+    forgotten, plain = store._handles.get("c/0"), getattr(os, call)
+
+    def fail_if_forgotten(fd, *given):
+        if fd == forgotten.fd:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return plain(fd, *given)
+
+    monkeypatch.setattr(os, call, fail_if_forgotten)
+    with pytest.raises(StoreError, match="Stale file handle"):
+        read_one(store, version=version)
+    assert read_one(store, version=version).data.tobytes() == BODY

@@ -16,7 +16,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from gpushard.errors import ObjectChangedError
+from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.options import DEFAULT, KIB, MIB, Options
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
@@ -172,7 +172,7 @@ class LocalStore:
         try:
             now = os.fstat(handle.fd)
         except OSError as error:
-            raise self._directory.failure(handle.key, error) from error
+            raise self._lost(handle, error) from error
         self.refuse_changed(handle, now)
 
     def current_version(self, key: str) -> tuple[bool, Hashable | None]:
@@ -243,7 +243,7 @@ class LocalStore:
             # Checked after the read, to notice a writer that overwrites in place.
             now = os.fstat(handle.fd)
         except OSError as error:
-            raise self._directory.failure(request.key, error) from error
+            raise self._lost(handle, error) from error
         if n_bytes != n_wanted or version_of(now) != version:
             self.refuse_changed(handle, now, is_torn=n_bytes != n_wanted)
         return Fetched(data, size, version)
@@ -251,7 +251,7 @@ class LocalStore:
     def hold(self, key: str, version: Hashable) -> Handle:
         """Open file of `version` at `key`, for callers that read the file themselves.
 
-        The caller must call `refuse_changed` after reading, before it uses the bytes.
+        The caller must call `confirm` after reading, before it uses the bytes.
 
         Raises
         ------
@@ -303,6 +303,14 @@ class LocalStore:
         if handle is not None:
             self._handles.keep(handle)
         return handle
+
+    def _lost(self, handle: Handle, error: OSError) -> StoreError:
+        """Error of an open file that cannot be read; the next read opens it again.
+
+        A network file system may have forgotten the open file, but not its path.
+        """
+        self._handles.drop(handle)
+        return self._directory.failure(handle.key, error)
 
     def _changed(
         self, key: str, version: Hashable, found: FileVersion | None

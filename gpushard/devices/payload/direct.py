@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,7 +86,7 @@ def _open_local(
 
     def refuse_changed() -> None:
         for handle in handles:
-            store.refuse_changed(handle, os.fstat(handle.fd))
+            store.confirm(handle)
 
     return DirectRead(opened, spans, refuse_changed)
 
