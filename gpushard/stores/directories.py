@@ -141,8 +141,10 @@ def let_go(fd: int) -> None:
     """Release a lock."""
     # A process that was forked meanwhile has the file open too. Only closing it here
     # would leave that process with the lock.
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)
 
 
 def open_directory(path: Path, refuse: Refuse) -> Directory:

@@ -228,8 +228,10 @@ class FileWriter:
                     yield LockedFile(directory, path.name)
                     self._refuse_moved(directory, key)
                 finally:
-                    directory.unlink(_beside(path.name, _LOCK))
-                    let_go(lock)
+                    try:
+                        directory.unlink(_beside(path.name, _LOCK))
+                    finally:  # the next writer, in this process too, waits for it
+                        let_go(lock)
 
     def _held_lock(self, path: Path, key: str) -> tuple[Directory, int]:
         """Directory of a file, made if it is missing, and the held lock of its name."""
