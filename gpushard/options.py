@@ -166,7 +166,8 @@ class Options:
         likely to read as much again. On Linux (x86-64) another process compiles them,
         which takes it some 13 s, and reads go on without them meanwhile. With 0, and
         elsewhere, the read waits. Loops that an earlier process has compiled are loaded
-        in milliseconds, from a 64th of that size on. Once loaded, all reads use them.
+        in milliseconds, from a 64th of that size on; for that, a small read counts as
+        16 KiB. Once loaded, all reads use them.
     placement
         Where a read into a device's memory decodes what the device can decode: "cost"
         estimates what is faster, batch by batch; "device" and "host" fix the choice.

@@ -327,7 +327,7 @@ def test_small_tells_what_is_promised_and_whether_it_holds(tmp_path, capsys):
         ratio = rows[small.IN_TURNS]["median_us"] / rows[small.PEER]["median_us"]
         assert over["ratio"] == pytest.approx(ratio)
     assert rows[small.PLAN]["limit_us"] == 15
-    assert rows[small.READ]["limit_us"] == 50
+    assert rows[small.FIRST]["limit_us"] == rows[small.READ]["limit_us"] == 50
     for row in rows.values():
         assert 0 < row["fastest_tenth_us"] <= row["median_us"]
         if "limit_us" in row:
@@ -346,7 +346,8 @@ def small_result(read_us, peer_us):
         for name, us in medians.items()
         if us is not None
     ]
-    return {"rows": rows, "load": [0.1, 0.2], "over_peer": small._over_peer(rows)}
+    over = small._over_peer(rows)
+    return {"rows": rows, "load": [0.1, 0.2], "has_loops": True, "over_peer": over}
 
 
 @pytest.mark.parametrize(
@@ -372,10 +373,17 @@ def test_small_tells_no_ratio_without_tensorstore():
     assert "over tensorstore" not in small.render(result)
 
 
+def test_small_tells_whether_there_are_loops():
+    result = small_result(40, None)
+    assert "no compiled loops" not in small.render(result)
+    assert "no compiled loops" in small.render(result | {"has_loops": False})
+
+
 def test_small_refuses_reads_of_other_elements(tmp_path):
     config = Config("tiles", 4 * KIB, "zstd", MIB)
     values = data.generate(config.dataset, config.shape)
     path = data.write(config, tmp_path, values)
     values[7, 0, 0] += 1
-    with pytest.raises(RuntimeError, match="other elements"):
-        small._own(path, values)
+    for opened in (small._without_loops, small._with_loops):
+        with pytest.raises(RuntimeError, match="other elements"):
+            opened(path, values)

@@ -19,7 +19,7 @@ from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.libraries import find_library, pread_address
 from gpushard.fused.runner import BoxRunner, Loops
 from gpushard.fused.sink import FusedSink
-from gpushard.options import Options
+from gpushard.options import KIB, Options
 from gpushard.placing.place import HostSink
 from gpushard.planning.plan import ReadPlan
 from gpushard.source import Source
@@ -30,12 +30,27 @@ if TYPE_CHECKING:
 # Loops that were compiled before are loaded after this part of
 # `Options.compile_nbytes`.
 _KEPT_SHARE = 64
+# What a small read counts as: its time is spent in Python, whatever it decodes. Loading
+# takes as long as some hundred such reads.
+_SMALL_READ_NBYTES = 16 * KIB
 
 
-class _Suitable:
-    """Counts the bytes that the process has read and that the loops could have read."""
+class _Counted:
+    """Counts what the process has read and what the loops could have read.
+
+    Attributes
+    ----------
+    nbytes
+        Decoded bytes of all reads but small ones.
+    all_nbytes
+        The same, and what small reads without the loops count as.
+    is_settled
+        Whether small reads need not be counted any more.
+    """
 
     nbytes = 0
+    all_nbytes = 0
+    is_settled = False
 
 
 class _Turn:
@@ -45,7 +60,7 @@ class _Turn:
     is_loading = False
 
 
-_suitable_reads = _Suitable()
+_counted = _Counted()
 _turn = _Turn()
 _aside = Aside()
 _loaded: list[Any] = []
@@ -77,7 +92,9 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
     if chain is None:
         return host
     # Threads that count at the same time lose counts, which delays loading a little.
-    _suitable_reads.nbytes += plan.n_chunks * source.chunk_nbytes
+    n_read = plan.n_chunks * source.chunk_nbytes
+    _counted.nbytes += n_read
+    _counted.all_nbytes += n_read
     loops = _loops(chain, source.options)
     if loops is None:
         return host
@@ -87,6 +104,21 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
         if can_cut(part)
     ]
     return FusedSink(host, BoxRunner(landings, chain, loops, source.room), landings)
+
+
+def note_small_read(options: Options) -> None:
+    """Count a small read that the loops could have done, and that was done without.
+
+    After some tens, loops that an earlier process compiled are loaded. Small reads have
+    none compiled, and do not wait for a thread that compiles them.
+    """
+    if _counted.is_settled:
+        return
+    _counted.all_nbytes += _SMALL_READ_NBYTES
+    is_due = _counted.all_nbytes >= options.compile_nbytes // _KEPT_SHARE
+    if is_due and not _turn.lock.locked():
+        _load(compiles=False)
+        _counted.is_settled = True
 
 
 def _suitable(
@@ -121,15 +153,14 @@ def _loops(chain: FusedChain, options: Options) -> Loops | None:
 
     None also if the library that the chain needs is missing.
     """
-    n_read = _suitable_reads.nbytes
-    if n_read < options.compile_nbytes // _KEPT_SHARE:
+    if _counted.all_nbytes < options.compile_nbytes // _KEPT_SHARE:
         return None
     library = find_library(
         chain.kind, is_large=chain.chunk_nbytes >= libzstd.LARGE_NBYTES
     )
     if library is None:
         return None
-    compiles = n_read >= options.compile_nbytes
+    compiles = _counted.nbytes >= options.compile_nbytes
     loaded = _load(compiles=compiles, waits=not options.compile_nbytes)
     return None if loaded is None else Loops(loaded, library, pread_address())
 

@@ -20,7 +20,7 @@ from gpushard.fetching.fetch import fetch_indexes, known_index
 from gpushard.fetching.gone import deleted
 from gpushard.fetching.index_room import are_many
 from gpushard.fused.chain import FusedChain, fused_chain
-from gpushard.fused.choice import are_loaded, loaded_loops
+from gpushard.fused.choice import loaded_loops, note_small_read
 from gpushard.fused.columns import END, FILE, FILLED, HIGH, LOW, RAW
 from gpushard.fused.direct import announce, shard_row, spanned_nbytes
 from gpushard.fused.files import window_nbytes
@@ -213,7 +213,7 @@ class ShortReader:
 
 def short_reader(source: Source) -> ShortReader | None:
     """Reader of small selections; None if the loops are not loaded or cannot read."""
-    if not are_loaded() or source.room.is_tight:
+    if source.room.is_tight:
         return None
     reader = source.findings.get(_FINDING)
     if reader is None:
@@ -221,6 +221,14 @@ def short_reader(source: Source) -> ShortReader | None:
         if found is not None:
             reader = source.findings[_FINDING] = ShortReader(source, *found)
     return None if source.has_large_indexes else reader
+
+
+def count_small_read(source: Source) -> None:
+    """Count a read that the short ways had done, had the loops been loaded."""
+    if _IN_FILES not in source.findings:
+        source.findings[_IN_FILES] = _in_files(source)
+    if source.findings[_IN_FILES] is not None and not source.room.is_tight:
+        note_small_read(source.options)
 
 
 def _waits(known: KnownIndex | None, handle: Handle | None, entry: int) -> bool:
@@ -237,7 +245,7 @@ def chain_of_files(source: Source) -> tuple[LocalStore, FusedChain, Loops] | Non
     """
     # Small reads ask each time, as long as there are no loops.
     if _IN_FILES not in source.findings:
-        source.findings[_IN_FILES] = _chain_in_files(source)
+        source.findings[_IN_FILES] = _in_files(source)
     found = source.findings[_IN_FILES]
     if found is None:
         return None
@@ -250,7 +258,7 @@ def chain_of_files(source: Source) -> tuple[LocalStore, FusedChain, Loops] | Non
     return store, chain, loops
 
 
-def _chain_in_files(source: Source) -> tuple[LocalStore, FusedChain] | None:
+def _in_files(source: Source) -> tuple[LocalStore, FusedChain] | None:
     layout, store = source.layout, source.store
     if (
         not holds_plain_files(store)

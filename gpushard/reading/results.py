@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from gpushard.damage import ENDS_READ, Damage
 from gpushard.errors import CorruptShardError, SelectionError
 from gpushard.fetching.job import Job
-from gpushard.fused.choice import host_sink
-from gpushard.fused.short import short_reader
+from gpushard.fused.choice import are_loaded, host_sink
+from gpushard.fused.short import count_small_read, short_reader
 from gpushard.fused.single import single_reader
 from gpushard.placing.outputs import usable_output
 from gpushard.placing.scatter import check_cast
@@ -111,18 +111,21 @@ def _read_small(
     selection, out = request.selections[0], arrays[0]
     if isinstance(selection, Listed):
         return False
-    reader = short_reader(source)
+    reader = short_reader(source) if are_loaded() else None
     try:
         if reader is not None:
             # The compiled loops are faster than Python from two inner chunks on.
             is_read = read_small(source, selection, out, 1)
             if is_read or reader.read(source, selection, out):
                 return True
-        return read_small(source, selection, out)
+        is_read = read_small(source, selection, out)
+        if is_read and reader is None:
+            count_small_read(source)
     except CorruptShardError:
         if not request.damage.replaces:
             raise
         return False
+    return is_read
 
 
 def read_at_once(

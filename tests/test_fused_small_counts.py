@@ -1,0 +1,96 @@
+"""Small reads have kept loops loaded, and never wait for any to be compiled."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpushard
+from fused_cases import VALUES, ZSTD, stored
+from gpushard import Options
+from gpushard.fused import choice
+from zarr_oracle import assert_same_bits, held
+
+pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
+
+INSIDE = (slice(35, 60), slice(20, 31))  # of one inner chunk of `VALUES`
+N_READS = 64  # as `Options.compile_nbytes` says of its default
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch):
+    """Loops that another process compiled; how often a process looked for them."""
+    loops, found = choice._load(), []
+    monkeypatch.setattr(choice, "_loaded", [])
+    monkeypatch.setattr(choice, "_counted", choice._Counted())
+    monkeypatch.setattr(choice, "_kept", lambda: found.append(loops) or loops)
+    monkeypatch.setattr(choice, "_compiled", lambda: pytest.fail("compiled"))
+    monkeypatch.setattr(choice._aside, "is_over", lambda: pytest.fail("compiled"))
+    return found
+
+
+@pytest.fixture
+def place(tmp_path):
+    return stored([ZSTD]).placed("local", tmp_path)
+
+
+def read(place, n: int, **options) -> None:
+    a = gpushard.open_array(place, options=Options(**options), device="cpu")
+    for _ in range(n):
+        assert_same_bits(a[INSIDE], VALUES[INSIDE])
+
+
+def test_after_some_tens_of_small_reads_kept_loops_are_loaded(place):
+    read(place, N_READS - 1)
+    assert not choice.are_loaded()
+    read(place, 1)
+    assert choice.are_loaded()
+
+
+def test_small_reads_and_others_count_together(place):
+    choice._counted.all_nbytes = (1 << 20) - 1
+    read(place, 1)
+    assert choice.are_loaded()
+
+
+def test_the_option_says_after_how_many_small_reads(place):
+    read(place, 9, compile_nbytes=10 << 20)
+    assert not choice.are_loaded()
+    read(place, 1, compile_nbytes=10 << 20)
+    assert choice.are_loaded()
+
+
+@pytest.mark.parametrize("nbytes", [0, 64 << 20])
+def test_small_reads_have_nothing_compiled(nbytes, place, asked, monkeypatch):
+    monkeypatch.setattr(choice, "_kept", lambda: asked.append(None))
+    read(place, 70, compile_nbytes=nbytes)
+    assert not choice.are_loaded()
+    assert len(asked) == 1  # looking for them takes as long as hundreds of reads
+
+
+class Taken:
+    """A lock that another thread has."""
+
+    def locked(self) -> bool:
+        return True
+
+    def __enter__(self) -> None:
+        pytest.fail("waited")
+
+    def __exit__(self, *_) -> None:
+        """Be a context manager."""
+
+
+def test_small_reads_do_not_wait_for_a_thread_that_compiles(place, asked, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(choice._turn, "lock", Taken())
+        read(place, N_READS)
+    assert not asked
+    read(place, 1)
+    assert choice.are_loaded()
+
+
+def test_reads_that_the_loops_cannot_do_do_not_count(asked):
+    read(held(stored([ZSTD]).objects), N_READS)
+    assert not asked
+    assert not choice.are_loaded()
