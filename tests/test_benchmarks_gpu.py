@@ -5,6 +5,7 @@ No figure means anything; that every question is asked, and answered with a row,
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import sys
@@ -20,10 +21,11 @@ from benchmarks.gpu.record import MAX_ATTEMPTS, Record
 from benchmarks.gpu.run import Run, Skipped
 from benchmarks.gpu.sizes import CODECS, TINY
 from benchmarks.gpu.tasks import STAGES, tasks
+from benchmarks.gpu.vendor_crc import KernelConf, Options, VendorCrc
 from cuda_host import kvikio_standin
 from cuda_host.machine import emulated
 from gpushard.devices.kernels import load_kernel_sources
-from gpushard.devices.nvcomp import Nvcomp
+from nvcomp_batch import Batch, vendor_library
 
 DEVICE = "cuda_host.machine:emulated"
 TESTS = str(Path(__file__).parent)
@@ -93,9 +95,18 @@ def test_both_ways_to_checksums_are_measured_and_come_out_right(rows):
 def test_wrong_checksums_of_the_vendor_are_told(tmp_path, monkeypatch):
     found = {}
     run = Run(DEVICE, "tiny", tmp_path, emit=lambda row: found.update({row["id"]: row}))
-    monkeypatch.setattr(Nvcomp, "crc32c_async", lambda *_: None)
+    monkeypatch.setattr(VendorCrc, "enqueue", lambda *_: None)
     alternatives.checksums(run)
     assert [row["is_right"] for row in found.values()] == [False]
+
+
+def test_options_of_the_vendors_checksums_arrive_by_value():
+    assert ctypes.sizeof(Options) == 128
+    vendor, tables = VendorCrc(vendor_library().path), Batch([b"x"], [10]).tables
+    # Refused as values before a device is looked for, so the fields were seen.
+    for conf in (KernelConf(2, 16, 1), KernelConf(1, 3, 1)):
+        with pytest.raises(RuntimeError, match="NOT_SUPPORTED"):
+            vendor.enqueue(tables, 8, conf, 0)
 
 
 @pytest.mark.parametrize("has_gds", [True, False])

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import crc32c
 import numpy as np
 import pytest
 
@@ -21,9 +20,6 @@ from gpushard.devices.nvcomp_abi import (
     Algorithm,
     AlignmentRequirements,
     CompressOptions,
-    Crc32KernelConf,
-    Crc32Options,
-    Crc32Spec,
     DecompressOptions,
     NvcompStatus,
     Properties,
@@ -38,9 +34,6 @@ from nvcomp_batch import Batch, payloads, vendor_library
 STRUCT_NBYTES = {
     DecompressOptions: 64,
     CompressOptions: 64,
-    Crc32Spec: 32,
-    Crc32KernelConf: 32,
-    Crc32Options: 128,
     Properties: 8,
     AlignmentRequirements: 24,
 }
@@ -88,8 +81,6 @@ def test_every_function_bound_is_in_the_vendor_library(vendor):
 def test_structures_have_the_sizes_of_the_headers():
     found = {struct: ctypes.sizeof(struct) for struct in STRUCT_NBYTES}
     assert found == STRUCT_NBYTES
-    assert Crc32Spec.xorout.offset == 12
-    assert Crc32Options.kernel_conf.offset == 32
 
 
 @each_algorithm
@@ -146,18 +137,6 @@ def test_without_a_driver_the_vendor_library_says_so(vendor, algorithm):
     batch = Batch([b"x"], [10])
     with pytest.raises(DeviceError, match=r"DecompressAsync.*CUDA_ERROR \(1000\)"):
         batch.decode(vendor, algorithm)
-    with pytest.raises(DeviceError, match="CUDA_ERROR"):
-        vendor.crc32c_conf(10, 1000, 0)
-    with pytest.raises(DeviceError, match="CUDA_ERROR"):
-        vendor.crc32c_async(batch.tables, 8, Crc32KernelConf(1, 16, 1), 0)
-
-
-def test_crc32_options_arrive_by_value(vendor):
-    # Refused as values before a device is looked for, so the fields were seen.
-    batch = Batch([b"x"], [10])
-    for conf in (Crc32KernelConf(2, 16, 1), Crc32KernelConf(1, 3, 1)):
-        with pytest.raises(DeviceError, match="NOT_SUPPORTED"):
-            vendor.crc32c_async(batch.tables, 8, conf, 0)
 
 
 # ---- finding it
@@ -314,17 +293,6 @@ def test_streams_can_be_refused_or_cut_short_on_purpose(standin, nvcomp):
     batch.decode(nvcomp, Algorithm.GZIP)
     assert batch.statuses.tolist() == [0, 13, 0]
     assert batch.actual.tolist() == [3, 3, 2]
-
-
-def test_checksums_are_those_of_crc32c(standin, nvcomp):
-    data = payloads()
-    batch = Batch(data, [1] * len(data), alignment=1, slack=4)
-    standin.set_overread(4)
-    checksums = np.zeros(len(data), np.uint32)
-    conf = nvcomp.crc32c_conf(len(data), max(map(len, data)), 0)
-    nvcomp.crc32c_async(batch.tables, checksums.ctypes.data, conf, 0)
-    assert checksums.tolist() == [crc32c.crc32c(d) for d in data]
-    assert not batch.statuses.any()
 
 
 @pytest.mark.skipif(not in_sanitized_process(), reason="only ASan sees the red zone")

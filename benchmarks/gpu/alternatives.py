@@ -15,6 +15,7 @@ from benchmarks.configs import MIB
 from benchmarks.gpu.arrays import Layout, store
 from benchmarks.gpu.gpu import fetched, rate
 from benchmarks.gpu.streams import uploaded
+from benchmarks.gpu.vendor_crc import VendorCrc
 from gpushard import Options, open_array
 from gpushard.devices.lane import PAGE_NBYTES
 from gpushard.devices.nvcomp import StreamTables
@@ -103,10 +104,11 @@ def _vendors(
     table, told = uploaded(device, packed, stream), device.allocate(8 * n)
     at = table.address, table.address + 8 * n
     tables = StreamTables(n, *at, 0, 0, 0, told.address + 4 * n)
-    conf = device.decoder.crc32c_conf(n, nbytes, stream)
+    vendor = VendorCrc(device.decoder.path)
+    conf = vendor.chosen_conf(n, nbytes, stream)
     seconds = run.timed(
         stream,
-        lambda: device.decoder.crc32c_async(tables, told.address, conf, stream),
+        lambda: vendor.enqueue(tables, told.address, conf, stream),
     )
     return seconds, fetched(device, told.address, 4 * n).view(np.uint32)
 

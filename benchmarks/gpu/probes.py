@@ -21,6 +21,7 @@ from benchmarks.gpu.arrays import Layout, store
 from benchmarks.gpu.gpu import fetched, rate
 from benchmarks.gpu.run import Run, Skipped
 from benchmarks.gpu.streams import ENCODERS, Batch
+from benchmarks.gpu.vendor_crc import VendorCrc
 from gpushard import Options, open_array
 from gpushard.devices.nvcomp import StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm, DecompressOptions
@@ -140,9 +141,10 @@ def checksums(name: str, run: Run) -> None:
     batch = Batch.lay(device, Algorithm.LZ4, plain, [1] * len(plain))
     stream = device.create_stream()
     longest = max(map(len, plain))
-    conf = device.decoder.crc32c_conf(len(plain), longest, stream)
+    vendor = VendorCrc(device.decoder.path)
+    conf = vendor.chosen_conf(len(plain), longest, stream)
     tables: StreamTables = batch.tables
-    device.decoder.crc32c_async(tables, tables.actual_nbytes, conf, stream)
+    vendor.enqueue(tables, tables.actual_nbytes, conf, stream)
     device.wait_for(stream)
     found = fetched(device, tables.actual_nbytes, 4 * len(plain)).view(np.uint32)
     run.put(name, is_right=found.tolist() == [crc32c.crc32c(p) for p in plain])

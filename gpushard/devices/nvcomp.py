@@ -17,13 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from gpushard.devices.nvcomp_abi import (
-    CRC32C_SPEC,
     MAJOR,
     Algorithm,
     AlignmentRequirements,
     CompressOptions,
-    Crc32KernelConf,
-    Crc32Options,
     DecompressOptions,
     Properties,
     bound_symbols,
@@ -262,61 +259,8 @@ class Nvcomp:
             *(CompressOptions.defaults(algorithm), tables.statuses, stream),
         )
 
-    def crc32c_conf(self, count: int, max_nbytes: int, stream: int) -> Crc32KernelConf:
-        """Kernel choice that nvCOMP makes for the checksums of `count` messages.
-
-        This needs a device. `max_nbytes` is the size of the longest message.
-
-        Raises
-        ------
-        DeviceError
-            nvCOMP refuses, or there is no usable device.
-        """
-        conf = Crc32KernelConf()
-        self._call(
-            None,
-            "nvcompBatchedCRC32GetHeuristicConf",
-            None,
-            count,
-            ctypes.byref(conf),
-            max_nbytes,
-            stream,
-        )
-        return conf
-
-    def crc32c_async(
-        self,
-        tables: StreamTables,
-        checksums: int,
-        conf: Crc32KernelConf,
-        stream: int,
-    ) -> None:
-        """Enqueue CRC-32C checksums of the sources of `tables` on `stream`.
-
-        `checksums` is the device address of the results: uint32, one for each source.
-        Of the tables, only `src`, `src_nbytes`, `count` and `statuses` are used.
-
-        Raises
-        ------
-        DeviceError
-            The call could not be enqueued.
-        """
-        only_segment = 0
-        self._call(
-            None,
-            "nvcompBatchedCRC32Async",
-            tables.src,
-            tables.src_nbytes,
-            tables.count,
-            checksums,
-            Crc32Options(CRC32C_SPEC, conf),
-            only_segment,
-            tables.statuses,
-            stream,
-        )
-
-    def _call(self, algorithm: Algorithm | None, name: str, *args: Any) -> None:
-        symbol = name if algorithm is None else symbol_of(algorithm, name)
+    def _call(self, algorithm: Algorithm, name: str, *args: Any) -> None:
+        symbol = symbol_of(algorithm, name)
         with self._within():
             status = self._functions[symbol](*args)
         if status:

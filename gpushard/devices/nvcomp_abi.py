@@ -2,7 +2,7 @@
 
 It has the algorithms, statuses, structures (most are passed by value) and functions
 that gpushard uses. They are declared in
-``nvcomp/{zstd,lz4,snappy,deflate,gzip,crc32,shared_types}.h`` of 6.0.
+``nvcomp/{zstd,lz4,snappy,deflate,gzip,shared_types}.h`` of 6.0.
 """
 
 from __future__ import annotations
@@ -116,40 +116,6 @@ class CompressOptions(ctypes.Structure):
         return cls(algorithm in (Algorithm.DEFLATE, Algorithm.GZIP))
 
 
-class Crc32Spec(ctypes.Structure):
-    """``nvcompCRC32Spec_t``, 32 bytes."""
-
-    _fields_: ClassVar[Any] = (
-        ("poly", ctypes.c_uint32),
-        ("init", ctypes.c_uint32),
-        ("ref_in", ctypes.c_bool),
-        ("ref_out", ctypes.c_bool),
-        ("xorout", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint8 * 16),
-    )
-
-
-class Crc32KernelConf(ctypes.Structure):
-    """``nvcompCRC32KernelConf_t``, 32 bytes."""
-
-    _fields_: ClassVar[Any] = (
-        ("kernel_kind", ctypes.c_int32),
-        ("bytes_per_read", ctypes.c_int32),
-        ("blocks_per_msg", ctypes.c_int32),
-        ("reserved", ctypes.c_uint8 * 20),
-    )
-
-
-class Crc32Options(ctypes.Structure):
-    """``nvcompBatchedCRC32Opts_t``, 128 bytes."""
-
-    _fields_: ClassVar[Any] = (
-        ("spec", Crc32Spec),
-        ("kernel_conf", Crc32KernelConf),
-        ("reserved", ctypes.c_uint8 * 64),
-    )
-
-
 class Properties(ctypes.Structure):
     """``nvcompProperties_t``, 8 bytes."""
 
@@ -168,10 +134,6 @@ class AlignmentRequirements(ctypes.Structure):
         ("temp", ctypes.c_size_t),
     )
 
-
-# RFC 3720 section 12.1 gives the polynomial. Input and output are reflected. The
-# initial value and the final XOR are all ones.
-CRC32C_SPEC = Crc32Spec(0x1EDC6F41, 0xFFFFFFFF, True, True, 0xFFFFFFFF)
 
 _ADDRESS = ctypes.c_void_p
 _SIZE = ctypes.c_size_t
@@ -199,15 +161,6 @@ _COMPRESS_SIGNATURES = {
         *(_ADDRESS, _ADDRESS, CompressOptions, _ADDRESS, _ADDRESS),
     ),
 }
-_CRC32_SIGNATURES = {
-    "nvcompBatchedCRC32Async": (
-        *(_ADDRESS, _ADDRESS, _SIZE, _ADDRESS),
-        *(Crc32Options, ctypes.c_int32, _ADDRESS, _ADDRESS),
-    ),
-    "nvcompBatchedCRC32GetHeuristicConf": (
-        *(_ADDRESS, _SIZE, _ADDRESS, _SIZE, _ADDRESS),
-    ),
-}
 
 
 def bound_symbols() -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -218,7 +171,6 @@ def bound_symbols() -> Iterator[tuple[str, tuple[Any, ...]]]:
         if algorithm.max_encodable_nbytes:
             for name, arguments in _COMPRESS_SIGNATURES.items():
                 yield symbol_of(algorithm, name), arguments
-    yield from _CRC32_SIGNATURES.items()
 
 
 def symbol_of(algorithm: Algorithm, name: str) -> str:
