@@ -37,8 +37,8 @@ typedef unsigned long long uint64_t;
     type* const name = reinterpret_cast<type*>(gs_dynamic_shared)
 #endif
 
-// Status of one inner chunk, as in gpushard/devices/statuses.py. The first status other
-// than STATUS_OK is kept. Kernels skip rows that have one.
+// Status of one inner chunk. The first status other than STATUS_OK is kept. Kernels skip
+// rows that have one.
 typedef uint32_t Status;
 constexpr Status STATUS_OK = 0;
 constexpr Status STATUS_CHECKSUM = 1;  // the stored checksum differs

@@ -10,8 +10,8 @@ from itertools import product
 import numpy as np
 
 from blosc_frames import as_snappy, elements, encode
+from cuda_host.statuses import Status
 from gpushard.codecs import blosc_frame
-from gpushard.devices.statuses import Status
 
 OK, FORMAT, SIZE, HOST = Status.OK, Status.FORMAT, Status.SIZE, Status.HOST
 NBYTES = 4096

@@ -10,7 +10,7 @@ import numcodecs
 import numpy as np
 import zstandard
 
-from gpushard.devices.statuses import Status
+from cuda_host.statuses import Status
 
 OK, FORMAT, SIZE, HOST = Status.OK, Status.FORMAT, Status.SIZE, Status.HOST
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from cuda_host.build import build_shared_object
 from cuda_host.launch import BUILD
+from cuda_host.statuses import Status
 from gpushard.devices.kernels import kernel_directory
-from gpushard.devices.statuses import Status
 from kernel_rows import held
 
 HEADER = Path(__file__).with_name("kernel_fuzz.h")

@@ -19,7 +19,7 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
-from gpushard.devices.statuses import Status
+from cuda_host.statuses import Status
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
 from zarr_oracle import assert_same_bits

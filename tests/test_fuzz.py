@@ -14,13 +14,13 @@ from pkgutil import iter_modules
 import numpy as np
 import pytest
 
+from cuda_host.statuses import Status
 from fuzz import kernels, mutations, running, sanitized
 from fuzz.guard import GuardedRoom
 from gpushard import fused
 from gpushard.codecs import blosc_blocks, gzip
 from gpushard.converting.mark import Mark
 from gpushard.devices.scattering import targets as devices_target
-from gpushard.devices.statuses import Status
 from gpushard.formats import numcodecs_chain, v3
 from gpushard.fused import boxes
 from gpushard.planning import index

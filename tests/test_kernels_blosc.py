@@ -28,8 +28,8 @@ from cuda_host.launch import (
     SCHEDULES,
     Kernels,
 )
+from cuda_host.statuses import Status
 from gpushard.codecs import blosc_blocks, blosc_frame
-from gpushard.devices.statuses import Status
 from gpushard.devices.structs import fast_divisor
 from kernel_rows import bytes_at
 

@@ -14,9 +14,9 @@ from cuda_host.launch import (
     Kernels,
     in_sanitized_process,
 )
+from cuda_host.statuses import Status
 from gpushard import codecs
 from gpushard.codecs import blosc_frame
-from gpushard.devices.statuses import Status
 from gpushard.errors import CorruptShardError
 from gpushard.layout import CodecSpec
 from kernel_fuzz import damaged, found_by_fuzzing, native

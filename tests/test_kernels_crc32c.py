@@ -10,7 +10,7 @@ from cuda_host.launch import (
     SCHEDULES,
     Kernels,
 )
-from gpushard.devices.statuses import Status
+from cuda_host.statuses import Status
 from kernel_rows import addresses, held, sizes
 
 NAME = "gs_crc32c_verify"

@@ -10,7 +10,7 @@ from cuda_host.launch import (
     SCHEDULES,
     Kernels,
 )
-from gpushard.devices.statuses import Status
+from cuda_host.statuses import Status
 from kernel_rows import POISON, addresses, held, sizes, struct
 
 # TYPE_* of kernels/scatter_cast.cuh.

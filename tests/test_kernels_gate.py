@@ -13,6 +13,7 @@ from cuda_host.launch import (
     SCHEDULES,
     Kernels,
 )
+from cuda_host.statuses import Status
 from gate_cases import (
     DATA,
     FORMAT,
@@ -31,7 +32,6 @@ from gate_cases import (
     raw,
     zstd,
 )
-from gpushard.devices.statuses import Status
 from kernel_rows import addresses, bytes_at, held, outputs, sizes, struct
 
 CHECKSUM = Status.CHECKSUM

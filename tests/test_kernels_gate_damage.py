@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cuda_host.launch import in_sanitized_process
+from cuda_host.statuses import Status
 from gate_cases import (
     DATA,
     FORMAT,
@@ -24,7 +25,6 @@ from gate_cases import (
     ZSTD_CASES,
 )
 from gpushard import codecs
-from gpushard.devices.statuses import Status
 from gpushard.errors import CorruptShardError
 from gpushard.layout import CodecSpec
 from kernel_fuzz import damaged, found_by_fuzzing, native

@@ -20,8 +20,8 @@ from cuda_host.launch import (
     in_sanitized_process,
     sanitized_environment,
 )
+from cuda_host.statuses import Status
 from gpushard.devices.kernels import kernel_directory
-from gpushard.devices.statuses import Status
 
 PLANTED = HERE / "planted.cu"
 POISON = 0xA5A5A5A5

@@ -11,8 +11,8 @@ from cuda_host.launch import (
     SCHEDULES,
     Kernels,
 )
+from cuda_host.statuses import Status
 from gate_cases import OK
-from gpushard.devices.statuses import Status
 from gpushard.devices.structs import BLOSC_STREAMS
 from kernel_rows import POISON, addresses, held, sizes
 

@@ -13,7 +13,7 @@ from cuda_host.launch import (
     SCHEDULES,
     Kernels,
 )
-from gpushard.devices.statuses import Status
+from cuda_host.statuses import Status
 from gpushard.devices.structs import TRAILERS
 from kernel_rows import addresses, held
 

@@ -14,8 +14,8 @@ from cuda_host.launch import (
     Kernels,
     in_sanitized_process,
 )
+from cuda_host.statuses import Status
 from gpushard.codecs import blosc_blocks, blosc_frame
-from gpushard.devices.statuses import Status
 from kernel_rows import POISON, addresses, held, struct
 
 NONE, BYTES, BITS = range(3)

@@ -16,9 +16,9 @@ import numcodecs
 from blosc_cases import CASES, frames_of
 from blosc_cases import NBYTES as FRAME_NBYTES
 from cuda_host.build import BUILD_FLAGS, CACHE, COMMON_FLAGS, compiler
+from cuda_host.statuses import Status
 from gate_cases import DATA, GZIP_CASES, LZ4, NOISE, ZLIB, ZSTD_CASES
 from gpushard.devices.kernels import kernel_directory
-from gpushard.devices.statuses import Status
 
 _HERE = Path(__file__).parent
 _FLAGS = (
