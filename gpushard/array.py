@@ -27,7 +27,7 @@ from gpushard.selecting.indexer import Indexer, as_numpy_would
 from gpushard.selecting.selection import Wanted, n_elements
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Store
-from gpushard.stores.resolve import StoreAddress, address, from_address, resolve
+from gpushard.stores.resolve import address, from_address, resolve
 
 if TYPE_CHECKING:
     from zarr import Array as ZarrArray
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _Window = tuple[tuple[int, ...], tuple[int, ...]]
-_Place = tuple[StoreAddress, str, _Window | None]
+_Place = tuple[bytes, str, _Window | None]
 
 
 def open_array(

@@ -317,7 +317,7 @@ def test_a_busy_server_is_asked_with_pauses_whatever_the_settings(most, monkeypa
     def work(_request):
         n_asked[0] += 1
         assert n_asked[0] < 100
-        raise StoreError("status code: 500")
+        raise StoreError("status code: 500") from RefusalError("busy", 500)
 
     clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now[0])
     monkeypatch.setattr(patience, "time", clock)

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushard.stores.http.bodies import body_behind
 from gpushard.stores.http.wire import (
     MOST_HEAD_NBYTES,
     BrokenAnswerError,
     Deadline,
     Wire,
+    body_behind,
     read_head,
 )
 

@@ -28,6 +28,7 @@ from gpushard.inspection.verify import verify_array
 from gpushard.options import GIB, KIB, MIB, WriteOptions
 from gpushard.rolling import RollingArray
 from gpushard.stores import documents, patience
+from gpushard.stores.answers import RefusalError
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.local import LocalStore
 from gpushard.stores.patience import Pace, Patience
@@ -159,7 +160,7 @@ def test_a_busy_server_is_given_up_when_the_patience_ends(monkeypatch, patience_
     monkeypatch.setattr(patience, "time", clock)
 
     def refused(_: Any) -> None:
-        raise gpushard.StoreError("status code: 503")
+        raise gpushard.StoreError("status code: 503") from RefusalError("busy", 503)
 
     with pytest.raises(gpushard.StoreError):
         Patience(Pace(patience_s, 1), None).ask(refused, None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpushard.stores.bodies import body_of
+from gpushard.stores.obstores import body_of
 from gpushard.stores.patience import Pace
 from range_server import RangeServer
 from stored_object import BODY, write_object

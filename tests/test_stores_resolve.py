@@ -243,7 +243,6 @@ import pickle, sys
 from gpushard.stores.resolve import from_address
 sent = pickle.load(sys.stdin.buffer)
 assert from_address(sent).get("g/t/c/0")
-assert sent.url.startswith("file://")
 """
     subprocess.run(
         [sys.executable, "-c", script], input=pickle.dumps(sent), check=True, timeout=60
@@ -259,7 +258,6 @@ def test_every_kind_of_store_with_an_address_comes_back(tmp_path: Path) -> None:
     with RangeServer(tmp_path / "data.zarr") as server:
         for target in (memory, tmp_path / "data.zarr", server.url):
             sent = address(resolve(target)[0])
-            assert sent is not None
             again = from_address(pickle.loads(pickle.dumps(sent)))
             assert again.get("g/t/c/0") is not None
 

@@ -17,7 +17,7 @@ from gpushard.rolling.reader import Followed, RollingReader
 from gpushard.rolling.steps import Steps
 from gpushard.selecting.expressions import basic
 from gpushard.source import Source
-from gpushard.stores.resolve import StoreAddress, address, from_address
+from gpushard.stores.resolve import address, from_address
 from gpushard.writing.create import create_array
 
 if TYPE_CHECKING:
@@ -354,7 +354,7 @@ class RollingArray(RollingReader):
 
 def _reopen(
     kind: type[RollingArray],
-    known: StoreAddress,
+    known: bytes,
     path: str,
     device: str,
     options: Options,

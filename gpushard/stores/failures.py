@@ -1,11 +1,12 @@
-"""Wording of the adapters' errors, and a check for keys that no adapter accepts."""
+"""Errors of all stores, one sentence each, and a check for keys that none accepts."""
 
 from __future__ import annotations
 
 import re
 from typing import TypeVar
 
-from gpushard.errors import StoreError
+from gpushard.errors import ObjectChangedError, StoreError
+from gpushard.stores.base import ByteRequest
 
 _METADATA_SUFFIXES = (
     "zarr.json",
@@ -22,8 +23,6 @@ _FORBIDDEN_PARTS = frozenset(("", ".", ".."))
 _FORBIDDEN_CHARACTERS = frozenset("\\\0")
 _USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Statuses of a server that may answer in a moment.
-_PASSING = re.compile(r"status code: (429|500|502|503|504)\b")
 
 ErrorType = TypeVar("ErrorType", bound=StoreError)
 
@@ -77,22 +76,6 @@ def refuse_unsafe_key(key: str, url: str) -> None:
     )
 
 
-def passing_status(error: StoreError) -> str | None:
-    """Status of a server that is busy for a moment: "503"; None for any other error."""
-    found = _PASSING.search(error.what)
-    return found and found[1]
-
-
-def may_pass(error: StoreError) -> bool:
-    """Whether the same request may succeed in a moment."""
-    return was_lost(error) or passing_status(error) is not None
-
-
-def was_lost(error: StoreError) -> bool:
-    """Whether the connection failed, or ended too early."""
-    return getattr(error.__cause__, "is_lost", False)
-
-
 def without_credentials(text: str) -> str:
     """`text` without user names and passwords in its URLs."""
     return _USER_INFO.sub("", text)
@@ -113,4 +96,78 @@ def failed_write(url: str, key: str, error: Exception) -> StoreError:
         f"cannot write {key!r}: {type(error).__name__}: {told_by(error)}",
         store_url=url,
         hint="check the store, its settings and your rights",
+    )
+
+
+def changed(url: str, request: ByteRequest, got: str) -> ObjectChangedError:
+    """Error for a version that no longer exists."""
+    return failure(
+        ObjectChangedError,
+        url,
+        request.key,
+        "the object was replaced while it was read",
+        expected=str(request.version),
+        got=got,
+        hint="read again",
+    )
+
+
+def other_bytes(
+    url: str, key: str, asked: tuple[int, int], told: tuple[int, int], nbytes: int
+) -> StoreError:
+    """Error for an answer with other bytes than requested.
+
+    Parameters
+    ----------
+    asked, told
+        Half-open byte ranges: the one requested, and the one in the answer's head.
+    nbytes
+        Size of the body.
+    """
+    return failure(
+        StoreError,
+        url,
+        key,
+        "the server answered other bytes than asked",
+        expected=f"bytes {asked[0]}-{asked[1]}",
+        got=f"{nbytes} bytes of {told[0]}-{told[1]}",
+        hint="check the server or the proxy before it",
+    )
+
+
+def two_sizes(url: str, key: str, told: int, found: int | None) -> StoreError:
+    """Error for an object of which the server states two sizes."""
+    return failure(
+        StoreError,
+        url,
+        key,
+        "the server tells two sizes of one object",
+        expected=f"{told} bytes, as it answers a HEAD",
+        got=f"{found} bytes of which it answers a range",
+        hint="check the server or the proxy before it; it should compress nothing",
+    )
+
+
+def too_slow(url: str, key: str, nbytes: int, limit_s: float) -> StoreError:
+    """Error for a body that did not arrive in time."""
+    return failure(
+        StoreError,
+        url,
+        key,
+        "the server sends too slowly",
+        expected=f"{nbytes} bytes within {limit_s:.1f} s",
+        hint="check the network, or raise the options patience_s and lower "
+        "min_nbytes_per_s",
+    )
+
+
+def no_head(url: str, key: str, limit_s: float) -> StoreError:
+    """Error for an answer that did not even begin in time."""
+    return failure(
+        StoreError,
+        url,
+        key,
+        "the server sends too slowly",
+        expected=f"the head of an answer within {limit_s:.1f} s",
+        hint="check the network and the server, or raise the option patience_s",
     )

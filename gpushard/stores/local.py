@@ -147,6 +147,9 @@ class LocalStore:
     def open_file(self, key: str, version: Hashable | None) -> Handle:
         """Open file of an object, to read by position; it stays open while in use.
 
+        The caller must call `confirm` or `refuse_changed` after reading, before it uses
+        the bytes.
+
         Raises
         ------
         ObjectChangedError
@@ -247,20 +250,6 @@ class LocalStore:
         if n_bytes != n_wanted or version_of(now) != version:
             self.refuse_changed(handle, now, is_torn=n_bytes != n_wanted)
         return Fetched(data, size, version)
-
-    def hold(self, key: str, version: Hashable) -> Handle:
-        """Open file of `version` at `key`, for callers that read the file themselves.
-
-        The caller must call `confirm` after reading, before it uses the bytes.
-
-        Raises
-        ------
-        ObjectChangedError
-            The version no longer exists.
-        StoreError
-            As for `read`.
-        """
-        return self.open_file(key, version)
 
     def refuse_changed(
         self, handle: Handle, now: os.stat_result, *, is_torn: bool = False

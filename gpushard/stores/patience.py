@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpushard.errors import StoreError
+from gpushard.stores.answers import RefusalError, refusal_behind
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.failures import may_pass, was_lost
 
 # Half of it is waited at least, after the first repeats that a server asks for, or that
 # the settings allow.
@@ -105,12 +105,14 @@ class Patience:
             try:
                 return work(request)
             except StoreError as error:
-                is_lost = was_lost(error)
-                is_final = is_lost and n_lost >= self._repeats.most
-                if is_final or not may_pass(error):
+                refusal = refusal_behind(error)
+                if refusal is None or not refusal.may_pass:
+                    raise
+                is_lost = refusal.is_lost
+                if is_lost and n_lost >= self._repeats.most:
                     raise
                 limit = self._repeats.lost_s if is_lost else self._pace.patience_s
-                wanted = self._wanted_s(error, pause, n_repeats)
+                wanted = self._wanted_s(refusal, pause, n_repeats)
                 if time.monotonic() - started + wanted > limit:
                     raise
             time.sleep(wanted)
@@ -118,13 +120,12 @@ class Patience:
             n_repeats += 1
             n_lost += is_lost
 
-    def _wanted_s(self, error: StoreError, pause: float, n_repeats: int) -> float:
+    def _wanted_s(self, refusal: RefusalError, pause: float, n_repeats: int) -> float:
         """Seconds to wait before the next attempt."""
         least = _jittered(_LEAST_PAUSE_S)
-        told = getattr(error.__cause__, "retry_after_s", None)
-        if told is not None:
-            return max(told, least if n_repeats else 0.0)
-        is_late = n_repeats >= self._repeats.most and not was_lost(error)
+        if refusal.retry_after_s is not None:
+            return max(refusal.retry_after_s, least if n_repeats else 0.0)
+        is_late = n_repeats >= self._repeats.most and not refusal.is_lost
         return max(_jittered(pause), least if is_late else 0.0)
 
 

@@ -12,19 +12,31 @@ from functools import partial
 import numpy as np
 
 from gpushard.options import MIB, Options
-from gpushard.stores.answers import Answer, Client, RefusalError
+from gpushard.stores.answers import (
+    About,
+    Answer,
+    Client,
+    RefusalError,
+    is_other,
+    version_of,
+)
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
-from gpushard.stores.failures import refuse_unsafe_key, without_credentials
-from gpushard.stores.patience import Patience
-from gpushard.stores.remote_failures import (
+from gpushard.stores.failures import (
     changed,
     other_bytes,
-    refuse_large,
+    refuse_unsafe_key,
     two_sizes,
+    without_credentials,
 )
-from gpushard.stores.versions import About, is_other, version_of
-from gpushard.stores.wholes import Together, Wholes, cut_out, read_together
+from gpushard.stores.patience import Patience
+from gpushard.stores.wholes import (
+    Together,
+    Wholes,
+    cut_out,
+    read_together,
+    refuse_large,
+)
 from gpushard.workers import run_side_by_side
 
 # 1 MiB and 16 MiB are zarr-python's figures for object stores (3.3, its ArrayConfig

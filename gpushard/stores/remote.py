@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.options import DEFAULT, Options
-from gpushard.stores.answers import RefusalError
-from gpushard.stores.bodies import body_of, piece_nbytes
-from gpushard.stores.failures import without_credentials
+from gpushard.stores.answers import About, RefusalError
+from gpushard.stores.failures import too_slow, without_credentials
 from gpushard.stores.obstores import (
+    body_of,
     children_of,
     costs_of,
+    piece_nbytes,
     refusal_of,
     refuse_after_fork,
     request_errors,
@@ -28,8 +29,6 @@ from gpushard.stores.obstores import (
 )
 from gpushard.stores.patience import Pace, Patience
 from gpushard.stores.ranged import RangedStore
-from gpushard.stores.remote_failures import too_slow
-from gpushard.stores.versions import About
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta

@@ -7,7 +7,6 @@ import pickle
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -239,26 +238,11 @@ def _resolve_fsspec(url: str, storage_options: Mapping[str, Any] | None) -> Stor
     return ZarrStore(store)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreAddress:
+def address(store: Store) -> bytes:
     """Everything that another process needs to open the same store.
 
-    Attributes
-    ----------
-    url
-        Address of the store's root, for messages.
-    pickled
-        The store without open files and connections, but with its settings, credentials
-        included. A store that is in memory only (zarr's `MemoryStore`) is copied with
-        all its content.
-    """
-
-    url: str
-    pickled: bytes
-
-
-def address(store: Store) -> StoreAddress:
-    """Picklable address of `store`, for another process.
+    It has the store's settings, credentials included, but no open files or connections.
+    A store that is in memory only (zarr's `MemoryStore`) is copied with its content.
 
     Raises
     ------
@@ -266,7 +250,7 @@ def address(store: Store) -> StoreAddress:
         The store cannot leave this process.
     """
     try:
-        return StoreAddress(store.url, pickle.dumps(store))
+        return pickle.dumps(store)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UnsupportedError(
             "the array lies in a store that cannot be opened by another process",
@@ -274,6 +258,6 @@ def address(store: Store) -> StoreAddress:
         ) from error
 
 
-def from_address(address: StoreAddress) -> Store:
+def from_address(address: bytes) -> Store:
     """Store at `address`, which must come from a source that you trust."""
-    return pickle.loads(address.pickled)
+    return pickle.loads(address)

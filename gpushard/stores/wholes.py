@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gpushard.errors import StoreError
 from gpushard.options import MIB, Options
 from gpushard.stores.base import ByteRequest, Fetched
-from gpushard.stores.failures import may_pass
+from gpushard.stores.failures import failure
 from gpushard.workers import run_side_by_side
 
 # If a server ignores ranges, a larger object is an error and not a surprise download.
@@ -37,13 +37,12 @@ class Together:
     error: StoreError | None = None
 
     def fail(self, error: StoreError) -> None:
-        """Make the other requests give up, unless `error` may pass in a moment."""
-        if not may_pass(error):
-            # Without its frames, which refer to this object. A copy has them if some
-            # library has told `copyreg` to pickle errors with their tracebacks.
-            kept = copy(error).with_traceback(None)
-            kept.__cause__ = kept.__context__ = None
-            self.error = kept
+        """Make the other requests give up."""
+        # Without its frames, which refer to this object. A copy has them if some
+        # library has told `copyreg` to pickle errors with their tracebacks.
+        kept = copy(error).with_traceback(None)
+        kept.__cause__ = kept.__context__ = None
+        self.error = kept
 
     def go_on(self) -> None:
         """Raise the error of another request that failed for good, if there is one.
@@ -101,7 +100,7 @@ class Wholes:
                     group.go_on()
                 self._held[holder] = nbytes
             yield had_room
-        except StoreError as error:
+        except StoreError as error:  # what may pass is still a `RefusalError` here
             group.fail(error)  # before others are told that there is room
             raise
         finally:
@@ -141,3 +140,26 @@ def cut_out(whole: Fetched | None, request: ByteRequest) -> Fetched | None:
     if len(data) < len(whole.data):
         data = data.copy()
     return Fetched(data, whole.object_nbytes, whole.version)
+
+
+def refuse_large(url: str, key: str, nbytes: int, limit_nbytes: int) -> None:
+    """Refuse to download a large object when only a part is wanted.
+
+    Raises
+    ------
+    StoreError
+        The object is larger than the limit.
+    """
+    if nbytes > limit_nbytes:
+        hint = "serve the data from a server that answers range requests"
+        if limit_nbytes < MOST_WHOLE_NBYTES:
+            hint += ", or raise options.memory_limit"
+        raise failure(
+            StoreError,
+            url,
+            key,
+            "the server does not answer ranges and the object is large",
+            expected=f"at most {limit_nbytes} bytes",
+            got=f"{nbytes} bytes",
+            hint=hint,
+        )

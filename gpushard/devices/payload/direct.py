@@ -71,7 +71,7 @@ def nbytes_of(request: ByteRequest) -> int:
 def _open_local(
     files: KvikioFiles, store: LocalStore, requests: Sequence[ByteRequest], limit: int
 ) -> DirectRead | None:
-    handles = [store.hold(request.key, request.version) for request in requests]
+    handles = [store.open_file(request.key, request.version) for request in requests]
     opened: list[Any] = []
     spans: list[tuple[int, int]] = []
     for handle, request in zip(handles, requests, strict=True):

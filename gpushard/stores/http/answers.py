@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from gpushard.errors import StoreError
 from gpushard.memory.pages import in_pages
-from gpushard.stores.answers import RefusalError
-from gpushard.stores.failures import failure, told_by
+from gpushard.stores.answers import About, RefusalError
+from gpushard.stores.failures import failure, other_bytes, told_by, too_slow
 from gpushard.stores.http.exchange import Exchange
 from gpushard.stores.http.settings import HttpSettings
-from gpushard.stores.remote_failures import other_bytes, too_slow
-from gpushard.stores.versions import About
 
 
 class HttpAnswer:

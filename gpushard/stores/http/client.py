@@ -13,8 +13,15 @@ from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import quote, urljoin, urlsplit
 
-from gpushard.stores.answers import CHECK_SERVER, RefusalError
-from gpushard.stores.failures import told_by
+from gpushard.errors import StoreError
+from gpushard.stores.answers import (
+    CHECK_SERVER,
+    NEVER,
+    About,
+    RefusalError,
+    date_of,
+)
+from gpushard.stores.failures import failure, no_head, told_by
 from gpushard.stores.http.answers import HttpAnswer
 from gpushard.stores.http.connecting import (
     NoTunnelError,
@@ -25,12 +32,12 @@ from gpushard.stores.http.exchange import Exchange, Place, exchange
 from gpushard.stores.http.pool import pool_of
 from gpushard.stores.http.settings import HttpSettings
 from gpushard.stores.http.wire import Deadline, Head
-from gpushard.stores.remote_failures import no_head, refuse_other_body
-from gpushard.stores.versions import NEVER, About, date_of
 
 _OK, _PARTIAL, _TIMEOUT = 200, 206, 408
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _MOST_REDIRECTS = 10
+# RFC 9110, 14.6: the answer to a request for several ranges, which nothing here sends.
+_PARTS = "multipart/byteranges"
 _CREDENTIALS = frozenset((401, 403))
 # Statuses that come with a Retry-After (RFC 9110, 10.2.3; RFC 6585, 4).
 _TELLING = frozenset((429, 503))
@@ -113,9 +120,7 @@ class HttpClient:
         if head.status not in (_OK, wanted):
             raise _refusal(head)
         headers = head.headers
-        refuse_other_body(
-            self._url, key, lambda name, usual: headers.get(name.lower(), usual)
-        )
+        self._refuse_other_body(key, headers)
         if head.status == _PARTIAL:
             told = _told_range(headers.get("content-range", ""))
         elif head.body_nbytes is not None:
@@ -125,6 +130,31 @@ class HttpClient:
         about = _about(head, 0 if told is None else told[2])
         answered = None if told is None else told[:2]
         return HttpAnswer(found, self._settings, self._url, key, about, answered)
+
+    def _refuse_other_body(self, key: str, headers: Mapping[str, str]) -> None:
+        """Refuse a body that is not the stored bytes themselves."""
+        encoding = headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            raise failure(
+                StoreError,
+                self._url,
+                key,
+                "the server answered an encoded body",
+                expected="the bytes as they are stored",
+                got=f"Content-Encoding: {encoding}",
+                hint="switch compression off on the server for this directory",
+            )
+        kind = headers.get("content-type", "")
+        if kind.lower().startswith(_PARTS):
+            raise failure(
+                StoreError,
+                self._url,
+                key,
+                "the server answered several parts",
+                expected="the bytes that were asked for",
+                got=f"Content-Type: {kind}",
+                hint="check the server or the proxy before it",
+            )
 
     def _exchange(self, method: str, key: str, headers: dict[str, str]) -> Exchange:
         """Send a request, and follow redirects to the answer."""

@@ -7,10 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpushard.options import KIB
-from gpushard.stores.http.bodies import Body, body_behind
 from gpushard.stores.http.connecting import Origin
 from gpushard.stores.http.pool import Pool
-from gpushard.stores.http.wire import Deadline, Head, Wire, read_head
+from gpushard.stores.http.wire import (
+    Body,
+    Deadline,
+    Head,
+    Wire,
+    body_behind,
+    read_head,
+)
 
 # A rest of a body up to this size is read, if it comes at once, to keep the connection:
 # such are the pages that come with a refusal.

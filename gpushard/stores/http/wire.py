@@ -1,6 +1,7 @@
-"""Bytes of one HTTP/1.1 connection: what is sent, and the head of each answer.
+"""Bytes of one HTTP/1.1 connection: what is sent, and head and body of each answer.
 
-No answer takes more time than its `Deadline`, and no head more than 64 KiB.
+No answer takes more time than its `Deadline`, and no head more than 64 KiB. Of a body,
+no more is taken than was asked for.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
 MOST_HEAD_NBYTES = 64 * KIB
 # A head and a small body in one call; of a large body little is moved twice.
 _RECEIVED_NBYTES = 16 * KIB
+_MOST_LINE_NBYTES = 4 * KIB
 
-LINE_END = re.compile(rb"\r?\n")
+_LINE_END = re.compile(rb"\r?\n")
 _HEAD_END = re.compile(rb"\n\r?\n")
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9]\d\d)(?: .*)?")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NO_TEXT = re.compile(r"[\0-\x08\x0a-\x1f\x7f]")
 _DIGITS = re.compile(r"[0-9]{1,18}")
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?", re.DOTALL)
 _SWITCHED, _FIRST_FINAL = 101, 200
 _BODILESS = frozenset((204, 304))
 
@@ -236,3 +239,106 @@ def _stays(minor: str, headers: dict[str, str]) -> bool:
     if "content-length" in headers and "transfer-encoding" in headers:
         return False  # RFC 9112, 6.3: two ends of one body, so the next may be neither
     return "keep-alive" in told if minor == "0" else "close" not in told
+
+
+class SizedBody:
+    """Body whose size the head tells.
+
+    Attributes
+    ----------
+    is_over
+        Whether all of it was read.
+    """
+
+    def __init__(self, wire: Wire, nbytes: int) -> None:
+        self._wire = wire
+        self._left = nbytes
+        self.is_over = not nbytes
+
+    def read_into(self, into: memoryview) -> int:
+        """Put the next bytes into memory, and return how many; 0 behind the last one.
+
+        Raises
+        ------
+        BrokenAnswerError
+            The body was cut off.
+        OSError
+            The connection failed, or no more came in time.
+        """
+        if self.is_over:
+            return 0
+        n = _some_into(self._wire, into[: self._left])
+        self._left -= n
+        self.is_over = not self._left
+        return n
+
+
+class ChunkedBody:
+    """Body in chunks (RFC 9112, 7.1). Extensions and trailers are skipped."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._left = 0
+        self.is_over = False
+        self._is_first = True
+
+    def read_into(self, into: memoryview) -> int:
+        """As of a `SizedBody`."""
+        if not self._left and not self.is_over:
+            self._next_chunk()
+        if self.is_over:
+            return 0
+        n = _some_into(self._wire, into[: self._left])
+        self._left -= n
+        return n
+
+    def _next_chunk(self) -> None:
+        if not self._is_first:
+            self._end_line(2)
+        self._is_first = False
+        found = _CHUNK_SIZE.fullmatch(self._wire.until(_LINE_END, _MOST_LINE_NBYTES))
+        if found is None:
+            raise BrokenAnswerError("the server sends a malformed chunk")
+        self._left = int(found[1], 16)
+        if not self._left:
+            left = MOST_HEAD_NBYTES
+            while line := self._wire.until(_LINE_END, left):
+                left -= len(line)
+            self.is_over = True
+
+    def _end_line(self, most_nbytes: int) -> None:
+        if self._wire.until(_LINE_END, most_nbytes):
+            raise BrokenAnswerError("the server sends a malformed chunk")
+
+
+class EndlessBody:
+    """Body that only ends with the connection, so that a cut would not show."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self.is_over = False
+
+    def read_into(self, into: memoryview) -> int:
+        """As of a `SizedBody`."""
+        n = 0 if self.is_over else self._wire.read_into(into)
+        self.is_over = not n
+        return n
+
+
+Body = SizedBody | ChunkedBody | EndlessBody
+
+
+def body_behind(head: Head, wire: Wire) -> Body:
+    """The body that follows a head."""
+    if head.is_chunked:
+        return ChunkedBody(wire)
+    if head.body_nbytes is None:
+        return EndlessBody(wire)
+    return SizedBody(wire, head.body_nbytes)
+
+
+def _some_into(wire: Wire, into: memoryview) -> int:
+    n = wire.read_into(into)
+    if not n:
+        raise BrokenAnswerError("the connection ended within a body")
+    return n
