@@ -252,16 +252,16 @@ def test_a_file_replaced_before_kvikio_opens_it_stays_the_one_that_is_open(
 ):
     values = stored(tmp_path, CHAINS["zstd"])
     a = gpushard.open_array(tmp_path)
-    hold = LocalStore.hold
+    open_file = LocalStore.open_file
 
-    def held_and_replaced(store, key, version):
-        handle = hold(store, key, version)
+    def opened_and_replaced(store, key, version):
+        handle = open_file(store, key, version)
         part = tmp_path / "part"
         part.write_bytes(b"another array altogether" * 20)
         part.rename(tmp_path / key)
         return handle
 
-    monkeypatch.setattr(LocalStore, "hold", held_and_replaced)
+    monkeypatch.setattr(LocalStore, "open_file", opened_and_replaced)
     part = expressions.basic((slice(0, 16), slice(0, 20)), a.shape)
     results, job = read_on_device(a, [part], device)
     assert_same_bits(results[0], values[:16, :20])

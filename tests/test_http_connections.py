@@ -11,7 +11,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -188,9 +188,14 @@ def test_a_fork_closes_what_it_inherits_and_its_parent_goes_on(server, store):
     assert server.n_connections == 1
 
 
-def test_the_connections_of_a_store_end_with_it(server):
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_the_connections_of_a_store_end_with_it(server, is_refused):
     store: Any = open_url(server.url, {})
     read_one(store)
+    if is_refused:
+        server.statuses["c/0"] = 403
+        with suppress(StoreError):
+            read_one(store)
     (((wire, _),),) = store._client._pool._idle.values()
     del store
     assert wire.socket.fileno() == -1

@@ -75,6 +75,26 @@ class Repeats:
     lost_s: float = 0.0
 
 
+@dataclass(slots=True)
+class _Attempts:
+    """What was tried for one request.
+
+    Attributes
+    ----------
+    pause_s
+        Pause before the next attempt, unless the server says how long.
+    since
+        Monotonic time of the first attempt.
+    n, n_lost
+        Number of repeats, and of those after a lost connection.
+    """
+
+    pause_s: float
+    since: float
+    n: int = 0
+    n_lost: int = 0
+
+
 class Patience:
     """Repeats a request while a server is busy, or after a lost connection.
 
@@ -99,34 +119,42 @@ class Patience:
         StoreError
             The error of the last attempt.
         """
-        started, pause = time.monotonic(), self._repeats.first_s
-        n_repeats = n_lost = 0
+        attempts = _Attempts(self._repeats.first_s, time.monotonic())
         while True:
             try:
                 return work(request)
             except StoreError as error:
-                refusal = refusal_behind(error)
-                if refusal is None or not refusal.may_pass:
-                    raise
-                is_lost = refusal.is_lost
-                if is_lost and n_lost >= self._repeats.most:
-                    raise
-                limit = self._repeats.lost_s if is_lost else self._pace.patience_s
-                wanted = self._wanted_s(refusal, pause, n_repeats)
-                if time.monotonic() - started + wanted > limit:
+                # A refusal kept here would refer to itself, through its frames, and
+                # keep the connections of the store open.
+                wanted = self._wanted_s(refusal_behind(error), attempts)
+                if wanted is None:
                     raise
             time.sleep(wanted)
-            pause = min(pause * self._repeats.base, self._repeats.most_s)
-            n_repeats += 1
-            n_lost += is_lost
 
-    def _wanted_s(self, refusal: RefusalError, pause: float, n_repeats: int) -> float:
-        """Seconds to wait before the next attempt."""
+    def _wanted_s(
+        self, refusal: RefusalError | None, attempts: _Attempts
+    ) -> float | None:
+        """Seconds to wait before the next attempt; None if there is to be none."""
+        if refusal is None or not refusal.may_pass:
+            return None
+        if refusal.is_lost and attempts.n_lost >= self._repeats.most:
+            return None
+        wanted = self._pause_s(refusal, attempts)
+        limit = self._repeats.lost_s if refusal.is_lost else self._pace.patience_s
+        if time.monotonic() - attempts.since + wanted > limit:
+            return None
+        pause = attempts.pause_s * self._repeats.base
+        attempts.pause_s = min(pause, self._repeats.most_s)
+        attempts.n += 1
+        attempts.n_lost += refusal.is_lost
+        return wanted
+
+    def _pause_s(self, refusal: RefusalError, attempts: _Attempts) -> float:
         least = _jittered(_LEAST_PAUSE_S)
         if refusal.retry_after_s is not None:
-            return max(refusal.retry_after_s, least if n_repeats else 0.0)
-        is_late = n_repeats >= self._repeats.most and not refusal.is_lost
-        return max(_jittered(pause), least if is_late else 0.0)
+            return max(refusal.retry_after_s, least if attempts.n else 0.0)
+        is_late = attempts.n >= self._repeats.most and not refusal.is_lost
+        return max(_jittered(attempts.pause_s), least if is_late else 0.0)
 
 
 def _jittered(pause: float) -> float:
