@@ -55,18 +55,23 @@ def values(a: gpushard.Array) -> list[int]:
     return a[...].tolist()[::4]
 
 
-@pytest.fixture
-def clock(shard: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The time now, of which file systems know the tick that began at 0."""
+def ticking_at(began: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The time now, of which file systems know the tick that began at `began` ns."""
 
     def version_of(status: os.stat_result) -> Any:
-        return status.st_dev, status.st_ino, status.st_size, 0, 0
+        return status.st_dev, status.st_ino, status.st_size, began, began
 
     now = [5_000_000]
     for module in (handles, local):
         monkeypatch.setattr(module, "version_of", version_of)
     monkeypatch.setattr(handles, "time_ns", lambda: now[0])
     return now
+
+
+@pytest.fixture
+def clock(shard: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The time of a clock that ticks many times a second."""
+    return ticking_at(-1, monkeypatch)
 
 
 @pytest.mark.parametrize("more", [{}, CACHED], ids=["indexes", "inner chunks"])
@@ -81,6 +86,21 @@ def test_a_file_overwritten_in_place_within_the_tick_that_it_was_read_in_is_read
     overwrite(shard, NEW)
     clock[0] = 50_000_000
     assert values(a) == [2, 1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_whose_time_is_a_whole_second_settles_after_two(way, shard, monkeypatch):
+    """A file system that notes whole seconds, or even ones (FAT), keeps them so long."""
+    clock = ticking_at(0, monkeypatch)
+    a = gpushard.open_array(shard.parent.parent, device="cpu", options=WAYS[way])
+    clock[0] = 2_010_000_000
+    assert values(a) == [1, 2]
+    overwrite(shard, NEW)
+    assert values(a) == [2, 1]
+    clock[0] = 2_020_000_000
+    assert values(a) == [2, 1]
+    version = a.source.indexes.get((0,)).version
+    assert type(version) is tuple
 
 
 def test_a_file_that_settles_while_its_index_is_read_is_read_again(

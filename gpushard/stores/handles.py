@@ -18,6 +18,8 @@ _CAN_ADVISE = hasattr(os, "posix_fadvise")
 # File systems take times from a clock of at least 100 ticks per second. A file that is
 # overwritten twice within a tick keeps its times, and may keep its size.
 _SETTLED_NS = 20_000_000
+# Some note whole seconds (ext3, HFS+, many FUSE and NFS servers), FAT only even ones.
+_SECOND_NS, _COARSE_TICK_NS = 1_000_000_000, 2_000_000_000
 
 FileVersion = tuple[int, int, int, int, int]
 """Identity of a file's bytes: device, inode, size, modification time and change time.
@@ -74,13 +76,20 @@ class Handle:
         file that has settled since may have changed in between.
         """
         version = self.version
-        if type(version) is not tuple and time_ns() - version[-1] >= _SETTLED_NS:
+        if type(version) is not tuple and _is_settled(version[-1]):
             version = self.version = (*version,)
         return version
 
     # The default argument outlives the module's globals at the interpreter's exit.
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self.fd)
+
+
+def _is_settled(changed_ns: int) -> bool:
+    """Whether a change from now on gives a file another time than `changed_ns`."""
+    is_coarse = changed_ns % _SECOND_NS == 0
+    tick_ns = _COARSE_TICK_NS if is_coarse else 0
+    return time_ns() - changed_ns >= tick_ns + _SETTLED_NS
 
 
 def is_in_memory(fd: int, offset: int) -> bool:
