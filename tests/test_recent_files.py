@@ -90,7 +90,7 @@ def test_a_file_overwritten_in_place_within_the_tick_that_it_was_read_in_is_read
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_file_whose_time_is_a_whole_second_settles_after_two(way, shard, monkeypatch):
-    """A file system that notes whole seconds, or even ones (FAT), keeps them so long."""
+    """So long, a file system may go on noting this second (FAT: even ones)."""
     clock = ticking_at(0, monkeypatch)
     a = gpushard.open_array(shard.parent.parent, device="cpu", options=WAYS[way])
     clock[0] = 2_010_000_000
@@ -99,8 +99,8 @@ def test_a_file_whose_time_is_a_whole_second_settles_after_two(way, shard, monke
     assert values(a) == [2, 1]
     clock[0] = 2_020_000_000
     assert values(a) == [2, 1]
-    version = a.source.indexes.get((0,)).version
-    assert type(version) is tuple
+    known: Any = a.source.indexes.get((0,))
+    assert type(known.version) is tuple
 
 
 def test_a_file_that_settles_while_its_index_is_read_is_read_again(
