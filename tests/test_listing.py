@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushard import SelectionError
-from gpushard.selecting import listing
+from gpushard.selecting import index_arrays, listing
 from gpushard.selecting.index_arrays import (
     KEPT_ELEMENTS,
     along_axis,
@@ -27,7 +27,7 @@ from gpushard.selecting.listing import (
     clipped,
     joined,
 )
-from gpushard.selecting.selection import IndexAxis, Listed, Points
+from gpushard.selecting.selection import IndexAxis, Listed, Points, laid_out
 from strategies import masks
 
 
@@ -120,6 +120,44 @@ def test_a_listing_takes_no_memory_of_its_own():
         tracemalloc.stop()
     assert listed.shape == index.shape
     assert peak < 1 << 17
+
+
+def test_neither_does_a_mask_among_coordinates():
+    mask = np.ones(1 << 20, bool)
+    index = np.zeros((2, 1), np.int32)
+    tracemalloc.start()
+    try:
+        listed = of_coordinates([index, mask], (1, 1 << 20))
+        assert isinstance(listed, Listed)
+        block = listed.listing.block(listed.listing.n_blocks - 1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert listed.shape == (2, 1 << 20)
+    assert block.coordinates[1][-1] == (1 << 20) - 1
+    assert peak < 4 << 20  # positions take 8 MiB
+
+
+@given(masks((9,)), st.integers(1, 3), st.integers(1, 7), st.integers(0, 9))
+def test_a_mask_among_coordinates_lists_its_true_elements(mask, n_rows, size, kept):
+    rows = np.arange(n_rows)[:, np.newaxis]
+    with (
+        mock.patch.object(listing, "BLOCK_ELEMENTS", size),
+        mock.patch.object(index_arrays, "KEPT_ELEMENTS", kept),
+    ):
+        found = laid_out(of_coordinates([rows, mask], (3, 9)))
+    expected = np.broadcast_arrays(rows, np.flatnonzero(mask))
+    assert isinstance(found, Points)
+    assert found.shape == expected[0].shape
+    same(found, [e.reshape(-1) for e in expected], np.arange(expected[0].size))
+
+
+def test_a_mask_among_coordinates_that_changes_is_an_error():
+    mask = np.ones(5, bool)
+    listed = IndexArrays([np.zeros(5, np.int64), mask], [1, 5])
+    mask[3] = False
+    with pytest.raises(SelectionError, match="was changed"):
+        listed.block(0)
 
 
 @pytest.mark.parametrize("value", [3, -4, 2**40])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -120,27 +121,43 @@ def of_coordinates(items: Sequence[Any], shape: Shape) -> Points | Listed:
         _checked(item, n, d)
         for d, (item, n) in enumerate(zip(items, shape, strict=True))
     ]
-    # A mask among coordinates stands for the positions of its true elements.
-    given = [np.flatnonzero(a) if a.dtype == bool else a for a in given]
-    spread: Sequence[NDArray[Any]] = []
+    shapes = [_shape_of(array) for array in given]
     try:
-        if given:
-            spread = np.broadcast_arrays(*given)
+        result: Shape = np.broadcast_shapes(*shapes)
     except ValueError:
         raise SelectionError(
             "coordinate arrays do not broadcast against one another",
-            got=f"shapes {[c.shape for c in given]}",
+            got=f"shapes {shapes}",
             hint="use oindex for all combinations of them",
         ) from None
-    result: Shape = spread[0].shape if spread else ()
-    n_points = spread[0].size if spread else 1
-    if n_points > KEPT_ELEMENTS:
-        return Listed(IndexArrays(spread, shape), result)
+    n_points = prod(result)
+    is_long = n_points > KEPT_ELEMENTS
+    # If a mask has very many true elements, it is kept and not their positions.
+    spread = [
+        array
+        if is_long and array.dtype == bool and n_true > KEPT_ELEMENTS
+        else np.broadcast_to(_positions(array), result)
+        for array, (n_true, *_) in zip(given, [s or (0,) for s in shapes], strict=True)
+    ]
+    if is_long:
+        return Listed(IndexArrays(spread, shape, n_points), result)
     flat = tuple(
         _wrap(np.ascontiguousarray(c).reshape(-1), n)
-        for c, n in zip(spread, shape, strict=False)
+        for c, n in zip(spread, shape, strict=True)
     )
     return Points(flat, np.arange(n_points, dtype=np.int64), result, scalar=not result)
+
+
+def _shape_of(array: NDArray[Any]) -> Shape:
+    """Shape of coordinates: a mask among them stands for its true elements."""
+    if array.dtype == bool:
+        return (int(np.count_nonzero(array)),)
+    return array.shape
+
+
+def _positions(array: NDArray[Any]) -> NDArray[Any]:
+    """The coordinates, or the positions of the true elements of a mask."""
+    return np.flatnonzero(array) if array.dtype == bool else array
 
 
 def _checked(item: Any, extent: int, axis: int) -> NDArray[Any]:

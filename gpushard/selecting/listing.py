@@ -82,15 +82,26 @@ class IndexArrays:
     ----------
     arrays
         Host, any integer data type and strides, all of one shape. Checked: from
-        ``-extent`` on and below ``extent``.
+        ``-extent`` on and below ``extent``. A mask of one axis stands for the positions
+        of its true elements, which are repeated as often as the others need.
     extents
         Length of each axis.
+    n_elements
+        Number of listed elements; None means the size of the first array.
     """
 
-    def __init__(self, arrays: Sequence[NDArray[Any]], extents: Sequence[int]) -> None:
-        self._flat = [_Flat(array) for array in arrays]
+    def __init__(
+        self,
+        arrays: Sequence[NDArray[Any]],
+        extents: Sequence[int],
+        n_elements: int | None = None,
+    ) -> None:
+        self._flat = [
+            _Positions(array) if array.dtype == bool else _Flat(array)
+            for array in arrays
+        ]
         self._extents = extents
-        self.n_elements = arrays[0].size
+        self.n_elements = arrays[0].size if n_elements is None else n_elements
         self.n_axes = len(arrays)
         self.n_blocks = -(-self.n_elements // BLOCK_ELEMENTS)
 
@@ -107,6 +118,25 @@ class IndexArrays:
     def overlaps(self, array: NDArray[Any]) -> bool:
         """Whether writing to `array` may change the elements; see `Listing`."""
         return any(np.may_share_memory(flat.array, array) for flat in self._flat)
+
+
+class _Positions:
+    """Positions of the true elements of a mask of one axis, again and again."""
+
+    def __init__(self, mask: NDArray[np.bool_]) -> None:
+        self.array = mask
+        self._true = TrueElements(mask)
+
+    def copied(self, first: int, last: int) -> Ints:
+        """Positions ``first:last``, of those of all repetitions."""
+        n = self._true.n_elements
+        found: list[Ints] = []
+        while first < last:
+            begin = first % n
+            end = min(begin + last - first, n)
+            found.append(self._true.positions(begin, end))
+            first += end - begin
+        return np.concatenate(found)
 
 
 class TrueElements:
@@ -132,18 +162,37 @@ class TrueElements:
 
     def block(self, number: int) -> ListedBlock:
         """Elements of a block; see `Listing`."""
-        first, last = self._range(number)
         out_first, out_last = self._before[number : number + 2].tolist()
-        found = np.flatnonzero(self._flat.given(first, last))
-        if len(found) != out_last - out_first:
-            raise changed()
-        found += first
+        found = self._found(number)
         along = np.unravel_index(found, self._shape) if self.n_axes > 1 else (found,)
         return ListedBlock(along, np.arange(out_first, out_last, dtype=np.int64))
+
+    def positions(self, first: int, last: int) -> Ints:
+        """Positions in the flattened mask of the elements ``first:last``, at least one.
+
+        Raises
+        ------
+        SelectionError
+            The user's mask was changed since the selection was made.
+        """
+        low = int(np.searchsorted(self._before, first, side="right")) - 1
+        high = int(np.searchsorted(self._before, last))
+        found = np.concatenate([self._found(k) for k in range(low, high)])
+        begin = first - int(self._before[low])
+        return found[begin : begin + last - first]
 
     def overlaps(self, array: NDArray[Any]) -> bool:
         """Whether writing to `array` may change the elements; see `Listing`."""
         return np.may_share_memory(self._flat.array, array)
+
+    def _found(self, number: int) -> Ints:
+        """Positions in the flattened mask of the elements of a block."""
+        first, last = self._range(number)
+        found = np.flatnonzero(self._flat.given(first, last))
+        if len(found) != int(self._before[number + 1] - self._before[number]):
+            raise changed()
+        found += first
+        return found
 
     def _range(self, number: int) -> tuple[int, int]:
         first = number * BLOCK_ELEMENTS

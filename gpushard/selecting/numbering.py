@@ -70,6 +70,14 @@ class Numbers(NamedTuple):
             number += digit.of(coordinates[digit.axis])
         return number
 
+    def cell_of(self, number: int) -> tuple[int, ...]:
+        """Value of each digit of a number."""
+        cell: list[int] = []
+        for digit in reversed(self.digits):
+            number, value = divmod(number, digit.n_cells)
+            cell.append(value)
+        return tuple(reversed(cell))
+
 
 def shard_digits(outer: Sequence[GridAxis]) -> list[Digit]:
     """Digits that identify a shard."""

@@ -12,8 +12,7 @@ about twice; otherwise once for each portion.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -37,28 +36,50 @@ _COUNTS_LOG2 = 16
 
 
 class Group(NamedTuple):
-    """Portions whose shards are in no other group.
+    """Elements whose cells are in no other group: shards, or cells of finer groups.
 
     Attributes
     ----------
-    portions
-        Yields the portions, one at a time, as often as it is called.
-    is_split
-        Whether there are several portions, which share shards.
-    n_elements
-        Number of elements of all portions.
+    listed
+        The selection.
+    cutter, span
+        Which of its elements these are.
     """
 
-    portions: Callable[[], Iterator[Selection]]
-    is_split: bool
-    n_elements: int
+    listed: Listed
+    cutter: _Cutter
+    span: _Span
+
+    @property
+    def n_elements(self) -> int:
+        """Number of elements of all portions."""
+        return self.span.n_elements
+
+    @property
+    def is_split(self) -> bool:
+        """Whether there are several portions, which share a cell, or a row of cells."""
+        return self.cutter.is_split(self.span)
+
+    @property
+    def cell(self) -> tuple[int, ...]:
+        """The shared cell along each listed axis, if the group is split."""
+        return self.cutter.cell(self.span)
+
+    def portions(self) -> Iterator[Selection]:
+        """Portions, one at a time."""
+        return map(self.listed.taking, self.cutter.blocks(self.span))
+
+    def finer(self) -> Iterator[Group]:
+        """Groups of finer cells within a split group; none within the finest cells."""
+        for span in self.cutter.finer(self.span):
+            yield self._replace(span=span)
 
 
 def groups_of(
     listed: Listed,
     layout: ArrayLayout,
     most: int,
-    inner_axes: Sequence[GridAxis] | None = None,
+    grids: Sequence[Sequence[GridAxis]] | None = None,
 ) -> Iterator[Group]:
     """All elements of a selection, in portions of at most `most` elements.
 
@@ -66,26 +87,23 @@ def groups_of(
     ----------
     layout
         The array that is read or written.
-    inner_axes
-        The grid along which shards are cut; None means that of the innermost inner
-        chunks.
+    grids
+        The grids along which shards are cut, from coarse to fine; None means that of
+        the innermost inner chunks.
     """
-    inner_axes = layout.inner_axes if inner_axes is None else inner_axes
+    if grids is None:
+        grids = [layout.inner_axes] if layout.levels else []
     axes = range(layout.ndim) if listed.around is None else [listed.axis]
     outer = [layout.axes[d] for d in axes]
-    inner = [inner_axes[d] for d in axes]
     digits = [shard_digits(outer)]
-    if layout.levels:
+    for grid in grids:
+        inner = [grid[d] for d in axes]
         digits.append(chunk_digits(inner, outer))
+        outer = inner
     keys = [key for some in digits for key in numbers_of(some)]
     cutter = _Cutter(listed.listing, keys, most)
     for span in cutter.spans(_Span.whole(listed.listing)):
-        portions = partial(_portions, listed, cutter, span)
-        yield Group(portions, span.n_elements > most, span.n_elements)
-
-
-def _portions(listed: Listed, cutter: _Cutter, span: _Span) -> Iterator[Selection]:
-    return map(listed.taking, cutter.blocks(span))
+        yield Group(listed, cutter, span)
 
 
 def objects_of(selection: Selection, layout: ArrayLayout) -> Iterator[tuple[int, ...]]:
@@ -154,18 +172,30 @@ class _Cutter:
         level = len(of.fixed)
         yield from self._cut(of._replace(low=0, high=self._keys[level].n_numbers))
 
+    def finer(self, span: _Span) -> Iterator[_Span]:
+        """Spans of the next key within a span of one key; none if that is the last."""
+        inside = span._replace(fixed=(*span.fixed, span.low))
+        if len(inside.fixed) < len(self._keys):
+            yield from self.spans(inside)
+
+    def is_split(self, span: _Span) -> bool:
+        """Whether a span has more elements than a portion may have."""
+        return span.n_elements > self._most
+
+    def cell(self, span: _Span) -> tuple[int, ...]:
+        """The cell along each listed axis that all elements of a span lie in."""
+        return self._keys[len(span.fixed)].cell_of(span.low)
+
     def blocks(self, span: _Span) -> Iterator[ListedBlock]:
         """The elements of a span, at most `most` at a time."""
-        if span.n_elements <= self._most:
+        if not self.is_split(span):
             n_axes = self._listing.n_axes
             yield joined(self._matching(span), n_axes, span.n_elements)
-            return
-        inside = span._replace(fixed=(*span.fixed, span.low))
-        if len(inside.fixed) == len(self._keys):
+        elif len(span.fixed) + 1 == len(self._keys):
             yield from self._in_order(span)
-            return
-        for finer in self.spans(inside):
-            yield from self.blocks(finer)
+        else:
+            for finer in self.finer(span):
+                yield from self.blocks(finer)
 
     def _cut(self, of: _Span) -> Iterator[_Span]:
         shift = max(0, (of.high - of.low - 1).bit_length() - _COUNTS_LOG2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from math import prod
 from typing import Any
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from gpushard.codecs.wrapping import decode_object_bytes
 from gpushard.codecs.zarr_encoder import ZarrEncoder, encode_bytes
 from gpushard.codecs.zarr_objects import ZarrElements
+from gpushard.options import MIB
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Piece, Pieces, joined
 from gpushard.writing.on_device import DeviceValues
@@ -30,6 +30,9 @@ from gpushard.writing.shard import (
 
 # Inner chunks encoded as one batch, for each thread.
 _BATCH_PER_THREAD = 4
+
+# Columns of listed elements that a batch may have, those of its last inner chunk aside.
+_COLUMNS_NBYTES = MIB
 
 # A changed inner chunk is held in its old, its new and its encoded form.
 _COPIES = 3
@@ -51,6 +54,22 @@ class Change:
     def within(self, part: Part) -> Change:
         """The part of the change in a region inside this one."""
         return Change(part, self.values)
+
+
+def _batches(
+    cells: Iterator[tuple[int, Region, Change]], n_most: int
+) -> Iterator[list[tuple[int, Region, Change]]]:
+    """Changed inner chunks, so many at a time, or as many as have long columns."""
+    batch: list[tuple[int, Region, Change]] = []
+    nbytes = 0
+    for cell in cells:
+        batch.append(cell)
+        nbytes += cell[2].part.columns_nbytes
+        if len(batch) == n_most or nbytes > _COLUMNS_NBYTES:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch
 
 
 class Encoder:
@@ -148,7 +167,7 @@ class Encoder:
         n_batch = self._n_at_once()
         if isinstance(change.values, DeviceValues):
             n_batch = max(n_batch, change.values.most_rows)
-        while batch := list(islice(cells, n_batch)):
+        for batch in _batches(cells, n_batch):
             changed = [
                 (inner, self._needed(stored, entry, inner, inside), inside)
                 for entry, inner, inside in batch

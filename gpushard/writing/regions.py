@@ -7,17 +7,18 @@ are written, in the region's own coordinates, and which value each of them gets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, pairwise, product
+from itertools import pairwise, product
 from math import prod
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.layout import GridAxis
+from gpushard.options import MIB
+from gpushard.selecting.portions import Group
 from gpushard.selecting.selection import (
     AxisSelection,
     IndexAxis,
@@ -30,12 +31,20 @@ from gpushard.selecting.selection import (
 
 Cell = tuple[int, ...]
 
+# Values that index arrays name are copied this many bytes at a time.
+_COPIED_NBYTES = MIB
+
 
 @dataclass(frozen=True, slots=True)
 class Box:
     """Cross product of the elements written along each axis."""
 
     axes: tuple[AxisSelection, ...]
+
+    @property
+    def columns_nbytes(self) -> int:
+        """Memory of its columns."""
+        return sum(16 * p.length for p in self.axes if isinstance(p, IndexAxis))
 
     def cells(self, grid: tuple[GridAxis, ...]) -> Iterator[tuple[Cell, Box]]:
         """Cells of `grid` with written elements, in C order, each with its part."""
@@ -55,12 +64,23 @@ class Box:
     def assign(self, region: NDArray[Any], values: NDArray[Any]) -> None:
         """Copy the values into their elements of `region`."""
         if any(isinstance(part, IndexAxis) for part in self.axes):
-            pairs = [_indices(part) for part in self.axes]
-            inside = np.ix_(*(pair[0] for pair in pairs))
-            region[inside] = values[np.ix_(*(pair[1] for pair in pairs))]
+            for box in self._pieces(region.itemsize):
+                to, of = _indices(box.axes)
+                region[to] = values[of]
             return
         slices = [_slices(part) for part in self.axes if isinstance(part, SliceAxis)]
         region[tuple(s for s, _ in slices)] = values[tuple(s for _, s in slices)]
+
+    def _pieces(self, itemsize: int) -> Iterator[Box]:
+        """Boxes in order, each with few elements unless the other axes have many."""
+        listed = [d for d, p in enumerate(self.axes) if isinstance(p, IndexAxis)]
+        longest = max(listed, key=lambda d: self.axes[d].length)
+        lengths = [part.length for part in self.axes]
+        part, n_others = self.axes[longest], prod(lengths) // max(1, lengths[longest])
+        assert isinstance(part, IndexAxis)  # noqa: S101 - one of those listed
+        for some in _runs(part.length, itemsize * n_others):
+            cut = IndexAxis(part.element[some], part.out_index[some])
+            yield Box((*self.axes[:longest], cut, *self.axes[longest + 1 :]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +89,11 @@ class Scattered:
 
     coordinates: tuple[Ints, ...]
     out_index: Ints
+
+    @property
+    def columns_nbytes(self) -> int:
+        """Memory of its columns."""
+        return 8 * (len(self.coordinates) + 1) * len(self.out_index)
 
     def cells(self, grid: tuple[GridAxis, ...]) -> Iterator[tuple[Cell, Scattered]]:
         """Cells of `grid` with written elements, each with its part."""
@@ -105,66 +130,200 @@ class Scattered:
 
     def assign(self, region: NDArray[Any], values: NDArray[Any]) -> None:
         """Copy the values into their elements of `region`."""
-        region[self.coordinates] = values[self.out_index]
+        for some in _runs(len(self.out_index), region.itemsize):
+            at = tuple(along[some] for along in self.coordinates)
+            region[at] = values[self.out_index[some]]
 
 
 @dataclass(frozen=True)
 class InPortions:
-    """A list of elements of one region, too many for columns over all of them.
+    """Listed elements of a region, too many for columns over all of them.
 
     Attributes
     ----------
+    groups
+        Yields the elements by the cells of the region's grid, as often as it is called;
+        nothing if no grid cuts the region.
     portions
-        Yields some elements at a time, as often as it is called. The elements of an
-        inner chunk come one after the other, and the last of equal ones comes last.
-    extents
-        Elements of the region along each axis.
+        Yields some elements at a time, in the array's coordinates, as often as it is
+        called. The last of equal ones comes last.
     n_elements
-        Number of elements of all portions.
+        Number of listed elements of all portions.
+    origin
+        Where the region begins in the array.
+    extents
+        Elements of the region along each axis, within the array.
+    around
+        If the elements are listed along `axis` only, what is taken of the region along
+        all axes, with a stand-in for this axis. None for points.
     are_distinct
         Whether no element comes twice.
     """
 
-    portions: Callable[[], Iterator[Scattered]]
-    extents: tuple[int, ...]
+    groups: Callable[[], Iterator[Group]]
+    portions: Callable[[], Iterator[Selection]]
     n_elements: int
+    origin: tuple[int, ...]
+    extents: tuple[int, ...]
+    around: tuple[AxisSelection, ...] | None = None
+    axis: int = 0
     are_distinct: bool = False
 
-    def cells(self, grid: tuple[GridAxis, ...]) -> Iterator[tuple[Cell, Scattered]]:
+    @property
+    def columns_nbytes(self) -> int:
+        """Memory of its columns, of which none are kept."""
+        return 0
+
+    def cells(self, grid: tuple[GridAxis, ...]) -> Iterator[tuple[Cell, Part]]:
         """Cells of `grid` with written elements, each with its part."""
-        cut = (found for part in self.portions() for found in part.cells(grid))
-        for cell, found in groupby(cut, key=itemgetter(0)):
-            yield cell, _joined([part for _, part in found])
+        for group in self.groups():
+            if group.is_split:
+                yield from self._split(group, grid)
+            else:
+                for portion in group.portions():
+                    yield from self._part(portion).cells(grid)
 
     def covers(self, extents: tuple[int, ...]) -> bool:
         """Whether every element of the region, of `extents`, is written."""
-        return self._n_distinct == prod(extents)
+        if self.around is not None:
+            others = self._with(SliceAxis(0, 1, extents[self.axis]))
+            if not others.covers(extents):
+                return False
+        return self._n_distinct == self._n_listable
 
     def assign(self, region: NDArray[Any], values: NDArray[Any]) -> None:
         """Copy the values into their elements of `region`."""
-        for part in self.portions():
-            part.assign(region, values)
+        for portion in self.portions():
+            self._part(portion).assign(region, values)
+
+    def _split(
+        self, group: Group, grid: tuple[GridAxis, ...]
+    ) -> Iterator[tuple[Cell, Part]]:
+        """Cells of a group whose elements share a cell along the listed axes."""
+        if self.around is None:
+            yield group.cell, self._inside(group, grid, group.cell, None)
+            return
+        (at,) = group.cell
+        start = int(grid[self.axis].start_of(at))
+        for cell, box in self._with(SliceAxis(start, 1, 1)).cells(grid):
+            yield cell, self._inside(group, grid, cell, box.axes)
+
+    def _inside(
+        self,
+        group: Group,
+        grid: tuple[GridAxis, ...],
+        cell: Cell,
+        around: tuple[AxisSelection, ...] | None,
+    ) -> InPortions:
+        """The elements of a group in one cell."""
+        starts = [int(axis.start_of(i)) for axis, i in zip(grid, cell, strict=True)]
+        ends = [
+            start + int(axis.length_of(i))
+            for start, axis, i in zip(starts, grid, cell, strict=True)
+        ]
+        extents = (
+            min(end, most) - start
+            for start, end, most in zip(starts, ends, self.extents, strict=True)
+        )
+        return replace(
+            self,
+            groups=group.finer,
+            portions=group.portions,
+            n_elements=group.n_elements,
+            origin=tuple(map(sum, zip(self.origin, starts, strict=True))),
+            extents=tuple(extents),
+            around=around,
+        )
+
+    def _part(self, portion: Selection) -> Box | Scattered:
+        """A portion, in the coordinates of the region."""
+        if isinstance(portion, Orthogonal):
+            taken = _listed_axis(portion, self.axis)
+            inside = taken.element - self.origin[self.axis]
+            return self._with(IndexAxis(inside, taken.out_index))
+        pairs = zip(portion.coordinates, self.origin, strict=True)
+        return Scattered(tuple(c - start for c, start in pairs), portion.out_index)
+
+    def _with(self, listed: AxisSelection) -> Box:
+        """What is taken of the region, with `listed` along the listed axis."""
+        around = self.around or ()
+        return Box((*around[: self.axis], listed, *around[self.axis + 1 :]))
 
     @cached_property
     def _n_distinct(self) -> int:
-        """Number of written elements; if not all are written, possibly too high."""
-        if self.are_distinct or self.n_elements < prod(self.extents):
+        """Number of listed elements; if not all are listed, possibly too high."""
+        if self.are_distinct or self.n_elements < self._n_listable:
             return self.n_elements
-        is_written = np.zeros(self.extents, bool)
-        for part in self.portions():
-            is_written[part.coordinates] = True
-        return int(np.count_nonzero(is_written))
+        return _n_distinct(self.groups, self.portions, self.axis)
+
+    @property
+    def _n_listable(self) -> int:
+        """Number of elements of the region along the listed axes."""
+        return prod(self.extents) if self.around is None else self.extents[self.axis]
 
 
-def _joined(parts: list[Scattered]) -> Scattered:
-    if len(parts) == 1:
-        return parts[0]
-    along = zip(*(part.coordinates for part in parts), strict=True)
-    coordinates = tuple(np.concatenate(column) for column in along)
-    return Scattered(coordinates, np.concatenate([part.out_index for part in parts]))
+def _n_distinct(
+    groups: Callable[[], Iterator[Group]],
+    portions: Callable[[], Iterator[Selection]],
+    axis: int,
+) -> int:
+    """Number of different listed elements, from groups that share none."""
+    n = 0
+    for group in groups():
+        if group.is_split:
+            n += _n_distinct(group.finer, group.portions, axis)
+        else:
+            (portion,) = group.portions()
+            number = _numbers(portion, axis, *_bounds(portion, axis))
+            number.sort()
+            n += 1 + int(np.count_nonzero(number[1:] != number[:-1]))
+    return n or _n_marked(portions, axis)
+
+
+def _n_marked(portions: Callable[[], Iterator[Selection]], axis: int) -> int:
+    """Number of different elements that portions list in one inner chunk."""
+    bounds = [_bounds(portion, axis) for portion in portions()]
+    low = np.min([low for low, _ in bounds], axis=0)
+    high = np.max([high for _, high in bounds], axis=0)
+    is_listed = np.zeros(prod((high - low + 1).tolist()), bool)
+    for portion in portions():
+        is_listed[_numbers(portion, axis, low, high)] = True
+    return int(np.count_nonzero(is_listed))
+
+
+def _listed(portion: Selection, axis: int) -> tuple[Ints, ...]:
+    """Coordinates of the elements along the listed axes."""
+    if isinstance(portion, Orthogonal):
+        return (_listed_axis(portion, axis).element,)
+    return portion.coordinates
+
+
+def _listed_axis(portion: Orthogonal, axis: int) -> IndexAxis:
+    taken = portion.axes[axis]
+    assert isinstance(taken, IndexAxis)  # noqa: S101 - the axis of a listing
+    return taken
+
+
+def _bounds(portion: Selection, axis: int) -> tuple[Ints, Ints]:
+    """Lowest and highest coordinate along each listed axis."""
+    listed = _listed(portion, axis)
+    return np.array([c.min() for c in listed]), np.array([c.max() for c in listed])
+
+
+def _numbers(portion: Selection, axis: int, low: Ints, high: Ints) -> Ints:
+    """Number of each element among those from `low` to `high`."""
+    inside = tuple(c - n for c, n in zip(_listed(portion, axis), low, strict=True))
+    number: Any = np.ravel_multi_index(inside, (high - low + 1).tolist())
+    return number
 
 
 Part = Box | Scattered | InPortions
+
+
+def _runs(n: int, each_nbytes: int) -> Iterator[slice]:
+    """Slices of `n` elements of so many bytes, which are copied one after the other."""
+    step = max(1, _COPIED_NBYTES // max(1, each_nbytes))
+    return (slice(first, first + step) for first in range(0, n, step))
 
 
 def part_of(selection: Selection, values: NDArray[Any]) -> tuple[Part, NDArray[Any]]:
@@ -213,8 +372,16 @@ def _slices(part: SliceAxis) -> tuple[slice, slice]:
     )
 
 
-def _indices(part: AxisSelection) -> tuple[Ints, Ints]:
-    if isinstance(part, IndexAxis):
-        return part.element, part.out_index
-    steps = np.arange(part.length, dtype=np.int64)
-    return part.start + part.step * steps, part.out_start + part.out_step * steps
+def _indices(
+    axes: tuple[AxisSelection, ...],
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Indices of the region and of the values, slices where slices are taken."""
+    listed = [part for part in axes if isinstance(part, IndexAxis)]
+    # Wherever NumPy puts the axes of index arrays, it does so on both sides.
+    crossed = zip(
+        np.ix_(*(part.element for part in listed)),
+        np.ix_(*(part.out_index for part in listed)),
+        strict=True,
+    )
+    pairs = [_slices(p) if isinstance(p, SliceAxis) else next(crossed) for p in axes]
+    return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
