@@ -272,8 +272,8 @@ def test_gpus_are_those_that_cupy_sees(driver, monkeypatch):
 
 
 def test_a_driver_without_a_gpu_behind_it_is_told(driver, monkeypatch):
-    seen = {"driver": "none that works (cudaErrorNoDevice)"}
-    monkeypatch.setattr(gpu_software, "cuda_facts", lambda: seen)
+    seen = {"trouble": "cudaErrorNoDevice"}
+    monkeypatch.setattr(gpu_software, "cuda_facts", lambda: dict(seen))
     driver(12080)
     told = "12.8, of which CuPy says: none that works (cudaErrorNoDevice)"
     assert run_json("doctor")["gpu"]["driver"] == told

@@ -17,7 +17,6 @@ from cli_runs import run, run_json, sentence, write_sample, write_shards
 from entry_points import add_to_zarr
 from gpushard.cli import reading
 from gpushard.cli.comparison import Reference
-from gpushard.cli.summary import Summary
 from range_server import RangeServer
 
 NOTHING = {"min": None, "max": None, "mean": None, "n_nan": 0}
@@ -163,14 +162,14 @@ def test_read_without_a_file_sums_up(array):
     ],
 )
 def test_summary_of_numbers_and_of_nothing_else(dtype, values, expected):
-    summary = Summary(np.dtype(dtype))
+    summary = reading.Summary(np.dtype(dtype))
     for value in values:
         summary.add(np.array([[value]], dtype))
     assert summary.as_dict() == expected
 
 
 def test_infinities_are_summed_up_without_a_warning():
-    summary = Summary(np.dtype("f4"))
+    summary = reading.Summary(np.dtype("f4"))
     summary.add(np.array([np.inf, -np.inf], "f4"))
     assert summary.as_dict()["max"] == np.inf
     assert np.isnan(summary.as_dict()["mean"])

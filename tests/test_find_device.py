@@ -233,4 +233,4 @@ def test_the_facts_name_every_gpu_and_the_driver(fakery):
         "cuda:0": "H200, sm 9.0, 1,234 bytes",
     }
     fakery.fails_with = RefusalError(100, "cudaErrorNoDevice")
-    assert "cudaErrorNoDevice" in cuda.cuda_facts()["driver"]
+    assert "cudaErrorNoDevice" in cuda.cuda_facts()["trouble"]

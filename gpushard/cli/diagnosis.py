@@ -89,9 +89,8 @@ def _extras(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _gpu_advice(gpu: dict[str, Any]) -> Iterator[str]:
-    has_driver = not gpu["driver"].startswith("none")
     extra = _cuda_extra(gpu)
-    if not has_driver:
+    if not gpu["driver_version"]:
         if gpu["cupy"]:
             yield (
                 f"{gpu['cupy']} is installed, but there is no NVIDIA driver"
@@ -119,8 +118,8 @@ def _cuda_extra(gpu: dict[str, Any]) -> str:
     majors = [name[9:11] for name in gpu["flavours"]["cupy"] if name != "cupy"]
     if len(majors) == 1 and majors[0] in ("12", "13"):
         return f"cuda{majors[0]}"
-    is_old = gpu["driver"].startswith(("12.", "11."))
-    return "cuda12" if is_old else "cuda13"
+    major = (gpu["driver_version"] or "").partition(".")[0]
+    return "cuda12" if major in ("11", "12") else "cuda13"
 
 
 def _install(extra: str) -> str:

@@ -88,7 +88,7 @@ def _gpu_rows(gpu: dict[str, Any]) -> list[tuple[str, str]]:
     nvcomp, gds = gpu["nvcomp"], gpu["gds"]
     told = f"{nvcomp['version']}, CUDA {nvcomp['cuda']}, {nvcomp['path']}"
     state = "active" if gds["is_active"] else f"not active: {gds['why']}"
-    known = ("cupy", "nvcomp", "kvikio", "gds", "driver", "flavours")
+    known = {"cupy", "nvcomp", "kvikio", "gds", "driver", "driver_version", "flavours"}
     return [
         ("driver", gpu["driver"]),
         *((name, text) for name, text in gpu.items() if name not in known),

@@ -54,15 +54,16 @@ def gpu_software(place: Path) -> dict[str, Any]:
     }
 
 
-def _driver() -> dict[str, str]:
-    """The driver, and the GPUs that CuPy sees."""
+def _driver() -> dict[str, str | None]:
+    """The newest CUDA of the driver, the driver in words, and the GPUs CuPy sees."""
     newest, facts = driver_version(), cuda_facts()
     if newest is None:
-        return {"driver": "none: libcuda.so.1 is not there"}
-    told = facts["driver"]
+        told = "none: libcuda.so.1 is not there"
+        return {"driver_version": None, "driver": told}
     # Containers often have the driver's library without a GPU.
-    trouble = f", of which CuPy says: {told}" if told.startswith("none") else ""
-    return facts | {"driver": f"{newest}{trouble}"}
+    trouble = facts.pop("trouble", None)
+    told = f", of which CuPy says: none that works ({trouble})" if trouble else ""
+    return {**facts, "driver_version": newest, "driver": f"{newest}{told}"}
 
 
 def conflicts(found: dict[str, dict[str, str]]) -> list[list[str]]:
@@ -100,8 +101,7 @@ def _nvcomp() -> dict[str, Any]:
         library = load_nvcomp()
     except UnsupportedError as error:
         error.hint = None  # the advice has a better text
-        why = error.what if "not installed" in error.what else str(error)
-        return {"version": None, "path": None, "cuda": None, "why": why}
+        return {"version": None, "path": None, "cuda": None, "why": str(error)}
     return {
         "version": library.label,
         "path": library.path,

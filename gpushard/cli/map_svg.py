@@ -1,4 +1,4 @@
-"""Marks -> SVG: a file of its own, or a part of a page."""
+"""Marks -> SVG: a file of its own, or a page that says what is under the pointer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from gpushard.cli.map_marks import KINDS, WIDTH, Mark, Panel
+from gpushard.cli.page import facts_table, page
 
 _MARGIN, _TITLE = 16.0, 30.0
 # Dark to bright and blue to yellow, distinguishable with every kind of colour vision
@@ -13,7 +14,7 @@ _MARGIN, _TITLE = 16.0, 30.0
 _RAMP = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 184, 102))
 _BRIGHTEST = (254, 232, 56)
 
-STYLE = """
+_STYLE = """
 svg { --ink: #1b1b1b; --paper: #ffffff; --line: #6b6b6b; --hole: #e8e8e8;
   --edge: #ffffff; }
 @media (prefers-color-scheme: dark) {
@@ -36,6 +37,36 @@ _DEFS = (
     ' style="fill:var(--hole)"/><rect width="2" height="6"'
     ' style="fill:var(--line)"/></pattern></defs>'
 )
+# Titles of marks are tooltips already. This script shows them at once, and also without
+# a pointer: the arrow keys walk over the marks of a picture in focus.
+_SCRIPT = """
+const details = document.querySelector('#details');
+let now = null;
+function show(mark) {
+  if (!mark || mark === now) return;
+  if (now) now.classList.remove('now');
+  now = mark;
+  mark.classList.add('now');
+  details.textContent = mark.querySelector('title').textContent;
+}
+for (const picture of document.querySelectorAll('svg.picture')) {
+  const marks = [...picture.querySelectorAll('.mark')];
+  picture.addEventListener('pointermove', event => {
+    show(event.target.closest('.mark'));
+  });
+  picture.addEventListener('focus', () => {
+    if (!marks.includes(now)) show(marks[0]);
+  });
+  picture.addEventListener('keydown', event => {
+    const steps = {ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity};
+    const step = steps[event.key];
+    if (step === undefined) return;
+    event.preventDefault();
+    const at = marks.indexOf(now) + step;
+    show(marks[Math.max(0, Math.min(marks.length - 1, at))]);
+  });
+}
+"""
 
 
 def colour(shade: float) -> tuple[int, int, int]:
@@ -55,12 +86,13 @@ def hex_colour(shade: float) -> str:
     return "#{:02x}{:02x}{:02x}".format(*colour(shade))
 
 
-def panel_svg(panel: Panel, *, name: str) -> str:
+def _panel_svg(panel: Panel, *, name: str) -> str:
     """SVG element of one picture, for use in a page."""
     height = panel.height + 2
     marks = "".join(map(_mark, panel.marks))
     return (
-        f'<svg id="{name}" viewBox="-1 -1 {WIDTH + 2:.0f} {height + 2:.0f}" role="img"'
+        f'<svg class="picture" id="{name}" role="img"'
+        f' viewBox="-1 -1 {WIDTH + 2:.0f} {height + 2:.0f}"'
         f' tabindex="0" aria-label="{escape(panel.title)}">{_DEFS}{marks}</svg>'
     )
 
@@ -87,21 +119,17 @@ def picture_svg(title: str, lines: Sequence[str], panels: Sequence[Panel]) -> st
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f}'
         f' {height:.0f}" width="{width:.0f}" height="{height:.0f}">'
-        f'<style>{STYLE}</style>{_DEFS}<rect class="paper" width="100%"'
+        f'<style>{_STYLE}</style>{_DEFS}<rect class="paper" width="100%"'
         f' height="100%"/>{"".join(body)}{legend}</svg>\n'
     )
 
 
-def legend_marks(x: float, y: float) -> list[Mark]:
-    """A small mark of each kind, in a column."""
-    return [
+def _legend(x: float, y: float) -> tuple[str, int]:
+    """A small mark of each kind in a column, with its meaning; and how many."""
+    marks = [
         Mark(x, y + 22 * i, 28, 14, kind, 0.4, text)
         for i, (kind, text) in enumerate(KINDS.items())
     ]
-
-
-def _legend(x: float, y: float) -> tuple[str, int]:
-    marks = legend_marks(x, y)
     text = "".join(
         f'{_mark(mark)}<text x="{mark.x + 40}" y="{mark.y + 12:.1f}">'
         f"{escape(mark.label)}</text>"
@@ -110,7 +138,7 @@ def _legend(x: float, y: float) -> tuple[str, int]:
     return text, len(marks)
 
 
-def legend_svg() -> str:
+def _legend_svg() -> str:
     """SVG element that explains the marks, for use in a page."""
     text, n_rows = _legend(1, 1)
     return f'<svg viewBox="0 0 {WIDTH:.0f} {22 * n_rows}">{_DEFS}{text}</svg>'
@@ -125,3 +153,30 @@ def _mark(mark: Mark) -> str:
         f' width="{mark.width:.2f}" height="{mark.height:.2f}"{fill}>'
         f"<title>{escape(mark.label)}</title></rect>"
     )
+
+
+def map_html(
+    title: str, rows: Sequence[tuple[str, str]], panels: Sequence[Panel]
+) -> str:
+    """The page's HTML.
+
+    Parameters
+    ----------
+    title
+        What is mapped.
+    rows
+        Its figures.
+    panels
+        Its pictures.
+    """
+    pictures = "".join(
+        f"<h2>{escape(panel.title)}</h2>{_panel_svg(panel, name=f'picture-{i}')}"
+        for i, panel in enumerate(panels)
+    )
+    body = (
+        f"<h1>{escape(title)}</h1>{facts_table(rows)}{pictures}"
+        '<p id="details" role="status">Point at a piece, or focus a picture and use'
+        " the arrow keys, to see what it is.</p>"
+        f"<h2>Legend</h2>{_legend_svg()}"
+    )
+    return page(title, body, style=_STYLE, script=_SCRIPT)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gpushard.cli.files import write_text
 from gpushard.cli.map_marks import panels
+from gpushard.cli.map_svg import map_html, picture_svg
 from gpushard.errors import CorruptShardError, NotFoundError, OptionError, naming
 from gpushard.inspection.contents import Contents
 from gpushard.inspection.shard_map import ShardMap, first_stored, map_shard
@@ -241,11 +242,7 @@ def write_map(mapped: Mapped, out: Path) -> None:
 
         write_png(out, mapped.title, pictures)
     elif ending == ".svg":
-        from gpushard.cli.map_svg import picture_svg
-
         lines = [f"{label}: {text}" for label, text in mapped.rows()[1:]]
         write_text(out, picture_svg(mapped.title, lines, pictures))
     else:
-        from gpushard.cli.map_page import map_html
-
         write_text(out, map_html(mapped.title, mapped.rows(), pictures))

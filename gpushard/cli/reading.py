@@ -18,7 +18,6 @@ from gpushard.cli.comparison import Mismatch, Reference
 from gpushard.cli.npy import NpyFile, stored_dtype
 from gpushard.cli.pieces import Piece, cut, per_axis, result_shape
 from gpushard.cli.selection_text import Item, parse_selection, split_target
-from gpushard.cli.summary import Summary
 from gpushard.converting.progress import counted
 from gpushard.errors import NotFoundError, naming
 from gpushard.layout import ArrayLayout, GridAxis
@@ -30,6 +29,58 @@ from gpushard.stores.resolve import resolve
 
 # Larger reads go piece by piece, so that memory stays bounded and progress is shown.
 PIECE_NBYTES = 64 * MIB
+
+
+class Summary:
+    """Smallest, largest and mean element of `dtype`, block by block; of numbers only.
+
+    Parameters
+    ----------
+    dtype
+        Data type of every block.
+    """
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        # NumPy's own reductions do not support bfloat16 and similar types.
+        self._is_foreign = dtype.type.__module__ == "ml_dtypes"
+        self._is_number = self._is_foreign or dtype.kind in "biuf"
+        self._extremes: list[Any] = []
+        self._sum = 0.0
+        self._n_numbers = 0
+        self._n_nan = 0
+
+    def add(self, block: NDArray[Any]) -> None:
+        """Add the elements of a block."""
+        if not (self._is_number and block.size):
+            return
+        if self._is_foreign:
+            block = block.astype(np.float32)
+        with np.errstate(all="ignore"):  # sums of infinities
+            extremes = np.fmin.reduce(block, None), np.fmax.reduce(block, None)
+            if block.dtype.kind == "f":
+                numbers = ~np.isnan(block)
+                self._sum += float(np.sum(block, dtype=np.float64, where=numbers))
+                n_numbers = int(np.count_nonzero(numbers))
+            else:
+                self._sum += float(np.sum(block, dtype=np.float64))
+                n_numbers = block.size
+        self._n_numbers += n_numbers
+        self._n_nan += block.size - n_numbers
+        if n_numbers:
+            self._extremes += [extreme.item() for extreme in extremes]
+            self._extremes = [min(self._extremes), max(self._extremes)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures by name; None if there are no numbers."""
+        least, greatest = self._extremes or (None, None)
+        mean = self._sum / self._n_numbers if self._n_numbers else None
+        return {"min": least, "max": greatest, "mean": mean, "n_nan": self._n_nan}
+
+    def __str__(self) -> str:
+        facts = {k: v for k, v in self.as_dict().items() if v is not None}
+        if not self._n_nan:
+            del facts["n_nan"]
+        return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +233,7 @@ class _Reader:
         """As `sum_up`, and also write a file, which is kept if nothing differs."""
         with NpyFile(out, shape, self.array.dtype) as file:
             whole = file.array
-            mismatch = self._read(lambda one: whole[(*one.place, ...)], summary.add)
+            mismatch = self._read(lambda one: whole[(*one.place, ...)], summary)
             if mismatch is None:
                 file.keep()
         return mismatch
@@ -190,12 +241,10 @@ class _Reader:
     def sum_up(self, summary: Summary) -> Mismatch | None:
         """Read all pieces and add them to `summary`; returns a mismatch, if any."""
         dtype = self.array.dtype
-        return self._read(lambda piece: np.empty(piece.shape, dtype), summary.add)
+        return self._read(lambda piece: np.empty(piece.shape, dtype), summary)
 
     def _read(
-        self,
-        block_for: Callable[[Piece], NDArray[Any]],
-        use: Callable[[NDArray[Any]], None],
+        self, block_for: Callable[[Piece], NDArray[Any]], summary: Summary
     ) -> Mismatch | None:
         mismatches: list[Mismatch] = []
         size = sum(prod(piece.shape) for piece in self.pieces)
@@ -203,7 +252,7 @@ class _Reader:
         with counted(nbytes, self.shows_progress) as advance:
             for piece in self.pieces:
                 block = self.array.read(piece.key, out=block_for(piece))
-                use(block)
+                summary.add(block)
                 if self.reference is not None:
                     mismatch = self.reference.mismatch(piece, block)
                     mismatches += [] if mismatch is None else [mismatch]

@@ -17,7 +17,14 @@ from gpushard.cli.output import (
     print_text,
     say,
 )
-from gpushard.cli.verify_text import place, rows_of, story, total, verdict
+from gpushard.cli.verify_report import (
+    place,
+    rows_of,
+    story,
+    total,
+    verdict,
+    write_report,
+)
 
 if TYPE_CHECKING:
     from gpushard.cli.verification import Outcome
@@ -78,8 +85,6 @@ def verify(
                 _print(outcome)
         finally:
             if html is not None:
-                from gpushard.cli.verify_page import write_report
-
                 write_report(html, outcome)
         if outcome.status == "damaged":
             raise typer.Exit(EXIT_DAMAGED)

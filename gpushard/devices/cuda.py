@@ -367,9 +367,9 @@ class _Buffer:
 
 
 def cuda_facts() -> dict[str, str]:
-    """Driver, runtime and GPUs as CuPy sees them, or why CuPy sees none."""
+    """Driver, runtime and GPUs as CuPy sees them, or its `trouble`; {} without CuPy."""
     if find_spec("cupy") is None:
-        return {"driver": "unknown without CuPy"}
+        return {}
     try:
         import cupy  # pyright: ignore[reportMissingImports]  only where a GPU is
 
@@ -382,7 +382,7 @@ def cuda_facts() -> dict[str, str]:
             ),
         }
     except Exception as error:  # noqa: BLE001 - a diagnosis tells of any failure
-        return {"driver": f"none that works ({error})"}
+        return {"trouble": str(error)}
 
 
 def _device_fact(runtime: Any, ordinal: int) -> tuple[str, str]:
