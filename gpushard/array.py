@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from gpushard.damage import Damage, DamagePolicy, OnDamage
-from gpushard.described import DescribedArray
 from gpushard.devices.find import find_device, find_device_for
 from gpushard.errors import naming
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import DOCUMENTS, load_array
+from gpushard.numpy_like import DescribedArray
 from gpushard.options import DEFAULT, Options
 from gpushard.placing.outputs import many, parsed_dtype
 from gpushard.reading.results import ReadRequest, read_on_host, read_single

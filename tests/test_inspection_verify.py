@@ -266,7 +266,7 @@ def test_a_shard_replaced_meanwhile_is_verified_again(n_times, tmp_path, monkeyp
 def test_what_was_found_of_a_shard_replaced_meanwhile_counts_nowhere(
     n_kept, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("gpushard.inspection.found.MOST_FINDINGS", n_kept)
+    monkeypatch.setattr("gpushard.inspection.findings.MOST_FINDINGS", n_kept)
     made(tmp_path / "a", compressors=Crc32cCodec())
     whole = (tmp_path / "a/c/1/1").read_bytes()
     for k in range(16):

@@ -40,7 +40,6 @@ WALK = (
     ("writing",),
     ("integrations.dask",),
     ("numpy_like",),
-    ("described",),
     ("array",),
     ("concatenation", "group", "writing.create", "inspection"),
     ("converting", "rolling"),
@@ -59,7 +58,7 @@ PURE = {
     "selecting",
     "planning",
     "inspection.columns",
-    "inspection.found",
+    "inspection.findings",
     "rolling.window",
     "rolling.logical",
 }

@@ -39,12 +39,11 @@ def compare_devices(
     """
     layout = source.layout
     host, other = Array(source), Array(source, device)
-    n_wrong, n_elements = 0, 0
+    n_elements = 0
     for piece in _pieces(layout):
         expected = host.read(piece.key, errors=_forget)
         got = _on_host(other.read(piece.key, errors=_forget))
         positions = differing(np.ascontiguousarray(expected), got)
-        n_wrong += len(positions)
         n_elements += expected.size
         if len(positions):
             _tell(layout, source, piece, positions, result)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from os import urandom
 from pathlib import Path
-from secrets import token_hex
 
 from gpushard.errors import StoreError
 
@@ -42,7 +42,7 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
 def places_of(path: Path) -> tuple[Path, Path]:
     """Final place of a file at `path`, and the temporary file in which it is made."""
     target = path.resolve()  # a link stays, its target is replaced
-    return target, target.with_name(f".{path.name}.{token_hex(4)}.part")
+    return target, target.with_name(f".{path.name}.{urandom(4).hex()}.part")
 
 
 def unwritable(path: Path, error: OSError) -> StoreError:

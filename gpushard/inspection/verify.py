@@ -12,8 +12,7 @@ from time import perf_counter
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.inspection.columns import ByteUse, StoredChunks, byte_use
 from gpushard.inspection.contents import Contents, Coordinate, contents_of
-from gpushard.inspection.findings import Check, Finding, Verification
-from gpushard.inspection.found import Found
+from gpushard.inspection.findings import Check, Finding, Found, Verification
 from gpushard.inspection.payload import PayloadCheck, payload_tasks
 from gpushard.inspection.room import (
     beside_indexes,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from gpushard.damage import OnDamage
-from gpushard.described import DescribedArray
 from gpushard.devices.find import find_device_for
 from gpushard.errors import (
     OptionError,
@@ -17,6 +16,7 @@ from gpushard.errors import (
 from gpushard.layout import ArrayLayout
 from gpushard.memory.known import IndexCache
 from gpushard.metadata import load_array
+from gpushard.numpy_like import DescribedArray
 from gpushard.options import DEFAULT, Options
 from gpushard.rolling.view import RollingView, source_over
 from gpushard.rolling.watch import watched
