@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushard.devices.gathering import Strided, contiguous_strides, row_copies
+from gpushard.devices.gathering import Strided, row_copies
+from gpushard.devices.output import contiguous_strides
 
 
 def carried_out(copies, to, source):

@@ -29,11 +29,6 @@ class _Axis(NamedTuple):
     to: int
 
 
-def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Byte strides of an array in C order."""
-    return tuple(itemsize * prod(shape[k + 1 :]) for k in range(len(shape)))
-
-
 def row_copies(
     to: Strided, source: Strided, shape: tuple[int, ...], itemsize: int
 ) -> list[RowCopy] | None:

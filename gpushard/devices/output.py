@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,18 @@ class DeviceOutput:
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
     affine: Affine | None = None
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie one after the other, in C order."""
+        plain = contiguous_strides(self.shape, self.dtype.itemsize)
+        axes = zip(self.shape, self.strides, plain, strict=True)
+        return 0 in self.shape or all(n == 1 or s == p for n, s, p in axes)
+
+
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Byte strides of an array in C order."""
+    return tuple(itemsize * prod(shape[k + 1 :]) for k in range(len(shape)))
 
 
 def lies_on(array: Any, device: Device) -> bool:

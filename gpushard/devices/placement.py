@@ -84,6 +84,7 @@ class Load(NamedTuple):
 
     Attributes
     ----------
+    coding
         Key of `RATES`, or a coding that no device decodes.
     n_rows
         Number of inner chunks.

@@ -110,7 +110,7 @@ def device_job(read: DeviceRead, n_sharing: int = 1) -> Job | None:
         sink = _device_sink(read._replace(source=_beside_held(source, plan)), plan)
     except DeviceMemoryError:
         # Not even the tables of the targets fit. A read by the host needs none.
-        if not all(map(_is_contiguous, read.outputs)):
+        if not all(output.is_contiguous for output in read.outputs):
             raise
         read.tally.add(n_memory_failures=1)
         return None
@@ -193,7 +193,7 @@ def _read_by_host(read: DeviceRead) -> Job:
     plan = plan_read(read.source.layout, read.selections)
     results: list[NDArray[Any]] = []
     for output in read.outputs:
-        if not _is_contiguous(output):
+        if not output.is_contiguous:
             raise UnsupportedError(
                 "an array that the host has to read needs a contiguous output",
                 got=f"strides {output.strides}",
@@ -231,16 +231,3 @@ def _copying_room(device: Device, nbytes: int) -> NDArray[np.uint8]:
         return device.allocate_pinned(max(nbytes, 1))
     except DeviceMemoryError:
         return np.empty(max(nbytes, 1), np.uint8)
-
-
-def _is_contiguous(output: DeviceOutput) -> bool:
-    if 0 in output.shape:
-        return True
-    step = output.dtype.itemsize
-    for extent, stride in zip(
-        reversed(output.shape), reversed(output.strides), strict=True
-    ):
-        if extent != 1 and stride != step:
-            return False
-        step *= extent
-    return True

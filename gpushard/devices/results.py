@@ -10,8 +10,13 @@ import numpy as np
 
 from gpushard.devices.base import Device, Stream
 from gpushard.devices.choice import room_nbytes
-from gpushard.devices.gathering import contiguous_strides
-from gpushard.devices.output import DeviceOutput, is_immutable, lies_on, stream_of
+from gpushard.devices.output import (
+    DeviceOutput,
+    contiguous_strides,
+    is_immutable,
+    lies_on,
+    stream_of,
+)
 from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.errors import SelectionError
 from gpushard.placing.scatter import check_cast

@@ -87,7 +87,7 @@ class PinnedSlab:
 
     def release(self) -> None:
         """Free all memory; no copy to it or from it may be under way any more."""
-        self._memory = np.empty(0, np.uint8)
+        self._memory = _NOTHING
 
 
 class TablePage:

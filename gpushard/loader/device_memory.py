@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.base import Device, DeviceBuffer, Event, Stream
-from gpushard.devices.output import DeviceOutput
+from gpushard.devices.output import DeviceOutput, contiguous_strides
 from gpushard.devices.scattering.transfer import Affine
 from gpushard.errors import DeviceError
 
@@ -183,12 +183,9 @@ class DeviceRows:
         address = self.address + offset
         return DeviceRows(self.memory, self.lease, address, shape, self.dtype)
 
-    def output(self, affine: Affine | None = None) -> DeviceOutput:
+    def output(self, affine: Affine | None) -> DeviceOutput:
         """The rows as the output of a read."""
-        steps = [self.dtype.itemsize]
-        for extent in reversed(self.shape[1:]):
-            steps.append(steps[-1] * extent)
-        strides = tuple(reversed(steps))
+        strides = contiguous_strides(self.shape, self.dtype.itemsize)
         return DeviceOutput(self.address, self.shape, strides, self.dtype, affine)
 
     def array(self) -> Any:

@@ -25,6 +25,7 @@ from gpushard.selecting.selection import (
 if TYPE_CHECKING:
     from gpushard.devices.base import Device, Event, Stream
     from gpushard.devices.output import DeviceOutput
+    from gpushard.devices.scattering.transfer import Affine
     from gpushard.loader.device_memory import DeviceRows
 
 
@@ -152,7 +153,7 @@ class DevicePlace:
         if landing.has_gaps:
             self._prefill(field, rows)
         entries = (self._device.record(self._memory.stream),)
-        out = landing.output(rows, field)
+        out = rows.output(_affine(field))
         jobs = self._jobs(field, landing.selection, out, entries)
         return jobs, lambda: rows.reshaped(shape)
 
@@ -205,14 +206,19 @@ class DevicePlace:
 def takes(field: Field) -> bool:
     """Whether kernels can write an array's samples to their final places."""
     from gpushard.devices.choice import kernels_scatter
-    from gpushard.devices.scattering.transfer import Affine
 
-    factors = field.conversion.factors
-    affine = None if factors is None else Affine(*factors)
-    dtype = field.conversion.dtype
+    dtype, affine = field.conversion.dtype, _affine(field)
     return not isinstance(field, RaggedField) and all(
         kernels_scatter(a.source, dtype, affine) for a in field.members
     )
+
+
+def _affine(field: Field) -> Affine | None:
+    """Scale and offset that kernels apply to the elements."""
+    from gpushard.devices.scattering.transfer import Affine
+
+    factors = field.conversion.factors
+    return None if factors is None else Affine(*factors)
 
 
 class _Landing(NamedTuple):
@@ -227,14 +233,6 @@ class _Landing(NamedTuple):
     shape: tuple[int, ...]
     selection: Taken
     has_gaps: bool
-
-    def output(self, rows: DeviceRows, field: Field) -> DeviceOutput:
-        """The rows as the output of a read."""
-        from gpushard.devices.scattering.transfer import Affine
-
-        factors = field.conversion.factors
-        affine = None if factors is None else Affine(*factors)
-        return rows.output(affine)
 
 
 def _rows(field: Field, origins: Ints) -> _Landing:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from gpushard.codecs.crc32c import with_checksum
 from gpushard.devices.base import Device, Event
 from gpushard.devices.compressing import BatchCompressor, Encoded, Gathered
-from gpushard.devices.gathering import Strided, contiguous_strides, row_copies
+from gpushard.devices.gathering import Strided, row_copies
 from gpushard.devices.nvcomp_abi import Algorithm
-from gpushard.devices.output import lies_on, stream_of
+from gpushard.devices.output import contiguous_strides, lies_on, stream_of
 from gpushard.layout import ArrayLayout
 from gpushard.selecting.selection import Orthogonal, SliceAxis
 from gpushard.source import Source

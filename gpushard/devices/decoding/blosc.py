@@ -19,8 +19,14 @@ from gpushard.devices.decoding.row_tables import (
     TOTALS_NBYTES,
     Columns,
 )
-from gpushard.devices.decoding.streams import TAKES_UNSIZED, RowStreams, pieces, u4, u8
-from gpushard.devices.decoding.trailers import verifier_of
+from gpushard.devices.decoding.streams import (
+    TAKES_UNSIZED,
+    RowStreams,
+    pieces,
+    u4,
+    u8,
+    verifier_of,
+)
 from gpushard.devices.nvcomp import StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.structs import (

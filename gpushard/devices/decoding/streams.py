@@ -1,24 +1,24 @@
 """Streams in device memory -> decoded rows, with the outcome of decoding.
 
-The vendor's library decodes. Kernels then note on each row whether one of its streams
-failed.
+The vendor's library decodes. Kernels then verify the checksums behind the streams, and
+note on each row whether one of its streams failed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from gpushard.devices.base import Grid
 from gpushard.devices.decoding.row_tables import Columns, RowTables
-from gpushard.devices.decoding.trailers import pack_trailers, verifier_of
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.lane import Lane
 from gpushard.devices.nvcomp import StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm
-from gpushard.devices.structs import UNFILTER
+from gpushard.devices.structs import TRAILERS, UNFILTER
 from gpushard.options import KIB
 
 TAKES_UNSIZED = 1
@@ -31,6 +31,12 @@ _REALIGNED_NBYTES = 16
 _MAX_BLOCKS = 1 << 16
 # Blocks that share a row: each one takes 16 KiB at a time.
 _PIECE_NBYTES, _MAX_PIECES = 16 * KIB, 64
+
+_VERIFIERS = {
+    Algorithm.ZSTD: "gs_verify_zstd",
+    Algorithm.DEFLATE: "gs_verify_zlib",
+    Algorithm.GZIP: "gs_verify_gzip",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ class RowStreams:
         """
         status, n_streams = self.tables.status, tables.count
         if verifier:
-            record = pack_trailers(tables, row_of_stream, status, verified)
+            record = _pack_trailers(tables, row_of_stream, status, verified)
             self.launch(verifier, (n_streams, 1), record)
             return
         addresses = tables.statuses, tables.actual_nbytes, tables.capacity
@@ -129,6 +135,36 @@ class RowStreams:
         record["n_rows"] = self.tables.n_rows
         grid = self.tables.n_rows, pieces(decoded_nbytes)
         self.launch(kernel, grid, record[()])
+
+
+def verifier_of(algorithm: Algorithm) -> str | None:
+    """Kernel that verifies decoded streams; None if the format has no checksum."""
+    return _VERIFIERS.get(algorithm)
+
+
+def _pack_trailers(
+    tables: StreamTables, row_of_stream: int, status: int, verified: range
+) -> Any:
+    """Parameter of the kernel: the decoder's tables, and the row of each stream.
+
+    Parameters
+    ----------
+    row_of_stream
+        Address of a table, uint32, or 0 if stream k belongs to row k.
+    status
+        Address of the statuses of the rows.
+    verified
+        Streams that have a checksum, if the tables hold streams of several compressors.
+    """
+    record = np.zeros((), TRAILERS)
+    record["stream_src"], record["stream_nbytes"] = tables.src, tables.src_nbytes
+    record["stream_dst"], record["stream_capacity"] = tables.dst, tables.capacity
+    record["stream_row"], record["status"] = row_of_stream, status
+    record["decoder_status"] = tables.statuses
+    record["actual_nbytes"] = tables.actual_nbytes
+    record["n_streams"] = tables.count
+    record["first"], record["stop"] = verified.start, verified.stop
+    return record[()]
 
 
 def pieces(nbytes: int) -> int:

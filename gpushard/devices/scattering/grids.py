@@ -31,23 +31,21 @@ from gpushard.devices.scattering.boxes import (
 )
 from gpushard.devices.scattering.joining import JoinedGrids
 from gpushard.devices.scattering.launch import (
-    Parameter,
-    ParameterWriter,
-    ScatterBatch,
-    TableWriter,
-)
-from gpushard.devices.scattering.limits import LIMIT, MAX_AXES, check_limit
-from gpushard.devices.scattering.squares import TURN_RANK, n_squares, turned
-from gpushard.devices.scattering.structs import (
     CELL,
     COLUMN,
     LOOP,
     SCATTER,
+    Parameter,
+    ParameterWriter,
+    ScatterBatch,
+    TableWriter,
     field_place,
     landing_table,
     transfer_record,
     word_of,
 )
+from gpushard.devices.scattering.limits import LIMIT, MAX_AXES, check_limit
+from gpushard.devices.scattering.squares import TURN_RANK, n_squares, turned
 from gpushard.devices.scattering.transfer import (
     NO_SHUFFLE,
     WIDEST_ACCESS,

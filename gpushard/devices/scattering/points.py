@@ -15,18 +15,16 @@ from numpy.typing import NDArray
 
 from gpushard.devices.scattering.boxes import Landings
 from gpushard.devices.scattering.launch import (
+    POINTS,
     Parameter,
     ParameterWriter,
     ScatterBatch,
     TableWriter,
-)
-from gpushard.devices.scattering.limits import LIMIT, check_limit
-from gpushard.devices.scattering.structs import (
-    POINTS,
     landing_table,
     transfer_record,
     word_of,
 )
+from gpushard.devices.scattering.limits import LIMIT, check_limit
 from gpushard.devices.scattering.transfer import (
     NO_SHUFFLE,
     ElementType,
