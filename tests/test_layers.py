@@ -60,7 +60,6 @@ PURE = {
     "inspection.columns",
     "inspection.findings",
     "rolling.window",
-    "rolling.logical",
 }
 IMPURE_STDLIB = {
     "asyncio",

@@ -38,7 +38,7 @@ from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
 from gpushard.stores.writers import writer_of
 from gpushard.writing.assign import WriteSession
-from gpushard.writing.blueprint import Blueprint, occupied
+from gpushard.writing.blueprint import Blueprint, plain_keys, refuse_occupied
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +257,8 @@ class Conversion:
                 hint="repeat the very conversion to finish it, or pass overwrite=True"
                 " and resume=False to delete what is there",
             )
-        elif not _is_free(self.to, place):
-            raise occupied()
+        else:
+            refuse_occupied(self.to, plain_keys(place))
         mark.write()
         if blueprint is not None:
             blueprint.put(self.to)
@@ -298,11 +298,6 @@ def _mark_of_all(store: Store, place: str, jobs: Mapping[str, _Job]) -> Mark:
         document=sha256(documents.encode()).hexdigest(),
         done=np.zeros(len(jobs), np.bool_),
     )
-
-
-def _is_free(store: Store, place: str) -> bool:
-    names = ("zarr.json", ".zarray", ".zgroup")
-    return all(store.get(join(place, name)) is None for name in names)
 
 
 def _least_read_nbytes(source: Source) -> int:

@@ -12,9 +12,9 @@ from gpushard.formats.new_document import ArrayArguments
 from gpushard.options import DEFAULT, Options
 from gpushard.rolling import rolls
 from gpushard.rolling.creation import refuse_untaggable, rolling_attributes
-from gpushard.rolling.logical import relative_key
 from gpushard.rolling.reader import Followed, RollingReader
 from gpushard.rolling.steps import Steps
+from gpushard.rolling.window import relative_key
 from gpushard.selecting.expressions import basic
 from gpushard.source import Source
 from gpushard.stores.resolve import address, from_address

@@ -7,8 +7,7 @@ from typing import Any
 
 from gpushard.array import Array
 from gpushard.memory.known import IndexCache, IndexKey, KnownIndex
-from gpushard.rolling.logical import relative_key
-from gpushard.rolling.window import Window
+from gpushard.rolling.window import Window, relative_key
 from gpushard.selecting.indexer import Indexer
 from gpushard.selecting.selection import Wanted
 from gpushard.source import Source

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -67,13 +67,9 @@ class Blueprint:
         writer = writer_of(store)
         for prefix in self.below:
             writer.clear(prefix)
-        for key in self.occupied:
-            if self.root is not None:
+        if self.root is not None:
+            for key in self.occupied:
                 writer.put(key, None)
-
-    def is_free(self, store: Store) -> bool:
-        """Whether neither an array nor a group is at the place."""
-        return all(store.get(key) is None for key in self.occupied)
 
     def put(self, store: Store) -> None:
         """Write the documents; the array exists once the last one is written.
@@ -85,8 +81,7 @@ class Blueprint:
         UnsupportedError, StoreError
             The store is read-only, or failed.
         """
-        if not self.is_free(store):
-            raise occupied()
+        refuse_occupied(store, self.occupied)
         writer = writer_of(store)
         if self.root is not None:
             self._put_root(store, *self.root)
@@ -94,7 +89,7 @@ class Blueprint:
         for other, data in others:
             writer.put(other, [np.frombuffer(data, np.uint8)])
         if not writer.create(key, [np.frombuffer(document, np.uint8)]):
-            raise occupied()
+            raise _occupied()
 
     def _put_root(self, store: Store, key: str, document: bytes) -> None:
         pieces = [np.frombuffer(document, np.uint8)]
@@ -129,8 +124,19 @@ def blueprint(
     return _MAKERS[array_format](arguments, place, options)
 
 
-def occupied() -> OptionError:
-    """Error for a place where an array or group exists already."""
+def refuse_occupied(store: Store, keys: Iterable[str]) -> None:
+    """Refuse a place where an array or group exists, one of whose documents is there.
+
+    Raises
+    ------
+    OptionError
+        Something is there.
+    """
+    if any(store.get(key) is not None for key in keys):
+        raise _occupied()
+
+
+def _occupied() -> OptionError:
     return OptionError(
         "there is an array or a group already",
         hint="choose another path, or pass overwrite=True to delete what is there",
@@ -145,7 +151,7 @@ def v3_blueprint(document: bytes, place: str, options: Options) -> Blueprint:
     """Blueprint of an array of Zarr v3 with this document."""
     layout = parse_document(document, place, options)
     documents = ((join(place, _ROOT), document),)
-    return Blueprint(layout, documents, _plain_keys(place), (place,))
+    return Blueprint(layout, documents, plain_keys(place), (place,))
 
 
 def _prototype(arguments: ArrayArguments, place: str, options: Options) -> Blueprint:
@@ -157,7 +163,7 @@ def _prototype(arguments: ArrayArguments, place: str, options: Options) -> Bluep
         for name, members in {**named, ".zarray": document}.items()
     )
     layout = parse_array({**document, "attributes": attributes}, place, options)
-    return Blueprint(layout, documents, _plain_keys(place), (place,))
+    return Blueprint(layout, documents, plain_keys(place), (place,))
 
 
 def _draft(arguments: ArrayArguments, place: str, options: Options) -> Blueprint:
@@ -179,7 +185,8 @@ def _draft(arguments: ArrayArguments, place: str, options: Options) -> Blueprint
     )
 
 
-def _plain_keys(place: str) -> tuple[str, ...]:
+def plain_keys(place: str) -> tuple[str, ...]:
+    """Keys of the documents of an array or group at a place, in v2 and v3."""
     return tuple(join(place, name) for name in _DOCUMENTS)
 
 

@@ -1,7 +1,7 @@
 """How a stored shard is changed, strategy by strategy.
 
-docs/writing.md says what each strategy promises. Each plans a `Patch`, or returns None
-if the shard is to be rewritten and replaced.
+docs/writing.md says what each strategy promises. "rewrite" replaces every shard; each
+of the others plans a `Patch`, or returns None if the shard is to be replaced.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def refuse_unsuitable(encoder: Encoder) -> None:
 
 
 def patch_of(update: ShardUpdate) -> Patch | None:
-    """How the file is changed; None if the shard is to be replaced.
+    """How a strategy other than "rewrite" changes the file; None: it is replaced.
 
     Raises
     ------
@@ -93,10 +93,6 @@ def patch_of(update: ShardUpdate) -> Patch | None:
         The values cannot be encoded.
     """
     return _PLANS[update.encoder.options.strategy](update)
-
-
-def _no_patch(update: ShardUpdate) -> None:  # noqa: ARG001 - one of the plans
-    return None
 
 
 def _append_only(update: ShardUpdate) -> Patch | None:
@@ -243,7 +239,6 @@ def unused_nbytes(region: Region, stored: StoredShard) -> int:
 
 
 _PLANS: dict[str, Callable[[ShardUpdate], Patch | None]] = {
-    "rewrite": _no_patch,
     "append_only": _append_only,
     "random_write": _random_write,
     "fixed_order": _fixed_order,
