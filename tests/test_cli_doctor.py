@@ -18,7 +18,7 @@ from gpushard.cli import codec_table, gpu_software
 from gpushard.devices import find
 from gpushard.devices.payload import kvikio_file
 from gpushard.errors import UnsupportedError
-from gpushard.formats.codec_names import KNOWN
+from gpushard.formats.codec_specs import KNOWN
 
 
 @pytest.fixture(autouse=True)

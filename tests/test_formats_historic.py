@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpushard
-from gpushard.formats import v2_prototype, v3_draft
+from gpushard.formats import v2, v3_draft
 from gpushard.metadata import parse_array
 from gpushard.options import DEFAULT
 from historic_arrays import (
@@ -95,7 +95,7 @@ def test_members_for_a_writer_are_those_that_are_read():
     document = prototype_document(
         VALUES, CHUNKS, PER_SHARD, shards=..., shard_format=...
     )
-    document |= v2_prototype.sharding_members((4, 1))
+    document |= v2.sharding_members((4, 1))
     assert parse_array(document, "a").shards == (12, 2)
 
 

@@ -11,7 +11,7 @@ import pytest
 import gpushard
 from gpushard.errors import UnsupportedError
 from gpushard.formats.data_types import parse_data_type
-from gpushard.formats.numpy_types import parse_numpy_type
+from gpushard.formats.numpy_spelling import parse_numpy_type
 from gpushard.options import MAX_DOCUMENT_NBYTES as MOST
 from gpushard.options import MIB
 from spec_shards import LITTLE, document

@@ -54,18 +54,18 @@ def test_kinds_of_known_codecs_are_those_of_zarr():
     from zarr.abc import codec as bases
     from zarr.registry import get_codec_class
 
-    from gpushard.formats import codec_names
+    from gpushard.formats import codec_specs
 
     of_kind = [bases.ArrayArrayCodec, bases.ArrayBytesCodec, bases.BytesBytesCodec]
     n_checked = 0
-    for name, kind in codec_names._KINDS.items():
+    for name, kind in codec_specs._KINDS.items():
         try:
             found = get_codec_class(name)
         except (KeyError, ImportError, ValueError):
             continue  # needs an optional package of numcodecs, or a newer zarr
         assert issubclass(found, of_kind[kind]), name
         # zarr 3.1 calls zstd fixed; a sharding codec is as fixed as what it holds.
-        if name in codec_names.VARIABLE_SIZE - {"sharding_indexed", "zstd"}:
+        if name in codec_specs.VARIABLE_SIZE - {"sharding_indexed", "zstd"}:
             assert not getattr(found, "is_fixed_size", False), name
         n_checked += 1
     assert n_checked >= 8

@@ -11,7 +11,7 @@ from gpushard.devices.base import Device
 from gpushard.devices.choice import placements
 from gpushard.devices.placement import has_decoder
 from gpushard.errors import GpushardError
-from gpushard.formats.codec_names import KNOWN, SHARDING, Kind, kind_of
+from gpushard.formats.codec_specs import KNOWN, SHARDING, Kind, kind_of
 from gpushard.metadata import parse_array
 from gpushard.options import DEFAULT
 from gpushard.report import CodecPlacement, Tally

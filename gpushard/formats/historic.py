@@ -12,7 +12,7 @@ from gpushard.formats.document import as_length
 from gpushard.formats.grids import refuse_many_axes, regular_cell
 from gpushard.formats.index_size import IndexSize, check_index_nbytes
 from gpushard.formats.numcodecs_chain import StoredCodecs, parse_elements
-from gpushard.formats.numpy_fill import parse_numpy_fill
+from gpushard.formats.numpy_spelling import parse_numpy_fill
 from gpushard.layout import (
     ArrayLayout,
     ChunkKeys,

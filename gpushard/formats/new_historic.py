@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import OptionError, UnsupportedError
-from gpushard.formats import v2_prototype, v3_draft
+from gpushard.formats import v3_draft
 from gpushard.formats.new_document import (
     ArrayArguments,
     attributes_of,
@@ -25,8 +25,8 @@ from gpushard.formats.new_document import (
     lengths,
 )
 from gpushard.formats.numcodecs_names import numcodecs_configuration
-from gpushard.formats.numpy_types import parse_numpy_type, spelled
-from gpushard.formats.v2 import DIMENSION_NAMES
+from gpushard.formats.numpy_spelling import parse_numpy_type, spelled
+from gpushard.formats.v2 import DIMENSION_NAMES, sharding_members
 
 HistoricFormat = Literal["v3-draft-transformer", "v2-prototype-ii"]
 
@@ -113,7 +113,7 @@ def prototype_documents(
         "order": arguments.order,
         "filters": arguments.filters,
         "dimension_separator": arguments.separator,
-        **v2_prototype.sharding_members(arguments.chunks_per_shard),
+        **sharding_members(arguments.chunks_per_shard),
     }
     return described, attributes
 

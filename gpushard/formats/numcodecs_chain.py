@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from gpushard.errors import UnsupportedError
-from gpushard.formats.codec_names import Kind, kind_of
-from gpushard.formats.codec_specs import codec_list
+from gpushard.formats.codec_specs import Kind, codec_list, kind_of
 from gpushard.formats.data_types import DataType, parse_data_type
 from gpushard.formats.document import as_object, member, wrong
-from gpushard.formats.numpy_types import (
+from gpushard.formats.numpy_spelling import (
     OBJECTS,
     StoredType,
     order_of,

@@ -1,20 +1,25 @@
-"""Zarr v2 arrays (storage specification 2), plain or sharded by prototype II."""
+"""Zarr v2 arrays (storage specification 2), plain or sharded by prototype II.
+
+In prototype II (pull request 947 of zarr-python, 2022), every stored object is a shard
+with a fixed number of chunks along each axis, which `shard_format` and `shards` tell.
+At its end it has the index that the draft of the storage transformer describes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
-from gpushard.errors import UnsupportedError
-from gpushard.formats import v2_prototype
+from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.formats.document import (
     as_lengths,
     as_object,
     parsing,
     require_members,
+    shown,
     wrong,
 )
-from gpushard.formats.historic import HistoricArray
+from gpushard.formats.historic import HistoricArray, Sharding
 from gpushard.formats.numcodecs_chain import StoredCodecs
 from gpushard.formats.origins import ORIGIN, parse_zarray
 from gpushard.layout import ArrayLayout, ChunkKeys
@@ -31,6 +36,7 @@ _REQUIRED = (
 )
 DIMENSION_NAMES = "_ARRAY_DIMENSIONS"
 """Attribute that names the dimensions in Zarr v2, by xarray's convention."""
+_SHARD_FORMAT = "indexed"  # the only value of `shard_format` with a known meaning
 
 
 def parse_array(
@@ -56,6 +62,11 @@ def parse_array(
         return _parse(document).layout(path, options)
 
 
+def sharding_members(chunks_per_shard: Sequence[int]) -> dict[str, Any]:
+    """Members that a `.zarray` document needs to combine chunks in shards."""
+    return {"shard_format": _SHARD_FORMAT, "shards": list(chunks_per_shard)}
+
+
 def _parse(document: Mapping[str, Any]) -> HistoricArray:
     # Other members must be ignored (storage specification 2, "Metadata"), except those
     # that describe shards.
@@ -66,7 +77,7 @@ def _parse(document: Mapping[str, Any]) -> HistoricArray:
         document["chunks"], "the chunk shape", "chunks", least=0, ndim=ndim
     )
     attributes = as_object(document.get("attributes") or {}, "attributes", ".zattrs")
-    sharding = v2_prototype.parse_sharding(document, ndim)
+    sharding = _sharding(document, ndim)
     rolled = _rolled(document, attributes, ndim, is_sharded=bool(sharding))
     return HistoricArray(
         shape=shape,
@@ -81,6 +92,30 @@ def _parse(document: Mapping[str, Any]) -> HistoricArray:
         attributes=attributes,
         dimension_names=_dimension_names(attributes, ndim),
     )
+
+
+def _sharding(document: Mapping[str, Any], ndim: int) -> Sequence[Sharding]:
+    """How the document combines chunks in shards; empty if it does not."""
+    shards, shard_format = document.get("shards"), document.get("shard_format")
+    if shards is None:
+        if shard_format is not None:
+            raise MetadataError(
+                "the metadata names a format of shards but no shards",
+                json_path="shards",
+                expected=f"{ndim} lengths",
+            )
+        return ()
+    if shard_format != _SHARD_FORMAT:
+        raise UnsupportedError(
+            "the format of the shards is unknown",
+            json_path="shard_format",
+            expected=_SHARD_FORMAT,
+            got=shown(shard_format),
+        )
+    per_shard = as_lengths(
+        shards, "the number of chunks a shard", "shards", least=1, ndim=ndim
+    )
+    return (Sharding(per_shard, "shards"),)
 
 
 def _is_transposed(document: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpushard.errors import UnsupportedError
-from gpushard.formats.chains import Decoded, parse_chain
+from gpushard.formats.chains import Decoded, fold_levels, parse_chain
 from gpushard.formats.data_types import parse_data_type
 from gpushard.formats.document import (
     as_lengths,
@@ -25,7 +25,6 @@ from gpushard.formats.grids import (
     parse_chunk_keys,
     refuse_many_axes,
 )
-from gpushard.formats.levels import fold_levels
 from gpushard.formats.origins import parse_attributes as parse_origin
 from gpushard.layout import ArrayLayout
 from gpushard.options import Options
