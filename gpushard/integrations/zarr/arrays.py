@@ -10,26 +10,35 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from zarr import config
+from zarr.core.buffer import cpu
 from zarr.storage import StorePath
 
 from gpushard.errors import LimitError, MetadataError, UnsupportedError
-from gpushard.integrations.zarr.limits import configured_limits, options_of
 from gpushard.integrations.zarr.pieces import Entry
-from gpushard.integrations.zarr.stores import reader_of
 from gpushard.layout import ChunkKeys
 from gpushard.metadata import parse_array
-from gpushard.options import Options
+from gpushard.options import DEFAULT, LIMITS, Options
 from gpushard.source import Source
+from gpushard.stores.base import FetchCosts, Store
+from gpushard.stores.local import LocalStore
+from gpushard.stores.resolve import adapt
+from gpushard.stores.zarr_store import ZarrStore
 
 if TYPE_CHECKING:
+    import asyncio
+
     from zarr.abc.store import Store as ZarrAbstractStore
     from zarr.core.array_spec import ArraySpec
 
     from gpushard.layout import ArrayLayout
 
     Batch = Sequence[tuple[Any, ArraySpec, Any, Any, bool]]
+
+# Stores of the same directory share their open files.
+_local_stores: WeakValueDictionary[str, LocalStore] = WeakValueDictionary()
 
 
 @dataclass(slots=True)
@@ -39,7 +48,7 @@ class _Prepared:
     Attributes
     ----------
     limits
-        The limits, as they were set.
+        The value that is set for each limit, unchecked; None if there is none.
     options
         Options with these limits.
     layout
@@ -80,7 +89,7 @@ class PipelineArray:
         path, _ = split_key(keys[0], layout.keys, layout.ndim)
         source = prepared.sources.get(path)
         if source is None:
-            store = reader_of(self._store)
+            store = _reader_of(self._store)
             layout = replace(layout, path=path)
             source = Source.prepare(layout, store, prepared.options)
             prepared.sources[path] = source
@@ -100,14 +109,52 @@ class PipelineArray:
             self._prepared.sources.clear()
 
     def _under_the_limits(self) -> _Prepared:
-        """What is ready for reads; prepared anew if zarr's limits have changed."""
-        limits = configured_limits(config.get)
+        """What is ready for reads; prepared anew if zarr's limits have changed.
+
+        Raises
+        ------
+        OptionError
+            A value that is set is not a possible limit.
+        """
+        limits = tuple(config.get(f"gpushard.{name}", None) for name in LIMITS)
         prepared = self._prepared
         if prepared is None or prepared.limits != limits:
-            options = options_of(limits)
+            options = DEFAULT.but(**dict(zip(LIMITS, limits, strict=True)))
             layout = _layout_of(self._metadata, options)
             prepared = self._prepared = _Prepared(limits, options, layout)
         return prepared
+
+
+def inside(source: Source, loop: asyncio.AbstractEventLoop, spec: ArraySpec) -> Source:
+    """The same array, whose requests run in the event loop that the read came from.
+
+    Requests are joined as far as zarr's settings for the array allow.
+    """
+    store = source.store
+    if not isinstance(store, ZarrStore):
+        return source
+    # Encoded bytes are wanted on the host, wherever the result lies.
+    on_host = issubclass(spec.prototype.buffer, cpu.Buffer)
+    mine = spec.prototype if on_host else cpu.buffer_prototype
+    costs = _costs_as_set(store.costs, spec.config)
+    options = source.options
+    if costs.gap_nbytes < store.costs.gap_nbytes or (
+        costs.max_request_nbytes < store.costs.max_request_nbytes
+    ):
+        # A user who bounds what one request fetches does not want whole shards either.
+        options = options.but(whole_object_fraction=1.0)
+    asked = ZarrStore(store.zarr_store, loop, mine, costs)
+    return replace(source, store=asked, options=options)
+
+
+def _costs_as_set(costs: FetchCosts, settings: Any) -> FetchCosts:
+    gap_nbytes = getattr(settings, "sharding_coalesce_max_gap_bytes", None)
+    if gap_nbytes is None:  # zarr has it since 3.3
+        return costs
+    most = max(1, settings.sharding_coalesce_max_bytes)
+    return replace(
+        costs, gap_nbytes=gap_nbytes, max_request_nbytes=most, bounds_requests=True
+    )
 
 
 def split_key(key: str, keys: ChunkKeys, ndim: int) -> tuple[str, tuple[int, ...]]:
@@ -165,3 +212,13 @@ def _layout_of(metadata: Any, options: Options) -> ArrayLayout | UnsupportedErro
         return UnsupportedError(
             error.what, codec=error.codec, json_path=error.json_path, got=error.got
         )
+
+
+def _reader_of(store: ZarrAbstractStore) -> Store:
+    """Store of gpushard that reads what a zarr store has."""
+    adapted = adapt(store, DEFAULT)
+    if not isinstance(adapted, LocalStore):
+        return adapted
+    # zarr follows symbolic links wherever they lead.
+    mine = LocalStore(adapted.root, DEFAULT, allow_symlinks_outside=True)
+    return _local_stores.setdefault(adapted.root, mine)

@@ -22,8 +22,8 @@ from zarr.registry import register_pipeline
 
 from gpushard.errors import LimitError, ObjectDeletedError, UnsupportedError
 from gpushard.integrations.zarr.arrays import PipelineArray
-from gpushard.integrations.zarr.limits import in_config
 from gpushard.integrations.zarr.reading import read_batch
+from gpushard.options import limit_in_words
 
 if TYPE_CHECKING:
     from zarr.abc.codec import Codec
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # Reads wait in these threads while zarr's event loop serves them. They would occupy all
 # of the loop's own threads, of which zarr's file stores need one for each request.
 _MOST_READS = 32
+# What to do about a limit, in the words of zarr's configuration.
+_RAISE_IT = 'raise it: zarr.config.set({{"gpushard.{name}": ...}})'
 
 
 class FallbackWarning(UserWarning):
@@ -182,7 +184,7 @@ class GpushardCodecPipeline(CodecPipeline):
         try:
             return await loop.run_in_executor(_pool(), read)
         except LimitError as error:
-            error.hint = in_config(error.hint)
+            error.hint = limit_in_words(error.hint, _RAISE_IT)
             raise
         except (UnsupportedError, ObjectDeletedError) as error:
             if config.get("gpushard.strict", False):

@@ -10,10 +10,9 @@ import numpy as np
 
 from gpushard.devices.find import find_device
 from gpushard.errors import UnsupportedError, naming
-from gpushard.integrations.zarr.arrays import PipelineArray
+from gpushard.integrations.zarr.arrays import PipelineArray, inside
 from gpushard.integrations.zarr.batch import extent_of, selection_of
 from gpushard.integrations.zarr.pieces import Entry, grown_irregularly
-from gpushard.integrations.zarr.stores import inside
 from gpushard.layout import GridAxis
 from gpushard.reading.results import ReadRequest, read_on_host
 from gpushard.report import Tally
