@@ -8,10 +8,12 @@ from __future__ import annotations
 import gzip
 import io
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import crc32c
 import numcodecs
 import numpy as np
 import zstandard
@@ -27,6 +29,8 @@ RIGHT, ANY = ("right",), ("right", "wrong")
 ELEMENTS = [bytes((np.arange(N) * (k + 3) % 251).astype("u1")) for k in range(4)]
 ZSTD = codec("zstd", level=1, checksum=False)
 GZIP = codec("gzip", level=1)
+ZLIB = codec("numcodecs.zlib", level=1)
+LZ4 = codec("numcodecs.lz4", acceleration=1)
 
 
 def blosc(cname: str = "lz4", shuffle: str = "shuffle") -> dict[str, Any]:
@@ -161,7 +165,7 @@ def streams() -> Iterator[Hostile]:
         yield Hostile(
             f"lz4 decodes {name}",
             _with(lz4, lz4(other)),
-            [LITTLE, codec("numcodecs.lz4", acceleration=1)],
+            [LITTLE, LZ4],
         )
     for claim in (2**64 - 1, 2**63, 8 << 30, N + 1, N - 1, 0):
         for window in (0, 0b10101_000, 0b11111_111):
@@ -177,6 +181,54 @@ def streams() -> Iterator[Hostile]:
     yield Hostile("zstd window of 2 GiB", _with(_zstd, frame), [LITTLE, ZSTD], RIGHT)
 
 
+def remainders() -> Iterator[Hostile]:
+    """Rows about streams of the right elements, and what is beside these."""
+    first = ELEMENTS[0]
+    cut = struct.pack("<II", 0x184D2A50, 4) + b"abc"  # of a skippable frame
+    rows = {
+        "gzip": (gzip.compress, GZIP, (b"x",)),
+        "zlib": (zlib.compress, ZLIB, (b"x", b"\0")),
+        "zstd": (_zstd, ZSTD, (b"x", b"\0", cut)),
+        "lz4": (numcodecs.LZ4().encode, LZ4, (b"x", b"\0")),
+    }
+    for name, (encode, spec, behind) in rows.items():
+        good = bytes(encode(first))
+        for more in behind:
+            shard = _with(encode, good + more)
+            yield Hostile(f"{name} with {more!r} behind it", shard, [LITTLE, spec])
+    encode = numcodecs.LZ4().encode
+    block = bytes(encode(first))[4:]
+    for n in (0, N - 1, N + 1, 2**31 - 1, 2**32 - 1):
+        shard = _with(encode, struct.pack("<I", n) + block)
+        yield Hostile(f"lz4 claims {n}", shard, [LITTLE, LZ4])
+
+
+def checksums() -> Iterator[Hostile]:
+    """Rows about a checksum behind a stream that is as it should be."""
+    rows = {
+        "raw": (bytes, []),
+        "gzip": (gzip.compress, [GZIP]),
+        "zstd": (_zstd, [ZSTD]),
+        "lz4": (numcodecs.LZ4().encode, [LZ4]),
+        "blosc": (numcodecs.Blosc("lz4", 5, 1).encode, [blosc()]),
+    }
+    for name, (encode, specs) in rows.items():
+
+        def checked(data: bytes, encode: Callable[[bytes], bytes] = encode) -> bytes:
+            stream = bytes(encode(data))
+            return stream + struct.pack("<I", crc32c.crc32c(stream))
+
+        good = checked(ELEMENTS[0])
+        odd = {
+            "with a bit of its checksum flipped": good[:-1] + bytes([good[-1] ^ 1]),
+            "that is its checksum": good[-4:],
+            "shorter than a checksum": good[-3:],
+        }
+        for what, stream in odd.items():
+            shard = _with(checked, stream)
+            yield Hostile(f"{name} {what}", shard, [LITTLE, *specs, CRC])
+
+
 def bombs(n_mib: int) -> Iterator[Hostile]:
     """Rows about streams that decode to far more than an inner chunk."""
     for has_size in (True, False):
@@ -187,10 +239,8 @@ def bombs(n_mib: int) -> Iterator[Hostile]:
             [LITTLE, ZSTD],
         )
     yield Hostile("gzip bomb", _with(gzip.compress, _gzip_bomb(n_mib)), [LITTLE, GZIP])
-    lz4 = codec("numcodecs.lz4", acceleration=1)
-    yield Hostile(
-        "lz4 bomb", _with(numcodecs.LZ4().encode, _lz4_bomb(n_mib)), [LITTLE, lz4]
-    )
+    bomb = _lz4_bomb(n_mib)
+    yield Hostile("lz4 bomb", _with(numcodecs.LZ4().encode, bomb), [LITTLE, LZ4])
     for name, make in (("bz2", numcodecs.BZ2(1)), ("lzma", numcodecs.LZMA())):
         bomb = make.encode(bytes(n_mib << 20))
         spec = codec(f"numcodecs.{name}", **({"level": 1} if name == "bz2" else {}))
@@ -241,4 +291,6 @@ def all_rows() -> Iterator[Hostile]:
     """Every hostile shard but the bombs."""
     yield from indexes()
     yield from streams()
+    yield from remainders()
+    yield from checksums()
     yield from blosc_headers()

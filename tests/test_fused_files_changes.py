@@ -163,7 +163,11 @@ def test_a_file_overwritten_in_place_is_noticed(name, again, monkeypatch, tmp_pa
     assert n_runs[0] == 2
 
 
-@pytest.mark.parametrize("options", [FUSED, PLAIN], ids=["loops", "plain"])
+@pytest.mark.parametrize(
+    "options",
+    [FUSED, PLAIN, PLAIN.but(small_read_chunks=1000)],
+    ids=["loops", "plain", "small"],
+)
 def test_a_file_deleted_after_its_index_was_read_is_an_error(
     options, before_opening, monkeypatch, tmp_path
 ):

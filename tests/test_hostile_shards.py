@@ -98,6 +98,12 @@ DAMAGED = {
         INNER + index_of([(0, len(INNER)), (600, len(INNER))]),
         (6,),
     ),
+    # What lies before it would be a good index, of another shard.
+    "a nested shard shorter than its index": (
+        NESTED,
+        INNER + INNER + index_of([(0, len(INNER)), (2 * len(INNER) - 20, 20)]),
+        (6,),
+    ),
     "a nested index with another checksum": (
         NESTED,
         INNER[:-1] + index_of([(EMPTY, EMPTY), (0, len(INNER) - 1)]),
