@@ -18,7 +18,7 @@ from gpushard.devices import reading
 from gpushard.devices.budget import Budget
 from gpushard.devices.choice import choose_chain
 from gpushard.devices.sink import DeviceSink
-from gpushard.options import MIB
+from gpushard.options import GIB, MIB
 from hostile_shards import ZSTD
 from spec_shards import LITTLE, document, index_of, sharding
 
@@ -58,6 +58,19 @@ def test_a_device_takes_fewer_large_inner_chunks_at_a_time(
     result = a[:: MIB // 4]
     assert (result.get() == 1).all()
     assert nbytes < device.peak_nbytes <= LIMIT
+
+
+@pytest.mark.parametrize(("codecs", "most"), [([ZSTD], 2**31 - 1), ([], 2**31)])
+def test_inner_chunks_that_are_too_large_a_stream_are_left_to_the_host(
+    codecs, most, tmp_path
+):
+    for n in (most, 2**31):
+        shard = sharding((n,), codecs=[LITTLE, *codecs])
+        (tmp_path / "zarr.json").write_text(json.dumps(document((n,), (n,), shard)))
+        options = Options(max_chunk_nbytes=GIB * 4)
+        a = gpushard.open_array(tmp_path, device="cpu", options=options)
+        _, why = choose_chain(a.source)
+        assert bool(why) == (n > most), why
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ class Nvcomp:
         count
             Number of streams.
         max_nbytes
-            Capacity of the largest stream, at most `Algorithm.max_stream_nbytes`.
+            Capacity of the largest stream, at most `MAX_STREAM_NBYTES`.
         total_nbytes
             Sum of the capacities. The answer grows with this number without bound.
             Without it, the answer is an estimate from `max_nbytes`, often many times

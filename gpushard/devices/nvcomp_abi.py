@@ -31,12 +31,6 @@ class Algorithm(Enum):
     """One gzip member (RFC 1952)."""
 
     @property
-    def max_stream_nbytes(self) -> int:
-        """Largest decoded stream: the header's ``DecompressionMaxAllowedChunkSize``."""
-        narrow = self in (Algorithm.ZSTD, Algorithm.SNAPPY)
-        return 2**31 - 1 if narrow else 2**32 - 1
-
-    @property
     def max_encodable_nbytes(self) -> int:
         """Largest input that is encoded as one stream.
 
@@ -53,6 +47,10 @@ _MAX_ENCODABLE_NBYTES = {
     Algorithm.DEFLATE: 2**16,
     Algorithm.GZIP: 2**31 - 1,
 }
+
+
+MAX_STREAM_NBYTES = 2**31 - 1
+"""Largest decoded stream of every algorithm (``DecompressionMaxAllowedChunkSize``)."""
 
 
 class NvcompStatus(IntEnum):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.decoding.filters import ItemFilter, compile_filter
+from gpushard.devices.nvcomp_abi import MAX_STREAM_NBYTES
 from gpushard.devices.scattering.limits import LIMIT
 from gpushard.devices.scattering.transfer import FUSED_ITEMS
 from gpushard.errors import UnsupportedError
@@ -277,6 +278,13 @@ def _bytes_steps(
             raise UnsupportedError(
                 "a codec behind a compressor whose decoded size is not known",
                 codec=spec.name,
+            )
+        if kind in COMPRESSED and (size or 0) > MAX_STREAM_NBYTES:
+            raise UnsupportedError(
+                "inner chunks larger than the vendor's decoder takes",
+                codec=spec.name,
+                expected=f"at most {MAX_STREAM_NBYTES} bytes",
+                got=size,
             )
         step = Step(kind, spec.name, size or 0, _itemsize(spec, itemsize))
         if kind is StepKind.SHUFFLE and step.decoded_nbytes % step.itemsize:
