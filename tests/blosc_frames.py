@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import Any
 
 import cramjam
+import numcodecs.lz4
 import numpy as np
+import zstandard
 from numcodecs.blosc import Blosc
 from numpy.typing import NDArray
 
@@ -30,11 +33,34 @@ def encode(array: NDArray[Any], cname: str, shuffle: int, blocksize: int = 0) ->
     return bytes(Blosc(cname, 5, shuffle, blocksize).encode(array))
 
 
+def decode_stream(compressor: int, stream: bytes, nbytes: int) -> bytes:
+    """One stream of a frame; no library decodes a single one of blosclz."""
+    if compressor == blosc_frame.LZ4:  # numcodecs wants the size ahead of the block
+        return bytes(numcodecs.lz4.decompress(struct.pack("<I", nbytes) + stream))
+    if compressor == blosc_frame.SNAPPY:
+        return bytes(cramjam.snappy.decompress_raw(stream))
+    if compressor == blosc_frame.ZLIB:
+        return zlib.decompress(stream)
+    assert compressor == blosc_frame.ZSTD
+    return zstandard.ZstdDecompressor().decompress(stream, max_output_size=nbytes)
+
+
+def decode_streams(encoded: bytes, frame: blosc_frame.BloscFrame) -> bytes:
+    """A frame decoded stream by stream, each where its columns say that it lies."""
+    filtered = np.zeros(frame.header.nbytes, np.uint8)
+    for k, start in enumerate(frame.source_offset.tolist()):
+        stream = bytes(encoded[start : start + int(frame.source_nbytes[k])])
+        nbytes, offset = int(frame.decoded_nbytes[k]), int(frame.decoded_offset[k])
+        if not frame.is_raw[k]:
+            stream = decode_stream(frame.header.compressor, stream, nbytes)
+        filtered[offset : offset + nbytes] = np.frombuffer(stream, np.uint8)
+    return blosc_blocks._undo_filter(filtered, frame.header).tobytes()
+
+
 def as_snappy(encoded: bytes) -> bytes:
     """The same frame with its lz4 streams written as snappy."""
     frame = blosc_frame.parse(encoded)
     header = frame.header
-    lz4 = blosc_blocks._STREAM_DECODERS[blosc_frame.LZ4]
     out = bytearray(encoded[: 16 + 4 * header.n_blocks])
     block = -1
     for k in range(len(frame.source_offset)):
@@ -44,7 +70,7 @@ def as_snappy(encoded: bytes) -> bytes:
         start, nbytes = int(frame.source_offset[k]), int(frame.source_nbytes[k])
         stream = encoded[start : start + nbytes]
         if not frame.is_raw[k]:
-            raw = bytes(lz4(memoryview(stream), int(frame.decoded_nbytes[k])))
+            raw = decode_stream(blosc_frame.LZ4, stream, int(frame.decoded_nbytes[k]))
             stream = bytes(cramjam.snappy.compress_raw(raw))
         out += struct.pack("<i", len(stream)) + stream
     out[2] = (out[2] & 0x1F) | blosc_frame.SNAPPY << 5

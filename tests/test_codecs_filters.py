@@ -128,15 +128,6 @@ def test_transpose_gives_a_view_in_the_decoded_axes() -> None:
 
 
 @pytest.mark.parametrize(
-    "order", [None, "C", [0, 0], [1, 2], [0, -1], [0.0, 1.0], [True, False], ["a"]]
-)
-def test_transpose_order_that_is_no_permutation_is_refused(order: Any) -> None:
-    with pytest.raises(MetadataError) as caught:
-        array_codec("transpose", "i8", order=order)
-    assert caught.value.json_path == "codecs[0].configuration.order"
-
-
-@pytest.mark.parametrize(
     ("dtype", "astype"), [("<i4", None), ("<i4", "<i2"), ("<u2", "<u2"), ("<f4", None)]
 )
 def test_delta_of_numcodecs_is_undone(dtype: str, astype: str | None) -> None:

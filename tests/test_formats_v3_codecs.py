@@ -80,6 +80,8 @@ def test_kinds_of_known_codecs_are_those_of_zarr():
         ([0, 1, 2], "order"),
         ([1, -2], "order"),
         ([True, 0], "order"),
+        ([0.0, 1.0], "order"),
+        (["a", 0], "order"),
         ("F", "order"),
         ("C", "order"),
         (None, "order"),
@@ -88,6 +90,18 @@ def test_kinds_of_known_codecs_are_those_of_zarr():
 def test_a_transpose_needs_a_permutation_of_the_axes(order, below):
     codec = {"name": "transpose", "configuration": {"order": order}}
     refused(MetadataError, f"codecs[0].configuration.{below}", codecs=[codec, LITTLE])
+
+
+def test_packed_bits_have_one_axis_whatever_the_array_has():
+    packed, bools = {"name": "numcodecs.packbits"}, {"data_type": "bool"}
+    bools["fill_value"] = False
+    for order, is_valid in (([0], True), ([1, 0], False), ([], False)):
+        codecs = [transpose(1, 0), packed, transpose(*order), LITTLE]
+        if is_valid:
+            assert len(parse(codecs=codecs, **bools).chain.array_array) == 3
+        else:
+            path = "codecs[2].configuration.order"
+            refused(MetadataError, path, codecs=codecs, **bools)
 
 
 def test_a_transpose_without_order_is_refused():

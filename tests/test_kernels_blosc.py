@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zstandard
 
+import blosc_frames
 from blosc_batch import CLASSES, Batch
 from blosc_cases import (
     CASES,
@@ -154,7 +155,7 @@ def decode_stream(frame, stream, nbytes):
     compressor = frame[2] >> 5
     if compressor == blosc_frame.ZLIB:
         return zlib.decompress(stream, wbits=-15)
-    return blosc_blocks._STREAM_DECODERS[compressor](memoryview(stream), nbytes)
+    return blosc_frames.decode_stream(compressor, stream, nbytes)
 
 
 @schedules

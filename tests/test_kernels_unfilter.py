@@ -8,14 +8,14 @@ import numcodecs
 import numpy as np
 import pytest
 
-from blosc_frames import elements, encode
+from blosc_frames import decode_stream, elements, encode
 from cuda_host.launch import (
     SCHEDULES,
     Kernels,
     in_sanitized_process,
 )
 from cuda_host.statuses import Status
-from gpushard.codecs import blosc_blocks, blosc_frame
+from gpushard.codecs import blosc_frame
 from kernel_rows import POISON, addresses, held, struct
 
 NONE, BYTES, BITS = range(3)
@@ -154,7 +154,7 @@ def decoded_streams(encoded, frame):
     return b"".join(
         encoded[offset : offset + nbytes]
         if is_raw
-        else blosc_blocks._decode_zstd(memoryview(encoded)[offset:][:nbytes], size)
+        else decode_stream(blosc_frame.ZSTD, encoded[offset : offset + nbytes], size)
         for offset, nbytes, size, is_raw in zip(
             *(column.tolist() for column in columns), frame.is_raw, strict=True
         )

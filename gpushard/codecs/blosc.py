@@ -72,7 +72,7 @@ class BloscCodec(Compressor):
             return memoryview(encoded)[blosc_frame.HEADER_NBYTES :]
         if header.compressor == blosc_frame.SNAPPY:
             frame = blosc_frame.parse(encoded, self.name)
-            return blosc_blocks.decode_streams(encoded, frame, self.name)
+            return blosc_blocks.decode_snappy(encoded, frame, self.name)
         is_alike = blosc_frame.check_streams(encoded, header, self.name)
         if header.compressor == blosc_frame.ZSTD and is_alike:
             whole = _decode_zstd(encoded, header)

@@ -1,46 +1,35 @@
-"""Blosc blocks decoded stream by stream, with the filter undone in NumPy.
+"""Single blocks of a Blosc frame, and frames of snappy streams.
 
-It is used for frames that numcodecs' build of c-blosc cannot read (snappy), and for
-single blocks of a frame.
+numcodecs' build of c-blosc cannot read snappy, so such frames are decoded stream by
+stream, and NumPy undoes their filter.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
 from struct import pack, pack_into
 
 import numcodecs.blosc
-import numcodecs.lz4
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from gpushard.codecs.base import HostBytes, stream_error
 from gpushard.codecs.blosc_frame import (
     BIT_SHUFFLE,
-    BLOSCLZ,
     BYTE_SHUFFLE,
     DONT_SPLIT,
     HEADER_NBYTES,
-    LZ4,
     MEMCPYED,
     SNAPPY,
-    ZLIB,
-    ZSTD,
     BloscFrame,
     BloscHeader,
     parse,
 )
-from gpushard.errors import CorruptShardError
 
 
-def decode_streams(
-    encoded: HostBytes, frame: BloscFrame, codec: str = "blosc"
+def decode_snappy(
+    encoded: HostBytes, frame: BloscFrame, codec: str
 ) -> NDArray[np.uint8]:
-    """Decoded bytes of all streams: uint8, shape (header.nbytes,), host.
-
-    Reads every compressor but blosclz, of which no library decodes single streams.
+    """Decoded bytes of a frame of snappy streams: uint8, shape (nbytes,), host.
 
     Raises
     ------
@@ -49,7 +38,6 @@ def decode_streams(
     """
     source = memoryview(encoded)
     filtered = np.empty(frame.header.nbytes, np.uint8)
-    decode_stream = _STREAM_DECODERS[frame.header.compressor]
     columns = zip(
         frame.source_offset.tolist(),
         frame.source_nbytes.tolist(),
@@ -64,7 +52,7 @@ def decode_streams(
         if is_raw:
             target[:] = np.frombuffer(stream, np.uint8)
         else:
-            _decode_into(decode_stream, stream, target, codec)
+            _decode_into(stream, target, codec)
     return _undo_filter(filtered, frame.header)
 
 
@@ -89,7 +77,7 @@ def decode_blocks(
         return memoryview(encoded)[start:stop]
     small = _cut_frame(encoded, frame, first_block, stop_block)
     if header.compressor == SNAPPY:
-        return decode_streams(small, parse(small, codec), codec)
+        return decode_snappy(small, parse(small, codec), codec)
     try:
         return numcodecs.blosc.decompress(small)
     except (RuntimeError, ValueError) as error:
@@ -133,61 +121,18 @@ def _cut_frame(
     return small
 
 
-def _decode_into(
-    decode_stream: Callable[[memoryview, int], HostBytes],
-    stream: memoryview,
-    target: NDArray[np.uint8],
-    codec: str,
-) -> None:
-    try:
-        decoded = decode_stream(stream, len(target))
-    except CorruptShardError:
-        raise
-    except Exception as error:
-        raise stream_error(codec, error) from error
-    if len(decoded) != len(target):
-        raise stream_error(
-            codec, f"a block part decodes to {len(decoded)} of {len(target)} bytes"
-        )
-    target[:] = np.frombuffer(decoded, np.uint8)
-
-
-def _decode_lz4(stream: memoryview, nbytes: int) -> HostBytes:
-    # numcodecs wants the decoded size ahead of the block.
-    return numcodecs.lz4.decompress(pack("<I", nbytes) + stream)
-
-
-def _decode_snappy(stream: memoryview, nbytes: int) -> HostBytes:
+def _decode_into(stream: memoryview, target: NDArray[np.uint8], codec: str) -> None:
     import cramjam
 
-    # The buffer has the expected size, so the size that the stream claims is never
-    # allocated.
-    decoded = bytearray(nbytes)
-    n_written = cramjam.snappy.decompress_raw_into(stream, decoded)
-    return memoryview(decoded)[:n_written]
-
-
-def _decode_zlib(stream: memoryview, nbytes: int) -> HostBytes:
-    return zlib.decompressobj().decompress(stream, nbytes)
-
-
-def _decode_zstd(stream: memoryview, nbytes: int) -> HostBytes:
-    if zstandard.frame_content_size(stream) > nbytes:
-        return b""
-    return zstandard.ZstdDecompressor().decompress(stream, max_output_size=nbytes)
-
-
-def _decode_blosclz(stream: memoryview, nbytes: int) -> HostBytes:
-    raise NotImplementedError("no library decodes a single blosclz stream")
-
-
-_STREAM_DECODERS = {
-    BLOSCLZ: _decode_blosclz,
-    LZ4: _decode_lz4,
-    SNAPPY: _decode_snappy,
-    ZLIB: _decode_zlib,
-    ZSTD: _decode_zstd,
-}
+    try:
+        # The size that the stream claims is never allocated: the target has a size.
+        nbytes = cramjam.snappy.decompress_raw_into(stream, target)
+    except Exception as error:
+        raise stream_error(codec, error) from error
+    if nbytes != len(target):
+        raise stream_error(
+            codec, f"a block part decodes to {nbytes} of {len(target)} bytes"
+        )
 
 
 def _undo_filter(filtered: NDArray[np.uint8], header: BloscHeader) -> NDArray[np.uint8]:

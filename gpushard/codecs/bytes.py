@@ -58,7 +58,7 @@ def stored_elements(spec: CodecSpec, dtype: np.dtype[Any]) -> StoredElements:
     Raises
     ------
     MetadataError
-        ``endian`` is neither "little" nor "big", or is missing although it is needed.
+        ``endian`` is missing although it is needed.
     UnsupportedError
         The elements have no fixed size.
     """
@@ -71,13 +71,6 @@ def stored_elements(spec: CodecSpec, dtype: np.dtype[Any]) -> StoredElements:
     if fields is not None:  # of older formats: each field has a byte order of its own
         return StoredElements(dtype, np.dtype(fields), is_castable=True)
     endian = spec.configuration.get("endian")
-    if endian not in ("little", "big", None):
-        raise MetadataError(
-            "the byte order of the bytes codec is unknown",
-            json_path=f"{spec.json_path}.configuration.endian",
-            expected='"little" or "big"',
-            got=repr(endian),
-        )
     if dtype == np.bool_:
         # Any other byte than 0 and 1 in a bool array is undefined behaviour to NumPy.
         return StoredElements(dtype, np.dtype(np.uint8), is_castable=True)

@@ -15,8 +15,7 @@ from gpushard import codecs
 from gpushard.codecs.base import ArrayCodec, HostBytes, library_label
 from gpushard.codecs.bytes import StoredElements, stored_elements
 from gpushard.codecs.transpose import TransposeCodec
-from gpushard.errors import MetadataError
-from gpushard.layout import CodecChain, CodecSpec
+from gpushard.layout import CodecChain
 
 _ArrayStep = tuple[Callable[..., NDArray[Any]], tuple[int, ...], np.dtype[Any]]
 
@@ -126,26 +125,13 @@ def compile_elements(chain: CodecChain, dtype: np.dtype[Any]) -> ElementsPart | 
     if chain.array_bytes.name != "bytes":
         return None
     array_codecs: list[ArrayCodec] = []
-    rank: int | None = None
     encoded_dtype = dtype
     for spec in chain.array_array:
         codec = codecs.array_codec(spec, encoded_dtype)
         if codec is None:
             return None
-        if isinstance(codec, TransposeCodec):
-            rank = _check_rank(spec, codec, rank)
         array_codecs.append(codec)
-        _, encoded_dtype = codec.encoded_spec((1,) * (rank or 0), encoded_dtype)
+        if not isinstance(codec, TransposeCodec):
+            _, encoded_dtype = codec.encoded_spec((), encoded_dtype)
     elements = stored_elements(chain.array_bytes, encoded_dtype)
     return ElementsPart(chain.array_bytes.name, dtype, tuple(array_codecs), elements)
-
-
-def _check_rank(spec: CodecSpec, codec: TransposeCodec, rank: int | None) -> int:
-    if rank not in (None, len(codec.order)):
-        raise MetadataError(
-            "transposes of one chain differ in their number of axes",
-            json_path=f"{spec.json_path}.configuration.order",
-            expected=rank,
-            got=len(codec.order),
-        )
-    return len(codec.order)

@@ -66,8 +66,9 @@ class Decoded:
     Attributes
     ----------
     lengths
-        Every distinct length of each axis (more than one on a rectilinear axis); None
-        behind a codec whose effect on the shape only zarr knows.
+        Every distinct length of each axis (more than one on a rectilinear axis); () for
+        the one axis of packed bits, whose length no other codec depends on. None behind
+        a codec whose effect on the shape only zarr knows.
     data_type
         Data type of the elements; None behind a codec that may change it.
     """
@@ -119,6 +120,8 @@ def _encoded(spec: CodecSpec, decoded: Decoded) -> Decoded:
         if decoded.data_type is not None and decoded.data_type.is_variable_length:
             _refuse_unless_unknown(spec, decoded.data_type)
         lengths = decoded.lengths if spec.name in KEEP_SHAPE else None
+        if spec.name == "numcodecs.packbits":
+            lengths = ((),)
         return Decoded(lengths, None)
     order: list[int] = spec.configuration["order"]
     if decoded.lengths is None:
@@ -242,7 +245,7 @@ def _check_index_size(
     decoded: Decoded,
     options: Options,
 ) -> None:
-    largest = [max(of_axis) for of_axis in decoded.lengths or ()]
+    largest = [max(of_axis, default=0) for of_axis in decoded.lengths or ()]
     n_entries = prod(
         length // cell for length, cell in zip(largest, chunk_shape, strict=False)
     )
