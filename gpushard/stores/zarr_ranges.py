@@ -1,4 +1,4 @@
-"""Facts about `get_ranges` of a zarr store, which reads many ranges of one object."""
+"""Ranges of objects in the words of zarr's stores, and how these stores read them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from gpushard.stores.base import ByteRequest
+
 if TYPE_CHECKING:
+    from zarr.abc.store import ByteRequest as ZarrByteRequest
     from zarr.abc.store import Store as ZarrAbstractStore
 
 
@@ -28,6 +31,64 @@ def gives_ranges(store: ZarrAbstractStore) -> bool:
         return gives_ranges(store._store)  # type: ignore[attr-defined]  # noqa: SLF001
     # An object that only behaves like a store, without such a class, has both methods.
     return owner is None or "get_ranges" in vars(owner)
+
+
+def refuses_beyond(store: ZarrAbstractStore) -> bool:
+    """Whether a store is known to fail for ranges beyond the end of an object.
+
+    Icechunk's does, and prints the backtrace of a panic if the object is a document.
+    """
+    from zarr.storage import WrapperStore
+
+    if type(store).__module__.partition(".")[0] == "icechunk":
+        return True
+    return isinstance(store, WrapperStore) and refuses_beyond(store._store)  # noqa: SLF001
+
+
+def byte_range_of(request: ByteRequest) -> ZarrByteRequest | None:
+    """The request's range as zarr spells it; None for the whole object."""
+    from zarr.abc.store import (
+        OffsetByteRequest,
+        RangeByteRequest,
+        SuffixByteRequest,
+    )
+
+    if request.start < 0:
+        return SuffixByteRequest(-request.start)
+    if request.stop is not None:
+        return RangeByteRequest(request.start, request.stop)
+    if request.max_nbytes is not None:
+        return RangeByteRequest(0, request.max_nbytes)
+    return OffsetByteRequest(request.start) if request.start else None
+
+
+def byte_range_within(
+    request: ByteRequest, object_nbytes: int | None
+) -> ZarrByteRequest | None:
+    """The request's range in an object of that size; None if it has no known bytes."""
+    from zarr.abc.store import RangeByteRequest
+
+    if object_nbytes is None or byte_range_of(request) is None:
+        return None
+    start, stop = request.within(object_nbytes)
+    return RangeByteRequest(start, stop) if start < stop else None
+
+
+def longest_answer(request: ByteRequest) -> int | None:
+    """Most bytes that may answer a request; None if there is no limit."""
+    if request.start < 0:
+        return -request.start
+    if request.stop is None:
+        return request.max_nbytes
+    return max(0, request.stop - request.start)
+
+
+def is_empty(request: ByteRequest, object_nbytes: int) -> bool:
+    """Whether the range contains no byte of an object of that size."""
+    if request.start < 0:
+        return object_nbytes == 0
+    stop = object_nbytes if request.stop is None else request.stop
+    return min(stop, object_nbytes) <= request.start
 
 
 def first_failure(error: BaseException) -> BaseException | None:

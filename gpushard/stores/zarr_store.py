@@ -15,7 +15,15 @@ from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key, without_credentials
 from gpushard.stores.zarr_loop import contained, run
-from gpushard.stores.zarr_ranges import first_failure, gives_ranges
+from gpushard.stores.zarr_ranges import (
+    byte_range_of,
+    byte_range_within,
+    first_failure,
+    gives_ranges,
+    is_empty,
+    longest_answer,
+    refuses_beyond,
+)
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest as ZarrByteRequest
@@ -78,6 +86,7 @@ class ZarrStore:
         self._prototype = prototype or default_buffer_prototype()
         self._costs = costs or _costs_of(store)
         self._gives_ranges = gives_ranges(store)
+        self._asks_sizes = refuses_beyond(store)
 
     def __reduce__(self) -> tuple[Callable[..., ZarrStore], tuple[object, ...]]:
         return ZarrStore, (self.zarr_store, None, None, self._costs)
@@ -88,7 +97,8 @@ class ZarrStore:
     @property
     def url(self) -> str:
         """Name that the zarr store gives itself, such as ``memory://...``."""
-        return without_credentials(str(self.zarr_store))
+        # Icechunk's has several lines.
+        return without_credentials(" ".join(str(self.zarr_store).split()))
 
     @property
     def costs(self) -> FetchCosts:
@@ -217,7 +227,7 @@ class ZarrStore:
             # Some stores refuse a range that has no bytes.
             object_nbytes = await self._size_if_known(key)
             if object_nbytes is None or not any(
-                _is_empty(request, object_nbytes) for request in requests
+                is_empty(request, object_nbytes) for request in requests
             ):
                 raise self._failure(key, cause) from error
             return [await self._read_one(request) for request in requests]
@@ -237,7 +247,7 @@ class ZarrStore:
         costs = self._costs
         given = self.zarr_store.get_ranges(
             requests[0].key,
-            [_byte_range_of(request) for request in requests],
+            [byte_range_of(request) for request in requests],
             prototype=self._prototype,
             max_concurrency=max(1, costs.concurrency // n_calls),
             max_gap_bytes=costs.gap_nbytes,
@@ -252,9 +262,13 @@ class ZarrStore:
         }
 
     async def _read_one(self, request: ByteRequest) -> Fetched | None:
-        key = request.key
+        key, asked = request.key, byte_range_of(request)
+        if self._asks_sizes and request.stop is None and asked is not None:
+            object_nbytes = await self._size_if_known(key)
+            # Some stores give the size 0 to objects that do not exist.
+            asked = byte_range_within(request, object_nbytes) or asked
         try:
-            data = await self._get(key, _byte_range_of(request))
+            data = await self._get(key, asked)
             if data is not None and len(data) < -request.start:
                 # Up to 3.1, zarr's stores in memory return too little if more last
                 # bytes are requested than an object has.
@@ -262,12 +276,8 @@ class ZarrStore:
                 data = None if whole is None else whole[request.start :]
         except (KeyError, FileNotFoundError):
             return None
-        except Exception as error:
-            # Some stores refuse a range that has no bytes.
-            object_nbytes = await self._size_if_known(key)
-            if object_nbytes is None or not _is_empty(request, object_nbytes):
-                raise self._failure(key, error) from error
-            return Fetched(np.empty(0, np.uint8), object_nbytes, None)
+        except Exception as error:  # noqa: BLE001  told, if the size does not help
+            return await self._read_within(request, error)
         if data is None:
             return None
         self._checked(request, data)
@@ -276,11 +286,38 @@ class ZarrStore:
         )
         return Fetched(data, len(data) if is_whole else None, None)
 
+    async def _read_within(self, request: ByteRequest, error: Exception) -> Fetched:
+        """Answer to a request that failed, if the object's size makes it another one.
+
+        Some stores refuse a range that has no bytes, one that reaches beyond the end of
+        the object, or the last bytes of an object.
+
+        Raises
+        ------
+        StoreError
+            The store fails for this request too; tells `error`, the first failure.
+        """
+        key = request.key
+        object_nbytes = await self._size_if_known(key)
+        if object_nbytes is not None and is_empty(request, object_nbytes):
+            return Fetched(np.empty(0, np.uint8), object_nbytes, None)
+        asked = byte_range_within(request, object_nbytes)
+        if asked in (None, byte_range_of(request)):
+            raise self._failure(key, error) from error
+        try:
+            data = await self._get(key, asked)
+        except Exception:  # noqa: BLE001  the first failure is the telling one
+            data = None
+        if data is None:
+            raise self._failure(key, error) from error
+        self._asks_sizes = True
+        return Fetched(self._checked(request, data), object_nbytes, None)
+
     def _checked(
         self, request: ByteRequest, data: NDArray[np.uint8]
     ) -> NDArray[np.uint8]:
         """`data`, the answer to a request, if it is not longer than requested."""
-        limit = _longest_answer(request)
+        limit = longest_answer(request)
         if limit is not None and len(data) > limit:
             raise self._other_bytes(request, f"{len(data)} bytes")
         return data
@@ -291,7 +328,7 @@ class ZarrStore:
             self.url,
             request.key,
             "the store answered other bytes than asked",
-            expected=f"at most {_longest_answer(request)} bytes",
+            expected=f"at most {longest_answer(request)} bytes",
             got=got,
             hint="what is behind it may ignore byte ranges; check its server",
         )
@@ -324,39 +361,6 @@ def _costs_of(store: ZarrAbstractStore) -> FetchCosts:
 
     is_near = isinstance(store, (MemoryStore, ZipStore))
     return _PROCESS_COSTS if is_near else _UNKNOWN_COSTS
-
-
-def _byte_range_of(request: ByteRequest) -> ZarrByteRequest | None:
-    """The request's range as zarr spells it; None for the whole object."""
-    from zarr.abc.store import (
-        OffsetByteRequest,
-        RangeByteRequest,
-        SuffixByteRequest,
-    )
-
-    if request.start < 0:
-        return SuffixByteRequest(-request.start)
-    if request.stop is not None:
-        return RangeByteRequest(request.start, request.stop)
-    if request.max_nbytes is not None:
-        return RangeByteRequest(0, request.max_nbytes)
-    return OffsetByteRequest(request.start) if request.start else None
-
-
-def _longest_answer(request: ByteRequest) -> int | None:
-    if request.start < 0:
-        return -request.start
-    if request.stop is None:
-        return request.max_nbytes
-    return max(0, request.stop - request.start)
-
-
-def _is_empty(request: ByteRequest, object_nbytes: int) -> bool:
-    """Whether the range contains no byte of an object of that size."""
-    if request.start < 0:
-        return object_nbytes == 0
-    stop = object_nbytes if request.stop is None else request.stop
-    return min(stop, object_nbytes) <= request.start
 
 
 def _bytes_of(buffer: Buffer) -> NDArray[np.uint8]:

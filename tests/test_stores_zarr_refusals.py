@@ -1,0 +1,151 @@
+"""zarr stores that refuse ranges which others answer: by a panic, or by an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.abc.store import RangeByteRequest
+from zarr.core.sync import sync
+from zarr.storage import MemoryStore, WrapperStore
+
+import gpushard
+from gpushard.errors import StoreError
+from gpushard.stores.base import ByteRequest
+from gpushard.stores.zarr_ranges import refuses_beyond
+from gpushard.stores.zarr_store import ZarrStore
+from stored_object import BODY, RANGES
+from zarr_oracle import assert_same_bits
+
+
+class Strict(WrapperStore):
+    """A store that answers ranges within an object only, like Icechunk's."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self.n_failed = 0
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        if byte_range is not None and await self._store.exists(key):
+            nbytes = await self._store.getsize(key)
+            if (
+                not isinstance(byte_range, RangeByteRequest)
+                or not byte_range.start < byte_range.end <= nbytes
+            ):
+                self.n_failed += 1
+                raise ValueError(f"byte range out of bounds of length {nbytes}")
+        return await self._store.get(key, prototype, byte_range)
+
+    async def getsize(self, key: str) -> int:
+        # Icechunk's gives 0 to a chunk that does not exist.
+        return await self._store.getsize(key) if await self._store.exists(key) else 0
+
+
+class Panicking(Strict):
+    """So too, and known to."""
+
+
+Panicking.__module__ = "icechunk.store"
+
+
+def filled(kind: type[Strict]) -> Strict:
+    inside = MemoryStore()
+    z = zarr.create_group(inside).create_array(
+        "sharded", shape=(20, 6), chunks=(2, 3), shards=(10, 6), dtype="i2"
+    )
+    z[:10] = np.arange(60).reshape(10, 6)  # the other shard is missing
+    z = zarr.open_group(inside).create_array(
+        "plain", shape=(7,), chunks=(4,), dtype="u1"
+    )
+    z[:4] = 5
+    sync(inside.set("c/0", zarr.core.buffer.cpu.Buffer.from_bytes(BODY)))
+    return kind(inside)
+
+
+@pytest.mark.parametrize(("asked", "expected"), RANGES)
+@pytest.mark.parametrize("kind", [Strict, Panicking])
+def test_refused_ranges_are_asked_for_within_the_object(kind, asked, expected):
+    store = ZarrStore(filled(kind))
+    for _ in range(2):  # the second time the store is known
+        (fetched,) = store.read([ByteRequest("c/0", *asked)])
+        assert fetched is not None
+        assert fetched.data.tobytes() == expected
+    limited = ByteRequest("c/0", max_nbytes=10)
+    absent = ByteRequest("c/1", max_nbytes=10)
+    found, missing = store.read([limited, absent])
+    assert found is not None
+    assert found.data.tobytes() == BODY[:10]
+    assert missing is None
+    assert store.read([ByteRequest("c/1", -4)]) == [None]
+
+
+@pytest.mark.parametrize("kind", [Strict, Panicking])
+def test_arrays_in_stores_that_refuse_are_read(kind):
+    refusing = filled(kind)
+    group = gpushard.open_group(refusing)
+    assert sorted(group) == ["plain", "sharded"]
+    for name in group:
+        z = zarr.open_array(refusing._store, path=name, mode="r")
+        assert_same_bits(group[name][...], z[...])
+        assert_same_bits(group[name][3:7], z[3:7])
+
+
+def test_a_store_that_is_known_to_panic_is_never_made_to():
+    panicking = filled(Panicking)
+    assert not refuses_beyond(filled(Strict))
+    assert refuses_beyond(panicking)
+    assert refuses_beyond(WrapperStore(panicking))
+    gpushard.open_group(panicking)["sharded"][...]
+    assert panicking.n_failed == 0
+
+
+def test_a_store_that_refused_once_is_asked_within_the_object_from_then_on():
+    refusing = filled(Strict)
+    store = ZarrStore(refusing)
+    for _ in range(5):
+        store.read([ByteRequest("c/0", -20)])
+    assert refusing.n_failed == 1
+
+
+def test_a_failure_that_the_size_does_not_explain_is_told():
+    class Failing(Strict):
+        async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+            raise ValueError(f"no power for {byte_range}")
+
+    store = ZarrStore(filled(Failing))
+    for asked in ((-4,), (3, 9), (), (1000, 5000)):
+        with pytest.raises(StoreError, match="no power") as caught:
+            store.read([ByteRequest("c/0", *asked)])
+        assert "SuffixByteRequest" in str(caught.value) or asked != (-4,)
+
+
+def test_a_store_whose_name_has_lines_is_named_in_one():
+    class Lines(MemoryStore):
+        def __str__(self) -> str:
+            return "<a store>\nread_only: True\nbranch: None\n"
+
+    assert ZarrStore(Lines()).url == "<a store> read_only: True branch: None"
+
+
+def test_icechunk_stores_are_read_and_written():
+    icechunk = pytest.importorskip(
+        "icechunk",
+        reason="icechunk is not installed; it is large, and `Strict` is like it",
+    )
+    repo = icechunk.Repository.create(icechunk.in_memory_storage())
+    session = repo.writable_session("main")
+    values = np.arange(400, dtype="i4").reshape(20, 20)
+    group = zarr.create_group(session.store)
+    group.create_array("z", shape=(20, 20), chunks=(2, 5), shards=(10, 20), dtype="i4")
+    group["z"][:10] = values[:10]
+    session.commit("written")
+    read_only = repo.readonly_session("main").store
+    opened = gpushard.open_group(read_only)["z"]
+    assert_same_bits(opened[...], zarr.open_array(read_only, path="z", mode="r")[...])
+    session = repo.writable_session("main")
+    gpushard.open_array(session.store, "z")[10:] = values[10:]
+    session.commit("the rest")
+    after = repo.readonly_session("main").store
+    assert_same_bits(gpushard.open_array(after, "z")[...], values)
