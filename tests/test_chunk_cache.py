@@ -262,3 +262,24 @@ def test_threads_that_keep_and_find_see_only_what_keys_say():
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(4)))
     assert cache.held_nbytes == 16 * NBYTES
+
+
+def test_a_key_was_missed_before_if_it_was_asked_for_lately():
+    cache = ChunkCache(10 * NBYTES, NBYTES)
+    asked = [cache.was_missed(key) for key in (3, 4, 3, 4, 5, 3)]
+    assert asked == [False, False, True, True, False, True]
+
+
+def test_missed_keys_are_as_few_as_there_is_room_for_inner_chunks():
+    cache = ChunkCache(10 * NBYTES, NBYTES)
+    for key in range(1000):
+        assert not cache.was_missed(key)
+        assert sum(map(len, cache._missed)) <= 11
+    assert [cache.was_missed(key) for key in (999, 995, 980)] == [True, True, False]
+
+
+def test_what_was_missed_is_forgotten_with_all_else():
+    cache = ChunkCache(10 * NBYTES, NBYTES)
+    cache.was_missed(3)
+    cache.clear()
+    assert not cache.was_missed(3)

@@ -366,7 +366,6 @@ def test_large_parts_of_blosc_frames_are_left_to_several_threads(
     "options",
     [
         pytest.param(FUSED, id="no short ways"),
-        pytest.param(SINGLE.but(chunk_cache_nbytes=1 << 20), id="a cache"),
         pytest.param(SINGLE.but(compile_nbytes=2**62), id="no loops"),
         pytest.param(SINGLE.but(memory_limit=1024), id="little memory"),
     ],

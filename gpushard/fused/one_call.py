@@ -186,5 +186,4 @@ def one_call(source: Source, chain: FusedChain, loops: Loops) -> OneCall | None:
 def may_call(call: OneCall, source: Source) -> bool:
     """Whether a read under these options may be one call."""
     room = source.room
-    fits = not room.is_crowded and call.window_nbytes <= room.most_window_nbytes
-    return fits and source.chunks is None
+    return not room.is_crowded and call.window_nbytes <= room.most_window_nbytes

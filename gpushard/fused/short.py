@@ -155,6 +155,8 @@ class ShortReader:
         """What reads all boxes in one call of this thread; None if more is needed."""
         if self._call is None or out_nbytes >= LARGE_NBYTES:
             return None
+        if source.chunks is not None:
+            return None
         if isinstance(wanted, Scattered) or not may_call(self._call, source):
             return None
         nbytes = self._chain.chunk_nbytes

@@ -18,22 +18,24 @@ from gpushard.errors import ObjectChangedError
 from gpushard.fetching.fetch import known_index
 from gpushard.fused.chain import FusedChain
 from gpushard.fused.choice import are_loaded
-from gpushard.fused.columns import BLOSC, FIRST_LENGTH
+from gpushard.fused.columns import BLOSC, FILLED, FIRST_LENGTH
 from gpushard.fused.laid import Coordinate, grid_of
 from gpushard.fused.one_call import MOST_NBYTES, OneCall, may_call, one_call
 from gpushard.fused.room import address_of
 from gpushard.fused.short import chain_of_files
+from gpushard.memory.chunk_cache import ChunkCache
+from gpushard.memory.known import KnownIndex
 from gpushard.options import KIB
+from gpushard.placing.keeping import first_key
 from gpushard.planning.index import PRESENT
 from gpushard.source import Source
-from gpushard.stores.handles import Handle
 from gpushard.stores.local import LocalStore
 
 _FINDING = "single way"
 # Libraries decode larger Blosc frames with several threads, unless little is wanted.
 _MOST_BLOSC_NBYTES, _LITTLE = 256 * KIB, 4
-# The columns of a box that are 0 here, from `columns.PART` to `columns.LISTED`.
-_NOTHING = (0,) * 4
+# The columns `PART` and `ENTRY` of a box, which are not used here.
+_NOTHING = (0,) * 2
 
 
 class _Cut(NamedTuple):
@@ -59,6 +61,10 @@ class _Cut(NamedTuple):
     lengths: tuple[int, ...]
     strides: tuple[int, ...]
     shape: tuple[int, ...]
+
+
+# Key of a shard; number under which the inner chunk is kept; address of the output.
+_Place = tuple[str, int, int]
 
 
 class SingleReader:
@@ -119,34 +125,66 @@ class SingleReader:
             The store failed.
         """
         cut = self._cut(key if type(key) is tuple else (key,))
-        found = None if cut is None else self._find(source, cut)
-        if cut is None or found is None:
+        if cut is None:
             return None
-        handle, start, nbytes = found
-        out = np.empty(cut.shape, self._dtype)
-        if not self._place(cut, (start, nbytes), handle, address_of(out)):
-            return None
-        try:
-            self._store.confirm(handle)
-        except ObjectChangedError:
-            return None
-        return out if cut.shape else out[()]
-
-    def _find(self, source: Source, cut: _Cut) -> tuple[Handle, int, int] | None:
-        """File of an inner chunk, and start and size of the inner chunk in it."""
         name = source.key(cut.shard)
         known = known_index(source, cut.shard, name)
         if known is None or known.index.state.item(cut.entry) != PRESENT:
             return None
+        out = np.empty(cut.shape, self._dtype)
+        target = address_of(out)
+        first = first_key(source, known)
+        if source.chunks is None or first is None:
+            is_read = self._read(cut, known, name, target)
+        else:
+            place = name, first + cut.entry, target
+            is_read = self._read_through(source.chunks, cut, known, place)
+        if not is_read:
+            return None
+        return out if cut.shape else out[()]
+
+    def _read_through(
+        self, cache: ChunkCache, cut: _Cut, known: KnownIndex, place: _Place
+    ) -> bool:
+        """Read from an inner chunk that is kept, or keep it; False if that failed."""
+        name, number, target = place
+        hold = cache.find_one(number)
+        if hold is not None:
+            kept = hold.addresses.item(0), self._chunk_nbytes
+            return self._place(cut, kept, (0, 0, 0, FILLED), target)
+        if not cache.was_missed(number):
+            return self._read(cut, known, name, target)
+        hold = cache.claim([number])
+        is_read = self._read(cut, known, name, target, hold.addresses.item(0))
+        if is_read:
+            cache.keep(hold)
+        return is_read
+
+    def _read(
+        self, cut: _Cut, known: KnownIndex, name: str, target: int, kept: int = 0
+    ) -> bool:
+        """Whether an inner chunk could be read from its file, with its wanted part.
+
+        It is decoded whole to the address `kept`, unless that is 0.
+        """
         nbytes = known.index.nbytes.item(cut.entry)
         is_odd = self._is_plain and nbytes != self._chunk_nbytes
         if is_odd or nbytes > self._limit_nbytes:
-            return None
+            return False
+        start = known.index.offset.item(cut.entry)
+        low, high = start, start + nbytes
+        if self._is_plain:
+            low += cut.offset
+            high = low + cut.extent
         try:
             handle = self._store.open_file(name, known.version)
+            place = low, high, high, handle.fd
+            if not self._place(cut, (start, nbytes), place, target, kept):
+                return False
+            self._store.confirm(handle)
         except ObjectChangedError:
-            return None
-        return handle, known.index.offset.item(cut.entry), nbytes
+            return False
+        return True
 
     def _cut(self, items: tuple[Any, ...]) -> _Cut | None:
         """What integers and slices select, if that is a part of one inner chunk."""
@@ -191,23 +229,39 @@ class SingleReader:
         return _Cut(tuple(shard), entry, offset, extent, *wanted)
 
     def _place(
-        self, cut: _Cut, stored: tuple[int, int], handle: Handle, target: int
+        self,
+        cut: _Cut,
+        encoded: tuple[int, int],
+        place: tuple[int, int, int, int],
+        target: int,
+        kept: int = 0,
     ) -> bool:
-        """Whether the loops could read and decode what is cut, to `target`."""
-        start, nbytes = stored
-        low, high = start, start + nbytes
-        if self._is_plain:
-            low += cut.offset
-            high = low + cut.extent
+        """Whether the loops could read and decode what is cut, to `target`.
+
+        Parameters
+        ----------
+        encoded, place
+            Columns of the box: `SOURCE` and `NBYTES`, and those from `LOW` to `FILE`.
+        kept
+            Its column `KEEP`.
+        """
         outer: list[int] = []
         step = self._itemsize
         for length in reversed(cut.lengths):
             outer.append(step)
             step *= length
-        place = low, high, high, handle.fd, cut.offset, target
         outer.reverse()
         own = self._pack(
-            *cut.strides, *outer, start, nbytes, *place, *_NOTHING, *cut.lengths
+            *cut.strides,
+            *outer,
+            *encoded,
+            *place,
+            cut.offset,
+            target,
+            *_NOTHING,
+            kept,
+            0,
+            *cut.lengths,
         )
         return self.call.read_box(own)
 

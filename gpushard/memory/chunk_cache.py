@@ -180,7 +180,7 @@ class ChunkCache:
     Parameters
     ----------
     limit_nbytes
-        Memory for all inner chunks. Their keys take some 200 bytes each in addition.
+        Memory for all inner chunks. Their keys take some 300 bytes each in addition.
     chunk_nbytes
         Size of an inner chunk.
 
@@ -205,6 +205,8 @@ class ChunkCache:
         self._room = _Room(self._slot_nbytes)
         self._slot_of: dict[int, int] = {}
         self._sorted: tuple[Ints, Ints] | None = None
+        # The latest keys that were missed, and those before them.
+        self._missed: tuple[set[int], set[int]] = set(), set()
 
     def __len__(self) -> int:
         return len(self._slot_of)
@@ -245,6 +247,28 @@ class ChunkCache:
                 n_holders[slot] += 1
                 is_used[slot] = True
             return Hold(room, keys, slots, taken)
+
+    def find_one(self, key: int) -> Hold | None:
+        """Slot of the inner chunk that is kept under `key`; None if there is none."""
+        if key not in self._slot_of:  # of single inner chunks, most are not kept
+            return None
+        hold = self.find((key,))
+        return hold if hold.taken else None
+
+    def was_missed(self, key: int) -> bool:
+        """Whether an inner chunk that is not kept was missed before, and lately.
+
+        A read of a single inner chunk asks this, and keeps it only then: of those that
+        nobody returns to, none costs more than without a cache.
+        """
+        missed, before = self._missed
+        if key in missed or key in before:
+            return True
+        missed.add(key)
+        # Threads that do so at the same time forget a few.
+        if 2 * len(missed) > self.n_most:
+            self._missed = set(), missed
+        return False
 
     def _slots(self, keys: Keys) -> Keys:
         """Slot of each key; -1: none."""

@@ -71,10 +71,15 @@ def find_chunk(source: Source, key: int) -> KeptChunk | None:
     """The inner chunk that is kept under `key`, if any."""
     if source.chunks is None:
         return None
-    hold = source.chunks.find([key])
-    if hold.slots[0] < 0:
+    hold = source.chunks.find_one(key)
+    if hold is None:
         return None
     return KeptChunk(elements_of(source, hold.bytes_of(0)), hold)
+
+
+def was_missed(source: Source, key: int) -> bool:
+    """Whether the inner chunk of a read of a single one is to be kept this time."""
+    return source.chunks is not None and source.chunks.was_missed(key)
 
 
 def keep_chunk(

@@ -19,7 +19,7 @@ from gpushard.fetching.entries import Known, Range, known_indexes, located, name
 from gpushard.fetching.fetch import fetch_objects, fetch_payload
 from gpushard.fetching.gone import deleted, forget, refuse_replaced
 from gpushard.options import MIB
-from gpushard.placing.keeping import find_chunk, first_key, fits, keep_chunk
+from gpushard.placing.keeping import find_chunk, first_key, fits, keep_chunk, was_missed
 from gpushard.placing.place import completed
 from gpushard.planning.touched import Coordinate, TouchedChunk, TouchedGrid
 from gpushard.selecting.selection import IndexAxis, Points, Selection
@@ -244,15 +244,17 @@ def _not_kept(
 ) -> list[_Wanted]:
     """Place inner chunks that are kept decoded; return the others, with their keys."""
     left: list[_Wanted] = []
-    may_drop = fits(source, len(wanted))
+    may_drop, is_single = fits(source, len(wanted)), len(wanted) == 1
     for w in wanted:
         first = first_key(source, known[w.chunk.shard])
         key = None if first is None else first + w.chunk.entries[0]
         kept = None if key is None else find_chunk(source, key)
-        if kept is None:
-            left.append(w._replace(key=key, may_drop=may_drop))
-        else:
+        if kept is not None:
             view[w.chunk.out] = kept.elements[w.chunk.inside]
+        elif key is None or (is_single and not was_missed(source, key)):
+            left.append(w)
+        else:
+            left.append(w._replace(key=key, may_drop=may_drop))
     return left
 
 
