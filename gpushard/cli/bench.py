@@ -16,12 +16,12 @@ from gpushard.cli.output import (
     print_table,
     print_text,
 )
+from gpushard.options import MIB
 
 if TYPE_CHECKING:
     from gpushard.cli.contenders import Contender
     from gpushard.cli.timing import Timing, Workload
 
-_MIB = 1 << 20
 _OTHER = "other elements"
 
 
@@ -45,7 +45,7 @@ def bench(
         # uses them.
         options = options_of(limit).but(compile_nbytes=0)
         array = gpushard.open_array(url, device="cpu", options=options)
-        team, rows = measure(array, most_nbytes=mib * _MIB, repetitions=repetitions)
+        team, rows = measure(array, most_nbytes=mib * MIB, repetitions=repetitions)
         if as_json:
             print_json(_facts(url, team, rows))
         else:

@@ -13,16 +13,17 @@ from gpushard.cli.limits import Limits, options_of
 from gpushard.cli.output import (
     AsJson,
     Debug,
+    ShowsProgress,
     print_json,
     print_table,
     say,
 )
 from gpushard.errors import GpushardError, OptionError
+from gpushard.options import MIB
 
 if TYPE_CHECKING:
     from gpushard.converting.conversion import ConversionReport
 
-_MIB = 1 << 20
 _CODEC_HELP = (
     'keep, none, NAME[:LEVEL] (zstd:5, gzip, blosc-lz4:5), or JSON as in "codecs".'
 )
@@ -71,14 +72,6 @@ _Resume = Annotated[
 _Verify = Annotated[
     bool, typer.Option("--verify", help="Read back and compare, bit for bit.")
 ]
-_Progress = Annotated[
-    bool | None,
-    typer.Option(
-        "--progress/--no-progress",
-        help="Show progress on stderr; by default on a terminal.",
-        show_default=False,
-    ),
-]
 
 
 def convert(
@@ -95,7 +88,7 @@ def convert(
     overwrite: _Overwrite = False,
     resume: _Resume = True,
     verify: _Verify = False,
-    progress: _Progress = None,
+    progress: ShowsProgress = None,
     limit: Limits = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -116,7 +109,7 @@ def convert(
             report = gpushard.convert(
                 src,
                 dst,
-                memory_limit=None if memory is None else memory * _MIB,
+                memory_limit=None if memory is None else memory * MIB,
                 num_threads=threads,
                 options=options_of(limit),
                 overwrite=overwrite,

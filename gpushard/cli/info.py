@@ -16,6 +16,7 @@ from gpushard.cli.output import (
     print_json,
     print_table,
 )
+from gpushard.options import MIB
 
 
 def info(
@@ -138,7 +139,7 @@ def _plan_rows(advice: Mapping[str, Any]) -> list[tuple[str, ...]]:
     plans = {"as it is": advice["now"], "better": advice["better"]}
     if advice["command"] is None:
         del plans["better"]
-    read = f"a read of {advice['read_nbytes'] / (1 << 20):,.1f} MiB"
+    read = f"a read of {advice['read_nbytes'] / MIB:,.1f} MiB"
     head = ("on a GPU", "shards", "inner chunks", "decodes", read)
     rows: list[tuple[str, ...]] = [head]
     for label, plan in plans.items():

@@ -18,6 +18,14 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of text.")
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+ShowsProgress = Annotated[
+    bool | None,
+    typer.Option(
+        "--progress/--no-progress",
+        help="Show progress on stderr; by default on a terminal.",
+        show_default=False,
+    ),
+]
 
 # Lines for another program are never wrapped.
 _PIPE_WIDTH = 1_000_000

@@ -12,6 +12,7 @@ from gpushard.cli.limits import Limits, options_of
 from gpushard.cli.output import (
     AsJson,
     Debug,
+    ShowsProgress,
     print_json,
     print_table,
     print_text,
@@ -56,14 +57,7 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE", help="Write the report as an HTML page, too."),
     ] = None,
-    progress: Annotated[
-        bool | None,
-        typer.Option(
-            "--progress/--no-progress",
-            help="Show progress on stderr; by default on a terminal.",
-            show_default=False,
-        ),
-    ] = None,
+    progress: ShowsProgress = None,
     limit: Limits = None,
     as_json: AsJson = False,
     debug: Debug = False,
