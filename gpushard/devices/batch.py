@@ -164,24 +164,24 @@ def decode_and_scatter(
     scratch_at, dummy_at = reserve_scratch(page, n_rows), reserve_dummy_room(page)
     address = lane.place_page(page)
     tables = RowTables(
-        n_rows,
-        address + src_at,
-        address + nbytes_at,
-        tuple(address + at for at in sizes_at),
-        {
+        n_rows=n_rows,
+        src=address + src_at,
+        src_nbytes=address + nbytes_at,
+        sizes=tuple(address + at for at in sizes_at),
+        filters={
             k: (address + a, address + b, address + c)
             for k, (a, b, c) in filters_at.items()
         },
-        (address + arenas_at[0], address + arenas_at[1]),
-        address + landings_at,
-        address + planes_at if planes_at >= 0 else 0,
-        chain.fused_nbytes,
-        {algorithm: address + at for algorithm, at in dummies_at.items()},
-        address + dummy_at,
-        address + totals_at,
-        address + realigned_at,
-        address + status_at,
-        address + scratch_at,
+        arenas=(address + arenas_at[0], address + arenas_at[1]),
+        landings=address + landings_at,
+        planes=address + planes_at if planes_at >= 0 else 0,
+        fused_nbytes=chain.fused_nbytes,
+        dummies={algorithm: address + at for algorithm, at in dummies_at.items()},
+        dummy_dst=address + dummy_at,
+        totals=address + totals_at,
+        n_realigned=address + realigned_at,
+        status=address + status_at,
+        scratch=address + scratch_at,
     )
     streams = RowStreams(lane, tables)
     decoder = Decoder(streams, tables.src, tables.src_nbytes)

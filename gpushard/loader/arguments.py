@@ -17,7 +17,7 @@ from gpushard.errors import OptionError, UnsupportedError
 from gpushard.layout import GridAxis
 from gpushard.loader.batches import Form, Kind
 from gpushard.loader.conversion import Conversion
-from gpushard.loader.fields import Field, threads_of, usable_source
+from gpushard.loader.fields import Field, usable_source
 from gpushard.loader.ragged import Ragged, RaggedField, read_offsets
 from gpushard.loader.windows import Cut, Origins, Padding, lay_origins
 from gpushard.placing.outputs import parsed_dtype
@@ -145,7 +145,7 @@ def _field(
     made = _conversion(source.dtype, conversion)
     if not isinstance(array, Ragged):
         cut = _cut(source.shape, window, 0 if lead is None else lead, name)
-        return Field(name, source, cut, made, threads_of(source))
+        return Field(name, source, cut, made)
     if window is not None or lead:
         raise OptionError(f"{name} is ragged, so window= and lead= cannot apply to it")
     offsets = read_offsets(array, name)
@@ -154,7 +154,6 @@ def _field(
         source,
         Cut((len(offsets) - 1,)),
         made,
-        threads_of(source),
         offsets=offsets,
         packed=array.packed,
     )

@@ -66,8 +66,6 @@ class Field:
         What a sample takes of the array.
     conversion
         How the elements change.
-    n_workers
-        Threads that reads may use.
     tally
         Counts of the reads of this array.
     """
@@ -76,7 +74,6 @@ class Field:
     array: Source
     cut: Cut
     conversion: Conversion
-    n_workers: int
     tally: Tally = field(default_factory=_sums)
 
     @property
@@ -217,7 +214,7 @@ class Field:
     def _finish(
         self, values: NDArray[Any], order: Ints | None, outside: Any, memory: Memory
     ) -> NDArray[Any]:
-        out = gathered(values, order, self.conversion, memory, self.n_workers)
+        out = self._gathered(values, order, memory)
         if outside is not None:
             fill = np.full(1, self.members[0].fill_value, self.array.dtype)
             self.conversion.apply(fill, filled := np.empty(1, out.dtype))
@@ -232,9 +229,14 @@ class Field:
         if not is_whole:
             values[...] = self.members[0].fill_value
         jobs = self._jobs([patches], [values.reshape(patches.shape)])
-        return jobs, partial(
-            gathered, values, None, self.conversion, memory, self.n_workers
-        )
+        return jobs, partial(self._gathered, values, None, memory)
+
+    def _gathered(
+        self, values: NDArray[Any], order: Ints | None, memory: Memory
+    ) -> NDArray[Any]:
+        """Rows `order` of `values`, converted; see `gathered`."""
+        n_threads = self.members[0].source.options.threads
+        return gathered(values, order, self.conversion, memory, n_threads)
 
     def _jobs(
         self, selections: Sequence[Taken], outs: Sequence[NDArray[Any]]
@@ -295,12 +297,6 @@ def _on_host(array: Array, num_threads: int | None) -> Array:
         return Array(array.source)
     options = array.source.options.but(threads=num_threads)
     return Array(replace(array.source, options=options))
-
-
-def threads_of(array: Source) -> int:
-    """Number of threads that reads of an array may use."""
-    members = array.arrays if isinstance(array, ConcatArray) else (array,)
-    return members[0].source.options.threads
 
 
 def stored_axis(array: Source, unit: str) -> GridAxis:

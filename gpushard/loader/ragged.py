@@ -16,7 +16,6 @@ from gpushard.array import Array
 from gpushard.errors import OptionError
 from gpushard.fetching.job import Job
 from gpushard.layout import GridAxis
-from gpushard.loader.conversion import gathered
 from gpushard.loader.fields import Field, Finish, Rows, concatenated
 from gpushard.loader.memory import Memory
 from gpushard.selecting.patches import Patches
@@ -149,7 +148,7 @@ class RaggedField(Field):
         return jobs, partial(self._rows, values, bounds, memory)
 
     def _rows(self, values: NDArray[Any], bounds: Ints, memory: Memory) -> RaggedRows:
-        out = gathered(values, None, self.conversion, memory, self.n_workers)
+        out = self._gathered(values, None, memory)
         return RaggedRows(out, bounds, packed=self.packed)
 
 
