@@ -83,6 +83,31 @@ class GridAxis:
 
 
 @dataclass(frozen=True, slots=True)
+class Elements:
+    """What codecs must know of the elements that they encode.
+
+    Attributes
+    ----------
+    dtype
+        Data type in memory, native byte order.
+    data_type_json, fill_value_json
+        Their spelling in the metadata, for codecs that only zarr knows.
+    fill_value
+        0-d array of `dtype`.
+    """
+
+    dtype: np.dtype[Any]
+    data_type_json: Any
+    fill_value_json: Any
+    fill_value: NDArray[Any]
+
+
+_ENTRY = np.zeros((), np.uint64)
+INDEX_ELEMENTS = Elements(_ENTRY.dtype, "uint64", 0, _ENTRY)
+"""Elements of a shard index: offsets and sizes (sharding codec 1.0)."""
+
+
+@dataclass(frozen=True, slots=True)
 class CodecSpec:
     """One entry of a `codecs` list, in the spelling of the metadata."""
 
@@ -244,6 +269,13 @@ class ArrayLayout:
     attributes: Mapping[str, Any]
     dimension_names: tuple[str | None, ...] | None
     data_path: str | None = None
+
+    @property
+    def elements(self) -> Elements:
+        """The elements, as `chain` encodes them."""
+        return Elements(
+            self.dtype, self.data_type_json, self.fill_value_json, self.fill_value
+        )
 
     @property
     def ndim(self) -> int:

@@ -20,7 +20,7 @@ from gpushard.codecs.elements import ElementsPart, compile_elements
 from gpushard.codecs.sizes import ArrayPart, ChainSizes, grown_sizes
 from gpushard.codecs.trial import try_out
 from gpushard.errors import CorruptShardError
-from gpushard.layout import CodecChain
+from gpushard.layout import CodecChain, Elements
 from gpushard.options import DEFAULT
 from gpushard.report import CodecPlacement
 
@@ -110,14 +110,11 @@ class HostPipeline(ChainSizes):
         self.holds_ranges = self.decodes_ranges and hasattr(innermost, "range_nbytes")
 
     @classmethod
-    def compile(  # noqa: PLR0913 - what is known of an array, by keyword
+    def compile(
         cls,
         chain: CodecChain,
-        dtype: np.dtype[Any],
+        elements: Elements,
         *,
-        data_type_json: Any,
-        fill_value_json: Any,
-        fill_value: NDArray[Any],
         chunk_shape: tuple[int, ...] | None = None,
         largest_nbytes: int = DEFAULT.max_chunk_nbytes,
     ) -> HostPipeline:
@@ -125,12 +122,8 @@ class HostPipeline(ChainSizes):
 
         Parameters
         ----------
-        chain
-            The codecs.
-        dtype
-            Data type of the elements in memory, native byte order.
-        data_type_json, fill_value_json, fill_value
-            As in `ArrayLayout`; for codecs that only zarr knows.
+        chain, elements
+            The codecs, and what they encode.
         chunk_shape
             Shape of an inner chunk in the axes that the chain encodes, if codecs are to
             be tried out on the data type (see `codecs/trial.py`).
@@ -145,12 +138,11 @@ class HostPipeline(ChainSizes):
         UnsupportedError
             Neither gpushard nor zarr knows a codec, or a package is missing.
         """
+        dtype = elements.dtype
         part: ArrayPart | None = compile_elements(chain, dtype)
         if part is None:
             from gpushard.codecs.zarr_codec import array_part
-            from gpushard.codecs.zarr_objects import ZarrElements
 
-            elements = ZarrElements(dtype, data_type_json, fill_value_json, fill_value)
             specs = (*chain.array_array, chain.array_bytes)
             part = array_part(specs, elements)
         if chunk_shape is not None:

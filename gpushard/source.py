@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import UnsupportedError
-from gpushard.layout import ArrayLayout
+from gpushard.layout import INDEX_ELEMENTS, ArrayLayout
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.chunk_room import ChunkRoom, decode_in_turn
 from gpushard.memory.known import IndexCache
@@ -71,21 +71,12 @@ class Source(StoredForm):
         options = options.resolved()
         pipeline = HostPipeline.compile(
             layout.chain,
-            layout.dtype,
-            data_type_json=layout.data_type_json,
-            fill_value_json=layout.fill_value_json,
-            fill_value=layout.fill_value,
+            layout.elements,
             chunk_shape=_stored_chunk_shape(layout),
             largest_nbytes=options.max_chunk_nbytes,
         )
         index_pipelines = tuple(
-            HostPipeline.compile(
-                level.index_chain,
-                np.dtype(np.uint64),
-                data_type_json="uint64",
-                fill_value_json=0,
-                fill_value=np.zeros((), np.uint64),
-            )
+            HostPipeline.compile(level.index_chain, INDEX_ELEMENTS)
             for level in layout.levels
         )
         source = cls(

@@ -15,7 +15,7 @@ import zstandard
 from numcodecs.blosc import Blosc
 
 from gpushard.errors import CorruptShardError
-from gpushard.layout import CodecChain, CodecSpec
+from gpushard.layout import CodecChain, CodecSpec, Elements
 from gpushard.pipeline import HostPipeline
 
 SHAPE = (16, 25)
@@ -72,13 +72,8 @@ def compiled(names: tuple[str, ...]) -> HostPipeline:
     chain = CodecChain(
         (), CodecSpec("bytes", {"endian": "little"}), tuple(map(CodecSpec, names))
     )
-    return HostPipeline.compile(
-        chain,
-        ARRAY.dtype,
-        data_type_json="int32",
-        fill_value_json=0,
-        fill_value=np.zeros((), ARRAY.dtype),
-    )
+    elements = Elements(ARRAY.dtype, "int32", 0, np.zeros((), ARRAY.dtype))
+    return HostPipeline.compile(chain, elements)
 
 
 def decode_or_refuse(pipeline: HostPipeline, data: Any) -> bool | None:

@@ -19,7 +19,7 @@ from zarr.registry import get_codec_class, register_codec
 
 from gpushard.codecs import zarr_codec
 from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
-from gpushard.layout import CodecChain, CodecSpec
+from gpushard.layout import CodecChain, CodecSpec, Elements
 from gpushard.pipeline import HostPipeline
 
 # zarr warns of every codec and data type that has no specification yet.
@@ -57,14 +57,9 @@ def written(
     stored[...] = array
     document = json.loads(store["zarr.json"].to_bytes())
     key = "/".join(["c", *("0" * array.ndim)])
-    fill_value = np.zeros((), array.dtype)
-    pipeline = HostPipeline.compile(
-        chain_of(document),
-        array.dtype,
-        data_type_json=document["data_type"],
-        fill_value_json=document["fill_value"],
-        fill_value=fill_value,
-    )
+    spelled = document["data_type"], document["fill_value"]
+    elements = Elements(array.dtype, *spelled, np.zeros((), array.dtype))
+    pipeline = HostPipeline.compile(chain_of(document), elements)
     return store[key].to_bytes(), pipeline
 
 
@@ -175,13 +170,8 @@ def test_threads_share_a_codec_of_zarr() -> None:
 
 def compiled(data_type: Any, *array_array: CodecSpec) -> HostPipeline:
     chain = CodecChain(array_array, CodecSpec("bytes", {"endian": "little"}), ())
-    return HostPipeline.compile(
-        chain,
-        np.dtype("f4"),
-        data_type_json=data_type,
-        fill_value_json=0,
-        fill_value=np.zeros((), "f4"),
-    )
+    elements = Elements(np.dtype("f4"), data_type, 0, np.zeros((), "f4"))
+    return HostPipeline.compile(chain, elements)
 
 
 def test_unknown_array_codec_is_refused_by_name() -> None:

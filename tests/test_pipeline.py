@@ -24,7 +24,7 @@ from zarr.codecs import (
 
 from gpushard.codecs.wrapping import decode_object_bytes
 from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
-from gpushard.layout import CodecChain, CodecSpec
+from gpushard.layout import CodecChain, CodecSpec, Elements
 from gpushard.pipeline import HostPipeline
 
 BYTES_LE = CodecSpec("bytes", {"endian": "little"}, "codecs[0]")
@@ -41,13 +41,8 @@ def compiled(
     chain = CodecChain(
         array_array, array_bytes, tuple(CodecSpec(name) for name in bytes_bytes)
     )
-    return HostPipeline.compile(
-        chain,
-        np.dtype(dtype),
-        data_type_json=None,
-        fill_value_json=0,
-        fill_value=np.zeros((), dtype),
-    )
+    elements = Elements(np.dtype(dtype), None, 0, np.zeros((), dtype))
+    return HostPipeline.compile(chain, elements)
 
 
 def transpose(*order: int) -> CodecSpec:
@@ -92,13 +87,9 @@ def pipeline_of(document: dict[str, Any], dtype: np.dtype[Any]) -> HostPipeline:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return HostPipeline.compile(
-            chain,
-            dtype,
-            data_type_json=document["data_type"],
-            fill_value_json=document["fill_value"],
-            fill_value=np.zeros((), dtype),
-        )
+        spelled = document["data_type"], document["fill_value"]
+        elements = Elements(dtype, *spelled, np.zeros((), dtype))
+        return HostPipeline.compile(chain, elements)
 
 
 COMPRESSORS = {

@@ -27,7 +27,6 @@ from gpushard.codecs.base import (
 )
 from gpushard.codecs.zarr_objects import (
     UNORDERED_KINDS,
-    ZarrElements,
     array_spec,
     codec_object,
     elements_spec,
@@ -37,7 +36,7 @@ from gpushard.codecs.zarr_objects import (
     validate,
 )
 from gpushard.errors import CorruptShardError, UnsupportedError
-from gpushard.layout import CodecSpec
+from gpushard.layout import CodecSpec, Elements
 
 _SHARDING = "sharding_indexed"
 # The head of these streams claims a number of items, for which numcodecs allocates
@@ -202,7 +201,7 @@ def bytes_codec(spec: CodecSpec) -> ZarrBytesCodec:
     return ZarrBytesCodec(spec.name, library_label("zarr"), codec, array)
 
 
-def array_part(specs: Sequence[CodecSpec], elements: ZarrElements) -> ZarrArrayPart:
+def array_part(specs: Sequence[CodecSpec], elements: Elements) -> ZarrArrayPart:
     """Decoder of array-to-array codecs followed by an array-to-bytes codec.
 
     Raises

@@ -13,14 +13,13 @@ from zarr.core.sync import sync
 
 from gpushard.codecs.bytes import stored_elements
 from gpushard.codecs.zarr_objects import (
-    ZarrElements,
     codec_object,
     elements_spec,
     encoded_spec,
     fit,
 )
 from gpushard.errors import UnsupportedError
-from gpushard.layout import CodecChain, CodecSpec
+from gpushard.layout import CodecChain, CodecSpec, Elements
 
 Bytes = NDArray[np.uint8]
 
@@ -37,7 +36,7 @@ class ZarrEncoder:
     chain
         The codecs.
     elements
-        zarr's description of the array.
+        What they encode.
 
     Raises
     ------
@@ -47,7 +46,7 @@ class ZarrEncoder:
         zarr refuses a configuration.
     """
 
-    def __init__(self, chain: CodecChain, elements: ZarrElements) -> None:
+    def __init__(self, chain: CodecChain, elements: Elements) -> None:
         self._specs = (*chain.array_array, chain.array_bytes, *chain.bytes_bytes)
         self._struct: np.dtype[Any] | None = None
         if elements.dtype.names is not None and chain.array_bytes.name == "bytes":
@@ -98,7 +97,7 @@ def encode_bytes(specs: Sequence[CodecSpec], data: Bytes) -> Bytes:
     UnsupportedError, MetadataError
         As for `ZarrEncoder`.
     """
-    byte = ZarrElements(np.dtype(np.uint8), "uint8", 0, np.zeros((), np.uint8))
+    byte = Elements(np.dtype(np.uint8), "uint8", 0, np.zeros((), np.uint8))
     stored: Any = data  # zarr's ArrayLike is narrower
     buffer: Any = cpu.Buffer.from_array_like(stored)
     for spec in specs:

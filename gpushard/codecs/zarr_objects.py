@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import numcodecs
-import numpy as np
 from numcodecs.errors import UnknownCodecError
-from numpy.typing import NDArray
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import cpu
 from zarr.core.dtype import get_data_type_from_json
 from zarr.registry import get_codec_class
 
 from gpushard.errors import GpushardError, MetadataError, UnsupportedError
-from gpushard.layout import CodecSpec
+from gpushard.layout import CodecSpec, Elements
 
 UNORDERED_KINDS = "OT"
 """Kinds of elements without size or byte order: Python's objects, NumPy's strings."""
@@ -31,27 +28,7 @@ _CHUNK_GRIDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ZarrElements:
-    """What zarr's codecs need to know of an array.
-
-    Attributes
-    ----------
-    dtype
-        Data type of the elements in memory.
-    data_type_json, fill_value_json
-        Their spelling in the metadata.
-    fill_value
-        0-d array of `dtype`.
-    """
-
-    dtype: np.dtype[Any]
-    data_type_json: Any
-    fill_value_json: Any
-    fill_value: NDArray[Any]
-
-
-def elements_spec(spec: CodecSpec, elements: ZarrElements) -> ArraySpec:
+def elements_spec(spec: CodecSpec, elements: Elements) -> ArraySpec:
     """Description of an array for zarr, with an arbitrary shape."""
     try:
         data_type = get_data_type_from_json(elements.data_type_json, zarr_format=3)

@@ -12,12 +12,11 @@ from gpushard.errors import (
     MetadataError,
     UnsupportedError,
 )
-from gpushard.layout import CodecChain, CodecSpec
+from gpushard.layout import INDEX_ELEMENTS, CodecChain, CodecSpec
 from gpushard.options import Options
 from gpushard.pipeline import HostPipeline
 
 _EXPECTED = "index codecs of fixed size, such as bytes and crc32c"
-_ENTRY = np.zeros((), np.uint64)
 
 
 class IndexSize(NamedTuple):
@@ -42,15 +41,9 @@ def index_size(chain: CodecChain, ndim: int, json_path: str) -> IndexSize:
     UnsupportedError
         Neither gpushard nor zarr knows a codec.
     """
-    # The index is an array of 64-bit unsigned integers with one axis more, of length 2
-    # (sharding codec 1.0, Binary shard format).
-    pipeline = HostPipeline.compile(
-        chain,
-        _ENTRY.dtype,
-        data_type_json="uint64",
-        fill_value_json=0,
-        fill_value=_ENTRY,
-    )
+    # The index is an array with one axis more, of length 2 (sharding codec 1.0, Binary
+    # shard format).
+    pipeline = HostPipeline.compile(chain, INDEX_ELEMENTS)
     around = (1,) * (ndim - 1)
     counts = (1, 2, 64)
     shapes = [(n, *around, 2) if ndim else (2,) for n in counts]
@@ -77,16 +70,15 @@ def _try_out(
     for other data types.
     """
     from gpushard.codecs.zarr_encoder import ZarrEncoder
-    from gpushard.codecs.zarr_objects import ZarrElements
 
     got = "another data type"
     try:
-        encoder = ZarrEncoder(chain, ZarrElements(_ENTRY.dtype, "uint64", 0, _ENTRY))
+        encoder = ZarrEncoder(chain, INDEX_ELEMENTS)
         (encoded,) = encoder.encode([np.ones(shape, np.uint64)])
         if encoded is None:
             return
         dtype = pipeline.decode(encoded, shape).dtype
-        if dtype.newbyteorder("=") == _ENTRY.dtype:
+        if dtype.newbyteorder("=") == INDEX_ELEMENTS.dtype:
             return
     except (CorruptShardError, UnsupportedError) as error:
         got = error.what

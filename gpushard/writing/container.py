@@ -10,16 +10,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpushard.codecs.zarr_encoder import ZarrEncoder
-from gpushard.codecs.zarr_objects import ZarrElements
 from gpushard.errors import GpushardError, NotFoundError, OptionError, StoreError
-from gpushard.layout import CodecChain, CodecSpec
+from gpushard.layout import INDEX_ELEMENTS, CodecChain, CodecSpec
 from gpushard.planning.index import CORRUPT, parse_index
 from gpushard.stores.file_bytes import write_all
 
 _CHAIN = CodecChain(
     (), CodecSpec("bytes", {"endian": "little"}), (CodecSpec("crc32c"),)
 )
-_UINT64 = ZarrElements(np.dtype(np.uint64), "uint64", 0, np.zeros((), np.uint64))
 
 
 def append_index(
@@ -108,7 +106,7 @@ def _refuse_outside(entries: NDArray[np.uint64], file_nbytes: int) -> None:
 
 
 def _encoded(entries: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    (index,) = ZarrEncoder(_CHAIN, _UINT64).encode([entries])
+    (index,) = ZarrEncoder(_CHAIN, INDEX_ELEMENTS).encode([entries])
     if index is None:  # numbers are always stored
         raise AssertionError("an index of no bytes")
     return index

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpushard.codecs.wrapping import decode_object_bytes
 from gpushard.codecs.zarr_encoder import ZarrEncoder, encode_bytes
-from gpushard.codecs.zarr_objects import ZarrElements
+from gpushard.layout import INDEX_ELEMENTS
 from gpushard.options import MIB
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Piece, Pieces, joined
@@ -90,18 +90,9 @@ class Encoder:
         layout = source.layout
         self.source = source
         self.options = source.options.write
-        elements = ZarrElements(
-            layout.dtype,
-            layout.data_type_json,
-            layout.fill_value_json,
-            layout.fill_value,
-        )
-        self._chunks = ZarrEncoder(layout.chain, elements)
-        entries = ZarrElements(
-            np.dtype(np.uint64), "uint64", 0, np.zeros((), np.uint64)
-        )
+        self._chunks = ZarrEncoder(layout.chain, layout.elements)
         self._indexes = [
-            ZarrEncoder(level.index_chain, entries) for level in layout.levels
+            ZarrEncoder(level.index_chain, INDEX_ELEMENTS) for level in layout.levels
         ]
 
     def object_pieces(
