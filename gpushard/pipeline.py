@@ -147,9 +147,7 @@ class HostPipeline(ChainSizes):
             part = array_part(specs, elements)
         if chunk_shape is not None:
             try_out(part, chain, dtype, chunk_shape)
-        bytes_codecs = tuple(
-            codecs.bytes_codec(spec, dtype) for spec in chain.bytes_bytes
-        )
+        bytes_codecs = tuple(codecs.bytes_codec(spec) for spec in chain.bytes_bytes)
         return cls(dtype, part, bytes_codecs, largest_nbytes)
 
     @property

@@ -35,7 +35,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def blosc(library: str) -> BytesCodec:
-    return codecs.bytes_codec(CodecSpec("blosc", {"cname": "zstd"}), BYTE)
+    return codecs.bytes_codec(CodecSpec("blosc", {"cname": "zstd"}))
 
 
 def smooth_frame(cname: str = "lz4", blocksize: int = 16384) -> tuple[bytes, bytes]:

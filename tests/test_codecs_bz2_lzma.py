@@ -26,7 +26,7 @@ DELTA_FILTERS = [
 
 def codec(name: str, **configuration: Any) -> BytesCodec:
     spec = CodecSpec(f"numcodecs.{name}", configuration, "codecs[1]")
-    return codecs.bytes_codec(spec, np.dtype(np.uint8))
+    return codecs.bytes_codec(spec)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def codec(name: str) -> BytesCodec:
-    return codecs.bytes_codec(CodecSpec(name), BYTE)
+    return codecs.bytes_codec(CodecSpec(name))
 
 
 def member_with_every_field() -> bytes:

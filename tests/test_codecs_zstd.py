@@ -35,7 +35,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def zstd() -> BytesCodec:
-    return codecs.bytes_codec(CodecSpec("zstd"), BYTE)
+    return codecs.bytes_codec(CodecSpec("zstd"))
 
 
 def frame(data: bytes = RAW, *, size: bool = True, checksum: bool = False) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushard.errors import MetadataError, UnsupportedError
-from v3_documents import LITTLE, ZSTD, parse, refused, sharding, transpose
+from v3_documents import CRC, LITTLE, ZSTD, parse, refused, sharding, transpose
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,21 @@ def test_kinds_of_known_codecs_are_those_of_zarr():
 def test_a_transpose_needs_a_permutation_of_the_axes(order, below):
     codec = {"name": "transpose", "configuration": {"order": order}}
     refused(MetadataError, f"codecs[0].configuration.{below}", codecs=[codec, LITTLE])
+
+
+@pytest.mark.parametrize("given", [{}, {"elementsize": None}, {"elementsize": 2}])
+def test_a_shuffle_takes_the_size_of_its_items_from_what_its_chain_encodes(given):
+    size = given.get("elementsize")
+    shuffle = {"name": "numcodecs.shuffle", "configuration": given}
+    inner = sharding([2, 3], [LITTLE, shuffle], [LITTLE, shuffle, CRC])
+    layout = parse(codecs=[inner, shuffle])
+    (level,) = layout.levels
+    for specs, usual in (
+        (layout.chain.bytes_bytes, 4),
+        (layout.object_codecs, 4),
+        (level.index_chain.bytes_bytes, 8),
+    ):
+        assert specs[0].configuration == {"elementsize": size or usual}
 
 
 def test_packed_bits_have_one_axis_whatever_the_array_has():

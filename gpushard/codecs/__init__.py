@@ -22,9 +22,9 @@ _BYTES_CODECS = {
     "numcodecs.lz4": "lz4:from_spec",
     "blosc": "blosc:from_spec",
     "numcodecs.blosc": "blosc:from_spec",
+    "numcodecs.shuffle": "shuffle:from_spec",
     "crc32c": "crc32c:from_spec",
 }
-_TYPED_BYTES_CODECS = {"numcodecs.shuffle": "shuffle:from_spec"}
 _ARRAY_CODECS = {
     "numcodecs.delta": "numcodecs_filter:delta_from_spec",
     "numcodecs.fixedscaleoffset": "numcodecs_filter:scale_offset_from_spec",
@@ -35,8 +35,8 @@ _ANY_BYTES_CODEC = "zarr_codec:bytes_codec"
 _TRANSPOSE = "transpose"
 
 
-def bytes_codec(spec: CodecSpec, dtype: np.dtype[Any]) -> BytesCodec:
-    """Decoder of a bytes-to-bytes codec around elements of `dtype`.
+def bytes_codec(spec: CodecSpec) -> BytesCodec:
+    """Decoder of a bytes-to-bytes codec.
 
     Raises
     ------
@@ -45,8 +45,6 @@ def bytes_codec(spec: CodecSpec, dtype: np.dtype[Any]) -> BytesCodec:
     UnsupportedError
         Neither gpushard nor zarr knows the codec.
     """
-    if spec.name in _TYPED_BYTES_CODECS:
-        return _factory(_TYPED_BYTES_CODECS[spec.name])(spec, dtype)
     return _factory(_BYTES_CODECS.get(spec.name, _ANY_BYTES_CODEC))(spec)
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numcodecs
-import numpy as np
 
 from gpushard.codecs.base import (
     HostBytes,
@@ -52,8 +51,8 @@ class ShuffleCodec(PlainMemory):
         return memoryview(self.decoder.decode(encoded))
 
 
-def from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> ShuffleCodec:
-    """Decoder for one entry of `codecs`; elements are those of `dtype` by default.
+def from_spec(spec: CodecSpec) -> ShuffleCodec:
+    """Decoder for one entry of `codecs`.
 
     Raises
     ------
@@ -61,8 +60,6 @@ def from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> ShuffleCodec:
         ``elementsize`` is no positive integer.
     """
     element_nbytes = spec.configuration.get("elementsize")
-    if element_nbytes is None:
-        element_nbytes = dtype.itemsize
     if type(element_nbytes) is not int or element_nbytes < 1:
         raise MetadataError(
             "the element size of a shuffle is not a positive integer",

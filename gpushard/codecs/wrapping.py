@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from gpushard import codecs
-from gpushard.codecs.base import BYTE, HostBytes
+from gpushard.codecs.base import HostBytes
 from gpushard.codecs.sizes import grown_sizes
 from gpushard.layout import CodecSpec
 
@@ -21,13 +20,13 @@ def encoded_object_limit(specs: Sequence[CodecSpec], nbytes: int) -> int:
     nbytes
         Size of the object inside.
     """
-    chain = [codecs.bytes_codec(spec, BYTE) for spec in specs]
+    chain = [codecs.bytes_codec(spec) for spec in specs]
     return grown_sizes(chain, nbytes, exact=False)[-1][0]
 
 
 def object_copies(specs: Sequence[CodecSpec]) -> int:
     """Copies of an object's bytes that undoing `specs` around it holds."""
-    chain = [codecs.bytes_codec(spec, BYTE) for spec in specs]
+    chain = [codecs.bytes_codec(spec) for spec in specs]
     return max(1, sum(codec.n_copies for codec in chain))
 
 
@@ -35,7 +34,6 @@ def decode_object_bytes(
     specs: Sequence[CodecSpec],
     data: HostBytes,
     limit: int,
-    dtype: Any = BYTE,
 ) -> HostBytes:
     """Bytes of a stored object without the bytes-to-bytes codecs around it.
 
@@ -47,9 +45,6 @@ def decode_object_bytes(
         The stored object.
     limit
         Largest decoded size accepted.
-    dtype
-        Data type of the array, whose item size is the default of
-        `numcodecs.shuffle`.
 
     Raises
     ------
@@ -60,7 +55,7 @@ def decode_object_bytes(
     UnsupportedError
         Neither gpushard nor zarr knows a codec.
     """
-    chain = [codecs.bytes_codec(spec, dtype) for spec in specs]
+    chain = [codecs.bytes_codec(spec) for spec in specs]
     sizes = grown_sizes(chain, limit, exact=False)
     for codec, (size, exact) in zip(reversed(chain), sizes[-2::-1], strict=True):
         data = codec.decode(data, size, exact=exact)

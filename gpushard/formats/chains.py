@@ -16,6 +16,7 @@ from gpushard.formats.codec_specs import (
     CODECS_OF_NUMBERS,
     KEEP_SHAPE,
     SHARDING,
+    SHUFFLE,
     VARIABLE_LENGTH_TYPES,
     VARIABLE_SIZE,
     Kind,
@@ -90,6 +91,7 @@ def parse_chain(
         A codec is unknown, or sharding is nested too deep or has too large an index.
     """
     chain = _split(parse_specs(value, json_path), json_path)
+    chain = _with_item_sizes(chain, decoded.data_type)
     for spec in chain.array_array:
         decoded = _encoded(spec, decoded)
     if chain.array_bytes.name != SHARDING:
@@ -151,6 +153,20 @@ def _with_byte_order(chain: CodecChain, decoded: Decoded) -> CodecChain:
     # zarr-python once wrote structs without a byte order, always little-endian.
     little = CodecSpec(spec.name, {"endian": "little"}, spec.json_path)
     return replace(chain, array_bytes=little)
+
+
+def _with_item_sizes(chain: CodecChain, data_type: DataType | None) -> CodecChain:
+    """Chain whose shuffles name the size of their items, by default an element's."""
+    if data_type is None:
+        return chain
+    size = {"elementsize": data_type.dtype.itemsize}
+    after = tuple(
+        replace(spec, configuration={**spec.configuration, **size})
+        if spec.name == SHUFFLE and spec.configuration.get("elementsize") is None
+        else spec
+        for spec in chain.bytes_bytes
+    )
+    return replace(chain, bytes_bytes=after)
 
 
 def _refuse_unless_unknown(spec: CodecSpec, data_type: DataType) -> None:
@@ -230,7 +246,7 @@ def _parse_index_codecs(named: Named, ndim: int) -> tuple[CodecChain, IndexSize]
     for spec in specs:
         if spec.name in VARIABLE_SIZE:
             raise variable_size_error(spec)
-    chain = _split(specs, path)
+    chain = _with_item_sizes(_split(specs, path), _INDEX_TYPE)
     index = Decoded(((1,),) * ndim + ((2,),), _INDEX_TYPE)
     for spec in chain.array_array:
         index = _encoded(spec, index)

@@ -20,6 +20,7 @@ class Kind(IntEnum):
 
 
 SHARDING = "sharding_indexed"
+SHUFFLE = "numcodecs.shuffle"
 
 _KINDS = {
     "transpose": Kind.ARRAY_ARRAY,
@@ -49,7 +50,7 @@ _KINDS = {
     "numcodecs.jenkins_lookup3": Kind.BYTES_BYTES,
     "numcodecs.lz4": Kind.BYTES_BYTES,
     "numcodecs.lzma": Kind.BYTES_BYTES,
-    "numcodecs.shuffle": Kind.BYTES_BYTES,
+    SHUFFLE: Kind.BYTES_BYTES,
     "numcodecs.zlib": Kind.BYTES_BYTES,
     "numcodecs.zstd": Kind.BYTES_BYTES,
 }
@@ -267,7 +268,7 @@ _CHECKS: Mapping[str, Callable[[Named], None]] = {
     # These streams do not describe themselves, so no member may be ignored; some
     # writers repeat the id.
     "numcodecs.packbits": lambda named: named.refuse_members_but(("id",)),
-    "numcodecs.shuffle": lambda named: named.refuse_members_but(("id", "elementsize")),
+    SHUFFLE: lambda named: named.refuse_members_but(("id", "elementsize")),
     SHARDING: lambda named: named.refuse_members_but(
         ("chunk_shape", "codecs", "index_codecs", "index_location")
     ),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrAbstractStore
     from zarr.core.buffer import Buffer, BufferPrototype
 
-# An unknown store counts as behind a network; `obstores` explains the figures. zarr's
+# An unknown store counts as behind a network; `ranged` explains the figures. zarr's
 # own default is 10 requests at once (`async.concurrency`).
 _UNKNOWN_COSTS = FetchCosts(
     gap_nbytes=MIB,

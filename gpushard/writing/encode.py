@@ -119,12 +119,11 @@ class Encoder:
         """
         around = self.source.layout.object_codecs
         if stored is not None and around:
-            dtype = self.source.layout.dtype
             # The bound is that of a read: gaps make a shard larger, but not without
             # end.
-            limit = 2 * prod(region.shape) * dtype.itemsize
+            limit = 2 * prod(region.shape) * self.source.layout.dtype.itemsize
             limit += self.source.options.batch_nbytes
-            inside = decode_object_bytes(around, stored[:], limit, dtype)
+            inside = decode_object_bytes(around, stored[:], limit)
             stored = np.frombuffer(inside, np.uint8)
         pieces = self._pieces(region, stored, change)
         if pieces is None or not around:

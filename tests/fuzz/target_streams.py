@@ -102,7 +102,9 @@ def seeds() -> list[bytes]:
 
 @cache
 def _decoder(name: str) -> Any:
-    return codecs.bytes_codec(CodecSpec(name, {}), _DTYPE)
+    is_shuffle = name == "numcodecs.shuffle"
+    sizes = {"elementsize": _DTYPE.itemsize} if is_shuffle else {}
+    return codecs.bytes_codec(CodecSpec(name, sizes))
 
 
 def check(data: bytes) -> bool:

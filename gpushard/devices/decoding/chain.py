@@ -186,9 +186,7 @@ def compile_device_chain(
     if filters:
         nbytes = _filtered_nbytes(chain.array_bytes, *filters[-1])
         stored, is_swapped = dtype, False
-    bytes_steps, encoded_nbytes = _bytes_steps(
-        chain.bytes_bytes, nbytes, dtype.itemsize
-    )
+    bytes_steps, encoded_nbytes = _bytes_steps(chain.bytes_bytes, nbytes)
     return DeviceChain(
         (*reversed(bytes_steps), *(_filter_step(*f) for f in reversed(filters))),
         encoded_nbytes,
@@ -262,7 +260,7 @@ def _stored_dtype(spec: CodecSpec, dtype: np.dtype[Any]) -> tuple[np.dtype[Any],
 
 
 def _bytes_steps(
-    specs: Sequence[CodecSpec], nbytes: int, itemsize: int
+    specs: Sequence[CodecSpec], nbytes: int
 ) -> tuple[list[Step], int | None]:
     """Steps in encoding order, and the encoded size if it is fixed.
 
@@ -286,8 +284,10 @@ def _bytes_steps(
                 expected=f"at most {MAX_STREAM_NBYTES} bytes",
                 got=size,
             )
-        step = Step(kind, spec.name, size or 0, _itemsize(spec, itemsize))
-        if kind is StepKind.SHUFFLE and step.decoded_nbytes % step.itemsize:
+        is_shuffle = kind is StepKind.SHUFFLE
+        itemsize = spec.configuration["elementsize"] if is_shuffle else 1
+        step = Step(kind, spec.name, size or 0, itemsize)
+        if step.decoded_nbytes % step.itemsize:
             raise UnsupportedError(
                 "inner chunks do not consist of whole items", codec=spec.name
             )
@@ -297,11 +297,6 @@ def _bytes_steps(
         elif kind is not StepKind.SHUFFLE:
             size = None
     return steps, size
-
-
-def _itemsize(spec: CodecSpec, itemsize: int) -> int:
-    """Size of the items that `numcodecs.shuffle` takes apart."""
-    return int(spec.configuration.get("elementsize") or itemsize)
 
 
 def _not_for_a_device(spec: CodecSpec) -> UnsupportedError:
