@@ -5,8 +5,6 @@ On every way that a read takes: plain, small, compiled, and to an emulated devic
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import shutil
 import signal
@@ -14,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -228,28 +225,6 @@ def test_pauses_that_a_server_asks_for_are_no_longer_than_the_patience_together(
     with pytest.raises(gpushard.StoreError, match="503"):
         patience.Patience(Pace(15, 1)).ask(busy, ByteRequest("c/0"))
     assert pauses == [4, 4, 4]
-
-
-def test_nothing_of_a_request_that_failed_waits_for_the_collector():
-    def refused(_: ByteRequest) -> None:
-        try:
-            raise RefusalError("status code: 404", 404)
-        except RefusalError as refusal:
-            raise refusal.told("http://x", "c/0") from refusal
-
-    def ask(_held: threading.Event) -> None:
-        with contextlib.suppress(gpushard.StoreError):
-            patience.Patience(Pace(1, 1)).ask(refused, ByteRequest("c/0"))
-
-    held = threading.Event()
-    known = weakref.ref(held)
-    gc.disable()
-    try:
-        ask(held)
-        del held
-        assert known() is None
-    finally:
-        gc.enable()
 
 
 def test_readers_that_fail_together_do_not_come_back_together(server, monkeypatch):

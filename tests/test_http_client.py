@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import pickle
+import threading
 import time
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +22,7 @@ from gpushard.stores.http.client import HttpClient
 from gpushard.stores.http.settings import settings_of
 from gpushard.stores.http.store import HttpStore
 from gpushard.stores.http.wire import Deadline
-from gpushard.stores.patience import Pace
+from gpushard.stores.patience import Pace, Patience
 from gpushard.stores.remote_url import open_url, store_of
 from range_server import RangeServer
 from raw_server import RawServer, sized
@@ -357,3 +361,25 @@ def test_requests_after_a_refused_suffix_are_bounded():
         with pytest.raises(StoreError, match="501"):
             open_url(server.url, {}).read([ByteRequest("a", -4)])
         assert len(server.requests) == 2
+
+
+def test_nothing_of_a_request_that_failed_waits_for_the_collector():
+    def refused(_: ByteRequest) -> None:
+        try:
+            raise RefusalError("status code: 404", 404)
+        except RefusalError as refusal:
+            raise refusal.told("http://x", "c/0") from refusal
+
+    def ask(_held: threading.Event) -> None:
+        with contextlib.suppress(StoreError):
+            Patience(Pace(1, 1)).ask(refused, ByteRequest("c/0"))
+
+    held = threading.Event()
+    known = weakref.ref(held)
+    gc.disable()
+    try:
+        ask(held)
+        del held
+        assert known() is None
+    finally:
+        gc.enable()
