@@ -13,7 +13,7 @@ from gpushard.devices import declared
 from gpushard.devices.declared import declared_struct
 from gpushard.devices.kernels import KernelSource, load_kernel_sources
 from gpushard.devices.scattering.launch import SCATTER
-from gpushard.devices.scattering.limits import MAX_AXES
+from gpushard.devices.scattering.transfer import MAX_AXES
 from gpushard.devices.structs import BYTE_SHUFFLED, GATE, StreamClass
 from gpushard.errors import DeviceError
 

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from gpushard.devices.decoding.filters import ItemFilter, compile_filter
 from gpushard.devices.nvcomp_abi import MAX_STREAM_NBYTES
-from gpushard.devices.scattering.limits import LIMIT
-from gpushard.devices.scattering.transfer import FUSED_ITEMS
+from gpushard.devices.scattering.transfer import (
+    FUSED_ITEMS,
+    LIMIT,
+)
 from gpushard.errors import UnsupportedError
 from gpushard.layout import ArrayLayout, CodecSpec
 

@@ -44,13 +44,15 @@ from gpushard.devices.scattering.launch import (
     transfer_record,
     word_of,
 )
-from gpushard.devices.scattering.limits import LIMIT, MAX_AXES, check_limit
 from gpushard.devices.scattering.squares import TURN_RANK, n_squares, turned
 from gpushard.devices.scattering.transfer import (
+    LIMIT,
+    MAX_AXES,
     NO_SHUFFLE,
     WIDEST_ACCESS,
     Shuffle,
     Transfer,
+    check_limit,
 )
 from gpushard.devices.structs import fast_divisor
 from gpushard.planning.grid import GridPart

@@ -20,8 +20,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpushard.devices.scattering.limits import LIMIT, MAX_AXES
-from gpushard.devices.scattering.transfer import Transfer
+from gpushard.devices.scattering.transfer import (
+    LIMIT,
+    MAX_AXES,
+    Transfer,
+)
 from gpushard.planning.axes import Projected
 from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart

@@ -24,12 +24,13 @@ from gpushard.devices.scattering.launch import (
     transfer_record,
     word_of,
 )
-from gpushard.devices.scattering.limits import LIMIT, check_limit
 from gpushard.devices.scattering.transfer import (
+    LIMIT,
     NO_SHUFFLE,
     ElementType,
     Shuffle,
     Transfer,
+    check_limit,
 )
 from gpushard.devices.structs import fast_divisor
 from gpushard.planning.points import PointPart

@@ -1,7 +1,8 @@
 """Data types of an inner chunk and of the output -> how elements change in between.
 
 The scatter kernels move units: numbers if the data type changes, bytes if it does not.
-A change that the kernels cannot make is refused here, before anything is launched.
+A change that the kernels cannot make is refused here, before anything is launched, and
+so is what exceeds their limits.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ from gpushard.errors import UnsupportedError
 _READ_ON_HOST = "read it on the CPU, or without dtype= and convert afterwards"
 WIDEST_ACCESS = 16
 """Largest number of bytes that a thread moves at once."""
+
+LIMIT = 1 << 31
+"""Sizes and counts are 32-bit in the kernels, with room for one step past the end."""
+
+MAX_AXES = 32
+"""Most axes of an array: `MAX_COLUMNS` of ``kernels/scatter_box.cuh``."""
 
 
 class ElementType(IntEnum):
@@ -174,6 +181,23 @@ def fill_pattern(element: bytes) -> NDArray[np.uint8]:
     """Repeated element, uint8, long enough that the widest access finds any part."""
     nbytes = lcm(len(element), WIDEST_ACCESS)
     return np.frombuffer(element * (nbytes // len(element)), np.uint8)
+
+
+def check_limit(what: str, number: int, limit: int) -> None:
+    """Refuse `number` unless it is below `limit`.
+
+    Raises
+    ------
+    UnsupportedError
+        `number` is `limit` or more.
+    """
+    if number >= limit:
+        raise UnsupportedError(
+            f"the scatter kernels do not take so many {what}",
+            expected=f"fewer than {limit}",
+            got=number,
+            hint="read a smaller selection at a time, or read on the CPU",
+        )
 
 
 def _same_but_for_order(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
