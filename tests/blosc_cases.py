@@ -9,6 +9,7 @@ from itertools import product
 
 import numpy as np
 
+import blosc_frames
 from blosc_frames import as_snappy, elements, encode
 from cuda_host.statuses import Status
 from gpushard.codecs import blosc_frame
@@ -18,7 +19,7 @@ NBYTES = 4096
 
 
 # Each schedule and each class of streams asks again, under sanitizers, too.
-parsed = lru_cache(1024)(blosc_frame.parse)
+parsed = lru_cache(1024)(blosc_frames.parse)
 
 
 @cache
@@ -68,7 +69,7 @@ def first_stream(data):
 
 def with_stream_byte(data, at, value):
     """The same frame with one byte of its first compressed stream changed."""
-    frame = blosc_frame.parse(data)
+    frame = blosc_frames.parse(data)
     offset = int(frame.source_offset[~frame.is_raw][0])
     return changed(data, offset + at, "<B", value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import dataclass
 from typing import Any
 
 import cramjam
@@ -33,6 +34,44 @@ def encode(array: NDArray[Any], cname: str, shuffle: int, blocksize: int = 0) ->
     return bytes(Blosc(cname, 5, shuffle, blocksize).encode(array))
 
 
+@dataclass(frozen=True)
+class Frame:
+    """Streams of a frame in the order of the decoded bytes, as columns.
+
+    Offsets count from the start of the frame, and of the decoded bytes before the
+    filter is undone.
+    """
+
+    header: blosc_frame.BloscHeader
+    source_offset: NDArray[np.int64]
+    source_nbytes: NDArray[np.int64]
+    decoded_offset: NDArray[np.int64]
+    decoded_nbytes: NDArray[np.int64]
+    block_index: NDArray[np.int64]
+
+    @property
+    def is_raw(self) -> NDArray[np.bool_]:
+        return self.source_nbytes == self.decoded_nbytes
+
+
+def parse(encoded: bytes) -> Frame:
+    header = blosc_frame.parse_header(encoded, "blosc")
+    size, start = header.block_nbytes, blosc_frame.HEADER_NBYTES
+    rows: list[tuple[int, ...]] = []
+    if header.flags & blosc_frame.MEMCPYED and header.nbytes:
+        rows = [(start, header.nbytes, 0, header.nbytes, 0)]
+    elif header.nbytes:
+        for block in range(header.n_blocks):
+            found = blosc_frame.streams_of(encoded, header, block, "blosc")
+            streams, end = [*found], min((block + 1) * size, header.nbytes)
+            each = (end - block * size) // len(streams)
+            rows += [
+                (offset, nbytes, block * size + k * each, each, block)
+                for k, (offset, nbytes) in enumerate(streams)
+            ]
+    return Frame(header, *np.array(rows, np.int64).reshape(-1, 5).T)
+
+
 def decode_stream(compressor: int, stream: bytes, nbytes: int) -> bytes:
     """One stream of a frame; no library decodes a single one of blosclz."""
     if compressor == blosc_frame.LZ4:  # numcodecs wants the size ahead of the block
@@ -45,7 +84,7 @@ def decode_stream(compressor: int, stream: bytes, nbytes: int) -> bytes:
     return zstandard.ZstdDecompressor().decompress(stream, max_output_size=nbytes)
 
 
-def decode_streams(encoded: bytes, frame: blosc_frame.BloscFrame) -> bytes:
+def decode_streams(encoded: bytes, frame: Frame) -> bytes:
     """A frame decoded stream by stream, each where its columns say that it lies."""
     filtered = np.zeros(frame.header.nbytes, np.uint8)
     for k, start in enumerate(frame.source_offset.tolist()):
@@ -54,12 +93,14 @@ def decode_streams(encoded: bytes, frame: blosc_frame.BloscFrame) -> bytes:
         if not frame.is_raw[k]:
             stream = decode_stream(frame.header.compressor, stream, nbytes)
         filtered[offset : offset + nbytes] = np.frombuffer(stream, np.uint8)
+    if frame.header.flags & blosc_frame.MEMCPYED:
+        return filtered.tobytes()
     return blosc_blocks._undo_filter(filtered, frame.header).tobytes()
 
 
 def as_snappy(encoded: bytes) -> bytes:
     """The same frame with its lz4 streams written as snappy."""
-    frame = blosc_frame.parse(encoded)
+    frame = parse(encoded)
     header = frame.header
     out = bytearray(encoded[: 16 + 4 * header.n_blocks])
     block = -1

@@ -67,7 +67,7 @@ def opened(frames, dtype, n_items, compressor=BLOSC):
 
 def is_left_to_the_host(frame):
     """Whether blocks are so short that a device has no tables for them."""
-    header = blosc_frame.parse(frame).header
+    header = blosc_frame.parse_header(frame, "blosc")
     is_stored = header.flags & blosc_frame.MEMCPYED
     return not is_stored and header.block_nbytes < min(128, header.nbytes)
 

@@ -9,6 +9,7 @@ import crc32c
 import numpy as np
 import pytest
 
+import blosc_frames
 from array_strategies import codec
 from blosc_frames import as_snappy, encode
 from cuda_host.device import EmulatedDevice
@@ -104,7 +105,7 @@ def emulated(**knobs):
 
 def test_the_frames_are_of_all_kinds():
     _, _, frames = mixed("plain")
-    parsed = [blosc_frame.parse(frame) for frame in frames]
+    parsed = [blosc_frames.parse(frame) for frame in frames]
     kinds = {(p.header.compressor, p.header.flags & 5) for p in parsed}
     assert len(kinds) == len(FRAMES)
     assert any(p.header.flags & blosc_frame.MEMCPYED for p in parsed)
@@ -142,7 +143,7 @@ def test_smaller_batches_of_them_are_read_as_well(n_rows):
 
 def test_frames_of_blosclz_among_them_are_decoded_on_the_host():
     a, values, frames = mixed("filters", [*FRAMES[:4], ("blosclz", BYTES)])
-    parsed = [blosc_frame.parse(frame) for frame in frames]
+    parsed = [blosc_frames.parse(frame) for frame in frames]
     n_blosclz = sum(p.header.compressor == 0 and not p.is_raw.all() for p in parsed)
     assert n_blosclz
     results, job = read_on_device(a, [whole(a.shape)], emulated())

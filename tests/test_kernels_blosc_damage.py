@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 
+import blosc_frames
 from blosc_batch import CLASSES, Batch
 from blosc_cases import CASES, FORMAT, HOST, NBYTES, OK, SIZE, frames_of
 from cuda_host.launch import (
@@ -114,7 +115,7 @@ def allowed(data, codec):
 
 def allowed_by_streams(data, codec):
     try:
-        frame = blosc_frame.parse(data)
+        frame = blosc_frames.parse(data)
     except CorruptShardError:
         return {FORMAT}
     is_shared = (frame.source_nbytes + 4).sum() > len(data)

@@ -8,6 +8,7 @@ import numcodecs
 import numpy as np
 import pytest
 
+import blosc_frames
 from blosc_frames import decode_stream, elements, encode
 from cuda_host.launch import (
     SCHEDULES,
@@ -136,7 +137,7 @@ def test_blocks_of_real_frames_come_back(kernels, schedule):
     for dtype, shuffle, blocksize in cases:
         array = elements("smooth", "u1", 24_024).view(dtype)
         encoded = encode(array, "zstd", shuffle, blocksize)
-        frame = blosc_frame.parse(encoded)
+        frame = blosc_frames.parse(encoded)
         assert not frame.header.flags & blosc_frame.MEMCPYED
         arrays.append(array.tobytes())
         headers.append(frame.header)

@@ -341,10 +341,10 @@ def test_parts_of_large_blosc_frames_are_decoded_by_their_blocks(
     parts: list[int] = []
     decode_blocks = blosc_blocks.decode_blocks
 
-    def watched(encoded, frame, first, stop, codec):
+    def watched(encoded, header, first, stop, codec):
         parts.append(stop - first)
-        assert stop - first < frame.header.n_blocks
-        return decode_blocks(encoded, frame, first, stop, codec)
+        assert stop - first < header.n_blocks
+        return decode_blocks(encoded, header, first, stop, codec)
 
     monkeypatch.setattr(blosc_blocks, "decode_blocks", watched)
     a = gpushard.open_array(z)

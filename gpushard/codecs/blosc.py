@@ -71,8 +71,7 @@ class BloscCodec(Compressor):
         if header.flags & blosc_frame.MEMCPYED:
             return memoryview(encoded)[blosc_frame.HEADER_NBYTES :]
         if header.compressor == blosc_frame.SNAPPY:
-            frame = blosc_frame.parse(encoded, self.name)
-            return blosc_blocks.decode_snappy(encoded, frame, self.name)
+            return blosc_blocks.decode_snappy(encoded, header, self.name)
         is_alike = blosc_frame.check_streams(encoded, header, self.name)
         if header.compressor == blosc_frame.ZSTD and is_alike:
             whole = _decode_zstd(encoded, header)
@@ -100,15 +99,14 @@ class BloscCodec(Compressor):
         Raises
         ------
         CorruptShardError
-            One of these blocks is damaged, or a stream lies outside the frame.
+            One of these blocks is damaged, or lies outside the frame.
         """
         header = blosc_frame.parse_header(encoded, self.name)
         blocks = _fewer_blocks(header, start, stop)
         if header.nbytes != nbytes or blocks is None:
             return None
         first, last = blocks
-        frame = blosc_frame.parse(encoded, self.name)
-        decoded = blosc_blocks.decode_blocks(encoded, frame, first, last, self.name)
+        decoded = blosc_blocks.decode_blocks(encoded, header, first, last, self.name)
         # Untouched pages cost nothing.
         out = np.empty(nbytes, np.uint8)
         place = first * header.block_nbytes

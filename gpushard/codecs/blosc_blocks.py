@@ -18,66 +18,54 @@ from gpushard.codecs.blosc_frame import (
     BYTE_SHUFFLE,
     DONT_SPLIT,
     HEADER_NBYTES,
-    MEMCPYED,
     SNAPPY,
-    BloscFrame,
     BloscHeader,
-    parse,
+    parse_header,
+    streams_of,
 )
 
 
 def decode_snappy(
-    encoded: HostBytes, frame: BloscFrame, codec: str
+    encoded: HostBytes, header: BloscHeader, codec: str
 ) -> NDArray[np.uint8]:
     """Decoded bytes of a frame of snappy streams: uint8, shape (nbytes,), host.
 
     Raises
     ------
     CorruptShardError
-        A stream is damaged or decodes to another size than the frame says.
+        A stream is damaged, lies outside the frame, or decodes to another size than the
+        frame says.
     """
     source = memoryview(encoded)
-    filtered = np.empty(frame.header.nbytes, np.uint8)
-    columns = zip(
-        frame.source_offset.tolist(),
-        frame.source_nbytes.tolist(),
-        frame.decoded_offset.tolist(),
-        frame.decoded_nbytes.tolist(),
-        frame.is_raw.tolist(),
-        strict=True,
-    )
-    for source_offset, source_nbytes, offset, nbytes, is_raw in columns:
-        stream = source[source_offset : source_offset + source_nbytes]
-        target = filtered[offset : offset + nbytes]
-        if is_raw:
-            target[:] = np.frombuffer(stream, np.uint8)
-        else:
-            _decode_into(stream, target, codec)
-    return _undo_filter(filtered, frame.header)
+    filtered = np.empty(header.nbytes, np.uint8)
+    end = 0
+    for block in range(header.n_blocks):
+        streams = [*streams_of(encoded, header, block, codec)]
+        each = min(header.block_nbytes, header.nbytes - end) // len(streams)
+        for offset, nbytes in streams:
+            stream = source[offset : offset + nbytes]
+            target = filtered[end : end + each]
+            if nbytes == each:
+                target[:] = np.frombuffer(stream, np.uint8)
+            else:
+                _decode_into(stream, target, codec)
+            end += each
+    return _undo_filter(filtered, header)
 
 
 def decode_blocks(
-    encoded: HostBytes,
-    frame: BloscFrame,
-    first_block: int,
-    stop_block: int,
-    codec: str = "blosc",
+    encoded: HostBytes, header: BloscHeader, first: int, stop: int, codec: str
 ) -> HostBytes:
-    """Decoded bytes of blocks ``first_block`` to ``stop_block`` (half-open) alone.
+    """Decoded bytes of blocks ``first`` to ``stop`` (half-open) of a compressed frame.
 
     Raises
     ------
     CorruptShardError
-        A stream of these blocks is damaged.
+        A stream of these blocks is damaged, or lies outside the frame.
     """
-    header = frame.header
-    if header.flags & MEMCPYED:
-        start = HEADER_NBYTES + first_block * header.block_nbytes
-        stop = HEADER_NBYTES + min(stop_block * header.block_nbytes, header.nbytes)
-        return memoryview(encoded)[start:stop]
-    small = _cut_frame(encoded, frame, first_block, stop_block)
+    small = _cut_frame(encoded, header, first, stop, codec)
     if header.compressor == SNAPPY:
-        return decode_snappy(small, parse(small, codec), codec)
+        return decode_snappy(small, parse_header(small, codec), codec)
     try:
         return numcodecs.blosc.decompress(small)
     except (RuntimeError, ValueError) as error:
@@ -85,39 +73,24 @@ def decode_blocks(
 
 
 def _cut_frame(
-    encoded: HostBytes, frame: BloscFrame, first_block: int, stop_block: int
+    encoded: HostBytes, header: BloscHeader, first: int, stop: int, codec: str
 ) -> bytearray:
     """A frame that holds these blocks only, in order."""
-    header = frame.header
-    first, stop = np.searchsorted(frame.block_index, [first_block, stop_block])
-    start = first_block * header.block_nbytes
-    nbytes = min(stop_block * header.block_nbytes, header.nbytes) - start
-    n_blocks = stop_block - first_block
+    source = memoryview(encoded)
+    nbytes = min(stop * header.block_nbytes, header.nbytes)
+    nbytes -= first * header.block_nbytes
     flags, block_nbytes = header.flags, min(header.block_nbytes, nbytes)
     if block_nbytes < header.block_nbytes:
         flags |= DONT_SPLIT  # the last block is no longer shorter
-    small = bytearray(HEADER_NBYTES + 4 * n_blocks)
-    block = -1
-    source = memoryview(encoded)
-    for stream in range(int(first), int(stop)):
-        if frame.block_index[stream] != block:
-            block = int(frame.block_index[stream])
-            pack_into(
-                "<i", small, HEADER_NBYTES + 4 * (block - first_block), len(small)
-            )
-        offset = int(frame.source_offset[stream])
-        small += source[offset - 4 : offset + int(frame.source_nbytes[stream])]
-    version, compressor_version = source[0], source[1]
-    small[:HEADER_NBYTES] = pack(
-        "<4B3I",
-        version,
-        compressor_version,
-        flags,
-        header.typesize,
-        nbytes,
-        block_nbytes,
-        len(small),
-    )
+    small = bytearray(HEADER_NBYTES + 4 * (stop - first))
+    for block in range(first, stop):
+        place = HEADER_NBYTES + 4 * (block - first)
+        pack_into("<i", small, place, len(small))
+        for offset, stream_nbytes in streams_of(encoded, header, block, codec):
+            small += source[offset - 4 : offset + stream_nbytes]
+    versions = source[0], source[1]
+    sizes = nbytes, block_nbytes, len(small)
+    small[:HEADER_NBYTES] = pack("<4B3I", *versions, flags, header.typesize, *sizes)
     return small
 
 
@@ -137,8 +110,6 @@ def _decode_into(stream: memoryview, target: NDArray[np.uint8], codec: str) -> N
 
 def _undo_filter(filtered: NDArray[np.uint8], header: BloscHeader) -> NDArray[np.uint8]:
     """Unfiltered bytes, block by block; all full blocks at once."""
-    if header.flags & MEMCPYED:
-        return filtered
     if header.flags & BYTE_SHUFFLE and header.typesize > 1:
         undo = _undo_byte_shuffle
     elif header.flags & BIT_SHUFFLE:

@@ -1,4 +1,4 @@
-"""Blosc 1 frames: header and streams, as columns.
+"""Blosc 1 frames: the header, and where the streams lie.
 
 The layout is that of c-blosc's README_CHUNK_FORMAT.rst, read together with blosc.c
 where they differ: block starts count from the start of the frame.
@@ -6,13 +6,9 @@ where they differ: block starts count from the start of the frame.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gpushard.codecs.base import HostBytes, stream_error
 from gpushard.errors import CorruptShardError
@@ -82,36 +78,6 @@ class BloscHeader(NamedTuple):
     def last_block_nbytes(self) -> int:
         """Decoded size of the last block."""
         return self.nbytes - (self.n_blocks - 1) * self.block_nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class BloscFrame:
-    """Where every stream of a frame lies, and what it decodes to.
-
-    Streams are in the order of the decoded bytes. All columns are host arrays of shape
-    (n_streams,), offsets count from the start of the frame and of the decoded bytes.
-
-    Attributes
-    ----------
-    header
-        The frame's header.
-    source_offset, source_nbytes
-        int64; encoded bytes of each stream, without their length prefix.
-    decoded_offset, decoded_nbytes
-        int64; decoded bytes of each stream, before the filter is undone.
-    is_raw
-        bool; the bytes are stored, not compressed.
-    block_index
-        int64; the block that each stream belongs to.
-    """
-
-    header: BloscHeader
-    source_offset: NDArray[np.int64]
-    source_nbytes: NDArray[np.int64]
-    decoded_offset: NDArray[np.int64]
-    decoded_nbytes: NDArray[np.int64]
-    is_raw: NDArray[np.bool_]
-    block_index: NDArray[np.int64]
 
 
 def parse_header(encoded: HostBytes, codec: str) -> BloscHeader:
@@ -241,102 +207,29 @@ def _stream_bounds_error(codec: str, block: int) -> CorruptShardError:
     return stream_error(codec, f"block {block} reaches beyond the frame")
 
 
-def parse(encoded: HostBytes, codec: str = "blosc") -> BloscFrame:
-    """Streams of the frame that fills `encoded`.
+def streams_of(
+    encoded: HostBytes, header: BloscHeader, block: int, codec: str
+) -> Iterator[tuple[int, int]]:
+    """Offset and size of each stream of a block, without the length prefix.
+
+    A stream of the size that it decodes to is stored, not compressed.
 
     Raises
     ------
     CorruptShardError
-        The header is wrong, or a stream lies outside the frame.
+        A stream begins or ends outside the frame.
     """
-    header = parse_header(encoded, codec)
-    if not header.nbytes or header.flags & MEMCPYED:
-        return _stored_frame(header)
-    source = np.frombuffer(encoded, np.uint8)
-    if header.compressor == BLOSCLZ:
-        check_streams(encoded, header, codec)
-    n_full = header.nbytes // header.block_nbytes
-    starts = source[HEADER_NBYTES : HEADER_NBYTES + 4 * header.n_blocks].view("<i4")
-    offsets = starts.astype(np.int64)
-
-    def read_int32(at: NDArray[np.int64]) -> NDArray[np.int64]:
-        gathered = source[at[:, np.newaxis] + np.arange(4)]
-        return gathered.view("<i4")[:, 0].astype(np.int64)
-
-    full = _walk_splits(header, offsets[:n_full], header.n_splits, read_int32, codec)
-    tail = _walk_splits(header, offsets[n_full:], 1, read_int32, codec)
-    source_offset, source_nbytes = (
-        np.concatenate([a.ravel(), b.ravel()]) for a, b in zip(full, tail, strict=True)
-    )
-    return _with_destinations(header, n_full, source_offset, source_nbytes)
-
-
-def _walk_splits(
-    header: BloscHeader,
-    offsets: NDArray[np.int64],
-    n_splits: int,
-    read_int32: Callable[[NDArray[np.int64]], NDArray[np.int64]],
-    codec: str,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Source offset and size, both int64 of shape (n_blocks, n_splits)."""
-    source_offset = np.empty((len(offsets), n_splits), np.int64)
-    source_nbytes = np.empty_like(source_offset)
-    streams_start = HEADER_NBYTES + 4 * header.n_blocks
-    for split in range(n_splits):
-        _check_bounds(offsets, streams_start, header.frame_nbytes - 4, codec)
-        source_offset[:, split] = offsets + 4
-        source_nbytes[:, split] = read_int32(offsets)
-        offsets = source_offset[:, split] + source_nbytes[:, split]
-        _check_bounds(source_nbytes[:, split], 0, header.frame_nbytes, codec)
-        _check_bounds(offsets, streams_start, header.frame_nbytes, codec)
-    return source_offset, source_nbytes
-
-
-def _check_bounds(
-    values: NDArray[np.int64], lowest: int, highest: int, codec: str
-) -> None:
-    bad = (values < lowest) | (values > highest)
-    if bad.any():
-        raise _stream_bounds_error(codec, int(bad.argmax()))
-
-
-def _with_destinations(
-    header: BloscHeader,
-    n_full: int,
-    source_offset: NDArray[np.int64],
-    source_nbytes: NDArray[np.int64],
-) -> BloscFrame:
-    n_splits = header.n_splits
-    split_nbytes = header.block_nbytes // n_splits
-    blocks = np.arange(n_full)[:, np.newaxis] * header.block_nbytes
-    decoded_offset = (blocks + np.arange(n_splits) * split_nbytes).ravel()
-    decoded_nbytes = np.full(n_full * n_splits, split_nbytes, np.int64)
-    block_index = np.repeat(np.arange(n_full), n_splits)
-    if n_full < header.n_blocks:
-        decoded_offset = np.append(decoded_offset, n_full * header.block_nbytes)
-        decoded_nbytes = np.append(decoded_nbytes, header.last_block_nbytes)
-        block_index = np.append(block_index, n_full)
-    return BloscFrame(
-        header,
-        source_offset,
-        source_nbytes,
-        decoded_offset,
-        decoded_nbytes,
-        source_nbytes == decoded_nbytes,
-        block_index,
-    )
-
-
-def _stored_frame(header: BloscHeader) -> BloscFrame:
-    """A frame whose bytes follow the header as they are, or that has none."""
-    n_streams = 1 if header.nbytes else 0
-    column = np.zeros(n_streams, np.int64)
-    return BloscFrame(
-        header,
-        column + HEADER_NBYTES,
-        column + header.nbytes,
-        column,
-        column + header.nbytes,
-        np.ones(n_streams, np.bool_),
-        column,
-    )
+    first = HEADER_NBYTES + 4 * header.n_blocks
+    is_full = (block + 1) * header.block_nbytes <= header.nbytes
+    (offset,) = _int32(encoded, HEADER_NBYTES + 4 * block)
+    for _ in range(header.n_splits if is_full else 1):
+        if not first <= offset <= header.frame_nbytes - 4:
+            raise _stream_bounds_error(codec, block)
+        (nbytes,) = _int32(encoded, offset)
+        offset += 4
+        if nbytes < 0 or offset + nbytes > header.frame_nbytes:
+            raise _stream_bounds_error(codec, block)
+        if header.compressor == BLOSCLZ and nbytes >= len(_BLOSCLZ_RUN):
+            _check_blosclz(encoded, offset, offset + nbytes, codec)
+        yield offset, nbytes
+        offset += nbytes
