@@ -7,6 +7,7 @@ import threading
 import tracemalloc
 from itertools import product
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,23 @@ def test_single_blocks_decode_to_their_part(cname: str, shuffle: int) -> None:
                 encoded, frame.header, first, stop, "blosc"
             )
             assert bytes(decoded) == raw[first * size : stop * size]
+
+
+def test_blocks_that_share_a_large_stream_are_refused(blosc: Any) -> None:
+    n_blocks, block_nbytes, stream = 4096, 64, bytes(100_000)
+    flags, start = 0x31, 16 + 4 * n_blocks  # lz4, never split
+    sizes = n_blocks * block_nbytes, block_nbytes, start + 4 + len(stream)
+    frame = struct.pack("<4B3I", 2, 1, flags, 1, *sizes)
+    frame += struct.pack("<i", start) * n_blocks
+    frame += struct.pack("<i", len(stream)) + stream
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptShardError, match="share"):
+            blosc.decode_range(frame, sizes[0], 0, 1000 * block_nbytes)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def test_header_wins_over_the_metadata(blosc: BytesCodec) -> None:

@@ -61,7 +61,8 @@ def decode_blocks(
     Raises
     ------
     CorruptShardError
-        A stream of these blocks is damaged, or lies outside the frame.
+        A stream of these blocks is damaged, lies outside the frame, or is that of other
+        blocks too.
     """
     small = _cut_frame(encoded, header, first, stop, codec)
     if header.compressor == SNAPPY:
@@ -88,6 +89,9 @@ def _cut_frame(
         pack_into("<i", small, place, len(small))
         for offset, stream_nbytes in streams_of(encoded, header, block, codec):
             small += source[offset - 4 : offset + stream_nbytes]
+            # Thousands of blocks may name one large stream.
+            if len(small) > header.frame_nbytes:
+                raise stream_error(codec, "blocks share their streams")
     versions = source[0], source[1]
     sizes = nbytes, block_nbytes, len(small)
     small[:HEADER_NBYTES] = pack("<4B3I", *versions, flags, header.typesize, *sizes)
