@@ -95,6 +95,7 @@ DOORS = {
     "numba": {"fused"},
     "llvmlite": {"fused"},
     "obstore": {"stores"},
+    "fsspec": {"stores.fsspec_store", "stores.one_at_a_time"},
     "certifi": {"stores"},
     "typer": {"cli"},
     "rich": {"cli", "converting.progress"},
@@ -111,6 +112,7 @@ LAZY = {
     "certifi",
     "cupy",
     "dask",
+    "fsspec",
     "jax",
     "kvikio",
     "llvmlite",
@@ -135,8 +137,13 @@ COMPILED = {
     "fused.zstd_frames",
     "fused.planning",
 }
-# Modules that another package imports, by an entry point.
-ENTERED = {"integrations.xarray", "integrations.xarray_arrays"}
+# Modules that derive from another package's classes: imported only when that package
+# is there, by its entry point or by the module that names their door.
+ENTERED = {
+    "integrations.xarray",
+    "integrations.xarray_arrays",
+    "stores.one_at_a_time",
+}
 
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from gpushard.arguments import instance
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.failures import told_by, without_credentials
@@ -30,6 +31,8 @@ _FSSPEC_NAMES = {
     "secret": "secret_access_key",
     "token": "session_token",
     "endpoint_url": "endpoint",
+    "region_name": "region",
+    "requester_pays": "request_payer",
 }
 
 
@@ -46,7 +49,8 @@ def open_url(
     storage_options
         obstore's configuration for this kind of store, plus `client_options`,
         `retry_config` and `credential_provider`. fsspec's names `anon`, `key`,
-        `secret`, `token`, `endpoint_url` and `headers` (of every request) also work.
+        `secret`, `token`, `endpoint_url`, `requester_pays` and `headers` (of every
+        request) also work, and s3fs's `client_kwargs`.
         Web servers have `client_options`, `retry_config` and `headers`.
         `forbidden_is_missing`: take the status 403 for a missing object, because S3
         answers so to callers that may not list.
@@ -61,7 +65,10 @@ def open_url(
         The URL or a setting is refused.
     """
     parts = _parts(url)
-    settings = dict(storage_options)
+    # s3fs passes these on to botocore.
+    passed_on = storage_options.get("client_kwargs") or {}
+    settings = {**instance(passed_on, "client_kwargs", Mapping), **storage_options}
+    settings.pop("client_kwargs", None)
     forbidden_is_missing = bool(settings.pop("forbidden_is_missing", False))
     if parts.scheme.lower() in ("http", "https"):
         allows_http = parts.scheme.lower() == "http"

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from gpushard.arguments import instance
-from gpushard.errors import NotFoundError, StoreError, UnsupportedError
+from gpushard.errors import NotFoundError, UnsupportedError
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
@@ -43,7 +43,8 @@ def resolve(
         A local directory or ``.zip`` file (str, Path or ``file://``); a URL
         (``http(s)://``; ``s3://``, ``gs://`` and ``az://`` through obstore; all other
         and chained URLs through fsspec); a zarr `Store`, `StorePath`, `Array` or
-        `Group`; an obstore store; or a store of gpushard.
+        `Group`; an obstore store; a mapping of fsspec (``get_mapper``) or a ``UPath``;
+        or a store of gpushard.
     path
         Path below the place that `target` names; "" for that place itself.
     options
@@ -64,6 +65,10 @@ def resolve(
     """
     path = instance(path, "path", str).strip("/")
     instance(options, "options", Options)
+    if "fsspec" in sys.modules:
+        from gpushard.stores.fsspec_store import as_store
+
+        target = as_store(target)
     is_text = isinstance(target, (str, os.PathLike))
     scheme = _scheme_of(str(target)) if is_text else ""
     if storage_options and scheme in ("", "file"):
@@ -102,7 +107,8 @@ def _resolve_object(target: Any, options: Options) -> tuple[Store, str]:
 
         if isinstance(target, dict):
             target = MemoryStore(target)
-        elif isinstance(target, (zarr.Array, zarr.Group)):
+        nodes = (zarr.Array, zarr.Group, zarr.AsyncArray, zarr.AsyncGroup)
+        if isinstance(target, nodes):
             target = target.store_path
         if isinstance(target, StorePath):
             return adapt(target.store, options), target.path
@@ -139,6 +145,10 @@ def adapt(store: ZarrAbstractStore, options: Options) -> Store:
         return remote
     from gpushard.stores.zarr_store import ZarrStore
 
+    if type(store) is storage.FsspecStore:
+        from gpushard.stores.fsspec_store import safely
+
+        store = safely(store)
     return ZarrStore(store)
 
 
@@ -155,7 +165,10 @@ def _resolve_text(
         from gpushard.stores.remote_url import open_url
 
         return open_url(text, storage_options or {}, options), ""
-    return _resolve_fsspec(text, storage_options), ""
+    from gpushard.stores.fsspec_store import open_url as open_by_fsspec
+    from gpushard.stores.zarr_store import ZarrStore
+
+    return ZarrStore(open_by_fsspec(text, storage_options or {})), ""
 
 
 def _scheme_of(text: str) -> str:
@@ -207,35 +220,6 @@ def _open_zip(path: Path) -> Store:
     from gpushard.stores.zarr_store import ZarrStore
 
     return ZarrStore(ZipStore(path, mode="r", read_only=True))
-
-
-def _resolve_fsspec(url: str, storage_options: Mapping[str, Any] | None) -> Store:
-    """Store of any other URL, through fsspec's file system for it."""
-    from zarr.storage import FsspecStore
-
-    from gpushard.stores.zarr_store import ZarrStore
-
-    try:
-        store = FsspecStore.from_url(
-            url, storage_options=dict(storage_options or {}), read_only=True
-        )
-    except ImportError as error:
-        raise UnsupportedError(
-            f"reading {_scheme_of(url)}:// URLs needs a package that is missing "
-            f"({error})",
-            hint="run: pip install fsspec, and fsspec's package for this scheme",
-        ) from error
-    except ValueError as error:
-        raise UnsupportedError(
-            f"fsspec cannot open {_scheme_of(url)}:// URLs ({error})",
-            hint="check the URL's spelling",
-        ) from error
-    except Exception as error:  # file systems raise anything when they connect
-        raise StoreError(
-            f"cannot open {_scheme_of(url)}:// URLs: {type(error).__name__}: {error}",
-            hint="check the URL, the network and storage_options",
-        ) from error
-    return ZarrStore(store)
 
 
 def address(store: Store) -> bytes:

@@ -1,0 +1,193 @@
+"""fsspec's mappings, paths, caches and archives, as their users name them."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import FsspecStore
+
+import gpushard
+from gpushard.errors import OptionError
+from gpushard.stores.local import LocalStore
+from gpushard.stores.resolve import adapt, resolve
+from gpushard.stores.zarr_store import ZarrStore
+from zarr_oracle import assert_same_bits
+
+VALUES = np.arange(40 * 6, dtype="i4").reshape(40, 6)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    z = zarr.create_group(tmp_path / "data.zarr").create_array(
+        "a", shape=(40, 6), chunks=(2, 3), shards=(10, 6), dtype="i4"
+    )
+    z[...] = VALUES
+    return tmp_path / "data.zarr"
+
+
+@pytest.fixture
+def in_memory(written: Path) -> str:
+    """Path of the same data in fsspec's file system in memory."""
+    fs = fsspec.filesystem("memory")
+    for file in written.rglob("*"):
+        if file.is_file():
+            fs.pipe_file(str(file), file.read_bytes())
+    return str(written)
+
+
+@pytest.fixture
+def zipped(written: Path) -> Path:
+    path = written.parent / "data.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in written.rglob("*"):
+            archive.write(file, file.relative_to(written))
+    return path
+
+
+def test_a_mapping_names_the_directory_of_its_file_system(in_memory, written):
+    mapping = fsspec.filesystem("memory").get_mapper(in_memory)
+    assert_same_bits(gpushard.open_array(mapping, "a")[...], VALUES)
+    assert sorted(gpushard.open_group(mapping)) == ["a"]
+    store, path = resolve(fsspec.get_mapper(str(written)), "a")
+    assert isinstance(store, LocalStore)
+    assert (store.root, path) == (str(written), "a")
+
+
+def test_a_upath_names_the_directory_of_its_file_system(in_memory, written):
+    class MemoryPath:
+        """What is used of universal_pathlib's, which is no path of the system."""
+
+        fs = fsspec.filesystem("memory")
+        path = f"{in_memory}/"
+
+    class PosixUPath(MemoryPath):
+        fs = fsspec.filesystem("file")
+
+    MemoryPath.__module__ = "upath.implementations.memory"
+    assert_same_bits(gpushard.open_array(MemoryPath(), "a")[...], VALUES)
+    assert isinstance(resolve(PosixUPath())[0], LocalStore)
+
+
+def test_paths_of_universal_pathlib_are_understood(in_memory, written):
+    upath = pytest.importorskip("upath", reason="universal_pathlib is not installed")
+    for path in (upath.UPath(written), upath.UPath(f"memory://{in_memory}")):
+        assert_same_bits(gpushard.open_array(path, "a")[...], VALUES)
+
+
+def test_asynchronous_nodes_of_zarr_name_their_places(written):
+    opened = asyncio.run(zarr.api.asynchronous.open_array(store=written, path="a"))
+    assert_same_bits(gpushard.open_array(opened)[3], VALUES[3])
+    group = asyncio.run(zarr.api.asynchronous.open_group(store=written))
+    assert sorted(gpushard.open_group(group)) == ["a"]
+
+
+# "blockcache" leaves files open, which pytest takes for an error of a later test.
+@pytest.mark.parametrize("scheme", ["simplecache", "filecache"])
+def test_caches_of_fsspec_are_read_and_filled(scheme, written):
+    kept = written.parent / "kept"
+    how = {scheme: {"cache_storage": str(kept)}}
+    url = f"{scheme}::file://{written}"
+    a = gpushard.open_array(url, "a", storage_options=how)
+    assert_same_bits(a[...], VALUES)
+    assert_same_bits(a[::3, 1:4], VALUES[::3, 1:4])
+    assert_same_bits(pickle.loads(pickle.dumps(a))[...], VALUES)
+    assert len([*kept.iterdir()]) >= 4  # a file for each shard
+    mapping = fsspec.get_mapper(url, **how)
+    assert_same_bits(gpushard.open_array(mapping, "a")[...], VALUES)
+
+
+def test_a_cache_over_asynchronous_file_systems_reads_through_the_cache(written):
+    """As over s3fs, which zarr reads past the cache or in another event loop."""
+    from fsspec.asyn import AsyncFileSystem
+    from fsspec.implementations.local import LocalFileSystem
+
+    fs = LocalFileSystem()
+
+    class Remote(AsyncFileSystem):
+        protocol = "remote"
+
+        async def _info(self, path: str, **_: Any) -> Any:
+            assert threading.current_thread().name == "fsspecIO", "another loop"
+            return fs.info(path)
+
+        async def _cat_file(self, path, start=None, end=None, **_):
+            raise AssertionError("read past the cache")
+
+        async def _get_file(self, path: str, to: str, **_: Any) -> None:
+            fs.get_file(path, to)
+
+        async def _ls(self, path: str, detail: bool = True, **_: Any) -> Any:
+            return fs.ls(path, detail=detail)
+
+    cache = fsspec.filesystem("simplecache", fs=Remote())
+    a = gpushard.open_array(cache.get_mapper(str(written)), "a")
+    assert_same_bits(a[...], VALUES)
+
+
+@pytest.mark.parametrize("who", ["gpushard", "zarr"])
+def test_archives_are_read_by_one_thread_at_a_time(who, zipped, monkeypatch):
+    """Threads get bytes of other places from zipfile, in about half of all reads."""
+    from fsspec.implementations.zip import ZipFileSystem
+
+    at_once: list[int] = []
+    running: set[int] = set()
+    cat_file = ZipFileSystem.cat_file
+
+    def noting(self: Any, *where: Any, **options: Any) -> bytes:
+        running.add(threading.get_ident())
+        at_once.append(len(running))
+        time.sleep(0.001)  # others begin, if they may
+        try:
+            return cat_file(self, *where, **options)
+        finally:
+            running.discard(threading.get_ident())
+
+    monkeypatch.setattr(ZipFileSystem, "cat_file", noting)
+    url = f"zip::file://{zipped}"
+    store = url if who == "gpushard" else FsspecStore.from_url(url, read_only=True)
+    arrays = [gpushard.open_array(store, "a") for _ in range(2)]
+    arrays.append(pickle.loads(pickle.dumps(arrays[0])))
+    with ThreadPoolExecutor(3) as threads:
+        for read in threads.map(lambda a: a[...], arrays):
+            assert_same_bits(read, VALUES)
+    assert max(at_once) == 1
+    assert len(at_once) > 3 * 4
+
+
+def test_other_stores_of_fsspec_stay_as_they_are(in_memory):
+    store = FsspecStore.from_url(f"memory://{in_memory}")
+    adapted = adapt(store, gpushard.Options())
+    assert isinstance(adapted, ZarrStore)
+    assert adapted.zarr_store is store
+
+
+def test_s3fs_names_of_settings_are_understood():
+    pytest.importorskip("obstore", reason="URLs need obstore (extra `remote`)")
+    from gpushard.stores.remote import RemoteStore
+
+    how = {
+        "key": "k",
+        "secret": "s",
+        "requester_pays": True,
+        "client_kwargs": {"endpoint_url": "http://host:1", "region_name": "here"},
+    }
+    store, _ = resolve("s3://bucket/x", storage_options=how)
+    assert isinstance(store, RemoteStore)
+    config = store.object_store.config
+    told = {name.removeprefix("aws_"): value for name, value in config.items()}
+    assert told["endpoint"] == told.get("endpoint_url", "http://host:1")
+    assert told["region"] == "here"
+    assert told["request_payer"] in (True, "true")
+    with pytest.raises(OptionError, match="client_kwargs"):
+        resolve("s3://bucket/x", storage_options={"client_kwargs": "no"})
