@@ -112,6 +112,20 @@ assert [store.get(str(i)) for i in range(40)] == [b"x"] * 40
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
 
 
+def test_files_that_another_store_keeps_open_make_room_for_more(root, monkeypatch):
+    """A process that has many arrays open may have all of its descriptors there."""
+    one, other, plain = LocalStore(root), LocalStore(root), os.open
+    read_one(one)
+
+    def open_if_there_is_room(*given):
+        if len(one._handles):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return plain(*given)
+
+    monkeypatch.setattr(os, "open", open_if_there_is_room)
+    assert read_one(other).data.tobytes() == BODY
+
+
 def test_pickle_carries_the_address_only(store: LocalStore) -> None:
     read_one(store)
     pickled = pickle.dumps(store)

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from time import time_ns
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +136,7 @@ class HandleTable:
         self._by_key: dict[str, Handle] = {}
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        _tables.add(ref(self, _tables.discard))
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -165,6 +167,14 @@ class HandleTable:
         with self._own_lock():
             self._by_key.clear()
 
+    @staticmethod
+    def clear_all() -> None:
+        """Drop all handles of all tables, which share the process's limit of files."""
+        for known in list(_tables):
+            table = known()
+            if table is not None:
+                table.clear()
+
     def _evict_one(self) -> None:
         """Drop the first handle that was not used since it was last passed over."""
         for _ in range(self._limit):
@@ -182,3 +192,6 @@ class HandleTable:
             self._lock = threading.Lock()
             self._pid = pid
         return self._lock
+
+
+_tables: set[ref[HandleTable]] = set()

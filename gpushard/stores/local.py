@@ -288,7 +288,7 @@ class LocalStore:
 
     def _open(self, key: str) -> Handle | None:
         """Open the file at `key` and keep the handle; None if there is no file."""
-        handle = self._directory.open(key, self._handles.clear)
+        handle = self._directory.open(key, self._handles.clear_all)
         if handle is not None:
             self._handles.keep(handle)
         return handle
