@@ -142,13 +142,19 @@ class Model:
         during = change or Change(int, True, self.window)
         for row, value in enumerate(got[:, 0].tolist(), first):
             is_written = during.written.get(row) == value
-            is_inside = _is_in(row, self.window) or _is_in(row, during.window)
+            is_inside = _has_shard(self.window, row) or _has_shard(during.window, row)
             # What is deleted out of the window is missing there.
             is_cut_out = row in during.deleted and _is_in(row, during.window)
             is_lost = is_cut_out or row in during.beyond
             may = self.may_hold(row) | ({FILL} if is_lost else set())
             assert is_written or value in may, (row, value, may)
             assert is_inside or is_written or row not in self.gone, row
+
+
+def _has_shard(window: Sides, row: int) -> bool:
+    """Whether a window has some of the shard of a row: then that has not rolled off."""
+    first = row // SHARD * SHARD
+    return window[0] < first + SHARD and first < window[1]
 
 
 def _is_in(row: int, window: Sides) -> bool:

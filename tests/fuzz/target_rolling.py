@@ -126,10 +126,16 @@ def seeds() -> list[bytes]:
     aheads = (b"", bytes([_FAILING, 1, 1]), bytes([_BESIDE, 0, 1]))
     # Ends within a shard, is written to its end, and is as long as before.
     cut = bytes([2, 2, 0, 6, 3, 3, 10, 2, 1, 6, 3, 5])
-    return [bytes([k, 0]) + cut for k in range(2)] + [
-        bytes([k % 16, k % 7]) + grown + ahead + end
-        for k, (ahead, end) in enumerate((a, e) for a in aheads for e in ends)
-    ]
+    # Deletes a shard of the window, which then ends within it.
+    gone = bytes.fromhex("020400100100010010000210001443dc0106020004a404")
+    return (
+        [bytes([k, 0]) + cut for k in range(2)]
+        + [bytes([3, 2]) + gone]
+        + [
+            bytes([k % 16, k % 7]) + grown + ahead + end
+            for k, (ahead, end) in enumerate((a, e) for a in aheads for e in ends)
+        ]
+    )
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
