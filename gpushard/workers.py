@@ -6,21 +6,20 @@ which have their own threads, so no thread ever waits for its own pool.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
+
+from gpushard.pools import begun, pool_of
 
 Task = Callable[[], None]
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-Purpose = Literal["read", "store", "rare"]
-
-_pools: dict[tuple[int, Purpose, int], ThreadPoolExecutor] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +98,7 @@ class Begun:
 
 def _helpers(line: _Line, n_workers: int) -> list[Future[None]]:
     """All workers at a line except the calling thread."""
-    pool = _pool("read", n_workers - 1)
-    return [pool.submit(line.work_off) for _ in range(n_workers - 1)]
+    return begun(pool_of("read", n_workers - 1), [line.work_off] * (n_workers - 1))
 
 
 def _work_off(line: _Line, helpers: Sequence[Future[None]]) -> None:
@@ -336,13 +334,16 @@ def run_side_by_side(
     n_tasks = min(n_workers, len(items))
     if n_tasks <= 1:
         return [function(item) for item in items]
-    pool, is_over = _pool("store", n_workers), threading.Event()
-    futures = [
-        pool.submit(_run_all, function, items[first::n_tasks], is_over)
+    is_over = threading.Event()
+    tasks = [
+        partial(_run_all, function, items[first::n_tasks], is_over)
         for first in range(n_tasks)
     ]
+    futures = begun(pool_of("store", n_workers), tasks)
     try:
-        shares = [*map(Future.result, futures)]  # no frame of ours knows a future
+        here = [task() for task in tasks[len(futures) :]]
+        # No frame of ours knows a future.
+        shares = [*map(Future.result, futures), *here]
     finally:
         is_over.set()
         _finish(futures)
@@ -357,14 +358,17 @@ def run_in_turn(function: Callable[[], Answer]) -> Answer:
     threads did such work, each would keep as much. When this returns or raises,
     `function` is not running.
     """
-    future = _pool("rare", 1).submit(function)
+    turn = [function]  # a pool without threads may yet run what it could not begin
+    futures = begun(pool_of("rare", 1), [lambda: turn.pop()()])
+    if not futures:
+        return turn.pop()()
     try:
-        return future.result()
+        return futures[0].result()
     finally:
-        _finish([future])
+        _finish(futures)
         # An error refers to this frame and its variables. In a cycle with a future that
         # refers to the error, all of them would wait for the garbage collector.
-        del future
+        futures.clear()
 
 
 def _run_all(
@@ -384,16 +388,3 @@ def _run_all(
         answers.clear()  # the error knows this frame
         raise
     return answers
-
-
-def _pool(purpose: Purpose, n_workers: int) -> ThreadPoolExecutor:
-    """Thread pool of this process; a fork has none of its parent's threads."""
-    identity = (os.getpid(), purpose, n_workers)
-    pool = _pools.get(identity)
-    if pool is None:
-        # Two threads may both get here; the pool that is dropped has no thread yet.
-        pool = _pools.setdefault(
-            identity,
-            ThreadPoolExecutor(n_workers, thread_name_prefix=f"gpushard-{purpose}"),
-        )
-    return pool

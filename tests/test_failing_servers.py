@@ -281,7 +281,7 @@ print("opened", flush=True)
 try:
     a[...]
 except KeyboardInterrupt:
-    from gpushard.workers import _pools
+    from gpushard.pools import _pools
     busy = [p._work_queue.qsize() for p in _pools.values()]
     idle = all(p._idle_semaphore._value == len(p._threads) for p in _pools.values())
     print("interrupted", sum(busy), idle, flush=True)
