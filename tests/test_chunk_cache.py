@@ -264,22 +264,38 @@ def test_threads_that_keep_and_find_see_only_what_keys_say():
     assert cache.held_nbytes == 16 * NBYTES
 
 
-def test_a_key_was_missed_before_if_it_was_asked_for_lately():
+def test_while_there_is_room_every_inner_chunk_is_wanted():
+    cache = ChunkCache(2 * NBYTES, NBYTES)
+    assert cache.wants(3)
+    kept(cache, 3)
+    assert cache.wants(4)
+    kept(cache, 4)
+    assert not cache.wants(5)
+
+
+def full_cache() -> ChunkCache:
     cache = ChunkCache(10 * NBYTES, NBYTES)
-    asked = [cache.was_missed(key) for key in (3, 4, 3, 4, 5, 3)]
+    kept(cache, *range(200, 210))
+    return cache
+
+
+def test_without_room_only_what_was_missed_before_is_wanted():
+    cache = full_cache()
+    asked = [cache.wants(key) for key in (3, 4, 3, 4, 5, 3)]
     assert asked == [False, False, True, True, False, True]
 
 
 def test_missed_keys_are_as_few_as_there_is_room_for_inner_chunks():
-    cache = ChunkCache(10 * NBYTES, NBYTES)
-    for key in range(1000):
-        assert not cache.was_missed(key)
+    cache = full_cache()
+    for key in range(300, 1300):
+        assert not cache.wants(key)
         assert sum(map(len, cache._missed)) <= 11
-    assert [cache.was_missed(key) for key in (999, 995, 980)] == [True, True, False]
+    assert [cache.wants(key) for key in (1299, 1295, 1280)] == [True, True, False]
 
 
 def test_what_was_missed_is_forgotten_with_all_else():
-    cache = ChunkCache(10 * NBYTES, NBYTES)
-    cache.was_missed(3)
+    cache = full_cache()
+    cache.wants(3)
     cache.clear()
-    assert not cache.was_missed(3)
+    kept(cache, *range(10))
+    assert not cache.wants(3)

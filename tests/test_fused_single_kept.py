@@ -17,7 +17,7 @@ from fused_cases import CHAINS, CRC, ZSTD, stored
 from gpushard import Options
 from gpushard.errors import ObjectChangedError
 from gpushard.fused import choice
-from gpushard.fused.single import SingleReader
+from gpushard.fused.single import SingleReader, single_reader
 from gpushard.pipeline import HostPipeline
 from gpushard.stores import handles
 from gpushard.stores.local import LocalStore
@@ -81,18 +81,26 @@ def refuse_files(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_inner_chunk_is_kept_when_it_is_read_again(
-    way, taken, tmp_path, monkeypatch
-):
+def test_an_inner_chunk_is_kept_while_there_is_room(way, taken, tmp_path, monkeypatch):
     array = stored([ZSTD])
     a = opened(tmp_path, array, WAYS[way])
-    for n_kept in (0, 1, 1):
-        assert_same_bits(a[INSIDE], array.full[INSIDE])
-        assert len(a.source.chunks) == n_kept
-    assert taken == ([True] * 3 if way == "single" else [])
+    assert_same_bits(a[INSIDE], array.full[INSIDE])
+    assert len(a.source.chunks) == 1
     refuse_files(monkeypatch)
-    other = np.s_[63, 16:32:3]
-    assert_same_bits(a[other], array.full[other])
+    for key in (INSIDE, np.s_[63, 16:32:3]):
+        assert_same_bits(a[key], array.full[key])
+    assert taken == ([True] * 3 if way == "single" else [])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_inner_chunk_that_is_read_again_drops_another(way, tmp_path):
+    array = stored([ZSTD])
+    a = opened(tmp_path, array, WAYS[way].but(chunk_cache_nbytes=2048))
+    kept = []
+    for key in (np.s_[3, 4], INSIDE, INSIDE):
+        assert_same_bits(a[key], array.full[key])
+        kept.append(set(a.source.chunks._slot_of))
+    assert kept[0] == kept[1] != kept[2]
 
 
 @pytest.mark.parametrize("dtype", ["int32", "bool"])
@@ -137,10 +145,9 @@ def test_nothing_is_kept_of_a_file_that_changes_meanwhile(taken, tmp_path, monke
         raise ObjectChangedError("planted")
 
     a = opened(tmp_path, stored([ZSTD]))
-    a[INSIDE]
+    reader: Any = single_reader(a.source)
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "confirm", changed)
-        reader = a.source.findings["single way"]
         assert reader.read(a.source, INSIDE) is None
     assert len(a.source.chunks) == 0
 

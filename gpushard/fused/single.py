@@ -152,7 +152,7 @@ class SingleReader:
         if hold is not None:
             kept = hold.addresses.item(0), self._chunk_nbytes
             return self._place(cut, kept, (0, 0, 0, FILLED), target)
-        if not cache.was_missed(number):
+        if not cache.wants(number):
             return self._read(cut, known, name, target)
         hold = cache.claim([number])
         is_read = self._read(cut, known, name, target, hold.addresses.item(0))

@@ -255,12 +255,17 @@ class ChunkCache:
         hold = self.find((key,))
         return hold if hold.taken else None
 
-    def was_missed(self, key: int) -> bool:
-        """Whether an inner chunk that is not kept was missed before, and lately.
+    def wants(self, key: int) -> bool:
+        """Whether to keep an inner chunk that a read of a single one has missed.
 
-        A read of a single inner chunk asks this, and keeps it only then: of those that
-        nobody returns to, none costs more than without a cache.
+        While there is room all are kept. Later ones drop others only if they were
+        missed before, and lately: of those that nobody returns to, none costs more than
+        without a cache.
         """
+        return self.has_room or self._was_missed(key)
+
+    def _was_missed(self, key: int) -> bool:
+        """Whether this was asked for the same key lately."""
         missed, before = self._missed
         if key in missed or key in before:
             return True

@@ -77,9 +77,9 @@ def find_chunk(source: Source, key: int) -> KeptChunk | None:
     return KeptChunk(elements_of(source, hold.bytes_of(0)), hold)
 
 
-def was_missed(source: Source, key: int) -> bool:
-    """Whether the inner chunk of a read of a single one is to be kept this time."""
-    return source.chunks is not None and source.chunks.was_missed(key)
+def is_wanted(source: Source, key: int) -> bool:
+    """Whether to keep the inner chunk that a read of a single one has missed."""
+    return source.chunks is not None and source.chunks.wants(key)
 
 
 def keep_chunk(

@@ -19,7 +19,7 @@ from gpushard.fetching.entries import Known, Range, known_indexes, located, name
 from gpushard.fetching.fetch import fetch_objects, fetch_payload
 from gpushard.fetching.gone import deleted, forget, refuse_replaced
 from gpushard.options import MIB
-from gpushard.placing.keeping import find_chunk, first_key, fits, keep_chunk, was_missed
+from gpushard.placing.keeping import find_chunk, first_key, fits, is_wanted, keep_chunk
 from gpushard.placing.place import completed
 from gpushard.planning.touched import Coordinate, TouchedChunk, TouchedGrid
 from gpushard.selecting.selection import IndexAxis, Points, Selection
@@ -251,7 +251,7 @@ def _not_kept(
         kept = None if key is None else find_chunk(source, key)
         if kept is not None:
             view[w.chunk.out] = kept.elements[w.chunk.inside]
-        elif key is None or (is_single and not was_missed(source, key)):
+        elif key is None or (is_single and not is_wanted(source, key)):
             left.append(w)
         else:
             left.append(w._replace(key=key, may_drop=may_drop))
