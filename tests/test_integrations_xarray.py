@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -271,3 +273,48 @@ def test_consolidated_metadata_are_demanded_or_declined(stored, tmp_path):
 def test_parameters_that_cannot_be_are_refused_by_name(stored, how, told):
     with pytest.raises(OptionError, match=told):
         ours(stored, **how)
+
+
+@pytest.mark.skipif(
+    not hasattr(xr.Dataset, "load_async"), reason="xarray has load_async since 2025.8"
+)
+def test_datasets_are_loaded_in_an_event_loop_that_goes_on(stored, monkeypatch):
+    lazy = xr.open_dataset(stored, group="wind", engine="gpushard")
+    loads = asyncio.run(lazy.isel(level=[0, 2]).load_async())
+    own = xr.open_dataset(stored, group="wind", engine="zarr", consolidated=False)
+    xr.testing.assert_identical(loads, own.isel(level=[0, 2]).load())
+
+    goes_on = threading.Event()  # set by the event loop while the read waits for it
+    read = gpushard.Array.read
+    lazy = xr.open_dataset(stored, group="wind", engine="gpushard")["u"]
+
+    def waiting(array, selection):
+        assert goes_on.wait(5), "the event loop stands still"
+        return read(array, selection)
+
+    async def load_beside_others():
+        loading = asyncio.create_task(lazy.variable.load_async())
+        await asyncio.sleep(0)
+        goes_on.set()
+        return await loading
+
+    monkeypatch.setattr(gpushard.Array, "read", waiting)
+    loaded = asyncio.run(load_beside_others())
+    monkeypatch.undo()
+    xr.testing.assert_identical(loaded, own["u"].variable)
+
+
+@pytest.mark.filterwarnings("ignore:The (codec|data type) .* Zarr:UserWarning")
+def test_text_has_the_data_type_that_xarrays_own_engine_gives_it(tmp_path):
+    text = np.array(["a", "bé", "longer text"], object)
+    made = xr.Dataset({"text": ("x", text)})
+    made.to_zarr(tmp_path / "t.zarr", zarr_format=3, consolidated=False)
+    ours = xr.open_dataset(tmp_path / "t.zarr", engine="gpushard")
+    own = xr.open_dataset(tmp_path / "t.zarr", engine="zarr", consolidated=False)
+    for name in own.variables:
+        assert ours[name].dtype == own[name].dtype
+        assert ours[name].load().dtype == own[name].load().dtype
+    xr.testing.assert_identical(ours, own)
+    ours.to_zarr(tmp_path / "again.zarr", zarr_format=3, consolidated=False)
+    again = xr.open_dataset(tmp_path / "again.zarr", engine="zarr", consolidated=False)
+    xr.testing.assert_identical(again, own)

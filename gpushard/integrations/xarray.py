@@ -261,6 +261,8 @@ def _attributes(array: Array) -> dict[str, Any]:
 
 def _encoding(array: Array, dimensions: tuple[str, ...]) -> dict[str, Any]:
     encoding: dict[str, Any] = {}
+    if array.dtype.kind == "T":  # xarray makes Python objects of it otherwise
+        encoding["dtype"] = array.dtype
     block = array.block_shape
     if block is not None:
         encoding["preferred_chunks"] = dict(zip(dimensions, block, strict=True))

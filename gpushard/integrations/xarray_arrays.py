@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +16,18 @@ from gpushard.array import Array
 from gpushard.selecting import expressions
 
 
-class LazyArray(BackendArray):
+class _Awaitable(BackendArray):
+    """Base of arrays that ``load_async`` reads, too."""
+
+    @abstractmethod
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any: ...
+
+    async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
+        """As indexing, in another thread, so that the event loop goes on."""
+        return await asyncio.to_thread(self.__getitem__, key)
+
+
+class LazyArray(_Awaitable):
     """An array in the form that xarray wants of a backend; indexing reads it.
 
     Parameters
@@ -92,7 +105,7 @@ class CfDecoding:
         return physical
 
 
-class DecodedArray(BackendArray):
+class DecodedArray(_Awaitable):
     """A lazy array on a device, decoded there, because xarray's decoding needs NumPy.
 
     Parameters
