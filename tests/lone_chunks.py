@@ -11,7 +11,7 @@ import zstandard
 
 from asked_store import put
 from gpushard import options
-from gpushard.memory import chunk_room
+from gpushard.memory import chunk_room, pages
 from gpushard.options import KIB
 from spec_shards import LITTLE, document, sharding
 
@@ -26,6 +26,11 @@ def let_little_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "LEAST_MEMORY_NBYTES", 1)
     monkeypatch.setattr(chunk_room, "_FIXED_NBYTES", 0)
     monkeypatch.setattr(chunk_room, "_WATCHED_NBYTES", 0)
+
+
+def trace_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tracemalloc see all memory: it knows nothing of pages of their own."""
+    monkeypatch.setattr(pages, "PAGED_NBYTES", 1 << 62)
 
 
 def zstd(data: bytes, *, has_size: bool = True) -> bytes:

@@ -21,10 +21,16 @@ from gpushard.inspection.room import n_workers
 from gpushard.inspection.verify import verify_array
 from gpushard.options import KIB, MIB
 from gpushard.reading import read
+from lone_chunks import trace_pages
 from spec_shards import LITTLE, document, index_of, sharding
 
 INDEXED = {"index_codecs": [LITTLE]}
 N_SHARDS, PER_SHARD = 64, 16 * KIB
+
+
+@pytest.fixture(autouse=True)
+def _pages_are_traced(monkeypatch):
+    trace_pages(monkeypatch)
 
 
 def put_empty(place: Any, n_shards: int, per_shard: int) -> Any:

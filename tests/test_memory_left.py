@@ -114,6 +114,24 @@ def test_columns_in_hand_are_held_beside_batches(tmp_path, monkeypatch):
     assert beside.source.options.bound_nbytes <= 64 * MIB - held
 
 
+def test_columns_of_all_workers_take_a_quarter_of_the_limit(tmp_path, monkeypatch):
+    n = 1 << 14
+    meta = document((n,), (n,), sharding((1,), codecs=[LITTLE], index_codecs=[LITTLE]))
+    returned: list[int] = []
+    monkeypatch.setattr(pieces.freed, "note", lambda n, _: returned.append(n))
+    for n_workers, most in ((3, n), (16, 3495), (1000, 1024)):
+        a, _ = asked(put(tmp_path / str(most), meta), memory_limit=64 * MIB)
+        out = np.empty(n, np.uint8)
+        job = host_job(a.source, [basic(slice(None), a.shape)], [out], Tally())
+        (block,) = job.plan.blocks()
+        cut = [p.n_chunks for p in pieces.cut_rows(job, block, n_workers)]
+        assert max(cut) == most
+        assert sum(cut) == n
+        # Where threads are many, each keeps what it has freed until it is returned.
+        assert returned == ([] if most == n else [300 * k for k in cut])
+        returned.clear()
+
+
 def test_inner_chunks_of_several_selections_take_a_quarter_of_the_limit(tmp_path):
     a, _ = asked(put(tmp_path, document((8,), (8,), LITTLE)))
     for limit, most in ((64 * MIB, 55_924), (1, 1 << 14), (1 << 40, 1 << 17)):

@@ -13,7 +13,7 @@ import pytest
 from asked_store import IN_REQUESTS, asked_nbytes, opened, put
 from damaged_arrays import WAYS
 from damaged_arrays import opened as opened_in_a_way
-from gpushard.fetching import nested
+from gpushard.fetching import fetch, nested
 from gpushard.fetching.fetch import fetch_payload
 from gpushard.memory import chunk_room, pages
 from gpushard.memory.pages import in_pages
@@ -150,3 +150,31 @@ def test_each_nested_index_is_its_own_however_many_are_fetched(tmp_path, way):
     put(tmp_path, meta, c_0=b"".join(shards) + entries.tobytes())
     a = opened_in_a_way(tmp_path, way, memory_limit=MIB, index_cache_nbytes=0)
     assert np.array_equal(a[::n], np.tile([1, 2], n_nested))
+
+
+def is_in_pages(array: Any) -> bool:
+    """Whether an array, or what it is a view of, lies in pages of its own."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, memoryview | mmap.mmap)
+
+
+@pytest.mark.parametrize("place", ["start", "end"])
+def test_large_indexes_are_fetched_and_parsed_in_pages(place, tmp_path, monkeypatch):
+    """Each thread would keep the memory of the index that it has parsed."""
+    n = 16 * KIB
+    chain = {"index_codecs": [LITTLE], "index_location": place}
+    meta = document((2 * n,), (n,), sharding((1,), **chain))
+    entries = np.tile(np.array([[7, 1]], "<u8"), (n, 1)).tobytes()
+    a, _ = opened(put(tmp_path, meta, c_0=entries, c_1=entries), small_read_chunks=0)
+    seen: list[bool] = []
+    real = fetch.decode_index
+
+    def decoded(source: Any, level: int, encoded: Any, *more: Any) -> Any:
+        index = real(source, level, encoded, *more)
+        seen.append(is_in_pages(encoded) and is_in_pages(index.offset))
+        return index
+
+    monkeypatch.setattr(fetch, "decode_index", decoded)
+    a[:: n // 2]
+    assert seen == [True, True]

@@ -194,7 +194,7 @@ def test_boxes_that_are_laid_out_together_are_few(monkeypatch):
     laid = Cut(array.shape, (9,), drop=False).patches(first[:, None]).patches
     job = host_job(array.source, [laid], [np.empty(laid.shape, "u2")], Tally())
     (part,) = job.plan.parts
-    cut = [some for block in part.blocks() for some in pieces.cut_rows(job, block)]
+    cut = [some for block in part.blocks() for some in pieces.cut_rows(job, block, 1)]
     assert [np.diff(part.bounds)[c.position[0]].tolist() for c in cut] == [
         [20],
         [2, 1, 2],

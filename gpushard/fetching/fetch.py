@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.fetching.gone import deleted
+from gpushard.memory import pages
 from gpushard.memory.known import KnownIndex
+from gpushard.memory.pages import in_pages
 from gpushard.planning.index import CORRUPT, ShardIndex, parse_index
 from gpushard.report import Tally
 from gpushard.selecting.selection import Ints
@@ -70,6 +72,7 @@ def fetch_indexes(
     with tally.stage("index"):
         answers = source.read(requests)
     tally.add(n_index_requests=len(requests))
+    del requests  # which have the memory of the answers
     for n, i in enumerate(wanted):
         # Dropping each answer once parsed means that one index at a time exists twice.
         answer, answers[n] = answers[n], None
@@ -86,9 +89,12 @@ def index_request(source: Source, coordinate: Coordinate, key: str) -> ByteReque
     """Request for the outermost index of a shard."""
     level = source.layout.levels[0]
     nbytes = level.index_nbytes(prod(source.chunks_per_shard(coordinate, 0)))
+    # Whichever thread is free parses the next index, and the C library would keep such
+    # memory for each thread.
+    memory = in_pages(nbytes) if nbytes >= pages.PAGED_NBYTES else None
     if level.index_location == "end":
-        return ByteRequest(key, -nbytes)
-    return ByteRequest(key, 0, nbytes)
+        return ByteRequest(key, -nbytes, into=memory)
+    return ByteRequest(key, 0, nbytes, into=memory)
 
 
 def keep_index(

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpushard.fetching.index_room import held_nbytes, n_at_once
 from gpushard.fetching.job import Job, rows_of
+from gpushard.memory.freed import freed
 from gpushard.options import MIB
 from gpushard.planning.axes import LONG_CELLS
 from gpushard.planning.blocks import BLOCK_CHUNKS, Planned, ShardBlock
@@ -25,6 +26,11 @@ _LITTLE_NBYTES = MIB
 # several selections, the inner chunks in hand take a quarter of the limit.
 _CHUNK_NBYTES, _CELL_NBYTES = 300, 80
 _MERGED_SHARE = 4
+# Each worker has columns of a piece in hand; those of all take this part of the limit,
+# but each piece may have so many inner chunks. Of freed columns, this part is kept.
+_PIECES_SHARE = 4
+_LEAST_ROWS = 1 << 10
+_FREED_SHARE = 16
 # Number of boxes of patches whose columns are made together, and the memory of a box.
 _MOST_BOXES, _BOX_NBYTES = 1 << 16, 200
 
@@ -94,15 +100,30 @@ def cut_shards(job: Job, block: Planned) -> Iterator[Planned]:
         yield rows_of(block, marked)
 
 
-def cut_rows(job: Job, block: Planned) -> Iterator[ShardBlock]:
+def cut_rows(job: Job, block: Planned, n_workers: int) -> Iterator[ShardBlock]:
     """Pieces of a block, with the same shards and a bounded number of inner chunks.
 
-    The indexes of the nested shards of a piece fit the limit, unless the piece has only
-    one nested shard.
+    The columns of as many pieces as there are workers fit the limit. So do the indexes
+    of the nested shards of a piece, unless the piece has only one nested shard.
     """
+    bound = job.source.options.bound_nbytes
+    most = bound // (_PIECES_SHARE * n_workers * _CHUNK_NBYTES)
+    most = min(max(_LEAST_ROWS, most), BLOCK_CHUNKS)
     for piece in block.pieces():
-        for some in _cut_boxes(job, piece):
-            yield from _cut_nested(job, some)
+        for rows in _cut_long(piece, most):
+            if most < BLOCK_CHUNKS:  # threads keep as much of what they have freed
+                freed.note(_CHUNK_NBYTES * rows.n_chunks, bound // _FREED_SHARE)
+            for some in _cut_boxes(job, rows):
+                yield from _cut_nested(job, some)
+
+
+def _cut_long(block: ShardBlock, most: int) -> Iterator[ShardBlock]:
+    """Pieces with at most `most` inner chunks."""
+    if block.n_chunks <= most:
+        yield block
+        return
+    for first in range(0, block.n_chunks, most):
+        yield block.at(slice(first, first + most))
 
 
 def _cut_boxes(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gpushard.options import KIB
 
 # The C library serves smaller requests faster, from the gaps that it has.
-_LEAST_NBYTES = 256 * KIB
+PAGED_NBYTES = 256 * KIB
 _PRIVATE = {}
 if hasattr(mmap, "MAP_PRIVATE"):  # not on Windows, where memory is private anyway
     _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
@@ -28,7 +28,7 @@ def in_pages(nbytes: int) -> NDArray[np.uint8]:
     MemoryError
         The host has no more memory.
     """
-    if nbytes < _LEAST_NBYTES:
+    if nbytes < PAGED_NBYTES:
         return np.empty(nbytes, np.uint8)
     try:
         return np.frombuffer(mmap.mmap(-1, nbytes, **_PRIVATE), np.uint8)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError
+from gpushard.memory.pages import in_pages
 from gpushard.selecting.selection import Ints
 
 # Both fields of a missing inner chunk's entry.
@@ -87,7 +88,9 @@ def parse_index(
     nbytes
         Size of the shard, or None if unknown.
     """
-    offset, size = np.array(entries.T, order="C")
+    columns = in_pages(entries.nbytes).view(np.uint64).reshape(2, -1)
+    columns[...] = entries.T
+    offset, size = columns
     state = np.empty(len(offset), np.uint8)
     limit = np.uint64(_LARGEST - base if nbytes is None else nbytes)
     start: Ints = offset.view(np.int64)

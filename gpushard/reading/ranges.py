@@ -43,7 +43,7 @@ def range_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
     """
     begun = monotonic()
     found = find_indexes(job, block)
-    for piece in cut_rows(job, block):
+    for piece in cut_rows(job, block, n_workers):
         located = locate(job, piece, found)
         refuse_oversized(job, piece, located)
         missing = np.flatnonzero(located.missing)
