@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -25,18 +24,13 @@ from gpushard.formats.document import MAX_LENGTH
 from gpushard.numpy_like import NumpyLike
 from gpushard.placing.outputs import many, parsed_dtype, usable_output
 from gpushard.placing.scatter import check_cast
-from gpushard.reading.read import execute
-from gpushard.reading.results import host_job, read_at_once
-from gpushard.reading.rounds import read_in_rounds
+from gpushard.reading.joined import Share, joined_job, read_joined
 from gpushard.report import ReadReport, Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.clipping import shares_of
 from gpushard.selecting.indexer import Indexer
 from gpushard.selecting.patches import Taken, part_of
-from gpushard.selecting.selection import (
-    Listed,
-    Wanted,
-)
+from gpushard.selecting.selection import Wanted
 from gpushard.source import Source
 
 
@@ -301,27 +295,26 @@ class ConcatArray(NumpyLike):
         tally: Tally,
         damage: Damage,
     ) -> list[Source]:
-        """Read all, in one batch unless it is listed; returns the arrays used."""
-        together = [one for one in chosen if not isinstance(one, Listed)]
-        if len(together) == len(chosen):
-            with tally.stage("plan"):
-                jobs = list(self.jobs(together, outs, memory_limit, tally, damage))
-            execute(jobs)
-            return [job.source for job in jobs]
-        read: list[Source] = []
+        """Read all, in one batch if its columns fit; returns the arrays used."""
+        return read_joined(self._shares(chosen, outs, memory_limit), tally, damage)
+
+    def _shares(
+        self,
+        chosen: Sequence[Wanted],
+        outs: Sequence[NDArray[Any]],
+        memory_limit: int | None,
+    ) -> Iterator[Share]:
+        """What is read of each array with a part of any selection."""
+        if not chosen:
+            return
         shares = zip(
             *(shares_of(one, self.axis, self._starts) for one in chosen), strict=True
         )
         for array, parts in zip(self.arrays, shares, strict=True):
             mine = [(p, o) for p, o in zip(parts, outs, strict=True) if p is not None]
-            if not mine:
-                continue
-            source = array.source.limited(memory_limit)
-            array_damage = damage.of_array(source.store.url, source.layout.inner_grid)
-            reader = partial(read_at_once, tally=tally, damage=array_damage)
-            read_in_rounds(source, [p for p, _ in mine], [o for _, o in mine], reader)
-            read.append(source)
-        return read
+            if mine:
+                source = array.source.limited(memory_limit)
+                yield Share(source, [p for p, _ in mine], [o for _, o in mine])
 
     @property
     def _label(self) -> str:
@@ -370,8 +363,7 @@ class ConcatArray(NumpyLike):
         for array, mine, which in self.shares(selections):
             into = [outs[i] for i in which]
             source = array.source.limited(memory_limit)
-            array_damage = damage.of_array(source.store.url, source.layout.inner_grid)
-            yield host_job(source, mine, into, tally, array_damage)
+            yield joined_job(source, mine, into, tally, damage)
 
     def shares(
         self, selections: Sequence[Taken]

@@ -20,7 +20,7 @@ from gpushard.fetching import pieces
 from gpushard.machine import usable_memory_nbytes
 from gpushard.memory.turns import turns
 from gpushard.options import KIB, MIB
-from gpushard.reading import rounds, whole
+from gpushard.reading import joined, rounds, whole
 from gpushard.reading.results import host_job
 from gpushard.report import Tally
 from gpushard.selecting import index_arrays
@@ -179,6 +179,36 @@ def test_selections_whose_axes_take_a_quarter_of_the_limit_are_read_in_turn(tmp_
         assert read == [n_together] * (4 // n_together)
         for key, got in zip(keys, a.read_many(keys), strict=True):
             assert np.array_equal(got, values[key])
+
+
+@pytest.mark.parametrize(
+    ("n_together", "n_alone"), [(0, 4), (1, 0), (2, 0), (4, 0)], ids=str
+)
+def test_joined_arrays_are_read_together_while_their_axes_take_a_quarter(
+    n_together, n_alone, tmp_path, monkeypatch
+):
+    n, n_keys = 100, 3
+    # Each array has three slices of a hundred cells, of 48 bytes each.
+    limit = 4 * 48 * n * (n_keys * n_together or 2)
+    meta = document((n,), (n,), sharding((1,), codecs=[LITTLE], index_codecs=[LITTLE]))
+    entries = np.stack([np.arange(n), np.ones(n)], axis=1).astype("<u8").tobytes()
+    values = np.resize(np.arange(7), n).astype("u1")
+    place = put(tmp_path, meta, c_0=values.tobytes() + entries)
+    arrays = [asked(place, memory_limit=limit)[0] for _ in range(4)]
+    read: list[int] = []
+    alone: list[int] = []
+    execute, in_rounds = joined.execute, joined.read_in_rounds
+    monkeypatch.setattr(
+        joined, "execute", lambda jobs: execute(jobs) or read.append(len(jobs))
+    )
+    monkeypatch.setattr(
+        joined, "read_in_rounds", lambda *a: in_rounds(*a) or alone.append(1)
+    )
+    found = gpushard.concat(arrays).read_many([slice(None)] * n_keys)
+    assert [k for k in read if k] == [n_together] * (4 // (n_together or 5))
+    assert len(alone) == n_alone
+    for one in found:
+        assert np.array_equal(one, np.tile(values, 4))
 
 
 def test_shards_that_are_fetched_whole_count_as_fetched(tmp_path):

@@ -100,6 +100,16 @@ def read_in_rounds(
         _read_together(source, together, held_nbytes, read)
 
 
+def columns_share(source: Source, selections: Sequence[Selection]) -> float:
+    """Part of the room for columns that selections of an array take before a read.
+
+    The columns of selections with parts of up to 1 in total may be made together.
+    """
+    room = source.options.bound_nbytes // _AXES_SHARE
+    listed = sum(_columns_nbytes(one, 0) for one in selections)
+    return (listed + sum(_axes_nbytes(source, one) for one in selections)) / room
+
+
 def _refuse_many_others(source: Source, one: Wanted) -> None:
     """Refuse index arrays that are laid out whole and do not fit.
 
