@@ -7,6 +7,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -62,8 +63,11 @@ def _assembler():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where nothing is kept yet."""
+    """Where nothing is kept yet, on a machine without a folder for temporary files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(no_folder))
     kept_code.place.cache_clear()
     yield tmp_path / "gpushard" / "loops"
     kept_code.place.cache_clear()
@@ -310,12 +314,55 @@ def test_a_later_process_needs_no_compiler(tmp_path):
     assert int(done.stdout) == int(VALUES.sum())
 
 
-def test_who_has_no_home_keeps_nothing(folder, monkeypatch):
+@pytest.fixture
+def no_home(folder, monkeypatch):
+    """A user without a home."""
+
     def home():
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", home)
     kept_code.place.cache_clear()
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch) -> Path:
+    """Where code is kept among temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"gpushard-loops-{os.geteuid()}"
+
+
+@pytest.mark.usefixtures("no_home")
+def test_who_has_no_home_and_no_temporary_files_keeps_nothing():
     assert kept_code.place() is None
-    assert not folder.exists()
+
+
+@pytest.mark.usefixtures("no_home")
+def test_who_has_no_home_keeps_code_among_temporary_files(temporary):
+    kept_code.keep(CODE)
+    assert len([*temporary.iterdir()]) == 1
+    assert temporary.stat().st_mode & 0o777 == 0o700
+    assert kept_code.find() == CODE
+
+
+def test_who_may_not_write_at_home_keeps_code_among_temporary_files(folder, temporary):
+    folder.parent.touch()  # nobody can make a folder there
+    kept_code.keep(CODE)
+    assert len([*temporary.iterdir()]) == 1
+    assert kept_code.find() == CODE
+
+
+@pytest.mark.usefixtures("no_home")
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_folder_that_others_made_among_temporary_files_is_left_alone(
+    kind, temporary, tmp_path
+):
+    other = temporary if kind == "folder" else tmp_path / "other"
+    other.mkdir()
+    other.chmod(0o777 if kind == "folder" else 0o700)
+    if kind == "link":
+        temporary.symlink_to(other)
+    kept_code.keep(CODE)
+    assert [*other.iterdir()] == []
+    assert kept_code.find() is None

@@ -72,17 +72,36 @@ def place() -> Path | None:
         return None
     try:
         parts = [_installation("numba"), _installation("llvmlite"), _cpu()]
-        folder = cache_directory().parent / "loops"
-        if not folder.is_absolute():
-            return None
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _opened(folder):
-            if not os.access(folder, os.W_OK):
-                return None
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home
+    except OSError:
         return None
     digest = sha256("\n".join(parts).encode() + sources())
-    return folder / f"{digest.hexdigest()}.bin"
+    folder = next(filter(_is_usable, _folders()), None)
+    return folder and folder / f"{digest.hexdigest()}.bin"
+
+
+def _folders() -> Iterator[Path]:
+    """The user's folder for what can be made again, and one for temporary files.
+
+    In many containers there is no home, or nobody can write to it. Each process would
+    compile the loops in the middle of a read.
+    """
+    with suppress(RuntimeError):  # the user has no home
+        yield cache_directory().parent / "loops"
+    import tempfile
+
+    with suppress(OSError):  # there is none that can be written to
+        yield Path(tempfile.gettempdir()) / f"gpushard-loops-{os.geteuid()}"
+
+
+def _is_usable(folder: Path) -> bool:
+    if not folder.is_absolute():
+        return False
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _opened(folder):
+            return os.access(folder, os.W_OK)
+    except OSError:
+        return False
 
 
 def find() -> MachineCode | None:
