@@ -71,6 +71,7 @@ DOORS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_gives_what_a_read_gives_or_its_error(door, tmp_path):
     surprises = []

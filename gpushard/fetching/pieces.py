@@ -111,7 +111,8 @@ def cut_rows(job: Job, block: Planned, n_workers: int) -> Iterator[ShardBlock]:
     most = min(max(_LEAST_ROWS, most), BLOCK_CHUNKS)
     for piece in block.pieces():
         for rows in _cut_long(piece, most):
-            if most < BLOCK_CHUNKS:  # threads keep as much of what they have freed
+            # Threads keep as much of what they have freed.
+            if most < BLOCK_CHUNKS and rows.n_chunks >= _LEAST_ROWS:
                 freed.note(_CHUNK_NBYTES * rows.n_chunks, bound // _FREED_SHARE)
             for some in _cut_boxes(job, rows):
                 yield from _cut_nested(job, some)
