@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Literal, TypeVar
 
 Answer = TypeVar("Answer")
@@ -32,10 +31,31 @@ def begun(
 ) -> list[Future[Answer]]:
     """Futures of tasks, of as many as there are threads to be had for.
 
-    None are while the interpreter ends: at exit, and in threads that are left then.
+    None are while the interpreter ends: at exit, and in threads that are left then. A
+    task without a future is never run.
     """
     futures: list[Future[Answer]] = []
-    with suppress(RuntimeError):
-        for task in tasks:
-            futures.append(pool.submit(task))  # noqa: PERF401 - one may be the last
+    for task in tasks:
+        future: Future[Answer] = Future()
+        try:
+            pool.submit(_run, [(future, task)])
+        except RuntimeError:
+            # The pool queues a task before it begins a thread for it. If it cannot,
+            # another of its threads would run the task, beside the caller or later.
+            if not future.cancel():
+                futures.append(future)
+            break
+        futures.append(future)
     return futures
+
+
+def _run(handed: list[tuple[Future[Answer], Callable[[], Answer]]]) -> None:
+    # Emptied, because an error knows the frames of the pool that have the list.
+    future, task = handed.pop()
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(task())
+    except BaseException as error:  # noqa: BLE001 - raised by `Future.result`
+        future.set_exception(error)
+        del future, task  # the error knows this frame

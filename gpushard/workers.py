@@ -358,10 +358,9 @@ def run_in_turn(function: Callable[[], Answer]) -> Answer:
     threads did such work, each would keep as much. When this returns or raises,
     `function` is not running.
     """
-    turn = [function]  # a pool without threads may yet run what it could not begin
-    futures = begun(pool_of("rare", 1), [lambda: turn.pop()()])
+    futures = begun(pool_of("rare", 1), [function])
     if not futures:
-        return turn.pop()()
+        return function()
     try:
         return futures[0].result()
     finally:
