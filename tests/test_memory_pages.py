@@ -160,21 +160,25 @@ def is_in_pages(array: Any) -> bool:
 
 
 @pytest.mark.parametrize("place", ["start", "end"])
-def test_large_indexes_are_fetched_and_parsed_in_pages(place, tmp_path, monkeypatch):
+@pytest.mark.parametrize("threads", [1, 16])
+def test_large_indexes_lie_in_pages_if_threads_are_many(
+    place, threads, tmp_path, monkeypatch
+):
     """Each thread would keep the memory of the index that it has parsed."""
     n = 16 * KIB
     chain = {"index_codecs": [LITTLE], "index_location": place}
     meta = document((2 * n,), (n,), sharding((1,), **chain))
     entries = np.tile(np.array([[7, 1]], "<u8"), (n, 1)).tobytes()
-    a, _ = opened(put(tmp_path, meta, c_0=entries, c_1=entries), small_read_chunks=0)
-    seen: list[bool] = []
+    kept = {"small_read_chunks": 0, "memory_limit": 64 * MIB, "threads": threads}
+    a, _ = opened(put(tmp_path, meta, c_0=entries, c_1=entries), **kept)
+    seen: list[tuple[bool, bool]] = []
     real = fetch.decode_index
 
     def decoded(source: Any, level: int, encoded: Any, *more: Any) -> Any:
         index = real(source, level, encoded, *more)
-        seen.append(is_in_pages(encoded) and is_in_pages(index.offset))
+        seen.append((is_in_pages(encoded), is_in_pages(index.offset)))
         return index
 
     monkeypatch.setattr(fetch, "decode_index", decoded)
     a[:: n // 2]
-    assert seen == [True, True]
+    assert seen == [(threads > 1, threads > 1)] * 2

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.fetching.gone import deleted
-from gpushard.memory import pages
+from gpushard.fetching.index_room import need_pages
 from gpushard.memory.known import KnownIndex
 from gpushard.memory.pages import in_pages
 from gpushard.planning.index import CORRUPT, ShardIndex, parse_index
@@ -89,9 +89,7 @@ def index_request(source: Source, coordinate: Coordinate, key: str) -> ByteReque
     """Request for the outermost index of a shard."""
     level = source.layout.levels[0]
     nbytes = level.index_nbytes(prod(source.chunks_per_shard(coordinate, 0)))
-    # Whichever thread is free parses the next index, and the C library would keep such
-    # memory for each thread.
-    memory = in_pages(nbytes) if nbytes >= pages.PAGED_NBYTES else None
+    memory = in_pages(nbytes) if need_pages(source, nbytes) else None
     if level.index_location == "end":
         return ByteRequest(key, -nbytes, into=memory)
     return ByteRequest(key, 0, nbytes, into=memory)
@@ -136,6 +134,7 @@ def decode_index(
             np.ascontiguousarray(entries, np.uint64).reshape(-1, 2),
             base=extent.start,
             nbytes=extent.nbytes,
+            is_paged=need_pages(source, expected),
         )
     except GpushardError as error:
         error.add_context(array_path=source.layout.path, shard_key=extent.key)

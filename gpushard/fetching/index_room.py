@@ -7,6 +7,7 @@ of a read is limited to what the read's own indexes leave.
 from __future__ import annotations
 
 from gpushard.errors import LimitError
+from gpushard.memory import pages
 from gpushard.options import MIB
 from gpushard.planning.blocks import BLOCK_SHARDS
 from gpushard.source import Source
@@ -25,6 +26,20 @@ _LITTLE_SHARE = 32
 # An index of 131,072 entries is read whatever the limit, like the columns of as many
 # inner chunks.
 _LEAST_NBYTES = 2 * MIB + 64
+# Memory of indexes that the C library may keep, for each thread apart: one part in so
+# many of the limit. Fresh pages take three times as long as memory that it kept.
+_KEPT_SHARE = 8
+
+
+def need_pages(source: Source, nbytes: int) -> bool:
+    """Whether indexes of `nbytes` get pages, which return to the system by themselves.
+
+    Whichever thread is free parses the next index, and the C library would keep such
+    memory for each thread.
+    """
+    kept_nbytes = source.options.threads * _COPIES * nbytes
+    most_nbytes = source.options.bound_nbytes // _KEPT_SHARE
+    return nbytes >= pages.PAGED_NBYTES and kept_nbytes > most_nbytes
 
 
 def n_at_once(source: Source, level: int) -> int:

@@ -74,7 +74,11 @@ class ShardIndex:
 
 
 def parse_index(
-    entries: NDArray[np.uint64], *, base: int = 0, nbytes: int | None
+    entries: NDArray[np.uint64],
+    *,
+    base: int = 0,
+    nbytes: int | None,
+    is_paged: bool = False,
 ) -> ShardIndex:
     """Validated index of a shard, from its decoded entries.
 
@@ -87,8 +91,12 @@ def parse_index(
         Offset of the shard in the stored object; not 0 for a nested shard.
     nbytes
         Size of the shard, or None if unknown.
+    is_paged
+        Whether the columns get memory that returns to the system by itself.
     """
-    columns = in_pages(entries.nbytes).view(np.uint64).reshape(2, -1)
+    columns = np.empty(entries.shape[::-1], np.uint64)
+    if is_paged:
+        columns = in_pages(entries.nbytes).view(np.uint64).reshape(columns.shape)
     columns[...] = entries.T
     offset, size = columns
     state = np.empty(len(offset), np.uint8)
