@@ -109,6 +109,32 @@ def test_a_store_that_refused_once_is_asked_within_the_object_from_then_on():
     assert refusing.n_failed == 1
 
 
+@pytest.mark.parametrize("asked", [{"start": -20}, {"max_nbytes": 5000}])
+def test_a_store_that_failed_for_a_moment_is_asked_as_before(asked):
+    class Failing(MemoryStore):
+        n_left, n_sizes = 0, 0
+
+        async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+            if self.n_left:
+                self.n_left -= 1
+                raise OSError("come back later")
+            return await super().get(key, prototype, byte_range)
+
+        async def getsize(self, key: str) -> int:
+            self.n_sizes += 1
+            return await super().getsize(key)
+
+    inside = Failing()
+    sync(inside.set("c/0", zarr.core.buffer.cpu.Buffer.from_bytes(BODY)))
+    store = ZarrStore(inside)
+    for n_left in (0, 1, 0, 0):
+        inside.n_left = n_left
+        (fetched,) = store.read([ByteRequest("c/0", **asked)])
+        assert fetched is not None
+        assert fetched.data.tobytes() == BODY[asked.get("start", 0) :]
+    assert inside.n_sizes == 1
+
+
 def test_a_failure_that_the_size_does_not_explain_is_told():
     class Failing(Strict):
         async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:

@@ -91,6 +91,13 @@ def is_empty(request: ByteRequest, object_nbytes: int) -> bool:
     return min(stop, object_nbytes) <= request.start
 
 
+def is_beyond(request: ByteRequest, nbytes: int) -> bool:
+    """Whether a range without a known end was answered with `nbytes` bytes of it."""
+    if request.stop is not None:
+        return False
+    return request.start < 0 or nbytes < (request.max_nbytes or 0)
+
+
 def first_failure(error: BaseException) -> BaseException | None:
     """First real failure in a call for ranges; None if the object does not exist."""
     failures = [*_leaves(error)]

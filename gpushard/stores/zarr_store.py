@@ -20,6 +20,7 @@ from gpushard.stores.zarr_ranges import (
     byte_range_within,
     first_failure,
     gives_ranges,
+    is_beyond,
     is_empty,
     longest_answer,
     refuses_beyond,
@@ -87,6 +88,7 @@ class ZarrStore:
         self._costs = costs or _costs_of(store)
         self._gives_ranges = gives_ranges(store)
         self._asks_sizes = refuses_beyond(store)
+        self._answered: set[type] = set()  # kinds of ranges beyond an object's end
 
     def __reduce__(self) -> tuple[Callable[..., ZarrStore], tuple[object, ...]]:
         return ZarrStore, (self.zarr_store, None, None, self._costs)
@@ -281,6 +283,8 @@ class ZarrStore:
         if data is None:
             return None
         self._checked(request, data)
+        if not self._asks_sizes and is_beyond(request, len(data)):
+            self._answered.add(type(asked))
         is_whole = (request.start, request.stop) == (0, None) and (
             request.max_nbytes is None or len(data) < request.max_nbytes
         )
@@ -310,7 +314,8 @@ class ZarrStore:
             data = None
         if data is None:
             raise self._failure(key, error) from error
-        self._asks_sizes = True
+        # What it answered before, it only failed to answer for a moment.
+        self._asks_sizes |= type(byte_range_of(request)) not in self._answered
         return Fetched(self._checked(request, data), object_nbytes, None)
 
     def _checked(
