@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import zipfile
@@ -76,7 +79,10 @@ def test_a_upath_names_the_directory_of_its_file_system(in_memory, written):
 
     MemoryPath.__module__ = "upath.implementations.memory"
     assert_same_bits(gpushard.open_array(MemoryPath(), "a")[...], VALUES)
-    assert isinstance(resolve(PosixUPath())[0], LocalStore)
+    for PosixUPath.path in (f"{written}/", "/"):
+        store, _ = resolve(PosixUPath())
+        assert isinstance(store, LocalStore)
+        assert store.root == str(Path(PosixUPath.path))
 
 
 def test_paths_of_universal_pathlib_are_understood(in_memory, written):
@@ -133,6 +139,28 @@ def test_a_cache_over_asynchronous_file_systems_reads_through_the_cache(written)
     cache = fsspec.filesystem("simplecache", fs=Remote())
     a = gpushard.open_array(cache.get_mapper(str(written)), "a")
     assert_same_bits(a[...], VALUES)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_forked_process_reads_an_archive_that_the_parent_was_reading(zipped):
+    # In a process of its own: forking one with threads warns since Python 3.12.
+    script = """
+import os, signal, sys, warnings
+import fsspec, gpushard
+from gpushard.stores import one_at_a_time
+warnings.simplefilter("ignore")
+a = gpushard.open_array(fsspec.filesystem("zip", fo=sys.argv[1]).get_mapper(""), "a")
+expected = a[...]
+(turn,) = one_at_a_time._turns.values()
+turn.lock.acquire()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(5)
+    os._exit(0 if (a[...] == expected).all() else 1)
+turn.lock.release()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    subprocess.run([sys.executable, "-c", script, str(zipped)], check=True, timeout=30)
 
 
 @pytest.mark.parametrize("who", ["gpushard", "zarr"])

@@ -47,12 +47,12 @@ def as_store(target: Any) -> Any:
     A local directory becomes its path. Any other `target` stays as it is.
     """
     if type(target).__module__ == "fsspec.mapping":
-        fs, path, is_local = target.fs, target.root, _is_local(target.fs)
+        fs, path = target.fs, target.root
     elif "upath" in {c.__module__.partition(".")[0] for c in type(target).__mro__}:
-        fs, path, is_local = target.fs, target.path.rstrip("/"), _is_local(target.fs)
+        fs, path = target.fs, target.path
     else:
         return target
-    return path if is_local else _over(fs, path)
+    return path if _is_local(fs) else _over(fs, path.rstrip("/"))
 
 
 def _is_local(fs: Any) -> bool:

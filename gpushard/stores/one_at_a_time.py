@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,8 +16,26 @@ from fsspec.implementations.cached import CachingFileSystem
 # places. A cache answers with as much of a file as another thread has written so far.
 UNSAFE = (AbstractArchiveFileSystem, CachingFileSystem)
 
+
+class _Turn:
+    """Lock of the thread that reads."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
 # Several stores may have the same file system.
-_locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+_turns: WeakKeyDictionary[Any, _Turn] = WeakKeyDictionary()
+
+
+def _renew_locks() -> None:
+    """Free a forked process from locks that other threads of its parent held."""
+    for turn in _turns.values():
+        turn.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 class OneAtATime(AsyncFileSystemWrapper):
@@ -32,10 +51,10 @@ class OneAtATime(AsyncFileSystemWrapper):
 
     def __init__(self, fs: Any, **_: Any) -> None:
         super().__init__(fs, asynchronous=True)
-        lock = _locks.setdefault(fs, threading.Lock())
+        turn = _turns.setdefault(fs, _Turn())
 
         def cat_file(*where: Any, **options: Any) -> bytes:
-            with lock:
+            with turn.lock:
                 return fs.cat_file(*where, **options)
 
         async def read(*where: Any, **options: Any) -> bytes:
