@@ -20,7 +20,7 @@ from gpushard.inspection.shard_map import first_stored
 from gpushard.inspection.verify import verify_array
 from gpushard.options import KIB, MIB
 from hostile_shards import GZIP, ZSTD
-from lone_chunks import gzip, let_little_count, zstd
+from lone_chunks import gzip, let_little_count, trace_pages, zstd
 from spec_shards import LITTLE, document, sharding
 from zarr_oracle import held
 
@@ -28,6 +28,11 @@ INDEXED = {"index_codecs": [LITTLE]}
 N = 256 * KIB
 NOISE = np.random.default_rng(5).integers(0, 256, N, "u1").tobytes()
 RAISE = r"raise options\.memory_limit"
+
+
+@pytest.fixture(autouse=True)
+def _pages_are_traced(monkeypatch):
+    trace_pages(monkeypatch)
 
 
 def source_of(place: Any, **options: Any) -> Any:
