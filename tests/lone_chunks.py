@@ -25,6 +25,7 @@ def let_little_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let small arrays meet what large ones do."""
     monkeypatch.setattr(options, "LEAST_MEMORY_NBYTES", 1)
     monkeypatch.setattr(chunk_room, "_FIXED_NBYTES", 0)
+    monkeypatch.setattr(chunk_room, "_CONTEXTS_NBYTES", 0)
     monkeypatch.setattr(chunk_room, "_WATCHED_NBYTES", 0)
 
 

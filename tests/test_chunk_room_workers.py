@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bz2
 import json
+import mmap
 import struct
+import sys
 import tracemalloc
 import zlib
 from itertools import pairwise
@@ -18,8 +20,10 @@ import gpushard
 from asked_store import opened as asked
 from asked_store import put
 from gpushard import codecs
+from gpushard.codecs import base
 from gpushard.fused import choice, runner, short
 from gpushard.layout import CodecSpec
+from gpushard.memory import pages
 from gpushard.options import KIB, MIB
 from gpushard.reading import rounds
 from gpushard.reading.results import host_job
@@ -45,6 +49,23 @@ def test_threads_leave_room_for_three_inner_chunks_more():
     assert source.room.most_workers == (100 - 30) // 20
     assert source_of(MIB, memory_limit=2 * MIB).room.most_workers == 1
     assert source_of(MIB, memory_limit=8 * MIB).room.most_workers == 4
+
+
+def test_threads_leave_room_for_what_their_libraries_keep(monkeypatch):
+    kept, n = "gpushard.memory.chunk_room._CONTEXTS_NBYTES", 64 * KIB
+
+    def room_for(kept_nbytes: int) -> Any:
+        monkeypatch.setattr(kept, kept_nbytes)
+        found = source_of(n, memory_limit=LEAST, threads=64).room
+        # Computed when they are asked for first.
+        return found.most_workers, found.most_window_nbytes, found.most_fetched_nbytes
+
+    most, window, _ = room_for(0)
+    assert most > 64
+    assert room_for(64 * KIB)[:2] == (pytest.approx(most, abs=most / 2), window - n)
+    fewer, _, fetched = room_for(3 * MIB)
+    assert fewer * (3 * MIB + 2 * n) <= LEAST
+    assert fetched <= LEAST - fewer * 3 * MIB - (3 + fewer) * n
 
 
 def test_beside_an_inner_chunk_that_takes_most_no_more_is_fetched():
@@ -96,6 +117,7 @@ def test_what_threads_read_from_files_fits_the_limit(
     )
     a = gpushard.open_array(padded, device="cpu", options=options)
     monkeypatch.setattr("gpushard.memory.chunk_room._FIXED_NBYTES", 0)
+    monkeypatch.setattr("gpushard.memory.chunk_room._CONTEXTS_NBYTES", 0)
     bounds = np.linspace(0, 4 * N, n_selections + 1).astype(int).tolist()
     for got in a.read_many([slice(*cut) for cut in pairwise(bounds)]):
         assert not got.any()
@@ -142,9 +164,7 @@ def test_columns_of_index_arrays_are_held_beside_the_rest(tmp_path):
 @pytest.mark.parametrize("name", ["gzip", "numcodecs.zlib", "numcodecs.bz2"])
 def test_streams_are_held_once_while_they_are_decoded(name, is_exact):
     n = 8 * MIB
-    data = bytes(n)
-    streams = {"gzip": gzipped, "numcodecs.zlib": zlib.compress}
-    encoded = streams.get(name, bz2.compress)(data)
+    encoded = STREAMS[name](bytes(n))
     codec = codecs.bytes_codec(CodecSpec(name, {}))
     tracemalloc.start()
     try:
@@ -155,9 +175,49 @@ def test_streams_are_held_once_while_they_are_decoded(name, is_exact):
     assert peak < n * 5 // 4 + MIB
 
 
+@pytest.mark.parametrize("name", ["gzip", "numcodecs.zlib", "numcodecs.bz2"])
+def test_so_are_larger_ones_than_were_thought_of(name, monkeypatch):
+    made: list[int] = []
+    mapped = pages.mapped
+    monkeypatch.setattr(base, "_UNTOLD_NBYTES", MIB)
+    for module in (base, pages):
+        monkeypatch.setattr(module, "mapped", lambda n: made.append(n) or mapped(n))
+    data = np.random.default_rng(2).integers(0, 4, 5 * MIB, "u1").tobytes()
+    codec = codecs.bytes_codec(CodecSpec(name, {}))
+    encoded = STREAMS[name](data)
+    tracemalloc.start()
+    try:
+        decoded = codec.decode(encoded, 16 * MIB, exact=False)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert bytes(decoded) == data
+    if sys.platform == "linux":  # which moves pages
+        assert made == [MIB]
+        assert peak < 2 * MIB
+
+
+def test_where_pages_cannot_be_moved_their_bytes_are_copied():
+    class Unmoved(mmap.mmap):
+        def resize(self, *_: int) -> None:
+            raise SystemError("mmap: resizing not available--no mremap()")
+
+    memory = Unmoved(-1, 4)
+    memory[:] = b"abcd"
+    larger = pages.enlarged(memory, 9)
+    assert larger[:] == b"abcd" + bytes(5)
+
+
 def gzipped(data: bytes) -> bytes:
     packer = zlib.compressobj(wbits=31)
     return packer.compress(data) + packer.flush()
+
+
+STREAMS: dict[str, Any] = {
+    "gzip": gzipped,
+    "numcodecs.zlib": zlib.compress,
+    "numcodecs.bz2": bz2.compress,
+}
 
 
 def test_codecs_tell_how_often_they_hold_what_they_decode():

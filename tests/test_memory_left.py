@@ -114,6 +114,20 @@ def test_columns_in_hand_are_held_beside_batches(tmp_path, monkeypatch):
     assert beside.source.options.bound_nbytes <= 64 * MIB - held
 
 
+def test_columns_of_all_axes_are_held_before_any_job_begins(tmp_path):
+    n = 1 << 12
+    meta = document((n,), (n,), sharding((1,), codecs=[LITTLE], index_codecs=[LITTLE]))
+    a, _ = asked(put(tmp_path, meta), memory_limit=64 * MIB)
+    selection = basic(slice(None), a.shape)
+    jobs = [
+        host_job(a.source, [selection], [np.empty(n, np.uint8)], Tally())
+        for _ in range(5)
+    ]
+    found = {job.source.options.bound_nbytes for job in pieces.beside_columns(jobs)}
+    # Inner chunks of one job at a time have columns.
+    assert found == {64 * MIB - 300 * n - 5 * 80 * n}
+
+
 def test_columns_of_all_workers_take_a_quarter_of_the_limit(tmp_path, monkeypatch):
     n = 1 << 14
     meta = document((n,), (n,), sharding((1,), codecs=[LITTLE], index_codecs=[LITTLE]))

@@ -6,19 +6,25 @@ per-read state and may be called from several threads at once.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError
+from gpushard.memory.pages import enlarged, mapped
 from gpushard.options import KIB, MIB
+
+if TYPE_CHECKING:
+    import mmap
 
 DAMAGED_HINT = "the stored bytes are damaged, restore or rewrite the shard"
 
 BYTE = np.dtype(np.uint8)
+_NO_BYTES = np.empty(0, BYTE)
 # Streams are decoded in pieces of this size if a library would hold all of them twice.
 PIECE_NBYTES = 256 * KIB
 # Address space reserved first for bytes of unknown size; most need no more.
@@ -29,10 +35,10 @@ HostBytes = bytes | bytearray | memoryview | NDArray[np.uint8]
 
 
 class Gathered:
-    """Decoded bytes collected piece by piece, in memory that does not move.
+    """Decoded bytes collected piece by piece, and held once.
 
-    Memory that is moved to grow is held twice meanwhile, while untouched pages cost
-    nothing. So the memory is moved only if the size is unknown and large.
+    Untouched pages cost nothing, so as much memory is reserved as most bytes need. If
+    their size is unknown and larger, the system moves the pages to where there is room.
 
     Parameters
     ----------
@@ -42,26 +48,29 @@ class Gathered:
         Whether exactly `limit` bytes will be added.
     """
 
-    __slots__ = ("_memory", "_nbytes")
+    __slots__ = ("_limit", "_memory", "_nbytes", "_pages")
 
     def __init__(self, limit: int, *, exact: bool) -> None:
-        untold = min(limit, _UNTOLD_NBYTES)
-        try:
-            self._memory = np.empty(limit if exact else untold, np.uint8)
-        except MemoryError:  # damaged bytes may decode to less
-            self._memory = np.empty(untold, np.uint8)
+        self._limit = limit
         self._nbytes = 0
+        self._pages: mmap.mmap | None = None
+        if exact or limit <= _UNTOLD_NBYTES:
+            with suppress(MemoryError):  # damaged bytes may decode to less
+                self._memory = np.empty(limit, np.uint8)
+                return
+        self._pages = mapped(min(limit, _UNTOLD_NBYTES))
+        self._memory = np.frombuffer(self._pages, np.uint8)
 
     def __len__(self) -> int:
         return self._nbytes
 
     def add(self, piece: bytes) -> None:
-        """Append `piece`."""
+        """Append `piece`; nothing may be added once `all` was asked for."""
         stop = self._nbytes + len(piece)
-        if stop > len(self._memory):
-            larger = np.empty(2 * stop, np.uint8)
-            larger[: self._nbytes] = self.all
-            self._memory = larger
+        if self._pages is not None and stop > len(self._pages):
+            self._memory = _NO_BYTES
+            self._pages = enlarged(self._pages, min(2 * stop, self._limit))
+            self._memory = np.frombuffer(self._pages, np.uint8)
         self._memory[self._nbytes : stop] = np.frombuffer(piece, np.uint8)
         self._nbytes = stop
 

@@ -39,13 +39,14 @@ def beside_columns(jobs: Sequence[Job]) -> Sequence[Job]:
     """The jobs, with limits reduced by the shard indexes and columns in hand.
 
     Indexes and columns of one job are made while inner chunks of another are still
-    decoded. If the limit is below the least one, columns have room outside it, and do
-    not make batches smaller.
+    decoded. The columns of all axes are made before any job begins. If the limit is
+    below the least one, columns have room outside it, and do not make batches smaller.
     """
     nbytes = max((indexes_nbytes(j.source, j.plan) for j in jobs), default=0)
     if nbytes > _LITTLE_NBYTES:
         jobs = [replace(job, source=job.source.beside(nbytes)) for job in jobs]
-    nbytes = max((columns_nbytes(j.source, j.plan) for j in jobs), default=0)
+    nbytes = max((_rows_nbytes(j.source, j.plan) for j in jobs), default=0)
+    nbytes += sum(_axes_nbytes(job.plan) for job in jobs)
     if nbytes <= _LITTLE_NBYTES:
         return jobs
     return [replace(job, source=_beside(job.source, nbytes)) for job in jobs]
@@ -60,10 +61,19 @@ def _beside(source: Source, nbytes: int) -> Source:
 
 def columns_nbytes(source: Source, plan: ReadPlan) -> int:
     """Memory of the columns in hand: of inner chunks, and of the cells along axes."""
-    parts = plan.parts
-    together = BLOCK_CHUNKS if len(parts) == 1 else most_merged(source)
-    nbytes = _CHUNK_NBYTES * min(plan.n_chunks, together)
-    for part in parts:
+    return _rows_nbytes(source, plan) + _axes_nbytes(plan)
+
+
+def _rows_nbytes(source: Source, plan: ReadPlan) -> int:
+    """Memory of the columns of the inner chunks in hand."""
+    together = BLOCK_CHUNKS if len(plan.parts) == 1 else most_merged(source)
+    return _CHUNK_NBYTES * min(plan.n_chunks, together)
+
+
+def _axes_nbytes(plan: ReadPlan) -> int:
+    """Memory of the columns of cells along axes, and of patches."""
+    nbytes = 0
+    for part in plan.parts:
         if isinstance(part, GridPart):
             n_cells = sum(min(p.n_cells, LONG_CELLS) for p in part.projections)
             nbytes += _CELL_NBYTES * n_cells

@@ -28,6 +28,9 @@ _SPARE = 3
 # Copies that a shard with codecs around it may take: it may be twice as large as its
 # elements and a batch, and its stored bytes may be twice that.
 _WRAPPED_COPIES = 6
+# Contexts that libraries keep for each thread that decodes: two of libzstd, of 93 to
+# 157 KiB, take more than those of other libraries.
+_CONTEXTS_NBYTES = 256 * KIB
 # Memory of any read: threads, handles and Python objects.
 _FIXED_NBYTES = 2 * MIB
 # Decoding that takes at least this much is checked for each inner chunk.
@@ -173,8 +176,10 @@ class ChunkRoom:
             half //= _KEPT_TWICE
         if self.is_raw:
             return half
-        n_decoded = _SPARE + self._n_threads
-        return max(1, min(half, self._shared_nbytes - n_decoded * self.work_nbytes))
+        n_threads = self._n_threads
+        decoded = (_SPARE + n_threads) * self.work_nbytes
+        left = self._shared_nbytes - decoded - n_threads * _CONTEXTS_NBYTES
+        return max(1, min(half, left))
 
     def is_crowded_by(self, extra_nbytes: int) -> bool:
         """Whether freed memory matters if each inner chunk takes so much more."""
@@ -236,7 +241,8 @@ class ChunkRoom:
         room = self._shared_nbytes - _SPARE * decoded
         # Fetched bytes that wait take half of the bound.
         n_decoding = (self.options.bound_nbytes // 2 - _FIXED_NBYTES) // decoded
-        return max(1, min(n_fitting, room // each, n_decoding))
+        n_beside = room // (each + _CONTEXTS_NBYTES)
+        return max(1, min(n_fitting, n_beside, n_decoding))
 
     @cached_property
     def most_window_nbytes(self) -> int:
@@ -247,7 +253,8 @@ class ChunkRoom:
             return max(0, room) // n_workers
         room = self._shared_nbytes - _SPARE * self.work_nbytes
         share = room // n_workers - self.work_nbytes
-        return share + usual_stored(self.chunk_nbytes) - self.chunk_nbytes
+        share += usual_stored(self.chunk_nbytes) - self.chunk_nbytes
+        return share - _CONTEXTS_NBYTES
 
     @cached_property
     def most_filling_nbytes(self) -> int:

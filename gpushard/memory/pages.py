@@ -30,7 +30,37 @@ def in_pages(nbytes: int) -> NDArray[np.uint8]:
     """
     if nbytes < PAGED_NBYTES:
         return np.empty(nbytes, np.uint8)
+    return np.frombuffer(mapped(nbytes), np.uint8)
+
+
+def mapped(nbytes: int) -> mmap.mmap:
+    """Pages for `nbytes` bytes; untouched ones take no memory.
+
+    Raises
+    ------
+    MemoryError
+        The host has no more memory.
+    """
     try:
-        return np.frombuffer(mmap.mmap(-1, nbytes, **_PRIVATE), np.uint8)
+        return mmap.mmap(-1, nbytes, **_PRIVATE)
     except OSError as error:
         raise MemoryError(f"no room for {nbytes} bytes") from error
+
+
+def enlarged(pages: mmap.mmap, nbytes: int) -> mmap.mmap:
+    """The same bytes with room for `nbytes`; Linux moves pages, and copies no bytes.
+
+    Nobody may have a view of `pages`.
+
+    Raises
+    ------
+    MemoryError
+        The host has no more memory.
+    """
+    try:
+        pages.resize(nbytes)
+    except (OSError, SystemError, ValueError):  # other systems cannot move pages
+        larger = mapped(nbytes)
+        larger[: len(pages)] = memoryview(pages)
+        return larger
+    return pages
