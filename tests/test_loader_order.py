@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushard.layout import GridAxis
+from gpushard.loader import order as orders
 from gpushard.loader import permutation as permutations
 from gpushard.loader.order import Shuffling
 from gpushard.loader.permutation import permutation, ranked, uniform
@@ -59,6 +62,32 @@ def test_any_part_of_an_epoch_can_be_asked_for_alone(n, block, mixed):
     assert np.array_equal(again.at(np.arange(n // 2, n)), everything[n // 2 :])
     some = slice(n // 3, n // 2 + 1)
     assert np.array_equal(again.at(np.arange(n)[some]), everything[some])
+
+
+def test_an_epoch_of_very_many_blocks_keeps_a_number_for_each_group(monkeypatch):
+    n, mixed = 1 << 20, 16
+    monkeypatch.setattr(orders, "permutation", lambda n, *_: lambda place: place)
+    tracemalloc.start()
+    try:
+        order = shuffled(n, axis=GridAxis(n, 1), buffer_blocks=mixed)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 9 * n // mixed
+    assert peak < 6 << 20  # 40 MiB if columns are made of all blocks
+    assert [order.cut(k) for k in (0, 1, n - 1)] == [0, mixed, n]
+
+
+@given(n=small, mixed=st.integers(1, 9), n_counted=st.integers(1, 30))
+def test_groups_begin_where_they_do_if_all_blocks_are_counted_at_once(
+    n, mixed, n_counted
+):
+    axis = GridAxis(n, 7)
+    expected = whole(shuffled(n, axis=axis, buffer_blocks=mixed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(orders, "_COUNTED_BLOCKS", n_counted)
+        found = whole(shuffled(n, axis=axis, buffer_blocks=mixed))
+    assert np.array_equal(found, expected)
 
 
 def test_blocks_may_differ_in_length():

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import islice
 from time import monotonic
 from typing import Any
 
@@ -38,6 +39,8 @@ _INTERVAL_S = 2.0
 # Number of stored objects whose versions show whether the source was written anew.
 _N_SAMPLED = 16
 _BATCH = 1024
+# Shards whose numbers are listed at a time: a number takes 40 bytes.
+_LISTED = 1 << 16
 
 
 def source_fingerprint(store: Store, layout: ArrayLayout) -> str:
@@ -129,14 +132,19 @@ class Mark:
         writer = writer_of(self.store)
         if not writer.puts_whole:
             return
-        unknown = np.flatnonzero(~self.done).tolist()
-        for first in range(0, len(unknown), _BATCH):
-            batch = unknown[first : first + _BATCH]
+        unknown = self._unfinished()
+        while batch := list(islice(unknown, _BATCH)):
             answers = self.store.read([ByteRequest(key_of(i), 0, 1) for i in batch])
             for i, answer in zip(batch, answers, strict=True):
                 self.done[i] = answer is not None
                 if self.done[i] and isinstance(writer, FileWriter):
                     writer.drop_stale_lock(key_of(i))
+
+    def _unfinished(self) -> Iterator[int]:
+        """Numbers of the shards that are not known to be finished."""
+        for first in range(0, len(self.done), _LISTED):
+            some = np.flatnonzero(~self.done[first : first + _LISTED])
+            yield from (first + some).tolist()
 
     def remove(self) -> None:
         """Delete the mark, as the conversion is complete."""

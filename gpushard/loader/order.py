@@ -22,6 +22,9 @@ from gpushard.selecting.selection import Ints
 
 # Purposes of random numbers; no two purposes share a stream of numbers.
 _SAMPLES, _BLOCKS, _GROUP, _DRAWS = range(4)
+# Blocks whose samples are counted together when an epoch begins: a block has columns of
+# some 50 bytes.
+_COUNTED_BLOCKS = 1 << 16
 
 
 class Order(Protocol):
@@ -106,11 +109,21 @@ class BlockShuffled:
         self._buffer_blocks = buffer_blocks
         self._seed, self._epoch = seed, epoch
         self._block_at = permutation(axis.n_cells, seed, epoch, _BLOCKS)
-        first, stop = self._bounds(self._block_at(np.arange(axis.n_cells)))
-        firsts = np.arange(0, axis.n_cells, buffer_blocks)
-        lengths = np.add.reduceat(stop - first, firsts) if len(firsts) else firsts
-        self._starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self._starts = self._group_starts()
         self._members = lru_cache(maxsize=2)(self._drawn)
+
+    def _group_starts(self) -> Ints:
+        """Position at which each group begins, and one past the end of the last."""
+        n_blocks, size = self._axis.n_cells, self._buffer_blocks
+        n_groups = -(-n_blocks // size)
+        starts = np.zeros(n_groups + 1, np.int64)
+        n_counted = max(1, _COUNTED_BLOCKS // size)
+        for g in range(0, n_groups, n_counted):
+            place = np.arange(g * size, min((g + n_counted) * size, n_blocks))
+            first, stop = self._bounds(self._block_at(place))
+            length = np.add.reduceat(stop - first, np.arange(0, len(place), size))
+            starts[g + 1 : g + 1 + len(length)] = length
+        return np.cumsum(starts, out=starts)
 
     def _bounds(self, blocks: Ints) -> tuple[Ints, Ints]:
         """First sample of each block, and one past its last sample."""
