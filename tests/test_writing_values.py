@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gpushard
+from gpushard.options import MIB
 from gpushard.writing.values import fitting_values
 from zarr_oracle import assert_same_bits
 
@@ -114,3 +116,46 @@ def test_values_are_broadcast_as_numpy_assigns_them(given_shape, shape):
         assert str(given_shape) in str(caught.value)
     else:
         assert_same_bits(fitting_values(value, shape, want.dtype), want)
+
+
+LARGE = [
+    ("f8", "f4", 1.5),
+    (">f8", "<f8", -2.25),
+    ("i8", "u1", 255),
+    ("?", "f2", True),
+    ("M8[s]", "M8[ms]", np.datetime64("2020-01-02", "s")),
+    ("U9", "U2", "ab"),
+    ("f4", ml_dtypes.bfloat16, 1.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given_dtype", "dtype", "element"), LARGE)
+def test_large_values_are_cast_as_they_are_written(given_dtype, dtype, element):
+    value = np.full((3, 1 << 20), element, given_dtype)
+    want = np.empty(value.shape, dtype)
+    want[...] = value
+    fitting_values(value[:, :9], (3, 9), want.dtype)  # what is loaded once
+    tracemalloc.start()
+    try:
+        found = fitting_values(value, value.shape, want.dtype)
+        nbytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert nbytes < 2 * MIB
+    written = np.empty_like(want)
+    written[...] = found
+    assert_same_bits(written, want)
+
+
+@pytest.mark.parametrize(("given_dtype", "dtype", "bad"), [
+    ("f8", "f2", 70000.0),
+    ("i8", "u1", -1),
+    ("M8[ms]", "M8[s]", np.datetime64("2020-01-02T00:00:00.5")),
+    ("U3", "U2", "abc"),
+    ("f8", "i4", 1.0),
+])  # fmt: skip
+def test_one_large_value_that_does_not_fit_is_found(given_dtype, dtype, bad):
+    value = np.zeros(3 << 20, given_dtype)
+    value[-1] = bad
+    with pytest.raises(gpushard.SelectionError):
+        fitting_values(value, value.shape, np.dtype(dtype))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -26,8 +26,8 @@ from gpushard.selecting.selection import (
     Orthogonal,
     Selection,
     SliceAxis,
-    project,
 )
+from gpushard.writing.crossing import crossed_cells
 
 Cell = tuple[int, ...]
 
@@ -48,11 +48,8 @@ class Box:
 
     def cells(self, grid: tuple[GridAxis, ...]) -> Iterator[tuple[Cell, Box]]:
         """Cells of `grid` with written elements, in C order, each with its part."""
-        columns = [
-            list(_cut(part, axis)) for part, axis in zip(self.axes, grid, strict=True)
-        ]
-        for choice in product(*columns):
-            yield tuple(cell for cell, _ in choice), Box(tuple(p for _, p in choice))
+        for cuts in crossed_cells(self.axes, grid):
+            yield tuple(cell for cell, _ in cuts), Box(tuple(p for _, p in cuts))
 
     def covers(self, extents: tuple[int, ...]) -> bool:
         """Whether every element of a region of `extents` is written."""
@@ -338,22 +335,6 @@ def part_of(selection: Selection, values: NDArray[Any]) -> tuple[Part, NDArray[A
         return Box(selection.axes), selection.on_grid(values)
     part = Scattered(selection.coordinates, selection.out_index)
     return part, values.reshape(-1)
-
-
-def _cut(part: AxisSelection, axis: GridAxis) -> Iterator[tuple[int, AxisSelection]]:
-    found = project(part, axis)
-    members = found.members
-    for i, cell in enumerate(found.cell.tolist()):
-        if members is not None:
-            inside = slice(int(members.bounds[i]), int(members.bounds[i + 1]))
-            yield cell, IndexAxis(members.in_index[inside], members.out_index[inside])
-        elif found.length[i] > 0:
-            start, length = int(found.in_start[i]), int(found.length[i])
-            out_start = int(found.out_start[i])
-            yield (
-                cell,
-                SliceAxis(start, found.step, length, out_start, found.out_step),
-            )
 
 
 def _covers_axis(part: AxisSelection, extent: int) -> bool:

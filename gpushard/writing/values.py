@@ -8,15 +8,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import GpushardError, SelectionError, UnsupportedError
+from gpushard.options import MIB
 from gpushard.placing.scatter import holds_kind_of
+
+# Values that take more than this in the written data type stay as they were given. They
+# are cast as they are copied into inner chunks.
+_CAST_NBYTES = MIB
+# Elements of such values that are cast together to see whether they fit.
+_TRIED_ELEMENTS = 1 << 16
 
 
 def fitting_values(
     value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """`value` as an array of `shape` and `dtype` on the host; possibly a view.
+    """`value` as an array of `shape` on the host, possibly a view.
 
-    Floats are rounded to narrower ones; no other value may change.
+    It has `dtype`, unless it is large: then it has any data type that NumPy casts to
+    `dtype` in assignments. Floats are rounded to narrower ones; no other value may
+    change.
 
     Raises
     ------
@@ -82,7 +91,7 @@ def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The array in another data type, which must hold its values."""
+    """The array in another data type, which must hold its values, or as it is."""
     both_whole = array.dtype.kind in "iu" and dtype.kind in "iu"
     if both_whole:
         bounds = np.iinfo(dtype)
@@ -98,6 +107,22 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
             got=str(array.dtype),
             hint="convert them first, such as by np.asarray(values, dtype)",
         )
+    if array.size * dtype.itemsize <= _CAST_NBYTES:
+        return _cast_of(array, dtype)
+    if not both_whole:
+        pieces: Any = np.nditer(
+            array,
+            ("external_loop", "buffered"),
+            [["readonly"]],
+            buffersize=_TRIED_ELEMENTS,
+        )
+        for piece in pieces:
+            _cast_of(piece, dtype)
+    return array
+
+
+def _cast_of(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The array in another data type of the same kind, which must hold its values."""
     cast = array.astype(dtype)
     if dtype.kind in "SU":
         _refuse_cut(array, dtype)
