@@ -126,7 +126,9 @@ class Model:
 
     def _write(self, rows: Mapping[int, Values]) -> None:
         self.rows |= rows
-        self.gone -= rows.keys()
+        # A shard that is written is there again, with all of its rows.
+        shards = {row // SHARD for row in rows}
+        self.gone -= {row for row in self.gone if row // SHARD in shards}
 
     def hold_to(
         self, first: int, got: NDArray[np.int32], change: Change | None = None

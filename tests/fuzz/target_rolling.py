@@ -128,9 +128,11 @@ def seeds() -> list[bytes]:
     cut = bytes([2, 2, 0, 6, 3, 3, 10, 2, 1, 6, 3, 5])
     # Deletes a shard of the window, which then ends within it.
     gone = bytes.fromhex("020400100100010010000210001443dc0106020004a404")
+    # Deletes a shard, writes a row of it, and moves on before a reader does.
+    again = bytes.fromhex("0279df40 0481203b 010a6c2e 20278cae da3e1103 b6")
     return (
         [bytes([k, 0]) + cut for k in range(2)]
-        + [bytes([3, 2]) + gone]
+        + [bytes([3, 2]) + gone, bytes([13, 0]) + again]
         + [
             bytes([k % 16, k % 7]) + grown + ahead + end
             for k, (ahead, end) in enumerate((a, e) for a in aheads for e in ends)
