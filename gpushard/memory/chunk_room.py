@@ -28,8 +28,8 @@ _SPARE = 3
 # Copies that a shard with codecs around it may take: it may be twice as large as its
 # elements and a batch, and its stored bytes may be twice that.
 _WRAPPED_COPIES = 6
-# Contexts that libraries keep for each thread that decodes: two of libzstd, of 93 to
-# 157 KiB, take more than those of other libraries.
+# Contexts that libraries keep for each thread that decodes: two of libzstd (its own
+# and zstandard's) take 94 KiB each, those of other libraries less.
 _CONTEXTS_NBYTES = 256 * KIB
 # Memory of any read: threads, handles and Python objects.
 _FIXED_NBYTES = 2 * MIB
