@@ -7,7 +7,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +66,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     no_folder = tmp_path / "file"
     no_folder.touch()
-    monkeypatch.setattr(tempfile, "tempdir", str(no_folder))
+    monkeypatch.setenv("TMPDIR", str(no_folder))
     kept_code.place.cache_clear()
     yield tmp_path / "gpushard" / "loops"
     kept_code.place.cache_clear()
@@ -329,7 +328,7 @@ def no_home(folder, monkeypatch):
 @pytest.fixture
 def temporary(tmp_path, monkeypatch) -> Path:
     """Where code is kept among temporary files."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     return tmp_path / f"gpushard-loops-{os.geteuid()}"
 
 

@@ -23,9 +23,11 @@ CODE = MachineCode(b"\0" * 16 + b"\xc3", 16, ("memcpy", "memset"))
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where nothing is kept yet."""
+    """Where nothing is kept yet, on a machine without a folder for temporary files."""
     pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "file"))
     kept_code.place.cache_clear()
     yield tmp_path / "gpushard" / "loops"
     kept_code.place.cache_clear()
@@ -80,6 +82,15 @@ def test_folders_that_depend_on_where_a_process_runs_are_ignored(
         assert (path is not None) == is_kept
         assert path is None or path.is_relative_to(home)
     assert not (tmp_path / "here").exists()
+
+
+def test_code_in_the_working_directory_is_never_run(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("XDG_CACHE_HOME", "HOME", "TMPDIR"):
+        monkeypatch.setenv(name, ".")
+    kept_code.place.cache_clear()
+    path = kept_code.place()
+    assert path is None or not path.is_relative_to(tmp_path)
 
 
 def test_a_cpu_that_cannot_be_told_from_others_has_nothing_kept(

@@ -87,10 +87,12 @@ def _folders() -> Iterator[Path]:
     """
     with suppress(RuntimeError):  # the user has no home
         yield cache_directory().parent / "loops"
-    import tempfile
-
-    with suppress(OSError):  # there is none that can be written to
-        yield Path(tempfile.gettempdir()) / f"gpushard-loops-{os.geteuid()}"
+    # Not by `tempfile`, which goes on to the working directory: code that was
+    # downloaded there would run.
+    temporary = Path(os.environ.get("TMPDIR", ""))
+    if not temporary.is_absolute():
+        temporary = Path("/tmp")  # noqa: S108 - only we can write to the folder below
+    yield temporary / f"gpushard-loops-{os.geteuid()}"
 
 
 def _is_usable(folder: Path) -> bool:
