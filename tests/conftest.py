@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -83,6 +83,23 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     from fused_cases import take_way
 
     return take_way(monkeypatch, request.param)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each read of a part of one inner chunk was taken by the shortest way."""
+    from gpushard.fused.single import SingleReader
+
+    found: list[bool] = []
+    plain = SingleReader.read
+
+    def read(*args: Any) -> Any:
+        result = plain(*args)
+        found.append(result is not None)
+        return result
+
+    monkeypatch.setattr(SingleReader, "read", read)
+    return found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

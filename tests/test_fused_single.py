@@ -22,7 +22,7 @@ from gpushard.fused.one_call import OneCall, one_call
 from gpushard.fused.room import Room
 from gpushard.fused.runner import BoxPlacer
 from gpushard.fused.short import chain_of_files
-from gpushard.fused.single import SingleReader, single_reader
+from gpushard.fused.single import single_reader
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write
 
@@ -46,21 +46,6 @@ NOISE = np.random.default_rng(5).integers(0, 4, (1024, 512), np.uint8)
 def loaded():
     """The loops are there, as after the first large read of a process."""
     choice._load()
-
-
-@pytest.fixture
-def taken(monkeypatch):
-    """Whether each read since was taken."""
-    found: list[bool] = []
-    plain = SingleReader.read
-
-    def read(*args):
-        result = plain(*args)
-        found.append(result is not None)
-        return result
-
-    monkeypatch.setattr(SingleReader, "read", read)
-    return found
 
 
 def opened(place: Any, options: Any = SINGLE) -> gpushard.Array:

@@ -17,7 +17,7 @@ from fused_cases import CHAINS, CRC, ZSTD, stored
 from gpushard import Options
 from gpushard.errors import ObjectChangedError
 from gpushard.fused import choice
-from gpushard.fused.single import SingleReader, single_reader
+from gpushard.fused.single import single_reader
 from gpushard.pipeline import HostPipeline
 from gpushard.stores import handles
 from gpushard.stores.local import LocalStore
@@ -42,21 +42,6 @@ INSIDE = np.s_[35:60, 20:31]  # of one inner chunk
 def loaded():
     """The loops are there, as after the first large read of a process."""
     choice._load()
-
-
-@pytest.fixture
-def taken(monkeypatch):
-    """Whether the loops took each read since."""
-    found: list[bool] = []
-    plain = SingleReader.read
-
-    def read(*args):
-        result = plain(*args)
-        found.append(result is not None)
-        return result
-
-    monkeypatch.setattr(SingleReader, "read", read)
-    return found
 
 
 def opened(root: Path, array: Any, options: Any = CACHED) -> gpushard.Array:

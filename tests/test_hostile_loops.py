@@ -10,7 +10,6 @@ import pytest
 import gpushard
 from fused_cases import FUSED, need_fast_packages, take_way
 from gpushard.fused import choice
-from gpushard.fused.single import SingleReader
 from gpushard.reading import results
 from hostile_shards import N, all_rows
 from test_hostile_shards import REST, outcome, place_of
@@ -40,21 +39,6 @@ WAYS = {
 def places(tmp_path_factory) -> list[Path]:
     place = tmp_path_factory.mktemp("hostile")
     return [place_of(hostile, place / f"{k}") for k, hostile in enumerate(ROWS)]
-
-
-@pytest.fixture
-def taken(monkeypatch) -> list[bool]:
-    """Whether each read of a part of one inner chunk was taken by itself."""
-    found: list[bool] = []
-    plain = SingleReader.read
-
-    def read(*args):
-        result = plain(*args)
-        found.append(result is not None)
-        return result
-
-    monkeypatch.setattr(SingleReader, "read", read)
-    return found
 
 
 @pytest.mark.parametrize("way", WAYS)
