@@ -23,7 +23,7 @@ from gpushard.reading.results import ReadRequest, read_on_host, read_single
 from gpushard.report import CodecPlacement, ReadReport, Tally
 from gpushard.rolling.watch import watched_source
 from gpushard.selecting import expressions
-from gpushard.selecting.indexer import Indexer, as_numpy_would
+from gpushard.selecting.indexer import Indexer, Parse, as_numpy_would
 from gpushard.selecting.selection import Wanted, n_elements
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Store
@@ -160,23 +160,10 @@ class Array(DescribedArray):
         return self.source.layout
 
     @property
-    def oindex(self) -> Indexer:
-        """Orthogonal indexing: ``a.oindex[[0, 5], :, mask]``."""
-        return self._indexer(lambda key: expressions.orthogonal(key, self.shape))
-
-    @property
-    def vindex(self) -> Indexer:
-        """Indexing by coordinates or a mask: ``a.vindex[[0, 5], [1, 2]]``."""
-        return self._indexer(lambda key: expressions.points(key, self.shape))
-
-    @property
     def blocks(self) -> Indexer:
         """Indexing by shard: ``a.blocks[0, 2:4]`` (by chunk if not sharded)."""
         axes = self.source.layout.axes
-        return self._indexer(lambda key: expressions.blocks(key, axes))
-
-    def _indexer(self, parse: Callable[[Any], Wanted]) -> Indexer:
-        return Indexer(self.read, lambda key: self._parsed(parse, key), self._write)
+        return self._indexer(lambda key, _: expressions.blocks(key, axes))
 
     def __getitem__(self, key: Any) -> Any:
         """Elements that `key` selects, by NumPy's rules for basic indexing.
@@ -334,15 +321,18 @@ class Array(DescribedArray):
         with self._named:
             return parsed_dtype(dtype)
 
-    def _selection(self, selection: Any) -> Wanted:
-        if isinstance(selection, Wanted):
-            return selection
+    def _selection(self, key: Any, parse: Parse = expressions.basic) -> Wanted:
+        if isinstance(key, Wanted):
+            return key
         with self._named:
-            return expressions.basic(selection, self.source.layout.shape)
+            return parse(key, self.source.layout.shape)
 
-    def _parsed(self, parse: Callable[[Any], Wanted], key: Any) -> Wanted:
-        with self._named:
-            return parse(key)
+    def _read_by(self, parse: Parse, key: Any) -> Any:
+        selection = self._selection(key, parse)
+        return as_numpy_would(self.read(selection), selection)
+
+    def _write_by(self, parse: Parse, key: Any, value: Any) -> None:
+        self._write(self._selection(key, parse), value)
 
     def _read_over(
         self, request: ReadRequest, errors: OnDamage, memory_limit: int | None

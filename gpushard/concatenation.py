@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -28,7 +28,7 @@ from gpushard.reading.joined import Share, joined_job, read_joined
 from gpushard.report import ReadReport, Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.clipping import shares_of
-from gpushard.selecting.indexer import Indexer
+from gpushard.selecting.indexer import Parse, as_numpy_would
 from gpushard.selecting.patches import Taken, part_of
 from gpushard.selecting.selection import Wanted
 from gpushard.source import Source
@@ -177,27 +177,11 @@ class ConcatArray(NumpyLike):
 
     def __getitem__(self, key: Any) -> Any:
         """Elements that `key` selects, by NumPy's rules for basic indexing."""
-        return self._indexer(expressions.basic)[key]
+        return self._read_by(expressions.basic, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Refuse to write.
-
-        Raises
-        ------
-        UnsupportedError
-            Always: each of the arrays is written to by itself.
-        """
-        self._indexer(expressions.basic)[key] = value
-
-    @property
-    def oindex(self) -> Indexer:
-        """Orthogonal indexing: ``a.oindex[[0, 5], :, mask]``."""
-        return self._indexer(expressions.orthogonal)
-
-    @property
-    def vindex(self) -> Indexer:
-        """Indexing by coordinates or a mask: ``a.vindex[[0, 5], [1, 2]]``."""
-        return self._indexer(expressions.points)
+        """Refuse to write (`UnsupportedError`): each array is written to by itself."""
+        self._write_by(expressions.basic, key, value)
 
     def __dask_tokenize__(self) -> Any:
         """The tokens of the arrays, in order."""
@@ -252,7 +236,7 @@ class ConcatArray(NumpyLike):
         with self._named():
             policy = DamagePolicy(errors)
             keys, outs = many(selections, out)
-            chosen = [self._selection(key, expressions.basic) for key in keys]
+            chosen = [self._selection(key) for key in keys]
             wanted = self.dtype if dtype is None else parsed_dtype(dtype)
             arrays = [
                 usable_output(o, selection.shape, wanted)
@@ -274,7 +258,7 @@ class ConcatArray(NumpyLike):
         Counts are sums over all arrays.
         """
         with self._named():
-            chosen = self._selection(selection, expressions.basic)
+            chosen = self._selection(selection)
             tally = Tally()
             with tally.stage("total"):
                 out = np.empty(chosen.shape, self.dtype)
@@ -331,24 +315,20 @@ class ConcatArray(NumpyLike):
                 error.add_context(array_path=self._label)
             raise
 
-    def _indexer(self, parse: Callable[[Any, tuple[int, ...]], Wanted]) -> Indexer:
-        def parsed(key: Any) -> Wanted:
-            with self._named():
-                return self._selection(key, parse)
+    def _read_by(self, parse: Parse, key: Any) -> Any:
+        with self._named():
+            selection = self._selection(key, parse)
+        return as_numpy_would(self.read(selection), selection)
 
-        return Indexer(self.read, parsed, self._refuse_write)
-
-    def _refuse_write(self, selection: Wanted, value: Any) -> None:
-        del selection, value
+    def _write_by(self, parse: Parse, key: Any, value: Any) -> None:
+        del parse, key, value
         raise UnsupportedError(
             "concatenated arrays can only be read",
             array_path=self._label,
             hint="write to each of them",
         )
 
-    def _selection(
-        self, key: Any, parse: Callable[[Any, tuple[int, ...]], Wanted]
-    ) -> Wanted:
+    def _selection(self, key: Any, parse: Parse = expressions.basic) -> Wanted:
         return key if isinstance(key, Wanted) else parse(key, self.shape)
 
     def jobs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from gpushard.layout import ArrayLayout
 from gpushard.options import MIB
+from gpushard.selecting import expressions
+from gpushard.selecting.indexer import Indexer, Parse
 
 if TYPE_CHECKING:
     import dask.array
@@ -50,6 +53,27 @@ class NumpyLike(ABC):
     @abstractmethod
     def __dask_tokenize__(self) -> Any:
         """Token that identifies this array in its present state, in any process."""
+
+    @abstractmethod
+    def _read_by(self, parse: Parse, key: Any) -> Any:
+        """Elements at a key of the kind that `parse` takes, as NumPy returns them."""
+
+    @abstractmethod
+    def _write_by(self, parse: Parse, key: Any, value: Any) -> None:
+        """Write to the elements at a key of the kind that `parse` takes, or raise."""
+
+    def _indexer(self, parse: Parse) -> Indexer:
+        return Indexer(partial(self._read_by, parse), partial(self._write_by, parse))
+
+    @property
+    def oindex(self) -> Indexer:
+        """Orthogonal indexing: ``a.oindex[[0, 5], :, mask]``."""
+        return self._indexer(expressions.orthogonal)
+
+    @property
+    def vindex(self) -> Indexer:
+        """Indexing by coordinates or a mask: ``a.vindex[[0, 5], [1, 2]]``."""
+        return self._indexer(expressions.points)
 
     @property
     def ndim(self) -> int:

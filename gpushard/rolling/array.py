@@ -12,7 +12,7 @@ from gpushard.formats.new_document import ArrayArguments
 from gpushard.options import DEFAULT, Options
 from gpushard.rolling import rolls
 from gpushard.rolling.creation import refuse_untaggable, rolling_attributes
-from gpushard.rolling.reader import Followed, RollingReader
+from gpushard.rolling.reader import RollingReader
 from gpushard.rolling.steps import Steps
 from gpushard.rolling.window import relative_key
 from gpushard.selecting.expressions import basic
@@ -299,11 +299,6 @@ class RollingArray(RollingReader):
         """
         with self._named():
             return rolls.sweep(self._steps())
-
-    @property
-    def at(self) -> Followed:
-        """Like `RollingReader.at`, and ``a.at[8:16] = values`` writes."""
-        return Followed(super().at.__getitem__, self._write_at)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Write to the elements of the window that `key` selects.

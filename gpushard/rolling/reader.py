@@ -21,6 +21,8 @@ from gpushard.options import DEFAULT, Options
 from gpushard.rolling.view import RollingView, source_over
 from gpushard.rolling.watch import watched
 from gpushard.rolling.window import Window
+from gpushard.selecting.expressions import basic
+from gpushard.selecting.indexer import Indexer, Parse
 from gpushard.source import Source
 from gpushard.stores.base import Store
 
@@ -130,24 +132,18 @@ class RollingReader(DescribedArray):
         return self._follow(lambda view: view[key])
 
     @property
-    def oindex(self) -> Followed:
-        """Orthogonal indexing of the window."""
-        return Followed(lambda key: self._follow(lambda view: view.oindex[key]))
-
-    @property
-    def vindex(self) -> Followed:
-        """Indexing of the window by coordinates or a mask."""
-        return Followed(lambda key: self._follow(lambda view: view.vindex[key]))
-
-    @property
-    def at(self) -> Followed:
+    def at(self) -> Indexer:
         """Indexing by logical coordinates: ``a.at[-24:]`` starts at coordinate -24.
+
+        ``a.at[8:16] = values`` writes to a `RollingArray`.
 
         A key may have integers, slices with positive steps, and an ellipsis. Negative
         numbers do not count from the end. A coordinate outside `domain` raises a
         `SelectionError`.
         """
-        return Followed(lambda key: self._follow(lambda view: view.at[key]))
+        return Indexer(
+            lambda key: self._follow(lambda view: view.at[key]), self._write_at
+        )
 
     def read(
         self,
@@ -194,6 +190,19 @@ class RollingReader(DescribedArray):
         what = f"domain=[{sides}] dtype={self.dtype} on {self.device}"
         return f"<gpushard.{type(self).__name__} {url} {what}>"
 
+    def _read_by(self, parse: Parse, key: Any) -> Any:
+        return self._follow(lambda view: view._read_by(parse, key))  # noqa: SLF001
+
+    def _write_by(self, parse: Parse, key: Any, value: Any) -> None:
+        del parse, key, value
+        raise UnsupportedError(
+            "a rolling array cannot be written to through this index",
+            hint="write by a[...] or a.at[...]",
+        )
+
+    def _write_at(self, key: Any, value: Any) -> None:
+        self._write_by(basic, key, value)
+
     def _follow(self, read: Callable[[RollingView], Any]) -> Any:
         """Result of `read`; called again with the next window if the array rolls on."""
         for _ in range(_MOST_MOVES):
@@ -215,35 +224,3 @@ class RollingReader(DescribedArray):
 
     def _named(self) -> AbstractContextManager[None]:
         return naming(self._store, self._path)
-
-
-class Followed:
-    """``a.oindex`` and the like, over the array's current window.
-
-    Parameters
-    ----------
-    read, write
-        Functions that read by a key, and write.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[Any], Any],
-        write: Callable[[Any, Any], None] | None = None,
-    ) -> None:
-        self._read = read
-        self._write = write or _refuse_write
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._read(key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._write(key, value)
-
-
-def _refuse_write(key: Any, value: Any) -> None:
-    del key, value
-    raise UnsupportedError(
-        "a rolling array cannot be written to through this index",
-        hint="write by a[...] or a.at[...]",
-    )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from gpushard.array import Array
 from gpushard.memory.known import IndexCache, IndexKey, KnownIndex
 from gpushard.rolling.window import Window, relative_key
+from gpushard.selecting.expressions import basic
 from gpushard.selecting.indexer import Indexer
-from gpushard.selecting.selection import Wanted
 from gpushard.source import Source
 
 
@@ -39,10 +38,9 @@ class RollingView(Array):
     @property
     def at(self) -> Indexer:
         """Indexing by logical coordinates: ``view.at[-24:0]``, as `RollingArray.at`."""
-        return self._indexer(lambda key: self._at(key))
-
-    def _at(self, key: Any) -> Wanted:
-        return self._selection(relative_key(key, self.domain))
+        return self._indexer(
+            lambda key, shape: basic(relative_key(key, self.domain), shape)
+        )
 
 
 class ShiftedIndexes(IndexCache):

@@ -1,4 +1,4 @@
-"""``a[...]``, ``a.oindex`` and the like: a way to parse a key, and one to read it."""
+"""``a.oindex`` and the like: an array through another kind of key."""
 
 from __future__ import annotations
 
@@ -9,36 +9,32 @@ import numpy as np
 
 from gpushard.selecting.selection import Wanted
 
+Parse = Callable[[Any, tuple[int, ...]], Wanted]
+"""A key, and the shape of an array -> a selection."""
+
 
 class Indexer:
-    """``a.oindex`` and the like: reads an array through another kind of index.
+    """What ``a.oindex`` and the like are.
 
     Parameters
     ----------
     read
-        Reads a selection.
-    parse
-        Turns a key into a selection.
+        Elements at a key.
     write
-        Writes to a selection, or raises if the array cannot be written to.
+        Writes a value to the elements at a key, or raises.
     """
 
     def __init__(
-        self,
-        read: Callable[[Wanted], Any],
-        parse: Callable[[Any], Wanted],
-        write: Callable[[Wanted, Any], None],
+        self, read: Callable[[Any], Any], write: Callable[[Any, Any], None]
     ) -> None:
         self._read = read
         self._write = write
-        self._parse = parse
 
     def __getitem__(self, key: Any) -> Any:
-        selection = self._parse(key)
-        return as_numpy_would(self._read(selection), selection)
+        return self._read(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._write(self._parse(key), value)
+        self._write(key, value)
 
 
 def as_numpy_would(result: Any, selection: Wanted) -> Any:
