@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gpushard import codecs
 from gpushard.codecs.base import BytesCodec, HostBytes, size_error
 from gpushard.codecs.elements import ElementsPart, compile_elements
-from gpushard.codecs.sizes import ArrayPart, ChainSizes, grown_sizes
+from gpushard.codecs.sizes import ArrayPart, grown_sizes
 from gpushard.codecs.trial import try_out
 from gpushard.errors import CorruptShardError
 from gpushard.layout import CodecChain, Elements
@@ -57,7 +57,7 @@ class _Plan:
     most_nbytes: int | None
 
 
-class HostPipeline(ChainSizes):
+class HostPipeline:
     """A codec chain, ready to decode inner chunks on the host.
 
     May be called from several threads at once.
@@ -66,6 +66,8 @@ class HostPipeline(ChainSizes):
     ----------
     dtype
         Data type of the decoded elements, native byte order.
+    bytes_codecs
+        Bytes-to-bytes codecs, in encoding order.
     is_raw
         Whether a payload is nothing but elements: a range of its bytes is a range of
         elements, viewed as `stored_dtype` and cast to `dtype`.
@@ -87,8 +89,10 @@ class HostPipeline(ChainSizes):
         bytes_codecs: tuple[BytesCodec, ...],
         largest_nbytes: int = DEFAULT.max_chunk_nbytes,
     ) -> None:
-        super().__init__(array_part, bytes_codecs, largest_nbytes)
         self.dtype = dtype
+        self.bytes_codecs = bytes_codecs
+        self._array_part = array_part
+        self._largest_nbytes = largest_nbytes
         self._plans: dict[tuple[int, ...], _Plan] = {}
         # Method of the first codec after the elements, if it decodes parts of streams.
         innermost = bytes_codecs[0] if bytes_codecs else None
@@ -150,11 +154,6 @@ class HostPipeline(ChainSizes):
         bytes_codecs = tuple(codecs.bytes_codec(spec) for spec in chain.bytes_bytes)
         return cls(dtype, part, bytes_codecs, largest_nbytes)
 
-    @property
-    def bytes_codecs(self) -> tuple[BytesCodec, ...]:
-        """Bytes-to-bytes codecs, in encoding order."""
-        return self._bytes_codecs
-
     def axis_order(self, ndim: int) -> tuple[int, ...]:
         """Order of the axes in plain elements.
 
@@ -162,6 +161,65 @@ class HostPipeline(ChainSizes):
         ``axis_order[k]`` of the inner chunk.
         """
         return self._axes or tuple(range(ndim))
+
+    def payload_nbytes(self, chunk_shape: tuple[int, ...]) -> int | None:
+        """Encoded size of an inner chunk; None if it depends on the elements."""
+        nbytes = self._array_part.encoded_nbytes(chunk_shape)
+        for codec in self.bytes_codecs:
+            if nbytes is not None:
+                nbytes = codec.encoded_nbytes(nbytes)
+        return nbytes
+
+    def working_nbytes(self, chunk_shape: tuple[int, ...]) -> int:
+        """Memory that decoding an inner chunk takes besides its stored bytes.
+
+        This is for usual streams; some take `extra_nbytes` more. For strings it is the
+        memory besides their text.
+        """
+        working = self._array_part.working_nbytes(chunk_shape)
+        if self._array_part.encoded_nbytes(chunk_shape) is None:
+            return working
+        peak = held = 0
+        for codec, nbytes in self._outputs(chunk_shape):
+            taken = codec.n_copies * nbytes + codec.beside_nbytes(nbytes)
+            peak = max(peak, held + taken)
+            held = nbytes if codec.n_copies else held
+        return max(peak, held + working)
+
+    def extra_nbytes(self, encoded: HostBytes, chunk_shape: tuple[int, ...]) -> int:
+        """Memory that these bytes need besides `working_nbytes`, as their head says.
+
+        Raises
+        ------
+        CorruptShardError
+            The bytes have no valid head.
+        """
+        extra = 0
+        for codec, nbytes in self._outputs(chunk_shape):
+            extra = codec.extra_nbytes(encoded, nbytes)
+            if codec.n_copies:
+                break
+            # A view that leaves out the bytes at the end. (`nbytes` may be a bound.)
+            n_behind = codec.encoded_nbytes(0) or 0
+            encoded = memoryview(encoded)[: max(0, len(encoded) - n_behind)]
+        return extra
+
+    def encoded_limit(self, chunk_shape: tuple[int, ...]) -> int:
+        """Generous bound of the encoded size that a reasonable writer produces."""
+        *_, (limit, _) = self._sizes(chunk_shape)
+        return limit
+
+    def _outputs(self, chunk_shape: tuple[int, ...]) -> list[tuple[BytesCodec, int]]:
+        """The codecs in decoding order, each with how many bytes it decodes to."""
+        sizes = [nbytes for nbytes, _ in self._sizes(chunk_shape)[:-1]]
+        return list(zip(self.bytes_codecs, sizes, strict=True))[::-1]
+
+    def _sizes(self, chunk_shape: tuple[int, ...]) -> list[tuple[int, bool]]:
+        """Sizes before each bytes-to-bytes codec and after the last; whether exact."""
+        nbytes = self._array_part.encoded_nbytes(chunk_shape)
+        if nbytes is None:
+            return grown_sizes(self.bytes_codecs, self._largest_nbytes, exact=False)
+        return grown_sizes(self.bytes_codecs, nbytes, exact=True)
 
     def decode(
         self,
@@ -242,7 +300,7 @@ class HostPipeline(ChainSizes):
             most = max(0, room_nbytes - needed) // _TEXT_COPIES
             if most >= plan.most_nbytes:
                 return plan
-            sizes = grown_sizes(self._bytes_codecs, most, exact=False)
+            sizes = grown_sizes(self.bytes_codecs, most, exact=False)
             return replace(plan, steps=self._steps(sizes), most_nbytes=most)
         if wanted is not None and self._range_nbytes is not None:
             part_nbytes = self._range_nbytes(encoded, *wanted)
@@ -254,7 +312,7 @@ class HostPipeline(ChainSizes):
 
     def placements(self) -> tuple[CodecPlacement, ...]:
         """Where each codec runs and why, in decoding order."""
-        after = [(codec.name, codec.library) for codec in self._bytes_codecs]
+        after = [(codec.name, codec.library) for codec in self.bytes_codecs]
         return tuple(
             CodecPlacement(
                 name,
@@ -279,7 +337,7 @@ class HostPipeline(ChainSizes):
     def _steps(self, sizes: Sequence[tuple[int, bool]]) -> tuple[_BytesStep, ...]:
         steps = [
             (codec.decode, *size)
-            for codec, size in zip(self._bytes_codecs, sizes[:-1], strict=True)
+            for codec, size in zip(self.bytes_codecs, sizes[:-1], strict=True)
         ]
         return tuple(reversed(steps)) or ((self._check_size, *sizes[0]),)
 

@@ -134,10 +134,19 @@ class BytesCodec(Protocol):
         ...
 
 
-class PlainMemory:
-    """Base of the codecs that hold copies of the decoded bytes, and nothing else."""
+class UsualSizes:
+    """Sizes of most codecs: one copy of the decoded bytes, and nothing besides."""
 
     __slots__ = ()
+
+    n_copies: int = 1
+
+    def encoded_nbytes(
+        self,
+        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
+    ) -> int | None:
+        """Encoded size: it depends on the bytes."""
+        return None
 
     def beside_nbytes(
         self,
@@ -153,24 +162,6 @@ class PlainMemory:
     ) -> int:
         """Additional memory: none."""
         return 0
-
-
-class Compressor(PlainMemory):
-    """Base of the codecs whose encoded size depends on the bytes."""
-
-    __slots__ = ()
-
-    @property
-    def n_copies(self) -> int:
-        """Copies of the decoded bytes: one."""
-        return 1
-
-    def encoded_nbytes(
-        self,
-        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
-    ) -> int | None:
-        """Encoded size: unknown."""
-        return None
 
 
 class ArrayCodec(Protocol):

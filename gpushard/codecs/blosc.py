@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from gpushard.codecs import blosc_blocks, blosc_frame, libblosc2
 from gpushard.codecs.base import (
-    Compressor,
     HostBytes,
+    UsualSizes,
     library_label,
     size_error,
     stream_error,
@@ -35,7 +35,7 @@ _FEWER_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class BloscCodec(Compressor):
+class BloscCodec(UsualSizes):
     """Decoder of `blosc` and `numcodecs.blosc`."""
 
     name: str

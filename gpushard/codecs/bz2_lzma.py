@@ -12,9 +12,9 @@ from typing import Any
 
 from gpushard.codecs.base import (
     PIECE_NBYTES,
-    Compressor,
     Gathered,
     HostBytes,
+    UsualSizes,
     size_error,
     stream_error,
 )
@@ -29,25 +29,21 @@ _BZ2_MEMORY_NBYTES = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class StreamCodec(Compressor):
+class StreamCodec(UsualSizes):
     """Decoder over one of Python's incremental decompressors."""
 
     name: str
     library: str
     open_stream: Callable[[], Any]
-    has_dictionary: bool
-
-    @property
-    def n_copies(self) -> int:
-        """Copies of the decoded bytes; LZMA has another in its dictionary."""
-        return 2 if self.has_dictionary else 1
+    n_copies: int
+    least_nbytes: int = 0
 
     def beside_nbytes(
         self,
         decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
     ) -> int:
-        """Working memory, which bzip2 needs however little it decodes."""
-        return 0 if self.has_dictionary else _BZ2_MEMORY_NBYTES
+        """Working memory, which a codec needs however little it decodes."""
+        return self.least_nbytes
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of all streams (see `BytesCodec.decode`)."""
@@ -94,7 +90,8 @@ class StreamCodec(Compressor):
 
 def bz2_from_spec(spec: CodecSpec) -> StreamCodec:
     """Decoder of bzip2 streams for one entry of `codecs`."""
-    return StreamCodec(spec.name, _library(), bz2.BZ2Decompressor, has_dictionary=False)
+    open_stream = bz2.BZ2Decompressor
+    return StreamCodec(spec.name, _library(), open_stream, 1, _BZ2_MEMORY_NBYTES)
 
 
 def lzma_from_spec(spec: CodecSpec) -> StreamCodec:
@@ -122,7 +119,8 @@ def lzma_from_spec(spec: CodecSpec) -> StreamCodec:
             codec=spec.name,
             json_path=f"{spec.json_path}.configuration",
         ) from error
-    return StreamCodec(spec.name, _library(), open_stream, has_dictionary=True)
+    # LZMA has another copy of what it decoded, its dictionary.
+    return StreamCodec(spec.name, _library(), open_stream, n_copies=2)
 
 
 def _refuse_large_dictionaries(spec: CodecSpec, filters: Any) -> None:

@@ -9,7 +9,7 @@ from crc32c import crc32c
 from gpushard.codecs.base import (
     DAMAGED_HINT,
     HostBytes,
-    PlainMemory,
+    UsualSizes,
     library_label,
     size_error,
     stream_error,
@@ -21,16 +21,13 @@ CHECKSUM_NBYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Crc32cCodec(PlainMemory):
+class Crc32cCodec(UsualSizes):
     """Verifier of `crc32c`."""
+
+    n_copies = 0  # the verified bytes are a view
 
     name: str
     library: str
-
-    @property
-    def n_copies(self) -> int:
-        """None: the verified bytes are a view."""
-        return 0
 
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
         """Encoded size: four bytes more."""

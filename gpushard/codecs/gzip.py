@@ -9,9 +9,9 @@ from gpushard.codecs import libdeflate
 from gpushard.codecs.base import (
     DAMAGED_HINT,
     PIECE_NBYTES,
-    Compressor,
     Gathered,
     HostBytes,
+    UsualSizes,
     size_error,
     stream_error,
 )
@@ -25,7 +25,7 @@ _GZIP_WBITS = 16 + zlib.MAX_WBITS
 
 
 @dataclass(frozen=True, slots=True)
-class DeflateCodec(Compressor):
+class DeflateCodec(UsualSizes):
     """Decoder of deflate streams in a gzip or a zlib wrapper."""
 
     name: str

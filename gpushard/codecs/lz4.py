@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numcodecs.lz4
 
 from gpushard.codecs.base import (
-    Compressor,
     HostBytes,
+    UsualSizes,
     library_label,
     size_error,
     stream_error,
@@ -20,7 +20,7 @@ _EMPTY_BLOCK = b"\0"  # a token of no literals and no match
 
 
 @dataclass(frozen=True, slots=True)
-class Lz4Codec(Compressor):
+class Lz4Codec(UsualSizes):
     """Decoder of `numcodecs.lz4`."""
 
     name: str

@@ -9,7 +9,7 @@ import numcodecs
 
 from gpushard.codecs.base import (
     HostBytes,
-    PlainMemory,
+    UsualSizes,
     library_label,
     size_error,
     stream_error,
@@ -19,18 +19,13 @@ from gpushard.layout import CodecSpec
 
 
 @dataclass(frozen=True, slots=True)
-class ShuffleCodec(PlainMemory):
+class ShuffleCodec(UsualSizes):
     """Decoder of `numcodecs.shuffle`."""
 
     name: str
     library: str
     element_nbytes: int
     decoder: Any
-
-    @property
-    def n_copies(self) -> int:
-        """One."""
-        return 1
 
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
         """Encoded size: the same."""

@@ -20,7 +20,7 @@ from zarr.dtype import UInt8
 from gpushard.codecs.base import (
     DAMAGED_HINT,
     HostBytes,
-    PlainMemory,
+    UsualSizes,
     library_label,
     size_error,
     stream_error,
@@ -62,18 +62,15 @@ _SAME_SHAPE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class ZarrBytesCodec(PlainMemory):
+class ZarrBytesCodec(UsualSizes):
     """Decoder of a bytes-to-bytes codec."""
+
+    n_copies = 2  # usually; zarr's codecs do not bound their memory
 
     name: str
     library: str
     codec: Any
     spec: ArraySpec
-
-    @property
-    def n_copies(self) -> int:
-        """Usually two; zarr's codecs do not bound their memory."""
-        return 2
 
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
         """Encoded size; None if zarr does not know it beforehand."""

@@ -13,8 +13,8 @@ import zstandard
 from gpushard.codecs import libzstd
 from gpushard.codecs.base import (
     DAMAGED_HINT,
-    Compressor,
     HostBytes,
+    UsualSizes,
     library_label,
     size_error,
     stream_error,
@@ -60,7 +60,7 @@ class _TruncatedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ZstdCodec(Compressor):
+class ZstdCodec(UsualSizes):
     """Decoder of `zstd` and `numcodecs.zstd`."""
 
     name: str
