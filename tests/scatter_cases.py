@@ -27,6 +27,7 @@ from gpushard.devices.scattering.transfer import (
     fill_element,
     plan_transfer,
 )
+from gpushard.devices.slabs import TablePage
 from gpushard.devices.structs import fast_divisor
 from gpushard.layout import GridAxis
 from gpushard.placing.scatter import make_target
@@ -174,8 +175,9 @@ def planes_of(blocks):
 
 def launch(scatter, rows, out, *, schedule=0, status=None, n_blocks=None):
     """Run one launch over `rows` into `out`."""
-    batch = scatter.batch(rows.position)
-    tables, batch_tables = uploaded(scatter.tables), uploaded(batch.tables)
+    page = TablePage()
+    batch = scatter.batch(rows.position, page)
+    tables, batch_tables = uploaded(scatter.tables), uploaded(page.packed())
     parameter = scatter.parameter.packed(
         batch,
         Addresses(

@@ -19,6 +19,7 @@ from gpushard.devices.scattering.grids import GridScatter
 from gpushard.devices.scattering.launch import Addresses
 from gpushard.devices.scattering.points import PointScatter
 from gpushard.devices.scattering.transfer import fill_pattern
+from gpushard.devices.slabs import TablePage
 from gpushard.errors import UnsupportedError
 from gpushard.layout import GridAxis
 from gpushard.planning import axes
@@ -164,7 +165,7 @@ def test_distances_within_a_box_count_for_the_width_of_words(width, pad, index):
     strides = (width, 1), (16 + pad, 1)
     transfer = case.transfer(np.dtype("u1"))
     scatter = GridScatter.lay(part, *strides, transfer, b"\0")
-    batch = scatter.batch(np.zeros((2, 1), np.int64))
+    batch = scatter.batch(np.zeros((2, 1), np.int64), TablePage())
     told = scatter.parameter.packed(batch, Addresses(0, 0, 0, 0))
     assert bool(told["in_bits"] % 16) == (width == 20)
     assert bool(told["out_bits"] % 16) == (pad == 4)
@@ -252,7 +253,7 @@ def test_one_row_much_larger_than_the_others_is_found_by_the_bounds_of_tiles(sch
     (rows,) = rows_of(plan, case.layout, case.store, array, case.is_missing)
     out = np.zeros(len(index), np.int32)
     scatter = lay(plan.parts[0], rows, out, case.transfer(out.dtype), bytes(4))
-    batch = scatter.batch(rows.position)
+    batch = scatter.batch(rows.position, TablePage())
     assert batch.fields["n_tiles"] == 10 + 22
     launch(scatter, rows, out, schedule=schedule, n_blocks=2)
     np.testing.assert_array_equal(out, array[index])
@@ -302,7 +303,7 @@ def test_a_batch_without_rows_launches_nothing():
             bytes(4),
         ),
     ):
-        assert scatter.batch(np.empty((1, 0), np.int64)).n_blocks(256) == 0
+        assert scatter.batch(np.empty((1, 0), np.int64), TablePage()).n_blocks(256) == 0
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

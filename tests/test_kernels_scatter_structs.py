@@ -12,6 +12,7 @@ from gpushard.devices.scattering import launch
 from gpushard.devices.scattering.grids import GridScatter
 from gpushard.devices.scattering.launch import Addresses
 from gpushard.devices.scattering.transfer import plan_transfer
+from gpushard.devices.slabs import TablePage
 from gpushard.devices.structs import fast_divisor
 from gpushard.errors import UnsupportedError
 from gpushard.layout import GridAxis
@@ -40,7 +41,8 @@ def test_what_lies_side_by_side_becomes_a_run_and_the_rest_few_loops(cells, key,
     (rows,) = rows_of(plan, case.layout, case.store, array, case.is_missing)
     out = np.zeros(case.selection.shape, np.int32)
     scatter = lay(plan.parts[0], rows, out, case.transfer(out.dtype), bytes(4))
-    told = scatter.parameter.packed(scatter.batch(rows.position), Addresses(0, 0, 0, 0))
+    batch = scatter.batch(rows.position, TablePage())
+    told = scatter.parameter.packed(batch, Addresses(0, 0, 0, 0))
     loops = told["loops"]["length"]["divisor"][: told["n_loops"]].tolist()
     run = int(told["run"]["length"]["divisor"])
     assert ([run, *loops], int(told["n_columns"])) == nest

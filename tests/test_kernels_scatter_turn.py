@@ -13,6 +13,7 @@ from cuda_host.launch import (
     SCHEDULES,
 )
 from gpushard.devices.scattering.launch import Addresses
+from gpushard.devices.slabs import TablePage
 from gpushard.planning import axes
 from gpushard.planning.plan import plan_read
 from gpushard.selecting.expressions import basic, orthogonal
@@ -172,7 +173,7 @@ def test_squares_of_rows_are_counted():
     case = turned_case((90, 150), (64, 128))
     out = np.zeros((90, 150), "i4")
     scatter, rows = laid(case, out)
-    batch = scatter.batch(rows.position)
+    batch = scatter.batch(rows.position, TablePage())
     n_squares = 2 * 4 + 2 * 1 + 1 * 4 + 1
     assert batch.fields["n_tiles"] == n_squares
     assert batch.n_threads == 256 * n_squares

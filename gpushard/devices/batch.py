@@ -1,30 +1,28 @@
-"""One batch of inner chunks on a lane: upload, decode, scatter, fetch the statuses."""
+"""One batch of inner chunks on a lane: upload, decode, scatter, fetch the statuses.
+
+All tables of a batch lie on one page, which is uploaded at once: those of its rows
+(`RowTables`) and those of its scatters (`ScatterBatch`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.decoding.chain import DeviceChain, Step, StepKind
-from gpushard.devices.decoding.row_tables import (
-    RowTables,
-    add_dummies,
-    add_results,
-    reserve_dummy_room,
-    reserve_scratch,
-)
+from gpushard.devices.decoding.row_tables import RowTables
 from gpushard.devices.decoding.steps import Decoder, landing_alignment
 from gpushard.devices.decoding.streams import RowStreams
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
 from gpushard.devices.scattering.joining import Grouping
 from gpushard.devices.scattering.launch import Addresses, ScatterBatch
-from gpushard.devices.scattering.targets import PlacedTarget
+from gpushard.devices.scattering.targets import DeviceTarget
 from gpushard.devices.slabs import TablePage
-from gpushard.devices.structs import BYTE_SHUFFLED, FAST_DIVISOR, fast_divisor
+from gpushard.devices.structs import FAST_DIVISOR
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 
@@ -82,22 +80,16 @@ class Payload(NamedTuple):
 
 
 class _Scatter(NamedTuple):
-    """The rows of one target, with their tables, ready to launch."""
+    """The rows of one target, ready to launch once their page has an address."""
 
-    target: PlacedTarget
+    target: DeviceTarget
     rows: slice
     batch: ScatterBatch
-    tables: int
-
-
-def scatter_fill(lane: Lane, targets: Sequence[PlacedTarget], rows: Rows) -> None:
-    """Enqueue writing the fill value where missing inner chunks would land."""
-    scatter_decoded(lane, targets, rows, np.zeros(len(rows.target), np.uint64))
 
 
 def scatter_decoded(
     lane: Lane,
-    targets: Sequence[PlacedTarget],
+    targets: Sequence[DeviceTarget],
     rows: Rows,
     src: NDArray[np.uint64],
 ) -> None:
@@ -107,7 +99,7 @@ def scatter_decoded(
     ----------
     src
         uint64, host, shape (n_rows,). Device address of byte 0 of each inner chunk; 0
-        for a missing one.
+        writes the fill value where a missing one would land.
     """
     page = TablePage()
     table = page.add(src)
@@ -115,29 +107,13 @@ def scatter_decoded(
     address = lane.place_page(page)
     for scatter in scatters:
         _launch(lane, scatter, address, address + table, 0)
-    _settle_nothing(lane)
-
-
-def copy_straight(
-    lane: Lane, memory: NDArray[np.uint8], copies: Sequence[tuple[int, int, int]]
-) -> None:
-    """Enqueue copies of pinned memory to their places in the outputs.
-
-    Parameters
-    ----------
-    copies
-        For each copy: offset in `memory`, device address and number of bytes.
-    """
-    for at, address, nbytes in copies:
-        if nbytes:
-            lane.device.upload(address, memory[at : at + nbytes], lane.stream)
-    _settle_nothing(lane)
+    lane.note_harmless()
 
 
 def decode_and_scatter(
     lane: Lane,
     chain: DeviceChain,
-    targets: Sequence[PlacedTarget],
+    targets: Sequence[DeviceTarget],
     rows: Rows,
     payload: Payload,
     settle: Settle,
@@ -149,106 +125,51 @@ def decode_and_scatter(
     settle
         Called with the rows that the device refused, once the batch is done.
     """
-    n_rows = len(rows.target)
     lane.encoded_nbytes = int(payload.nbytes.sum())
     page = TablePage()
-    src_at = page.add(payload.src)
-    nbytes_at = page.add(payload.nbytes.astype(np.uint64))
-    sizes_at, filters_at = _add_step_columns(page, chain, n_rows)
-    landings = _landings(lane, chain, targets, rows)
-    *arenas_at, landings_at = _add_arenas(page, lane, chain, landings)
-    planes_at = _add_planes(page, chain, n_rows)
-    dummies_at = add_dummies(page)
     scatters = _lay_scatters(page, targets, rows)
-    totals_at, realigned_at, status_at = add_results(page, n_rows)
-    scratch_at, dummy_at = reserve_scratch(page, n_rows), reserve_dummy_room(page)
+    places = _places(lane, chain, _landings(lane, chain, targets, rows))
+    laid = RowTables.lay(page, chain, (payload.src, payload.nbytes), places)
     address = lane.place_page(page)
-    tables = RowTables(
-        n_rows=n_rows,
-        src=address + src_at,
-        src_nbytes=address + nbytes_at,
-        sizes=tuple(address + at for at in sizes_at),
-        filters={
-            k: (address + a, address + b, address + c)
-            for k, (a, b, c) in filters_at.items()
-        },
-        arenas=(address + arenas_at[0], address + arenas_at[1]),
-        landings=address + landings_at,
-        planes=address + planes_at if planes_at >= 0 else 0,
-        fused_nbytes=chain.fused_nbytes,
-        dummies={algorithm: address + at for algorithm, at in dummies_at.items()},
-        dummy_dst=address + dummy_at,
-        totals=address + totals_at,
-        n_realigned=address + realigned_at,
-        status=address + status_at,
-        scratch=address + scratch_at,
-    )
-    streams = RowStreams(lane, tables)
-    decoder = Decoder(streams, tables.src, tables.src_nbytes)
+    tables = laid.at(address)
+    decoder = Decoder(RowStreams(lane, tables), tables.src, tables.src_nbytes)
     for index, step in enumerate(chain.steps):
         decoder.run(step, index)
     for scatter in scatters:
         _launch(lane, scatter, address, decoder.src, tables.status, decoder.planes)
-    lane.pending = Pending(lane.read_statuses(tables.status, n_rows), settle)
-
-
-def _add_step_columns(
-    page: TablePage, chain: DeviceChain, n_rows: int
-) -> tuple[list[int], dict[int, tuple[int, int, int]]]:
-    """Offsets of the columns of sizes after each step, and of the shuffle filters."""
-    sizes: list[int] = []
-    filters: dict[int, tuple[int, int, int]] = {}
-    for index, step in enumerate(chain.steps):
-        sizes.append(page.add(np.full(n_rows, step.decoded_nbytes, np.uint64)))
-        if step.kind is StepKind.SHUFFLE:
-            filters[index] = (
-                page.add(np.full(n_rows, BYTE_SHUFFLED, np.uint32)),
-                page.add(np.full(n_rows, step.itemsize, np.uint32)),
-                page.add(np.full(n_rows, step.decoded_nbytes, np.uint32)),
-            )
-    return sizes, filters
-
-
-def _add_planes(page: TablePage, chain: DeviceChain, n_rows: int) -> int:
-    """Offset of the table of blocks that the last step leaves shuffled; -1 if none."""
-    if not chain.fused_nbytes or chain.steps[-1].kind is not StepKind.SHUFFLE:
-        return -1
-    return page.add(np.repeat(fast_divisor(chain.decoded_nbytes), n_rows))
+    statuses = lane.read_statuses(tables.status, tables.n_rows)
+    lane.pending = Pending(statuses, settle)
 
 
 def _landings(
-    lane: Lane, chain: DeviceChain, targets: Sequence[PlacedTarget], rows: Rows
+    lane: Lane, chain: DeviceChain, targets: Sequence[DeviceTarget], rows: Rows
 ) -> Ints:
     """Address in an output that each row is decoded to; 0 if it must be scattered."""
     landings = np.zeros(len(rows.target), np.int64)
     alignment = landing_alignment(lane.device.decoder, chain.steps[-1])
     if alignment:
         for t, some in rows.by_target():
-            target = targets[t].target
-            found = target.landings(rows.position[:, some], chain.decoded_nbytes)
+            position = rows.position[:, some]
+            found = targets[t].landings(position, chain.decoded_nbytes)
             landings[some] = np.where(found % alignment, 0, found)
     return landings
 
 
-def _add_arenas(
-    page: TablePage, lane: Lane, chain: DeviceChain, landings: Ints
-) -> list[int]:
-    """Offsets of three address tables: both arenas, and the final place of rows."""
-    largest = max((step.decoded_nbytes for step in chain.steps), default=0)
+def _places(lane: Lane, chain: DeviceChain, landings: Ints) -> list[Ints]:
+    """Addresses that rows are decoded to: in both arenas, and by the last step."""
+    largest = max(step.decoded_nbytes for step in chain.steps)
     pitch = -(-max(largest, 1) // _PITCH) * _PITCH
     n_writes = sum(map(_n_writes, chain.steps))
-    n_rows = len(landings)
+    # Rows that only the last step writes need no place in an arena if they land.
+    in_arena = landings == 0 if n_writes == 1 else np.ones(len(landings), bool)
+    ordinal = np.cumsum(in_arena) - in_arena
     places: list[Ints] = []
     for k, arena in enumerate(lane.arenas):
-        is_only_last = n_writes == 1
-        in_arena = landings == 0 if is_only_last else np.ones(n_rows, bool)
         n_used = int(in_arena.sum()) if k < n_writes else 0
         start = arena.address(n_used * pitch + PADDING_NBYTES if n_used else 0)
-        ordinal = np.cumsum(in_arena) - in_arena
         places.append(start + pitch * ordinal)
     last = places[(n_writes - 1) % 2]
-    landed = np.where(landings, landings, last)
-    return [page.add(table.astype(np.uint64)) for table in (*places, landed)]
+    return [*places, np.where(landings, landings, last)]
 
 
 def _n_writes(step: Step) -> int:
@@ -259,36 +180,32 @@ def _n_writes(step: Step) -> int:
 
 
 def _lay_scatters(
-    page: TablePage, targets: Sequence[PlacedTarget], rows: Rows
+    page: TablePage, targets: Sequence[DeviceTarget], rows: Rows
 ) -> list[_Scatter]:
-    scatters: list[_Scatter] = []
-    for t, some in rows.by_target():
-        batch = targets[t].target.scatter.batch(rows.position[:, some])
-        scatters.append(_Scatter(targets[t], some, batch, page.add(batch.tables)))
-    return scatters
+    return [
+        _Scatter(
+            targets[t], some, targets[t].scatter.batch(rows.position[:, some], page)
+        )
+        for t, some in rows.by_target()
+    ]
 
 
 def _launch(
     lane: Lane, some: _Scatter, page: int, src: int, status: int, planes: int = 0
 ) -> None:
     """Launch one scatter; `src`, `status` and `planes` are tables of all rows, or 0."""
-    scatter = some.target.target.scatter
+    scatter = some.target.scatter
     first = some.rows.start
     addresses = Addresses(
         some.target.tables,
-        page + some.tables,
-        some.target.target.out,
+        page,
+        some.target.out,
         src + 8 * first,
         status + 4 * first if status else 0,
         planes + FAST_DIVISOR.itemsize * first if planes else 0,
     )
     kernel = scatter.planes_kernel if planes else scatter.kernel
-    parameter: Any = scatter.parameter.packed(some.batch, addresses)
     n_blocks = some.batch.n_blocks(threads_of(kernel))
     if n_blocks:
+        parameter = scatter.parameter.packed(some.batch, addresses)
         lane.device.launch(kernel, (n_blocks, 1), [parameter], lane.stream)
-
-
-def _settle_nothing(lane: Lane) -> None:
-    """Note a batch that cannot fail, so that `Lane.retire` only waits for its end."""
-    lane.pending = Pending(np.zeros(0, np.uint32), lambda _: None)

@@ -161,14 +161,17 @@ class Lane:
         if len(refused):
             pending.settle(refused)
 
-    def upload_bytes(self, pieces: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint64]:
-        """Device address of each piece, copied side by side; uint64, shape (n,)."""
-        return self.upload_pieces(pieces, np.array([len(piece) for piece in pieces]))
+    def note_harmless(self) -> None:
+        """Note a batch that cannot fail, so that `retire` only waits for its end."""
+        self.pending = Pending(np.zeros(0, np.uint32), lambda _: None)
 
     def upload_pieces(
         self, pieces: Iterable[NDArray[np.uint8]], sizes: Ints
     ) -> NDArray[np.uint64]:
-        """As `upload_bytes`, for pieces of known sizes that are made one at a time."""
+        """Device address of each piece, copied side by side; uint64, shape (n,).
+
+        Pieces may be made one at a time; `sizes` are their numbers of bytes.
+        """
         places = np.cumsum(-(-sizes // 16) * 16) - -(-sizes // 16) * 16
         host = self.encoded_host.view(int(places[-1] + sizes[-1]))
         for piece, place in zip(pieces, places.tolist(), strict=True):

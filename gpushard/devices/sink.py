@@ -19,7 +19,6 @@ from gpushard.devices.batch import (
     Rows,
     decode_and_scatter,
     scatter_decoded,
-    scatter_fill,
 )
 from gpushard.devices.budget import Budget
 from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, StepKind
@@ -27,7 +26,7 @@ from gpushard.devices.lane import Lane
 from gpushard.devices.payload.fetching import choose_fetch
 from gpushard.devices.payload.landing import Encoded, SlotLanding, brought_back
 from gpushard.devices.placement import estimate, load_of
-from gpushard.devices.scattering.targets import PlacedTarget, Targets, place_targets
+from gpushard.devices.scattering.targets import DeviceTarget, Targets, place_targets
 from gpushard.devices.straight import straight_copies
 from gpushard.errors import DeviceError, DeviceMemoryError
 from gpushard.fetching.job import Answer, Job
@@ -104,7 +103,7 @@ class DeviceSink:
                 device.await_event(lane.stream, entry)
             self._idle.put(lane)
 
-    def _placed(self, targets: Targets) -> list[PlacedTarget]:
+    def _placed(self, targets: Targets) -> list[DeviceTarget]:
         try:
             return place_targets(self.device, targets.laid, self._lanes[0].stream)
         except DeviceMemoryError:
@@ -238,7 +237,9 @@ class DeviceSink:
             some = rows[first : first + size]
             lane.retire_all()
             try:
-                scatter_fill(lane, self._targets, self._rows(block, some))
+                nothing = np.zeros(len(some), np.uint64)
+                some_rows = self._rows(block, some)
+                scatter_decoded(lane, self._targets, some_rows, nothing)
             except DeviceMemoryError:
                 self._make_room(lane)
                 if len(some) == 1:

@@ -119,3 +119,9 @@ class TablePage:
         """Write the columns to upload into `memory`, of `upload_nbytes` bytes."""
         for offset, data in self._columns:
             memory[offset : offset + len(data)] = data
+
+    def packed(self) -> NDArray[np.uint8]:
+        """The columns to upload: uint8, host, shape (nbytes,)."""
+        memory = np.zeros(self.nbytes, np.uint8)
+        self.write(memory)
+        return memory

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.batch import Rows
-from gpushard.devices.scattering.targets import PlacedTarget
+from gpushard.devices.scattering.targets import DeviceTarget
 from gpushard.selecting.selection import Ints
 
 # A copy is a driver call, and a scattered batch takes few calls (20). With more copies,
@@ -41,7 +41,7 @@ class Copies(NamedTuple):
 
 
 def straight_copies(
-    targets: Sequence[PlacedTarget], rows: Rows, at: Ints
+    targets: Sequence[DeviceTarget], rows: Rows, at: Ints
 ) -> Copies | None:
     """Copies that move inner chunks to the outputs exactly as they are stored.
 
@@ -59,7 +59,7 @@ def straight_copies(
     source, address = np.empty(n_rows, np.int64), np.empty(n_rows, np.int64)
     nbytes = np.empty(n_rows, np.int64)
     for t, some in rows.by_target():
-        target = targets[t].target
+        target = targets[t]
         runs = target.scatter.runs(rows.position[:, some])
         if runs is None:
             return None

@@ -1,17 +1,27 @@
-"""Offsets and addresses of a batch's tables on their page, and of scratch for steps.
+"""Tables of the rows of a batch on its page, and scratch for the steps.
 
 Pure: no device.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gpushard.devices.decoding.chain import DeviceChain, StepKind
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.slabs import TablePage
-from gpushard.devices.structs import StreamClass
+from gpushard.devices.structs import (
+    BYTE_SHUFFLED,
+    FAST_DIVISOR,
+    StreamClass,
+    fast_divisor,
+)
+from gpushard.selecting.selection import Ints
 
 # Streams that decode to one byte. A decoder gets one in place of a refused stream.
 # zstd: RFC 8878 3.1.1, one raw block; LZ4 block: one literal; deflate: RFC 1951 3.2.4,
@@ -28,71 +38,150 @@ DUMMIES = {
 DUMMY_CAPACITY = 256
 """Room for the output of any of these streams."""
 
+_DUMMY_PITCH = 32
+_DUMMY_TABLE = np.frombuffer(
+    b"".join(stream.ljust(_DUMMY_PITCH, b"\0") for stream in DUMMIES.values()), np.uint8
+)
+
 TOTALS_NBYTES = (3 * len(StreamClass) + 2) * 8
 """Streams of each class, counted in three ways; then rows with each kind of shuffle."""
 
 _COUNTING_NBYTES = TOTALS_NBYTES + 8
 """The same, and the number of warps that have counted."""
 
-
-@dataclass(frozen=True, slots=True)
-class RowTables:
-    """Device addresses of the tables of a batch on its page.
-
-    Attributes
-    ----------
-    src, src_nbytes
-        uint64, one per row: address and size of the encoded bytes.
-    sizes
-        uint64, one per row, for each step: size of every row after the step.
-    filters
-        For each `StepKind.SHUFFLE`, by its index: filter, item size and block size of
-        each row, uint32.
-    arenas
-        uint64, one per row, for each of the two arenas: where a row is decoded to.
-    landings
-        uint64, one per row: where the last step decodes the row to, in an arena or in
-        the output.
-    planes
-        Bytes in the shuffled blocks of each row, if the scatter undoes the last
-        `StepKind.SHUFFLE`; else 0.
-    fused_nbytes
-        As `DeviceChain.fused_nbytes`.
-    dummies, dummy_dst
-        The streams of `DUMMIES`, one after the other, and room for their output.
-    totals, n_realigned, status
-        Zero at first. `totals` counts the streams in Blosc frames (`TOTALS_NBYTES`),
-        then the warps that have counted, uint64. `n_realigned` counts used bytes of the
-        room for realigned streams, uint64. `status` has one uint32 for each row.
-    """
-
-    n_rows: int
-    src: int
-    src_nbytes: int
-    sizes: tuple[int, ...]
-    filters: dict[int, tuple[int, int, int]]
-    arenas: tuple[int, int]
-    landings: int
-    planes: int
-    fused_nbytes: int
-    dummies: dict[Algorithm, int]
-    dummy_dst: int
-    totals: int
-    n_realigned: int
-    status: int
-    scratch: int
-
-
-def reserve_scratch(page: TablePage, n_rows: int) -> int:
-    """Offset of the scratch that the steps of a batch write."""
-    return page.reserve(_SCRATCH_NBYTES_PER_ROW * n_rows + 16 * _N_SCRATCH_COLUMNS)
-
-
 _N_SCRATCH_COLUMNS = 16
 # Stream tables (4 * 8), then Blosc's (3 * 4 + 4 * 5 + 2 * 8 + 16). The scatter reads
 # some of the latter.
 STREAM_TABLES_NBYTES = 32
 _SCRATCH_NBYTES_PER_ROW = STREAM_TABLES_NBYTES + 64
+
+LANDING = 2
+"""Number of the places that the last step decodes rows to, behind the two arenas."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowTables:
+    """Where the tables of a batch lie: offsets on its page, then device addresses.
+
+    Attributes
+    ----------
+    n_rows, n_steps
+        Number of rows, and of the chain's steps.
+    fused_nbytes
+        As `DeviceChain.fused_nbytes`.
+    src, src_nbytes
+        uint64, one per row: address and size of the encoded bytes.
+    sizes, filters
+        See `sizes_after` and `filters_of`.
+    places
+        See `place`.
+    planes
+        `FAST_DIVISOR`, one per row: bytes in its shuffled blocks. Only if the scatter
+        undoes the last step, a `StepKind.SHUFFLE`.
+    dummies, dummy_dst
+        The streams of `DUMMIES`, and room for their output.
+    totals, n_realigned, status
+        Zero at first. `totals` counts the streams in Blosc frames (`TOTALS_NBYTES`),
+        then the warps that have counted, uint64. `n_realigned` counts used bytes of the
+        room for realigned streams, uint64. `status` has one uint32 for each row.
+    scratch
+        Memory that the steps write.
+    """
+
+    n_rows: int
+    n_steps: int
+    fused_nbytes: int
+    src: int
+    src_nbytes: int
+    sizes: int
+    filters: int
+    places: int
+    planes: int
+    dummies: int
+    totals: int
+    n_realigned: int
+    status: int
+    scratch: int
+    dummy_dst: int
+
+    @classmethod
+    def lay(
+        cls,
+        page: TablePage,
+        chain: DeviceChain,
+        encoded: tuple[NDArray[np.uint64], Ints],
+        places: Sequence[Ints],
+    ) -> RowTables:
+        """Offsets of the tables on `page`, which nothing is added to afterwards.
+
+        Parameters
+        ----------
+        encoded
+            Device address and size of each row's encoded bytes.
+        places
+            int64, shape (n_rows,), three times: address of each row in the two arenas,
+            and where the last step decodes it to, in an arena or in the output.
+        """
+        src, src_nbytes = encoded
+        n_rows, steps = len(src), chain.steps
+        sizes = np.array([step.decoded_nbytes for step in steps], np.uint64)
+        totals = page.add(np.zeros(_COUNTING_NBYTES + 8, np.uint8))
+        scratch_nbytes = _SCRATCH_NBYTES_PER_ROW * n_rows + 16 * _N_SCRATCH_COLUMNS
+        return cls(
+            n_rows,
+            len(steps),
+            chain.fused_nbytes,
+            page.add(src),
+            page.add(src_nbytes.astype(np.uint64)),
+            page.add(np.repeat(sizes, n_rows)),
+            page.add(np.repeat(_filters(chain), n_rows)),
+            page.add(np.concatenate(places).astype(np.uint64)),
+            page.add(_planes(chain, n_rows)),
+            page.add(_DUMMY_TABLE),
+            totals,
+            totals + _COUNTING_NBYTES,
+            # Uploaded zeros save a call that clears the statuses.
+            page.add(np.zeros(n_rows, np.uint32)),
+            page.reserve(scratch_nbytes),
+            page.reserve(DUMMY_CAPACITY),
+        )
+
+    def at(self, address: int) -> RowTables:
+        """The same tables with addresses, on a page that lies at `address`."""
+        offsets = (field.name for field in fields(self)[3:])
+        return replace(self, **{k: address + getattr(self, k) for k in offsets})
+
+    def sizes_after(self, step: int) -> int:
+        """Table of the size of every row after a step: uint64."""
+        return self.sizes + 8 * self.n_rows * step
+
+    def filters_of(self, step: int) -> list[int]:
+        """Tables of a `StepKind.SHUFFLE`: filter, item and block size; uint32 each."""
+        return [self.filters + 4 * self.n_rows * (3 * step + k) for k in range(3)]
+
+    def place(self, k: int) -> int:
+        """Table of the addresses of rows in arena `k`, or for `LANDING`; uint64."""
+        return self.places + 8 * self.n_rows * k
+
+    def dummy(self, algorithm: Algorithm) -> int:
+        """Address of the stream of `DUMMIES` for an algorithm."""
+        return self.dummies + _DUMMY_PITCH * list(DUMMIES).index(algorithm)
+
+
+def _filters(chain: DeviceChain) -> NDArray[np.uint32]:
+    """Filter, item size and block size of each step, if one of them is a shuffle."""
+    numbers = np.zeros((len(chain.steps), 3), np.uint32)
+    for row, step in zip(numbers, chain.steps, strict=True):
+        if step.kind is StepKind.SHUFFLE:
+            row[:] = BYTE_SHUFFLED, step.itemsize, step.decoded_nbytes
+    return numbers if numbers.any() else numbers[:0]
+
+
+def _planes(chain: DeviceChain, n_rows: int) -> NDArray[Any]:
+    """Blocks that the last step leaves shuffled; no rows if it leaves none."""
+    if not chain.fused_nbytes or chain.steps[-1].kind is not StepKind.SHUFFLE:
+        return np.empty(0, FAST_DIVISOR)
+    return np.repeat(fast_divisor(chain.decoded_nbytes), n_rows)
 
 
 class Columns:
@@ -106,25 +195,3 @@ class Columns:
         address = self._next
         self._next += -(-nbytes // 16) * 16
         return address
-
-
-def add_dummies(page: TablePage) -> dict[Algorithm, int]:
-    """Offsets of the dummy streams on a page."""
-    return {
-        algorithm: page.add(np.frombuffer(stream, np.uint8))
-        for algorithm, stream in DUMMIES.items()
-    }
-
-
-def add_results(page: TablePage, n_rows: int) -> tuple[int, int, int]:
-    """Offsets of `RowTables.totals`, `n_realigned` and `status`.
-
-    Their zeros are uploaded with the page, which saves a call that clears them.
-    """
-    totals = page.add(np.zeros(_COUNTING_NBYTES + 8, np.uint8))
-    return totals, totals + _COUNTING_NBYTES, page.add(np.zeros(n_rows, np.uint32))
-
-
-def reserve_dummy_room(page: TablePage) -> int:
-    """Offset of the room for the output of dummy streams."""
-    return page.reserve(DUMMY_CAPACITY)

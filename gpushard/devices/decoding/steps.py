@@ -16,6 +16,7 @@ from gpushard.devices.decoding.filters import FilterRows, ItemFilter
 from gpushard.devices.decoding.row_tables import (
     DUMMIES,
     DUMMY_CAPACITY,
+    LANDING,
     Columns,
     RowTables,
 )
@@ -63,23 +64,23 @@ class Decoder:
                 u4(self.tables.n_rows),
             )
             return
-        is_last = index == len(self.tables.sizes) - 1
+        is_last = index == self.tables.n_steps - 1
         if step.kind is StepKind.BLOSC:
             self._blosc(step, is_last=is_last)
         elif step.items is not None:
             self._undo_filter(step.items)
         elif step.kind is not StepKind.SHUFFLE:
             self._decompress(step, self._next_arena(is_last=is_last))
-        elif is_last and self.tables.planes:
+        elif is_last and self.tables.fused_nbytes:
             self.planes = self.tables.planes
         else:
             dst = self._next_arena(is_last=is_last)
-            filters = self.tables.filters[index]
+            filters = self.tables.filters_of(index)
             self.streams.unfilter(
                 "gs_unshuffle", self.src, dst, filters, step.decoded_nbytes
             )
             self.src = dst
-        self.src_nbytes = self.tables.sizes[index]
+        self.src_nbytes = self.tables.sizes_after(index)
 
     def _undo_filter(self, items: ItemFilter) -> None:
         """Undo a filter of numcodecs."""
@@ -96,7 +97,7 @@ class Decoder:
     def _next_arena(self, *, is_last: bool = False) -> int:
         """Table of the addresses that rows are decoded to, in the other arena."""
         self.arena = 1 if self.arena == 0 else 0
-        return self.tables.landings if is_last else self.tables.arenas[self.arena]
+        return self.tables.place(LANDING if is_last else self.arena)
 
     def _decompress(self, step: Step, dst: int) -> None:
         """Enqueue gate, decoder and fold, with one stream for each row."""
@@ -110,7 +111,7 @@ class Decoder:
         record["stream_src"], record["stream_nbytes"] = streams[0], streams[1]
         record["stream_dst"], record["stream_capacity"] = streams[2], streams[3]
         record["decoded_nbytes"] = step.decoded_nbytes
-        record["dummy_src"] = tables.dummies[algorithm]
+        record["dummy_src"] = tables.dummy(algorithm)
         record["dummy_nbytes"] = len(DUMMIES[algorithm])
         record["dummy_dst"] = tables.dummy_dst
         record["dummy_capacity"] = DUMMY_CAPACITY

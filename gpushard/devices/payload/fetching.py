@@ -26,9 +26,9 @@ from gpushard.devices.payload.kvikio_file import (
 )
 from gpushard.devices.payload.landing import (
     ALIGNMENT,
+    HostLanding,
     Landed,
     LaneLanding,
-    PageableLanding,
     SlotLanding,
 )
 from gpushard.devices.payload.ring import Ring, Slot
@@ -241,12 +241,12 @@ def _direct_files(source: Source) -> tuple[KvikioFiles, str]:
     raise UnsupportedError("a store of which kvikio knows nothing")
 
 
-def _landing(slot: Slot, nbytes: int) -> SlotLanding | PageableLanding:
+def _landing(slot: Slot, nbytes: int) -> SlotLanding | HostLanding:
     """Memory of a slot, or pageable memory if no more can be pinned."""
     try:
         return SlotLanding(slot, slot.memory(nbytes))
     except DeviceMemoryError:
-        return PageableLanding(np.empty(nbytes, np.uint8))
+        return HostLanding(np.empty(nbytes, np.uint8))
 
 
 def _landing_address(lane: Lane, nbytes: int) -> int | None:

@@ -1,19 +1,18 @@
 """Where the bytes of fetched inner chunks lie before they are put into a batch.
 
 They lie in a pinned slot, from which a lane copies them; in the device memory of a
-lane; or in arrays on the host, such as inner chunks that a device refused.
+lane; or in other host memory, such as inner chunks that a device refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.batch import copy_straight
 from gpushard.devices.lane import Lane
 from gpushard.devices.payload.ring import Slot
 from gpushard.devices.straight import Copies
@@ -131,28 +130,31 @@ class SlotLanding:
     def land(self, lane: Lane, copies: Copies) -> None:
         """Enqueue copies to the final places of bytes, as the lane's batch."""
         columns = (column.tolist() for column in copies)
-        copy_straight(lane, self.memory, list(zip(*columns, strict=True)))
+        for at, address, nbytes in zip(*columns, strict=True):
+            if nbytes:
+                lane.device.upload(address, self.memory[at : at + nbytes], lane.stream)
+        lane.note_harmless()
         self.slot.note_copy(lane)
 
     def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
         """Views of the slot."""
-        return _cut(self.memory, encoded)
+        return _cut(self.memory, encoded.at, encoded.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
-class PageableLanding:
-    """Host memory for a fetch when no more memory can be pinned."""
+class HostLanding:
+    """Host memory: of a fetch when no more can be pinned, or of bytes read back."""
 
     memory: NDArray[np.uint8]
     lane = None
 
     def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
         """Addresses in the lane's encoded slab, by way of the lane's pinned memory."""
-        return lane.upload_bytes(self.on_host(encoded))
+        return lane.upload_pieces(self.on_host(encoded), encoded.nbytes)
 
     def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
         """Views of the memory."""
-        return _cut(self.memory, encoded)
+        return _cut(self.memory, encoded.at, encoded.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,23 +171,9 @@ class LaneLanding:
 
     def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
         """Copies that are read back from the device."""
-        return read_back(self.lane, self.bring(self.lane, encoded), encoded.nbytes)
-
-
-@dataclass(frozen=True, slots=True)
-class HostLanding:
-    """Arrays on the host, one for each inner chunk; `Encoded.at` is their index."""
-
-    pieces: Sequence[NDArray[np.uint8]]
-    lane = None
-
-    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
-        """Addresses in the lane's encoded slab."""
-        return lane.upload_bytes(self.on_host(encoded))
-
-    def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
-        """The arrays."""
-        return [self.pieces[i] for i in encoded.at.tolist()]
+        src = self.bring(self.lane, encoded)
+        memory, at = read_back(self.lane, src, encoded.nbytes)
+        return _cut(memory, at, encoded.nbytes)
 
 
 def brought_back(lane: Lane, encoded: Encoded, src: NDArray[np.uint64]) -> Encoded:
@@ -193,27 +181,18 @@ def brought_back(lane: Lane, encoded: Encoded, src: NDArray[np.uint64]) -> Encod
 
     Waits for the lane. Meant for the few inner chunks that a device refuses.
     """
-    pieces = read_back(lane, src, encoded.nbytes)
-    at = np.arange(len(pieces))
-    return Encoded(
-        HostLanding(pieces),
-        encoded.column,
-        at,
-        encoded.nbytes,
-        encoded.low,
-        encoded.stored_nbytes,
-    )
+    memory, at = read_back(lane, src, encoded.nbytes)
+    return replace(encoded, landing=HostLanding(memory), at=at)
 
 
 def read_back(
     lane: Lane, src: NDArray[np.uint64], nbytes: Ints
-) -> list[NDArray[np.uint8]]:
-    """Byte ranges of device memory: uint8, host, valid until the lane's next read back.
+) -> tuple[NDArray[np.uint8], Ints]:
+    """Host memory with byte ranges of device memory, and the offset of each there.
 
-    Makes up to eight copies, which include the smaller gaps between the ranges.
+    The memory is valid until the lane's next read back. Makes up to eight copies, which
+    include the smaller gaps between the ranges; there must be a range.
     """
-    if not len(src):
-        return []
     start = src.astype(np.int64)
     order = np.argsort(start, kind="stable")
     first = start[order]
@@ -227,10 +206,11 @@ def read_back(
     memory = lane.read_back(runs)
     of_run = np.searchsorted(run_start, start, side="right") - 1
     base = np.cumsum(run_nbytes) - run_nbytes - run_start
-    at = (start + base[of_run]).tolist()
-    return [memory[a : a + n] for a, n in zip(at, nbytes.tolist(), strict=True)]
+    return memory, start + base[of_run]
 
 
-def _cut(memory: NDArray[np.uint8], encoded: Encoded) -> list[NDArray[np.uint8]]:
-    places = zip(encoded.at.tolist(), encoded.nbytes.tolist(), strict=True)
+def _cut(
+    memory: NDArray[np.uint8], start: Ints, nbytes: Ints
+) -> list[NDArray[np.uint8]]:
+    places = zip(start.tolist(), nbytes.tolist(), strict=True)
     return [memory[at : at + n] for at, n in places]

@@ -4,8 +4,8 @@ A selection is laid out once for an array and the shape of its inner chunks. Eac
 of inner chunks adds its columns. Addresses are filled in last.
 
     scatter = GridScatter.lay(part, in_strides, out_strides, transfer, fill)
-    batch = scatter.batch(position)
-    # upload scatter.tables once and batch.tables, both 16-byte aligned; launch
+    batch = scatter.batch(position, page)
+    # upload scatter.tables once, and the page, both 16-byte aligned; launch
     # scatter.kernel over batch.n_blocks(threads) blocks with its one parameter
     scatter.parameter.packed(batch, Addresses(...))
 
@@ -38,7 +38,6 @@ from gpushard.devices.scattering.launch import (
     Parameter,
     ParameterWriter,
     ScatterBatch,
-    TableWriter,
     field_place,
     landing_table,
     transfer_record,
@@ -54,6 +53,7 @@ from gpushard.devices.scattering.transfer import (
     Transfer,
     check_limit,
 )
+from gpushard.devices.slabs import TablePage
 from gpushard.devices.structs import fast_divisor
 from gpushard.planning.grid import GridPart
 from gpushard.selecting.selection import Ints
@@ -254,8 +254,8 @@ class GridScatter:
         """
         return self._boxes.runs(position) if self._keeps_bytes else None
 
-    def batch(self, position: Ints) -> ScatterBatch:
-        """Tables of a batch.
+    def batch(self, position: Ints, page: TablePage) -> ScatterBatch:
+        """Scatter of some rows, with its tables added to the page of their batch.
 
         Parameters
         ----------
@@ -271,21 +271,20 @@ class GridScatter:
         n_rows = position.shape[1]
         tiles, tile_log2 = self._tiles(position, n_rows)
         per_row, n_tiles = int(tiles.max(initial=1)), int(tiles.sum())
-        tables = TableWriter()
         pointers = [
-            (word, tables.add(position[axis].astype(np.uint32)))
+            (word, page.add(position[axis].astype(np.uint32)))
             for axis, word in self._positions
         ]
         for far in self._far:
             cells = far.table(position[far.axis])
-            pointers.append((far.table_word, tables.add(cells)))
+            pointers.append((far.table_word, page.add(cells)))
             each = np.arange(n_rows, dtype=np.uint32)
-            pointers.append((far.position_word, tables.add(each)))
+            pointers.append((far.position_word, page.add(each)))
         # A few empty tiles cost less than a search for the row of each tile.
         if 2 * n_tiles < n_rows * per_row:
             bounds = np.append(0, np.cumsum(tiles)).astype(np.uint32)
             word = word_of(self.parameter.record.dtype, "tile_bounds")
-            pointers.append((word, tables.add(bounds)))
+            pointers.append((word, page.add(bounds)))
         else:
             n_tiles = n_rows * per_row
         check_limit("tiles of a batch", n_tiles, LIMIT)
@@ -296,7 +295,7 @@ class GridScatter:
             "tiles_per_row": fast_divisor(per_row),
         }
         n_threads = n_tiles * (_SQUARE_THREADS if self._is_turned else _LANES)
-        return ScatterBatch(tables.joined(), tuple(pointers), fields, n_threads)
+        return ScatterBatch(tuple(pointers), fields, n_threads)
 
     def _tiles(self, position: Ints, n_rows: int) -> tuple[Ints, int]:
         """Number of tiles of each row, and the binary logarithm of their size."""

@@ -2,7 +2,8 @@
 
     a selection   `Parameter`: the kernel's struct; its pointers into the tables of the
                   selection are still offsets
-    a batch       `ScatterBatch`: tables of the rows, and the fields that they set
+    a batch       `ScatterBatch`: the fields that its rows set, and offsets of their
+                  tables on the page of the batch
     a launch      `Addresses`: where all of these are in device memory
 
 The kernels declare the structs; functions at the end fill their records.
@@ -21,12 +22,8 @@ from numpy.typing import NDArray
 
 from gpushard.devices.declared import declared_struct
 from gpushard.devices.scattering.boxes import Landings
-from gpushard.devices.scattering.transfer import (
-    WIDEST_ACCESS,
-    Shuffle,
-    Transfer,
-    fill_pattern,
-)
+from gpushard.devices.scattering.transfer import Shuffle, Transfer, fill_pattern
+from gpushard.devices.slabs import TablePage
 
 _ANY_BOXES = "gs_scatter_copy_2"
 
@@ -51,8 +48,8 @@ class Addresses(NamedTuple):
 
     Attributes
     ----------
-    tables, batch_tables
-        Addresses to which the two `tables` were uploaded, 16-byte aligned.
+    tables, page
+        Addresses of the tables of the selection and of the page, 16-byte aligned.
     out
         Element 0 of the output, seen with one axis for each dimension of the array.
     src
@@ -67,7 +64,7 @@ class Addresses(NamedTuple):
     """
 
     tables: int
-    batch_tables: int
+    page: int
     out: int
     src: int
     status: int = 0
@@ -76,21 +73,18 @@ class Addresses(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScatterBatch:
-    """Tables and fields that a batch of rows adds to a scatter.
+    """What a batch of rows adds to a scatter.
 
     Attributes
     ----------
-    tables
-        uint8, shape (n_bytes,), host.
     pointers
-        Words of the struct, and the offsets in `tables` that they point to.
+        Words of the struct, and the offsets on the page that they point to.
     fields
         Further fields of the struct, by name.
     n_threads
         Number of threads that have work.
     """
 
-    tables: NDArray[np.uint8]
     pointers: tuple[tuple[int, int], ...]
     fields: Mapping[str, Any]
     n_threads: int
@@ -124,32 +118,13 @@ class Parameter:
         words = record.reshape(1).view(np.uint64)
         words[list(self.into_tables)] += np.uint64(at.tables)
         for word, place in batch.pointers:
-            words[word] = at.batch_tables + place
+            words[word] = at.page + place
         for name, value in batch.fields.items():
             record[name] = value
         record["out"] = at.out + self.out_base
         record["src"], record["status"] = at.src, at.status
         record["planes"] = at.planes
         return record[()]
-
-
-class TableWriter:
-    """Packs arrays one after the other, each 16-byte aligned."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._nbytes = 0
-
-    def add(self, array: NDArray[Any]) -> int:
-        """Append `array`, and return its offset."""
-        place, data = self._nbytes, array.tobytes()
-        self._parts += (data, bytes(-len(data) % WIDEST_ACCESS))
-        self._nbytes += len(data) + -len(data) % WIDEST_ACCESS
-        return place
-
-    def joined(self) -> NDArray[np.uint8]:
-        """All arrays: uint8, shape (n_bytes,)."""
-        return np.frombuffer(b"".join(self._parts), np.uint8)
 
 
 class ParameterWriter:
@@ -162,7 +137,7 @@ class ParameterWriter:
         self.record["transfer"] = transfer
         self.record["item_log2"] = shuffle.item_nbytes.bit_length() - 1
         self.record["decoded_nbytes"] = shuffle.decoded_nbytes
-        self._tables = TableWriter()
+        self._tables = TablePage()
         self._into_tables: list[int] = []
 
     def point(self, word: int, table: NDArray[Any]) -> None:
@@ -179,7 +154,7 @@ class ParameterWriter:
     def written(self, out_base: int = 0) -> tuple[Parameter, NDArray[np.uint8]]:
         """The parameter, and the tables: uint8, shape (n_bytes,), host."""
         parameter = Parameter(self.record, tuple(self._into_tables), out_base)
-        return parameter, self._tables.joined()
+        return parameter, self._tables.packed()
 
 
 def transfer_record(transfer: Transfer) -> NDArray[Any]:

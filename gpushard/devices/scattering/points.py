@@ -19,7 +19,6 @@ from gpushard.devices.scattering.launch import (
     Parameter,
     ParameterWriter,
     ScatterBatch,
-    TableWriter,
     landing_table,
     transfer_record,
     word_of,
@@ -32,6 +31,7 @@ from gpushard.devices.scattering.transfer import (
     Transfer,
     check_limit,
 )
+from gpushard.devices.slabs import TablePage
 from gpushard.devices.structs import fast_divisor
 from gpushard.planning.points import PointPart
 from gpushard.selecting.selection import Ints
@@ -45,8 +45,6 @@ class PointScatter:
 
     Attributes
     ----------
-    kernel, planes_kernel
-        Name of the kernel to launch: the same with and without a table of planes.
     tables
         uint8, shape (n_bytes,), host.
     bounds
@@ -58,8 +56,7 @@ class PointScatter:
         Parameter of the kernel.
     """
 
-    kernel: str
-    planes_kernel: str
+    kernel = planes_kernel = "gs_scatter_points"
     tables: NDArray[np.uint8]
     bounds: Ints
     landings: NDArray[Any]
@@ -107,8 +104,6 @@ class PointScatter:
         writer.set_fill(fill)
         parameter, tables = writer.written()
         return cls(
-            "gs_scatter_points",
-            "gs_scatter_points",
             tables,
             part.bounds,
             landing_table(Landings(in_offset, out_offset)),
@@ -142,8 +137,8 @@ class PointScatter:
     def runs(self, position: Ints) -> None:
         """None: neighbouring points are not contiguous in general."""
 
-    def batch(self, position: Ints) -> ScatterBatch:
-        """Tables of a batch.
+    def batch(self, position: Ints, page: TablePage) -> ScatterBatch:
+        """Scatter of some rows, with its tables added to the page of their batch.
 
         Parameters
         ----------
@@ -163,12 +158,11 @@ class PointScatter:
         nth = np.arange(len(row), dtype=np.int64) + (first - before)[row]
         n_units = len(row) * self._units
         check_limit("units of a batch of points", n_units, LIMIT)
-        tables = TableWriter()
         pointers = (
-            (word_of(POINTS, "landings"), tables.add(self.landings[nth])),
-            (word_of(POINTS, "row"), tables.add(row)),
+            (word_of(POINTS, "landings"), page.add(self.landings[nth])),
+            (word_of(POINTS, "row"), page.add(row)),
         )
-        return ScatterBatch(tables.joined(), pointers, {"n_units": n_units}, n_units)
+        return ScatterBatch(pointers, {"n_units": n_units}, n_units)
 
 
 def _point_units(transfer: Transfer) -> tuple[int, NDArray[Any]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import Device, DeviceBuffer, Stream
+from gpushard.devices.base import Device, Stream
 from gpushard.devices.decoding.chain import DeviceChain
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.scattering.grids import GridScatter
@@ -47,10 +47,16 @@ class DeviceTarget:
         Address of element 0 of the output; of the first output if there are several.
     scatter
         Tables and parameter of the kernels.
+    tables
+        Device address of the tables.
+    held
+        Memory that the tables lie in, and that they are uploaded from.
     """
 
     out: int
     scatter: GridScatter | PointScatter
+    tables: int = 0
+    held: tuple[Any, ...] = ()
 
     @classmethod
     def lay(
@@ -171,22 +177,10 @@ def lay_targets(
     return Targets(tuple(laid), grouping)
 
 
-class PlacedTarget(NamedTuple):
-    """A target whose tables are in device memory, at address `tables`.
-
-    `memory` owns the tables. `host` owns the bytes that they are uploaded from.
-    """
-
-    target: DeviceTarget
-    tables: int
-    memory: DeviceBuffer
-    host: NDArray[np.uint8]
-
-
 def place_targets(
     device: Device, targets: Sequence[DeviceTarget], stream: Stream
-) -> list[PlacedTarget]:
-    """Targets whose tables are being uploaded, all in one copy."""
+) -> list[DeviceTarget]:
+    """The targets with addresses of their tables, which are uploaded in one copy."""
     page = TablePage()
     places = [page.add(target.scatter.tables) for target in targets]
     memory = device.allocate(max(page.nbytes, 1))
@@ -194,7 +188,7 @@ def place_targets(
     page.write(host)
     device.upload(memory.address, host, stream)
     return [
-        PlacedTarget(target, memory.address + place, memory, host)
+        replace(target, tables=memory.address + place, held=(memory, host))
         for target, place in zip(targets, places, strict=True)
     ]
 
