@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 import subprocess
@@ -191,6 +192,28 @@ def test_archives_are_read_by_one_thread_at_a_time(who, zipped, monkeypatch):
             assert_same_bits(read, VALUES)
     assert max(at_once) == 1
     assert len(at_once) > 3 * 4
+
+
+@pytest.mark.parametrize("scheme", ["zip", "simplecache::zip"])
+def test_a_url_names_the_place_inside_of_an_archive(scheme, zipped):
+    a = gpushard.open_array(f"{scheme}://a::file://{zipped}")
+    assert_same_bits(a[...], VALUES)
+    group = gpushard.open_group(f"{scheme}://::file://{zipped}")
+    assert sorted(group) == ["a"]
+
+
+def test_arrays_of_an_archive_share_a_turn_after_others_of_it_are_gone(zipped):
+    from gpushard.stores import one_at_a_time
+
+    first, second = [fsspec.get_mapper(f"zip::file://{zipped}") for _ in range(2)]
+    others = gpushard.open_array(first, "a")
+    a = gpushard.open_array(second, "a")
+    del first, others
+    gc.collect()
+    before = set(one_at_a_time._turns.values())
+    again = gpushard.open_array(second, "a")
+    assert set(one_at_a_time._turns.values()) == before
+    assert_same_bits(again[...], a[...])
 
 
 def test_other_stores_of_fsspec_stay_as_they_are(in_memory):

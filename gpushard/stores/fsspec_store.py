@@ -80,7 +80,8 @@ def _opened(url: str, storage_options: dict[str, Any]) -> FsspecStore:
     from fsspec.core import url_to_fs
     from zarr.storage import FsspecStore
 
-    if "::" in url and _is_cache(url.partition("::")[0]):
+    first = url.partition("::")[0]
+    if first != url and _is_cache(first.partition("://")[0]):
         return _over(*url_to_fs(url, **storage_options))
     store = FsspecStore.from_url(url, storage_options=storage_options, read_only=True)
     return safely(store)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 from fsspec.archive import AbstractArchiveFileSystem
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
@@ -24,13 +24,20 @@ class _Turn:
         self.lock = threading.Lock()
 
 
-# Several stores may have the same file system.
-_turns: WeakKeyDictionary[Any, _Turn] = WeakKeyDictionary()
+# Several stores may have one file system, or equal ones (caches in the same folder).
+# They share a turn as long as any of them is there, not only the first.
+_turns: WeakValueDictionary[int, _Turn] = WeakValueDictionary()
+_looking = _Turn()
+
+
+def _turn_of(fs: Any) -> _Turn:
+    with _looking.lock:
+        return _turns.setdefault(hash(fs), _Turn())
 
 
 def _renew_locks() -> None:
     """Free a forked process from locks that other threads of its parent held."""
-    for turn in _turns.values():
+    for turn in (_looking, *_turns.values()):
         turn.lock = threading.Lock()
 
 
@@ -51,7 +58,7 @@ class OneAtATime(AsyncFileSystemWrapper):
 
     def __init__(self, fs: Any, **_: Any) -> None:
         super().__init__(fs, asynchronous=True)
-        turn = _turns.setdefault(fs, _Turn())
+        turn = _turn_of(fs)
 
         def cat_file(*where: Any, **options: Any) -> bytes:
             with turn.lock:
