@@ -37,13 +37,16 @@ def begun(
     futures: list[Future[Answer]] = []
     for task in tasks:
         future: Future[Answer] = Future()
+        handed = [(future, task)]
         try:
-            pool.submit(_run, [(future, task)])
+            pool.submit(_run, handed)
         except RuntimeError:
             # The pool queues a task before it begins a thread for it. If it cannot,
-            # another of its threads would run the task, beside the caller or later.
+            # another of its threads would run the task, beside the caller or later. If
+            # it has none, what is queued stays.
             if not future.cancel():
                 futures.append(future)
+            handed.clear()
             break
         futures.append(future)
     return futures
@@ -51,7 +54,10 @@ def begun(
 
 def _run(handed: list[tuple[Future[Answer], Callable[[], Answer]]]) -> None:
     # Emptied, because an error knows the frames of the pool that have the list.
-    future, task = handed.pop()
+    try:
+        future, task = handed.pop()
+    except IndexError:  # taken back
+        return
     if not future.set_running_or_notify_cancel():
         return
     try:

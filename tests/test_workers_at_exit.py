@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
@@ -47,6 +48,22 @@ def test_work_that_takes_turns_is_done_once():
         run_in_turn(lambda: seen.append(threading.current_thread()))
     assert len(seen) == 2
     assert seen[1] is threading.current_thread()
+
+
+def test_a_pool_that_gets_no_thread_keeps_nothing_of_its_tasks(monkeypatch):
+    class Item:
+        pass
+
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(pools, "_pools", {})
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    items = [Item() for _ in range(4)]
+    left = [weakref.ref(item) for item in items]
+    assert run_side_by_side(type, items, 4) == [Item] * 4
+    items.clear()
+    assert [item() for item in left] == [None] * 4
 
 
 @pytest.fixture
