@@ -146,6 +146,14 @@ def test_large_values_are_cast_as_they_are_written(given_dtype, dtype, element):
     assert_same_bits(written, want)
 
 
+def test_much_text_of_another_kind_of_numpys_strings_is_written():
+    value = np.full(1 << 17, "ab", np.dtypes.StringDType(coerce=False))
+    want = np.dtypes.StringDType()
+    written = np.empty(value.shape, want)
+    written[...] = fitting_values(value, value.shape, want)
+    assert (written == "ab").all()
+
+
 @pytest.mark.parametrize(("given_dtype", "dtype", "bad"), [
     ("f8", "f2", 70000.0),
     ("i8", "u1", -1),

@@ -112,7 +112,7 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if not both_whole:
         pieces: Any = np.nditer(
             array,
-            ("external_loop", "buffered"),
+            ("external_loop", "buffered", "refs_ok"),
             [["readonly"]],
             buffersize=_TRIED_ELEMENTS,
         )
