@@ -50,6 +50,17 @@ def test_the_cells_of_a_long_axis_are_made_as_they_are_wanted(axes, grid, most_n
     assert nbytes < most_nbytes
 
 
+@pytest.mark.parametrize("nothing", [
+    SliceAxis(0, 1, 0), IndexAxis(np.empty(0, np.int64), np.empty(0, np.int64)),
+])  # fmt: skip
+def test_a_write_of_nothing_walks_along_no_axis(nothing, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("cells were made of an axis")
+
+    monkeypatch.setattr(crossing, "project", refuse)
+    assert not [*Box((ALL, nothing)).cells((LONG, SHORT))]
+
+
 @st.composite
 def boxes(draw):
     """A shape, its grid, and what is written along each axis."""

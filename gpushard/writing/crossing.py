@@ -31,6 +31,8 @@ def crossed_cells(
     parts: Sequence[AxisSelection], grid: Sequence[GridAxis]
 ) -> Iterator[tuple[Cut, ...]]:
     """Cells of `grid` with elements of all `parts`, in C order: a cut an axis."""
+    if not all(part.length for part in parts):
+        return iter(())  # which the walk along a long axis would find cell by cell
     columns = [_cuts(part, axis) for part, axis in zip(parts, grid, strict=True)]
     return _crossed(columns)
 
