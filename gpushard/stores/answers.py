@@ -230,11 +230,5 @@ class Client(Protocol):
         ...
 
     def head(self, key: str) -> About:
-        """Send a HEAD.
-
-        Raises
-        ------
-        RefusalError, StoreError
-            As for `get`.
-        """
+        """Send a HEAD."""
         ...

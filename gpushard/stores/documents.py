@@ -14,13 +14,7 @@ def document_request(key: str) -> ByteRequest:
 
 
 def document_bytes(fetched: Fetched | None, key: str, url: str) -> bytes | None:
-    """Bytes of a metadata document that was read with `document_request`.
-
-    Raises
-    ------
-    StoreError
-        The document is larger than any document should be.
-    """
+    """Bytes of a metadata document; one larger than any should be is a `StoreError`."""
     if fetched is None:
         return None
     if len(fetched.data) > MAX_DOCUMENT_NBYTES:

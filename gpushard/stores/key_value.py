@@ -61,11 +61,6 @@ def key_value_store(target: Any) -> KeyValueStore:
     target
         A mapping of keys to bytes, a zarr `Store`, a store of gpushard (which is
         read-only then), or any object with the operations of `KeyValueStore`.
-
-    Raises
-    ------
-    UnsupportedError
-        The object is none of these.
     """
     if isinstance(target, KeyValueStore):
         return target
@@ -91,13 +86,7 @@ def cut(value: bytes, span: tuple[int, int | None]) -> bytes:
 
 
 def bounds(nbytes: int, span: tuple[int, int | None]) -> tuple[int, int]:
-    """Start and end of a range in a value of `nbytes` bytes.
-
-    Raises
-    ------
-    OptionError
-        The length is negative.
-    """
+    """Start and end of a range in a value of `nbytes` bytes."""
     start, length = span
     if length is not None and length < 0:
         raise OptionError("a range has a negative length", got=length)
@@ -106,13 +95,7 @@ def bounds(nbytes: int, span: tuple[int, int | None]) -> tuple[int, int]:
 
 
 def directory(prefix: str) -> str:
-    """`prefix`, if it can name a directory to list.
-
-    Raises
-    ------
-    OptionError
-        `prefix` is not empty and does not end in a slash.
-    """
+    """`prefix`, if it can name a directory to list: empty, or ending in a slash."""
     if instance(prefix, "prefix", str) and not prefix.endswith("/"):
         raise OptionError(
             "a directory's prefix must end in a slash",

@@ -75,6 +75,7 @@ class LocalStore:
     """
 
     has_plain_files = True
+    writer = "files:FileWriter"
 
     def __init__(
         self,
@@ -121,15 +122,8 @@ class LocalStore:
         """Answer each request, in order; None for a file that does not exist.
 
         Without a `version`, the current file is read. With a version, an open file of
-        that version is read without a look at its path.
-
-        Raises
-        ------
-        ObjectChangedError
-            A requested version no longer exists, or a file was overwritten in place
-            during the read.
-        StoreError
-            A key leads out of the root or not to a regular file, or reading failed.
+        that version is read without a look at its path. If a file is overwritten in
+        place during the read, this is an `ObjectChangedError`.
         """
         if len(requests) == 1:
             return [self._read_one(requests[0])]
@@ -163,15 +157,7 @@ class LocalStore:
         return handle
 
     def confirm(self, handle: Handle) -> None:
-        """Raise if an open file was overwritten in place since its version was noted.
-
-        Raises
-        ------
-        ObjectChangedError
-            The file was overwritten.
-        StoreError
-            The file's status cannot be read any more.
-        """
+        """Raise `ObjectChangedError` if an open file was overwritten in place."""
         try:
             now = os.fstat(handle.fd)
         except OSError as error:
@@ -179,13 +165,7 @@ class LocalStore:
         self.refuse_changed(handle, now)
 
     def current_version(self, key: str) -> tuple[bool, Hashable | None]:
-        """``(True, version)`` of the file at `key`; ``(True, None)`` if there is none.
-
-        Raises
-        ------
-        StoreError
-            The key leads out of the root, or its path cannot be examined.
-        """
+        """``(True, version)`` of a file; ``(True, None)`` if there is none."""
         handle = self._handles.get(key)
         if handle is None:
             refuse_unsafe_key(key, self.url)
@@ -197,24 +177,12 @@ class LocalStore:
             raise self._directory.failure(key, error) from error
 
     def get(self, key: str) -> bytes | None:
-        """Bytes of a whole file; None if there is no file.
-
-        Raises
-        ------
-        StoreError
-            As for `read`.
-        """
+        """Bytes of a whole file; None if there is no file."""
         fetched = self._read_one(document_request(key))
         return document_bytes(fetched, key, self.url)
 
     def list_children(self, prefix: str) -> list[str] | None:
-        """Sorted names directly below the directory `prefix`; [] if there is none.
-
-        Raises
-        ------
-        StoreError
-            The prefix leads out of the root, or the directory cannot be listed.
-        """
+        """Sorted names directly below the directory `prefix`; [] if there is none."""
         return self._directory.names_below(prefix)
 
     def _read_one(self, request: ByteRequest) -> Fetched | None:
@@ -254,13 +222,7 @@ class LocalStore:
     def refuse_changed(
         self, handle: Handle, now: os.stat_result, *, is_torn: bool = False
     ) -> None:
-        """Raise if the file of `handle`, whose status is `now`, has changed.
-
-        Raises
-        ------
-        ObjectChangedError
-            The file was overwritten in place, or `is_torn` is true.
-        """
+        """Raise `ObjectChangedError` if the file, of status `now`, has changed."""
         if is_torn or not is_still(handle.version, now):
             self._handles.drop(handle)
             raise self._changed(handle.key, handle.version, version_of(now))

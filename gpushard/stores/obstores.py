@@ -104,13 +104,7 @@ def refusal_of(error: Exception) -> RefusalError:
 
 
 def refuse_after_fork(url: str, key: str) -> None:
-    """Refuse to wait for threads that do not exist in a forked process.
-
-    Raises
-    ------
-    StoreError
-        Requests were made before this process was forked, so obstore would hang.
-    """
+    """Refuse to wait for obstore's threads, which a forked process does not have."""
     pid = os.getpid()
     if not _owner:
         _owner.append(pid)
@@ -139,13 +133,7 @@ def url_of(store: Any) -> str:
 
 
 def children_of(store: ObjectStore, url: str, prefix: str) -> list[str]:
-    """Sorted names directly below `prefix`.
-
-    Raises
-    ------
-    StoreError
-        The server failed to list the names.
-    """
+    """Sorted names directly below `prefix`."""
     import obstore
 
     refuse_after_fork(url, prefix)

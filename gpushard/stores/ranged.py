@@ -112,15 +112,7 @@ class RangedStore:
         return self._costs
 
     def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
-        """Answer each request, in order; None for an object that does not exist.
-
-        Raises
-        ------
-        ObjectChangedError
-            A requested version no longer exists.
-        StoreError
-            The server failed, was too slow, or answered with other bytes.
-        """
+        """Answer each request, in order; None for an object that does not exist."""
         group = Together()
         if self._ignores_ranges:
             return self._read_from_wholes(requests, group)
@@ -135,13 +127,7 @@ class RangedStore:
         return False, None
 
     def get(self, key: str) -> bytes | None:
-        """Bytes of a whole object; None if there is no object.
-
-        Raises
-        ------
-        StoreError
-            As for `read`.
-        """
+        """Bytes of a whole object; None if there is no object."""
         fetched = self._read_one(document_request(key), Together())
         return document_bytes(fetched, key, self._url)
 
@@ -153,15 +139,7 @@ class RangedStore:
         return None
 
     def refuse_changed(self, key: str, version: Hashable | None) -> None:
-        """Raise if an object is no longer of `version`; this costs a request.
-
-        Raises
-        ------
-        ObjectChangedError
-            The object was replaced or deleted.
-        StoreError
-            The server failed.
-        """
+        """Raise `ObjectChangedError` unless an object is of `version`; a request."""
         self._patience.ask(self._refuse_changed, ByteRequest(key, version=version))
 
     def _refuse_changed(self, request: ByteRequest) -> None:

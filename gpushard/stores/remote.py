@@ -55,6 +55,8 @@ class RemoteStore(RangedStore):
         The obstore store.
     """
 
+    writer = "writers:ObjectWriter"
+
     def __init__(
         self,
         store: ObjectStore,
@@ -83,14 +85,15 @@ class RemoteStore(RangedStore):
         state = {"is_read_only": self.is_read_only}
         return make, (self.object_store, self._url, self._options), state
 
-    def list_children(self, prefix: str) -> list[str]:
-        """Sorted names directly below `prefix`.
+    @property
+    def takes_tags(self) -> bool:
+        """Whether objects may have tags; obstore drops them for other stores."""
+        from obstore.store import AzureStore, S3Store
 
-        Raises
-        ------
-        StoreError
-            The server failed to list the names.
-        """
+        return isinstance(self.object_store, AzureStore | S3Store)
+
+    def list_children(self, prefix: str) -> list[str]:
+        """Sorted names directly below `prefix`."""
         return children_of(self.object_store, self._url, prefix)
 
 

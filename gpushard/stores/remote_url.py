@@ -86,11 +86,6 @@ def store_of(store: Any, options: Options = DEFAULT) -> RangedStore:
     """Reader for an obstore store that the caller made.
 
     A web server is read by gpushard's own client, with the settings of the store.
-
-    Raises
-    ------
-    UnsupportedError
-        The store has a setting that this client does not have.
     """
     if type(store).__name__ != "HTTPStore":
         from gpushard.stores.remote import RemoteStore
@@ -101,13 +96,7 @@ def store_of(store: Any, options: Options = DEFAULT) -> RangedStore:
 
 
 def obstore_of(store: HttpStore) -> Any:
-    """Store of obstore for the same web server, for others than gpushard.
-
-    Raises
-    ------
-    UnsupportedError
-        obstore is not installed.
-    """
+    """Store of obstore for the same web server, for others than gpushard."""
     try:
         from obstore.store import HTTPStore
     except ImportError as error:

@@ -227,11 +227,6 @@ def address(store: Store) -> bytes:
 
     It has the store's settings, credentials included, but no open files or connections.
     A store that is in memory only (zarr's `MemoryStore`) is copied with its content.
-
-    Raises
-    ------
-    UnsupportedError
-        The store cannot leave this process.
     """
     try:
         return pickle.dumps(store)

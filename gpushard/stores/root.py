@@ -99,14 +99,7 @@ class StoreRoot:
         return handle
 
     def names_below(self, prefix: str) -> list[str]:
-        """Sorted names directly below the directory `prefix`; [] if there is none.
-
-        Raises
-        ------
-        StoreError
-            The prefix leads out of the root, or the directory cannot be listed, or the
-            root is gone.
-        """
+        """Sorted names directly below the directory `prefix`; [] if there is none."""
         prefix = prefix.strip("/")
         if prefix:
             refuse_unsafe_key(prefix, self.url)

@@ -45,15 +45,9 @@ class Together:
         self.error = kept
 
     def go_on(self) -> None:
-        """Raise the error of another request that failed for good, if there is one.
-
-        Raises
-        ------
-        StoreError
-            A copy for each caller, because threads extend the traceback of an error.
-        """
+        """Raise the error of another request that failed for good, if there is one."""
         if self.error is not None:
-            raise copy(self.error)
+            raise copy(self.error)  # threads extend the traceback of an error
 
 
 class Wholes:
@@ -83,12 +77,7 @@ class Wholes:
 
         `nbytes` is at most `most_nbytes`. A wait for room ends as soon as a request of
         `group` has failed for good. Otherwise a server that fails after a while would
-        fail one request after the other.
-
-        Raises
-        ------
-        StoreError
-            The error of that request.
+        fail one request after the other. The error of that request is raised.
         """
         group = group or Together()
         holder = object()
@@ -143,13 +132,7 @@ def cut_out(whole: Fetched | None, request: ByteRequest) -> Fetched | None:
 
 
 def refuse_large(url: str, key: str, nbytes: int, limit_nbytes: int) -> None:
-    """Refuse to download a large object when only a part is wanted.
-
-    Raises
-    ------
-    StoreError
-        The object is larger than the limit.
-    """
+    """Refuse to download a large object when only a part is wanted."""
     if nbytes > limit_nbytes:
         hint = "serve the data from a server that answers range requests"
         if limit_nbytes < MOST_WHOLE_NBYTES:

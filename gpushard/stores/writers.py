@@ -2,12 +2,14 @@
 
 Stores differ in what they guarantee. Files are replaced by renaming, under a lock that
 all processes of the machine see. Object stores have conditional puts. A zarr store
-guarantees nothing beyond this process.
+guarantees nothing beyond this process. A store that can be written has the name of its
+writer as `writer`, and says whether it `is_read_only` and whether it `takes_tags`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
@@ -17,8 +19,6 @@ from gpushard.errors import StoreError, UnsupportedError
 from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.failures import failed_write, refuse_unsafe_key, told_by
 from gpushard.stores.file_bytes import Pieces, Update, whole_object
-from gpushard.stores.local import LocalStore
-from gpushard.stores.zarr_store import ZarrStore
 
 if TYPE_CHECKING:
     from gpushard.stores.remote import RemoteStore
@@ -28,7 +28,6 @@ _MAX_ATTEMPTS = 64
 # Metadata that tells which put wrote an object. obstore repeats a put whose answer was
 # lost, and the repeat is refused because of the first put. Azure allows no hyphen here.
 _MARK = "gpushardput"
-_KEEPING_METADATA = frozenset(("S3Store", "GCSStore", "AzureStore"))
 
 
 class Writer(Protocol):
@@ -45,13 +44,7 @@ class Writer(Protocol):
         ...
 
     def put(self, key: str, pieces: Pieces | None) -> None:
-        """Replace an object, whatever its content; None deletes it.
-
-        Raises
-        ------
-        StoreError
-            The store failed.
-        """
+        """Replace an object, whatever its content; None deletes it."""
 
     def update(self, key: str, update: Update, most_nbytes: int) -> None:
         """Replace an object by the result of `update`; no other write is lost.
@@ -71,13 +64,7 @@ class Writer(Protocol):
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; ignore those that are gone already.
-
-        Raises
-        ------
-        StoreError
-            The store failed; some objects may be left.
-        """
+        """Delete objects; ignore those that are gone. If it fails, some may be left."""
 
     def clear(self, prefix: str) -> None:
         """Delete all objects below `prefix`, or all objects of the store for ""."""
@@ -85,7 +72,7 @@ class Writer(Protocol):
 
 
 def writer_of(store: Store, tags: Mapping[str, str] | None = None) -> Writer:
-    """Write access to the objects that `store` reads.
+    """Write access to the objects that `store` reads, by the writer that it names.
 
     Parameters
     ----------
@@ -93,48 +80,27 @@ def writer_of(store: Store, tags: Mapping[str, str] | None = None) -> Writer:
         The store that reads the objects.
     tags
         Tags for every written object, if the store has tags.
-
-    Raises
-    ------
-    UnsupportedError
-        The store is read-only, is of a kind that gpushard cannot write to, or has no
-        tags.
     """
-    if tags and not _has_tags(store):
+    if tags and not getattr(store, "takes_tags", False):
         raise UnsupportedError(
             "the store has no tags for its objects",
             got=store.url,
             hint="write to S3 or Azure, or without tags",
         )
-    is_read_only = getattr(store, "is_read_only", False)
-    if is_read_only or (isinstance(store, ZarrStore) and store.zarr_store.read_only):
+    if getattr(store, "is_read_only", False):
         writable = "open the array from a store that can be written to"
         hint = getattr(store, "read_only_hint", writable)
         raise UnsupportedError("the store is read-only", got=store.url, hint=hint)
-    if isinstance(store, LocalStore):
-        from gpushard.stores.files import FileWriter
-
-        return FileWriter(store)
-    if isinstance(store, ZarrStore):
-        from gpushard.stores.zarr_writer import ZarrWriter
-
-        return ZarrWriter(store)
-    if type(store).__name__ == "RemoteStore":
-        return ObjectWriter(store, tags)  # type: ignore[arg-type]  # module is lazy
-    raise UnsupportedError(
-        "this store cannot be written to",
-        got=type(store).__name__,
-        hint="write to a directory, an object store or a zarr store",
-    )
-
-
-def _has_tags(store: Store) -> bool:
-    """Whether objects of a store may have tags; obstore drops them for other stores."""
-    if type(store).__name__ != "RemoteStore":
-        return False
-    from obstore.store import AzureStore, S3Store
-
-    return isinstance(getattr(store, "object_store", None), AzureStore | S3Store)
+    address: str | None = getattr(store, "writer", None)
+    if address is None:
+        raise UnsupportedError(
+            "this store cannot be written to",
+            got=type(store).__name__,
+            hint="write to a directory, an object store or a zarr store",
+        )
+    module, name = address.split(":")
+    make = getattr(import_module(f"gpushard.stores.{module}"), name)
+    return make(store, tags) if tags else make(store)
 
 
 class ObjectWriter:
@@ -228,11 +194,13 @@ class ObjectWriter:
             NotSupportedError,
             PreconditionError,
         )
+        from obstore.store import AzureStore, GCSStore, S3Store
 
         if old is not None and not isinstance(old.version, str):
             raise self._unconditional(key, "it tells no strong ETags")
         where, mark = self._store.object_store, uuid4().hex
-        named = {_MARK: mark} if type(where).__name__ in _KEEPING_METADATA else None
+        keeps_metadata = isinstance(where, AzureStore | GCSStore | S3Store)
+        named = {_MARK: mark} if keeps_metadata else None
         try:
             mode = "create" if old is None else self._version(key, old.version)
             if mode is None:
@@ -261,9 +229,10 @@ class ObjectWriter:
     def _version(self, key: str, e_tag: Hashable) -> Any:
         """Condition for a put: the version to replace; None if that one is gone."""
         import obstore
+        from obstore.store import GCSStore
 
         store = self._store.object_store
-        if type(store).__name__ != "GCSStore":
+        if not isinstance(store, GCSStore):
             return {"e_tag": e_tag}
         # Google's condition is a separate number, which changes with the ETag.
         try:
@@ -280,8 +249,9 @@ class ObjectWriter:
         Some servers with S3's protocol do so, and their answers do not show it. So each
         server is tested once, with an object that is deleted afterwards.
         """
-        object_store = self._store.object_store
-        if type(object_store).__name__ != "S3Store":
+        from obstore.store import S3Store
+
+        if not isinstance(self._store.object_store, S3Store):
             return
         if self._store.puts_conditionally is None:
             probe = f"{key.rpartition('/')[0]}/.gpushard-{uuid4().hex}".lstrip("/")

@@ -73,6 +73,8 @@ class ZarrStore:
         The zarr store.
     """
 
+    writer = "zarr_writer:ZarrWriter"
+
     def __init__(
         self,
         store: ZarrAbstractStore,
@@ -107,14 +109,13 @@ class ZarrStore:
         """Costs of a network, unless the store is known to be in this process."""
         return self._costs
 
-    def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
-        """Answer each request, in order; None for an object that does not exist.
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the zarr store refuses writes."""
+        return self.zarr_store.read_only
 
-        Raises
-        ------
-        StoreError
-            The store failed, or answered with other bytes than requested.
-        """
+    def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
+        """Answer each request, in order; None for an object that does not exist."""
         for request in requests:
             refuse_unsafe_key(request.key, self.url)
         return run(self._read_all(requests), self._loop)
@@ -127,24 +128,12 @@ class ZarrStore:
         return False, None
 
     def get(self, key: str) -> bytes | None:
-        """Bytes of a whole object; None if there is no object.
-
-        Raises
-        ------
-        StoreError
-            As for `read`.
-        """
+        """Bytes of a whole object; None if there is no object."""
         fetched = self.read([document_request(key)])[0]
         return document_bytes(fetched, key, self.url)
 
     def list_children(self, prefix: str) -> list[str] | None:
-        """Sorted names directly below `prefix`; None if the store cannot list.
-
-        Raises
-        ------
-        StoreError
-            The store failed to list the names.
-        """
+        """Sorted names directly below `prefix`; None if the store cannot list."""
         if not self.zarr_store.supports_listing:
             return None
         prefix = prefix.strip("/")
@@ -294,12 +283,8 @@ class ZarrStore:
         """Answer to a request that failed, if the object's size makes it another one.
 
         Some stores refuse a range that has no bytes, one that reaches beyond the end of
-        the object, or the last bytes of an object.
-
-        Raises
-        ------
-        StoreError
-            The store fails for this request too; tells `error`, the first failure.
+        the object, or the last bytes of an object. If the store fails for this request
+        too, the first failure is raised.
         """
         key = request.key
         object_nbytes = await self._size_if_known(key)
