@@ -81,15 +81,7 @@ class Decoded:
 def parse_chain(
     value: Any, json_path: str, decoded: Decoded, options: Options, depth: int = 0
 ) -> ParsedChain:
-    """Chain that encodes arrays like `decoded`.
-
-    Raises
-    ------
-    MetadataError
-        A codec, its configuration or the order of the codecs is not valid.
-    UnsupportedError
-        A codec is unknown, or sharding is nested too deep or has too large an index.
-    """
+    """Chain that encodes arrays like `decoded`."""
     chain = _split(parse_specs(value, json_path), json_path)
     chain = _with_item_sizes(chain, decoded.data_type)
     for spec in chain.array_array:

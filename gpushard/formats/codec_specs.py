@@ -111,12 +111,7 @@ _BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 def kind_of(name: str, json_path: str) -> Kind:
     """Kind of the codec `name`.
 
-    Raises
-    ------
-    MetadataError
-        The codec builds arbitrary Python objects from the stored bytes.
-    UnsupportedError
-        Neither gpushard nor the installed zarr knows the codec.
+    A codec that builds arbitrary Python objects from stored bytes is a `MetadataError`.
     """
     if name.rpartition(".")[2] in _EXECUTES_DATA:
         raise MetadataError(
@@ -165,28 +160,13 @@ def parse_specs(value: Any, json_path: str) -> list[CodecSpec]:
 
     Members that a reader needs are checked strictly, members that only a writer needs
     leniently. The configuration of a sharding codec has its own parser.
-
-    Raises
-    ------
-    MetadataError
-        The list or a configuration is malformed.
-    UnsupportedError
-        The list is absurdly long.
     """
     items = codec_list(value, "the codec list", json_path)
     return [_spec(item, f"{json_path}[{i}]") for i, item in enumerate(items)]
 
 
 def codec_list(value: Any, what: str, json_path: str) -> list[Any]:
-    """List of codecs, whose entries are not checked yet.
-
-    Raises
-    ------
-    MetadataError
-        It is not a list.
-    UnsupportedError
-        It is absurdly long.
-    """
+    """List of codecs, whose entries are not checked yet."""
     items = as_list(value, what, json_path)
     if len(items) > _MAX_CODECS:
         raise UnsupportedError(

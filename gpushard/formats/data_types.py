@@ -85,16 +85,7 @@ def is_small_float(dtype: np.dtype[Any]) -> bool:
 
 
 def parse_data_type(value: Any, json_path: str = "data_type") -> DataType:
-    """Data type that the metadata names.
-
-    Raises
-    ------
-    MetadataError
-        The spelling is malformed.
-    UnsupportedError
-        Neither gpushard nor the installed zarr knows the type, or its elements are too
-        large.
-    """
+    """Data type that the metadata names."""
     data_type = _parsed(value, json_path)
     refuse_large_elements(data_type.dtype, json_path)
     return data_type
@@ -104,11 +95,6 @@ def refuse_large_elements(dtype: np.dtype[Any], json_path: str) -> None:
     """Refuse elements that no document could spell, but whose fill value is held.
 
     A document of a few bytes may name a string of 2 GiB that is padded.
-
-    Raises
-    ------
-    UnsupportedError
-        An element has more bytes than a document may have.
     """
     if dtype.itemsize > MAX_DOCUMENT_NBYTES:
         raise UnsupportedError(

@@ -44,52 +44,28 @@ def member(json_path: str, name: str) -> str:
 
 
 def require_members(fields: Mapping[str, Any], names: Collection[str]) -> None:
-    """Refuse a document without members that it must have.
-
-    Raises
-    ------
-    MetadataError
-        One of them is missing.
-    """
+    """Refuse a document without members that it must have."""
     for name in names:
         if name not in fields:
             raise MetadataError(f"the metadata lacks {name!r}", json_path=name)
 
 
 def as_object(value: Any, what: str, json_path: str) -> Mapping[str, Any]:
-    """Mapping that `value` is.
-
-    Raises
-    ------
-    MetadataError
-        It is not a JSON object.
-    """
+    """`value`, which must be a JSON object."""
     if not isinstance(value, Mapping):
         raise wrong(f"{what} has the wrong type", json_path, "an object", value)
     return cast("Mapping[str, Any]", value)
 
 
 def as_list(value: Any, what: str, json_path: str) -> list[Any]:
-    """List that `value` is.
-
-    Raises
-    ------
-    MetadataError
-        It is not a JSON array.
-    """
+    """`value`, which must be a JSON array."""
     if not isinstance(value, list | tuple):
         raise wrong(f"{what} has the wrong type", json_path, "an array", value)
     return list(cast("list[Any]", value))
 
 
 def as_length(value: Any, what: str, json_path: str, *, least: int) -> int:
-    """Extent or chunk length that `value` is.
-
-    Raises
-    ------
-    MetadataError
-        It is not an integer in ``[least, MAX_LENGTH]``.
-    """
+    """`value`, which must be an integer in ``[least, MAX_LENGTH]``."""
     if type(value) is not int or not least <= value <= MAX_LENGTH:
         expected = f"an integer from {least} to {MAX_LENGTH}"
         raise wrong(f"{what} is not valid", json_path, expected, value)
@@ -99,13 +75,7 @@ def as_length(value: Any, what: str, json_path: str, *, least: int) -> int:
 def as_lengths(
     value: Any, what: str, json_path: str, *, least: int, ndim: int | None = None
 ) -> tuple[int, ...]:
-    """Shape that `value` is, of rank `ndim` if that is given.
-
-    Raises
-    ------
-    MetadataError
-        It is not an array of integers in ``[least, MAX_LENGTH]``, or of another rank.
-    """
+    """`value`, which must be a shape, of rank `ndim` if that is given."""
     items = as_list(value, what, json_path)
     if ndim is not None and len(items) != ndim:
         raise wrong(f"{what} has the wrong rank", json_path, f"{ndim} lengths", value)
@@ -141,15 +111,7 @@ class Named:
 
 
 def as_named(value: Any, what: str, json_path: str) -> Named:
-    """Name and configuration of an extension point, given as an object or a bare name.
-
-    Raises
-    ------
-    MetadataError
-        It is neither.
-    UnsupportedError
-        The object has members that a reader has to understand.
-    """
+    """Name and configuration of an extension point: an object, or a bare name."""
     if isinstance(value, str):
         return Named(value, {}, json_path)
     fields = as_object(value, what, json_path)
@@ -172,13 +134,7 @@ def as_named(value: Any, what: str, json_path: str) -> Named:
 def refuse_unknown_members(
     fields: Mapping[str, Any], known: Collection[str], json_path: str
 ) -> None:
-    """Refuse members that a reader has to understand (core specification 3).
-
-    Raises
-    ------
-    UnsupportedError
-        There is an unknown member without ``"must_understand": false``.
-    """
+    """Refuse members that a reader has to understand (core specification 3)."""
     for name, value in fields.items():
         if name not in known and not _may_be_ignored(value):
             raise UnsupportedError(

@@ -29,13 +29,7 @@ _NOT_A_TIME = np.iinfo(np.int64).min
 
 
 def parse_fill_value(value: Any, data_type: DataType, json_path: str) -> Scalar:
-    """Read-only 0-d array of the data type that holds the fill value, bit for bit.
-
-    Raises
-    ------
-    MetadataError
-        The value does not belong to the data type.
-    """
+    """Read-only 0-d array of the data type that holds the fill value, bit for bit."""
     if value is None:
         raise MetadataError(
             "the array has no fill value",

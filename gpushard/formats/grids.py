@@ -52,13 +52,7 @@ class ChunkGrid:
 
 
 def refuse_many_axes(shape: tuple[int, ...], json_path: str) -> None:
-    """Refuse arrays of more dimensions than gpushard supports.
-
-    Raises
-    ------
-    UnsupportedError
-        `shape` has more.
-    """
+    """Refuse arrays of more dimensions than gpushard supports."""
     if len(shape) > MAX_NDIM:
         raise UnsupportedError(
             "the array has too many dimensions",
@@ -69,15 +63,7 @@ def refuse_many_axes(shape: tuple[int, ...], json_path: str) -> None:
 
 
 def parse_chunk_grid(value: Any, shape: tuple[int, ...]) -> ChunkGrid:
-    """Chunk grid of an array of `shape`.
-
-    Raises
-    ------
-    MetadataError
-        The grid is malformed, of another rank, or does not cover the array.
-    UnsupportedError
-        The grid is of an unknown kind or spells out too many cells.
-    """
+    """Chunk grid of an array of `shape`."""
     named = as_named(value, "the chunk grid", "chunk_grid")
     if named.name == "regular":
         named.refuse_members_but(("chunk_shape",))
@@ -106,13 +92,7 @@ def _regular(named: Named, shape: tuple[int, ...]) -> ChunkGrid:
 
 
 def regular_cell(cell: int, extent: int, json_path: str) -> int:
-    """Length of the cells of a regular axis, from what the metadata say.
-
-    Raises
-    ------
-    MetadataError
-        It is 0 although the axis has elements.
-    """
+    """Length of the cells of a regular axis, from what the metadata say."""
     # Older writers stored a chunk length of 0 for an axis of length 0, where no chunk
     # can exist.
     if cell == 0 and extent == 0:
@@ -193,15 +173,7 @@ def _boundaries(edges: list[int], counts: list[int], extent: int) -> NDArray[np.
 
 
 def parse_chunk_keys(value: Any) -> ChunkKeys:
-    """How a key spells the coordinates of a stored object.
-
-    Raises
-    ------
-    MetadataError
-        The encoding is malformed or its separator is neither "/" nor ".".
-    UnsupportedError
-        The encoding is of an unknown kind.
-    """
+    """How a key spells the coordinates of a stored object."""
     named = as_named(value, "the chunk key encoding", "chunk_key_encoding")
     if named.name not in _DEFAULT_SEPARATORS:
         raise UnsupportedError(

@@ -64,15 +64,7 @@ class HistoricArray:
     paths: tuple[str, str, str] = ("shape", "chunks", "dtype")
 
     def layout(self, path: str, options: Options) -> ArrayLayout:
-        """Layout of the array at `path`.
-
-        Raises
-        ------
-        MetadataError
-            Data type, codecs or fill value are malformed.
-        UnsupportedError
-            One of them is unknown, or the array has too many axes, too large a shard.
-        """
+        """Layout of the array at `path`."""
         ndim, (_, _, type_path) = len(self.shape), self.paths
         refuse_many_axes(self.shape, self.paths[0])
         stored, chain = parse_elements(self.dtype, self.codecs, ndim, type_path)

@@ -33,13 +33,8 @@ class IndexSize(NamedTuple):
 def index_size(chain: CodecChain, ndim: int, json_path: str) -> IndexSize:
     """Size of an index encoded by `chain`, for shards with `ndim` axes.
 
-    Raises
-    ------
-    MetadataError
-        A codec's configuration is wrong, its encoded size depends on the entries, or
-        the chain cannot encode an index at all.
-    UnsupportedError
-        Neither gpushard nor zarr knows a codec.
+    If the size depends on the entries, or codecs do not fit them, that is a
+    `MetadataError`.
     """
     # The index is an array with one axis more, of length 2 (sharding codec 1.0, Binary
     # shard format).
@@ -94,13 +89,7 @@ def _try_out(
 def check_index_nbytes(
     size: IndexSize, n_entries: int, json_path: str, options: Options
 ) -> None:
-    """Refuse shards whose index exceeds the limit.
-
-    Raises
-    ------
-    LimitError
-        An index of `n_entries` has more bytes than the options allow.
-    """
+    """Refuse shards whose index exceeds the limit (`LimitError`)."""
     # Decoded entries take 16 bytes each, even if a codec makes them smaller.
     index_nbytes = max(size.nbytes(n_entries), 16 * n_entries)
     if index_nbytes > options.max_index_nbytes:

@@ -53,13 +53,7 @@ class ArrayArguments(TypedDict, total=False):
 
 
 def new_document(arguments: ArrayArguments) -> bytes:
-    """Bytes of the `zarr.json` of a new array.
-
-    Raises
-    ------
-    OptionError
-        An argument is unknown or missing, or zarr refuses it.
-    """
+    """Bytes of the `zarr.json` of a new array."""
     given: dict[str, Any] = dict(arguments)
     check_names(given)
     if given.pop("order", "C") != "C":
@@ -77,25 +71,13 @@ def new_document(arguments: ArrayArguments) -> bytes:
 
 
 def attributes_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes among the arguments of a new array.
-
-    Raises
-    ------
-    OptionError
-        They are not a mapping.
-    """
+    """Attributes among the arguments of a new array."""
     given = arguments.get("attributes")
     return mapping(given, "attributes", "a mapping of names to JSON values")
 
 
 def check_names(given: Mapping[str, Any]) -> None:
-    """Refuse unknown arguments, and calls without a required one.
-
-    Raises
-    ------
-    OptionError
-        An argument is unknown or missing.
-    """
+    """Refuse unknown arguments, and calls without a required one."""
     unknown = given.keys() - ArrayArguments.__annotations__.keys()
     if unknown:
         raise OptionError(
@@ -126,13 +108,7 @@ def _written_by_zarr(given: dict[str, Any]) -> bytes:
 
 
 def lengths(value: Any, name: str) -> tuple[int, ...]:
-    """A shape given as a number or a sequence of them.
-
-    Raises
-    ------
-    OptionError
-        It is neither of the two, or a length is negative.
-    """
+    """A shape given as a number or a sequence of them."""
     plain = _plain(value)
     try:
         found = tuple(index(n) for n in plain)

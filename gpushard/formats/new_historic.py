@@ -65,15 +65,7 @@ class HistoricArguments:
     def parse(
         cls, format_name: HistoricFormat, arguments: ArrayArguments
     ) -> HistoricArguments:
-        """Checked arguments for an array of that format.
-
-        Raises
-        ------
-        OptionError
-            An argument is unknown or missing, or the format cannot express it.
-        UnsupportedError
-            It has no such data type or codec.
-        """
+        """Checked arguments for an array of that format."""
         given: dict[str, Any] = dict(arguments)
         check_names(given)
         if given.get("serializer") not in (None, "auto"):
@@ -119,13 +111,7 @@ def prototype_documents(
 
 
 def draft_document(arguments: HistoricArguments) -> dict[str, Any]:
-    """The `.array.json` of an array of the draft of v3.
-
-    Raises
-    ------
-    OptionError
-        It has names of dimensions, or an attribute with the name of its filters.
-    """
+    """The `.array.json` of an array of the draft of v3."""
     attributes = arguments.attributes
     if arguments.dimension_names is not None:
         raise _refused("dimension_names", "none: the draft has no place for them")
@@ -157,13 +143,7 @@ def draft_document(arguments: HistoricArguments) -> dict[str, Any]:
 
 
 def document_bytes(document: Mapping[str, Any]) -> bytes:
-    """Bytes of a metadata document, as its own writers laid them out.
-
-    Raises
-    ------
-    OptionError
-        An attribute cannot be written as JSON.
-    """
+    """Bytes of a metadata document, as its own writers laid them out."""
     try:
         text = json.dumps(document, indent=4, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:

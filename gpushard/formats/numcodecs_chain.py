@@ -56,15 +56,7 @@ class StoredCodecs:
 def parse_elements(
     dtype: Any, codecs: StoredCodecs, ndim: int, json_path: str
 ) -> tuple[StoredType, CodecChain]:
-    """Data type of an array's elements, and the codecs of its chunks.
-
-    Raises
-    ------
-    MetadataError
-        The type or a configuration is malformed, or would run stored code.
-    UnsupportedError
-        The type or a codec is unknown, or codecs do not fit one another.
-    """
+    """Data type of an array's elements, and the codecs of its chunks."""
     filters = _filters(codecs)
     after: list[CodecSpec] = []
     if codecs.compressor is not None:

@@ -24,11 +24,6 @@ def numcodecs_configuration(codec: Any) -> dict[str, Any]:
     codec
         A codec or a configuration of numcodecs, a codec of zarr, or its entry in a list
         of codecs.
-
-    Raises
-    ------
-    OptionError
-        It is none of these, or numcodecs has no such codec.
     """
     fields = _fields(codec)
     if isinstance(fields.get("id"), str):

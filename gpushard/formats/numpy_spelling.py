@@ -52,15 +52,7 @@ class StoredType:
 
 
 def parse_numpy_type(value: Any, json_path: str) -> StoredType:
-    """Stored data type that NumPy's spelling `value` names.
-
-    Raises
-    ------
-    MetadataError
-        The spelling is malformed.
-    UnsupportedError
-        It names a type without a fixed size, or one whose elements are too large.
-    """
+    """Stored data type that NumPy's spelling `value` names."""
     stored = _dtype(value, json_path)
     refuse_large_elements(stored, json_path)
     native = stored.newbyteorder("=")
@@ -169,11 +161,6 @@ def parse_numpy_fill(value: Any, stored: StoredType, json_path: str) -> NDArray[
 
     Without a fill value (null) missing chunks are undefined; they read as zeros, as in
     zarr-python. Some writers spelled the zero of every type as 0.
-
-    Raises
-    ------
-    MetadataError
-        The value does not belong to the data type.
     """
     data_type = stored.data_type
     dtype = data_type.dtype

@@ -23,15 +23,7 @@ _OFFSET = "_offset"
 
 
 def parse_attributes(attributes: Mapping[str, Any], grid: ChunkGrid) -> tuple[int, ...]:
-    """Origin of a Zarr v3 array; () if it does not roll.
-
-    Raises
-    ------
-    MetadataError
-        The origin is missing or malformed.
-    UnsupportedError
-        It is of another version, or the chunk grid is rectilinear.
-    """
+    """Origin of a Zarr v3 array; () if it does not roll."""
     if rolling_members(attributes) is None:
         return ()
     path = f"attributes.{ORIGIN}"
@@ -45,13 +37,7 @@ def parse_attributes(attributes: Mapping[str, Any], grid: ChunkGrid) -> tuple[in
 
 
 def rolling_members(attributes: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a Zarr v3 array says about its rolling; None if it does not roll.
-
-    Raises
-    ------
-    UnsupportedError
-        It is of another version.
-    """
+    """What a Zarr v3 array says about its rolling; None if it does not roll."""
     members = attributes.get(ROLLING)
     if not isinstance(members, Mapping) or "version" not in members:
         return None
@@ -67,13 +53,7 @@ def rolling_members(attributes: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def tags_of(attributes: Mapping[str, Any]) -> dict[str, str]:
-    """Tags of a Zarr v3 array's stored objects.
-
-    Raises
-    ------
-    MetadataError
-        They are not a JSON object of strings.
-    """
+    """Tags of a Zarr v3 array's stored objects."""
     path = f"attributes.{ROLLING}.tags"
     members = rolling_members(attributes) or {}
     tags = as_object(members.get("tags") or {}, "the tags of stored objects", path)
@@ -112,13 +92,7 @@ def moved_document(
 def parse_zarray(
     document: Mapping[str, Any], attributes: Mapping[str, Any], ndim: int
 ) -> tuple[int, ...]:
-    """Origin of a Zarr v2 array, from `.zarray` or `.zattrs`; () if it does not roll.
-
-    Raises
-    ------
-    MetadataError
-        It is of another rank or malformed, or the two documents contradict each other.
-    """
+    """Origin of a Zarr v2 array, by its two documents; () if it does not roll."""
     told = document.get(ORIGIN)
     origin = () if told is None or told == [] else _coordinates(told, ndim, ORIGIN)
     offset = _offset(attributes, ndim)

@@ -44,19 +44,7 @@ def parse_array(
 ) -> ArrayLayout:
     """Layout of the array that a `.zarray` document describes.
 
-    Parameters
-    ----------
-    document
-        Members of `.zarray`, and those of `.zattrs` as its member "attributes".
-    path, options
-        Path of the array, and the options of its reads.
-
-    Raises
-    ------
-    MetadataError
-        The document is malformed or contradicts itself.
-    UnsupportedError
-        It is valid but needs something that gpushard does not read.
+    `document` has the members of `.zattrs` too, as its member "attributes".
     """
     with parsing(path):
         return _parse(document).layout(path, options)

@@ -45,15 +45,7 @@ _OPTIONAL = ("attributes", "storage_transformers", "dimension_names")
 def parse_array(
     document: Mapping[str, Any], path: str, options: Options
 ) -> ArrayLayout:
-    """Layout of the array that a `zarr.json` document describes.
-
-    Raises
-    ------
-    MetadataError
-        The document is malformed or contradicts itself.
-    UnsupportedError
-        It is valid but needs something that gpushard does not read.
-    """
+    """Layout of the array that a `zarr.json` document describes."""
     with parsing(path):
         return _parse(document, path, options)
 

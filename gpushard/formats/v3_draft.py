@@ -61,15 +61,7 @@ def is_root(document: Mapping[str, Any]) -> bool:
 
 
 def parse_root(document: Mapping[str, Any]) -> str:
-    """Suffix of the metadata keys of the hierarchy.
-
-    Raises
-    ------
-    MetadataError
-        The suffix is not a string.
-    UnsupportedError
-        The root is that of another draft, or asks for an extension.
-    """
+    """Suffix of the metadata keys of the hierarchy."""
     for name in ("zarr_format", "metadata_encoding"):
         value = document.get(name)
         if value is not None and _without_scheme(value) != _without_scheme(PROTOCOL):
@@ -92,23 +84,7 @@ def parse_array(
 ) -> ArrayLayout:
     """Layout of the array that an `.array.json` document describes.
 
-    Parameters
-    ----------
-    document
-        The metadata document.
-    path
-        Path of the array in its store.
-    data_path
-        Path below which its objects lie, such as "data/root/a".
-    options
-        Options of its reads.
-
-    Raises
-    ------
-    MetadataError
-        The document is malformed or contradicts itself.
-    UnsupportedError
-        It is valid but needs something that gpushard does not read.
+    `data_path` is the path below which its objects lie, such as "data/root/a".
     """
     with parsing(path):
         return _parse(document, data_path).layout(path, options)
@@ -295,13 +271,7 @@ def transformer_document(chunks_per_shard: Sequence[int]) -> dict[str, Any]:
 
 
 def data_type_document(dtype: np.dtype[Any]) -> Any:
-    """The data type as the draft spells it: its core types, and complex numbers.
-
-    Raises
-    ------
-    UnsupportedError
-        The draft has no such type.
-    """
+    """The data type as the draft spells it: its core types, and complex numbers."""
     kind, itemsize = dtype.kind, dtype.itemsize
     if kind == "b":
         return "bool"

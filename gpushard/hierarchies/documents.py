@@ -64,13 +64,7 @@ def join(*parts: str) -> str:
 
 
 def read_document(store: Store, key: str, path: str) -> Document | None:
-    """JSON object at `key`, which describes the node at `path`; None if absent.
-
-    Raises
-    ------
-    MetadataError
-        It is not valid JSON, or not an object.
-    """
+    """JSON object at `key`, which describes the node at `path`; None if absent."""
     data = store.get(key)
     return None if data is None else decode_document(data, key, path)
 
@@ -82,12 +76,8 @@ def read_documents(
 
     The documents are read in few batches. A document that is not a JSON object, that
     lies where no object of the store should, or that would take too much memory beside
-    the others, does not prevent the others from being read.
-
-    Raises
-    ------
-    StoreError
-        The store failed, and its requests are too expensive to try each document alone.
+    the others, does not prevent the others from being read. If the store fails, and its
+    requests are too expensive to try each document alone, its error is raised.
     """
     found: dict[str, Document] = {}
     broken: dict[str, GpushardError] = {}
@@ -163,15 +153,7 @@ def children_of(
 
 
 def decode_document(data: bytes, key: str, path: str) -> Document:
-    """JSON object of a metadata document.
-
-    Raises
-    ------
-    MetadataError
-        It is not valid JSON, or not an object.
-    LimitError
-        It would take too much memory.
-    """
+    """JSON object of a metadata document; one that takes too much memory is refused."""
     name = key.rpartition("/")[2]
     if _parsed_nbytes(data) > MAX_PARSED_NBYTES:
         raise _too_costly(name, path, data)
@@ -213,13 +195,7 @@ def _too_costly(name: str, path: str, data: bytes) -> LimitError:
 
 
 def listed(store: Store, prefix: str, path: str) -> list[str]:
-    """Names below `prefix`, for the group at `path`.
-
-    Raises
-    ------
-    StoreError
-        The store cannot list.
-    """
+    """Names below `prefix`, for the group at `path`; a store may be unable to list."""
     names = store.list_children(prefix)
     if names is None:
         raise StoreError(

@@ -62,14 +62,7 @@ class _Node:
 def find_array(store: Store, path: str, options: Options) -> ArrayLayout | None:
     """Layout of the array at `path`; None if `path` is in no hierarchy of the draft.
 
-    Raises
-    ------
-    NotFoundError
-        `path` is in a hierarchy of the draft that has no such array.
-    MetadataError
-        A document is malformed, or there is a group.
-    UnsupportedError
-        The hierarchy or the array need something that gpushard does not read.
+    If the hierarchy has no such array, that is a `NotFoundError`.
     """
     node = _find(store, path)
     if node is None:
@@ -90,18 +83,8 @@ def find_array(store: Store, path: str, options: Options) -> ArrayLayout | None:
 def find_group(store: Store, path: str) -> GroupDocument | None:
     """Group at `path`; None if `path` is in no hierarchy of the draft.
 
-    Groups need no document of their own: every directory above a node is a group.
-
-    Raises
-    ------
-    NotFoundError
-        `path` is in a hierarchy of the draft that has no such group.
-    MetadataError
-        A document is malformed, or there is an array.
-    UnsupportedError
-        The hierarchy needs something that gpushard does not read.
-    StoreError
-        The store cannot list.
+    Groups need no document of their own: every directory above a node is a group. If
+    the hierarchy has no such group, that is a `NotFoundError`.
     """
     node = _find(store, path)
     if node is None:

@@ -31,11 +31,6 @@ def find_array(store: Store, path: str) -> Document | None:
     """Document of the array at `path`, its attributes among its members.
 
     None if there is neither an array nor a group.
-
-    Raises
-    ------
-    MetadataError
-        A document is not a JSON object, or there is a group.
     """
     array = read_document(store, join(path, _ARRAY), path)
     if array is not None:
@@ -47,15 +42,7 @@ def find_array(store: Store, path: str) -> Document | None:
 
 
 def find_group(store: Store, path: str) -> GroupDocument | None:
-    """Group at `path`, with what lies below it; None if there is no node.
-
-    Raises
-    ------
-    MetadataError
-        A document is malformed, or there is an array.
-    StoreError
-        There is no consolidated metadata and the store cannot list.
-    """
+    """Group at `path`, with what lies below it; None if there is no node."""
     consolidated = read_document(store, join(path, _CONSOLIDATED), path)
     if consolidated is not None:
         try:
