@@ -1,4 +1,9 @@
-"""Codecs by their name in the metadata; each module is imported on first use."""
+"""Codecs by their name in the metadata; each module is imported on first use.
+
+To make a codec raises `MetadataError` if its configuration is wrong or does not fit the
+elements, and `UnsupportedError` if nobody knows it, or a package is missing. To decode
+raises what `base.BytesCodec.decode` says.
+"""
 
 from __future__ import annotations
 
@@ -36,26 +41,12 @@ _TRANSPOSE = "transpose"
 
 
 def bytes_codec(spec: CodecSpec) -> BytesCodec:
-    """Decoder of a bytes-to-bytes codec.
-
-    Raises
-    ------
-    MetadataError
-        The configuration is wrong.
-    UnsupportedError
-        Neither gpushard nor zarr knows the codec.
-    """
+    """Decoder of a bytes-to-bytes codec."""
     return _factory(_BYTES_CODECS.get(spec.name, _ANY_BYTES_CODEC))(spec)
 
 
 def array_codec(spec: CodecSpec, dtype: np.dtype[Any]) -> ArrayCodec | None:
-    """Decoder of an array-to-array codec on `dtype`; None if only zarr has one.
-
-    Raises
-    ------
-    MetadataError
-        The configuration is wrong.
-    """
+    """Decoder of an array-to-array codec on `dtype`; None if only zarr has one."""
     if spec.name == _TRANSPOSE:
         return _factory("transpose:from_spec")(spec)
     if spec.name in _ARRAY_CODECS:

@@ -95,11 +95,6 @@ class BloscCodec(UsualSizes):
         -------
         numpy.ndarray or None
             uint8, shape (nbytes,), host.
-
-        Raises
-        ------
-        CorruptShardError
-            One of these blocks is damaged, or lies outside the frame.
         """
         header = blosc_frame.parse_header(encoded, self.name)
         blocks = _fewer_blocks(header, start, stop)

@@ -28,14 +28,7 @@ from gpushard.codecs.blosc_frame import (
 def decode_snappy(
     encoded: HostBytes, header: BloscHeader, codec: str
 ) -> NDArray[np.uint8]:
-    """Decoded bytes of a frame of snappy streams: uint8, shape (nbytes,), host.
-
-    Raises
-    ------
-    CorruptShardError
-        A stream is damaged, lies outside the frame, or decodes to another size than the
-        frame says.
-    """
+    """Decoded bytes of a frame of snappy streams: uint8, shape (nbytes,), host."""
     source = memoryview(encoded)
     filtered = np.empty(header.nbytes, np.uint8)
     end = 0
@@ -56,14 +49,7 @@ def decode_snappy(
 def decode_blocks(
     encoded: HostBytes, header: BloscHeader, first: int, stop: int, codec: str
 ) -> HostBytes:
-    """Decoded bytes of blocks ``first`` to ``stop`` (half-open) of a compressed frame.
-
-    Raises
-    ------
-    CorruptShardError
-        A stream of these blocks is damaged, lies outside the frame, or is that of other
-        blocks too.
-    """
+    """Decoded bytes of blocks ``first`` to ``stop`` (half-open) of a frame."""
     small = _cut_frame(encoded, header, first, stop, codec)
     if header.compressor == SNAPPY:
         return decode_snappy(small, parse_header(small, codec), codec)

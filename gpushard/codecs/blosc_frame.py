@@ -85,11 +85,6 @@ def parse_header(encoded: HostBytes, codec: str) -> BloscHeader:
 
     The size in the header must be that of the bytes: no decoder compares them, and
     c-blosc would read past the end. A frame of zero bytes may have any block size.
-
-    Raises
-    ------
-    CorruptShardError
-        The header is cut short, contradicts the size of `encoded` or itself.
     """
     if len(encoded) < HEADER_NBYTES:
         raise stream_error(codec, f"{len(encoded)} bytes hold no blosc header")
@@ -170,11 +165,6 @@ def check_streams(encoded: HostBytes, header: BloscHeader, codec: str) -> bool:
     -------
     Whether no stream is empty. To c-blosc an empty stream is damage, to libblosc2 a run
     of zeros.
-
-    Raises
-    ------
-    CorruptShardError
-        A block or a stream begins or ends outside the frame.
     """
     flags, _, nbytes, block_nbytes, frame_nbytes, n_splits = header
     n_full, rest = divmod(nbytes, block_nbytes)
@@ -213,11 +203,6 @@ def streams_of(
     """Offset and size of each stream of a block, without the length prefix.
 
     A stream of the size that it decodes to is stored, not compressed.
-
-    Raises
-    ------
-    CorruptShardError
-        A stream begins or ends outside the frame.
     """
     first = HEADER_NBYTES + 4 * header.n_blocks
     is_full = (block + 1) * header.block_nbytes <= header.nbytes

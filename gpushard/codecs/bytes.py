@@ -53,15 +53,7 @@ class StoredElements:
 
 
 def stored_elements(spec: CodecSpec, dtype: np.dtype[Any]) -> StoredElements:
-    """How the bytes codec `spec` stores elements of `dtype`.
-
-    Raises
-    ------
-    MetadataError
-        ``endian`` is missing although it is needed.
-    UnsupportedError
-        The elements have no fixed size.
-    """
+    """How the bytes codec `spec` stores elements of `dtype`."""
     if dtype.kind in _UNSIZED_KINDS or dtype.hasobject:
         raise UnsupportedError(
             f"the bytes codec cannot hold elements of variable size ({dtype})",

@@ -95,15 +95,7 @@ def bz2_from_spec(spec: CodecSpec) -> StreamCodec:
 
 
 def lzma_from_spec(spec: CodecSpec) -> StreamCodec:
-    """Decoder of LZMA streams for one entry of `codecs`.
-
-    Raises
-    ------
-    MetadataError
-        LZMA does not know ``format`` or ``filters``.
-    UnsupportedError
-        A filter needs more memory than any preset does.
-    """
+    """Decoder of LZMA streams for one entry of `codecs`."""
     stream_format = spec.configuration.get("format", lzma.FORMAT_XZ)
     filters = spec.configuration.get("filters")
     # A raw stream's memory follows from the filters in the metadata, and no limit of

@@ -113,15 +113,7 @@ def _decode_steps(
 
 
 def compile_elements(chain: CodecChain, dtype: np.dtype[Any]) -> ElementsPart | None:
-    """Array part of a chain; None if it needs a codec that only zarr has.
-
-    Raises
-    ------
-    MetadataError
-        A codec's configuration is wrong.
-    UnsupportedError
-        The `bytes` codec cannot hold the elements.
-    """
+    """Array part of a chain; None if it needs a codec that only zarr has."""
     if chain.array_bytes.name != "bytes":
         return None
     array_codecs: list[ArrayCodec] = []

@@ -141,25 +141,12 @@ def _run(codec: str, decoder: Any, encoded: NDArray[Any]) -> NDArray[Any]:
 
 
 def delta_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> ElementFilter:
-    """Decoder of `numcodecs.delta` for one entry of `codecs`.
-
-    Raises
-    ------
-    MetadataError
-        The configuration names no data types of numbers, or another one than `dtype`.
-    """
+    """Decoder of `numcodecs.delta` for one entry of `codecs`."""
     return _element_filter(spec, {"dtype": dtype.str, **spec.configuration}, dtype)
 
 
 def scale_offset_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> ElementFilter:
-    """Decoder of `numcodecs.fixedscaleoffset` for one entry of `codecs`.
-
-    Raises
-    ------
-    MetadataError
-        The configuration lacks numbers or names no data types of numbers, or another
-        one than `dtype`.
-    """
+    """Decoder of `numcodecs.fixedscaleoffset` for one entry of `codecs`."""
     configuration = dict(spec.configuration)
     if configuration.get("dtype") is None:
         configuration["dtype"] = dtype.str
@@ -171,26 +158,14 @@ def scale_offset_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> ElementFilt
 
 
 def bitround_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> BitRoundFilter:
-    """Decoder of `numcodecs.bitround` for one entry of `codecs`.
-
-    Raises
-    ------
-    MetadataError
-        The elements are not floats.
-    """
+    """Decoder of `numcodecs.bitround` for one entry of `codecs`."""
     if dtype.kind != "f":
         raise _configuration_error(spec, f"it rounds floats and not {dtype}")
     return BitRoundFilter(spec.name, library_label("numpy"))
 
 
 def packbits_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> PackBitsFilter:
-    """Decoder of `numcodecs.packbits` for one entry of `codecs`.
-
-    Raises
-    ------
-    MetadataError
-        The elements are not booleans.
-    """
+    """Decoder of `numcodecs.packbits` for one entry of `codecs`."""
     if dtype != np.bool_:
         raise _configuration_error(spec, f"it packs booleans and not {dtype}")
     return PackBitsFilter(spec.name, library_label("numpy"))

@@ -47,13 +47,7 @@ class ShuffleCodec(UsualSizes):
 
 
 def from_spec(spec: CodecSpec) -> ShuffleCodec:
-    """Decoder for one entry of `codecs`.
-
-    Raises
-    ------
-    MetadataError
-        ``elementsize`` is no positive integer.
-    """
+    """Decoder for one entry of `codecs`."""
     element_nbytes = spec.configuration.get("elementsize")
     if type(element_nbytes) is not int or element_nbytes < 1:
         raise MetadataError(

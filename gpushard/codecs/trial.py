@@ -54,13 +54,6 @@ def try_out(
         Data type of the decoded elements.
     chunk_shape
         Shape of an inner chunk, in the axes that the chain encodes.
-
-    Raises
-    ------
-    MetadataError
-        A codec does not fit the data type, or its configuration is wrong.
-    UnsupportedError
-        A codec needs a package that is not installed.
     """
     if isinstance(part, ElementsPart):
         if not part.has_filters:

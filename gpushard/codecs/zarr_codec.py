@@ -109,13 +109,7 @@ class ZarrArrayPart:
     dtype: np.dtype[Any]
 
     def validate(self, shape: tuple[int, ...]) -> None:
-        """Let zarr say whether the codecs fit inner chunks of `shape`.
-
-        Raises
-        ------
-        MetadataError
-            They do not fit.
-        """
+        """Let zarr say whether the codecs fit inner chunks of `shape`."""
         for spec, (_, codec, array) in zip(self.specs, self._steps(shape), strict=True):
             if spec.name != _SHARDING:  # whose shapes its own parser has checked
                 validate(spec, codec, array)
@@ -183,15 +177,7 @@ class ZarrArrayPart:
 
 
 def bytes_codec(spec: CodecSpec) -> ZarrBytesCodec:
-    """Decoder of the bytes-to-bytes codec that `spec` names.
-
-    Raises
-    ------
-    UnsupportedError
-        zarr does not know the codec.
-    MetadataError
-        zarr refuses its configuration.
-    """
+    """Decoder of the bytes-to-bytes codec that `spec` names."""
     array = array_spec((1,), UInt8(), 0)
     codec = fit(spec, codec_object(spec), array)
     try_checksum(spec, codec)
@@ -199,15 +185,7 @@ def bytes_codec(spec: CodecSpec) -> ZarrBytesCodec:
 
 
 def array_part(specs: Sequence[CodecSpec], elements: Elements) -> ZarrArrayPart:
-    """Decoder of array-to-array codecs followed by an array-to-bytes codec.
-
-    Raises
-    ------
-    UnsupportedError
-        zarr does not know a codec or the data type.
-    MetadataError
-        zarr refuses a configuration.
-    """
+    """Decoder of array-to-array codecs followed by an array-to-bytes codec."""
     codecs = tuple(codec_object(spec) for spec in specs)
     array = elements_spec(specs[-1], elements)
     label = library_label("zarr")

@@ -37,13 +37,6 @@ class ZarrEncoder:
         The codecs.
     elements
         What they encode.
-
-    Raises
-    ------
-    UnsupportedError
-        zarr does not know a codec or the data type.
-    MetadataError
-        zarr refuses a configuration.
     """
 
     def __init__(self, chain: CodecChain, elements: Elements) -> None:
@@ -90,13 +83,7 @@ class ZarrEncoder:
 
 
 def encode_bytes(specs: Sequence[CodecSpec], data: Bytes) -> Bytes:
-    """`data` through bytes-to-bytes codecs, in encoding order.
-
-    Raises
-    ------
-    UnsupportedError, MetadataError
-        As for `ZarrEncoder`.
-    """
+    """`data` through bytes-to-bytes codecs, in encoding order."""
     byte = Elements(np.dtype(np.uint8), "uint8", 0, np.zeros((), np.uint8))
     stored: Any = data  # zarr's ArrayLike is narrower
     buffer: Any = cpu.Buffer.from_array_like(stored)

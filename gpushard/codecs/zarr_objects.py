@@ -59,15 +59,7 @@ def array_spec(shape: tuple[int, ...], data_type: Any, fill_value: Any) -> Array
 
 
 def codec_object(spec: CodecSpec) -> Any:
-    """Zarr's object for the codec that `spec` names, not yet fitted to an array.
-
-    Raises
-    ------
-    UnsupportedError
-        zarr does not know the codec, or lacks a package for it.
-    MetadataError
-        zarr refuses its configuration.
-    """
+    """Zarr's object for the codec that `spec` names, not yet fitted to an array."""
     try:
         codec_class = get_codec_class(spec.name)
     except Exception as error:
@@ -108,13 +100,7 @@ def encoded_spec(spec: CodecSpec, codec: Any, array: ArraySpec) -> ArraySpec:
 
 
 def validate(spec: CodecSpec, codec: Any, array: ArraySpec) -> None:
-    """Let zarr check that a codec fits the array that it gets.
-
-    Raises
-    ------
-    MetadataError
-        It does not fit.
-    """
+    """Let zarr check that a codec fits the array that it gets."""
     grid = _chunk_grid()(chunk_shape=array.shape)
     try:
         codec.validate(shape=array.shape, dtype=array.dtype, chunk_grid=grid)
@@ -131,13 +117,7 @@ def _chunk_grid() -> Any:
 
 
 def try_checksum(spec: CodecSpec, codec: Any) -> None:
-    """Refuse settings that numcodecs accepts and that fail only on the first bytes.
-
-    Raises
-    ------
-    MetadataError
-        A checksum of numcodecs cannot be made with them.
-    """
+    """Refuse settings that numcodecs accepts and that fail only on the first bytes."""
     if not spec.name.startswith(_OF_NUMCODECS):
         return
     checksum: Any = numcodecs.get_codec(dict(codec.codec_config))

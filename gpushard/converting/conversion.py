@@ -235,13 +235,7 @@ class Conversion:
         )
 
     def _start(self, blueprint: Blueprint | None, mark: Mark) -> None:
-        """Make a place ready: mark it if it is free, or resume what lies there.
-
-        Raises
-        ------
-        OptionError
-            Something else lies there.
-        """
+        """Make a place ready: mark it if it is free, or resume what lies there."""
         place = mark.key.removesuffix(NAME).rstrip("/")
         found = find_mark(self.to, place) if self.resume or not self.overwrite else None
         if found is not None and self.resume and mark.matches(found):
@@ -266,13 +260,7 @@ class Conversion:
     def _go_on(
         self, blueprint: Blueprint | None, mark: Mark, found: dict[str, Any]
     ) -> None:
-        """Continue an interrupted conversion, with the documents that it made.
-
-        Raises
-        ------
-        OptionError
-            The documents were changed since then.
-        """
+        """Continue an interrupted conversion, with the documents that it made."""
         mark.take_over(found)
         if blueprint is None:
             return

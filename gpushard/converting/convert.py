@@ -100,13 +100,7 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
 
 
 def _limited(options: Options, target: ConvertArguments) -> ReadOptions:
-    """Options with the limits among the arguments; refuses unknown arguments.
-
-    Raises
-    ------
-    OptionError
-        An argument is unknown, or the value of a limit is impossible.
-    """
+    """Options with the limits among the arguments; refuses unknown arguments."""
     known = {**TargetArguments.__annotations__, **ConvertArguments.__annotations__}
     unknown = target.keys() - known.keys()
     if unknown:

@@ -62,15 +62,7 @@ class Copy:
         return self.target.key(unravelled(number, self.grid))
 
     def run(self, advance: Advance) -> int:
-        """Write the shards that are not finished; returns the number of objects.
-
-        Raises
-        ------
-        CorruptShardError, StoreError
-            The source is damaged, or a store failed. Finished shards are kept.
-        UnsupportedError
-            The values cannot be encoded.
-        """
+        """Write the shards that are not finished; returns the number of objects."""
         written: list[str] = []
         encoder = Encoder(self._with_threads())
         tasks = (
@@ -81,15 +73,7 @@ class Copy:
         return len(written)
 
     def verify(self, advance: Advance) -> None:
-        """Read both arrays and compare them, bit for bit.
-
-        Raises
-        ------
-        CorruptShardError
-            The arrays differ, or stored bytes are damaged.
-        StoreError
-            A store failed.
-        """
+        """Read both arrays and compare them, bit for bit."""
         tasks = (
             partial(self._compare, cell, advance)
             for cell in self.target.layout.coordinates()

@@ -87,15 +87,7 @@ class Shapes:
 def target_blueprint(
     layout: ArrayLayout, asked: TargetArguments, place: str, options: Options
 ) -> Blueprint:
-    """Blueprint, at `place`, of the sharded array to convert an array to.
-
-    Raises
-    ------
-    OptionError
-        The arguments do not fit, or zarr refuses them.
-    UnsupportedError
-        Zarr v3 has no such data type or fill value.
-    """
+    """Blueprint, at `place`, of the sharded array to convert an array to."""
     shapes = Shapes.chosen(layout, asked)
     arguments: dict[str, Any] = {
         "shape": layout.shape,

@@ -152,13 +152,7 @@ class Mark:
 
 
 def refuse_lasting(store: Store) -> None:
-    """Refuse a store from which the mark could not be deleted at the end.
-
-    Raises
-    ------
-    UnsupportedError
-        The store deletes nothing.
-    """
+    """Refuse a store from which the mark could not be deleted at the end."""
     if isinstance(store, ZarrStore) and not store.zarr_store.supports_deletes:
         raise UnsupportedError(
             "nothing can be deleted from this store, as a conversion has to",
@@ -168,13 +162,7 @@ def refuse_lasting(store: Store) -> None:
 
 
 def find_mark(store: Store, place: str) -> dict[str, Any] | None:
-    """The mark at the destination `place`; None if there is none.
-
-    Raises
-    ------
-    OptionError
-        The mark that is there cannot be parsed.
-    """
+    """The mark at the destination `place`; None if there is none."""
     data = store.get(join(place, NAME))
     if data is None:
         return None

@@ -39,15 +39,7 @@ class Nodes:
 
 
 def nodes_at(store: Store, place: str, options: Options) -> Nodes:
-    """The arrays and groups at `place` and below.
-
-    Raises
-    ------
-    NotFoundError
-        There is neither an array nor a group.
-    MetadataError, UnsupportedError, StoreError
-        An array or group there cannot be opened.
-    """
+    """The arrays and groups at `place` and below."""
     with naming(store, place):
         top = node_at(store, place, options)
     if isinstance(top, ArrayLayout):
@@ -62,13 +54,7 @@ def nodes_at(store: Store, place: str, options: Options) -> Nodes:
 
 
 def put_group(store: Store, place: str, attributes: Mapping[str, Any]) -> None:
-    """Make a group at a place.
-
-    Raises
-    ------
-    UnsupportedError, StoreError
-        The store is read-only, or failed.
-    """
+    """Make a group at a place."""
     members = {
         "zarr_format": 3,
         "node_type": "group",
@@ -79,13 +65,7 @@ def put_group(store: Store, place: str, attributes: Mapping[str, Any]) -> None:
 
 
 def refuse_overlap(source: tuple[Store, str], target: tuple[Store, str]) -> None:
-    """Refuse a destination inside the source, and a source inside the destination.
-
-    Raises
-    ------
-    OptionError
-        One lies inside the other.
-    """
+    """Refuse a destination inside the source, and a source inside the destination."""
     one, other = _address(*source), _address(*target)
     if one.startswith(other) or other.startswith(one):
         raise OptionError(

@@ -23,13 +23,7 @@ SHARD_NBYTES = 64 * MIB
 
 
 def along_axes(asked: Any, name: str, ndim: int) -> Shape | None:
-    """The shape that an argument asks for; a number means all axes, None stays None.
-
-    Raises
-    ------
-    OptionError
-        The shape has another number of axes, or a length below 1.
-    """
+    """The shape that an argument asks for; a number means all axes, None stays None."""
     if asked is None:
         return None
     try:

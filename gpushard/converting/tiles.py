@@ -68,11 +68,6 @@ def budget_for(
     least_read_nbytes
         Memory limit with which reads can take the shard indexes of either array. Each
         read gets that much, if half of the conversion's limit allows it.
-
-    Raises
-    ------
-    OptionError
-        A single shard does not fit the limit.
     """
     shard, chunk = _shape(target.shards), _shape(target.chunks)
     itemsize = target.dtype.itemsize

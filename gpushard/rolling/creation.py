@@ -35,12 +35,6 @@ def rolling_attributes(
         Arguments of `create_array`.
     origin, tags
         As for `RollingArray.create`.
-
-    Raises
-    ------
-    OptionError
-        An argument is of the wrong kind or missing, or the attributes have a name that
-        gpushard sets.
     """
     check_names(array)
     attributes = attributes_of(array)
@@ -69,13 +63,7 @@ def _coordinates(origin: Any, ndim: int) -> tuple[int, ...]:
 def refuse_untaggable(
     store: Target, tags: Mapping[str, str], settings: Mapping[str, Any] | None
 ) -> None:
-    """Refuse tags that a store cannot keep, before anything is created.
-
-    Raises
-    ------
-    UnsupportedError
-        The store keeps no tags.
-    """
+    """Refuse tags that a store cannot keep, before anything is created."""
     if local_path_of(store) is not None:
         raise UnsupportedError(
             "files have no tags", got=str(store), hint="leave the tags out"

@@ -64,13 +64,7 @@ class Steps:
         self._shards = writer_of(source.store, tags_of(attributes))
 
     def window(self) -> Window:
-        """The array's current window.
-
-        Raises
-        ------
-        UnsupportedError, StoreError
-            The window could not be moved either, so nothing should be written.
-        """
+        """The array's current window; an error if it could not be moved either."""
         return self._changed(lambda now: now)[0]
 
     def write(
@@ -140,13 +134,7 @@ class Steps:
         return layout.key_prefix + replace(layout.keys, offset=()).key(stored)
 
     def stored(self) -> set[Coordinate]:
-        """Coordinates of all objects of the array in its store, whole or partial.
-
-        Raises
-        ------
-        UnsupportedError
-            The store cannot list its objects.
-        """
+        """Coordinates of all objects of the array in its store, whole or partial."""
         layout = self.source.layout
         depth = 0
         if layout.keys.separator == "/":

@@ -137,15 +137,7 @@ class WatchedStore:
         return self._store.costs
 
     def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
-        """Answer each request; None where a shard of the window does not exist.
-
-        Raises
-        ------
-        WindowMovedError
-            The window has left a shard that is missing.
-        StoreError
-            The store raises it.
-        """
+        """Answer each request; None where a shard of the window does not exist."""
         return self._watch.read(self._store.read, requests)
 
     def current_version(self, key: str) -> tuple[bool, Hashable | None]:
@@ -190,15 +182,7 @@ class WatchedFiles(LocalStore):
         return WatchedFiles, (self._store, self._watch)
 
     def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
-        """Answer each request; None where a shard of the window does not exist.
-
-        Raises
-        ------
-        WindowMovedError
-            The window has left a shard that is missing.
-        StoreError
-            `LocalStore.read` raises it.
-        """
+        """Answer each request; None where a shard of the window does not exist."""
         return self._watch.read(super().read, requests)
 
 

@@ -51,13 +51,7 @@ class Window:
         return tuple(range(at * cell, at * cell + n) for at, n, cell in sides)
 
     def axis(self, axis: int) -> int:
-        """Number of an axis from 0 on; a negative `axis` counts from the last.
-
-        Raises
-        ------
-        OptionError
-            There is no such axis.
-        """
+        """Number of an axis from 0 on; a negative `axis` counts from the last."""
         ndim = len(self.shape)
         axis = integer(axis, "axis")
         if not -ndim <= axis < ndim:
@@ -79,13 +73,7 @@ class Window:
         return replace(self, origin=origin, shape=shape)
 
     def whole(self, axis: int, start: int, stop: int) -> Window:
-        """Like `over`; `stop` must be the end of a stored object, too.
-
-        Raises
-        ------
-        SelectionError
-            ``start:stop`` does not consist of whole stored objects.
-        """
+        """Like `over`; `stop` must be the end of a stored object, too."""
         self._refuse_inside(axis, stop, "a shard would be cut in two")
         return self.over(axis, start, stop)
 

@@ -1,1 +1,4 @@
-"""Writing: values -> inner chunks -> shards -> the store."""
+"""Writing: values -> inner chunks -> shards -> the store.
+
+`assign.assign` says which errors a write raises.
+"""

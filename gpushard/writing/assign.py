@@ -110,13 +110,7 @@ def n_shards_at_once(source: Source) -> int:
 def change_of(
     source: Source, selection: Selection, value: Any, device: Device | None
 ) -> Change:
-    """The change to make; values stay on `device` if it encodes them.
-
-    Raises
-    ------
-    SelectionError, UnsupportedError
-        As for `assign`.
-    """
+    """The change to make; values stay on `device` if it encodes them."""
 
     def on_host() -> tuple[Part, NDArray[Any]]:
         dtype = source.layout.dtype
@@ -133,13 +127,7 @@ def change_of(
 
 
 class WriteSession:
-    """Write access to one array.
-
-    Raises
-    ------
-    UnsupportedError, OptionError
-        As for `assign`.
-    """
+    """Write access to one array."""
 
     def __init__(self, source: Source, writer: Writer | None = None) -> None:
         self.source = source
@@ -156,13 +144,7 @@ class WriteSession:
             )
 
     def write(self, coordinate: Cell, change: Change) -> None:
-        """Write to one stored object.
-
-        Raises
-        ------
-        GpushardError
-            As for `assign`, with the object's key.
-        """
+        """Write to one stored object."""
         key = self.source.key(coordinate)
         region = Region.of_object(self.source, coordinate)
         is_whole = change.part.covers(region.extents)
@@ -212,15 +194,7 @@ class WriteSession:
         return patch_of(update)
 
     def _refuse_large(self, region: Region, nbytes: int) -> None:
-        """Refuse an object of `nbytes` that has to be decoded as a whole.
-
-        Raises
-        ------
-        LimitError
-            It decodes to more bytes than may be held.
-        CorruptShardError
-            It is larger than any encoding of one inner chunk.
-        """
+        """Refuse an object of `nbytes` that has to be decoded as a whole."""
         source = self.source
         if source.layout.levels and not source.layout.object_codecs:
             return

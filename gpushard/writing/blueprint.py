@@ -57,13 +57,7 @@ class Blueprint:
     root: tuple[str, bytes] | None = None
 
     def clear(self, store: Store) -> None:
-        """Delete everything at the array's place.
-
-        Raises
-        ------
-        UnsupportedError, StoreError
-            The store is read-only, or failed.
-        """
+        """Delete everything at the array's place."""
         writer = writer_of(store)
         for prefix in self.below:
             writer.clear(prefix)
@@ -72,15 +66,7 @@ class Blueprint:
                 writer.put(key, None)
 
     def put(self, store: Store) -> None:
-        """Write the documents; the array exists once the last one is written.
-
-        Raises
-        ------
-        OptionError
-            An array or group exists already.
-        UnsupportedError, StoreError
-            The store is read-only, or failed.
-        """
+        """Write the documents; the array exists once the last one is written."""
         refuse_occupied(store, self.occupied)
         writer = writer_of(store)
         if self.root is not None:
@@ -106,15 +92,7 @@ class Blueprint:
 def blueprint(
     array_format: ArrayFormat, arguments: ArrayArguments, place: str, options: Options
 ) -> Blueprint:
-    """Blueprint of an array at `place` of a store.
-
-    Raises
-    ------
-    OptionError
-        The format is unknown, or an argument is refused.
-    UnsupportedError
-        gpushard cannot read or write such an array.
-    """
+    """Blueprint of an array at `place` of a store."""
     if not isinstance(array_format, str) or array_format not in _MAKERS:
         raise OptionError(
             "the format is unknown",
@@ -125,13 +103,7 @@ def blueprint(
 
 
 def refuse_occupied(store: Store, keys: Iterable[str]) -> None:
-    """Refuse a place where an array or group exists, one of whose documents is there.
-
-    Raises
-    ------
-    OptionError
-        Something is there.
-    """
+    """Refuse a place where an array or group has one of these documents."""
     if any(store.get(key) is not None for key in keys):
         raise _occupied()
 

@@ -134,15 +134,7 @@ def open_or_make(
     options: Options,
     storage_options: Mapping[str, Any] | None,
 ) -> tuple[Store, str]:
-    """Store and path in it, as from `resolve`, but a missing local directory is made.
-
-    Raises
-    ------
-    OptionError
-        The directory cannot be made.
-    UnsupportedError, StoreError
-        The store cannot be opened.
-    """
+    """What `resolve` gives, but a missing local directory is made."""
     local = local_path_of(store)
     if local is not None:
         try:

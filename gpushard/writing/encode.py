@@ -79,11 +79,6 @@ class Encoder:
     ----------
     source
         The array.
-
-    Raises
-    ------
-    UnsupportedError
-        zarr does not know one of its codecs.
     """
 
     def __init__(self, source: Source) -> None:
@@ -216,13 +211,7 @@ class Encoder:
     def _needed(
         self, stored: StoredShard | None, entry: int, inner: Region, change: Change
     ) -> Bytes | None:
-        """Stored bytes of an inner chunk; None if it is missing or fully overwritten.
-
-        Raises
-        ------
-        CorruptShardError, LimitError
-            They exceed any encoding of an inner chunk, or what may be held.
-        """
+        """Stored bytes of an inner chunk; None if it is missing or overwritten."""
         if stored is None or change.part.covers(inner.extents):
             return None
         span = stored.span(entry)

@@ -108,11 +108,6 @@ def recover(
     -------
     bool
         Whether there was something to restore.
-
-    Raises
-    ------
-    CorruptShardError
-        The note was not written by gpushard.
     """
     with file.opened_note() as noted, file.opened() as stored:
         if noted is None:
@@ -181,13 +176,7 @@ class _Note(NamedTuple):
 def _parsed_note(
     file: LockedFile, data: FileBytes, stored_nbytes: int, most_ranges: int
 ) -> _Note:
-    """Parsed note of a write to a file that now has `stored_nbytes` bytes.
-
-    Raises
-    ------
-    CorruptShardError
-        gpushard did not write this note.
-    """
+    """Parsed note of a write to a file that now has `stored_nbytes` bytes."""
     if len(data) < _HEAD.size:
         raise _wrong_note(file, f"{len(data)} bytes")
     magic, nbytes, n_ranges = _HEAD.unpack(data[: _HEAD.size])

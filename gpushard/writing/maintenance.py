@@ -13,17 +13,7 @@ from gpushard.writing.strategies import unused_nbytes
 
 
 def compact_shards(source: Source) -> int:
-    """Rewrite each shard that has unused space; returns the bytes gained.
-
-    Inner chunks are copied as stored bytes.
-
-    Raises
-    ------
-    UnsupportedError
-        The array is not in a local directory, or has no shards.
-    CorruptShardError
-        A shard is damaged; those before it are compacted.
-    """
+    """Rewrite each shard that has unused space; returns the bytes gained."""
     session, n_gained = WriteSession(source), 0
     for file, region in _files(session):
         session.recover(file, region)
@@ -40,13 +30,7 @@ def compact_shards(source: Source) -> int:
 
 
 def repair_shards(source: Source) -> list[str]:
-    """Restore shards whose writes in place were interrupted; returns their keys.
-
-    Raises
-    ------
-    UnsupportedError
-        The array is not in a local directory, or has no shards.
-    """
+    """Undo interrupted writes in place; returns the keys of restored shards."""
     session = WriteSession(source)
     return [
         source.key(region.coordinate)

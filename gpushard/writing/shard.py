@@ -112,13 +112,7 @@ class Region:
         return Region(self.source, self.coordinate, self.level + 1, shape, extents)
 
     def index_range(self, shard_nbytes: int) -> tuple[int, int]:
-        """Byte range of the index in a shard of that size.
-
-        Raises
-        ------
-        CorruptShardError
-            The shard is shorter than its index.
-        """
+        """Byte range of the index in a shard of that size."""
         nbytes = self.index_nbytes
         if nbytes > shard_nbytes:
             raise CorruptShardError(
@@ -141,15 +135,7 @@ class StoredShard:
 
     @classmethod
     def parse(cls, region: Region, data: Bytes | FileBytes) -> StoredShard:
-        """Shard whose bytes are `data`.
-
-        Raises
-        ------
-        CorruptShardError
-            The index is not a valid encoding, or contradicts itself.
-        ChecksumError
-            The checksum of the index does not match.
-        """
+        """Shard whose bytes are `data`."""
         start, stop = region.index_range(len(data))
         pipeline = region.source.index_pipelines[region.level]
         decoded = pipeline.decode(data[start:stop], (*region.index_shape, 2))
@@ -157,13 +143,7 @@ class StoredShard:
         return cls(data, parse_index(entries, nbytes=len(data)))
 
     def span(self, entry: int) -> slice | None:
-        """Byte range of an inner chunk; None if it is missing.
-
-        Raises
-        ------
-        CorruptShardError
-            Its entry is not a valid byte range.
-        """
+        """Byte range of an inner chunk; None if it is missing."""
         index = self.index
         if index.state[entry] == MISSING:
             return None
@@ -173,13 +153,7 @@ class StoredShard:
         return slice(start, start + int(index.nbytes[entry]))
 
     def piece(self, entry: int) -> Piece | None:
-        """Bytes of an inner chunk, not read yet if in a file; None if it is missing.
-
-        Raises
-        ------
-        CorruptShardError
-            As for `span`.
-        """
+        """Bytes of an inner chunk, not read yet if in a file; None if it is missing."""
         span = self.span(entry)
         if span is None:
             return None
@@ -215,13 +189,7 @@ def clear_entry(entries: NDArray[np.uint64], entry: int) -> None:
 def merged(
     stored: StoredShard | None, changed: Mapping[int, Bytes | None]
 ) -> dict[int, Piece]:
-    """All inner chunks of a shard after a change, unchanged ones as stored bytes.
-
-    Raises
-    ------
-    CorruptShardError
-        The entry of an unchanged inner chunk is not a valid byte range.
-    """
+    """All inner chunks of a shard after a change, unchanged ones as stored bytes."""
     payloads: dict[int, Piece] = {}
     if stored is not None:
         for entry in np.flatnonzero(stored.index.state != MISSING).tolist():

@@ -83,15 +83,7 @@ def refuse_unsuitable(encoder: Encoder) -> None:
 
 
 def patch_of(update: ShardUpdate) -> Patch | None:
-    """How a strategy other than "rewrite" changes the file; None: it is replaced.
-
-    Raises
-    ------
-    CorruptShardError
-        Bytes that are still needed are damaged.
-    UnsupportedError
-        The values cannot be encoded.
-    """
+    """How a strategy other than "rewrite" changes the file; None: it is replaced."""
     return _PLANS[update.encoder.options.strategy](update)
 
 
@@ -131,13 +123,8 @@ def _appended(
 ) -> tuple[list[tuple[int, Bytes]], int]:
     """Changed inner chunks, placed from `end` on, and where they end.
 
-    Sets their ranges in `entries`.
-
-    Raises
-    ------
-    CorruptShardError
-        The entry of an unchanged inner chunk leads out of the file: in a longer file it
-        would point to bytes of another inner chunk.
+    Sets their ranges in `entries`. Refuses the entry of an unchanged inner chunk that
+    leads out of the file: in a longer one it would point to another inner chunk.
     """
     payloads: list[tuple[int, Bytes]] = []
     damaged: set[int] = set()
