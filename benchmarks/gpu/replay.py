@@ -11,7 +11,8 @@ import numpy as np
 from benchmarks.gpu.arrays import Layout, store
 from benchmarks.gpu.gpu import rate
 from gpushard import Options, open_array
-from gpushard.devices.base import Device, StreamDecoder
+from gpushard.devices.base import Device
+from gpushard.devices.nvcomp import Nvcomp
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.devices.sink import MAX_ROWS
@@ -115,7 +116,7 @@ class Recorder:
 class RecordedDecoder:
     """A decoder that notes what it is asked to decode."""
 
-    def __init__(self, decoder: StreamDecoder, calls: list[Call]) -> None:
+    def __init__(self, decoder: Nvcomp, calls: list[Call]) -> None:
         self._decoder, self._calls = decoder, calls
 
     def __getattr__(self, name: str) -> Any:

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.nvcomp import Alignments, StreamTables
-from gpushard.devices.nvcomp_abi import Algorithm
+from gpushard.devices.nvcomp import Nvcomp
 from gpushard.devices.placement import Rates
 
 Stream = int
@@ -27,14 +26,9 @@ Grid = tuple[int, int]
 class RowCopy(NamedTuple):
     """Rows of bytes to copy within a device's memory, as ``cudaMemcpy2D`` takes them.
 
-    Attributes
-    ----------
-    address, pitch
-        Address of the first target row, and bytes from one row to the next.
-    source, source_pitch
-        The same for the source rows.
-    nbytes, n_rows
-        Bytes of a row, at most either pitch, and the number of rows.
+    The first target row is at `address`, the first source row at `source`; rows follow
+    one another by `pitch` and `source_pitch` bytes. Each has `nbytes` bytes, at most
+    either pitch.
     """
 
     address: int
@@ -80,7 +74,7 @@ class Device(Protocol):
         ...
 
     @property
-    def decoder(self) -> StreamDecoder:
+    def decoder(self) -> Nvcomp:
         """Decoder of compressed streams on the device."""
         ...
 
@@ -90,13 +84,7 @@ class Device(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise if the device cannot be used any more; otherwise do nothing.
-
-        Raises
-        ------
-        DeviceError
-            Earlier work failed in a way that a process cannot recover from.
-        """
+        """Raise `DeviceError` if earlier work broke the device for this process."""
         ...
 
     def free_nbytes(self) -> int:
@@ -106,22 +94,15 @@ class Device(Protocol):
     def allocate(self, nbytes: int) -> DeviceBuffer:
         """Memory on the device, content undefined; ready for use on any stream.
 
-        Raises
-        ------
-        DeviceMemoryError
-            The device has not enough free memory.
+        Raises `DeviceMemoryError` if the device has not enough free memory.
         """
         ...
 
     def allocate_pinned(self, nbytes: int) -> NDArray[np.uint8]:
         """Page-locked host memory for asynchronous copies: uint8, (nbytes,).
 
-        Kernels may write there, at the host's address.
-
-        Raises
-        ------
-        DeviceMemoryError
-            The host has not enough memory to lock.
+        Kernels may write there, at the host's address. Raises `DeviceMemoryError` if
+        the host has not enough memory to lock.
         """
         ...
 
@@ -144,11 +125,7 @@ class Device(Protocol):
     ) -> Any:
         """Array of the device's library over existing device memory.
 
-        Parameters
-        ----------
-        owner
-            Owner of the memory. It is kept alive as long as the array or anything
-            made from it.
+        `owner` owns the memory, and lives as long as anything made from the array.
         """
         ...
 
@@ -156,11 +133,7 @@ class Device(Protocol):
         """Array of the device's library over an object that exports DLPack.
 
         Work queued on the current stream from now on runs after the object's writer.
-
-        Raises
-        ------
-        UnsupportedError
-            The library does not accept the object.
+        Raises `UnsupportedError` if the library does not accept the object.
         """
         ...
 
@@ -198,19 +171,10 @@ class Device(Protocol):
     def launch(
         self, kernel: str, grid: Grid, parameters: Sequence[Any], stream: Stream
     ) -> None:
-        """Run a kernel of ``kernels/*.cu`` on `stream`.
+        """Run a kernel of ``kernels/*.cu`` on `stream`, over a grid of blocks.
 
-        Parameters
-        ----------
-        grid
-            Blocks along x and y, of the size that the kernel declares.
-        parameters
-            NumPy scalars, passed by value with exactly their bytes.
-
-        Raises
-        ------
-        DeviceMemoryError
-            The launch needs more memory than there is; the kernel does not run.
+        `parameters` are NumPy scalars, passed by value with exactly their bytes. Raises
+        `DeviceMemoryError` if there is too little memory; the kernel does not run then.
         """
         ...
 
@@ -225,75 +189,10 @@ class Device(Protocol):
     def wait(self, event: Event) -> None:
         """Block the host until `event` is done.
 
-        Raises
-        ------
-        DeviceError
-            Work on the device failed; the device cannot be used any more.
+        Raises `DeviceError` if work failed; the device cannot be used any more.
         """
         ...
 
     def wait_for(self, stream: Stream) -> None:
-        """Block the host until all work queued on `stream` is done.
-
-        Raises
-        ------
-        DeviceError
-            As for `wait`.
-        """
-        ...
-
-
-class StreamDecoder(Protocol):
-    """Decoder of many streams in device memory with one call (nvCOMP)."""
-
-    @property
-    def label(self) -> str:
-        """Name and version of the decoder, for reports: "nvCOMP 6.0.0"."""
-        ...
-
-    def alignments(self, algorithm: Algorithm) -> Alignments:
-        """Powers of two that addresses must be multiples of for decoding."""
-        ...
-
-    def temp_nbytes(
-        self, algorithm: Algorithm, count: int, max_nbytes: int, total_nbytes: int
-    ) -> int:
-        """Scratch bytes to decode `count` streams to at most `total_nbytes` bytes."""
-        ...
-
-    def decompress_async(
-        self,
-        algorithm: Algorithm,
-        tables: StreamTables,
-        temp: int,
-        temp_nbytes: int,
-        stream: Stream,
-    ) -> None:
-        """Enqueue the decoding of a batch of streams on `stream`."""
-        ...
-
-    def encoding_alignments(self, algorithm: Algorithm) -> Alignments:
-        """Powers of two that addresses must be multiples of for encoding."""
-        ...
-
-    def encoded_limit(self, algorithm: Algorithm, nbytes: int) -> int:
-        """Largest encoded size of `nbytes` bytes."""
-        ...
-
-    def encoding_temp_nbytes(
-        self, algorithm: Algorithm, count: int, max_nbytes: int
-    ) -> int:
-        """Scratch bytes to encode `count` streams of `max_nbytes` bytes each."""
-        ...
-
-    def compress_async(
-        self,
-        algorithm: Algorithm,
-        tables: StreamTables,
-        max_nbytes: int,
-        temp: int,
-        temp_nbytes: int,
-        stream: Stream,
-    ) -> None:
-        """Enqueue the encoding of a batch of streams on `stream`."""
+        """Block the host until all work on `stream` is done; raises as `wait`."""
         ...

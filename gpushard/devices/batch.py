@@ -67,12 +67,7 @@ class Rows(NamedTuple):
 class Payload(NamedTuple):
     """Bytes of the inner chunks of a batch, in device memory.
 
-    Attributes
-    ----------
-    src
-        uint64, host, shape (n_rows,). Device addresses.
-    nbytes
-        int64, shape (n_rows,). Sizes in bytes.
+    Device addresses, uint64, host, and sizes in bytes, int64: shape (n_rows,).
     """
 
     src: NDArray[np.uint64]
@@ -95,11 +90,8 @@ def scatter_decoded(
 ) -> None:
     """Enqueue the scattering of inner chunks that need no decoding.
 
-    Parameters
-    ----------
-    src
-        uint64, host, shape (n_rows,). Device address of byte 0 of each inner chunk; 0
-        writes the fill value where a missing one would land.
+    `src`, uint64 of shape (n_rows,), host, has the device address of byte 0 of each; 0
+    writes the fill value where a missing one would land.
     """
     page = TablePage()
     table = page.add(src)
@@ -120,10 +112,7 @@ def decode_and_scatter(
 ) -> None:
     """Enqueue decoding encoded inner chunks and scattering them to the outputs.
 
-    Parameters
-    ----------
-    settle
-        Called with the rows that the device refused, once the batch is done.
+    `settle` is called with the rows that the device refused, once the batch is done.
     """
     lane.encoded_nbytes = int(payload.nbytes.sum())
     page = TablePage()

@@ -28,12 +28,8 @@ _FREE_SHARE, _LARGEST_ROOM_NBYTES = 8, 4 * GIB
 def choose_chain(source: Source) -> tuple[DeviceChain | None, str]:
     """What a device does to the inner chunks of an array, and why it does not do more.
 
-    Returns
-    -------
-    chain
-        None if the device cannot even scatter them. Then the host reads the array.
-    why
-        Why the host decodes; empty if the device decodes.
+    The chain is None if the device cannot even scatter them; the host reads the array
+    then. The reason is empty if the device decodes.
     """
     shape = source.chunk_shape
     try:
@@ -49,13 +45,7 @@ def choose_chain(source: Source) -> tuple[DeviceChain | None, str]:
 def placements(
     source: Source, device: Device, tally: Tally
 ) -> tuple[CodecPlacement, ...]:
-    """Where each codec of an array was decoded, in decoding order.
-
-    Parameters
-    ----------
-    tally
-        Counts of the read in question.
-    """
+    """Where the read of `tally` decoded each codec of an array, in decoding order."""
     chain, why = choose_chain(source)
     if not why and not tally.counts.get("n_decoded_on_device"):
         n_on_host = tally.counts.get("n_decoded_on_host")

@@ -26,12 +26,8 @@ _GIVEN_NBYTES, _FOUND_NBYTES = 24, 12
 class Gathered(NamedTuple):
     """How one inner chunk is assembled.
 
-    Attributes
-    ----------
-    copies
-        Rows to copy into the inner chunk; target addresses are relative to its start.
-    is_partial
-        Whether the copies leave gaps. The inner chunk is then filled beforehand.
+    `copies` go to addresses relative to its start. If they leave gaps, it `is_partial`,
+    and is filled beforehand.
     """
 
     copies: Sequence[RowCopy]
@@ -55,8 +51,6 @@ class BatchCompressor:
     ----------
     device
         The device that holds the inner chunks.
-    algorithm
-        Format of the streams.
     chunk_nbytes
         Size of an inner chunk, at most ``algorithm.max_encodable_nbytes``.
     limit_nbytes
@@ -105,8 +99,6 @@ class BatchCompressor:
 
         Parameters
         ----------
-        batch
-            How each inner chunk is assembled.
         fill
             One inner chunk full of the fill value.
         ready

@@ -17,14 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import (
-    DeviceBuffer,
-    Event,
-    Grid,
-    RowCopy,
-    Stream,
-    StreamDecoder,
-)
+from gpushard.devices.base import DeviceBuffer, Event, Grid, RowCopy, Stream
 from gpushard.devices.cuda_modules import CudaModules
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.nvcomp import Nvcomp, load_nvcomp
@@ -40,18 +33,10 @@ _OUT_OF_MEMORY = 2  # of cudaErrorMemoryAllocation and of CUDA_ERROR_OUT_OF_MEMO
 
 
 class CudaDevice:
-    """One CUDA device.
+    """The CUDA device with number `ordinal`.
 
-    Parameters
-    ----------
-    ordinal
-        Number of the device.
-
-    Raises
-    ------
-    UnsupportedError
-        CuPy, NVRTC or nvCOMP is not installed, or the device does not exist or is too
-        old.
+    Raises `UnsupportedError` if CuPy, NVRTC or nvCOMP is not installed, or if the
+    device does not exist or is too old.
     """
 
     def __init__(self, ordinal: int = 0) -> None:
@@ -87,7 +72,7 @@ class CudaDevice:
                 got="{}.{}".format(*self._capability),
             )
         self._refuse_without_compiler()
-        self.decoder: StreamDecoder = self._nvcomp().within(self._current)
+        self.decoder = self._nvcomp().within(self._current)
         self._modules = CudaModules(cupy.cuda, self._capability, self.label)
         self._streams: list[Any] = []  # keeps them alive: a dropped stream is destroyed
         self._idle_streams: list[Stream] = []
@@ -134,13 +119,7 @@ class CudaDevice:
         return self._rates
 
     def check(self) -> None:
-        """Raise if the device cannot be used any more; otherwise do nothing.
-
-        Raises
-        ------
-        DeviceError
-            The device's context is lost: every later call of this process fails.
-        """
+        """Raise if the device cannot be used any more; see `Device`."""
         if self._broken_by:
             raise DeviceError(
                 f"{self.label} cannot be used any more because it failed before",
@@ -239,38 +218,18 @@ class CudaDevice:
             self._runtime.streamWaitEvent(stream, done.ptr)
 
     def wait(self, event: Event) -> None:
-        """Block the host until `event` is done.
-
-        Raises
-        ------
-        DeviceError
-            Work on the device failed; the device cannot be used any more.
-        """
+        """Block the host until `event` is done; see `Device`."""
         done: Any = event
         with self._current():
             done.synchronize()
 
     def wait_for(self, stream: Stream) -> None:
-        """Block the host until all work queued on `stream` is done.
-
-        Raises
-        ------
-        DeviceError
-            As for `wait`.
-        """
+        """Block the host until all work on `stream` is done; see `Device`."""
         with self._current():
             self._runtime.streamSynchronize(stream)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """cupy.ndarray of `shape`, content undefined.
-
-        Raises
-        ------
-        UnsupportedError
-            CuPy has no such data type.
-        DeviceMemoryError
-            The device has not enough free memory.
-        """
+        """cupy.ndarray of `shape`, content undefined; see `Device`."""
         try:
             with self._current():
                 return self._cupy.empty(shape, dtype)
@@ -290,13 +249,7 @@ class CudaDevice:
         return self._cupy.ndarray(shape, dtype, pointer)
 
     def adopt(self, array: Any) -> Any:
-        """cupy.ndarray over the memory of an array that exports DLPack.
-
-        Raises
-        ------
-        UnsupportedError
-            CuPy does not accept the array.
-        """
+        """cupy.ndarray over an array that exports DLPack; see `Device`."""
         try:
             with self._current():
                 return self._cupy.from_dlpack(array)

@@ -22,14 +22,8 @@ _LOADING = threading.Lock()
 class CudaModules:
     """The kernels that one device has loaded.
 
-    Parameters
-    ----------
-    cuda
-        The module ``cupy.cuda``.
-    capability
-        Compute capability of the device: (9, 0).
-    label
-        Name of the device, for messages.
+    `cuda` is the module ``cupy.cuda``; `capability`, such as (9, 0), and `label` are
+    the device's.
     """
 
     def __init__(self, cuda: Any, capability: tuple[int, int], label: str) -> None:
@@ -42,10 +36,7 @@ class CudaModules:
     def function(self, kernel: str) -> int:
         """Handle with which the driver launches a kernel on the current device.
 
-        Raises
-        ------
-        DeviceError
-            The kernel does not compile.
+        Raises `DeviceError` if the kernel does not compile.
         """
         function = self._functions.get(kernel)
         if function is None:
@@ -68,10 +59,7 @@ class CudaModules:
     def cubin(self, source: KernelSource) -> bytes:
         """Machine code of a source; read from the disk if it was compiled before.
 
-        Raises
-        ------
-        DeviceError
-            The source does not compile.
+        Raises `DeviceError` if the source does not compile.
         """
         version = ".".join(map(str, self._cuda.nvrtc.getVersion()))
         major, minor = self._capability

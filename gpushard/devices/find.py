@@ -15,14 +15,9 @@ from gpushard.errors import DeviceError, OptionError, UnsupportedError
 
 
 class Found(NamedTuple):
-    """A device, or why there is none to use.
+    """A device, or None for the host.
 
-    Attributes
-    ----------
-    device
-        The device; None for the host.
-    why
-        Why ``device="auto"`` chose the host; "" if it did not have to choose.
+    `why` says why ``device="auto"`` chose the host; "" if it did not have to choose.
     """
 
     device: Device | None
@@ -66,11 +61,7 @@ def find_device_for(device: str | Device, dtype: np.dtype[Any]) -> Found:
 
     "auto" means the host if a GPU has no arrays of `dtype`, such as times and text. A
     GPU that the user named is kept, because a read may cast to a type that it has.
-
-    Raises
-    ------
-    UnsupportedError, OptionError
-        As for `find_device`.
+    Raises as `find_device`.
     """
     found = find_device(device)
     if device != "auto" or found.device is None:

@@ -55,10 +55,7 @@ class KernelSource:
 def kernel_directory() -> Path:
     """Directory of the kernel sources: in the package, or beside it in a checkout.
 
-    Raises
-    ------
-    DeviceError
-        There are no sources: the installation is incomplete.
+    Raises `DeviceError` if there are none: the installation is incomplete.
     """
     package = Path(__file__).resolve().parents[1]
     for directory in (package / "kernels", package.parent / "kernels"):
@@ -75,10 +72,7 @@ def kernel_directory() -> Path:
 def load_kernel_sources() -> Mapping[str, KernelSource]:
     """Kernel name -> the source that defines it, over all ``.cu`` files.
 
-    Raises
-    ------
-    DeviceError
-        A source or one of its headers is missing or declares a kernel badly.
+    Raises `DeviceError` if a source or a header is missing or declares a kernel badly.
     """
     directory = kernel_directory()
     sources: dict[str, KernelSource] = {}
@@ -99,12 +93,8 @@ def parse_kernel_source(path: Path, header_directory: Path) -> KernelSource:
     """Source at `path`, with its kernels and the headers that it includes.
 
     Every kernel ``gs_name`` is declared ``extern "C" __global__ void`` and preceded by
-    ``constexpr int gs_name_threads = N;``.
-
-    Raises
-    ------
-    DeviceError
-        A header is missing, or a kernel lacks its number of threads.
+    ``constexpr int gs_name_threads = N;``. Raises `DeviceError` if a header is missing,
+    or a kernel lacks its number of threads.
     """
     text = path.read_text(encoding="utf-8")
     headers = dict(_headers_of(text, header_directory, set()))

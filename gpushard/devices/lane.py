@@ -97,46 +97,26 @@ class Lane:
         )
 
     def retire_all(self) -> None:
-        """`retire` until nothing is under way, as settling a batch may queue another.
-
-        Raises
-        ------
-        GpushardError
-            As for `retire`.
-        """
+        """`retire` until nothing is under way: settling a batch may queue another."""
         while self.pending is not None:
             self.retire()
 
     def drain(self) -> None:
-        """Wait until all work is done, and ignore its statuses.
-
-        Raises
-        ------
-        DeviceError
-            Work on the device failed.
-        """
+        """Wait until all work is done, and ignore its statuses."""
         self.pending = None
         self.wait_here()
 
     def wait_here(self) -> None:
         """Wait until all work on the stream is done.
 
-        Raises
-        ------
-        DeviceError
-            Work on the device failed.
+        Raises `DeviceError`, as all that waits for the lane, if work on the device
+        failed.
         """
         self.device.wait_for(self.stream)
         self.n_waits += 1
 
     def release(self) -> None:
-        """Wait until all work is done, and give the memory back.
-
-        Raises
-        ------
-        DeviceError
-            Work on the device failed.
-        """
+        """Wait until all work is done, and give the memory back."""
         self.drain()
         for slab in (*self._slabs, *self._pinned):
             slab.release()
@@ -144,12 +124,7 @@ class Lane:
     def retire(self) -> None:
         """Wait until the batch is done, and settle the rows that the device refused.
 
-        Raises
-        ------
-        DeviceError
-            Work on the device failed.
-        GpushardError
-            As `Pending.settle` raises.
+        Raises what `Pending.settle` raises.
         """
         pending, self.pending = self.pending, None
         if pending is None:

@@ -70,20 +70,11 @@ class StreamTables:
 
 
 class Nvcomp:
-    """One loaded nvCOMP library.
+    """One loaded nvCOMP library, at `path`.
 
-    Parameters
-    ----------
-    path
-        The shared object.
-    within
-        Makes the context in which each call runs. nvCOMP launches on the thread's
-        current device, whatever device the stream belongs to.
-
-    Raises
-    ------
-    UnsupportedError
-        The library cannot be loaded, has another major version or lacks a function.
+    Each call runs in a context that `within` makes: nvCOMP launches on the thread's
+    current device, whatever device the stream belongs to. Raises `UnsupportedError` if
+    the library cannot be loaded, has another major version or lacks a function.
     """
 
     __slots__ = ("_functions", "_within", "cuda_major", "path", "version")
@@ -140,23 +131,10 @@ class Nvcomp:
     ) -> int:
         """Scratch bytes to decode `count` streams to at most `total_nbytes` bytes.
 
-        Parameters
-        ----------
-        algorithm
-            Format of the streams.
-        count
-            Number of streams.
-        max_nbytes
-            Capacity of the largest stream, at most `MAX_STREAM_NBYTES`.
-        total_nbytes
-            Sum of the capacities. The answer grows with this number without bound.
-            Without it, the answer is an estimate from `max_nbytes`, often many times
-            too large.
-
-        Raises
-        ------
-        DeviceError
-            nvCOMP refuses these numbers.
+        The largest stream has the capacity `max_nbytes`, at most `MAX_STREAM_NBYTES`.
+        The answer grows without bound with `total_nbytes`, the sum of the capacities;
+        without it, it would be an estimate from `max_nbytes`, often many times too
+        large. Raises `DeviceError` if nvCOMP refuses these numbers.
         """
         found = ctypes.c_size_t()
         self._call(
@@ -181,23 +159,10 @@ class Nvcomp:
     ) -> None:
         """Enqueue decoding a batch on `stream`.
 
-        Parameters
-        ----------
-        algorithm
-            Format of all streams.
-        tables
-            The batch; sources and destinations are aligned as `alignments` says.
-        temp, temp_nbytes
-            Device address and size of the scratch. Nothing else may use it until the
-            work is done.
-        stream
-            CUDA stream handle.
-
-        Raises
-        ------
-        DeviceError
-            The call could not be enqueued. Errors of single streams are reported in
-            ``tables.statuses`` instead.
+        Sources and destinations in `tables` are aligned as `alignments` says. Nothing
+        else may use the scratch, of `temp_nbytes` bytes at the device address `temp`,
+        until the work is done. Raises `DeviceError` if the call cannot be enqueued;
+        errors of single streams are reported in ``tables.statuses``.
         """
         self._call(
             algorithm,
@@ -278,10 +243,7 @@ class Nvcomp:
 def load_nvcomp() -> Nvcomp:
     """The installed nvCOMP: the wheel's, or else the system's.
 
-    Raises
-    ------
-    UnsupportedError
-        There is no nvCOMP, or none of the supported major version.
+    Raises `UnsupportedError` if there is none of the supported major version.
     """
     found = sorted(_wheel_libraries(), key=lambda path: path.name != _SONAME)
     if found:

@@ -16,16 +16,12 @@ from gpushard.devices.scattering.transfer import Affine
 
 @dataclass(frozen=True, slots=True)
 class DeviceOutput:
-    """An array in device memory.
+    """An array in device memory, with element 0 at `address`.
 
     Attributes
     ----------
-    address
-        Address of element 0.
-    shape, strides
-        Elements along each axis, and bytes between neighbours. Strides may be negative.
-    dtype
-        Data type of the elements.
+    strides
+        Bytes between neighbours along each axis; may be negative.
     affine
         Scale and offset that numbers get when they are written.
     """
@@ -62,11 +58,8 @@ def lies_on(array: Any, device: Device) -> bool:
 def stream_of(array: Any, interface: Mapping[str, Any]) -> Stream | None:
     """Stream that an array's library uses it on, as far as that can be told.
 
-    Parameters
-    ----------
-    interface
-        Its ``__cuda_array_interface__``. That of torch tells no stream: a tensor is
-        used on torch's current stream of its device.
+    Its ``__cuda_array_interface__`` tells it. That of torch does not: a tensor is used
+    on torch's current stream of its device.
     """
     stream = interface.get("stream")
     if stream is not None or not _is_of("torch", "Tensor", array):

@@ -30,14 +30,8 @@ _COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")
 class Rates:
     """Decoding speeds, in decoded bytes per second.
 
-    Attributes
-    ----------
-    device
-        Of a device with enough streams to be busy.
-    stream
-        Of a device with a single stream.
-    host
-        Of one thread of the host.
+    Of a `device` with enough streams to be busy, of one with a single `stream`, and of
+    one thread of the `host`.
     """
 
     device: float
@@ -86,10 +80,8 @@ class Load(NamedTuple):
     ----------
     coding
         Key of `RATES`, or a coding that no device decodes.
-    n_rows
-        Number of inner chunks.
     encoded_nbytes, decoded_nbytes
-        Sizes of all inner chunks together.
+        Sizes of all `n_rows` inner chunks together.
     largest_nbytes
         Decoded size of the largest stream.
     """
@@ -113,12 +105,8 @@ def load_of(
 ) -> Load:
     """Load of `n_rows` inner chunks whose compressor `step` decodes.
 
-    Parameters
-    ----------
-    encoded_nbytes
-        Encoded size of all inner chunks together.
-    first
-        Encoded bytes of one inner chunk, host. Used for the header of a Blosc frame.
+    They have `encoded_nbytes` together. `first` has the encoded bytes of one of them,
+    host, for the header of a Blosc frame.
     """
     coding, largest = step.kind.value, step.decoded_nbytes
     if step.kind is StepKind.BLOSC:

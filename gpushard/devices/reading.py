@@ -37,18 +37,12 @@ _HELD_COPIES = 2
 
 
 class DeviceRead(NamedTuple):
-    """Which selections of an array to read, and into which device arrays.
+    """Which selections of an array to read together, and into which device arrays.
 
     Attributes
     ----------
-    source
-        The array.
-    selections
-        Selections to read together.
     outputs
         One output for each selection, of the same shape.
-    device
-        The device that holds the outputs.
     tally
         Counts of the read, which it adds to.
     entries
@@ -67,11 +61,7 @@ class DeviceRead(NamedTuple):
 
 
 def read_to_device(read: DeviceRead) -> Job:
-    """Read into device memory; on return all elements are there.
-
-    Returns
-    -------
-    The job, for its tally.
+    """Read into device memory; on return all elements are there. Gives the job.
 
     Raises
     ------
@@ -96,11 +86,7 @@ def device_job(read: DeviceRead, n_sharing: int = 1) -> Job | None:
     """Job of a `read_to_device`; None if the host has to scatter.
 
     Call `abandon` on a job that fails, or that was begun and is not finished.
-
-    Parameters
-    ----------
-    n_sharing
-        Number of jobs that run at the same time and share the free memory.
+    `n_sharing` jobs run at the same time and share the free memory.
     """
     read.device.check()
     plan = plan_read(read.source.layout, read.selections, apart=True)
@@ -164,10 +150,7 @@ def _beside_sink(source: Source, pinned_nbytes: int) -> Source:
 def _device_sink(read: DeviceRead, plan: ReadPlan) -> DeviceSink | None:
     """Sink that writes a plan into outputs; None if the device cannot scatter.
 
-    Raises
-    ------
-    DeviceMemoryError
-        Not even the tables of the sink fit.
+    Raises `DeviceMemoryError` if not even the tables of the sink fit.
     """
     source = read.source
     chain, why = choose_chain(source)

@@ -50,10 +50,6 @@ class DeviceSink:
 
     Parameters
     ----------
-    device
-        The device.
-    chain
-        What the device does to inner chunks.
     targets
         Where the parts of the plan are written in device memory.
     source
@@ -92,8 +88,8 @@ class DeviceSink:
         self._lanes = [Lane(device, budget, counts) for _ in range(budget.n_lanes)]
         self._streams = [lane.stream for lane in self._lanes]
         self._idle: queue.SimpleQueue[Lane] = queue.SimpleQueue()
-        self._fetch = choose_fetch(device, source, budget, self._lane, decodes=decodes)
-        self.fetch = self._fetch.fetch
+        fetch = choose_fetch(device, source, budget, self._lane, decodes=decodes)
+        self.fetch, self.fetch_label = fetch.fetch, fetch.label
         self._grouping = targets.grouping
         self._targets = self._placed(targets)
         self._is_placed = device.record(self._lanes[0].stream)
@@ -110,11 +106,6 @@ class DeviceSink:
             self._give_streams_back()
             raise
 
-    @property
-    def fetch_label(self) -> str:
-        """How payload is fetched, and why in this way."""
-        return self._fetch.label
-
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """Write the fill value where the missing inner chunks `rows` would land."""
         del job
@@ -125,12 +116,8 @@ class DeviceSink:
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
         """Decode the inner chunks in these requests and write them to the targets.
 
-        Raises
-        ------
-        CorruptShardError
-            An inner chunk of this or an earlier batch is damaged.
-        DeviceError
-            The device failed.
+        Raises `CorruptShardError` if an inner chunk of this or an earlier batch is
+        damaged, and `DeviceError` if the device failed.
         """
         encoded = Encoded.of(ranged, fetched)
         decodes = self.decodes and self._is_for_device(job, encoded)
@@ -175,15 +162,7 @@ class DeviceSink:
         return costs.device <= costs.host
 
     def finish(self) -> None:
-        """Wait until everything is written.
-
-        Raises
-        ------
-        CorruptShardError
-            An inner chunk is damaged.
-        DeviceError
-            The device failed.
-        """
+        """Wait until everything is written; raises as `place`."""
         for lane in self._lanes:
             lane.retire_all()
         # Without a batch nothing has waited for the upload of the tables yet.
@@ -259,12 +238,8 @@ class DeviceSink:
     ) -> None:
         """Enqueue inner chunks, in smaller batches if memory runs out.
 
-        If the device cannot decode even a single one, the host decodes the rest.
-
-        Raises
-        ------
-        DeviceMemoryError
-            The device has not enough memory to scatter even one.
+        If the device cannot decode even a single one, the host decodes the rest. Raises
+        `DeviceMemoryError` if the device cannot scatter even one.
         """
         first, size = 0, len(encoded)
         while first < len(encoded):
@@ -366,10 +341,7 @@ class DeviceSink:
     ) -> Iterator[NDArray[np.uint8]]:
         """Decoded inner chunks, laid out as the device would have laid them out.
 
-        Raises
-        ------
-        CorruptShardError
-            One of them is damaged.
+        Raises `CorruptShardError` if one is damaged.
         """
         places = zip(
             encoded.column.tolist(),

@@ -19,15 +19,8 @@ _NOTHING = np.empty(0, np.uint8)
 class Slab:
     """Device memory that is allocated again only when more is needed.
 
-    A slab that became too small is kept until `settle`, because work that is under way
-    may use it.
-
-    Parameters
-    ----------
-    device
-        The device.
-    most_nbytes
-        Size up to which the slab grows ahead of need.
+    It grows ahead of need, up to `most_nbytes`. A slab that became too small is kept
+    until `settle`, because work that is under way may use it.
     """
 
     def __init__(self, device: Device, most_nbytes: int = _UNBOUNDED) -> None:
@@ -64,12 +57,7 @@ class Slab:
 class PinnedSlab:
     """Pinned host memory that is allocated again only when more is needed.
 
-    Parameters
-    ----------
-    device
-        The device that copies from this memory and to it.
-    most_nbytes
-        Size up to which the slab grows ahead of need.
+    It grows ahead of need, up to `most_nbytes`.
     """
 
     def __init__(self, device: Device, most_nbytes: int = _UNBOUNDED) -> None:

@@ -25,14 +25,7 @@ MAX_COPIES = 8
 class Copies(NamedTuple):
     """Copies of fetched bytes into outputs: int64, shape (n,).
 
-    Attributes
-    ----------
-    at
-        Offset of the bytes in their landing.
-    address
-        Device address to copy to.
-    nbytes
-        Number of bytes.
+    `nbytes` bytes at offset `at` of their landing go to the device address `address`.
     """
 
     at: Ints
@@ -45,15 +38,9 @@ def straight_copies(
 ) -> Copies | None:
     """Copies that move inner chunks to the outputs exactly as they are stored.
 
-    Parameters
-    ----------
-    at
-        int64, shape (n_rows,). Offset in the landing of byte 0 of each inner chunk,
-        also if that byte was not fetched.
-
-    Returns
-    -------
-    None if one inner chunk needs a scatter, or if there would be too many copies.
+    `at`, int64 of shape (n_rows,), is the offset in the landing of byte 0 of each inner
+    chunk, also if that byte was not fetched. None if one inner chunk needs a scatter,
+    or if there would be too many copies.
     """
     n_rows = len(rows.target)
     source, address = np.empty(n_rows, np.int64), np.empty(n_rows, np.int64)

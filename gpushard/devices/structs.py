@@ -36,10 +36,7 @@ class StreamClass(IntEnum):
 def fast_divisor(divisor: int | Ints) -> NDArray[Any]:
     """Constants with which kernels divide by `divisor`: `FAST_DIVISOR`, same shape.
 
-    Parameters
-    ----------
-    divisor
-        At least 1 and below 2**31.
+    `divisor` is at least 1 and below 2**31.
     """
     by = np.asarray(divisor, np.uint64)
     log2 = np.frexp((by - np.uint64(1)).astype(np.float64))[1].astype(np.uint64)

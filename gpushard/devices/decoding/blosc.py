@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import StreamDecoder
 from gpushard.devices.decoding.row_tables import (
     STREAM_TABLES_NBYTES,
     TOTALS_NBYTES,
@@ -21,13 +20,13 @@ from gpushard.devices.decoding.row_tables import (
 )
 from gpushard.devices.decoding.streams import (
     TAKES_UNSIZED,
+    VERIFIERS,
     RowStreams,
     pieces,
     u4,
     u8,
-    verifier_of,
 )
-from gpushard.devices.nvcomp import StreamTables
+from gpushard.devices.nvcomp import Nvcomp, StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.structs import (
     BLOSC_ROWS,
@@ -57,8 +56,6 @@ class BloscRows(NamedTuple):
         Tables of the addresses and of the sizes of the frames.
     staging, dst
         Tables of addresses: for rows that are still shuffled, and for decoded rows.
-    decoded_nbytes
-        Decoded size of every row.
     fuses
         Whether the scatter may undo byte shuffles.
     """
@@ -182,17 +179,14 @@ class Blosc:
                 lane.stream,
             )
         # The host decodes zstd frames with a checksum in Blosc: Blosc writes none.
-        verifier = verifier_of(Algorithm.DEFLATE) if zlib else None
+        verifier = VERIFIERS[Algorithm.DEFLATE] if zlib else None
         self.streams.fold(verifier, tables, row_of_stream, zlib)
 
     def _scratch(self, totals: Sequence[NDArray[np.int64]]) -> dict[StreamClass, int]:
         """Bytes of scratch for each compressor that has streams, in their order.
 
-        Raises
-        ------
-        DeviceMemoryError
-            Scratch and tables exceed the budget, because there are more streams than
-            usual. The caller then splits the batch.
+        Raises `DeviceMemoryError` if scratch and tables exceed the budget, because
+        there are more streams than usual. The caller then splits the batch.
         """
         n_streams, decoded, largest = (column.tolist() for column in totals)
         decoder = self.streams.lane.device.decoder
@@ -225,7 +219,7 @@ def _part(tables: StreamTables, streams: range) -> StreamTables:
     return StreamTables(len(streams), src, nbytes, dst, capacity, actual, statuses)
 
 
-def frames_land_anywhere(decoder: StreamDecoder) -> bool:
+def frames_land_anywhere(decoder: Nvcomp) -> bool:
     """Whether rows may start at any byte, as the streams of a frame do."""
     needed = {decoder.alignments(a).output for a in _ALGORITHM_OF_CLASS.values()}
     return needed == {1}

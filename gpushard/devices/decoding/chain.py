@@ -130,14 +130,8 @@ class DeviceChain:
     def stored_bytes(self, chunk: NDArray[Any]) -> NDArray[np.uint8]:
         """A decoded inner chunk, laid out as the device would have laid it out.
 
-        Parameters
-        ----------
-        chunk
-            Host array in the array's axes, with any strides and byte order.
-
-        Returns
-        -------
-        uint8, shape (decoded_nbytes,), host.
+        `chunk` is a host array in the array's axes, with any strides and byte order.
+        The result is uint8, of shape (decoded_nbytes,), host.
         """
         stored = np.empty(self.decoded_nbytes, np.uint8)
         elements: NDArray[Any] = np.ndarray(
@@ -164,15 +158,9 @@ def compile_device_chain(
 ) -> DeviceChain:
     """Chain that decodes the inner chunks of an array on a device.
 
-    Parameters
-    ----------
-    chunk_shape
-        Shape of every inner chunk, in the array's axes; None if they differ.
-
-    Raises
-    ------
-    UnsupportedError
-        A device cannot handle a codec, the order of codecs, the data type or the grid.
+    `chunk_shape` is that of every inner chunk, in the array's axes; None if they
+    differ. Raises `UnsupportedError` if a device cannot handle a codec, the order of
+    codecs, the data type or the grid.
     """
     if chunk_shape is None:
         raise UnsupportedError("inner chunks of different shapes")

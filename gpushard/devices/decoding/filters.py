@@ -40,18 +40,10 @@ class FilterRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ItemFilter:
-    """A filter and the kernel that undoes it.
+    """A filter and the kernel that undoes it, for `n_items` items in an inner chunk.
 
-    Attributes
-    ----------
-    kernel
-        Name of the kernel.
-    n_items
-        Items in a decoded inner chunk.
-    encoded, decoded
-        Data types of the items. `numcodecs.packbits` encodes to bytes.
-    scale, offset
-        Numbers of `numcodecs.fixedscaleoffset`.
+    `encoded` and `decoded` are the data types of the items; `numcodecs.packbits`
+    encodes to bytes. `scale` and `offset` are those of `numcodecs.fixedscaleoffset`.
     """
 
     kernel: str
@@ -112,10 +104,8 @@ def compile_filter(
 ) -> ItemFilter | None:
     """Kernel for a filter that encoded `n_items` items of `dtype`; None for none.
 
-    Raises
-    ------
-    UnsupportedError
-        The codec is no filter, or a device cannot undo it for these data types.
+    Raises `UnsupportedError` if the codec is no filter, or cannot be undone on a device
+    for these data types.
     """
     name = spec.name.removeprefix("numcodecs.")
     if name == "bitround":

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpushard.devices.base import StreamDecoder
 from gpushard.devices.decoding.blosc import Blosc, BloscRows, frames_land_anywhere
 from gpushard.devices.decoding.chain import Step, StepKind
 from gpushard.devices.decoding.filters import FilterRows, ItemFilter
@@ -21,6 +20,7 @@ from gpushard.devices.decoding.row_tables import (
     RowTables,
 )
 from gpushard.devices.decoding.streams import TAKES_UNSIZED, RowStreams, pieces, u4, u8
+from gpushard.devices.nvcomp import Nvcomp
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.structs import GATE
 
@@ -132,7 +132,7 @@ class Decoder:
         self.src, self.planes = decoded.src, decoded.planes or self.planes
 
 
-def landing_alignment(decoder: StreamDecoder, step: Step) -> int:
+def landing_alignment(decoder: Nvcomp, step: Step) -> int:
     """Number that an output address must be a multiple of for `step` to write there.
 
     0 if the step can write into an arena only.

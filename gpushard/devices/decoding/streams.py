@@ -32,11 +32,12 @@ _MAX_BLOCKS = 1 << 16
 # Blocks that share a row: each one takes 16 KiB at a time.
 _PIECE_NBYTES, _MAX_PIECES = 16 * KIB, 64
 
-_VERIFIERS = {
+VERIFIERS = {
     Algorithm.ZSTD: "gs_verify_zstd",
     Algorithm.DEFLATE: "gs_verify_zlib",
     Algorithm.GZIP: "gs_verify_gzip",
 }
+"""Kernels that verify the decoded streams of formats with a checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class RowStreams:
         temp_nbytes = decoder.temp_nbytes(algorithm, n_streams, largest, total)
         tables, temp = self.with_outcomes(streams, n_streams, temp_nbytes)
         decoder.decompress_async(algorithm, tables, temp, temp_nbytes, self.lane.stream)
-        self.fold(verifier_of(algorithm), tables, 0, range(n_streams))
+        self.fold(VERIFIERS.get(algorithm), tables, 0, range(n_streams))
 
     def with_outcomes(
         self, streams: Sequence[int], n_streams: int, temp_nbytes: int
@@ -137,24 +138,14 @@ class RowStreams:
         self.launch(kernel, grid, record[()])
 
 
-def verifier_of(algorithm: Algorithm) -> str | None:
-    """Kernel that verifies decoded streams; None if the format has no checksum."""
-    return _VERIFIERS.get(algorithm)
-
-
 def _pack_trailers(
     tables: StreamTables, row_of_stream: int, status: int, verified: range
 ) -> Any:
     """Parameter of the kernel: the decoder's tables, and the row of each stream.
 
-    Parameters
-    ----------
-    row_of_stream
-        Address of a table, uint32, or 0 if stream k belongs to row k.
-    status
-        Address of the statuses of the rows.
-    verified
-        Streams that have a checksum, if the tables hold streams of several compressors.
+    `row_of_stream` is the address of a table, uint32, or 0 if stream k belongs to row
+    k. `verified` are the streams that have a checksum, if the tables hold streams of
+    several compressors.
     """
     record = np.zeros((), TRAILERS)
     record["stream_src"], record["stream_nbytes"] = tables.src, tables.src_nbytes

@@ -44,10 +44,7 @@ def open_direct(
 ) -> DirectRead | None:
     """Files and ranges for kvikio; None for small ranges and for stores it cannot read.
 
-    Raises
-    ------
-    ObjectChangedError, StoreError
-        As for any fetch.
+    Raises as any fetch.
     """
     is_small = sum(map(nbytes_of, requests)) < MIN_MEAN_NBYTES * len(requests)
     if is_small or not source.layout.levels:

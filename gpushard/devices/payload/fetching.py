@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,30 +42,11 @@ from gpushard.stores.ranged import RangedStore
 Answers = Sequence[Landed | None]
 
 
-class Fetch(Protocol):
-    """A way to fetch payload."""
-
-    @property
-    def label(self) -> str:
-        """Name of the way, and why it was chosen, for reports."""
-        ...
-
-    def fetch(
-        self, job: Job, requests: Sequence[ByteRequest]
-    ) -> AbstractContextManager[Answers]:
-        """As `gpushard.fetching.job.Sink.fetch`."""
-        ...
-
-
 class RingFetch:
     """Reads into the pinned slots of a ring, without a copy if the store can.
 
-    Parameters
-    ----------
-    ring
-        The slots. A fetch that finds no free slot waits for one, and for nothing else.
-    why
-        Why no faster way is used.
+    A fetch that finds no free slot waits for one, and for nothing else. `why` says why
+    no faster way is used.
     """
 
     def __init__(self, ring: Ring, why: str) -> None:
@@ -77,10 +57,7 @@ class RingFetch:
     def fetch(self, job: Job, requests: Sequence[ByteRequest]) -> Iterator[Answers]:
         """Answers in a slot, which is held until the context ends.
 
-        Raises
-        ------
-        ObjectChangedError, CorruptShardError, StoreError
-            As the store and `fetch_wanted`.
+        Raises what the store and `fetch_wanted` raise.
         """
         places, nbytes = _laid_out(requests, ALIGNMENT)
         with self._ring.slot() as slot:
@@ -107,16 +84,7 @@ class RingFetch:
 class DirectFetch:
     """Has kvikio read ranges into device memory; uses the ring for what it cannot read.
 
-    Parameters
-    ----------
-    files
-        Files that kvikio reads.
-    ring
-        The other way.
-    lane
-        Returns a lane whose last batch is settled.
-    label
-        Name of the way, for reports.
+    `lane` returns a lane whose last batch is settled.
     """
 
     def __init__(
@@ -135,10 +103,7 @@ class DirectFetch:
     def fetch(self, job: Job, requests: Sequence[ByteRequest]) -> Iterator[Answers]:
         """Answers in the memory of a lane, which is held until the context ends.
 
-        Raises
-        ------
-        ObjectChangedError, CorruptShardError, StoreError
-            As for any fetch.
+        Raises as any fetch.
         """
         direct = open_direct(self._files, job.source, requests)
         places, nbytes = _laid_out(requests, PAGE_NBYTES)
@@ -195,17 +160,11 @@ def choose_fetch(
     lane: Callable[[], AbstractContextManager[Lane]],
     *,
     decodes: bool,
-) -> Fetch:
+) -> RingFetch | DirectFetch:
     """The way for payload to a device; its `label` tells the reason.
 
-    Parameters
-    ----------
-    budget
-        Number of slots, and usual number of encoded bytes in a batch.
-    lane
-        Returns a lane whose last batch is settled.
-    decodes
-        Whether the device decodes.
+    `lane` returns a lane whose last batch is settled. `decodes` says whether the device
+    decodes.
     """
     ring = Ring(device, budget.n_slots, budget.encoded_nbytes)
     if not decodes:
@@ -220,10 +179,7 @@ def choose_fetch(
 def _direct_files(source: Source) -> tuple[KvikioFiles, str]:
     """Files of kvikio for an array's objects, and the name of this way for reports.
 
-    Raises
-    ------
-    UnsupportedError
-        kvikio cannot be used; the message says why.
+    Raises `UnsupportedError`, which says why, if kvikio cannot be used.
     """
     store, options = source.store, source.options
     if not source.layout.levels:

@@ -55,13 +55,7 @@ class _DeviceBytes:
 
 
 class KvikioFiles:
-    """Files that kvikio has open, by the version of the file that they are.
-
-    Parameters
-    ----------
-    kvikio
-        The module.
-    """
+    """Files that `kvikio` has open, by the version of the file that they are."""
 
     def __init__(self, kvikio: Any) -> None:
         self._kvikio = kvikio
@@ -77,12 +71,8 @@ class KvikioFiles:
     def file_of(self, fd: int, version: Hashable, limit: int) -> Any:
         """File of an open descriptor; the last `limit` files stay open for later reads.
 
-        It is the same file even if its path leads to another one by now.
-
-        Raises
-        ------
-        UnsupportedError
-            kvikio cannot open it.
+        It is the same file even if its path leads to another one by now. Raises
+        `UnsupportedError` if kvikio cannot open it.
         """
         # kvikio opens two descriptors; both must be of the file that is held open.
         path = f"/proc/self/fd/{fd}"
@@ -91,10 +81,7 @@ class KvikioFiles:
     def remote_file(self, url: str, version: Hashable, limit: int) -> Any:
         """Object at an HTTP or S3 URL; the last `limit` stay open for later reads.
 
-        Raises
-        ------
-        UnsupportedError
-            kvikio cannot open the object.
+        Raises `UnsupportedError` if kvikio cannot open it.
         """
         remote: Any = self._kvikio.RemoteFile
         is_s3 = url.startswith("s3://")
@@ -116,10 +103,8 @@ class KvikioFiles:
     def read(self, ranges: Sequence[FileRange]) -> None:
         """Read all ranges in parallel; on return or error, nothing writes any more.
 
-        Raises
-        ------
-        StoreError
-            kvikio failed, or read another number of bytes than requested.
+        Raises `StoreError` if kvikio failed, or read another number of bytes than
+        requested.
         """
         # kvikio's futures do not keep a file open, but `ranges` does.
         under_way: deque[tuple[FileRange, Any]] = deque()
@@ -149,12 +134,8 @@ def find_kvikio() -> KvikioFiles:
     """Reader of files into device memory, if GPUDirect Storage is really active.
 
     kvikio cannot tell whether cuFile reads without the kernel module nvidia-fs, peer to
-    peer over PCI. Users who know that say so by ``KVIKIO_COMPAT_MODE=OFF``.
-
-    Raises
-    ------
-    UnsupportedError
-        GPUDirect Storage is not active; the message says why.
+    peer over PCI. Users who know that say so by ``KVIKIO_COMPAT_MODE=OFF``. Raises
+    `UnsupportedError`, which says why, if GPUDirect Storage is not active.
     """
     kvikio = _imported()
     if kvikio.defaults.is_compat_mode_preferred():
@@ -214,10 +195,7 @@ def _answered(question: Callable[[], Any]) -> Any:
 def find_kvikio_remote() -> KvikioFiles:
     """Reader of HTTP and S3 objects into device memory.
 
-    Raises
-    ------
-    UnsupportedError
-        kvikio is not installed, or reads no remote files.
+    Raises `UnsupportedError` if kvikio is not installed, or reads no remote files.
     """
     kvikio = _imported()
     if not kvikio.is_remote_file_available():

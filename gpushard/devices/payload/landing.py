@@ -106,13 +106,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class SlotLanding:
-    """A pinned slot, kept until the fetch ends.
-
-    Attributes
-    ----------
-    memory
-        uint8, pinned. The fetched bytes.
-    """
+    """A pinned slot, kept until the fetch ends; `memory` has the fetched bytes."""
 
     slot: Slot
     memory: NDArray[np.uint8]

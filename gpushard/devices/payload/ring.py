@@ -45,10 +45,7 @@ class Slot:
     def reclaim(self) -> None:
         """Wait until the device has copied the content of the slot.
 
-        Raises
-        ------
-        DeviceError
-            Work on the device failed.
+        Raises `DeviceError` if work on the device failed.
         """
         while self._copied:
             _, copied = self._copied.popitem()
@@ -65,16 +62,9 @@ class Slot:
 
 
 class Ring:
-    """A fixed number of slots; each is reused once the device has copied its content.
+    """`n_slots` slots; each is reused once the device has copied its content.
 
-    Parameters
-    ----------
-    device
-        The device that copies.
-    n_slots
-        Number of slots.
-    most_nbytes
-        Size up to which a slot grows ahead of need. A larger request gets its own size.
+    Slots grow ahead of need up to `most_nbytes`. A larger request gets its own size.
     """
 
     def __init__(self, device: Device, n_slots: int, most_nbytes: int) -> None:
@@ -87,10 +77,7 @@ class Ring:
     def slot(self) -> Iterator[Slot]:
         """The slot that was handed back first, once its content has been copied.
 
-        Raises
-        ------
-        DeviceError
-            Work on the device failed.
+        Raises as `Slot.reclaim`.
         """
         slot = self._free.get()
         try:

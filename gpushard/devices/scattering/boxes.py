@@ -178,21 +178,12 @@ class Boxes:
     def nbytes(self, position: Ints) -> int | Ints:
         """Bytes of each row's box, int64 of shape (n_rows,), or one int for all rows.
 
-        Parameters
-        ----------
-        position
-            int64, shape (ndim, n_rows), as in `ShardBlock`.
+        `position` is int64, of shape (ndim, n_rows), as in `ShardBlock`.
         """
         return prod(loop.lengths(position) for loop in self.nest)
 
     def runs(self, position: Ints) -> Runs | None:
-        """Place of each row's box, if it is just the run; None if there are loops.
-
-        Parameters
-        ----------
-        position
-            As for `nbytes`.
-        """
+        """Place of each row's box, if it is just the run; None if there are loops."""
         if self.loops:
             return None
         n_rows = position.shape[1]
@@ -224,16 +215,9 @@ def lay_boxes(
     out_strides: Sequence[int],
     transfer: Transfer,
 ) -> Boxes:
-    """Boxes of an orthogonal selection.
+    """Boxes of an orthogonal selection, from one projection for each axis of the array.
 
-    Parameters
-    ----------
-    projections
-        One projection for each axis of the array.
-    in_strides, out_strides
-        Bytes between neighbours in the inner chunk and in the output, for each axis.
-    transfer
-        How elements change.
+    The strides are bytes between neighbours in the inner chunk and in the output.
     """
     axes = [
         _lay_axis(d, *given)

@@ -80,12 +80,8 @@ class _Position(NamedTuple):
 class _Far(NamedTuple):
     """Table that a batch makes for a long axis, with the cells that its rows touch.
 
-    Attributes
-    ----------
-    axis, table
-        The axis, and a function that makes the table of cells at given positions.
-    table_word, position_word
-        Words of the struct that point to the table, and to the entries of the rows.
+    `table` makes it for cells at given positions. Two words of the struct point to the
+    table and to the entries of the rows.
     """
 
     axis: int
@@ -243,14 +239,8 @@ class GridScatter:
     def runs(self, position: Ints) -> Runs | None:
         """Where each row's bytes go, if unchanged and contiguous; None if not.
 
-        Parameters
-        ----------
-        position
-            As for `batch`.
-
-        Returns
-        -------
-        Offsets into the inner chunk, and relative to `Addresses.out`.
+        Takes positions as `batch`. Offsets are relative to the inner chunk and to
+        `Addresses.out`.
         """
         return self._boxes.runs(position) if self._keeps_bytes else None
 

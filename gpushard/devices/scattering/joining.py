@@ -72,16 +72,8 @@ class Grouping:
     def positions(self, position: Ints, part: Ints) -> Ints:
         """Positions of rows in their groups, from their positions in their parts.
 
-        Parameters
-        ----------
-        position
-            int64, shape (n, n_rows), as in `ShardBlock`.
-        part
-            int64, shape (n_rows,).
-
-        Returns
-        -------
-        int64, shape (n, n_rows), with one more row if parts were joined.
+        `position` is int64, of shape (n, n_rows), as in `ShardBlock`; so is the result,
+        with one more row if parts were joined.
         """
         if self.shift is None:
             return position
@@ -92,10 +84,7 @@ class Grouping:
 class _Along(NamedTuple):
     """Properties that axes must share for their cells to stand in one table.
 
-    Attributes
-    ----------
-    longest
-        Upper bound of the elements taken from any cell.
+    `longest` bounds the elements taken from any cell.
     """
 
     longest: int
@@ -112,15 +101,8 @@ def layout_of(
 ) -> Hashable | None:
     """Layout that parts must share to be joined; None if this part stays alone.
 
-    Parameters
-    ----------
-    strides
-        Bytes between neighbours in the output, for each axis of the array. Ignored for
-        points.
-    transfer
-        How elements change.
-    chunk_shape
-        Shape of every inner chunk.
+    `strides` are bytes between neighbours in the output, for each axis of the array;
+    points need none. Every inner chunk has the shape `chunk_shape`.
     """
     if isinstance(part, PatchPart):
         return None
@@ -158,10 +140,7 @@ def group(parts: Sequence[Part], layouts: Sequence[Hashable | None]) -> Grouping
 def join_grids(parts: Sequence[GridPart], out: Sequence[int]) -> JoinedGrids:
     """Orthogonal selections of the same layout, joined.
 
-    Parameters
-    ----------
-    out
-        Address of element 0 of each output.
+    `out` has the address of element 0 of each output.
     """
     along = zip(*(part.projections for part in parts), strict=True)
     return JoinedGrids(tuple(map(_join_axis, along)), offsets_of(out))

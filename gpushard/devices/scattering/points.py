@@ -115,12 +115,8 @@ class PointScatter:
     def join(cls, several: Sequence[PointScatter], out_offset: Ints) -> PointScatter:
         """Scatter of several point selections, with their inner chunks in sequence.
 
-        Parameters
-        ----------
-        several
-            Scatters that differ only in their outputs.
-        out_offset
-            int64, shape (n,). Bytes from the first output to each.
+        They differ only in their outputs, to which `out_offset`, int64 of shape (n,),
+        gives the bytes from the first one.
         """
         n_points = [len(scatter.landings) for scatter in several]
         landings = np.concatenate([scatter.landings for scatter in several])

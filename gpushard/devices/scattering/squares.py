@@ -30,18 +30,18 @@ _MIN_LENGTH = _SIDE // 2
 def turned(boxes: Boxes, transfer: Transfer, item_nbytes: int) -> Boxes | None:
     """Same boxes, with the sides of squares as loops 0 and 1; None if it does not pay.
 
-    Parameters
-    ----------
-    transfer
-        How elements change.
-    item_nbytes
-        Size of the items that a byte shuffle may have split; 1 if there is no shuffle.
+    `item_nbytes` is the size of the items that a byte shuffle may have split; 1 if
+    there is no shuffle.
     """
     if not _has_units(boxes, transfer, item_nbytes):
         return None
     if not 2 <= len(boxes.loops) <= TURN_RANK:
         return None
-    across = min(range(len(boxes.loops)), key=lambda d: _in_distance(boxes.loops[d]))
+    distances = [
+        maxsize if loop.members is not None else abs(loop.in_stride)
+        for loop in boxes.loops
+    ]
+    across = distances.index(min(distances))
     inner, outer = boxes.loops[0], boxes.loops[across]
     if across == 0 or not (_is_side(inner) and _is_side(outer)):
         return None
@@ -68,10 +68,6 @@ def _has_units(boxes: Boxes, transfer: Transfer, item_nbytes: int) -> bool:
         return is_number and boxes.run.length == transfer.out_nbytes
     is_item = item_nbytes in (1, boxes.run.length)
     return is_item and boxes.run.length in _UNITS
-
-
-def _in_distance(loop: Loop) -> int:
-    return maxsize if loop.members is not None else abs(loop.in_stride)
 
 
 def _is_side(loop: Loop) -> bool:

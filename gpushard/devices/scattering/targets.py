@@ -68,10 +68,7 @@ class DeviceTarget:
     ) -> DeviceTarget:
         """Target that writes parts of the same layout, each into its own output.
 
-        Raises
-        ------
-        UnsupportedError
-            The kernels do not convert between the two data types.
+        Raises `UnsupportedError` if the kernels do not convert between the data types.
         """
         first = outputs[0]
         fill = fill_element(fill_value, first.dtype, first.affine)
@@ -99,18 +96,10 @@ class DeviceTarget:
         return cls(out[0], PointScatter.join(points, offsets_of(out)))
 
     def landings(self, position: Ints, decoded_nbytes: int) -> Ints:
-        """Addresses at which rows can be decoded in place, without a scatter.
+        """Addresses at which rows can be decoded in place; 0 for others.
 
-        Parameters
-        ----------
-        position
-            int64, shape (n, n_rows), as `Grouping.positions` gives it.
-        decoded_nbytes
-            Size of a decoded inner chunk.
-
-        Returns
-        -------
-        int64, shape (n_rows,). Addresses; 0 for rows that have to be scattered.
+        `position` is as `Grouping.positions` gives it. The result is int64, of shape
+        (n_rows,).
         """
         runs = self.scatter.runs(position)
         if runs is None:
@@ -120,15 +109,7 @@ class DeviceTarget:
 
 
 class Targets(NamedTuple):
-    """Targets of all parts of a plan, and the parts that each target writes.
-
-    Attributes
-    ----------
-    laid
-        One target for each group of parts.
-    grouping
-        The groups of parts.
-    """
+    """Targets of all parts of a plan, one for each group, and the groups of parts."""
 
     laid: tuple[DeviceTarget, ...]
     grouping: Grouping
@@ -143,15 +124,8 @@ def lay_targets(
 ) -> Targets:
     """Targets of the parts of a plan, in as few groups as possible.
 
-    Parameters
-    ----------
-    chunk_shape
-        Shape of every inner chunk.
-
-    Raises
-    ------
-    UnsupportedError
-        The kernels do not convert between the data types.
+    Every inner chunk has the shape `chunk_shape`. Raises `UnsupportedError` if the
+    kernels do not convert between the data types.
     """
     kinds = {(output.dtype, output.affine): output for output in outputs}
     transfers = {kind: _transfer(output, chain) for kind, output in kinds.items()}

@@ -104,12 +104,7 @@ class Transfer:
 class Shuffle(NamedTuple):
     """A byte shuffle that rows may still have when they are scattered.
 
-    Attributes
-    ----------
-    item_nbytes
-        Size of the shuffled items, which is the size of an element.
-    decoded_nbytes
-        Size of an inner chunk.
+    Its items have the size of an element; `decoded_nbytes` is that of an inner chunk.
     """
 
     item_nbytes: int
@@ -130,14 +125,10 @@ def plan_transfer(
     is_swapped: bool = False,
     affine: Affine | None = None,
 ) -> Transfer:
-    """Transfer from elements of `source` to elements of `target`.
+    """Transfer from elements of an inner chunk to elements of an output.
 
     Parameters
     ----------
-    source
-        Data type of the decoded inner chunk.
-    target
-        Data type of the output.
     is_swapped
         Whether the stored byte order is the opposite of what `source` says. (bfloat16
         has no data type with the other byte order.)
@@ -160,13 +151,7 @@ def plan_transfer(
 def fill_element(
     fill_value: NDArray[Any], target: np.dtype[Any], affine: Affine | None = None
 ) -> bytes:
-    """One element of `target` that holds the fill value, as NumPy casts it.
-
-    Parameters
-    ----------
-    fill_value
-        0-d, host.
-    """
+    """One element of `target` that holds the 0-d fill value, as NumPy casts it."""
     if affine is not None:
         with np.errstate(all="ignore"):
             single = fill_value.astype(np.float32) * np.float32(affine.scale)
@@ -184,13 +169,7 @@ def fill_pattern(element: bytes) -> NDArray[np.uint8]:
 
 
 def check_limit(what: str, number: int, limit: int) -> None:
-    """Refuse `number` unless it is below `limit`.
-
-    Raises
-    ------
-    UnsupportedError
-        `number` is `limit` or more.
-    """
+    """Raise `UnsupportedError` unless `number` is below `limit`."""
     if number >= limit:
         raise UnsupportedError(
             f"the scatter kernels do not take so many {what}",
