@@ -139,7 +139,7 @@ class RefusalError(Exception):
 
     def told(self, url: str, key: str) -> StoreError:
         """The error that this becomes."""
-        return failure(StoreError, url, key, self.why, hint=self.hint)
+        return failure(url, key, self.why, hint=self.hint)
 
 
 def refusal_behind(error: StoreError) -> RefusalError | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpushard.errors import StoreError
 from gpushard.options import MAX_DOCUMENT_NBYTES
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.failures import failure
@@ -19,7 +18,6 @@ def document_bytes(fetched: Fetched | None, key: str, url: str) -> bytes | None:
         return None
     if len(fetched.data) > MAX_DOCUMENT_NBYTES:
         raise failure(
-            StoreError,
             url,
             key,
             "the metadata document is too large",

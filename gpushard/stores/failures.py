@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TypeVar
 
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.stores.base import ByteRequest
@@ -24,11 +23,8 @@ _FORBIDDEN_CHARACTERS = frozenset("\\\0")
 _USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-ErrorType = TypeVar("ErrorType", bound=StoreError)
-
 
 def failure(  # noqa: PLR0913  the facts of an error are keywords, one each
-    kind: type[ErrorType],
     url: str,
     key: str,
     why: str,
@@ -36,7 +32,8 @@ def failure(  # noqa: PLR0913  the facts of an error are keywords, one each
     hint: str,
     expected: object = None,
     got: object = None,
-) -> ErrorType:
+    kind: type[StoreError] = StoreError,
+) -> StoreError:
     """Error about one object; `shard_key` is set unless the object is a document."""
     if key.endswith(_METADATA_SUFFIXES):
         where, shard_key = f"{key!r} in {url}", None
@@ -68,7 +65,6 @@ def refuse_unsafe_key(key: str, url: str) -> None:
     ):
         return
     raise failure(
-        StoreError,
         url,
         key,
         f"{key!r} is no key below the store's root",
@@ -99,33 +95,24 @@ def failed_write(url: str, key: str, error: Exception) -> StoreError:
     )
 
 
-def changed(url: str, request: ByteRequest, got: str) -> ObjectChangedError:
+def changed(url: str, request: ByteRequest, got: str) -> StoreError:
     """Error for a version that no longer exists."""
     return failure(
-        ObjectChangedError,
         url,
         request.key,
         "the object was replaced while it was read",
         expected=str(request.version),
         got=got,
         hint="read again",
+        kind=ObjectChangedError,
     )
 
 
 def other_bytes(
     url: str, key: str, asked: tuple[int, int], told: tuple[int, int], nbytes: int
 ) -> StoreError:
-    """Error for an answer with other bytes than requested.
-
-    Parameters
-    ----------
-    asked, told
-        Half-open byte ranges: the one requested, and the one in the answer's head.
-    nbytes
-        Size of the body.
-    """
+    """Error for an answer of `nbytes` that tells another range than was asked for."""
     return failure(
-        StoreError,
         url,
         key,
         "the server answered other bytes than asked",
@@ -138,7 +125,6 @@ def other_bytes(
 def two_sizes(url: str, key: str, told: int, found: int | None) -> StoreError:
     """Error for an object of which the server states two sizes."""
     return failure(
-        StoreError,
         url,
         key,
         "the server tells two sizes of one object",
@@ -151,7 +137,6 @@ def two_sizes(url: str, key: str, told: int, found: int | None) -> StoreError:
 def too_slow(url: str, key: str, nbytes: int, limit_s: float) -> StoreError:
     """Error for a body that did not arrive in time."""
     return failure(
-        StoreError,
         url,
         key,
         "the server sends too slowly",
@@ -164,7 +149,6 @@ def too_slow(url: str, key: str, nbytes: int, limit_s: float) -> StoreError:
 def no_head(url: str, key: str, limit_s: float) -> StoreError:
     """Error for an answer that did not even begin in time."""
     return failure(
-        StoreError,
         url,
         key,
         "the server sends too slowly",

@@ -152,13 +152,7 @@ class MappingStore:
 
 
 class ReadOnlyStore:
-    """Key/value store over a store that gpushard reads; it cannot list.
-
-    Parameters
-    ----------
-    store
-        Any store of gpushard.
-    """
+    """Key/value store over a store that gpushard reads; it cannot list."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -205,13 +199,7 @@ class ReadOnlyStore:
 
 
 class ZarrKeyValueStore(ReadOnlyStore):
-    """Key/value store of a zarr `Store`.
-
-    Parameters
-    ----------
-    store
-        Any store of zarr-python 3.
-    """
+    """Key/value store of a zarr `Store`."""
 
     def __init__(self, store: ZarrAbstractStore) -> None:
         super().__init__(ZarrStore(store))

@@ -265,13 +265,13 @@ class LocalStore:
 
     def _changed(
         self, key: str, version: Hashable, found: FileVersion | None
-    ) -> ObjectChangedError:
+    ) -> StoreError:
         return failure(
-            ObjectChangedError,
             self.url,
             key,
             "the file was replaced or overwritten while it was read",
             expected=f"version {version}",
             got="no file" if found is None else f"version {found}",
             hint="read again; let writers replace files by renaming",
+            kind=ObjectChangedError,
         )

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import StoreError
 from gpushard.memory.pages import in_pages
 from gpushard.options import KIB, MIB
 from gpushard.stores.answers import CHECK_SERVER, RefusalError
@@ -110,7 +109,6 @@ def refuse_after_fork(url: str, key: str) -> None:
         _owner.append(pid)
     elif _owner[0] != pid:
         raise failure(
-            StoreError,
             url,
             key,
             "this process was forked from one that had read from a server",

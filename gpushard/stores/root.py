@@ -117,7 +117,6 @@ class StoreRoot:
     def failure(self, key: str, error: OSError) -> StoreError:
         """Error for the file at `key`, with a hint what to do."""
         return failure(
-            StoreError,
             self.url,
             key,
             error.strerror or str(error),
@@ -160,7 +159,6 @@ class StoreRoot:
             return
         if os.path.islink(path[:end]) and not os.path.exists(path[:end]):
             raise failure(
-                StoreError,
                 self.url,
                 key,
                 f"the symbolic link {path[len(self.prefix) : end]!r} leads nowhere",
@@ -173,7 +171,6 @@ class StoreRoot:
             self.was_there = True
         elif self.was_there:
             raise failure(
-                StoreError,
                 self.url,
                 key,
                 "the store's directory is gone",
@@ -184,7 +181,6 @@ class StoreRoot:
         """Refuse anything but a regular file below the directory."""
         if not stat.S_ISREG(handle.mode):
             raise failure(
-                StoreError,
                 self.url,
                 handle.key,
                 "there is something else where a file should be",
@@ -208,7 +204,6 @@ class StoreRoot:
         if (real_path + "/").startswith(self._real_prefix):
             return
         raise failure(
-            StoreError,
             self.url,
             key,
             f"a symbolic link leads out of the store, to {real_path}",

@@ -138,7 +138,6 @@ def refuse_large(url: str, key: str, nbytes: int, limit_nbytes: int) -> None:
         if limit_nbytes < MOST_WHOLE_NBYTES:
             hint += ", or raise options.memory_limit"
         raise failure(
-            StoreError,
             url,
             key,
             "the server does not answer ranges and the object is large",

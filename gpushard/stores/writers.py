@@ -72,15 +72,7 @@ class Writer(Protocol):
 
 
 def writer_of(store: Store, tags: Mapping[str, str] | None = None) -> Writer:
-    """Write access to the objects that `store` reads, by the writer that it names.
-
-    Parameters
-    ----------
-    store
-        The store that reads the objects.
-    tags
-        Tags for every written object, if the store has tags.
-    """
+    """Write access to the objects that `store` reads; written ones get the tags."""
     if tags and not getattr(store, "takes_tags", False):
         raise UnsupportedError(
             "the store has no tags for its objects",
@@ -104,15 +96,7 @@ def writer_of(store: Store, tags: Mapping[str, str] | None = None) -> Writer:
 
 
 class ObjectWriter:
-    """Write access to an obstore store.
-
-    Parameters
-    ----------
-    store
-        The store that reads the objects.
-    tags
-        Tags for every written object.
-    """
+    """Write access to the objects of an obstore store."""
 
     deletes_in_updates = False
     puts_whole = True

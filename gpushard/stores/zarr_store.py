@@ -314,7 +314,6 @@ class ZarrStore:
 
     def _other_bytes(self, request: ByteRequest, got: str) -> StoreError:
         return failure(
-            StoreError,
             self.url,
             request.key,
             "the store answered other bytes than asked",
@@ -337,7 +336,6 @@ class ZarrStore:
 
     def _failure(self, key: str, error: BaseException) -> StoreError:
         return failure(
-            StoreError,
             self.url,
             key,
             # Lines after the first are meant for developers of those libraries.

@@ -79,7 +79,6 @@ class HttpAnswer:
         """Read a body of unknown size, or one byte more than `most_nbytes` of it."""
         if not self._exchange.head.is_chunked:
             raise failure(
-                StoreError,
                 self._url,
                 self._key,
                 "the server does not tell where the object ends",

@@ -13,7 +13,6 @@ from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import quote, urljoin, urlsplit
 
-from gpushard.errors import StoreError
 from gpushard.stores.answers import (
     CHECK_SERVER,
     NEVER,
@@ -136,7 +135,6 @@ class HttpClient:
         encoding = headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise failure(
-                StoreError,
                 self._url,
                 key,
                 "the server answered an encoded body",
@@ -147,7 +145,6 @@ class HttpClient:
         kind = headers.get("content-type", "")
         if kind.lower().startswith(_PARTS):
             raise failure(
-                StoreError,
                 self._url,
                 key,
                 "the server answered several parts",
