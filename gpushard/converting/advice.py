@@ -105,17 +105,7 @@ class Advice:
 
 
 def advise(layout: ArrayLayout, threads: int, ratio: float | None = None) -> Advice:
-    """Advice on an array.
-
-    Parameters
-    ----------
-    layout
-        The array.
-    threads
-        Number of threads of the host.
-    ratio
-        Decoded size over stored size, if known.
-    """
+    """Advice on an array, by the decoded size over the stored size if it is known."""
     known = tuple(
         axis.length_of(0) if axis.n_cells else 1 for axis in layout.inner_axes
     )

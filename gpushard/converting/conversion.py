@@ -19,7 +19,6 @@ from gpushard.converting.kept import TargetArguments, target_blueprint
 from gpushard.converting.mark import (
     NAME,
     Mark,
-    document_fingerprint,
     find_mark,
     refuse_lasting,
     source_fingerprint,
@@ -149,7 +148,7 @@ class Conversion:
         jobs = self._planned(nodes, target)
         nbytes = sum(job.nbytes for job in jobs.values())
         with counted(2 * nbytes if verify else nbytes, progress) as advance:
-            mark = self._mark(nodes, jobs)
+            mark = self._mark_of_all(jobs) if nodes.groups else jobs[""].mark
             arrays = self._convert_all(nodes, jobs, mark, advance)
             for job in jobs.values() if verify else ():
                 job.copy(self.to, self.options).verify(advance)
@@ -181,17 +180,23 @@ class Conversion:
             store=self.to,
             key=join(place, NAME),
             source=source_fingerprint(self.store, layout),
-            document=document_fingerprint(blueprint.documents[-1][1]),
+            document=sha256(blueprint.documents[-1][1]).hexdigest(),
             done=np.zeros(blueprint.layout.n_objects, np.bool_),
         )
         source = watched_source(layout, self.store, self.options)
         return _Job(source, blueprint, mark)
 
-    def _mark(self, nodes: Nodes, jobs: dict[str, _Job]) -> Mark:
-        """The mark of all arrays together; for a single array, its own."""
-        if nodes.groups:
-            return _mark_of_all(self.to, self.place, jobs)
-        return jobs[""].mark
+    def _mark_of_all(self, jobs: Mapping[str, _Job]) -> Mark:
+        """The mark of a group's conversion, which says which arrays are finished."""
+        sources = repr([(path, job.mark.source) for path, job in jobs.items()])
+        documents = repr([job.mark.document for job in jobs.values()])
+        return Mark(
+            store=self.to,
+            key=join(self.place, NAME),
+            source=sha256(sources.encode()).hexdigest(),
+            document=sha256(documents.encode()).hexdigest(),
+            done=np.zeros(len(jobs), np.bool_),
+        )
 
     def _convert_all(
         self, nodes: Nodes, jobs: dict[str, _Job], mark: Mark, advance: Advance
@@ -273,19 +278,6 @@ class Conversion:
                 "the destination's metadata were changed since its conversion began",
                 hint="pass overwrite=True and resume=False to begin anew",
             )
-
-
-def _mark_of_all(store: Store, place: str, jobs: Mapping[str, _Job]) -> Mark:
-    """The mark of a group's conversion, which says which arrays are finished."""
-    sources = repr([(path, job.mark.source) for path, job in jobs.items()])
-    documents = repr([job.mark.document for job in jobs.values()])
-    return Mark(
-        store=store,
-        key=join(place, NAME),
-        source=sha256(sources.encode()).hexdigest(),
-        document=sha256(documents.encode()).hexdigest(),
-        done=np.zeros(len(jobs), np.bool_),
-    )
 
 
 def _least_read_nbytes(source: Source) -> int:

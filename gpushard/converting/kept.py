@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 import numpy as np
@@ -51,50 +50,36 @@ class TargetArguments(TypedDict, total=False):
     index_location: str
 
 
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """Shapes of a converted array's shards and inner chunks."""
-
-    shards: Shape
-    chunks: Shape
-
-    @classmethod
-    def chosen(cls, layout: ArrayLayout, asked: TargetArguments) -> Shapes:
-        """The shapes that were asked for, or shapes that suit the array.
-
-        Raises
-        ------
-        OptionError
-            The shapes asked for do not fit the array's axes or each other.
-        """
-        shape, itemsize = layout.shape, layout.dtype.itemsize
-        shards = along_axes(asked.get("shards"), "shards", layout.ndim)
-        chunks = along_axes(asked.get("chunks"), "chunks", layout.ndim)
-        if chunks is None:
-            chunks = chunk_shape(shape, itemsize, layout.chunks, shards)
-        if shards is None:
-            shards = shard_shape(shape, itemsize, chunks, layout.shards)
-        if any(map(int.__mod__, shards, chunks)):
-            raise OptionError(
-                "shards are not whole inner chunks",
-                expected=f"along each axis a multiple of {chunks}",
-                got=f"shards {shards}",
-                hint="choose others, or leave chunks or shards out to have them chosen",
-            )
-        return cls(shards, chunks)
+def _shapes(layout: ArrayLayout, asked: TargetArguments) -> tuple[Shape, Shape]:
+    """Shapes of shards and inner chunks: those asked for, or ones that suit."""
+    shape, itemsize = layout.shape, layout.dtype.itemsize
+    shards = along_axes(asked.get("shards"), "shards", layout.ndim)
+    chunks = along_axes(asked.get("chunks"), "chunks", layout.ndim)
+    if chunks is None:
+        chunks = chunk_shape(shape, itemsize, layout.chunks, shards)
+    if shards is None:
+        shards = shard_shape(shape, itemsize, chunks, layout.shards)
+    if any(map(int.__mod__, shards, chunks)):
+        raise OptionError(
+            "shards are not whole inner chunks",
+            expected=f"along each axis a multiple of {chunks}",
+            got=f"shards {shards}",
+            hint="choose others, or leave chunks or shards out to have them chosen",
+        )
+    return shards, chunks
 
 
 def target_blueprint(
     layout: ArrayLayout, asked: TargetArguments, place: str, options: Options
 ) -> Blueprint:
     """Blueprint, at `place`, of the sharded array to convert an array to."""
-    shapes = Shapes.chosen(layout, asked)
+    shards, chunks = _shapes(layout, asked)
     arguments: dict[str, Any] = {
         "shape": layout.shape,
         "dtype": data_type_of(layout.data_type_json, layout.dtype),
-        "chunks": shapes.chunks,
+        "chunks": chunks,
         "shards": {
-            "shape": shapes.shards,
+            "shape": shards,
             "index_location": asked.get("index_location", "end"),
         },
         "fill_value": layout.fill_value[()],

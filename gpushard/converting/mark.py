@@ -66,11 +66,6 @@ def unravelled(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unravel_index(number, shape)) if shape else ()
 
 
-def document_fingerprint(document: bytes) -> str:
-    """Text that distinguishes one destination's metadata from another's."""
-    return sha256(document).hexdigest()
-
-
 @dataclass
 class Mark:
     """The mark of one array's conversion.

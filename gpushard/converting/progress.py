@@ -30,22 +30,15 @@ def counted(total_nbytes: int, progress: Progress) -> Iterator[Advance]:
             got=repr(progress),
         )
     else:
-        yield _Counter(total_nbytes, progress).add
+        n_done, lock = 0, threading.Lock()
 
+        def add(nbytes: int) -> None:
+            nonlocal n_done
+            with lock:
+                n_done += nbytes
+                progress(n_done, total_nbytes)
 
-class _Counter:
-    """Adds up finished bytes and reports the sum, one call at a time."""
-
-    def __init__(self, total: int, tell: Callable[[int, int], None]) -> None:
-        self._total = total
-        self._done = 0
-        self._tell = tell
-        self._lock = threading.Lock()
-
-    def add(self, nbytes: int) -> None:
-        with self._lock:
-            self._done += nbytes
-            self._tell(self._done, self._total)
+        yield add
 
 
 @contextmanager

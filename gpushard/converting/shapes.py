@@ -43,16 +43,9 @@ def along_axes(asked: Any, name: str, ndim: int) -> Shape | None:
 def chunk_shape(
     shape: Shape, itemsize: int, known: Shape | None, shards: Shape | None
 ) -> Shape:
-    """Shape of the inner chunks of an array.
+    """Shape of the inner chunks of an array; it divides `shards` if these are chosen.
 
-    Parameters
-    ----------
-    shape, itemsize
-        Length along each axis in elements, and bytes of an element.
-    known
-        Chunk shape of the array that is converted, if it has one.
-    shards
-        Shape of the shards, if already chosen; inner chunks must divide it.
+    `known` is the chunk shape of the array that is converted, if it has one.
     """
     start = known or tuple(max(1, n) for n in shape)
     if shards is not None:
@@ -73,14 +66,8 @@ def shard_shape(
 ) -> Shape:
     """Shape of the shards of an array with inner chunks of shape `chunks`.
 
-    Parameters
-    ----------
-    shape, itemsize
-        Length along each axis in elements, and bytes of an element.
-    known
-        Shard shape of the array that is converted, kept if `chunks` divide it.
-    most_nbytes
-        Largest size of a shard that is made by joining inner chunks.
+    `known`, that of the converted array, is kept if `chunks` divide it. Otherwise inner
+    chunks are joined up to `most_nbytes`.
     """
     if known is not None and not any(map(int.__mod__, known, chunks)):
         return known

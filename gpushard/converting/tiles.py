@@ -69,7 +69,7 @@ def budget_for(
         Memory limit with which reads can take the shard indexes of either array. Each
         read gets that much, if half of the conversion's limit allows it.
     """
-    shard, chunk = _shape(target.shards), _shape(target.chunks)
+    shard, chunk = target.shards or (), target.chunks or ()
     itemsize = target.dtype.itemsize
     limit = options.memory_limit
     least_nbytes = min(least_read_nbytes, limit // _INDEX_SHARE)
@@ -142,10 +142,6 @@ def slabs(box: Box, slab: Shape) -> Iterator[Box]:
             slice(start + i * n, min(start + i * n + n, stop))
             for i, (start, stop, n) in zip(at, sides, strict=True)
         )
-
-
-def _shape(shape: Shape | None) -> Shape:
-    return () if shape is None else shape
 
 
 def _counts(source: ArrayLayout, target: ArrayLayout, most: int) -> Cell:
