@@ -189,7 +189,10 @@ def _struct(named: Named) -> DataType:
 def _struct_field(value: Any, json_path: str) -> tuple[str, DataType]:
     """Name and data type of ``{"name", "data_type"}`` or of the older pair."""
     if isinstance(value, list | tuple):
-        name, data_type = _pair(value, json_path)
+        if len(value) != 2:
+            expected = "name and data type"
+            raise wrong("a struct field is malformed", json_path, expected, value)
+        name, data_type = value
         type_path = f"{json_path}[1]"
     else:
         if not (isinstance(value, dict) and set(value) == {"name", "data_type"}):
@@ -208,14 +211,6 @@ def _struct_field(value: Any, json_path: str) -> tuple[str, DataType]:
         what = f"data type {data_type!r} inside a struct is not supported"
         raise UnsupportedError(what, json_path=type_path)
     return name, parsed
-
-
-def _pair(value: Any, json_path: str) -> tuple[Any, Any]:
-    if len(value) != 2:
-        raise wrong(
-            "a struct field is malformed", json_path, "name and data type", value
-        )
-    return value[0], value[1]
 
 
 def _registered(value: Any, named: Named) -> DataType:

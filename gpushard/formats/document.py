@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from gpushard.errors import GpushardError, MetadataError, UnsupportedError
 
@@ -31,6 +31,21 @@ def parsing(array_path: str) -> Generator[None]:
 def wrong(what: str, json_path: str, expected: Any, got: Any) -> MetadataError:
     """Error that shows a shortened `got`."""
     return MetadataError(what, json_path=json_path, expected=expected, got=shown(got))
+
+
+def unsupported(what: str, json_path: str, expected: Any, got: Any) -> UnsupportedError:
+    """Error for what gpushard does not read; shows a shortened `got`."""
+    return UnsupportedError(
+        what, json_path=json_path, expected=expected, got=shown(got)
+    )
+
+
+def as_separator(value: Any, json_path: str) -> Literal["/", "."]:
+    """`value`, which must be a separator of the coordinates in a chunk key."""
+    if value not in ("/", "."):
+        what = "the separator of the chunk keys is not valid"
+        raise wrong(what, json_path, '"/" or "."', value)
+    return cast("Any", value)
 
 
 def shown(value: Any) -> str:

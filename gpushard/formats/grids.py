@@ -16,6 +16,7 @@ from gpushard.formats.document import (
     as_lengths,
     as_list,
     as_named,
+    as_separator,
     wrong,
 )
 from gpushard.layout import ChunkKeys, GridAxis
@@ -184,7 +185,5 @@ def parse_chunk_keys(value: Any) -> ChunkKeys:
         )
     named.refuse_members_but(("separator",))
     separator = named.configuration.get("separator", _DEFAULT_SEPARATORS[named.name])
-    if separator not in ("/", "."):
-        what = "the separator of the chunk keys is not valid"
-        raise wrong(what, named.at("separator"), '"/" or "."', separator)
-    return ChunkKeys(cast("Any", named.name), cast("Any", separator))
+    checked = as_separator(separator, named.at("separator"))
+    return ChunkKeys(cast("Any", named.name), checked)

@@ -8,15 +8,16 @@ At its end it has the index that the draft of the storage transformer describes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.formats.document import (
     as_lengths,
     as_object,
+    as_separator,
     parsing,
     require_members,
-    shown,
+    unsupported,
     wrong,
 )
 from gpushard.formats.historic import HistoricArray, Sharding
@@ -66,6 +67,7 @@ def _parse(document: Mapping[str, Any]) -> HistoricArray:
     )
     attributes = as_object(document.get("attributes") or {}, "attributes", ".zattrs")
     sharding = _sharding(document, ndim)
+    separator = document.get("dimension_separator", ".")
     rolled = _rolled(document, attributes, ndim, is_sharded=bool(sharding))
     return HistoricArray(
         shape=shape,
@@ -76,7 +78,7 @@ def _parse(document: Mapping[str, Any]) -> HistoricArray:
         ),
         fill_value=document["fill_value"],
         sharding=sharding,
-        keys=ChunkKeys("v2", _separator(document), rolled),
+        keys=ChunkKeys("v2", as_separator(separator, "dimension_separator"), rolled),
         attributes=attributes,
         dimension_names=_dimension_names(attributes, ndim),
     )
@@ -94,12 +96,8 @@ def _sharding(document: Mapping[str, Any], ndim: int) -> Sequence[Sharding]:
             )
         return ()
     if shard_format != _SHARD_FORMAT:
-        raise UnsupportedError(
-            "the format of the shards is unknown",
-            json_path="shard_format",
-            expected=_SHARD_FORMAT,
-            got=shown(shard_format),
-        )
+        what = "the format of the shards is unknown"
+        raise unsupported(what, "shard_format", _SHARD_FORMAT, shard_format)
     per_shard = as_lengths(
         shards, "the number of chunks a shard", "shards", least=1, ndim=ndim
     )
@@ -111,14 +109,6 @@ def _is_transposed(document: Mapping[str, Any]) -> bool:
     if order not in ("C", "F"):
         raise wrong("the order of the elements is not valid", "order", "C or F", order)
     return order == "F"
-
-
-def _separator(document: Mapping[str, Any]) -> Literal["/", "."]:
-    separator = document.get("dimension_separator", ".")
-    if separator not in ("/", "."):
-        what = "the separator of the chunk keys is not valid"
-        raise wrong(what, "dimension_separator", '"/" or "."', separator)
-    return cast("Any", separator)
 
 
 def _dimension_names(

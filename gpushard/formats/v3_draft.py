@@ -8,7 +8,7 @@ this writer and the text of the draft differ, both forms are read
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -17,10 +17,12 @@ from gpushard.formats.document import (
     as_lengths,
     as_list,
     as_object,
+    as_separator,
     member,
     parsing,
     require_members,
     shown,
+    unsupported,
     wrong,
 )
 from gpushard.formats.historic import HistoricArray, Sharding
@@ -65,12 +67,8 @@ def parse_root(document: Mapping[str, Any]) -> str:
     for name in ("zarr_format", "metadata_encoding"):
         value = document.get(name)
         if value is not None and _without_scheme(value) != _without_scheme(PROTOCOL):
-            raise UnsupportedError(
-                "the draft of Zarr v3 is unknown",
-                json_path=name,
-                expected=PROTOCOL,
-                got=shown(value),
-            )
+            what = "the draft of Zarr v3 is unknown"
+            raise unsupported(what, name, PROTOCOL, value)
     _refuse_extensions(document)
     suffix = document.get("metadata_key_suffix", _SUFFIX)
     if not isinstance(suffix, str):
@@ -116,7 +114,7 @@ def _parse(document: Mapping[str, Any], data_path: str) -> HistoricArray:
         ),
         fill_value=document["fill_value"],
         sharding=_transformers(document.get("storage_transformers"), len(shape)),
-        keys=ChunkKeys("draft", cast("Any", separator)),
+        keys=ChunkKeys("draft", separator),
         attributes=attributes,
         data_path=data_path,
         paths=("shape", "chunk_grid.chunk_shape", "data_type"),
@@ -139,24 +137,17 @@ def _refuse_extensions(document: Mapping[str, Any]) -> None:
             )
 
 
-def _grid(value: Any, ndim: int) -> tuple[tuple[int, ...], str]:
+def _grid(value: Any, ndim: int) -> tuple[tuple[int, ...], Literal["/", "."]]:
     grid = as_object(value, "the chunk grid", "chunk_grid")
     if grid.get("type") != "regular":
-        raise UnsupportedError(
-            "the chunk grid is of an unknown type",
-            json_path="chunk_grid.type",
-            expected="regular",
-            got=shown(grid.get("type")),
-        )
+        what = "the chunk grid is of an unknown type"
+        raise unsupported(what, "chunk_grid.type", "regular", grid.get("type"))
     path = "chunk_grid.chunk_shape"
     chunk_shape = as_lengths(
         grid.get("chunk_shape"), "the chunk shape", path, least=0, ndim=ndim
     )
     separator = grid.get("separator", "/")
-    if separator not in ("/", "."):
-        what = "the separator of the chunk keys is not valid"
-        raise wrong(what, "chunk_grid.separator", '"/" or "."', separator)
-    return chunk_shape, separator
+    return chunk_shape, as_separator(separator, "chunk_grid.separator")
 
 
 def _numpy_spelling(value: Any) -> Any:
@@ -173,12 +164,8 @@ def _numpy_spelling(value: Any) -> Any:
 def _is_transposed(document: Mapping[str, Any]) -> bool:
     order = document.get("chunk_memory_layout", "C")
     if order not in ("C", "F"):
-        raise UnsupportedError(
-            "the memory layout of the chunks is unknown",
-            json_path="chunk_memory_layout",
-            expected="C or F",
-            got=shown(order),
-        )
+        what = "the memory layout of the chunks is unknown"
+        raise unsupported(what, "chunk_memory_layout", "C or F", order)
     return order == "F"
 
 
@@ -203,12 +190,9 @@ def _compressor(value: Any) -> dict[str, Any] | None:
     address = fields.get("codec")
     name, _, version = str(address).rpartition(_CODEC)[2].partition("/")
     if _CODEC not in str(address) or version.rstrip("/") != "1.0":
-        raise UnsupportedError(
-            "the compressor is unknown",
-            json_path="compressor.codec",
-            expected="https://purl.org/zarr/spec/codec/<name>/1.0",
-            got=shown(address),
-        )
+        expected = _CODEC_ADDRESS.format("<name>")
+        what = "the compressor is unknown"
+        raise unsupported(what, "compressor.codec", expected, address)
     path = "compressor.configuration"
     configuration = as_object(fields.get("configuration") or {}, "configuration", path)
     return {**configuration, "id": name}
@@ -225,19 +209,12 @@ def _transformer(value: Any, json_path: str, ndim: int) -> Sharding:
     fields = as_object(value, "the storage transformer", json_path)
     extension = fields.get("extension")
     if not str(extension).rstrip("/").endswith("/sharding/1.0"):
-        raise UnsupportedError(
-            "the storage transformer is unknown",
-            json_path=member(json_path, "extension"),
-            expected=TRANSFORMER,
-            got=shown(extension),
-        )
+        path = member(json_path, "extension")
+        what = "the storage transformer is unknown"
+        raise unsupported(what, path, TRANSFORMER, extension)
     if fields.get("type") != SHARD_FORMAT:
-        raise UnsupportedError(
-            "the format of the shards is unknown",
-            json_path=member(json_path, "type"),
-            expected=SHARD_FORMAT,
-            got=shown(fields.get("type")),
-        )
+        what, path = "the format of the shards is unknown", member(json_path, "type")
+        raise unsupported(what, path, SHARD_FORMAT, fields.get("type"))
     path = member(json_path, "configuration")
     configuration = as_object(fields.get("configuration"), "the configuration", path)
     path = member(path, "chunks_per_shard")
