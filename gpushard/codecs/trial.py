@@ -44,17 +44,7 @@ _N_ELEMENTS = 8
 def try_out(
     part: Any, chain: CodecChain, dtype: np.dtype[Any], chunk_shape: tuple[int, ...]
 ) -> None:
-    """Fit a chain to its elements, and let it decode zeros.
-
-    Parameters
-    ----------
-    part
-        Decoder of the array-to-array codecs and the array-to-bytes codec of `chain`.
-    dtype
-        Data type of the decoded elements.
-    chunk_shape
-        Shape of an inner chunk, in the axes that the chain encodes.
-    """
+    """Fit `part`, made of a chain, to inner chunks as stored; let it decode zeros."""
     if isinstance(part, ElementsPart):
         if not part.has_filters:
             return

@@ -30,13 +30,6 @@ class ZarrEncoder:
     zarr runs the codecs of a batch in parallel in its own threads. The encoder may be
     called from several threads at once. Structs become bytes here, because zarr does
     not know all structs of Zarr v2, and does not give each field its byte order.
-
-    Parameters
-    ----------
-    chain
-        The codecs.
-    elements
-        What they encode.
     """
 
     def __init__(self, chain: CodecChain, elements: Elements) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -13,7 +15,7 @@ from zarr.core.buffer import cpu
 from zarr.core.dtype import get_data_type_from_json
 from zarr.registry import get_codec_class
 
-from gpushard.errors import GpushardError, MetadataError, UnsupportedError
+from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.layout import CodecSpec, Elements
 
 UNORDERED_KINDS = "OT"
@@ -69,43 +71,34 @@ def codec_object(spec: CodecSpec) -> Any:
             hint="install the package that provides it",
         ) from error
     document: Any = {"name": spec.name, "configuration": dict(spec.configuration)}
-    try:
-        with warnings.catch_warnings():
-            # Some zarr releases warn that numcodecs' codecs are not in the
-            # specification; a reader cannot change that.
-            warnings.simplefilter("ignore")
-            return codec_class.from_dict(document)
-    except Exception as error:
-        raise _configuration_error(spec, error) from error
+    with _configuring(spec), warnings.catch_warnings():
+        # Some zarr releases warn that numcodecs' codecs are not in the specification; a
+        # reader cannot change that.
+        warnings.simplefilter("ignore")
+        return codec_class.from_dict(document)
 
 
 def fit(spec: CodecSpec, codec: Any, array: ArraySpec) -> Any:
     """The codec, fitted to the array that it gets."""
-    try:
+    with _configuring(spec):
         fitted = codec.evolve_from_array_spec(array)
         if spec.name.startswith(_OF_NUMCODECS):
             # zarr makes numcodecs' object only when it decodes for the first time.
             numcodecs.get_codec(dict(fitted.codec_config))
         return fitted
-    except Exception as error:
-        raise _configuration_error(spec, error) from error
 
 
 def encoded_spec(spec: CodecSpec, codec: Any, array: ArraySpec) -> ArraySpec:
     """Description of the codec's output for such an array."""
-    try:
+    with _configuring(spec):
         return codec.resolve_metadata(array)
-    except Exception as error:
-        raise _configuration_error(spec, error) from error
 
 
 def validate(spec: CodecSpec, codec: Any, array: ArraySpec) -> None:
     """Let zarr check that a codec fits the array that it gets."""
     grid = _chunk_grid()(chunk_shape=array.shape)
-    try:
+    with _configuring(spec):
         codec.validate(shape=array.shape, dtype=array.dtype, chunk_grid=grid)
-    except Exception as error:
-        raise _configuration_error(spec, error) from error
 
 
 def _chunk_grid() -> Any:
@@ -121,22 +114,25 @@ def try_checksum(spec: CodecSpec, codec: Any) -> None:
     if not spec.name.startswith(_OF_NUMCODECS):
         return
     checksum: Any = numcodecs.get_codec(dict(codec.codec_config))
-    try:
+    with _configuring(spec):
         checksum.decode(checksum.encode(bytes(_TRIED_NBYTES)))
-    except Exception as error:
-        raise _configuration_error(spec, error) from error
 
 
-def _configuration_error(spec: CodecSpec, error: Exception) -> GpushardError:
-    if isinstance(error, (ImportError, UnknownCodecError)):
-        return UnsupportedError(
+@contextmanager
+def _configuring(spec: CodecSpec) -> Generator[None]:
+    """Say of any error of the block that a codec's configuration is the cause."""
+    try:
+        yield
+    except (ImportError, UnknownCodecError) as error:
+        raise UnsupportedError(
             f"the codec needs a package that is not installed, {error}",
             codec=spec.name,
             json_path=spec.json_path,
             hint="install that package",
-        )
-    return MetadataError(
-        f"zarr refuses the configuration of the codec, {error}",
-        codec=spec.name,
-        json_path=f"{spec.json_path}.configuration",
-    )
+        ) from error
+    except Exception as error:
+        raise MetadataError(
+            f"zarr refuses the configuration of the codec, {error}",
+            codec=spec.name,
+            json_path=f"{spec.json_path}.configuration",
+        ) from error
