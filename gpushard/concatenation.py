@@ -31,7 +31,6 @@ from gpushard.selecting.clipping import shares_of
 from gpushard.selecting.indexer import Parse, as_numpy_would
 from gpushard.selecting.patches import Taken, part_of
 from gpushard.selecting.selection import Wanted
-from gpushard.source import Source
 
 
 def concat(arrays: Iterable[Array], axis: int = 0) -> ConcatArray:
@@ -247,7 +246,8 @@ class ConcatArray(NumpyLike):
 
         def read(damage: Damage) -> None:
             with self._named():
-                self._read(chosen, arrays, memory_limit, Tally(), damage)
+                shares = self._shares(chosen, arrays, memory_limit)
+                read_joined(shares, Tally(), damage)
 
         policy.over(read, stacklevel=3)
         return [a if o is None else o for a, o in zip(arrays, outs, strict=True)]
@@ -262,7 +262,8 @@ class ConcatArray(NumpyLike):
             tally = Tally()
             with tally.stage("total"):
                 out = np.empty(chosen.shape, self.dtype)
-                read = self._read([chosen], [out], None, tally, ENDS_READ)
+                shares = self._shares([chosen], [out], None)
+                read = read_joined(shares, tally, ENDS_READ)
         placed = (source.pipeline.placements() for source in read)
         return tally.report(
             array=self._label,
@@ -270,17 +271,6 @@ class ConcatArray(NumpyLike):
             out_nbytes=out.nbytes,
             codecs=tuple(dict.fromkeys(chain.from_iterable(placed))),
         )
-
-    def _read(
-        self,
-        chosen: Sequence[Wanted],
-        outs: Sequence[NDArray[Any]],
-        memory_limit: int | None,
-        tally: Tally,
-        damage: Damage,
-    ) -> list[Source]:
-        """Read all, in one batch if its columns fit; returns the arrays used."""
-        return read_joined(self._shares(chosen, outs, memory_limit), tally, damage)
 
     def _shares(
         self,

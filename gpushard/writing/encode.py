@@ -25,7 +25,6 @@ from gpushard.writing.shard import (
     blank_entries,
     is_fill,
     merged,
-    set_entry,
 )
 
 # Inner chunks encoded as one batch, for each thread.
@@ -51,10 +50,6 @@ class Change:
         on_host = values.on_host() if isinstance(values, DeviceValues) else values
         self.part.assign(chunk, on_host)
 
-    def within(self, part: Part) -> Change:
-        """The part of the change in a region inside this one."""
-        return Change(part, self.values)
-
 
 def _batches(
     cells: Iterator[tuple[int, Region, Change]], n_most: int
@@ -73,13 +68,7 @@ def _batches(
 
 
 class Encoder:
-    """Encoder of one array's inner chunks, shards and indexes.
-
-    Parameters
-    ----------
-    source
-        The array.
-    """
+    """Encoder of one array's inner chunks, shards and indexes."""
 
     def __init__(self, source: Source) -> None:
         layout = source.layout
@@ -140,7 +129,7 @@ class Encoder:
     ) -> Iterator[tuple[int, Bytes | None]]:
         """Entry and new bytes of each changed inner chunk; None if now missing."""
         cells = (
-            (region.entry(cell), region.inner(cell), change.within(part))
+            (region.entry(cell), region.inner(cell), Change(part, change.values))
             for cell, part in change.part.cells(region.grid)
         )
         if region.level + 1 < len(self.source.layout.levels):
@@ -178,7 +167,7 @@ class Encoder:
         for entry in payload_order(region.index_shape, self.options.order).tolist():
             payload = payloads.get(entry)
             if payload is not None:
-                set_entry(entries, entry, offset, len(payload))
+                entries[entry] = offset, len(payload)
                 offset += len(payload)
                 pieces.append(payload)
         index = self.index_bytes(region, entries)

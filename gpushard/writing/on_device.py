@@ -177,12 +177,7 @@ def values_on_device(
 ) -> DeviceValues | None:
     """`value` for encoding on the device; None if the host must encode all of it.
 
-    Parameters
-    ----------
-    value
-        Has ``__cuda_array_interface__``, and lies on `device` if it names its device.
-    fetch
-        As for `DeviceValues`.
+    `value` has ``__cuda_array_interface__``. If it names its device, that is `device`.
     """
     layout = source.layout
     shape = source.chunk_shape

@@ -324,13 +324,7 @@ def _runs(n: int, each_nbytes: int) -> Iterator[slice]:
 
 
 def part_of(selection: Selection, values: NDArray[Any]) -> tuple[Part, NDArray[Any]]:
-    """Part of the whole array, and the values in the layout that its parts use.
-
-    Parameters
-    ----------
-    values
-        Values of the selection's shape.
-    """
+    """Part of the whole array, and the values in the layout that its parts use."""
     if isinstance(selection, Orthogonal):
         return Box(selection.axes), selection.on_grid(values)
     part = Scattered(selection.coordinates, selection.out_index)

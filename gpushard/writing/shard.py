@@ -20,7 +20,8 @@ from gpushard.writing.regions import Cell
 
 Shape = tuple[int, ...]
 
-_EMPTY = np.uint64(2**64 - 1)
+EMPTY = np.uint64(2**64 - 1)
+"""Offset and size of a missing inner chunk in an index."""
 
 
 @dataclass(frozen=True)
@@ -173,17 +174,7 @@ class StoredShard:
 
 def blank_entries(n_entries: int) -> NDArray[np.uint64]:
     """Index in which every inner chunk is missing: uint64, shape (n_entries, 2)."""
-    return np.full((n_entries, 2), _EMPTY, np.uint64)
-
-
-def set_entry(entries: NDArray[np.uint64], entry: int, offset: int, n: int) -> None:
-    """Set an entry to a byte range."""
-    entries[entry] = offset, n
-
-
-def clear_entry(entries: NDArray[np.uint64], entry: int) -> None:
-    """Mark an inner chunk as missing."""
-    entries[entry] = _EMPTY
+    return np.full((n_entries, 2), EMPTY, np.uint64)
 
 
 def merged(

@@ -18,12 +18,11 @@ from gpushard.planning.index import CORRUPT, PRESENT
 from gpushard.writing.encode import Change, Encoder
 from gpushard.writing.in_place import Patch, spoiled
 from gpushard.writing.shard import (
+    EMPTY,
     Bytes,
     Region,
     StoredShard,
     blank_entries,
-    clear_entry,
-    set_entry,
 )
 
 _AT = {"append_only": "end", "random_write": "start"}
@@ -136,10 +135,10 @@ def _appended(
     for entry, payload in changed:
         damaged.discard(entry)
         if payload is None:
-            clear_entry(entries, entry)
+            entries[entry] = EMPTY
             continue
         payloads.append((end, payload))
-        set_entry(entries, entry, end, len(payload))
+        entries[entry] = end, len(payload)
         end += len(payload)
     if damaged and update.stored is not None:
         update.stored.index.refuse_corrupt(min(damaged))
@@ -160,13 +159,13 @@ def _fixed_order(update: ShardUpdate) -> Patch | None:
         region, stored, update.change
     ):
         if payload is None:
-            clear_entry(entries, entry)
+            entries[entry] = EMPTY
             continue
         offset, room = rooms.get(entry, (0, -1))
         if len(payload) > room:
             return None
         payloads.append((offset, payload))
-        set_entry(entries, entry, offset, len(payload))
+        entries[entry] = offset, len(payload)
     nbytes = len(stored.data)
     if _is_wasteful(region, entries, nbytes, update.encoder):
         return None
@@ -213,7 +212,7 @@ def _is_wasteful(
     region: Region, entries: NDArray[np.uint64], nbytes: int, encoder: Encoder
 ) -> bool:
     """Whether more of a file of `nbytes` would be unused than the options allow."""
-    used = entries[entries[:, 1] != 2**64 - 1, 1]
+    used = entries[entries[:, 1] != EMPTY, 1]
     unused = nbytes - int(used.sum()) - region.index_nbytes
     return unused > encoder.options.max_unused_fraction * nbytes
 
