@@ -93,8 +93,8 @@ def test_a_single_large_stream_goes_through_libdeflate_where_it_is(
 ) -> None:
     made: list[Gathered] = []
 
-    def gathered(limit: int, *, exact: bool) -> Gathered:
-        made.append(Gathered(limit, exact=exact))
+    def gathered(name: str, limit: int, *, exact: bool) -> Gathered:
+        made.append(Gathered(name, limit, exact=exact))
         return made[-1]
 
     monkeypatch.setattr(gzip_module, "Gathered", gathered)
@@ -199,8 +199,7 @@ def test_members_are_put_together_where_they_stay() -> None:
 
 def test_bytes_of_untold_size_may_be_more_than_were_thought_of(monkeypatch) -> None:
     monkeypatch.setattr(base, "_UNTOLD_NBYTES", 4)
-    gathered = Gathered(len(RAW) + 1, exact=False)
+    gathered = Gathered("gzip", len(RAW) + 1, exact=False)
     for start in range(0, len(RAW), 1000):
         gathered.add(RAW[start : start + 1000])
-    assert len(gathered) == len(RAW)
-    assert gathered.all.tobytes() == RAW
+    assert gathered.all().tobytes() == RAW

@@ -42,16 +42,16 @@ class Gathered:
 
     Parameters
     ----------
-    limit
-        Most bytes that may be added.
-    exact
-        Whether exactly `limit` bytes will be added.
+    codec, limit, exact
+        The codec's name, and how many bytes it may decode, as for `BytesCodec.decode`.
     """
 
-    __slots__ = ("_limit", "_memory", "_nbytes", "_pages")
+    __slots__ = ("_codec", "_exact", "_limit", "_memory", "_nbytes", "_pages")
 
-    def __init__(self, limit: int, *, exact: bool) -> None:
+    def __init__(self, codec: str, limit: int, *, exact: bool) -> None:
+        self._codec = codec
         self._limit = limit
+        self._exact = exact
         self._nbytes = 0
         self._pages: mmap.mmap | None = None
         if exact or limit <= _UNTOLD_NBYTES:
@@ -61,12 +61,18 @@ class Gathered:
         self._pages = mapped(min(limit, _UNTOLD_NBYTES))
         self._memory = np.frombuffer(self._pages, np.uint8)
 
-    def __len__(self) -> int:
-        return self._nbytes
+    @property
+    def room(self) -> int:
+        """Bytes that a decoder may return at once: one more than may still come."""
+        # A byte of room beyond the limit lets the stream run to its end.
+        return min(self._limit - self._nbytes + 1, PIECE_NBYTES)
 
     def add(self, piece: bytes) -> None:
-        """Append `piece`; nothing may be added once `all` was asked for."""
+        """Append `piece`, or refuse it beyond the limit; not once `all` was called."""
         stop = self._nbytes + len(piece)
+        if stop > self._limit:
+            got = f"{self._limit + 1} or more"
+            raise size_error(self._codec, self._limit, got, exact=self._exact)
         if self._pages is not None and stop > len(self._pages):
             self._memory = _NO_BYTES
             self._pages = enlarged(self._pages, min(2 * stop, self._limit))
@@ -74,9 +80,10 @@ class Gathered:
         self._memory[self._nbytes : stop] = np.frombuffer(piece, np.uint8)
         self._nbytes = stop
 
-    @property
     def all(self) -> NDArray[np.uint8]:
-        """All bytes added: uint8, shape (len(self),), host."""
+        """All bytes added, if they are enough: uint8, shape (n_bytes,), host."""
+        if self._exact and self._nbytes != self._limit:
+            raise size_error(self._codec, self._limit, self._nbytes, exact=True)
         return self._memory[: self._nbytes]
 
 

@@ -15,7 +15,6 @@ from gpushard.codecs.base import (
     Gathered,
     HostBytes,
     UsualSizes,
-    size_error,
     stream_error,
 )
 from gpushard.errors import MetadataError, UnsupportedError
@@ -47,25 +46,14 @@ class StreamCodec(UsualSizes):
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of all streams (see `BytesCodec.decode`)."""
-        source, decoded = memoryview(encoded), Gathered(limit, exact=exact)
+        source, decoded = memoryview(encoded), Gathered(self.name, limit, exact=exact)
         start = 0
         while True:
-            start = self._decode_stream(source, start, decoded, limit, exact=exact)
+            start = self._decode_stream(source, start, decoded)
             if start == len(source):
-                break
-        if exact and len(decoded) != limit:
-            raise size_error(self.name, limit, len(decoded), exact=True)
-        return decoded.all
+                return decoded.all()
 
-    def _decode_stream(
-        self,
-        source: memoryview,
-        start: int,
-        decoded: Gathered,
-        limit: int,
-        *,
-        exact: bool,
-    ) -> int:
+    def _decode_stream(self, source: memoryview, start: int, decoded: Gathered) -> int:
         """Add the decoded bytes of the stream at `start`; returns where it ends."""
         try:
             stream = self.open_stream()
@@ -76,13 +64,7 @@ class StreamCodec(UsualSizes):
                     if not piece:
                         raise stream_error(self.name, "it ends inside a stream")
                     start += len(piece)
-                # A byte of room beyond the limit lets the stream run to its end.
-                room = min(limit - len(decoded) + 1, PIECE_NBYTES)
-                part = stream.decompress(piece, room)
-                if len(decoded) + len(part) > limit:
-                    got = f"{limit + 1} or more"
-                    raise size_error(self.name, limit, got, exact=exact)
-                decoded.add(part)
+                decoded.add(stream.decompress(piece, decoded.room))
         except (OSError, EOFError, lzma.LZMAError) as error:
             raise stream_error(self.name, error) from error
         return start - len(stream.unused_data)

@@ -12,7 +12,6 @@ from gpushard.codecs.base import (
     Gathered,
     HostBytes,
     UsualSizes,
-    size_error,
     stream_error,
 )
 from gpushard.errors import ChecksumError, CorruptShardError
@@ -39,27 +38,17 @@ class DeflateCodec(UsualSizes):
             whole = libdeflate.decode_stream(encoded, limit, wrapper)
             if whole is not None:
                 return whole
-        source, decoded = memoryview(encoded), Gathered(limit, exact=exact)
-        start = self._decode_member(source, 0, decoded, limit, exact=exact)
+        source, decoded = memoryview(encoded), Gathered(self.name, limit, exact=exact)
+        start = self._decode_member(source, 0, decoded)
         if start < len(source) and self.wbits != _GZIP_WBITS:
             n_left = len(source) - start
             raise stream_error(self.name, f"{n_left} bytes follow after its end")
         # Writers pad with zeros up to a block of their medium; gzip ignores them.
         while (start := _after_zeros(source, start)) < len(source):
-            start = self._decode_member(source, start, decoded, limit, exact=exact)
-        if exact and len(decoded) != limit:
-            raise size_error(self.name, limit, len(decoded), exact=True)
-        return decoded.all
+            start = self._decode_member(source, start, decoded)
+        return decoded.all()
 
-    def _decode_member(
-        self,
-        source: memoryview,
-        start: int,
-        decoded: Gathered,
-        limit: int,
-        *,
-        exact: bool,
-    ) -> int:
+    def _decode_member(self, source: memoryview, start: int, decoded: Gathered) -> int:
         """Add the decoded bytes of the member at `start`; returns where it ends."""
         member = zlib.decompressobj(self.wbits)
         piece: memoryview | bytes = b""
@@ -68,12 +57,7 @@ class DeflateCodec(UsualSizes):
                 if not piece:
                     piece = source[start : start + PIECE_NBYTES]
                     start += len(piece)
-                # A byte of room beyond the limit lets the stream run to its end.
-                room = min(limit - len(decoded) + 1, PIECE_NBYTES)
-                part = member.decompress(piece, room)
-                if len(decoded) + len(part) > limit:
-                    got = f"{limit + 1} or more"
-                    raise size_error(self.name, limit, got, exact=exact)
+                part = member.decompress(piece, decoded.room)
                 decoded.add(part)
                 if not (part or piece):
                     raise stream_error(self.name, "it ends inside a member")
