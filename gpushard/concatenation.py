@@ -57,7 +57,8 @@ def concat(arrays: Iterable[Array], axis: int = 0) -> ConcatArray:
     first = arrays[0]
     if not -first.ndim <= axis < first.ndim:
         raise SelectionError(
-            f"axis {axis} is out of bounds for arrays of {first.ndim} dimensions"
+            f"axis {axis} is out of bounds for arrays of {first.ndim} dimensions",
+            hint="axes count from 0, or from -1 for the last one",
         )
     axis %= first.ndim
     for array in arrays:

@@ -19,6 +19,7 @@ from gpushard.layout import GridAxis
 from gpushard.selecting.index_arrays import (
     along_axis,
     as_array,
+    bounds_hint,
     index_of,
     of_coordinates,
     of_mask,
@@ -173,7 +174,8 @@ def _block(index: int, n_cells: int, axis: int) -> int:
     wrapped = index + n_cells if index < 0 else index
     if not 0 <= wrapped < n_cells:
         raise SelectionError(
-            f"block {index} is out of bounds for axis {axis} with {n_cells} blocks"
+            f"block {index} is out of bounds for axis {axis} with {n_cells} blocks",
+            hint=bounds_hint(n_cells),
         )
     return wrapped
 
@@ -264,7 +266,8 @@ def _integer_axis(integer: int, extent: int, axis: int) -> SliceAxis:
     wrapped = integer + extent if integer < 0 else integer
     if not 0 <= wrapped < extent:
         raise SelectionError(
-            f"index {integer} is out of bounds for axis {axis} with {extent} elements"
+            f"index {integer} is out of bounds for axis {axis} with {extent} elements",
+            hint=bounds_hint(extent),
         )
     return SliceAxis(wrapped, 1, 1, 0, 1, True)
 

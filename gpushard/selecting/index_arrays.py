@@ -183,8 +183,14 @@ def _checked(item: Any, extent: int, axis: int) -> NDArray[Any]:
         raise SelectionError(
             f"an index is out of bounds for axis {axis} with {extent} elements",
             got=f"values from {array.min()} to {array.max()}",
+            hint=bounds_hint(extent),
         )
     return array
+
+
+def bounds_hint(n: int) -> str:
+    """What to do about an index out of the bounds of an axis with `n` elements."""
+    return f"use {-n} to {n - 1}" if n else "only a slice fits an axis without any"
 
 
 def _wrap(array: NDArray[Any], extent: int) -> Ints:
