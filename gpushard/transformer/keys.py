@@ -36,8 +36,6 @@ class ShardKeys:
         Prefix of the keys of the array's objects, such as "data/root/a/".
     per_shard
         Chunks combined in a shard along each axis.
-    separator
-        Character between the coordinates in a key.
     grid_shape
         Chunks of the array along each axis; None if unknown.
     """

@@ -18,15 +18,7 @@ Chunks = dict[int, bytes]
 
 
 class Shards:
-    """Shards of one array.
-
-    Parameters
-    ----------
-    below
-        The store that has the shards.
-    keys
-        How chunks are grouped in shards.
-    """
+    """The shards of one array in the store `below`, which has the chunks of `keys`."""
 
     def __init__(self, below: KeyValueStore, keys: ShardKeys) -> None:
         self._below = below

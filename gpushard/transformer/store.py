@@ -32,7 +32,8 @@ class ShardedStore(MutableMapping[str, bytes]):
     Keys that are not chunks of the array are passed on unchanged. A shard is written
     whole, by one operation of the store below. Nothing prevents two writers on one
     shard from undoing each other's changes. As a mapping, a missing key is a
-    ``KeyError``.
+    ``KeyError``. A method that looks into a shard raises `CorruptShardError` if the
+    shard has no valid index, or if chunks lie outside it.
 
     Parameters
     ----------
@@ -104,13 +105,7 @@ class ShardedStore(MutableMapping[str, bytes]):
     @overload
     def get(self, key: str, default: Any) -> Any: ...
     def get(self, key: str, default: Any = None) -> Any:
-        """Value of `key`; `default` if there is none.
-
-        Raises
-        ------
-        CorruptShardError
-            The shard has no valid index.
-        """
+        """Value of `key`; `default` if there is none."""
         (value,) = self.get_partial_values([(key, (0, None))])
         return default if value is None else value
 
@@ -123,11 +118,6 @@ class ShardedStore(MutableMapping[str, bytes]):
         for values that are not chunks, and one for the chunks. A negative start counts
         from the end of a value, the length None means up to its end, and ranges beyond
         a value are clipped.
-
-        Raises
-        ------
-        CorruptShardError
-            A shard has no valid index, or its chunks lie outside it.
         """
         key_ranges = _parsed(key_ranges)
         values: list[bytes | None] = [None] * len(key_ranges)
@@ -161,24 +151,13 @@ class ShardedStore(MutableMapping[str, bytes]):
     # Writing
 
     def set(self, key: str, value: bytes) -> None:
-        """Store the value of `key`.
-
-        Raises
-        ------
-        CorruptShardError
-            The shard that it belongs to has no valid index.
-        """
+        """Store the value of `key`."""
         self.set_values({instance(key, "a key", str): value})
 
     def set_values(self, values: Mapping[str, bytes]) -> None:
         """Store values; every shard is written once.
 
         A shard is not read if all of its chunks are given.
-
-        Raises
-        ------
-        CorruptShardError
-            A shard of these keys has no valid index.
         """
         changes: dict[str, dict[int, bytes | None]] = {}
         for key, value in instance(values, "values", Mapping).items():
@@ -201,8 +180,6 @@ class ShardedStore(MutableMapping[str, bytes]):
         ------
         OptionError
             A start lies beyond the value.
-        CorruptShardError
-            A shard of these keys has no valid index.
         """
         changes = _parsed_changes(key_start_values)
         keys = list(dict.fromkeys(key for key, _, _ in changes))
@@ -223,23 +200,11 @@ class ShardedStore(MutableMapping[str, bytes]):
         self.set_values({key: bytes(value) for key, value in values.items()})
 
     def erase(self, key: str) -> None:
-        """Erase the value of `key`, if there is one.
-
-        Raises
-        ------
-        CorruptShardError
-            The shard that it belongs to has no valid index.
-        """
+        """Erase the value of `key`, if there is one."""
         self.erase_values([key])
 
     def erase_values(self, keys: Iterable[str]) -> None:
-        """Erase values; shards left without a chunk are erased.
-
-        Raises
-        ------
-        CorruptShardError
-            A shard of these keys has no valid index.
-        """
+        """Erase values; shards left without a chunk are erased."""
         changes: dict[str, dict[int, bytes | None]] = {}
         passed: list[str] = []
         for key in items(keys, "keys", "a list of keys"):
@@ -252,13 +217,7 @@ class ShardedStore(MutableMapping[str, bytes]):
         self._shards.change(changes)
 
     def erase_prefix(self, prefix: str) -> None:
-        """Erase all values whose keys begin with `prefix`.
-
-        Raises
-        ------
-        CorruptShardError
-            A shard of these keys has no valid index.
-        """
+        """Erase all values whose keys begin with `prefix`."""
         if self._keys.shards_prefix(prefix) is None:
             self._below.erase_prefix(prefix)
         else:
@@ -271,13 +230,7 @@ class ShardedStore(MutableMapping[str, bytes]):
         return self.list_prefix("")
 
     def list_prefix(self, prefix: str) -> Sequence[str]:
-        """Sorted keys that begin with `prefix`; exactly those that have a value.
-
-        Raises
-        ------
-        CorruptShardError
-            A shard has no valid index.
-        """
+        """Sorted keys that begin with `prefix`; exactly those that have a value."""
         translated = self._keys.shards_prefix(prefix)
         found = self._below.list_prefix(prefix)
         if translated is None:
@@ -298,8 +251,6 @@ class ShardedStore(MutableMapping[str, bytes]):
         ------
         OptionError
             `prefix` is neither empty nor ends in a slash.
-        CorruptShardError
-            A shard has no valid index.
         """
         keys = self._keys
         below = directory(prefix)
