@@ -166,15 +166,10 @@ class ShardedAxis(NamedTuple):
 
 
 class LongShards:
-    """The same as a `ShardedAxis`, for a `LongSlice`.
+    """The same as a `ShardedAxis`, for a `LongSlice` over the inner chunks.
 
-    Parameters
-    ----------
-    cells
-        The slice over the inner chunks.
-    selection, inner, outer, lengths
-        The selection and the grid of `cells`; the grid of shards; lengths of the inner
-        chunks of each level.
+    It takes the selection and the grid of `cells`, the grid of shards, and the lengths
+    of the inner chunks of each level.
     """
 
     __slots__ = (

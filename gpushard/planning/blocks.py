@@ -9,6 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from gpushard.layout import ArrayLayout, GridAxis, ShardLevel
+from gpushard.selecting.numbering import (
+    chunk_digits,
+    numbers_of,
+    shard_digits,
+    stable_order,
+)
 from gpushard.selecting.selection import Ints
 
 # Inner chunks a block holds at most: their columns take about 100 bytes each, and a
@@ -87,10 +93,8 @@ class LargeShard:
     ----------
     shard_coords
         int64, shape (1, ndim). Coordinates of the stored object.
-    n_chunks
-        Inner chunks wanted.
     cut
-        Returns the columns of inner chunks ``first:last``.
+        Returns the columns of the wanted inner chunks ``first:last``.
     """
 
     shard_coords: Ints
@@ -208,19 +212,40 @@ def chunk_entries(cell: Ints, shard: Ints, layout: ArrayLayout) -> tuple[Ints, .
     return tuple(np.broadcast_to(entry, cell.shape[1:]) for entry in entries)
 
 
+def by_chunk(
+    elements: Sequence[Ints], n: int, layout: ArrayLayout
+) -> tuple[Ints | None, Ints]:
+    """Order of `n` elements by shard and inner chunk, and where each chunk begins.
+
+    `elements`: coordinates, int64, of shape (n,) for each axis, or (1,) where all are
+    alike. The order is None if the elements are already in it.
+    """
+    digits = shard_digits(layout.axes)
+    if layout.levels:
+        digits += chunk_digits(layout.inner_axes, layout.axes)
+    # Along the other axes all lie in the same cell.
+    digits = [digit for digit in digits if len(elements[digit.axis]) > 1]
+    numbers = [number.of(elements) for number in numbers_of(digits)]
+    order = None
+    if len(numbers) == 1:
+        order = stable_order(numbers[0])
+    elif numbers:  # a grid that is too large to be counted
+        order = np.lexsort(numbers[::-1])
+    is_first = np.zeros(n, bool)
+    is_first[:1] = True
+    for number in numbers:
+        along = number if order is None else number[order]
+        is_first[1:] |= along[1:] != along[:-1]
+    return order, np.flatnonzero(is_first)
+
+
 def blocks_of(
     shard_cell: Ints, entry: Sequence[Ints], n_rows: int = 1
 ) -> Iterator[ShardBlock]:
     """Blocks of inner chunks in the order of their shards, placed by their ordinals.
 
-    Parameters
-    ----------
-    shard_cell
-        int64, shape (ndim, n_chunks). Coordinates of each one's shard.
-    entry
-        As of `ShardBlock`.
-    n_rows
-        Rows of the positions, all alike.
+    `shard_cell`: int64, shape (ndim, n_chunks), coordinates of each one's shard.
+    `n_rows` rows of positions are all alike.
     """
     n_chunks = shard_cell.shape[1]
     for first, last in cut_blocks(run_starts(shard_cell), n_chunks):

@@ -122,12 +122,7 @@ def _running_stop(source: Ints, stop: Ints) -> Ints:
 def cut_batches(nbytes: Ints, budget_nbytes: int) -> list[tuple[int, int]]:
     """Half-open runs of requests, each of at most `budget_nbytes` or one request.
 
-    Parameters
-    ----------
-    nbytes
-        int64, shape (n_requests,). Memory that each request takes.
-    budget_nbytes
-        Memory that a batch may take.
+    `nbytes`: int64, shape (n_requests,), memory that each request takes.
     """
     total: NDArray[np.int64] = np.cumsum(nbytes)
     batches: list[tuple[int, int]] = []

@@ -50,13 +50,7 @@ class ShardIndex:
         return self.offset.nbytes + self.nbytes.nbytes + self.state.nbytes
 
     def refuse_corrupt(self, entry: int) -> None:
-        """Raise the error of entry `entry`, whose state is `CORRUPT`.
-
-        Raises
-        ------
-        CorruptShardError
-            Always.
-        """
+        """Raise the `CorruptShardError` of entry `entry`, whose state is `CORRUPT`."""
         offset = int(self.offset[entry]) % 2**64
         nbytes = int(self.nbytes[entry]) % 2**64
         if (offset == 2**64 - 1) != (nbytes == 2**64 - 1):

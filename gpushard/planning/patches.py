@@ -16,14 +16,9 @@ from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.planning.blocks import (
     ShardBlock,
     blocks_of,
+    by_chunk,
     chunk_entries,
     run_starts,
-)
-from gpushard.selecting.numbering import (
-    chunk_digits,
-    numbers_of,
-    shard_digits,
-    stable_order,
 )
 from gpushard.selecting.patches import Patches, entries_of
 from gpushard.selecting.selection import Ints
@@ -68,15 +63,12 @@ class PatchPart:
     ) -> PatchPart:
         """Part of a plan, from patches and the layout of their array.
 
-        Parameters
-        ----------
-        apart
-            Whether an inner chunk is wanted by each of its boxes for itself: where of
-            plain elements only what lies in the boxes is read, or where each box is
-            placed by its position.
+        `apart` tells that an inner chunk is wanted by each of its boxes for itself:
+        where of plain elements only what lies in the boxes is read, or where each box
+        is placed by its position.
         """
         n_boxes, boxes = _cut(selection, layout)
-        order, starts = _by_chunk([box.first for box in boxes], n_boxes, layout)
+        order, starts = by_chunk([box.first for box in boxes], n_boxes, layout)
         if apart:
             starts = np.arange(n_boxes, dtype=np.int64)
         shape = (layout.ndim, len(starts))
@@ -122,11 +114,9 @@ class PatchPart:
         return tuple(int(c) for c in self.cell[:, position[0]])
 
     def boxes_at(self, chunk: Ints) -> tuple[Ints, Ints]:
-        """Boxes of inner chunks, by their ordinals.
+        """Boxes of inner chunks by their ordinals, and the entry of `chunk` each is of.
 
-        Returns
-        -------
-        Which boxes, and for each which entry of `chunk` it is of: int64, shape (n,).
+        Both are int64, of shape (n,).
         """
         first = self.bounds[chunk]
         count = self.bounds[chunk + 1] - first
@@ -209,32 +199,6 @@ def _within_cells(along: _Along, cell: Ints, axis: GridAxis) -> _Along:
     begin = np.maximum(first, start)
     end = np.minimum(first + length, start + axis.length_of(cell))
     return _Along(begin, end - begin, out_first + (begin - first))
-
-
-def _by_chunk(
-    first: Sequence[Ints], n_boxes: int, layout: ArrayLayout
-) -> tuple[Ints | None, Ints]:
-    """Order of boxes by shard and inner chunk, and where those of each chunk begin.
-
-    The order is None where they are in it.
-    """
-    digits = shard_digits(layout.axes)
-    if layout.levels:
-        digits += chunk_digits(layout.inner_axes, layout.axes)
-    # Along the other axes all lie in the same cell.
-    digits = [digit for digit in digits if len(first[digit.axis]) > 1]
-    numbers = [n.of(first) for n in numbers_of(digits)]
-    order = None
-    if len(numbers) == 1:
-        order = stable_order(numbers[0])
-    elif numbers:  # a grid that is too large to be counted
-        order = np.lexsort(numbers[::-1])
-    is_first = np.zeros(n_boxes, bool)
-    is_first[:1] = True
-    for number in numbers:
-        along = _ordered(number, order)
-        is_first[1:] |= along[1:] != along[:-1]
-    return order, np.flatnonzero(is_first)
 
 
 def _ordered(column: Ints, order: Ints | None) -> Ints:

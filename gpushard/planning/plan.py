@@ -85,10 +85,7 @@ def plan_read(
 ) -> ReadPlan:
     """Plan that reads `selections` of the array with `layout` in one batch.
 
-    Parameters
-    ----------
-    apart
-        Whether boxes of patches are kept apart (see `PatchPart.lay`).
+    `apart` keeps boxes of patches apart (see `PatchPart.lay`).
     """
     return ReadPlan(tuple(_part(s, layout, apart=apart) for s in selections))
 

@@ -11,14 +11,9 @@ from gpushard.layout import ArrayLayout
 from gpushard.planning.blocks import (
     ShardBlock,
     blocks_of,
+    by_chunk,
     chunk_entries,
     run_starts,
-)
-from gpushard.selecting.numbering import (
-    chunk_digits,
-    numbers_of,
-    shard_digits,
-    stable_order,
 )
 from gpushard.selecting.selection import Ints, Points
 
@@ -55,7 +50,7 @@ class PointPart:
     def lay(cls, selection: Points, layout: ArrayLayout) -> PointPart:
         """Part of a plan, from a selection and the layout of its array."""
         n_points, ndim = selection.n_points, layout.ndim
-        order, starts = _by_chunk(selection, layout)
+        order, starts = by_chunk(selection.coordinates, n_points, layout)
         # With very many points every column counts, so columns are changed in place if
         # possible.
         in_index = np.empty((ndim, n_points), np.int64)
@@ -104,24 +99,3 @@ class PointPart:
     def blocks(self) -> Iterator[ShardBlock]:
         """All columns, a bounded number of inner chunks at a time."""
         return blocks_of(self.shard_cell, self.entry)
-
-
-def _by_chunk(selection: Points, layout: ArrayLayout) -> tuple[Ints | None, Ints]:
-    """Order of points by shard and inner chunk, and where each inner chunk begins.
-
-    The order is None if the points are already in this order.
-    """
-    digits = shard_digits(layout.axes)
-    if layout.levels:
-        digits += chunk_digits(layout.inner_axes, layout.axes)
-    numbers = [n.of(selection.coordinates) for n in numbers_of(digits)]
-    if len(numbers) == 1:
-        order = stable_order(numbers[0])
-    else:  # no axes, or a grid that is too large to be counted
-        order = np.lexsort(numbers[::-1]) if numbers else None
-    is_first = np.zeros(selection.n_points, bool)
-    is_first[:1] = True
-    for number in numbers:
-        along = number if order is None else number[order]
-        is_first[1:] |= along[1:] != along[:-1]
-    return order, np.flatnonzero(is_first)

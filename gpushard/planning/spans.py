@@ -24,8 +24,6 @@ def byte_spans(part: Part, position: Ints, strides: Sequence[int]) -> tuple[Ints
 
     Parameters
     ----------
-    part
-        The part of a plan that wants them.
     position
         int64, shape (n_rows, n_chunks). Columns of a `ShardBlock` for that part.
     strides
@@ -101,11 +99,8 @@ def _patch_span(
 def _between(bounds: Ints, at: Ints) -> tuple[slice, Ints, Ints]:
     """Elements of the cells from the first cell asked for to the last.
 
-    The cells of a block are neighbours, so all other cells can be skipped.
-
-    Returns
-    -------
-    The range of these elements, where each cell begins in it, and the number of each of
+    The cells of a block are neighbours, so all other cells can be skipped. Returns the
+    range of these elements, where each cell begins in it, and the number of each of
     `at` among these cells.
     """
     low, high = int(at.min()), int(at.max()) + 1

@@ -16,17 +16,9 @@ _RUN_CELLS = 1 << 16
 
 
 class SteppedCells:
-    """The touched cells, found by their positions among the touched cells.
+    """The touched cells, found by their positions among the `n_cells` touched cells.
 
-    Parameters
-    ----------
-    selection, axis
-        A slice of at least one element, and cells of several lengths.
-
-    Attributes
-    ----------
-    n_cells
-        Number of touched cells.
+    The slice has at least one element, and the axis cells of several lengths.
     """
 
     def __init__(self, selection: SliceAxis, axis: GridAxis) -> None:

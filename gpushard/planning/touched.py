@@ -54,22 +54,15 @@ class TouchedChunk(NamedTuple):
 
     @property
     def extremes(self) -> tuple[tuple[int, int], ...]:
-        """Corners of the box that holds all wanted elements, within the inner chunk.
-
-        The first and the last element of the box along each axis.
-        """
+        """First and last wanted element along each axis, within the inner chunk."""
         return tuple([_extremes(index) for index in self.inside])
 
 
 class TouchedGrid:
     """An array's grid of inner chunks, which finds those that a selection touches.
 
-    Everything that does not depend on the selection is computed once, when it is made.
-
-    Parameters
-    ----------
-    layout
-        The array; its inner chunks all have one shape.
+    All inner chunks have one shape. Everything that does not depend on the selection is
+    computed once, when the grid is made.
     """
 
     def __init__(self, layout: ArrayLayout) -> None:
@@ -93,12 +86,7 @@ class TouchedGrid:
     def touched(self, selection: Selection, limit: int) -> list[TouchedChunk] | None:
         """Inner chunks that a selection touches; None if it is not small.
 
-        Parameters
-        ----------
-        selection
-            The wanted elements.
-        limit
-            Inner chunks that a small selection touches at most.
+        A small selection touches at most `limit` of them.
         """
         if isinstance(selection, Points):
             return self._of_points(selection, limit)
@@ -198,7 +186,7 @@ class TouchedGrid:
 
 
 class _Axis:
-    """One axis of the grid of inner chunks.
+    """One axis of the grid of inner chunks, with cells of `length` elements.
 
     Parameters
     ----------
@@ -210,12 +198,8 @@ class _Axis:
 
     Attributes
     ----------
-    length
-        Elements of a cell.
-    whole
-        A slice over the whole axis; None if the axis has several cells.
-    only_cell
-        What that slice touches.
+    whole, only_cell
+        A slice over the whole axis, if it has one cell, and what that touches.
     """
 
     def __init__(
