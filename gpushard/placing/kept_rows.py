@@ -21,14 +21,9 @@ _SHARE_NBYTES = 4 * MIB
 
 
 def find_kept(job: Job, block: ShardBlock, found: Found, rows: Ints) -> Places | None:
-    """Which inner chunks of a block are kept; None if the read keeps none.
+    """Which of the stored inner chunks `rows` are kept; None if the read keeps none.
 
-    Parameters
-    ----------
-    found
-        Indexes of the block's shards.
-    rows
-        The stored inner chunks.
+    The indexes of the block's shards are `found`.
     """
     source = job.source
     if source.chunks is None or job.sink.place_kept is None:
@@ -41,10 +36,7 @@ def find_kept(job: Job, block: ShardBlock, found: Found, rows: Ints) -> Places |
 def claim(job: Job, kept: Places, rows: Ints) -> Places:
     """Places for inner chunks that are about to be decoded, while there is room.
 
-    Parameters
-    ----------
-    kept
-        Result of `find_kept` for inner chunks that include `rows`.
+    `kept` is the result of `find_kept` for inner chunks that include `rows`.
     """
     may_drop = fits(job.source, job.plan.n_chunks)
     keys = np.asarray(kept.hold.keys)[kept.nth[rows]]

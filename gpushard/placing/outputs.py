@@ -21,13 +21,7 @@ _LINE_NBYTES = 64
 
 
 def parsed_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """The data type that ``dtype=`` names.
-
-    Raises
-    ------
-    SelectionError
-        It names no data type.
-    """
+    """The data type that ``dtype=`` names; raises `SelectionError` if it names none."""
     try:
         return np.dtype(dtype)
     except TypeError as error:

@@ -27,13 +27,7 @@ _NOTHING = np.empty(0)
 
 
 class HostSink:
-    """Decodes inner chunks on the host and writes them into host memory.
-
-    Parameters
-    ----------
-    parts, outs
-        The parts of a plan, and the array that each is written to.
-    """
+    """Decodes inner chunks on the host and writes them into an array for each part."""
 
     batch_nbytes = None
 
@@ -55,10 +49,7 @@ class HostSink:
     ) -> Iterator[Sequence[NDArray[np.uint8] | None]]:
         """Bytes of each request, as the store returns them.
 
-        Raises
-        ------
-        ObjectChangedError, CorruptShardError, StoreError
-            The store and `fetch_wanted` raise them.
+        Raises what the store and `fetch_wanted` raise.
         """
         room = job.source.room
         if room.is_crowded:
@@ -93,10 +84,7 @@ class HostSink:
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
         """Decode the inner chunks in some requests and write their wanted elements.
 
-        Raises
-        ------
-        CorruptShardError
-            An inner chunk is damaged.
+        Raises `CorruptShardError` if an inner chunk is damaged.
         """
         # NumPy need not warn of a cast that overflows: the caller asked for the cast.
         with np.errstate(all="ignore"):
@@ -106,13 +94,7 @@ class HostSink:
     def place_some(
         self, job: Job, ranged: RangedBlock, answer: Answer, rows: Ints
     ) -> None:
-        """Decode and write some of the inner chunks in a request.
-
-        Raises
-        ------
-        CorruptShardError
-            An inner chunk is damaged.
-        """
+        """Decode and write some of the inner chunks in a request; raises as `place`."""
         r, fetched = answer
         base = int(ranged.requests.start[r])
         for some in _runs(rows):
@@ -202,13 +184,9 @@ def decode_row(
 ) -> NDArray[Any]:
     """The decoded inner chunk in column `row` of a block, in the array's axes.
 
-    If it is damaged and the read continues over damage, this is the fill value. An
-    intact one is kept if there is a place for it in `claimed`.
-
-    Raises
-    ------
-    CorruptShardError
-        It is damaged; the error names the place.
+    If it is damaged and the read continues over damage, this is the fill value;
+    otherwise a `CorruptShardError` names the place. An intact one is kept if there is a
+    place for it in `claimed`.
     """
     source = job.source
     shape = source.chunk_shape

@@ -35,19 +35,10 @@ _FEW_NBYTES = MIB
 
 
 class GridTarget:
-    """Output of an orthogonal selection.
+    """Output of an orthogonal selection, `out`: any strides, host.
 
-    Parameters
-    ----------
-    part
-        The selection, laid over the grid.
-    out
-        Array of the selection's shape, any strides, host.
-
-    Attributes
-    ----------
-    out
-        View of that array with one dimension per axis, each in ascending order.
+    As an attribute, `out` is a view of it with one dimension per axis of the array,
+    each in ascending order.
     """
 
     def __init__(self, part: GridPart, out: NDArray[Any]) -> None:
@@ -203,15 +194,7 @@ def _open_mesh(index: Index) -> Index:
 
 
 class PointTarget:
-    """Output of a point selection.
-
-    Parameters
-    ----------
-    part
-        The points, sorted by inner chunk.
-    out
-        Array of the selection's shape, any strides, host.
-    """
+    """Output of a point selection, sorted by inner chunk; any strides, host."""
 
     def __init__(self, part: PointPart, out: NDArray[Any]) -> None:
         self.part = part
@@ -243,15 +226,7 @@ class PointTarget:
 
 
 class PatchTarget:
-    """Output of many patches.
-
-    Parameters
-    ----------
-    part
-        The patches, cut into boxes that are sorted by inner chunk.
-    out
-        Array of the selection's shape, any strides, host.
-    """
+    """Output of patches, cut into boxes by inner chunk; any strides, host."""
 
     def __init__(self, part: PatchPart, out: NDArray[Any]) -> None:
         self.part = part
@@ -319,10 +294,7 @@ def holds_kind_of(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 def check_cast(source: np.dtype[Any], target: np.dtype[Any]) -> None:
     """Refuse a cast that would turn numbers into another kind.
 
-    Raises
-    ------
-    SelectionError
-        The cast is not same-kind, for example from float to int.
+    Raises `SelectionError` if it is not same-kind, for example from float to int.
     """
     if not holds_kind_of(source, target):
         raise SelectionError(

@@ -24,13 +24,8 @@ from gpushard.selecting.selection import (
 def shares_of(wanted: Wanted, axis: int, starts: Ints) -> Iterator[Wanted | None]:
     """Selection of each array; None for an array without a selected element.
 
-    Parameters
-    ----------
-    wanted
-        Selection of all arrays as one.
-    axis, starts
-        The axis along which the arrays are joined, and where each array begins on it
-        and the last one ends: int64, shape (n_arrays + 1,).
+    `wanted` is of all arrays as one. They are joined along `axis`, where each begins,
+    and the last one ends, at `starts`: int64, shape (n_arrays + 1,).
     """
     if isinstance(wanted, Listed) and (wanted.around is None or wanted.axis == axis):
         along = axis if wanted.around is None else 0

@@ -96,12 +96,7 @@ def orthogonal(key: Any, shape: Shape) -> Orthogonal | Listed:
     """Selection of ``a.oindex[key]``: the cross product of one selector per axis.
 
     A selector is an integer (its axis is dropped), a slice, or an integer or boolean
-    array of one dimension.
-
-    Raises
-    ------
-    SelectionError
-        A selector does not fit its axis.
+    array of one dimension. Raises `SelectionError` if one does not fit its axis.
     """
     items = _expand(key, len(shape))
     return crossed(
@@ -115,12 +110,8 @@ def orthogonal(key: Any, shape: Shape) -> Orthogonal | Listed:
 def points(key: Any, shape: Shape) -> Points | Listed:
     """Selection of ``a.vindex[key]``: a boolean mask, or coordinates for every axis.
 
-    Coordinates are integers or integer arrays, broadcast against one another.
-
-    Raises
-    ------
-    SelectionError
-        The key is neither a mask nor coordinates, out of bounds, or does not broadcast.
+    Coordinates are integers or integer arrays, broadcast against one another. Raises
+    `SelectionError` if the key is neither, is out of bounds, or does not broadcast.
     """
     items = _as_tuple(key)
     if len(items) == 1:
@@ -141,12 +132,8 @@ def points(key: Any, shape: Shape) -> Points | Listed:
 def blocks(key: Any, axes: Sequence[GridAxis]) -> Orthogonal:
     """Selection of ``a.blocks[key]``: whole cells of the chunk grid, by coordinates.
 
-    An integer takes one cell and keeps its axis; a slice takes a run of cells.
-
-    Raises
-    ------
-    SelectionError
-        A coordinate is out of bounds, or the slice has a step.
+    An integer takes one cell and keeps its axis; a slice takes a run of cells. Raises
+    `SelectionError` if a coordinate is out of bounds, or a slice has a step.
     """
     items = _expand(key, len(axes))
     selected: list[AxisSelection] = []

@@ -28,13 +28,7 @@ KEPT_ELEMENTS = 1 << 16
 
 
 def as_array(item: Any) -> NDArray[Any]:
-    """The user's index as a NumPy array.
-
-    Raises
-    ------
-    SelectionError
-        NumPy cannot convert it.
-    """
+    """The user's index as a NumPy array; raises `SelectionError` if it is none."""
     try:
         return np.asarray(item)
     except (TypeError, ValueError) as error:  # ragged lists, arrays not on the host
@@ -46,10 +40,7 @@ def as_array(item: Any) -> NDArray[Any]:
 def index_of(item: Any, axis: int) -> int:
     """Anything that NumPy accepts as an integer, as Python's integer.
 
-    Raises
-    ------
-    SelectionError
-        It is not an integer.
+    Raises `SelectionError` for anything else.
     """
     if isinstance(item, bool | np.bool_):
         raise SelectionError(f"a boolean is no index for axis {axis}")
@@ -65,10 +56,7 @@ def index_of(item: Any, axis: int) -> int:
 def along_axis(item: Any, extent: int, axis: int) -> IndexAxis | Listing:
     """Elements that a 1-D integer array or mask selects along an axis.
 
-    Raises
-    ------
-    SelectionError
-        It is neither of the two, or does not fit the axis.
+    Raises `SelectionError` if it is neither of the two, or does not fit the axis.
     """
     array = _checked(item, extent, axis)
     if array.ndim != 1:
@@ -89,10 +77,7 @@ def along_axis(item: Any, extent: int, axis: int) -> IndexAxis | Listing:
 def of_mask(mask: NDArray[Any], shape: Shape) -> Points | Listed:
     """Elements where a mask of the array's own `shape` is true.
 
-    Raises
-    ------
-    SelectionError
-        The mask has another shape.
+    Raises `SelectionError` if the mask has another shape.
     """
     if mask.shape != shape:
         raise SelectionError(
@@ -112,10 +97,7 @@ def of_mask(mask: NDArray[Any], shape: Shape) -> Points | Listed:
 def of_coordinates(items: Sequence[Any], shape: Shape) -> Points | Listed:
     """Elements at coordinates: one integer or integer array per axis, broadcast.
 
-    Raises
-    ------
-    SelectionError
-        They are out of bounds or do not broadcast.
+    Raises `SelectionError` if they are out of bounds or do not broadcast.
     """
     given = [
         _checked(item, n, d)

@@ -63,10 +63,8 @@ class Listing(Protocol):
     def block(self, number: int) -> ListedBlock:
         """Elements of a block.
 
-        Raises
-        ------
-        SelectionError
-            The user's array was changed since the selection was made.
+        Raises `SelectionError` if the user's array was changed since the selection was
+        made.
         """
         ...
 
@@ -142,10 +140,8 @@ class _Positions:
 class TrueElements:
     """Elements where a mask is true.
 
-    Parameters
-    ----------
-    mask
-        bool, host, any strides, of the shape of the axes that it covers.
+    The mask is bool, host, of any strides, and has the shape of the axes that it
+    covers.
     """
 
     def __init__(self, mask: NDArray[np.bool_]) -> None:
@@ -170,10 +166,7 @@ class TrueElements:
     def positions(self, first: int, last: int) -> Ints:
         """Positions in the flattened mask of the elements ``first:last``, at least one.
 
-        Raises
-        ------
-        SelectionError
-            The user's mask was changed since the selection was made.
+        Raises as `Listing.block`.
         """
         low = int(np.searchsorted(self._before, first, side="right")) - 1
         high = int(np.searchsorted(self._before, last))
@@ -202,14 +195,8 @@ class TrueElements:
 class Clipped:
     """The elements of a listing that have coordinates in a range along an axis.
 
-    Their coordinates along that axis count from `start`. Made by `clipped`.
-
-    Parameters
-    ----------
-    listing, axis, start, stop
-        The whole listing, the axis, and the half-open range.
-    blocks, n_elements
-        The blocks that have such elements, and the number of these elements.
+    Their coordinates along that axis count from `start`. Made by `clipped`, which knows
+    the blocks that have such elements, and the number of these elements.
     """
 
     def __init__(
@@ -243,17 +230,10 @@ class Clipped:
 
 
 def clipped(listing: Listing, axis: int, starts: Ints) -> Iterator[Clipped | None]:
-    """The elements of a listing in each of several adjacent ranges.
+    """The elements of a listing in each of several adjacent ranges; None for none.
 
-    Parameters
-    ----------
-    starts
-        int64, shape (n_ranges + 1,), ascending: where each range begins and the last
-        one ends.
-
-    Yields
-    ------
-    One listing per range; None for a range without elements.
+    Each range begins, and the last one ends, at `starts`: int64, shape (n_ranges + 1,),
+    ascending.
     """
     counts = np.zeros(len(starts) - 1, np.int64)
     extremes = np.full((2, listing.n_blocks), -1, np.int64)
@@ -279,10 +259,8 @@ def all_of(listing: Listing) -> ListedBlock:
 def joined(blocks: Iterable[ListedBlock], n_axes: int, n_elements: int) -> ListedBlock:
     """Several blocks with `n_elements` in total, as one block.
 
-    Raises
-    ------
-    SelectionError
-        The total is another: the user's array was changed since they were counted.
+    Raises `SelectionError` if the total is another: the user's array was changed since
+    they were counted.
     """
     columns = tuple(np.empty(n_elements, np.int64) for _ in range(n_axes + 1))
     done = 0

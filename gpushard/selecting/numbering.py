@@ -44,25 +44,14 @@ class Digit(NamedTuple):
 class Numbers(NamedTuple):
     """A number for each shard, or inner chunk of a shard, or both.
 
-    Attributes
-    ----------
-    digits
-        The digits of the number, the most significant first.
-    n_numbers
-        Every number is less than this.
+    Its most significant digit comes first. Every number is less than `n_numbers`.
     """
 
     digits: tuple[Digit, ...]
     n_numbers: int
 
     def of(self, coordinates: Sequence[Ints]) -> Ints:
-        """Number of each element: int64, shape (n,).
-
-        Parameters
-        ----------
-        coordinates
-            int64, shape (n,), one array per axis.
-        """
+        """Number of each element, from its coordinate along each axis: int64, (n,)."""
         first, *rest = self.digits
         number = first.of(coordinates[first.axis])
         for digit in rest:

@@ -38,12 +38,7 @@ _COUNTS_LOG2 = 16
 class Group(NamedTuple):
     """Elements whose cells are in no other group: shards, or cells of finer groups.
 
-    Attributes
-    ----------
-    listed
-        The selection.
-    cutter, span
-        Which of its elements these are.
+    `cutter` and `span` tell which elements of the selection these are.
     """
 
     listed: Listed
@@ -83,13 +78,8 @@ def groups_of(
 ) -> Iterator[Group]:
     """All elements of a selection, in portions of at most `most` elements.
 
-    Parameters
-    ----------
-    layout
-        The array that is read or written.
-    grids
-        The grids along which shards are cut, from coarse to fine; None means that of
-        the innermost inner chunks.
+    Shards are cut along `grids`, from coarse to fine; None means the grid of the
+    innermost inner chunks.
     """
     if grids is None:
         grids = [layout.inner_axes] if layout.levels else []

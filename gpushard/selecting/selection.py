@@ -51,16 +51,12 @@ class IndexAxis(NamedTuple):
     element: Ints
     out_index: Ints
     laid: LaidElements | None = None
+    drop = False  # an index array keeps its axis in the result
 
     @property
     def length(self) -> int:
         """Number of elements taken."""
         return len(self.element)
-
-    @property
-    def drop(self) -> bool:
-        """Always False: an index array keeps its axis in the result."""
-        return False
 
 
 AxisSelection = SliceAxis | IndexAxis
@@ -152,11 +148,7 @@ class Listed(NamedTuple):
     shape: tuple[int, ...]
     around: Orthogonal | None = None
     axis: int = 0
-
-    @property
-    def scalar(self) -> bool:
-        """Always False: many elements are not a scalar."""
-        return False
+    scalar = False  # many elements are not one
 
     def taking(self, block: ListedBlock) -> Selection:
         """Selection of one block, which lands as it does in the whole selection."""
@@ -273,17 +265,7 @@ class Members(NamedTuple):
 
 
 class LaidElements(NamedTuple):
-    """Elements that were laid over a regular grid before.
-
-    Attributes
-    ----------
-    element, out_index
-        The elements and their places, as the `IndexAxis` has them.
-    cell
-        Length of the cells of the grid.
-    projection
-        The result.
-    """
+    """Elements and places of an `IndexAxis`, laid over cells of the length `cell`."""
 
     element: Ints
     out_index: Ints
