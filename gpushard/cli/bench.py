@@ -9,13 +9,7 @@ import typer
 
 from gpushard.cli.failures import EXIT_DAMAGED, failures_in_a_sentence
 from gpushard.cli.limits import Limits, options_of
-from gpushard.cli.output import (
-    AsJson,
-    Debug,
-    print_json,
-    print_table,
-    print_text,
-)
+from gpushard.cli.output import AsJson, Debug, print_json, print_table, print_text
 from gpushard.options import MIB
 
 if TYPE_CHECKING:

@@ -51,10 +51,7 @@ _DATA_TYPES = {
 def placed_codecs(source: Source, device: Device | None) -> tuple[CodecPlacement, ...]:
     """Where the codecs of an array are decoded, in decoding order.
 
-    Parameters
-    ----------
-    device
-        None is the host. For a device, the placements of a read large enough for it.
+    By the host, if `device` is None; else by a read that is large enough for it.
     """
     on_host = source.pipeline.placements()
     if device is None:
@@ -69,10 +66,7 @@ def placed_codecs(source: Source, device: Device | None) -> tuple[CodecPlacement
 def codec_table(nvcomp: str | None) -> list[dict[str, Any]]:
     """Codecs by name: what decodes them on a GPU and on the CPU; None if nothing does.
 
-    Parameters
-    ----------
-    nvcomp
-        Name and version of the installed nvCOMP.
+    `nvcomp` is the name and version of the installed nvCOMP.
     """
     label = nvcomp or "nvCOMP, not installed"
     gpu: Any = SimpleNamespace(

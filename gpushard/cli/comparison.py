@@ -21,12 +21,10 @@ _TEXT = {*"OTUS"}
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Elements that differ.
+    """Elements that differ, and how many they are.
 
     Attributes
     ----------
-    n_elements
-        Number of differing elements.
     element
         Coordinate of the first of them in the array; None if whole shapes or data
         types differ.
@@ -43,10 +41,7 @@ class Mismatch:
 def zarr_array(store: Store, path: str, pipeline: str = _ITS_OWN) -> Any:
     """The array that zarr-python opens at a place, with the given codec pipeline.
 
-    Raises
-    ------
-    UnsupportedError
-        zarr-python cannot open it.
+    Raises `UnsupportedError` if it cannot open it.
     """
     import zarr
 
@@ -58,17 +53,9 @@ def zarr_array(store: Store, path: str, pipeline: str = _ITS_OWN) -> Any:
 
 
 class Reference:
-    """An array as zarr-python reads it.
+    """The array at `path` in `store`, as zarr-python reads it.
 
-    Parameters
-    ----------
-    store, path
-        Where the array lies.
-
-    Raises
-    ------
-    UnsupportedError
-        zarr-python cannot open it.
+    Raises `UnsupportedError` if zarr-python cannot open it.
     """
 
     def __init__(self, store: Store, path: str) -> None:
@@ -81,10 +68,7 @@ class Reference:
     def mismatch(self, piece: Piece, block: NDArray[Any]) -> Mismatch | None:
         """How `block` differs from zarr-python's read of `piece`; None if it does not.
 
-        Raises
-        ------
-        UnsupportedError
-            zarr-python cannot read it.
+        Raises `UnsupportedError` if zarr-python cannot read it.
         """
         try:
             expected = self._read(piece)

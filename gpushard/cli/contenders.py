@@ -21,12 +21,7 @@ Key = tuple[Any, ...]
 class Contender(NamedTuple):
     """A library that has opened the array.
 
-    Attributes
-    ----------
-    name, version
-        Name and version of the library.
-    read
-        Reads a key: a basic index, or an integer array for the first axis.
+    It reads a key: a basic index, or an integer array for the first axis.
     """
 
     name: str

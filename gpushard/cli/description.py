@@ -40,12 +40,8 @@ _ADVICE_BASIS = {
 def describe(url: str, options: Options, *, advise: bool) -> dict[str, Any]:
     """Facts about the array or group at `url`, ready for JSON.
 
-    Parameters
-    ----------
-    options
-        Limits on what an array may need.
-    advise
-        Whether to add, for an array, shapes and codecs that would read better on a GPU.
+    `options` limit what an array may need. `advise` adds, for an array, shapes and
+    codecs that would read better on a GPU.
 
     Raises
     ------

@@ -29,13 +29,7 @@ def compare_devices(
     """Read everything on the host and on `device`; add differences to `result`.
 
     Damaged inner chunks read as the fill value on both, and are in `result` already.
-
-    Raises
-    ------
-    StoreError
-        The store failed.
-    DeviceError
-        The device failed.
+    Raises `StoreError` or `DeviceError` if the store or the device failed.
     """
     layout = source.layout
     host, other = Array(source), Array(source, device)

@@ -31,10 +31,7 @@ _OPTIONAL = {
 def diagnose(place: Path) -> dict[str, Any]:
     """Facts about this machine, ready for JSON; missing software is not an error.
 
-    Parameters
-    ----------
-    place
-        Directory of the data; its file system decides how they can be read.
+    `place` is the directory of the data; its file system decides how they can be read.
     """
     found = find_device("auto")
     gpu = gpu_software(place)

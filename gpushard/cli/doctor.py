@@ -8,13 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gpushard.cli.failures import failures_in_a_sentence
-from gpushard.cli.output import (
-    AsJson,
-    Debug,
-    print_json,
-    print_table,
-    print_text,
-)
+from gpushard.cli.output import AsJson, Debug, print_json, print_table, print_text
 
 
 def doctor(

@@ -18,10 +18,7 @@ def write_text(path: Path, text: str) -> None:
 def write_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make the file at `path`; if it fails, the old file stays.
 
-    Raises
-    ------
-    StoreError
-        The file cannot be written.
+    Raises `StoreError` if the file cannot be written.
     """
     try:
         if path.exists() and not path.is_file():

@@ -10,12 +10,7 @@ import typer
 
 from gpushard.cli.failures import failures_in_a_sentence
 from gpushard.cli.limits import Limits, options_of
-from gpushard.cli.output import (
-    AsJson,
-    Debug,
-    print_json,
-    print_table,
-)
+from gpushard.cli.output import AsJson, Debug, print_json, print_table
 from gpushard.options import MIB
 
 

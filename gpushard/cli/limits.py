@@ -8,15 +8,7 @@ from typing import Annotated
 import typer
 
 from gpushard.errors import OptionError
-from gpushard.options import (
-    DEFAULT,
-    GIB,
-    KIB,
-    LIMITS,
-    MIB,
-    Options,
-    limit_in_words,
-)
+from gpushard.options import DEFAULT, GIB, KIB, LIMITS, MIB, Options, limit_in_words
 
 Limits = Annotated[
     list[str] | None,
@@ -45,10 +37,7 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 def options_of(limits: list[str] | None) -> Options:
     """Options with the limits that are given as ``NAME=SIZE``.
 
-    Raises
-    ------
-    OptionError
-        One has no such name, or is no size, or is out of its bounds.
+    Raises `OptionError` if one has no such name, is no size, or is out of its bounds.
     """
     sizes: dict[str, int] = {}
     for text in limits or ():

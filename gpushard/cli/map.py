@@ -9,13 +9,7 @@ import typer
 
 from gpushard.cli.failures import EXIT_DAMAGED, failures_in_a_sentence
 from gpushard.cli.limits import Limits, options_of
-from gpushard.cli.output import (
-    AsJson,
-    Debug,
-    print_json,
-    print_table,
-    say,
-)
+from gpushard.cli.output import AsJson, Debug, print_json, print_table, say
 
 
 def map_(

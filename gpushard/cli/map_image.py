@@ -23,12 +23,8 @@ _DOTS_PER_UNIT = 100
 def write_png(path: Path, title: str, panels: Sequence[Panel]) -> None:
     """Draw the pictures, one below the other, into a file.
 
-    Raises
-    ------
-    UnsupportedError
-        matplotlib is not installed.
-    StoreError
-        The file cannot be written.
+    Raises `UnsupportedError` if matplotlib is not installed, and `StoreError` if the
+    file cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

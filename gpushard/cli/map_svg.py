@@ -158,17 +158,7 @@ def _mark(mark: Mark) -> str:
 def map_html(
     title: str, rows: Sequence[tuple[str, str]], panels: Sequence[Panel]
 ) -> str:
-    """The page's HTML.
-
-    Parameters
-    ----------
-    title
-        What is mapped.
-    rows
-        Its figures.
-    panels
-        Its pictures.
-    """
+    """The HTML of a page about what `title` names: its figures and its pictures."""
     pictures = "".join(
         f"<h2>{escape(panel.title)}</h2>{_panel_svg(panel, name=f'picture-{i}')}"
         for i, panel in enumerate(panels)

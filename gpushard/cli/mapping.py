@@ -125,14 +125,8 @@ _ORDERS = {
 def open_map(url: str, wanted: str | None, options: Options) -> Mapped:
     """Map of a shard of the array at `url`.
 
-    Parameters
-    ----------
-    url
-        Address.
-    wanted
-        Key of the shard, or its coordinate; None: the first that is stored.
-    options
-        Limits on what the array may ask for.
+    `wanted` is the key of the shard, or its coordinate; None means the first that is
+    stored. `options` limit what the array may ask for.
 
     Raises
     ------
@@ -192,10 +186,7 @@ def _unmapped(contents: Contents) -> Exception:
 def parsed_shard(layout: ArrayLayout, text: str) -> tuple[int, ...]:
     """Coordinate of the shard that `text`, a key or a coordinate, names.
 
-    Raises
-    ------
-    OptionError
-        It names none in the array's grid.
+    Raises `OptionError` if it names none in the array's grid.
     """
     n = layout.ndim
     numbers = tuple(map(int, re.findall(r"\d+", text)))
@@ -220,14 +211,8 @@ def parsed_shard(layout: ArrayLayout, text: str) -> tuple[int, ...]:
 def write_map(mapped: Mapped, out: Path) -> None:
     """Write the picture that `out` is named for.
 
-    Raises
-    ------
-    OptionError
-        Its name has another ending than .svg, .html or .png.
-    UnsupportedError
-        It takes matplotlib, which is not installed.
-    StoreError
-        The file cannot be written.
+    Raises `OptionError` if its name has another ending than .svg, .html or .png, and as
+    `write_png` and `write_file`.
     """
     ending = out.suffix.lower()
     if ending not in _ENDINGS:

@@ -73,10 +73,7 @@ def measure_rates(device: Device, amounts: Amounts = USUAL) -> dict[str, Rates]:
 def measure_and_keep() -> None:
     """Measure the device that reads use, and store its rates for later processes.
 
-    Raises
-    ------
-    UnsupportedError
-        Reads use no device.
+    Raises `UnsupportedError` if reads use no device.
     """
     found = find_device("auto")
     if found.device is None:

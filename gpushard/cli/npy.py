@@ -19,12 +19,7 @@ def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Data type that an ``.npy`` file stores for elements of `dtype`.
 
     It is `dtype`, or plain bytes of the same size where NumPy's format has no name for
-    it (bfloat16, float8).
-
-    Raises
-    ------
-    UnsupportedError
-        The elements have no fixed size.
+    it (bfloat16, float8). Raises `UnsupportedError` for elements without a fixed size.
     """
     if dtype.kind in "OT":
         raise UnsupportedError(
@@ -42,24 +37,9 @@ def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 class NpyFile:
     """An ``.npy`` file being written: a context manager around the work on it.
 
-    Parameters
-    ----------
-    path
-        The file. Until `keep` is called it stays as it was, or absent.
-    shape, dtype
-        Shape and data type of the elements.
-
-    Attributes
-    ----------
-    array
-        Array of `shape` and `dtype`, host, to write the elements into.
-
-    Raises
-    ------
-    StoreError
-        The file cannot be written.
-    UnsupportedError
-        As for `stored_dtype`.
+    The elements are written into `array`, of the given shape and data type, host. Until
+    `keep` is called the file at `path` stays as it was, or absent. Raises `StoreError`
+    if the file cannot be written, and as `stored_dtype`.
     """
 
     def __init__(
@@ -83,10 +63,7 @@ class NpyFile:
     def keep(self) -> None:
         """Put the written file in its place at the path.
 
-        Raises
-        ------
-        StoreError
-            The disk refuses.
+        Raises `StoreError` if the disk refuses.
         """
         try:
             self._mapped.flush()

@@ -47,12 +47,8 @@ def say(message: str) -> None:
 def stdout_as_a_store() -> Iterator[None]:
     """Let a full stdout fail like any other place that is written.
 
-    Raises
-    ------
-    StoreError
-        stdout cannot be written.
-    BrokenPipeError
-        The reader of stdout stopped reading.
+    Raises `StoreError` if stdout cannot be written, and `BrokenPipeError` if its reader
+    stopped reading.
     """
     try:
         yield

@@ -36,17 +36,10 @@ input { font: inherit; padding: 0.3rem 0.5rem; width: 100%; max-width: 30rem;
 
 
 def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
-    """Whole document.
+    """Whole document, from the text of the title and the escaped HTML of the content.
 
-    Parameters
-    ----------
-    title
-        Text of the title.
-    body
-        HTML of the content, already escaped.
-    style, script
-        Additional CSS, and JavaScript, without which the page still has all its
-        content.
+    `style` is additional CSS. Without the JavaScript `script`, the page still has all
+    its content.
     """
     # The page never fetches anything, whatever names in a store say.
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

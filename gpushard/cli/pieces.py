@@ -18,14 +18,9 @@ AxisItem = int | range
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a selection.
+    """A part of a selection, with an item for each axis of the array.
 
-    Attributes
-    ----------
-    items
-        One for each axis of the array.
-    place
-        Index of the piece in the result of the whole selection.
+    `place` is the index of the piece in the result of the whole selection.
     """
 
     items: tuple[AxisItem, ...]
@@ -83,18 +78,7 @@ def cut(
     """Pieces of a selection, each of about `piece_nbytes` or more.
 
     The first axis that touches several cells is cut between cells, so no cell is read
-    for two pieces.
-
-    Parameters
-    ----------
-    items
-        The selection.
-    grid
-        The array's grid of shards, or of inner chunks.
-    itemsize
-        Bytes of an element.
-    piece_nbytes
-        A smaller piece grows until it has this size.
+    for two pieces. `grid` is that of the array's shards, or of its inner chunks.
     """
     shape = result_shape(items)
     whole = tuple(slice(0, n) for n in shape)

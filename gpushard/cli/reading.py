@@ -32,13 +32,7 @@ PIECE_NBYTES = 64 * MIB
 
 
 class Summary:
-    """Smallest, largest and mean element of `dtype`, block by block; of numbers only.
-
-    Parameters
-    ----------
-    dtype
-        Data type of every block.
-    """
+    """Smallest, largest and mean element, block by block; of numbers only."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         # NumPy's own reductions do not support bfloat16 and similar types.
@@ -91,12 +85,8 @@ class Result:
     ----------
     url, selection
         What was read; the selection as it was typed.
-    shape, dtype
-        Shape and data type of the result.
     seconds
         Time it took, the comparison included.
-    summary
-        Statistics of the elements.
     file_dtype
         Data type of the elements in the file; None if there is no file.
     is_compared
@@ -138,8 +128,6 @@ def run(
 
     Parameters
     ----------
-    target
-        Address and selection.
     out
         File to write; None to sum the elements up instead.
     verify
@@ -188,13 +176,7 @@ def run(
 
 
 def _resolved(url: str) -> tuple[Store, str]:
-    """Store and path of an address.
-
-    Raises
-    ------
-    GpushardError
-        As for `resolve`.
-    """
+    """Store and path of an address; raises as `resolve`."""
     try:
         return resolve(url)
     except NotFoundError as error:

@@ -13,12 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from gpushard.cli.failures import failures_in_a_sentence
-from gpushard.cli.output import (
-    AsJson,
-    Debug,
-    print_json,
-    print_text,
-)
+from gpushard.cli.output import AsJson, Debug, print_json, print_text
 from gpushard.errors import StoreError
 
 _READ_SELECTION = "u[0, :, 60:120, ::2]"
@@ -82,10 +77,7 @@ def _write_sample(dest: str) -> dict[str, Any]:
 def _new_directory(dest: str) -> Path:
     """Path of `dest`, which is now an empty directory.
 
-    Raises
-    ------
-    StoreError
-        `dest` is a URL, is not empty, or cannot be made.
+    Raises `StoreError` if it is a URL, is not empty, or cannot be made.
     """
     if "://" in dest:
         raise StoreError(

@@ -38,10 +38,7 @@ def split_target(target: str) -> tuple[str, str | None]:
 def parse_selection(text: str) -> tuple[Item, ...]:
     """Key of a basic index, from the text between its brackets.
 
-    Raises
-    ------
-    SelectionError
-        The text is not in the grammar, or a slice has the step 0.
+    Raises `SelectionError` if it is not in the grammar, or a slice has the step 0.
     """
     items = text.split(",")
     if len(items) > 1 and not items[-1].strip():

@@ -19,14 +19,9 @@ _N_SINGLE, _N_BATCH = 32, 256
 
 
 class Workload(NamedTuple):
-    """Reads that are timed together.
+    """Reads that are timed together, with a description.
 
-    Attributes
-    ----------
-    name, about
-        Its name, and a description.
-    keys
-        Returns the keys to read in a repetition, by its number.
+    `keys` returns the keys to read in a repetition, by its number.
     """
 
     name: str
@@ -37,15 +32,8 @@ class Workload(NamedTuple):
 class Timing(NamedTuple):
     """Times of one contender at one workload, one for each repetition.
 
-    Attributes
-    ----------
-    contender
-        Its name.
-    wall_s, cpu_s
-        Wall seconds, and CPU seconds of all CPUs. Empty if it read other elements than
-        gpushard, or failed.
-    trouble
-        What was wrong in that case.
+    Wall seconds, and CPU seconds of all CPUs. Both are empty if it read other elements
+    than gpushard, or failed; `trouble` says what was wrong then.
     """
 
     contender: str

@@ -36,8 +36,6 @@ class Wanted:
         Device that reads everything again for comparison, or None.
     repairs
         Whether interrupted writes in place are undone first.
-    options
-        Limits on what arrays may need.
     """
 
     decodes: bool
@@ -77,19 +75,8 @@ class Outcome:
 def run(url: str, wanted: Wanted, *, progress: bool | None) -> Outcome:
     """Verify the array, or the arrays of the group, at `url`.
 
-    Parameters
-    ----------
-    url
-        Address.
-    wanted
-        What is verified.
-    progress
-        Whether progress is shown on stderr; None: on a terminal.
-
-    Raises
-    ------
-    GpushardError
-        There is neither, the store fails, or `wanted` cannot be done.
+    Progress is shown on stderr; if `progress` is None, on a terminal only. Raises
+    `GpushardError` if there is neither, the store fails, or `wanted` cannot be done.
     """
     started = perf_counter()
     store, path = resolve(url)
@@ -166,12 +153,7 @@ def _progress(*, shown: bool) -> Iterator[Callable[[str, int], Progress]]:
         yield lambda _label, _total: lambda _n_objects, _nbytes: None
         return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
         TextColumn("{task.description}", markup=False),

@@ -117,10 +117,7 @@ def story(found: Finding) -> str:
 def write_report(path: Path, outcome: Outcome) -> None:
     """Write the report as a page.
 
-    Raises
-    ------
-    StoreError
-        The file cannot be written.
+    Raises `StoreError` if the file cannot be written.
     """
     heading = f"Verification of {outcome.url}"
     n_findings = sum(verified.n_findings for verified in outcome.arrays)

@@ -31,10 +31,7 @@ class _Readable(Protocol):
 def dask_array(array: _Readable, chunks: Any) -> dask.array.Array:
     """Dask array that reads `array`; see `NumpyLike.to_dask`.
 
-    Raises
-    ------
-    UnsupportedError
-        dask is not installed.
+    Raises `UnsupportedError` if dask is not installed.
     """
     try:
         import dask.array as da
@@ -78,11 +75,6 @@ class Handle:
 
     A pickle has only its address: the scheduler, which unpickles graphs too, never has
     to reach the store.
-
-    Parameters
-    ----------
-    array
-        The array to read.
     """
 
     def __init__(self, array: _Readable) -> None:
@@ -101,12 +93,7 @@ class Handle:
 class RemoteHandle:
     """An array in a graph that was sent to another process, which opens it to read it.
 
-    Parameters
-    ----------
-    pickled
-        Address of the array.
-    shape, dtype
-        Shape and data type of the array.
+    It is pickled as its address.
     """
 
     def __init__(

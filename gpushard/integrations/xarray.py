@@ -96,10 +96,7 @@ class GpushardBackend(BackendEntrypoint):
     ) -> dict[str, Dataset]:
         """Dataset of each group at and below `group`, by its path from there.
 
-        Parameters
-        ----------
-        filename_or_obj, **parameters
-            As for `open_dataset`.
+        Takes what `open_dataset` takes.
         """
         opened, dropped, decoding = _opened(filename_or_obj, **parameters)
         return {

@@ -30,10 +30,7 @@ class _Awaitable(BackendArray):
 class LazyArray(_Awaitable):
     """An array in the form that xarray wants of a backend; indexing reads it.
 
-    Parameters
-    ----------
-    array
-        The array to read. A pickle has only its address.
+    A pickle has only its address.
     """
 
     def __init__(self, array: Array) -> None:
@@ -106,13 +103,7 @@ class CfDecoding:
 
 
 class DecodedArray(_Awaitable):
-    """A lazy array on a device, decoded there, because xarray's decoding needs NumPy.
-
-    Parameters
-    ----------
-    packed, decoding
-        The array to read, and how its values are decoded.
-    """
+    """A lazy array on a device, decoded there: xarray's decoding needs NumPy."""
 
     def __init__(self, packed: LazyArray, decoding: CfDecoding) -> None:
         self.packed = packed

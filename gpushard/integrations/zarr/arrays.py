@@ -74,12 +74,9 @@ class PipelineArray:
     def wanted(self, batch: Batch) -> tuple[Source, list[Entry]]:
         """The array that a batch reads, and what the batch wants of each chunk.
 
-        Raises
-        ------
-        LimitError
-            The array asks for more than the limits allow.
-        UnsupportedError
-            gpushard does not read the array, or the batch reads several arrays.
+        Raises `LimitError` if the array asks for more than the limits allow, and
+        `UnsupportedError` if gpushard does not read it, or the batch reads several
+        arrays.
         """
         prepared = self._under_the_limits()
         layout = prepared.layout
@@ -111,10 +108,7 @@ class PipelineArray:
     def _under_the_limits(self) -> _Prepared:
         """What is ready for reads; prepared anew if zarr's limits have changed.
 
-        Raises
-        ------
-        OptionError
-            A value that is set is not a possible limit.
+        Raises `OptionError` if a value that is set is not a possible limit.
         """
         limits = tuple(config.get(f"gpushard.{name}", None) for name in LIMITS)
         prepared = self._prepared
@@ -160,10 +154,7 @@ def _costs_as_set(costs: FetchCosts, settings: Any) -> FetchCosts:
 def split_key(key: str, keys: ChunkKeys, ndim: int) -> tuple[str, tuple[int, ...]]:
     """Path of the array and coordinate of the chunk that a store's `key` is made of.
 
-    Raises
-    ------
-    UnsupportedError
-        It is not the key of a chunk.
+    Raises `UnsupportedError` if it is not the key of a chunk.
     """
     n_parts = ndim + 1 if keys.kind == "default" else max(ndim, 1)
     parts = key.split("/")
@@ -192,10 +183,7 @@ def _key_of(getter: Any, store: ZarrAbstractStore) -> str:
 def _layout_of(metadata: Any, options: Options) -> ArrayLayout | UnsupportedError:
     """Layout of an array, without its path; or why gpushard does not read the array.
 
-    Raises
-    ------
-    LimitError
-        The array asks for more than the options allow.
+    Raises `LimitError` if the array asks for more than the options allow.
     """
     # Tuples become lists. Attributes can be large, and what gpushard reads from those
     # of Zarr v2 (rolled arrays) means nothing to zarr.

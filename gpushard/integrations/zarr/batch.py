@@ -45,24 +45,11 @@ def selection_of(
     out_shape: tuple[int, ...],
     drop_axes: Sequence[int],
 ) -> Wanted:
-    """Selection of everything that `entries` want.
+    """Selection of everything that `entries` want, each of a different chunk.
 
-    Parameters
-    ----------
-    entries
-        At least one entry, each for a different chunk.
-    axes
-        The chunk grid.
-    out_shape
-        Shape of the output.
-    drop_axes
-        Axes of the array that the output does not have, in addition to those indexed
-        by a plain integer.
-
-    Raises
-    ------
-    UnsupportedError
-        The entries are neither a part of a grid nor a list of points.
+    The output has the shape `out_shape`, and lacks the axes `drop_axes` in addition to
+    those indexed by a plain integer. Raises `UnsupportedError` if the entries, at least
+    one, are neither a part of a grid nor a list of points.
     """
     if len(axes) > 1 and all(is_of_points(entry, len(axes)) for entry in entries):
         return _points(entries, axes, out_shape)

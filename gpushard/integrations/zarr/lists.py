@@ -40,12 +40,8 @@ class Taken(NamedTuple):
 class _Cut(NamedTuple):
     """Some of the elements that are taken of a chunk.
 
-    Attributes
-    ----------
-    places
-        Which of the listed elements, or which entries of a mask.
-    numbers
-        Numbers of these elements among all that are taken of the chunk.
+    `places` are those of the listed elements, or the entries of a mask; `numbers` are
+    their numbers among all that are taken of the chunk.
     """
 
     taken: Taken
@@ -56,10 +52,7 @@ class _Cut(NamedTuple):
 class ChunkLists:
     """Elements that are taken of some chunks; see `gpushard.selecting.listing.Listing`.
 
-    Parameters
-    ----------
-    taken
-        One for each chunk, and at least one.
+    There is at least one chunk.
     """
 
     def __init__(self, taken: Sequence[Taken]) -> None:

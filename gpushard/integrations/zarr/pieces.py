@@ -16,12 +16,8 @@ from gpushard.selecting.selection import Ints
 class Entry(NamedTuple):
     """What is wanted of one chunk (of one shard, if the array has shards).
 
-    Attributes
-    ----------
-    coordinate
-        Coordinate of the chunk in the chunk grid.
-    chunk_selection, out_selection
-        NumPy index of the wanted elements in the chunk, and in the output.
+    Its coordinate in the chunk grid, and the NumPy index of the wanted elements in the
+    chunk and in the output.
     """
 
     coordinate: tuple[int, ...]
@@ -42,19 +38,9 @@ def pieces_of(
     out_shape: tuple[int, ...],
     drop_axes: Sequence[int],
 ) -> list[Piece]:
-    """What one entry wants along each axis.
+    """What one entry wants along each axis; see `selection_of`.
 
-    Parameters
-    ----------
-    axes
-        The chunk grid.
-    out_shape, drop_axes
-        As for `selection_of`.
-
-    Raises
-    ------
-    UnsupportedError
-        zarr is not known to make such indexes.
+    Raises `UnsupportedError` if zarr is not known to make such indexes.
     """
     selectors = as_tuple(entry.chunk_selection)
     if len(selectors) != len(axes):

@@ -39,13 +39,9 @@ def read_batch(
     drop_axes: tuple[int, ...],
     loop: asyncio.AbstractEventLoop,
 ) -> Statuses:
-    """Read the chunks of a batch into `out`.
+    """Read the chunks of a batch into `out`; returns as `GpushardCodecPipeline.read`.
 
     It waits for `loop`, and so must not run in that loop's thread.
-
-    Returns
-    -------
-    As for `GpushardCodecPipeline.read`.
     """
     source, entries = pipeline_array.wanted(batch)
     array: Any = out.as_ndarray_like()
