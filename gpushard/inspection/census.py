@@ -41,12 +41,8 @@ class Census:
 def census(source: Source) -> Census:
     """Counts from all shard indexes.
 
-    Raises
-    ------
-    LimitError
-        The indexes of a shard exceed the memory limit.
-    StoreError
-        The store failed.
+    Raises `LimitError` if the indexes of a shard exceed the memory limit, and
+    `StoreError` if the store failed.
     """
     layout = source.layout
     coordinates = layout.coordinates()

@@ -167,17 +167,8 @@ def _overlaps(start: Ints, stop: Ints, reach: Ints) -> tuple[Ints, Ints, int]:
 def cells_of(level: ShardLevel, index_shape: tuple[int, ...]) -> Ints:
     """Position of each entry's inner chunk within its shard, in array axes.
 
-    Parameters
-    ----------
-    level
-        The sharding codec that the index belongs to.
-    index_shape
-        Inner chunks along each stored axis.
-
-    Returns
-    -------
-    ndarray
-        int64, shape (n_entries, ndim), host.
+    `index_shape` has the inner chunks along each stored axis. The result is int64,
+    shape (n_entries, ndim), host.
     """
     n_entries = int(np.prod(index_shape, dtype=np.int64))
     cells = np.zeros((n_entries, len(index_shape)), np.int64)

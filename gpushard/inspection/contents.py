@@ -15,11 +15,7 @@ from gpushard.fetching.fetch import Extent, fetch_indexes
 from gpushard.fetching.nested import NestedShard, fetch_nested_indexes, index_range
 from gpushard.inspection.columns import StoredChunks, cells_of, is_inside
 from gpushard.inspection.findings import Finding, Kind
-from gpushard.inspection.room import (
-    INDEX_ENTRIES,
-    is_read_whole,
-    refuse_more_than,
-)
+from gpushard.inspection.room import INDEX_ENTRIES, is_read_whole, refuse_more_than
 from gpushard.memory.known import KnownIndex
 from gpushard.planning.index import CORRUPT, PRESENT, ShardIndex
 from gpushard.reading.whole import beyond_room, held, most_fetched, unwrapped
@@ -73,13 +69,8 @@ def contents_of(
 ) -> list[Contents]:
     """Contents of the objects at `coordinates`, fetched in parallel.
 
-    Parameters
-    ----------
-    source, coordinates
-        The array, and the objects to look at.
-    most_entries
-        Entries of one object's indexes that may be held per level; None means any
-        number.
+    Of one object's indexes at most `most_entries` may be held per level; None means any
+    number.
 
     Raises
     ------
@@ -104,10 +95,7 @@ def contents_of(
 def whole_contents(source: Source, coordinate: Coordinate) -> Contents:
     """Contents of an object that is fetched whole and held with its contents.
 
-    Raises
-    ------
-    StoreError
-        The store failed.
+    Raises `StoreError` if the store failed.
     """
     key = source.key(coordinate)
     limit = most_fetched(source, coordinate)
@@ -150,10 +138,7 @@ def _unsharded(source: Source, coordinates: Sequence[Coordinate]) -> list[Conten
 def _untold(source: Source, coordinate: Coordinate) -> Contents:
     """Contents of a chunk in a store that reports no sizes without all bytes.
 
-    Raises
-    ------
-    LimitError
-        The bytes are more than may be held.
+    Raises `LimitError` if the bytes are more than may be held.
     """
     source.room.refuse_large(in_part=False)
     key = source.key(coordinate)

@@ -37,8 +37,6 @@ class Finding:
 
     Attributes
     ----------
-    kind
-        Kind of finding.
     shard_key
         Key of the stored object.
     inner_chunk
@@ -112,17 +110,7 @@ def _text(fact: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something that can be verified, and whether it was.
-
-    Attributes
-    ----------
-    what
-        What is checked.
-    is_done
-        Whether it was checked.
-    how
-        How it was checked, or why not.
-    """
+    """Something that can be verified, whether it was, and how, or why not."""
 
     what: str
     is_done: bool
@@ -219,14 +207,8 @@ class Found:
     """Findings of finished objects, and of those that are being verified.
 
     The findings of an object count once its work is done: until then the object may
-    turn out to have been replaced. Not safe for several threads.
-
-    Attributes
-    ----------
-    totals
-        Counts of the findings of finished objects.
-    findings
-        Findings of finished objects, at most `MOST_FINDINGS` in total.
+    turn out to have been replaced. `totals` counts those of finished objects;
+    `findings` has them, at most `MOST_FINDINGS` in total. Not safe for several threads.
     """
 
     def __init__(self) -> None:

@@ -108,12 +108,10 @@ class PayloadCheck:
     def verify(
         self, source: Source, data: NDArray[np.uint8], shape: tuple[int, ...]
     ) -> None:
-        """Raise the error of the bytes of an inner chunk of `shape`, if there is one.
+        """Verify the bytes of an inner chunk of `shape`.
 
-        Raises
-        ------
-        CorruptShardError
-            The bytes are not a valid encoding, or contradict a checksum.
+        Raises `CorruptShardError` if they are not a valid encoding, or contradict a
+        checksum.
         """
         if self.decodes:
             source.decode(data, shape)

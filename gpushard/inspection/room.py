@@ -62,10 +62,7 @@ def at_once(source: Source, most: int) -> int:
 def refuse_more_than(most: int, n_entries: int, source: Source) -> None:
     """Refuse indexes of one object that have more than `most` entries together.
 
-    Raises
-    ------
-    LimitError
-        The entries would take more memory than a verification may hold.
+    Raises `LimitError`: they would take more memory than a verification may hold.
     """
     if n_entries > most:
         raise LimitError(

@@ -37,8 +37,6 @@ class ShardMap:
 
     Attributes
     ----------
-    key, coordinate
-        Key and coordinate of the object.
     chunks, use
         Its contents, and which of its bytes are used.
     decoded_nbytes
@@ -93,13 +91,8 @@ class ShardMap:
 def map_shard(source: Source, coordinate: tuple[int, ...]) -> ShardMap | Contents:
     """Map of the object at `coordinate`; its contents if nothing can be mapped.
 
-    Raises
-    ------
-    LimitError
-        Its indexes, or the whole object if it has to be fetched whole, exceed the
-        memory limit.
-    StoreError
-        The store failed.
+    Raises `LimitError` if its indexes, or the whole object if it has to be fetched
+    whole, exceed the memory limit, and `StoreError` if the store failed.
     """
     refuse_more_than(most_entries(source), outer_entries(source), source)
     (contents,) = contents_of(source, [coordinate], most_entries(source))
@@ -140,10 +133,7 @@ def map_shard(source: Source, coordinate: tuple[int, ...]) -> ShardMap | Content
 def first_stored(source: Source, most: int) -> tuple[int, ...] | None:
     """Coordinate of the first stored object among the grid's first `most`.
 
-    Raises
-    ------
-    StoreError
-        The store failed.
+    Raises `StoreError` if the store failed.
     """
     refuse_more_than(most_entries(source), outer_entries(source), source)
     coordinates = islice(source.layout.coordinates(), most)

@@ -52,8 +52,6 @@ def verify_array(
 
     Parameters
     ----------
-    source
-        The array.
     decodes
         Whether inner chunks are decoded, which is the only way to verify inner chunks
         whose outermost codec is not a checksum.
@@ -79,7 +77,7 @@ def verify_array(
     n_workers = workers(source)
     run = _Run(beside_indexes(source), check, progress or _no_progress, most, n_workers)
     most_nbytes = most_fetched(run.source)
-    run_tasks(run.tasks(run.coordinates()), n_workers, most_nbytes)
+    run_tasks(run.tasks(source.layout.coordinates()), n_workers, most_nbytes)
     changed = sorted(run.changed)
     run.is_second = True
     for coordinate in changed:
@@ -97,18 +95,8 @@ def _no_progress(n_objects: float, nbytes: int) -> None:
 class _Run:
     """A verification in progress, which gets findings from several threads.
 
-    Attributes
-    ----------
-    source, check, progress
-        What is verified, how payload is checked, and the callback for progress.
-    most_entries
-        Index entries of one object that may be held.
-    n_workers
-        Tasks that run in parallel.
-    changed
-        Objects that were replaced meanwhile, and are to be verified again.
-    is_second
-        Whether this is the second attempt.
+    At most `most_entries` index entries of one object may be held. Objects that were
+    replaced meanwhile are `changed`, and verified again by a second attempt.
     """
 
     source: Source
@@ -123,10 +111,6 @@ class _Run:
     _found: Found = field(default_factory=Found)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _is_size_unknown: bool = False
-
-    def coordinates(self) -> Iterator[Coordinate]:
-        """Every object of the grid."""
-        return self.source.layout.coordinates()
 
     def tasks(self, coordinates: Iterator[Coordinate]) -> Iterator[Work]:
         """Tasks that verify the objects at `coordinates`; drawn one at a time."""
