@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 # Columns of a box:
 # - SOURCE, NBYTES: start and size of the encoded inner chunk.
-# - LOW, HIGH, REACH: start and stop of the bytes to fetch, and the stop up to which it
-#   pays to read on.
+# - LOW, HIGH: start and stop of the bytes to fetch.
 # - FILE: the file that they lie in. Places are byte offsets in that file, or addresses
 #   in memory if it is NO_FILE. FILLED: decoded elements in memory.
 # - OFFSET, TARGET, PART: where the box's first element lies in the decoded bytes, the
@@ -16,8 +15,8 @@ from typing import NamedTuple
 # - KEEP: address of the memory that keeps the decoded inner chunk, or 0.
 # - LISTED: address of a list of elements, or 0.
 # - FIRST_LENGTH and on: length along each axis.
-SOURCE, NBYTES, LOW, HIGH, REACH, FILE, OFFSET, TARGET, PART = range(9)
-ENTRY, KEEP, LISTED, FIRST_LENGTH = range(9, 13)
+SOURCE, NBYTES, LOW, HIGH, FILE, OFFSET, TARGET, PART = range(8)
+ENTRY, KEEP, LISTED, FIRST_LENGTH = range(8, 12)
 NO_FILE, FILLED = -1, -2
 
 # Words of a list: number of elements; their axis; the first element in the inner chunk,

@@ -16,12 +16,10 @@ from gpushard.fetching.job import Job
 from gpushard.fetching.ranged import RangedBlock
 from gpushard.fused.columns import (
     FILE,
-    GAP_NBYTES,
     HIGH,
     KEEP,
     LOW,
     NBYTES,
-    REACH,
     SOURCE,
 )
 from gpushard.fused.room import WINDOW_NBYTES
@@ -161,7 +159,6 @@ def file_reader(
     if widest > source.room.most_window_nbytes:
         return None  # the general path counts what it fetches, and uses fewer threads
     bounds = np.searchsorted(nth, requests.bounds)
-    columns[:, REACH] = _reach(columns[:, LOW], columns[:, HIGH], bounds)
     return FileReader(store, runner, host, job, ranged, columns, row, bounds)
 
 
@@ -169,12 +166,3 @@ def window_nbytes(options: ReadOptions, widest: int) -> int:
     """Memory for bytes read from files, if the widest range has `widest` bytes."""
     share = options.memory_limit // (2 * options.threads)
     return max(min(WINDOW_NBYTES, share), widest)
-
-
-def _reach(low: Ints, high: Ints, bounds: Ints) -> Ints:
-    """For each box, the end up to which it pays to read on, within its request."""
-    is_first = np.empty(len(low), np.bool_)
-    np.greater(low[1:], high[:-1] + GAP_NBYTES, out=is_first[1:])
-    is_first[bounds[:-1]] = True
-    firsts = np.flatnonzero(is_first)
-    return np.maximum.reduceat(high, firsts)[np.cumsum(is_first) - 1]

@@ -17,12 +17,10 @@ from gpushard.fused.columns import (
     ENTRY,
     FILE,
     FILLED,
-    GAP_NBYTES,
     HIGH,
     KEEP,
     LOW,
     NBYTES,
-    REACH,
     SOURCE,
 )
 from gpushard.memory.chunk_cache import ChunkCache, Hold
@@ -115,26 +113,9 @@ def _mark_kept(
         boxes[at, LOW], boxes[at, HIGH], boxes[at, FILE] = 0, 0, FILLED
     if not n_left:
         return KeptBoxes(cache, found, is_all_found=True)
-    if found.taken:
-        _put_reach(boxes)
     if not may_drop and not cache.has_room:
         return KeptBoxes(cache, found)
     new = np.where(boxes[:, FILE] == FILLED, NO_KEY, keys)
     claimed = cache.claim(new, may_drop=may_drop)
     boxes[:, KEEP] = claimed.addresses
     return KeptBoxes(cache, found, claimed)
-
-
-def _put_reach(boxes: Ints) -> None:
-    """Set `REACH` of each box again, because some boxes are not read now."""
-    at = np.flatnonzero(boxes[:, FILE] >= 0)
-    if not len(at):
-        return
-    file, low, high = boxes[at][:, [FILE, LOW, HIGH]].T
-    is_first = np.empty(len(at), np.bool_)
-    is_first[0] = True
-    np.not_equal(file[1:], file[:-1], out=is_first[1:])
-    is_first[1:] |= low[1:] > high[:-1] + GAP_NBYTES
-    firsts = np.flatnonzero(is_first)
-    reach = np.maximum.reduceat(high, firsts)[np.cumsum(is_first) - 1]
-    boxes[at, REACH] = reach

@@ -16,6 +16,7 @@ from gpushard.fused.columns import (
     FILE,
     FILLED,
     FIRST_LENGTH,
+    GAP_NBYTES,
     HIGH,
     INFLATE,
     KEEP,
@@ -27,7 +28,6 @@ from gpushard.fused.columns import (
     OFFSET,
     PART,
     RAW,
-    REACH,
     SOURCE,
     TARGET,
     ZSTD,
@@ -153,21 +153,40 @@ def _read_at(d: Decoder, file: int, target: int, nbytes: int, offset: int) -> in
 
 
 @calls.inner
-def _read_ahead(d: Decoder, box: Any, last: Any, held: Any) -> bool:
+def _reach(boxes: Any, at: tuple[int, int], most: int) -> int:
+    """Stop of the bytes to read with those of a box: of boxes that follow closely.
+
+    `at` is the number of the box, and the end of its share, whose later boxes another
+    thread reads. Boxes whose bytes go beyond `most` are not counted.
+    """
+    i, end = at
+    file, low, stop = boxes[i, FILE], boxes[i, LOW], boxes[i, HIGH]
+    for k in range(i + 1, end):
+        box = boxes[k]
+        if box[FILE] == FILLED:  # its inner chunk is kept
+            continue
+        is_near = low <= box[LOW] <= stop + GAP_NBYTES and box[HIGH] <= most
+        if box[FILE] != file or not is_near:
+            break
+        stop = max(stop, box[HIGH])
+    return stop
+
+
+@calls.inner
+def _read_ahead(d: Decoder, boxes: Any, at: tuple[int, int], held: Any) -> bool:
     """Read the bytes of a box's inner chunk into the window, unless they are there.
 
-    `held` describes the window: a file, and the range of it that the window has. Bytes
-    after the `last` box of a share are not read, because another thread reads them.
-    False if the bytes could not be read.
+    `at` is the number of the box, and the end of its share. `held` describes the
+    window: a file, and the range of it that the window has. False if the bytes could
+    not be read.
     """
-    low, high, reach = box[LOW], box[HIGH], box[REACH]
+    box = boxes[at[0]]
+    low, high = box[LOW], box[HIGH]
     if held[0] == box[FILE] and held[1] <= low and high <= held[2]:
         return True
-    if box[FILE] == last[FILE]:
-        reach = min(reach, last[HIGH])
-    stop = max(high, min(low + d.window_nbytes, reach))
     if high - low > d.window_nbytes:
         return False
+    stop = _reach(boxes, at, low + d.window_nbytes)
     n = _read_at(d, box[FILE], d.window, stop - low, low)
     held[0], held[1], held[2] = box[FILE], low, low + n
     return n >= high - low
@@ -369,7 +388,7 @@ def place_boxes(
             address = source
             if file >= 0:
                 # Address that byte 0 of the inner chunk would have in the window.
-                is_there = _read_ahead(d, box, boxes[stop - 1], held)
+                is_there = _read_ahead(d, boxes, (i, stop), held)
                 address = d.window + source - held[1] if is_there else 0
             is_whole = n_axes == 0 and run == d.chunk_nbytes and d.change == COPY
             place = target if is_whole and not listed else d.scratch

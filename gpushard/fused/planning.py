@@ -20,7 +20,6 @@ from gpushard.fused.columns import (
     FILLED,
     FIRST,
     FIRST_LENGTH,
-    GAP_NBYTES,
     HANDLE,
     HIGH,
     INDEX_STRIDE,
@@ -42,7 +41,6 @@ from gpushard.fused.columns import (
     OUTER_STEP,
     PART,
     PER_SHARD,
-    REACH,
     SIZES,
     SOURCE,
     STATES,
@@ -182,20 +180,6 @@ def _sort(boxes: Any, room: int) -> None:
 
 
 @calls.inner
-def _put_reach(boxes: Any) -> None:
-    """Set `REACH` of each box: the end up to which it pays to read on."""
-    for k in range(boxes.shape[0] - 1, -1, -1):
-        reach = boxes[k, HIGH]
-        if (
-            k + 1 < boxes.shape[0]
-            and boxes[k + 1, FILE] == boxes[k, FILE]
-            and boxes[k + 1, LOW] <= reach + GAP_NBYTES
-        ):
-            reach = max(reach, boxes[k + 1, REACH])
-        boxes[k, REACH] = reach
-
-
-@calls.inner
 def _put_cell(axis: Any, element: int, outer: int, length: int, column: Any) -> int:
     """Write the cell of a given first wanted element; return the cell's shard."""
     cell = element // axis[CELL]
@@ -295,7 +279,6 @@ def plan_boxes(
         some = boxes[done : done + n]
         if _plan_shard(p, strides, cells, ranges[:, s], shards[s], some):
             _sort(some, p.room)
-            _put_reach(some)
             done += n
         shards[s, END] = done
 
@@ -356,7 +339,6 @@ def plan_points(p: Planned, axes: Any, points: Any, shards: Any, boxes: Any) -> 
             k += 1
         if is_sound:
             _sort(boxes[first:done], p.room)
-            _put_reach(boxes[first:done])
         else:
             done = first
         shards[s, END] = done

@@ -151,7 +151,7 @@ class SingleReader:
         hold = cache.find_one(number)
         if hold is not None:
             kept = hold.addresses.item(0), self._chunk_nbytes
-            return self._place(cut, kept, (0, 0, 0, FILLED), target)
+            return self._place(cut, kept, (0, 0, FILLED), target)
         if not cache.wants(number):
             return self._read(cut, known, name, target)
         hold = cache.claim([number])
@@ -178,7 +178,7 @@ class SingleReader:
             high = low + cut.extent
         try:
             handle = self._store.open_file(name, known.version)
-            place = low, high, high, handle.fd
+            place = low, high, handle.fd
             if not self._place(cut, (start, nbytes), place, target, kept):
                 return False
             self._store.confirm(handle)
@@ -232,7 +232,7 @@ class SingleReader:
         self,
         cut: _Cut,
         encoded: tuple[int, int],
-        place: tuple[int, int, int, int],
+        place: tuple[int, int, int],
         target: int,
         kept: int = 0,
     ) -> bool:
