@@ -95,6 +95,14 @@ def test_what_was_not_used_since_the_hand_came_by_is_dropped_first():
     assert len(cache) == 4
 
 
+def test_of_those_that_nobody_used_the_latest_is_dropped_last():
+    cache = ChunkCache(3 * NBYTES, NBYTES)
+    kept(cache, 0, 1, 2)
+    for key in (3, 4):
+        kept(cache, key)
+    assert found(cache, *range(5)) == [2, 3, 4]
+
+
 def test_nothing_is_dropped_for_who_may_not():
     cache = ChunkCache(3 * NBYTES, NBYTES)
     kept(cache, 0, 1)

@@ -11,6 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from weakref import WeakSet
 
 import numpy as np
@@ -112,19 +113,20 @@ class _Room:
         passed. The caller becomes the holder, and has taken all free slots before.
         """
         found: list[int] = []
-        n_slots = len(self.keys)
-        for _ in range(2 * n_slots):  # the second round spares none
-            if len(found) == n:
-                break
-            slot = self._hand
-            self._hand = (slot + 1) % n_slots
-            if self.n_holders[slot]:
+        n_holders, is_used = self.n_holders, self.is_used
+        n_slots, hand = len(n_holders), self._hand
+        once = range(hand, n_slots), range(hand)
+        for slot in chain(*once, *once) if n else ():  # the second round spares none
+            if n_holders[slot]:
                 continue
-            if self.is_used[slot]:
-                self.is_used[slot] = False
-            else:
-                self.n_holders[slot] = 1
-                found.append(slot)
+            if is_used[slot]:
+                is_used[slot] = False
+                continue
+            n_holders[slot] = 1
+            found.append(slot)
+            if len(found) == n:
+                self._hand = (slot + 1) % n_slots
+                break
         return found
 
 
@@ -307,15 +309,16 @@ class ChunkCache:
         slots = [-1] * len(keys)
         with self._lock:
             self._room.count_off()
-            most = len(keys) if may_drop else self._n_free
-            first: dict[int, int] = {}
-            for i, key in enumerate(_listed(keys) if most else ()):
-                if key >= 0 and key not in self._slot_of:
-                    first.setdefault(key, i)
-                    if len(first) == most:
-                        break
-            taken = self._take(len(first), may_drop=may_drop)
-            for slot, i in zip(taken, first.values(), strict=False):
+            slot_of = self._slot_of
+            wanted: Sequence[int] = ()
+            if may_drop or self._n_free:
+                wanted = keys = _listed(keys)
+            # Written from the back, so that the first of equal keys remains.
+            first = {wanted[i]: i for i in reversed(range(len(wanted)))}
+            at = [i for key, i in first.items() if key >= 0 and key not in slot_of]
+            at.reverse()
+            taken = self._take(len(at), may_drop=may_drop)
+            for slot, i in zip(taken, at, strict=False):
                 slots[i] = slot
             return Hold(self._room, keys, slots, taken)
 
@@ -331,14 +334,16 @@ class ChunkCache:
             if hold.room is not self._room:
                 return
             self._sorted = None
-            for i in range(len(hold.keys)) if which is None else which:
-                key, slot = int(hold.keys[i]), int(hold.slots[i])
+            keys, slots = hold.keys, hold.slots
+            key_of, slot_of = self._room.keys, self._slot_of
+            for i in range(len(keys)) if which is None else which:
+                key, slot = keys[i], slots[i]
                 # If two threads decode the same inner chunk, the first one's is kept.
-                if slot >= 0 and key not in self._slot_of:
+                if slot >= 0 and key not in slot_of:
                     # In this order: an interrupt between the two must not leave a slot
                     # that is found, but free to be claimed for another inner chunk.
-                    self._room.keys[slot] = key
-                    self._slot_of[key] = slot
+                    key_of[slot] = key
+                    slot_of[key] = slot
 
     def _take(self, n: int, *, may_drop: bool) -> list[int]:
         """Up to `n` slots without an inner chunk, held only by the caller.
@@ -348,16 +353,20 @@ class ChunkCache:
         room = self._room
         while len(room.free) < n and self._grow():
             pass
-        taken = [room.free.pop() for _ in range(min(n, len(room.free)))]
+        first = max(len(room.free) - n, 0)
+        taken = room.free[first:]
+        taken.reverse()  # as they lie in memory
+        del room.free[first:]
         for slot in taken:
             room.n_holders[slot] = 1
         if may_drop and len(taken) < n:
             self._sorted = None
+            key_of, slot_of = room.keys, self._slot_of
             for slot in room.victims(n - len(taken)):
-                key = room.keys[slot]
-                if key is not None and self._slot_of.get(key) == slot:
-                    del self._slot_of[key]
-                room.keys[slot] = None
+                key = key_of[slot]
+                if key is not None and slot_of.get(key) == slot:
+                    del slot_of[key]
+                key_of[slot] = None
                 taken.append(slot)
         return taken
 
