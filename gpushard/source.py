@@ -274,8 +274,7 @@ class Source:
 
     def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
         """Answers of the store."""
-        self.room.note_fetched(requests)
-        return self.store.read(requests)
+        return self.store.read(self.room.note_fetched(requests))
 
     def key(self, coordinate: tuple[int, ...]) -> str:
         """Key of the stored object at `coordinate` of the chunk grid."""
@@ -355,6 +354,7 @@ class Source:
             is_wrapped=bool(self.layout.object_codecs),
             is_text=self.layout.dtype.kind in "OT",
             keeps_fetched=self.store.costs.answers_in_own_memory,
+            keeps_in_threads=self.store.costs.answers_in_threads,
         )
 
     @cached_property

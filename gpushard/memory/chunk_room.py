@@ -47,6 +47,10 @@ _FREED_SHARE = 16
 # A memory limit has room for this many requests; fetched bytes take half of it. There
 # are `_KEPT_REQUESTS` if each of many threads keeps the memory of what it fetched.
 _LEAST_REQUESTS, _KEPT_REQUESTS = 8, 32
+# Larger answers come in pieces of this part of the limit. Of these, up to 32 threads of
+# a store keep an eighth of the limit.
+_PIECES, _LEAST_PIECE_NBYTES = 256, 64 * KIB
+_KEPT_SHARE = 8
 # Number of threads that read in parallel from a store that keeps them waiting.
 _LEAST_THREADS = 8
 # Compressors enlarge bytes that they cannot compress by at most a 64th and a table.
@@ -94,6 +98,8 @@ class ChunkRoom:
         Whether sizes are known only from the bytes.
     keeps_fetched
         Whether fetched bytes lie in memory that the C library keeps when it is freed.
+    keeps_in_threads
+        Whether it keeps such memory for several threads of the store.
     """
 
     path: str
@@ -105,17 +111,30 @@ class ChunkRoom:
     is_wrapped: bool
     is_text: bool
     keeps_fetched: bool = False
+    keeps_in_threads: bool = False
 
     @cached_property
     def alone_nbytes(self) -> int:
         """Memory that an inner chunk may take, with its stored bytes, while decoded."""
-        return max(0, self.options.alone_nbytes - _FIXED_NBYTES)
+        return max(0, self.options.alone_nbytes - _FIXED_NBYTES - self._kept_nbytes)
+
+    @property
+    def _kept_nbytes(self) -> int:
+        """Memory that threads of the store keep of pieces of answers."""
+        return self.options.bound_nbytes // _KEPT_SHARE if self.keeps_in_threads else 0
+
+    def _beside_kept(self, nbytes: int) -> int:
+        """Least bound with room for `nbytes` beside what threads of the store keep."""
+        if not self.keeps_in_threads:
+            return nbytes
+        return nbytes + (nbytes - 1) // (_KEPT_SHARE - 1)
 
     @cached_property
     def least_nbytes(self) -> int:
         """Least bound of a read with room for an inner chunk of usual stored size."""
         held = usual_stored(self.whole_nbytes) + self.work_nbytes
-        return _FIXED_NBYTES + held * (2 if self.is_wrapped else 1)
+        held = _FIXED_NBYTES + held * (2 if self.is_wrapped else 1)
+        return self._beside_kept(held)
 
     @cached_property
     def has_any(self) -> bool:
@@ -217,11 +236,25 @@ class ChunkRoom:
         most = max(1, self.options.memory_limit // share)
         return min(most, self.most_stored_nbytes) if self.is_tight else most
 
-    def note_fetched(self, requests: Sequence[ByteRequest]) -> None:
-        """Count memory of fetched bytes like `note_taken`, if threads keep it."""
-        if self._is_fetched_twice:
-            sizes = [(r.stop or r.max_nbytes or 0) - r.start for r in requests]
-            self.note_taken(sum(sizes))
+    def note_fetched(self, requests: Sequence[ByteRequest]) -> Sequence[ByteRequest]:
+        """Count memory of fetched bytes like `note_taken`, if threads keep it.
+
+        Returns the requests, large ones to be fetched in pieces: each thread of a store
+        may keep as much as its largest answer took.
+        """
+        if not self._is_fetched_twice:
+            return requests
+        sizes = [(r.stop or r.max_nbytes or 0) - r.start for r in requests]
+        self.note_taken(sum(sizes))
+        most, piece = self.most_request_nbytes, self._piece_nbytes
+        return [
+            request._replace(piece_nbytes=piece) if nbytes > most else request
+            for request, nbytes in zip(requests, sizes, strict=True)
+        ]
+
+    @property
+    def _piece_nbytes(self) -> int:
+        return max(_LEAST_PIECE_NBYTES, self.options.memory_limit // _PIECES)
 
     def let_go(self) -> None:
         """Return all freed memory to the system, if the next read needs it."""
@@ -312,7 +345,9 @@ class ChunkRoom:
 
     def beyond(self, what: str, nbytes: int) -> LimitError:
         """Error for what takes more memory than the limit leaves."""
-        needed, held = nbytes + _FIXED_NBYTES, self.options.held_nbytes
+        needed = self._beside_kept(nbytes + _FIXED_NBYTES)
+        most = self.alone_nbytes + _FIXED_NBYTES + self._kept_nbytes
+        held = self.options.held_nbytes
         beside, hint = "", "raise options.memory_limit"  # to `needed` bytes
         if held:
             beside = " beside its columns and indexes"
@@ -321,7 +356,7 @@ class ChunkRoom:
         return LimitError(
             f"{what} takes more memory than a read may hold{beside}",
             array_path=self.path,
-            expected=f"at most {self.alone_nbytes + _FIXED_NBYTES} bytes",
+            expected=f"at most {most} bytes",
             got=f"{needed} bytes",
             hint=hint,
         )

@@ -38,6 +38,9 @@ class ByteRequest(NamedTuple):
     is_indexed
         Whether an index names the range. Such a range exists, unless the object was
         replaced or deleted since.
+    piece_nbytes
+        If given, a store that `answers_in_threads` and tells no versions fetches the
+        bytes in pieces of this size, and copies each to its place.
     """
 
     key: str
@@ -47,6 +50,7 @@ class ByteRequest(NamedTuple):
     into: NDArray[np.uint8] | None = None
     max_nbytes: int | None = None
     is_indexed: bool = False
+    piece_nbytes: int | None = None
 
     def within(self, object_nbytes: int) -> tuple[int, int]:
         """Half-open range of the answer for an object of `object_nbytes` bytes."""
@@ -132,6 +136,14 @@ class FetchCosts:
     bounds_requests: bool = False
     reads_in_shares: bool = False
     answers_in_own_memory: bool = False
+
+    @property
+    def answers_in_threads(self) -> bool:
+        """Whether such answers come in several threads, each of which keeps memory.
+
+        A store in this process answers with views, or in one thread.
+        """
+        return self.answers_in_own_memory and self.prefers_whole_objects
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key, without_credentials
 from gpushard.stores.zarr_loop import contained, run
+from gpushard.stores.zarr_pieces import Pieces, tells_sizes
 from gpushard.stores.zarr_ranges import (
     byte_range_of,
     byte_range_within,
@@ -90,6 +91,7 @@ class ZarrStore:
         self._costs = costs or _costs_of(store)
         self._gives_ranges = gives_ranges(store)
         self._asks_sizes = refuses_beyond(store)
+        self._tells_sizes = tells_sizes(store)
         self._answered: set[type] = set()  # kinds of ranges beyond an object's end
 
     def __reduce__(self) -> tuple[Callable[..., ZarrStore], tuple[object, ...]]:
@@ -188,6 +190,8 @@ class ZarrStore:
         self, requests: Sequence[ByteRequest], n_calls: int
     ) -> Sequence[Fetched | None]:
         """Answers to the requests of one call of the store, out of `n_calls` calls."""
+        if self._is_divided(requests[0]):
+            return [await self._read_in_pieces(requests[0])]
         if self._gives_ranges and requests[0].is_indexed:
             return await self._read_ranges(requests, n_calls)
         return [await self._read_one(requests[0])]
@@ -196,11 +200,12 @@ class ZarrStore:
         """Positions of the requests that each call of the store answers.
 
         All indexed ranges of one object form one call. Every other request is a call of
-        its own.
+        its own, and so is a range that is fetched in pieces.
         """
         calls: dict[str | int, list[int]] = {}
         for i, request in enumerate(requests):
             is_joined = self._gives_ranges and request.is_indexed
+            is_joined = is_joined and not self._is_divided(request)
             calls.setdefault(request.key if is_joined else i, []).append(i)
         return list(calls.values())
 
@@ -251,6 +256,26 @@ class ZarrStore:
             for group in groups
             for i, buffer in group
         }
+
+    def _is_divided(self, request: ByteRequest) -> bool:
+        """Whether a request is fetched in pieces; its end must be found out first."""
+        if not (request.piece_nbytes and self._costs.answers_in_threads):
+            return False
+        return request.stop is not None or self._tells_sizes
+
+    async def _read_in_pieces(self, request: ByteRequest) -> Fetched | None:
+        """Answer to a request, put together of pieces."""
+        start, stop, object_nbytes = request.start, request.stop, None
+        piece_nbytes = request.piece_nbytes or MIB
+        if stop is None:
+            object_nbytes = await self._size_if_known(request.key)
+            # Some stores give the size 0 to objects that do not exist.
+            start, stop = request.within(object_nbytes or 0)
+            if stop - start <= piece_nbytes:
+                return await self._read_one(request)
+        pieces = Pieces(request, start, stop, piece_nbytes, self._read_one)
+        data = await pieces.fetch()
+        return None if data is None else Fetched(data, object_nbytes, None)
 
     async def _read_one(self, request: ByteRequest) -> Fetched | None:
         key, asked = request.key, byte_range_of(request)
