@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpushard
-from gpushard import Loader, OptionError
+from gpushard import Loader, Mix, OptionError
 from loader_data import IMAGES, LABELS, N, handed_out, images, labels, stored
 
 A = images()
@@ -252,3 +253,47 @@ def test_another_sampler_or_other_weights_are_refused():
 def test_what_is_no_state_is_refused(state):
     with pytest.raises(OptionError, match="state"):
         made().load_state_dict(state)
+
+
+def taken(batches, n):
+    """Samples of the first `n` batches, and not one more asked for."""
+    return [index.tolist() for _, index in itertools.islice(batches, n)]
+
+
+def mixed():
+    return Mix([made(shuffle=True), made(shuffle=True, seed=4)], stop="all")
+
+
+@pytest.mark.parametrize("make", [lambda: made(shuffle=True), mixed])
+def test_taking_as_many_batches_as_there_are_ends_the_epoch(make):
+    """As Lightning does, which counts batches."""
+    whole, counted = make(), make()
+    for epoch in range(3):
+        assert counted.epoch == max(0, epoch - 1)
+        assert taken(counted, len(counted)) == handed_out(whole)
+    assert counted.epoch == 2
+    assert taken(counted, len(counted) - 1) == handed_out(whole)[:-1]
+    state = counted.state_dict()
+    assert taken(counted, 2) == taken(counted, 2)
+    counted.load_state_dict(state)
+    assert len(handed_out(counted)) == 1
+    counted.close()
+
+
+@pytest.mark.parametrize("make", [lambda: made(shuffle=True), mixed])
+def test_an_epoch_that_is_asked_for_again_comes_again(make):
+    loader = make()
+    first = taken(loader, len(loader))
+    loader.set_epoch(0)
+    assert taken(loader, len(loader)) == first
+    assert taken(loader, len(loader)) != first
+    loader.close()
+
+
+def test_a_state_of_the_last_batch_has_nothing_left_and_then_the_next_epoch():
+    loader = made(shuffle=True)
+    taken(loader, len(loader))
+    resumed = made(shuffle=True)
+    resumed.load_state_dict(loader.state_dict())
+    assert handed_out(resumed) == []
+    assert handed_out(resumed) == handed_out(loader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -26,8 +27,8 @@ class Loader:
     """Batches of samples out of stored arrays: shuffled, resumable, distributed.
 
     Each iteration gives the batches of one epoch, and then moves the loader to the next
-    epoch. After a break, a new iteration starts the epoch again. Only one iteration can
-    run at a time.
+    epoch. After a break, a new iteration starts the epoch again, unless the break came
+    after the last batch. Only one iteration can run at a time.
 
     Parameters
     ----------
@@ -154,6 +155,7 @@ class Loader:
         self._progress = Progress()
         self._standing = Standing(0, 0)
         self._is_resumed = False
+        self._is_asked = False  # for its epoch, by `set_epoch`
         self._pass: Pass | None = None
         tell_torch(Loader)
 
@@ -181,6 +183,7 @@ class Loader:
         wanted = whole_number(epoch, "epoch", 0)
         if wanted != self._standing.epoch:
             self._stand(Standing(wanted, 0), is_resumed=False)
+        self._is_asked = True
 
     def _stand(self, standing: Standing, *, is_resumed: bool) -> None:
         # A running iteration would move the loader to its own next step.
@@ -252,8 +255,9 @@ class Loader:
         self._leave()
         self._pass = begun = Pass()
         if not self._is_resumed:
-            self._standing = Standing(self._standing.epoch, 0)
-        self._is_resumed = False
+            n_steps = None if self._is_asked else lambda: len(self)
+            self._standing = self._standing.again(n_steps)
+        self._is_resumed = self._is_asked = False
         return begun
 
     def _check_current(self, begun: Pass) -> None:
@@ -354,12 +358,9 @@ class Loader:
         arrays, given = self._given
         rank, world_size = self._settings.ranks
         given = {**given, "rank": rank, "world_size": world_size}
-        return _rebuilt, (arrays, given, self._standing, self._is_resumed)
-
-
-def _rebuilt(
-    arrays: Any, given: dict[str, Any], standing: Standing, is_resumed: bool
-) -> Loader:
-    loader = Loader(arrays, **given)
-    loader._standing, loader._is_resumed = standing, is_resumed  # noqa: SLF001 - its own
-    return loader
+        state = {
+            "_standing": self._standing,
+            "_is_resumed": self._is_resumed,
+            "_is_asked": self._is_asked,
+        }
+        return partial(Loader, **given), (arrays,), state

@@ -98,6 +98,7 @@ class Mix:
         self._standing = Standing(0, 0)
         self._rounds = [0] * len(self._loaders)
         self._is_resumed = False
+        self._is_asked = False  # for its epoch, by `set_epoch`
         self._pass: object = None
         tell_torch(Mix)
 
@@ -114,6 +115,7 @@ class Mix:
         wanted = whole_number(epoch, "epoch", 0)
         if wanted != self._standing.epoch:
             self._stand(Standing(wanted, 0))
+        self._is_asked = True
 
     def _stand(self, standing: Standing) -> None:
         self._standing, self._is_resumed = standing, False
@@ -153,10 +155,11 @@ class Mix:
 
     def __iter__(self) -> Iterator[Any]:
         if not self._is_resumed:
-            self._stand(Standing(self._standing.epoch, 0))
+            n_steps = None if self._is_asked else lambda: len(self)
+            self._stand(self._standing.again(n_steps))
             for loader in self._loaders:
                 loader.set_epoch(self._standing.epoch)
-        self._is_resumed = False
+        self._is_resumed = self._is_asked = False
         self._pass = begun = object()
         return self._iterate(begun)
 

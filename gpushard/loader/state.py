@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,19 @@ class Standing:
 
     epoch: int
     step: int
+
+    def again(self, n_steps: Callable[[], int] | None) -> Standing:
+        """Start of the epoch, or of the next one if all its batches were handed out.
+
+        Who counts batches, as Lightning does, never asks for one more than there are.
+
+        Parameters
+        ----------
+        n_steps
+            Function that counts the batches of the epoch; None stays in the epoch.
+        """
+        is_over = n_steps is not None and self.step > 0 and n_steps() <= self.step
+        return Standing(self.epoch + is_over, 0)
 
 
 def state_of(standing: Standing, facts: Mapping[str, Any]) -> dict[str, Any]:
