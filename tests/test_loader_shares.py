@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from types import SimpleNamespace
 
@@ -10,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpushard import Loader
 from gpushard.errors import OptionError
 from gpushard.layout import GridAxis
 from gpushard.loader.order import Shuffling
 from gpushard.loader.ranks import find_ranks
 from gpushard.loader.reading import load_end
 from gpushard.loader.shares import Share
+from loader_data import N, labels
 
 sizes = {
     "n": st.integers(0, 300),
@@ -179,3 +182,21 @@ def test_a_launcher_that_says_nonsense_is_named(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(OptionError, match="RANK"):
         find_ranks(None, None)
+
+
+def test_a_loader_made_before_the_process_group_is_refused(monkeypatch):
+    """As Lightning's scripts make it: each rank would get all samples."""
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    monkeypatch.delenv("RANK", raising=False)
+    early, told = Loader(labels()), Loader(labels(), rank=0, world_size=1)
+    assert len(list(early)) == N
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for loader in (early, pickle.loads(pickle.dumps(early))):
+        with pytest.raises(OptionError, match="rank 1 of 2, got rank 0 of 1"):
+            next(iter(loader))
+    assert len(list(told)) == len(list(pickle.loads(pickle.dumps(told)))) == N
+    late = Loader(labels())
+    assert len(list(late)) == N // 2
+    monkeypatch.delenv("RANK")  # the group is gone: what was found stays
+    assert len(list(late)) == len(list(pickle.loads(pickle.dumps(late)))) == N // 2

@@ -11,6 +11,7 @@ from gpushard.arguments import whole_number
 from gpushard.errors import OptionError
 from gpushard.loader.batches import Batch, Kind
 from gpushard.loader.iteration import Pass
+from gpushard.loader.ranks import refuse_other_ranks
 from gpushard.loader.reading import OnError, Reader
 from gpushard.loader.settings import Settings
 from gpushard.loader.shares import Uneven
@@ -61,7 +62,8 @@ class Loader:
         Relative probability of each sample, with `replacement`.
     rank, world_size
         Number of this process, and the number of processes; found automatically under
-        torch.distributed, ``torchrun`` and jax.distributed.
+        torch.distributed, ``torchrun`` and jax.distributed. If these tell another rank
+        when an iteration begins, that is an error.
     uneven
         What to do with samples that do not make a step for every rank. "drop" leaves
         out less than one sample per rank. "pad" instead adds less than one sample per
@@ -150,6 +152,7 @@ class Loader:
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in ("self", "arrays")}
         self._given = (arrays, given)
+        self._finds_ranks = rank is None
         self._settings = settings = Settings.parse(arrays, given)
         self._place = settings.place()
         self._progress = Progress()
@@ -211,6 +214,8 @@ class Loader:
         settings = self._settings
         self._place.check()
         refuse_workers(device=settings.device is not None)
+        if self._finds_ranks:
+            refuse_other_ranks(settings.ranks)
         begun = self._begin()
         progress, standing = self._progress, self._standing
         order = settings.shuffling.order(standing.epoch)
@@ -362,5 +367,6 @@ class Loader:
             "_standing": self._standing,
             "_is_resumed": self._is_resumed,
             "_is_asked": self._is_asked,
+            "_finds_ranks": self._finds_ranks,
         }
         return partial(Loader, **given), (arrays,), state

@@ -30,7 +30,7 @@ def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
             got=f"rank={rank}, world_size={world_size}",
         )
     if rank is None or world_size is None:
-        rank, world_size = next(_told())
+        rank, world_size = next(_told(), (0, 1))
     if not 0 <= rank < world_size:
         raise OptionError(
             "rank= must be the number of one of world_size= processes",
@@ -38,6 +38,28 @@ def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
             got=rank,
         )
     return rank, world_size
+
+
+def refuse_other_ranks(ranks: Ranks) -> None:
+    """Refuse to use `ranks`, found before, if this process has others now.
+
+    Frameworks that start processes by themselves make the group late. A loader made
+    before would give every rank all samples.
+
+    Raises
+    ------
+    OptionError
+        The process group or the launcher tells another rank or world size.
+    """
+    told = next(_told(), ranks)
+    if told != ranks:
+        raise OptionError(
+            "the loader was made when this process did not have the rank that it has",
+            expected="rank {} of {}".format(*told),
+            got="rank {} of {}".format(*ranks),
+            hint="make the loader after the process group (Lightning: in "
+            "train_dataloader), or pass rank= and world_size=",
+        )
 
 
 def _told() -> Iterator[Ranks]:
@@ -50,7 +72,6 @@ def _told() -> Iterator[Ranks]:
     jax = sys.modules.get("jax")
     if jax is not None and jax.distributed.is_initialized():
         yield jax.process_index(), jax.process_count()
-    yield 0, 1
 
 
 def _number(name: str) -> int:
