@@ -293,6 +293,18 @@ def test_without_room_only_what_was_missed_before_is_wanted():
     assert asked == [False, False, True, True, False, True]
 
 
+def test_what_is_dropped_while_it_is_looked_for_is_not_found():
+    class Late(dict[int, int]):
+        """As another thread left it after the first look."""
+
+        def __contains__(self, _: object) -> bool:
+            return True
+
+    cache = ChunkCache(1 << 10, 64)
+    cache._slot_of = Late()
+    assert cache.find_one(5) is None
+
+
 def test_missed_keys_are_as_few_as_there_is_room_for_inner_chunks():
     cache = full_cache()
     for key in range(300, 1300):

@@ -93,6 +93,16 @@ def test_code_in_the_working_directory_is_never_run(folder, tmp_path, monkeypatc
     assert path is None or not path.is_relative_to(tmp_path)
 
 
+@pytest.mark.parametrize("given", [None, "", "here", "/elsewhere"])
+def test_temporary_files_are_never_looked_for_where_a_process_runs(given, monkeypatch):
+    if given is None:
+        monkeypatch.delenv("TMPDIR")
+    else:
+        monkeypatch.setenv("TMPDIR", given)
+    *_, last = kept_code._folders()
+    assert str(last.parent) == ("/elsewhere" if given == "/elsewhere" else "/tmp")
+
+
 def test_a_cpu_that_cannot_be_told_from_others_has_nothing_kept(
     folder, tmp_path, monkeypatch
 ):

@@ -94,3 +94,12 @@ def test_reads_that_the_loops_cannot_do_do_not_count(asked):
     read(held(stored([ZSTD]).objects), N_READS)
     assert not asked
     assert not choice.are_loaded()
+
+
+def test_larger_reads_have_nothing_compiled_because_of_small_ones(place, monkeypatch):
+    monkeypatch.setattr(choice, "_kept", lambda: None)
+    choice._counted.all_nbytes = 1 << 40
+    options = Options(compile_nbytes=10 << 20, small_read_chunks=0)
+    a = gpushard.open_array(place, options=options, device="cpu")
+    assert_same_bits(a[...], VALUES)
+    assert choice._counted.nbytes

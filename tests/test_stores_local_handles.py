@@ -16,6 +16,7 @@ import pytest
 
 from gpushard.errors import StoreError
 from gpushard.options import Options
+from gpushard.stores import handles
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.handles import Handle
 from gpushard.stores.local import LocalStore
@@ -144,6 +145,7 @@ import os, sys, time, warnings
 from gpushard.options import Options
 from gpushard import workers
 from gpushard.stores import local
+from gpushard.stores import handles
 from gpushard.stores.base import ByteRequest
 warnings.simplefilter("ignore")
 local._PATIENCE_S = local._SLOW_REQUEST_S = 0
@@ -193,3 +195,11 @@ def test_a_file_that_a_network_file_system_has_forgotten_is_opened_again(
     with pytest.raises(StoreError, match="Stale file handle"):
         read_one(store, version=version)
     assert read_one(store, version=version).data.tobytes() == BODY
+
+
+def test_nothing_is_known_of_the_files_of_stores_that_are_gone(tmp_path):
+    before = set(handles._tables)
+    store = LocalStore(tmp_path)
+    assert set(handles._tables) - before
+    del store
+    assert not set(handles._tables) - before
