@@ -67,16 +67,8 @@ _contexts = ThreadContexts(new_context, "blosc2_free_ctx")
 def decode_frame(encoded: HostBytes, nbytes: int) -> NDArray[np.uint8] | None:
     """Decoded bytes of a frame: uint8, shape (nbytes,), host.
 
-    Parameters
-    ----------
-    encoded
-        A Blosc 1 frame whose streams lie inside it (`blosc_frame.check_streams`).
-    nbytes
-        Its decoded size.
-
-    Returns
-    -------
-    None if the frame is damaged, or libblosc2 is not there.
+    The streams of `encoded` must lie inside it (`blosc_frame.check_streams`). None if
+    it is damaged, or libblosc2 is not there.
     """
     lib = find()
     if lib is None:

@@ -57,19 +57,8 @@ def decode_stream(
 ) -> NDArray[np.uint8] | None:
     """Decoded bytes of one stream, its checksum compared: uint8, shape (nbytes,), host.
 
-    Parameters
-    ----------
-    encoded
-        One stream, and nothing else.
-    nbytes
-        Its decoded size.
-    wrapper
-        "gzip" or "zlib".
-
-    Returns
-    -------
-    None if `encoded` is not exactly one such stream, if the stream is damaged, or if
-    libdeflate is not installed.
+    `wrapper` is "gzip" or "zlib". None if `encoded` is not exactly one such stream, if
+    the stream is damaged, or if libdeflate is not installed.
     """
     lib = find()
     source = np.frombuffer(encoded, np.uint8)

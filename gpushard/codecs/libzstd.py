@@ -110,16 +110,8 @@ def frame_nbytes(encoded: HostBytes) -> int | None:
 def decode_frame(encoded: HostBytes, nbytes: int) -> NDArray[np.uint8] | None:
     """Decoded bytes of one frame, and nothing else: uint8, shape (nbytes,), host.
 
-    Parameters
-    ----------
-    encoded
-        A zstd frame, not a skippable one, whose blocks can decode to `nbytes`.
-    nbytes
-        Its decoded size.
-
-    Returns
-    -------
-    None if there are several frames, or a damaged one, or no libzstd.
+    `encoded` begins with a frame, not a skippable one, whose blocks can decode to
+    `nbytes`. None if there are several frames, or a damaged one, or no libzstd.
     """
     lib = find()
     if lib is None:
@@ -142,22 +134,10 @@ def decode_first(
 ) -> NDArray[np.uint8] | None:
     """Decoded bytes of a frame, valid up to `enough`: uint8, shape (nbytes,), host.
 
-    Bytes behind the block that holds byte `enough` have no meaning.
-
-    Parameters
-    ----------
-    encoded
-        Exactly one zstd frame, which states its size and has no checksum.
-    nbytes
-        Its decoded size.
-    enough
-        Number of bytes needed; none of the last `BLOCK_NBYTES` may be among them.
-    ends
-        Where the blocks of the frame end.
-
-    Returns
-    -------
-    None if a needed block is damaged, or libzstd cannot decode parts.
+    `encoded` is exactly one frame, which states its size and has no checksum, and whose
+    blocks end at `ends`. None of its last `BLOCK_NBYTES` may be needed. Bytes behind
+    the block that holds byte `enough` have no meaning. None if a needed block is
+    damaged, or libzstd cannot decode parts.
     """
     lib = find()
     parts = None if lib is None else of_parts(lib)

@@ -35,17 +35,7 @@ _COMPARED_NBYTES = 1 << 22
 
 @dataclass(frozen=True)
 class Copy:
-    """The shards of one array, copied from another array.
-
-    Attributes
-    ----------
-    source, target
-        The arrays. The documents of `target` exist already.
-    mark
-        Record of the shards that are finished.
-    budget
-        How much to do at a time.
-    """
+    """The shards of one array, copied from another one; the documents exist."""
 
     source: Source
     target: Source

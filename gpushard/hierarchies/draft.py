@@ -28,17 +28,7 @@ _METADATA, _DATA = "meta/root", "data/root"
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A place in a hierarchy.
-
-    Attributes
-    ----------
-    root
-        Path of the hierarchy in its store.
-    path
-        Path of the node in the hierarchy.
-    suffix
-        Suffix of metadata keys.
-    """
+    """A node: paths of its hierarchy, and in it; and the suffix of metadata keys."""
 
     root: str
     path: str

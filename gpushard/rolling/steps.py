@@ -41,15 +41,8 @@ _LOCK = "zarr.json.window"
 class Steps:
     """The separate steps; several processes may take them at the same time.
 
-    Parameters
-    ----------
-    source
-        The array, through any of its windows, in a store that can be written to.
-
-    Raises
-    ------
-    UnsupportedError
-        The array is not a rolling array of Zarr v3, or the store is read-only.
+    `source` is the array through any of its windows. Other than rolling arrays of Zarr
+    v3, and stores that are read-only, are refused.
     """
 
     def __init__(self, source: Source) -> None:
@@ -89,14 +82,8 @@ class Steps:
     def move(self, change: Change) -> tuple[Window, Window]:
         """Apply `change` to the window; other moves at the same time are not lost.
 
-        Returns the window before and the window after.
-
-        Raises
-        ------
-        UnsupportedError
-            The store cannot keep other writers from interfering.
-        StoreError
-            The store failed, or the array was deleted.
+        Returns the window before and the window after. A store that cannot keep other
+        writers from interfering is refused.
         """
         return self._changed(change)
 

@@ -142,14 +142,7 @@ class LocalStore:
         """Open file of an object, to read by position; it stays open while in use.
 
         The caller must call `confirm` or `refuse_changed` after reading, before it uses
-        the bytes.
-
-        Raises
-        ------
-        ObjectChangedError
-            The file at `key` has another version, or does not exist any more.
-        StoreError
-            As for `read`.
+        the bytes. If the version is gone, that is an `ObjectChangedError`.
         """
         handle = self._handles.get(key)
         if handle is None or handle.version != version:

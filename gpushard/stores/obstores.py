@@ -153,17 +153,10 @@ def piece_nbytes(memory_limit: int | None) -> int:
 def body_of(
     result: GetResult, nbytes: int, limit_s: float, most: int | None = None
 ) -> NDArray[np.uint8]:
-    """Body of an answer, uint8, on the host.
+    """Body of an answer whose head states `nbytes`: uint8, on the host.
 
-    Parameters
-    ----------
-    nbytes
-        Size that the answer's head states. Of a longer body only a few bytes more are
-        read, because a server may send without end.
-    limit_s
-        Seconds for the whole body.
-    most
-        Size of its pieces if the body is larger; None: as without a memory limit.
+    Of a longer body only a few bytes more are read, because a server may send without
+    end. A larger one than `most` comes in pieces of that size.
 
     Raises
     ------

@@ -61,20 +61,8 @@ class RangedStore:
     or a date in whole seconds, does not guarantee the same bytes. It may show within a
     read that the bytes changed, but nothing is kept because of it.
 
-    Parameters
-    ----------
-    client
-        Sends the requests.
-    url
-        Address for messages.
-    costs
-        How requests should be made.
-    patience
-        Repeats requests while the server is busy.
-    options
-        `memory_limit` limits whole objects from servers without ranges.
-    forbidden_is_missing
-        Whether the status 403 means that there is no such object.
+    If `forbidden_is_missing`, the status 403 means that there is no such object. The
+    memory limit of the options also limits whole objects from servers without ranges.
     """
 
     def __init__(

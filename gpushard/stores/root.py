@@ -34,13 +34,6 @@ _HINTS = {
 class StoreRoot:
     """A directory whose files are objects; their keys are paths below it.
 
-    Parameters
-    ----------
-    path
-        Directory. If it does not exist, there are no objects.
-    allow_symlinks_outside
-        Whether to follow symbolic links that lead out of the directory.
-
     Attributes
     ----------
     path

@@ -51,19 +51,9 @@ def assign(
 ) -> None:
     """Write `value` to the elements that `selection` selects.
 
-    Parameters
-    ----------
-    source
-        The array.
-    selection
-        The elements to write.
-    value
-        Anything that NumPy can broadcast to the selection's shape, or an array on a
-        device with a method `get`, such as CuPy's.
-    writer
-        Writes objects; None means the usual writer of the array's store.
-    device
-        Device that encodes values in its memory, as far as it can.
+    `value` is anything that NumPy can broadcast to the selection's shape, or an array
+    on a device with a method `get`, such as CuPy's. A `device` encodes values in its
+    memory, as far as it can. A `writer` is used instead of the usual one of the store.
 
     Raises
     ------

@@ -84,22 +84,8 @@ class Encoder:
     ) -> Pieces | None:
         """Stored object after a change (or rewritten); None if it becomes empty.
 
-        Parameters
-        ----------
-        region
-            Region of the stored object.
-        stored
-            The object's bytes; None if there is no object, or none of it is needed.
-            Unchanged parts of a file are not read, so the file has to stay open.
-        change
-            The change to make.
-
-        Raises
-        ------
-        CorruptShardError
-            Bytes that are still needed are damaged.
-        UnsupportedError
-            The values cannot be encoded.
+        `stored` has the object's bytes; None if there is no object, or none of it is
+        needed. Unchanged parts of a file are not read, so the file has to stay open.
         """
         around = self.source.layout.object_codecs
         if stored is not None and around:

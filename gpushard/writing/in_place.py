@@ -93,21 +93,11 @@ def spoiled(index: Bytes) -> Bytes:
 def recover(
     file: LockedFile, is_published: Callable[[FileBytes], bool], n_entries: int
 ) -> bool:
-    """Restore a file to its last published state, if a write in place was interrupted.
+    """Restore a file to its last published state, if a write in place was cut off.
 
-    Parameters
-    ----------
-    file
-        A shard that no other writer changes meanwhile.
-    is_published
-        Whether the index of a shard of these bytes verifies.
-    n_entries
-        Entries of that index: no write overwrites more ranges than these and the index.
-
-    Returns
-    -------
-    bool
-        Whether there was something to restore.
+    No other writer may change the shard meanwhile. `is_published` says whether the
+    index of a shard of these bytes verifies. No write overwrites more ranges than the
+    index has entries, and the index. Returns whether there was something to restore.
     """
     with file.opened_note() as noted, file.opened() as stored:
         if noted is None:

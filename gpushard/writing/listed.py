@@ -35,19 +35,8 @@ def listed_cells(
 ) -> Iterator[tuple[Cell, Part]]:
     """Stored objects to write, each with its part.
 
-    Parameters
-    ----------
-    source
-        The array, for which `can_be_cut` is true.
-    listed
-        Where in it.
-    n_at_once
-        Objects that are written at the same time.
-
-    Raises
-    ------
-    SelectionError
-        The user changed an index array or a mask meanwhile.
+    `can_be_cut` must be true of the array. If the user changed an index array or a mask
+    meanwhile, that is a `SelectionError`.
     """
     nbytes = _ELEMENT_NBYTES + 16 * listed.listing.n_axes
     # Those of a group that is cut, and of the objects that were cut from those before.
