@@ -114,19 +114,7 @@ class _Job:
 
 @dataclass
 class Conversion:
-    """All arrays of one conversion, from one store to another.
-
-    Attributes
-    ----------
-    store
-        Store that the arrays are read from.
-    to, place
-        Destination: a store, and the path of the array or group in it.
-    options
-        Options for reading and writing.
-    resume, overwrite
-        As in `convert`.
-    """
+    """All arrays of one conversion, from `store` to a `place` in the store `to`."""
 
     store: Store
     to: Store

@@ -200,15 +200,7 @@ class Steps:
 
 
 class _ClaimingWriter:
-    """Writer that never deletes one particular object.
-
-    Parameters
-    ----------
-    writer
-        The writer that does the work.
-    claimed
-        Key of the object.
-    """
+    """Writer that never deletes the object `claimed`."""
 
     def __init__(self, writer: Writer, claimed: str) -> None:
         self._claimed = claimed

@@ -46,12 +46,7 @@ class RollingView(Array):
 class ShiftedIndexes(IndexCache):
     """Shard indexes of a window, kept by the shards' own coordinates, which never move.
 
-    Parameters
-    ----------
-    kept
-        Indexes of the array, which all its windows share.
-    origin
-        Origin of the window.
+    All windows of the array share `kept`; `origin` is that of the window.
     """
 
     def __init__(self, kept: IndexCache, origin: tuple[int, ...]) -> None:

@@ -106,15 +106,7 @@ class Watch:
 
 
 class WatchedStore:
-    """Store of one rolling array. It is read-only, because writers need the window.
-
-    Parameters
-    ----------
-    store
-        The store itself.
-    watch
-        Checks the missing objects of the array.
-    """
+    """Store of one rolling array. It is read-only, because writers need the window."""
 
     is_read_only = True
     read_only_hint = HINT
@@ -154,15 +146,7 @@ class WatchedStore:
 
 
 class WatchedFiles(LocalStore):
-    """Files of one rolling array: like `WatchedStore`, but still readable as files.
-
-    Parameters
-    ----------
-    store
-        The store itself.
-    watch
-        Checks the missing objects of the array.
-    """
+    """Files of one rolling array: like `WatchedStore`, but still readable as files."""
 
     # Only missing objects need a check, and readers of files ask `read` for those.
     has_plain_files = True

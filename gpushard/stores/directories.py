@@ -45,14 +45,8 @@ def is_below_itself(root: str, prefix: str, real: str) -> bool:
 class Directory:
     """An open directory inside the store; usable as a context that closes it.
 
-    Attributes
-    ----------
-    fd
-        File descriptor of the directory.
-    path
-        Path at which it was opened.
-    refuse
-        Refuses files outside the store that links in the directory lead to.
+    `path` is that at which it was opened. `refuse` refuses files outside the store that
+    links in the directory lead to.
     """
 
     fd: int

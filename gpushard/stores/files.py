@@ -37,15 +37,7 @@ _BESIDE = re.compile(rf"(.*/)?\.([^/]+?)\.(?:{_NEW_UNDO}|{_LOCK}|{_UNDO}|{_NEW})
 
 @dataclass(frozen=True, slots=True)
 class LockedFile:
-    """A file that no other writer changes meanwhile.
-
-    Attributes
-    ----------
-    directory
-        The directory of the file.
-    name
-        Name of the file in the directory.
-    """
+    """A file, by its name in a directory, that no other writer changes meanwhile."""
 
     directory: Directory
     name: str

@@ -17,14 +17,9 @@ _COSTS = FetchCosts(
 
 
 class HeldObjects:
-    """Store of whole objects that were fetched before.
+    """Store of whole objects that were fetched before; None is one that does not exist.
 
-    Parameters
-    ----------
-    objects
-        Key -> the object, or None if it does not exist.
-    url
-        Address of the store that the objects come from, for messages.
+    `url` is the address of the store that they come from, for messages.
     """
 
     def __init__(self, objects: Mapping[str, Fetched | None], url: str) -> None:

@@ -106,13 +106,7 @@ def directory(prefix: str) -> str:
 
 
 class MappingStore:
-    """Key/value store of a mapping.
-
-    Parameters
-    ----------
-    values
-        Keys and values. The mapping is changed in place.
-    """
+    """Key/value store of a mapping, which is changed in place."""
 
     def __init__(self, values: MutableMapping[str, bytes]) -> None:
         self._values = values

@@ -46,13 +46,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class OneAtATime(AsyncFileSystemWrapper):
-    """Asynchronous file system that reads from a synchronous one in one thread at once.
-
-    Parameters
-    ----------
-    fs
-        The synchronous file system.
-    """
+    """Asynchronous file system that reads from a synchronous one in one thread."""
 
     cachable = False
 

@@ -53,11 +53,6 @@ class Together:
 class Wholes:
     """Memory for the whole objects that a store fetches, limited at any time.
 
-    Parameters
-    ----------
-    options
-        `memory_limit` limits the memory.
-
     Attributes
     ----------
     most_nbytes

@@ -44,18 +44,8 @@ _ZLIB_HEADER = b"\x78\x01"  # RFC 1950: deflate, a window of 32 KiB, no dictiona
 class DeviceValues:
     """Values of a write that lie on a device, one axis per dimension of the array.
 
-    Parameters
-    ----------
-    source
-        The array that is written to.
-    compressor
-        Encodes inner chunks on the device.
-    lies
-        Where the values lie.
-    ready
-        Events that complete when the values are computed.
-    fetch
-        Returns the values on the host, in the same layout.
+    They are computed once the events `ready` are complete. `fetch` returns them on the
+    host, in the same layout as `lies`.
     """
 
     def __init__(
