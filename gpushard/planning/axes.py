@@ -38,8 +38,6 @@ class LongSlice:
 
     Attributes
     ----------
-    n_cells
-        Number of touched cells.
     step, out_step
         Distance of neighbouring elements in the cell and in the output.
     """

@@ -212,6 +212,42 @@ def chunk_entries(cell: Ints, shard: Ints, layout: ArrayLayout) -> tuple[Ints, .
     return tuple(np.broadcast_to(entry, cell.shape[1:]) for entry in entries)
 
 
+@dataclass(frozen=True, slots=True)
+class SortedChunks:
+    """Inner chunks that a part of a plan touches, sorted by shard, and their elements.
+
+    Attributes
+    ----------
+    cell, shard_cell
+        int64, shape (ndim, n_chunks). Coordinates of each inner chunk, and of its
+        shard.
+    entry
+        One int64 array of shape (n_chunks,) per sharding level.
+    bounds
+        int64, shape (n_chunks + 1,). Points or boxes of inner chunk i are
+        ``bounds[i]:bounds[i + 1]``.
+    """
+
+    cell: Ints
+    shard_cell: Ints
+    entry: tuple[Ints, ...]
+    bounds: Ints
+
+    @property
+    def n_shards(self) -> int:
+        """Stored objects touched."""
+        return len(run_starts(self.shard_cell))
+
+    @property
+    def n_chunks(self) -> int:
+        """Inner chunks wanted; where boxes are kept apart, one a box."""
+        return self.cell.shape[1]
+
+    def chunk_coordinate(self, position: Ints) -> tuple[int, ...]:
+        """Coordinate in the array's grid of inner chunks of one column of positions."""
+        return tuple(int(c) for c in self.cell[:, position[0]])
+
+
 def by_chunk(
     elements: Sequence[Ints], n: int, layout: ArrayLayout
 ) -> tuple[Ints | None, Ints]:

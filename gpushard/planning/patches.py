@@ -15,10 +15,10 @@ import numpy as np
 from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.planning.blocks import (
     ShardBlock,
+    SortedChunks,
     blocks_of,
     by_chunk,
     chunk_entries,
-    run_starts,
 )
 from gpushard.selecting.patches import Patches, entries_of
 from gpushard.selecting.selection import Ints
@@ -30,29 +30,17 @@ _PORTION = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class PatchPart:
+class PatchPart(SortedChunks):
     """Patches cut into boxes, sorted by shard and inner chunk.
 
     Attributes
     ----------
-    cell, shard_cell
-        int64, shape (ndim, n_chunks). Coordinates of each inner chunk touched, and of
-        its shard. Where boxes are kept apart, of each box.
-    entry
-        One int64 array of shape (n_chunks,) a sharding level.
-    bounds
-        int64, shape (n_chunks + 1,). Boxes of inner chunk i are
-        ``bounds[i]:bounds[i + 1]``.
     in_first, length, out_first
         For each axis int64, shape (n_boxes,), or (1,) where all have the same. First
         element of each box within its inner chunk, how many there are, and where the
         first lands in the output.
     """
 
-    cell: Ints
-    shard_cell: Ints
-    entry: Columns
-    bounds: Ints
     in_first: Columns
     length: Columns
     out_first: Columns
@@ -88,16 +76,6 @@ class PatchPart:
         return cls(cell, shard, entry, bounds, in_first, length, out_first)
 
     @property
-    def n_shards(self) -> int:
-        """Stored objects touched."""
-        return len(run_starts(self.shard_cell))
-
-    @property
-    def n_chunks(self) -> int:
-        """Inner chunks wanted; where boxes are kept apart, one a box."""
-        return self.cell.shape[1]
-
-    @property
     def n_boxes(self) -> int:
         """What all patches take of one inner chunk each."""
         return int(self.bounds[-1])
@@ -108,10 +86,6 @@ class PatchPart:
         columns = (*self.in_first, *self.length, *self.out_first, *self.entry)
         held = (self.cell, self.shard_cell, self.bounds, *columns)
         return sum(column.nbytes for column in held)
-
-    def chunk_coordinate(self, position: Ints) -> tuple[int, ...]:
-        """Coordinate in the array's grid of inner chunks of one column of positions."""
-        return tuple(int(c) for c in self.cell[:, position[0]])
 
     def boxes_at(self, chunk: Ints) -> tuple[Ints, Ints]:
         """Boxes of inner chunks by their ordinals, and the entry of `chunk` each is of.

@@ -10,28 +10,20 @@ import numpy as np
 from gpushard.layout import ArrayLayout
 from gpushard.planning.blocks import (
     ShardBlock,
+    SortedChunks,
     blocks_of,
     by_chunk,
     chunk_entries,
-    run_starts,
 )
 from gpushard.selecting.selection import Ints, Points
 
 
 @dataclass(frozen=True, slots=True)
-class PointPart:
+class PointPart(SortedChunks):
     """A point selection sorted by shard and inner chunk.
 
     Attributes
     ----------
-    cell, shard_cell
-        int64, shape (ndim, n_chunks). Coordinates of each touched inner chunk, and of
-        its shard.
-    entry
-        One int64 array of shape (n_chunks,) per sharding level.
-    bounds
-        int64, shape (n_chunks + 1,). Points of inner chunk i are
-        ``bounds[i]:bounds[i + 1]``.
     in_index
         int64, shape (ndim, n_points). Coordinates of each point within its chunk.
     out_index
@@ -39,10 +31,6 @@ class PointPart:
     """
 
     selection: Points
-    cell: Ints
-    shard_cell: Ints
-    entry: tuple[Ints, ...]
-    bounds: Ints
     in_index: Ints
     out_index: Ints
 
@@ -73,28 +61,14 @@ class PointPart:
                 along -= inner.start_of(inner.cell_at(along))
         out_index = selection.out_index
         return cls(
-            selection,
             cell,
             shard,
             chunk_entries(cell, shard, layout),
             np.append(starts, n_points).astype(np.int64),
+            selection,
             in_index,
             out_index if order is None else out_index[order],
         )
-
-    @property
-    def n_shards(self) -> int:
-        """Stored objects touched."""
-        return len(run_starts(self.shard_cell))
-
-    @property
-    def n_chunks(self) -> int:
-        """Inner chunks wanted."""
-        return self.cell.shape[1]
-
-    def chunk_coordinate(self, position: Ints) -> tuple[int, ...]:
-        """Coordinate in the array's grid of inner chunks of one column of positions."""
-        return tuple(int(c) for c in self.cell[:, position[0]])
 
     def blocks(self) -> Iterator[ShardBlock]:
         """All columns, a bounded number of inner chunks at a time."""
