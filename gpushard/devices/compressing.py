@@ -49,8 +49,6 @@ class BatchCompressor:
 
     Parameters
     ----------
-    device
-        The device that holds the inner chunks.
     chunk_nbytes
         Size of an inner chunk, at most ``algorithm.max_encodable_nbytes``.
     limit_nbytes

@@ -33,10 +33,6 @@ class KernelSource:
 
     Attributes
     ----------
-    name
-        File name: "scatter.cu".
-    text
-        Content of the file.
     headers
         Name in an ``#include`` -> text, for all files included at any depth.
     threads

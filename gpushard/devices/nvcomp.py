@@ -48,8 +48,6 @@ class StreamTables:
 
     Attributes
     ----------
-    count
-        Number of streams, at least 1.
     src, src_nbytes
         uint64 each: addresses and sizes of the encoded streams.
     dst, capacity

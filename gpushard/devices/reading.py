@@ -43,8 +43,6 @@ class DeviceRead(NamedTuple):
     ----------
     outputs
         One output for each selection, of the same shape.
-    tally
-        Counts of the read, which it adds to.
     entries
         Events that must be done before anything writes to the outputs.
     damage

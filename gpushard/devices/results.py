@@ -21,7 +21,7 @@ from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.errors import SelectionError
 from gpushard.placing.scatter import check_cast
 from gpushard.reading.results import ReadRequest
-from gpushard.reading.rounds import Reader, read_in_rounds
+from gpushard.reading.rounds import read_in_rounds
 from gpushard.report import Tally
 from gpushard.selecting.selection import Selection
 from gpushard.source import Source
@@ -73,35 +73,16 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
     def read(
         part: Source, selections: Sequence[Selection], outputs: Sequence[Any]
     ) -> None:
+        if part is not source:
+            # The columns of a round lie on the host and count against its limit, but
+            # must not reduce further what the device may hold.
+            columns_nbytes = source.options.memory_limit - part.options.memory_limit
+            part = part.with_batches(room_nbytes(source, device) - columns_nbytes)
         what = part, selections, outputs, device
         read_to_device(DeviceRead(*what, tally, entries, request.damage))
 
-    read_in_rounds(
-        source,
-        request.selections,
-        outputs,
-        _with_room(source, device, read),
-        LISTED_NBYTES,
-    )
+    read_in_rounds(source, request.selections, outputs, read, LISTED_NBYTES)
     return results
-
-
-def _with_room(source: Source, device: Device, read: Reader) -> Reader:
-    """Reader of rounds that gives each round the room of `device`, less its columns.
-
-    Columns lie on the host and count against its limit. The lower limit of a round must
-    not reduce what the device may hold.
-    """
-
-    def read_round(
-        part: Source, selections: Sequence[Selection], outputs: Sequence[Any]
-    ) -> None:
-        if part is not source:
-            columns_nbytes = source.options.memory_limit - part.options.memory_limit
-            part = part.with_batches(room_nbytes(source, device) - columns_nbytes)
-        read(part, selections, outputs)
-
-    return read_round
 
 
 def _output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]:

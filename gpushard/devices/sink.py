@@ -14,12 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.base import Device, Event
-from gpushard.devices.batch import (
-    Payload,
-    Rows,
-    decode_and_scatter,
-    scatter_decoded,
-)
+from gpushard.devices.batch import Payload, Rows, decode_and_scatter, scatter_decoded
 from gpushard.devices.budget import Budget
 from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, StepKind
 from gpushard.devices.lane import Lane
@@ -50,8 +45,6 @@ class DeviceSink:
 
     Parameters
     ----------
-    targets
-        Where the parts of the plan are written in device memory.
     source
         The array. Its store decides how payload is fetched; its options bound memory.
     decodes
@@ -109,9 +102,10 @@ class DeviceSink:
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """Write the fill value where the missing inner chunks `rows` would land."""
         del job
-        for some in self._cut(block, rows):
+        ordered = rows[self._order(block, rows)]
+        for some in self._batches(len(rows)):
             with self._lane() as lane:
-                self._fill(lane, block, some)
+                self._fill(lane, block, ordered[some])
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
         """Decode the inner chunks in these requests and write them to the targets.
@@ -121,7 +115,9 @@ class DeviceSink:
         """
         encoded = Encoded.of(ranged, fetched)
         decodes = self.decodes and self._is_for_device(job, encoded)
-        for some in self._batches(ranged.block, encoded):
+        for neighbours in self._batches(len(encoded)):
+            some = encoded[neighbours]
+            some = some[self._order(ranged.block, some.column)]
             with self._lane(encoded.landing.lane) as lane:
                 right, wrong = self._by_size(some)
                 self._put(lane, job, ranged.block, right, decodes=decodes)
@@ -200,15 +196,6 @@ class DeviceSink:
         finally:
             self._idle.put(lane)
 
-    def _cut(self, block: ShardBlock, columns: Ints) -> Iterator[Ints]:
-        """Columns sorted by target, in pieces that fit a batch."""
-        ordered = columns[self._order(block, columns)]
-        first = 0
-        while first < len(ordered):
-            n_rows = self.max_rows  # it shrinks when memory runs out
-            yield ordered[first : first + n_rows]
-            first += n_rows
-
     def _fill(self, lane: Lane, block: ShardBlock, rows: Ints) -> None:
         """Enqueue writing the fill value, in smaller batches if memory runs out."""
         first, size = 0, len(rows)
@@ -217,7 +204,7 @@ class DeviceSink:
             lane.retire_all()
             try:
                 nothing = np.zeros(len(some), np.uint64)
-                some_rows = self._rows(block, some)
+                some_rows = Rows.of(block, some, self._grouping)
                 scatter_decoded(lane, self._targets, some_rows, nothing)
             except DeviceMemoryError:
                 self._make_room(lane)
@@ -277,22 +264,18 @@ class DeviceSink:
         finally:
             self._idle.put(other)
 
-    def _batches(self, block: ShardBlock, encoded: Encoded) -> Iterator[Encoded]:
-        """Pieces that fit a batch: neighbours in memory, then sorted by target."""
+    def _batches(self, n: int) -> Iterator[slice]:
+        """Slices of `n` inner chunks that fit a batch."""
         first = 0
-        while first < len(encoded):
+        while first < n:
             n_rows = self.max_rows  # it shrinks when memory runs out
-            some = encoded[first : first + n_rows]
+            yield slice(first, first + n_rows)
             first += n_rows
-            yield some[self._order(block, some.column)]
 
     def _order(self, block: ShardBlock, columns: Ints) -> Ints:
         """Order that sorts columns of a block by the target that they land in."""
         target = self._grouping.of_part[block.part[columns]]
         return np.argsort(target, kind="stable")
-
-    def _rows(self, block: ShardBlock, columns: Ints) -> Rows:
-        return Rows.of(block, columns, self._grouping)
 
     def _enqueue(
         self,
@@ -303,10 +286,12 @@ class DeviceSink:
         *,
         decodes: bool,
     ) -> None:
+        rows = Rows.of(block, encoded.column, self._grouping)
         if not decodes:
-            self._scatter_from_host(lane, job, block, encoded)
+            sizes = np.full(len(encoded), self.chain.decoded_nbytes)
+            src = lane.upload_pieces(self._decoded(job, block, encoded), sizes)
+            scatter_decoded(lane, self._targets, rows, src)
             return
-        rows = self._rows(block, encoded.column)
         if not self.chain.steps and isinstance(encoded.landing, SlotLanding):
             starts = encoded.at - encoded.low
             copies = straight_copies(self._targets, rows, starts)
@@ -328,18 +313,10 @@ class DeviceSink:
         payload = Payload(src, encoded.nbytes)
         decode_and_scatter(lane, self.chain, self._targets, rows, payload, settle)
 
-    def _scatter_from_host(
-        self, lane: Lane, job: Job, block: ShardBlock, encoded: Encoded
-    ) -> None:
-        """Decode on the host, which raises if a chunk is damaged, and scatter."""
-        sizes = np.full(len(encoded), self.chain.decoded_nbytes)
-        src = lane.upload_pieces(self._decoded(job, block, encoded), sizes)
-        scatter_decoded(lane, self._targets, self._rows(block, encoded.column), src)
-
     def _decoded(
         self, job: Job, block: ShardBlock, encoded: Encoded
     ) -> Iterator[NDArray[np.uint8]]:
-        """Decoded inner chunks, laid out as the device would have laid them out.
+        """Inner chunks decoded on the host, laid out as the device would have done.
 
         Raises `CorruptShardError` if one is damaged.
         """

@@ -7,7 +7,6 @@ the only step that waits for the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,137 +74,138 @@ class BloscDecoded(NamedTuple):
     planes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Blosc:
-    """Enqueues decoding Blosc frames: count, tables, decoders, fold, unfilter."""
+def decode_blosc(streams: RowStreams, frames: BloscRows) -> BloscDecoded:
+    """Enqueue decoding the frames of all rows; waits until they are counted."""
+    tables, lane = streams.tables, streams.lane
+    n_rows = tables.n_rows
+    columns = Columns(tables.scratch + STREAM_TABLES_NBYTES * n_rows)
+    planes = columns.take(FAST_DIVISOR.itemsize * n_rows)
+    stage, following = columns.take(8 * n_rows), columns.take(8 * n_rows)
+    filters = [columns.take(4 * n_rows) for _ in range(3)]
+    first = columns.take(4 * len(StreamClass) * n_rows)
+    rows = np.zeros((), BLOSC_ROWS)
+    rows["src"], rows["src_nbytes"] = frames.src, frames.src_nbytes
+    rows["status"] = tables.status
+    rows["filter"], rows["typesize"], rows["block_nbytes"] = filters
+    rows["first"], rows["totals"] = first, tables.totals
+    host = lane.totals_host.view(TOTALS_NBYTES)
+    rows["totals_host"] = host.ctypes.data
+    rows["staging"], rows["decoded"] = frames.staging, frames.dst
+    rows["stage"], rows["next"] = stage, following
+    if frames.fuses:
+        rows["planes"], rows["fused_typesize"] = planes, tables.fused_nbytes
+    rows["decoded_nbytes"], rows["n_rows"] = frames.decoded_nbytes, n_rows
+    rows["accept_unsized"] = TAKES_UNSIZED
+    streams.launch_over("gs_blosc_count", _WARP * n_rows, rows[()])
+    lane.wait_here()
+    found = host.view(np.uint64).astype(np.int64)
+    _decode_streams(streams, rows, stage, list(found[:-2].reshape(3, -1)))
+    if found[-2:].any():
+        kernel = "gs_unfilter" if found[-1] else "gs_unshuffle"
+        ends = frames.staging, frames.dst
+        streams.unfilter(kernel, *ends, filters, frames.decoded_nbytes)
+    return BloscDecoded(following, planes if frames.fuses else 0)
 
-    streams: RowStreams
 
-    def decode(self, frames: BloscRows) -> BloscDecoded:
-        """Enqueue decoding the frames of all rows; waits until they are counted."""
-        tables, lane = self.streams.tables, self.streams.lane
-        n_rows = tables.n_rows
-        columns = Columns(tables.scratch + STREAM_TABLES_NBYTES * n_rows)
-        planes = columns.take(FAST_DIVISOR.itemsize * n_rows)
-        stage, following = columns.take(8 * n_rows), columns.take(8 * n_rows)
-        filters = [columns.take(4 * n_rows) for _ in range(3)]
-        first = columns.take(4 * len(StreamClass) * n_rows)
-        rows = np.zeros((), BLOSC_ROWS)
-        rows["src"], rows["src_nbytes"] = frames.src, frames.src_nbytes
-        rows["status"] = tables.status
-        rows["filter"], rows["typesize"], rows["block_nbytes"] = filters
-        rows["first"], rows["totals"] = first, tables.totals
-        host = lane.totals_host.view(TOTALS_NBYTES)
-        rows["totals_host"] = host.ctypes.data
-        rows["staging"], rows["decoded"] = frames.staging, frames.dst
-        rows["stage"], rows["next"] = stage, following
-        if frames.fuses:
-            rows["planes"], rows["fused_typesize"] = planes, tables.fused_nbytes
-        rows["decoded_nbytes"], rows["n_rows"] = frames.decoded_nbytes, n_rows
-        rows["accept_unsized"] = TAKES_UNSIZED
-        self.streams.launch_over("gs_blosc_count", _WARP * n_rows, rows[()])
-        lane.wait_here()
-        found = host.view(np.uint64).astype(np.int64)
-        self._decode_streams(rows, stage, list(found[:-2].reshape(3, -1)))
-        if found[-2:].any():
-            kernel = "gs_unfilter" if found[-1] else "gs_unshuffle"
-            ends = frames.staging, frames.dst
-            self.streams.unfilter(kernel, *ends, filters, frames.decoded_nbytes)
-        return BloscDecoded(following, planes if frames.fuses else 0)
-
-    def _decode_streams(
-        self,
-        rows: NDArray[Any],
-        stage: int,
-        totals: Sequence[NDArray[np.int64]],
-    ) -> None:
-        n_streams, _, largest = (column.tolist() for column in totals)
-        n_all, n_raw = sum(n_streams), n_streams[StreamClass.RAW]
-        if not n_all:
-            return
-        scratch = self._scratch(totals)
-        columns = Columns(self.streams.lane.streams.address(36 * n_all + 16 * 8))
-        tables = [columns.take(8 * n_all) for _ in range(4)]
-        row_of_stream = columns.take(4 * n_all)
-        record = np.zeros((), BLOSC_STREAMS)
-        record["dst"], record["begin"] = stage, np.cumsum(n_streams) - n_streams
-        names = ("stream_src", "stream_nbytes", "stream_dst", "stream_capacity")
-        for name, table in zip(names, tables, strict=True):
-            record[name] = table
-        record["stream_row"] = row_of_stream
-        n_threads = _WARP * self.streams.tables.n_rows
-        self.streams.launch_over("gs_blosc_fill", n_threads, rows[()], record[()])
-        self._copy_streams(record, n_streams, largest[StreamClass.RAW])
-        if n_all > n_raw:  # raw streams come first
-            compressed = [table + 8 * n_raw for table in tables]
-            self._decode_classes(
-                compressed, n_streams, scratch, row_of_stream + 4 * n_raw
-            )
-
-    def _copy_streams(
-        self, record: NDArray[Any], n_streams: Sequence[int], largest_raw: int
-    ) -> None:
-        """Copy raw streams to their rows, and realign Deflate streams as `realign`."""
-        n_raw, n_zlib = n_streams[StreamClass.RAW], n_streams[StreamClass.ZLIB]
-        if not n_raw + n_zlib:
-            return
-        arena = self.streams.realigned_room(n_zlib) if n_zlib else 0
-        room = u8(self.streams.tables.n_realigned), u8(arena)
-        grid = n_raw + n_zlib, pieces(largest_raw)
-        self.streams.launch(
-            "gs_blosc_copy", grid, record[()], u4(n_raw), u4(n_zlib), *room
+def _decode_streams(
+    streams: RowStreams,
+    rows: NDArray[Any],
+    stage: int,
+    totals: Sequence[NDArray[np.int64]],
+) -> None:
+    n_streams, _, largest = (column.tolist() for column in totals)
+    n_all, n_raw = sum(n_streams), n_streams[StreamClass.RAW]
+    if not n_all:
+        return
+    scratch = _scratch(streams, totals)
+    columns = Columns(streams.lane.streams.address(36 * n_all + 16 * 8))
+    tables = [columns.take(8 * n_all) for _ in range(4)]
+    row_of_stream = columns.take(4 * n_all)
+    record = np.zeros((), BLOSC_STREAMS)
+    record["dst"], record["begin"] = stage, np.cumsum(n_streams) - n_streams
+    names = ("stream_src", "stream_nbytes", "stream_dst", "stream_capacity")
+    for name, table in zip(names, tables, strict=True):
+        record[name] = table
+    record["stream_row"] = row_of_stream
+    n_threads = _WARP * streams.tables.n_rows
+    streams.launch_over("gs_blosc_fill", n_threads, rows[()], record[()])
+    _copy_streams(streams, record, n_streams, largest[StreamClass.RAW])
+    if n_all > n_raw:  # raw streams come first
+        compressed = [table + 8 * n_raw for table in tables]
+        _decode_classes(
+            streams, compressed, n_streams, scratch, row_of_stream + 4 * n_raw
         )
 
-    def _decode_classes(
-        self,
-        streams: Sequence[int],
-        n_streams: Sequence[int],
-        scratch: dict[StreamClass, int],
-        row_of_stream: int,
-    ) -> None:
-        """Run the vendor's decoder for each compressor, and fold all at once."""
-        lane, n_all = self.streams.lane, sum(n_streams[k] for k in scratch)
-        tables, temp = self.streams.with_outcomes(streams, n_all, max(scratch.values()))
-        first, zlib = 0, range(0)
-        for kind, nbytes in scratch.items():
-            mine = range(first, first + n_streams[kind])
-            zlib = mine if kind is StreamClass.ZLIB else zlib
-            first = mine.stop
-            lane.device.decoder.decompress_async(
-                _ALGORITHM_OF_CLASS[kind],
-                _part(tables, mine),
-                temp,
-                nbytes,
-                lane.stream,
-            )
-        # The host decodes zstd frames with a checksum in Blosc: Blosc writes none.
-        verifier = VERIFIERS[Algorithm.DEFLATE] if zlib else None
-        self.streams.fold(verifier, tables, row_of_stream, zlib)
 
-    def _scratch(self, totals: Sequence[NDArray[np.int64]]) -> dict[StreamClass, int]:
-        """Bytes of scratch for each compressor that has streams, in their order.
+def _copy_streams(
+    streams: RowStreams,
+    record: NDArray[Any],
+    n_streams: Sequence[int],
+    largest_raw: int,
+) -> None:
+    """Copy raw streams to their rows, and realign Deflate streams as `realign`."""
+    n_raw, n_zlib = n_streams[StreamClass.RAW], n_streams[StreamClass.ZLIB]
+    if not n_raw + n_zlib:
+        return
+    arena = streams.realigned_room(n_zlib) if n_zlib else 0
+    room = u8(streams.tables.n_realigned), u8(arena)
+    grid = n_raw + n_zlib, pieces(largest_raw)
+    streams.launch("gs_blosc_copy", grid, record[()], u4(n_raw), u4(n_zlib), *room)
 
-        Raises `DeviceMemoryError` if scratch and tables exceed the budget, because
-        there are more streams than usual. The caller then splits the batch.
-        """
-        n_streams, decoded, largest = (column.tolist() for column in totals)
-        decoder = self.streams.lane.device.decoder
-        scratch = {
-            k: decoder.temp_nbytes(algorithm, n_streams[k], largest[k], decoded[k])
-            for k, algorithm in _ALGORITHM_OF_CLASS.items()
-            if n_streams[k]
-        }
-        tables_nbytes = _TABLES_NBYTES_PER_STREAM * sum(n_streams)
-        needed = max(scratch.values(), default=0) + tables_nbytes
-        room = self.streams.lane.budget.streams_nbytes(self.streams.tables.n_rows)
-        if needed > room:
-            raise DeviceMemoryError(
-                "the streams of a batch take more than memory_limit has room for",
-                expected=f"at most {room} bytes",
-                got=needed,
-                hint="raise memory_limit",
-            )
-        return scratch
+
+def _decode_classes(
+    streams: RowStreams,
+    tables_of: Sequence[int],
+    n_streams: Sequence[int],
+    scratch: dict[StreamClass, int],
+    row_of_stream: int,
+) -> None:
+    """Run the vendor's decoder for each compressor, and fold all at once."""
+    lane, n_all = streams.lane, sum(n_streams[k] for k in scratch)
+    tables, temp = streams.with_outcomes(tables_of, n_all, max(scratch.values()))
+    first, zlib = 0, range(0)
+    for kind, nbytes in scratch.items():
+        mine = range(first, first + n_streams[kind])
+        zlib = mine if kind is StreamClass.ZLIB else zlib
+        first = mine.stop
+        lane.device.decoder.decompress_async(
+            _ALGORITHM_OF_CLASS[kind],
+            _part(tables, mine),
+            temp,
+            nbytes,
+            lane.stream,
+        )
+    # The host decodes zstd frames with a checksum in Blosc: Blosc writes none.
+    verifier = VERIFIERS[Algorithm.DEFLATE] if zlib else None
+    streams.fold(verifier, tables, row_of_stream, zlib)
+
+
+def _scratch(
+    streams: RowStreams, totals: Sequence[NDArray[np.int64]]
+) -> dict[StreamClass, int]:
+    """Bytes of scratch for each compressor that has streams, in their order.
+
+    Raises `DeviceMemoryError` if scratch and tables exceed the budget, because
+    there are more streams than usual. The caller then splits the batch.
+    """
+    n_streams, decoded, largest = (column.tolist() for column in totals)
+    decoder = streams.lane.device.decoder
+    scratch = {
+        k: decoder.temp_nbytes(algorithm, n_streams[k], largest[k], decoded[k])
+        for k, algorithm in _ALGORITHM_OF_CLASS.items()
+        if n_streams[k]
+    }
+    tables_nbytes = _TABLES_NBYTES_PER_STREAM * sum(n_streams)
+    needed = max(scratch.values(), default=0) + tables_nbytes
+    room = streams.lane.budget.streams_nbytes(streams.tables.n_rows)
+    if needed > room:
+        raise DeviceMemoryError(
+            "the streams of a batch take more than memory_limit has room for",
+            expected=f"at most {room} bytes",
+            got=needed,
+            hint="raise memory_limit",
+        )
+    return scratch
 
 
 def _part(tables: StreamTables, streams: range) -> StreamTables:

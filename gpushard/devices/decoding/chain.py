@@ -17,10 +17,7 @@ from numpy.typing import NDArray
 
 from gpushard.devices.decoding.filters import ItemFilter, compile_filter
 from gpushard.devices.nvcomp_abi import MAX_STREAM_NBYTES
-from gpushard.devices.scattering.transfer import (
-    FUSED_ITEMS,
-    LIMIT,
-)
+from gpushard.devices.scattering.transfer import FUSED_ITEMS, LIMIT
 from gpushard.errors import UnsupportedError
 from gpushard.layout import ArrayLayout, CodecSpec
 
@@ -69,8 +66,6 @@ class Step:
 
     Attributes
     ----------
-    kind, codec
-        Kind of the step, and the codec's name in the metadata.
     decoded_nbytes
         Size of every inner chunk after the step. Meaningless for a checksum that is
         verified ahead of a compressor, because sizes differ there.
@@ -93,12 +88,8 @@ class DeviceChain:
 
     Attributes
     ----------
-    steps
-        The steps, in decoding order.
     encoded_nbytes
         Size of an encoded inner chunk; None if a compressor decides it.
-    decoded_nbytes
-        Size of a decoded inner chunk.
     strides
         Bytes between neighbours in a decoded inner chunk, for each axis of the array.
     dtype

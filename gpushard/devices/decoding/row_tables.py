@@ -67,14 +67,8 @@ class RowTables:
     ----------
     n_rows, n_steps
         Number of rows, and of the chain's steps.
-    fused_nbytes
-        As `DeviceChain.fused_nbytes`.
     src, src_nbytes
         uint64, one per row: address and size of the encoded bytes.
-    sizes, filters
-        See `sizes_after` and `filters_of`.
-    places
-        See `place`.
     planes
         `FAST_DIVISOR`, one per row: bytes in its shuffled blocks. Only if the scatter
         undoes the last step, a `StepKind.SHUFFLE`.
@@ -84,8 +78,6 @@ class RowTables:
         Zero at first. `totals` counts the streams in Blosc frames (`TOTALS_NBYTES`),
         then the warps that have counted, uint64. `n_realigned` counts used bytes of the
         room for realigned streams, uint64. `status` has one uint32 for each row.
-    scratch
-        Memory that the steps write.
     """
 
     n_rows: int

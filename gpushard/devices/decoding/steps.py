@@ -9,7 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpushard.devices.decoding.blosc import Blosc, BloscRows, frames_land_anywhere
+from gpushard.devices.decoding.blosc import (
+    BloscRows,
+    decode_blosc,
+    frames_land_anywhere,
+)
 from gpushard.devices.decoding.chain import Step, StepKind
 from gpushard.devices.decoding.filters import FilterRows, ItemFilter
 from gpushard.devices.decoding.row_tables import (
@@ -128,7 +132,7 @@ class Decoder:
         staging, dst = self._next_arena(), self._next_arena(is_last=is_last)
         fuses = is_last and bool(self.tables.fused_nbytes)
         frames = self.src, self.src_nbytes, staging, dst, step.decoded_nbytes
-        decoded = Blosc(self.streams).decode(BloscRows(*frames, fuses))
+        decoded = decode_blosc(self.streams, BloscRows(*frames, fuses))
         self.src, self.planes = decoded.src, decoded.planes or self.planes
 
 

@@ -111,11 +111,6 @@ class Loop(NamedTuple):
         """Length in the touched cells of `axis` at these positions."""
         return self.length if isinstance(self.length, int) else self.length[position]
 
-    @property
-    def can_be_inner(self) -> bool:
-        """Whether a loop around this one may be merged with it."""
-        return isinstance(self.length, int) and self.members is None
-
 
 class Runs(NamedTuple):
     """Bytes that are contiguous at both ends: int64, shape (n_rows,)."""
@@ -316,7 +311,8 @@ def _merged(loops: Sequence[Loop]) -> list[Loop]:
 def _lies_around(outer: Loop, inner: Loop) -> bool:
     """Whether `outer` continues where `inner` ends, at both ends."""
     return (
-        inner.can_be_inner
+        isinstance(inner.length, int)
+        and inner.members is None
         and outer.members is None
         and outer.in_stride == inner.in_stride * inner.longest
         and outer.out_stride == inner.out_stride * inner.longest

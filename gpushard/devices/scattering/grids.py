@@ -163,8 +163,6 @@ class GridScatter:
         Name of the kernel to launch without and with a table of planes.
     tables
         uint8, shape (n_bytes,), host.
-    parameter
-        Parameter of the kernel.
     """
 
     kernel: str
@@ -191,16 +189,12 @@ class GridScatter:
 
         Parameters
         ----------
-        part
-            One selection, laid over the grid, or several joined ones.
         in_strides
             Bytes between neighbours in a decoded inner chunk, for each axis of the
             array (transposes included).
         out_strides
             Bytes between neighbours in an output, for each axis of the array. May be
             negative.
-        transfer
-            How elements change.
         fill
             One element of the output, holding the fill value.
         shuffle

@@ -20,11 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpushard.devices.scattering.transfer import (
-    LIMIT,
-    MAX_AXES,
-    Transfer,
-)
+from gpushard.devices.scattering.transfer import LIMIT, MAX_AXES, Transfer
 from gpushard.planning.axes import Projected
 from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart

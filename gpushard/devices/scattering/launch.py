@@ -100,8 +100,6 @@ class Parameter:
 
     Attributes
     ----------
-    record
-        The kernel's struct, 0-d.
     into_tables
         Words of the struct that are offsets into the tables of the selection.
     out_base

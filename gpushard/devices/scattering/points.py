@@ -52,8 +52,6 @@ class PointScatter:
         ``bounds[i]:bounds[i + 1]``.
     landings
         `LANDING`, shape (n_points,), host. Offsets of each point at both ends.
-    parameter
-        Parameter of the kernel.
     """
 
     kernel = planes_kernel = "gs_scatter_points"
@@ -77,8 +75,6 @@ class PointScatter:
 
         Parameters
         ----------
-        part
-            The points, sorted by inner chunk.
         in_strides
             Bytes between neighbours in a decoded inner chunk, for each axis of the
             array.

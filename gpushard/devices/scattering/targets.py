@@ -45,10 +45,6 @@ class DeviceTarget:
     ----------
     out
         Address of element 0 of the output; of the first output if there are several.
-    scatter
-        Tables and parameter of the kernels.
-    tables
-        Device address of the tables.
     held
         Memory that the tables lie in, and that they are uploaded from.
     """

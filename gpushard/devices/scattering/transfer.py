@@ -69,8 +69,6 @@ class Transfer:
 
     Attributes
     ----------
-    kernel
-        Kind of kernel that makes the change.
     from_type, to_type
         Types of the numbers; both are the same if nothing is cast.
     in_nbytes, out_nbytes
