@@ -35,14 +35,10 @@ class Amounts(NamedTuple):
 
     Attributes
     ----------
-    inner_nbytes
-        Size of an inner chunk, in arrays with many.
     shard_nbytes, n_shards
         Size and number of shards; all shards are hard links to one file.
     stream_nbytes
         Size of a single inner chunk that is one stream.
-    repetitions
-        Repetitions of each read; the quickest counts.
     """
 
     inner_nbytes: int = 64 * KIB

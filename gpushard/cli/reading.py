@@ -89,8 +89,6 @@ class Result:
         Time it took, the comparison included.
     file_dtype
         Data type of the elements in the file; None if there is no file.
-    is_compared
-        Whether zarr-python has read it too.
     mismatch
         How zarr-python's read differs. If it does, there is no file.
     """

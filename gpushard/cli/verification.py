@@ -30,8 +30,6 @@ class Wanted:
 
     Attributes
     ----------
-    decodes
-        Whether inner chunks are decoded.
     device
         Device that reads everything again for comparison, or None.
     repairs

@@ -24,8 +24,6 @@ class Census:
 
     Attributes
     ----------
-    n_stored
-        Number of stored inner chunks.
     n_empty
         Missing inner chunks of stored shards that hold elements of the array. They read
         as the fill value.

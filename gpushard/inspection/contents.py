@@ -38,10 +38,6 @@ class Contents:
 
     Attributes
     ----------
-    coordinate, key
-        Coordinate and key of the object.
-    exists
-        Whether the object exists.
     chunks
         What lies where; None if there is no object, or its index is damaged.
     source

@@ -125,8 +125,6 @@ class Verification:
     ----------
     array
         Path of the array; "" is the root.
-    checks
-        What was checked and what was not.
     counts
         `n_shards` in the grid, `n_missing_shards`, `n_indexes`, `n_inner_chunks`
         stored, `n_missing_inner_chunks` in stored shards, `n_checked_inner_chunks`
@@ -138,8 +136,6 @@ class Verification:
         Counts of all findings, kept or not.
     restored
         Keys of shards whose last published index was restored.
-    seconds
-        Time it took.
     """
 
     array: str

@@ -39,15 +39,11 @@ class ShardMap:
     ----------
     chunks, use
         Its contents, and which of its bytes are used.
-    decoded_nbytes
-        Size of a decoded inner chunk.
     grid_shape, origin
         Inner chunks along each axis of the shard, and the coordinate of the first.
     order_name
         Order in which inner chunks lie: "morton", "c", "f" or "other"; None if the
         shard is nested or has fewer than three.
-    findings
-        Errors of its indexes.
     """
 
     key: str

@@ -62,8 +62,6 @@ class CfDecoding:
 
     Attributes
     ----------
-    dtype
-        Data type of the physical values.
     fill_values
         Packed values that mean a missing value.
     scale_factor, add_offset

@@ -82,8 +82,6 @@ class IndexArrays:
         Host, any integer data type and strides, all of one shape. Checked: from
         ``-extent`` on and below ``extent``. A mask of one axis stands for the positions
         of its true elements, which are repeated as often as the others need.
-    extents
-        Length of each axis.
     n_elements
         Number of listed elements; None means the size of the first array.
     """

@@ -20,8 +20,6 @@ class Patches:
 
     Attributes
     ----------
-    n_patches
-        How many there are.
     first, length, out_first
         For each axis of the array int64, shape (n_patches,), or (1,) where all have the
         same: the first element, how many there are, and where the first lands.

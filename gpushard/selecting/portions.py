@@ -123,8 +123,6 @@ class _Span(NamedTuple):
     low, high
         Range of their next key, half-open; that of all elements if there is no next
         key.
-    n_elements
-        Number of these elements.
     numbers
         int64: the blocks of the listing that may have such elements.
     """

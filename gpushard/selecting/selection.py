@@ -67,15 +67,11 @@ class Orthogonal(NamedTuple):
 
     Attributes
     ----------
-    axes
-        One per dimension of the array.
     shape
         Shape of the result as NumPy gives it: without the dropped axes, with the new
         axes.
     new_axes
         Positions of new axes in `shape`.
-    scalar
-        Whether NumPy's rules make the result a scalar.
     """
 
     axes: tuple[AxisSelection, ...]
@@ -110,8 +106,6 @@ class Points:
         int64, one array per dimension, each of shape (n_points,).
     out_index
         int64, shape (n_points,). Where each element lands in the flattened result.
-    shape
-        Shape of the result.
     """
 
     coordinates: tuple[Ints, ...]
@@ -133,15 +127,9 @@ class Listed(NamedTuple):
 
     Attributes
     ----------
-    listing
-        The elements.
-    shape
-        Shape of the result.
     around
         If the elements are listed along one axis, what is taken along all axes, with a
         stand-in for this axis. None for points.
-    axis
-        The listed axis.
     """
 
     listing: Listing

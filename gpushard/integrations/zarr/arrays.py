@@ -49,12 +49,8 @@ class _Prepared:
     ----------
     limits
         The value that is set for each limit, unchecked; None if there is none.
-    options
-        Options with these limits.
     layout
         Layout of the array, without its path; or why gpushard does not read the array.
-    sources
-        The array ready to be read, by its path in the store.
     """
 
     limits: tuple[Any, ...]
