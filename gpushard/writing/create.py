@@ -73,9 +73,7 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
     ... )
     >>> a[:50] = 1.5
     """
-    options = instance(options, "options", Options)
-    if write_strategy is not None:
-        options = options.but(write=replace(options.write, strategy=write_strategy))
+    options = _with_strategy(instance(options, "options", Options), write_strategy)
     with naming(str(store), path):
         # A store that cannot be written is refused before anything is made.
         plan = blueprint(format, array, instance(path, "path", str).strip("/"), options)
@@ -89,6 +87,12 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
     return open_array(
         store, path, device=device, storage_options=storage_options, options=options
     )
+
+
+def _with_strategy(options: Options, strategy: WriteStrategy | None) -> Options:
+    if strategy is None:
+        return options
+    return options.but(write=replace(options.write, strategy=strategy))
 
 
 def compact(array: Array) -> int:
