@@ -159,14 +159,13 @@ def _reach(boxes: Any, at: tuple[int, int], most: int) -> int:
     `at` is the number of the box, and the end of its share, whose later boxes another
     thread reads. Boxes whose bytes go beyond `most` are not counted.
     """
-    i, end = at
-    file, low, stop = boxes[i, FILE], boxes[i, LOW], boxes[i, HIGH]
-    for k in range(i + 1, end):
+    file, low, stop = boxes[at[0], FILE], boxes[at[0], LOW], boxes[at[0], HIGH]
+    for k in range(at[0] + 1, at[1]):
         box = boxes[k]
         if box[FILE] == FILLED:  # its inner chunk is kept
             continue
-        is_near = low <= box[LOW] <= stop + GAP_NBYTES and box[HIGH] <= most
-        if box[FILE] != file or not is_near:
+        is_near = low <= box[LOW] <= stop + GAP_NBYTES
+        if box[FILE] != file or not is_near or box[HIGH] > most:
             break
         stop = max(stop, box[HIGH])
     return stop
@@ -174,11 +173,9 @@ def _reach(boxes: Any, at: tuple[int, int], most: int) -> int:
 
 @calls.inner
 def _read_ahead(d: Decoder, boxes: Any, at: tuple[int, int], held: Any) -> bool:
-    """Read the bytes of a box's inner chunk into the window, unless they are there.
+    """Read the bytes of a box's inner chunk into the window; False if that failed.
 
-    `at` is the number of the box, and the end of its share. `held` describes the
-    window: a file, and the range of it that the window has. False if the bytes could
-    not be read.
+    `at` is as for `_reach`. `held` is what the window has: a file, and a range of it.
     """
     box = boxes[at[0]]
     low, high = box[LOW], box[HIGH]
