@@ -56,7 +56,8 @@ def open_array(
     ----------
     store
         Local path, URL (``file://``, ``http(s)://``, ``s3://``, ``gs://``, ``az://``,
-        or any that fsspec knows), zarr store or zarr array.
+        or any that fsspec knows), zarr store, array or group, obstore store, mapping of
+        fsspec, or ``UPath``.
     path
         Path of the array within the store; "" is its root.
     device
@@ -76,6 +77,10 @@ def open_array(
         Its metadata is malformed.
     UnsupportedError
         It uses something that gpushard does not read, or there is no such device.
+    StoreError
+        The store refuses its settings, or failed.
+    OptionError
+        An argument is of the wrong kind, or an option is impossible.
 
     Examples
     --------
