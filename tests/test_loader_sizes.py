@@ -94,6 +94,13 @@ def test_samples_that_share_what_they_decode_are_read_together():
     assert usual(sparse((2**32,), (2**16,)), 2**20, 2**32) == 2**20
 
 
+def test_a_load_has_a_batch_at_least_even_if_it_takes_more_than_its_room():
+    fields = fields_of(stored(VALUES, (1, 8)))
+    found = sizes.load_samples(fields, 3 * 8, N, 5, is_scattered=True)
+    assert found == (5, 5)
+    assert sizes.load_samples(fields, 3 * 8, N, 2, is_scattered=True) == (3, 3)
+
+
 def test_a_first_batch_of_small_samples_looks_for_no_more_shards_than_its_load():
     loader = Loader(sparse((2**52,), (1,)), batch_size=4, shuffle=True)
     with loader:

@@ -10,8 +10,8 @@ import pytest
 
 from gpushard.fetching.job import Job
 from gpushard.loader import prefetch
-from gpushard.loader.prefetch import Prefetched, Stopped, Waits
-from gpushard.loader.stopping import stoppable
+from gpushard.loader.prefetch import Prefetched, Waits
+from gpushard.loader.stopping import Stopped, stoppable
 
 NOTHING: Any = None
 

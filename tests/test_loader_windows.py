@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import gpushard
 from gpushard import Loader, OptionError
-from gpushard.loader import reading
+from gpushard.loader import sizes
 from gpushard.loader.arguments import laid_fields
 from gpushard.loader.fields import Field
 from gpushard.loader.windows import Cut, rows_of_all
@@ -238,7 +238,7 @@ def test_windows_of_short_rows_are_never_listed_row_by_row(monkeypatch):
 @pytest.mark.parametrize(("window", "n"), [(1, 5000), (10, 500)])
 def test_samples_of_a_few_bytes_make_loads_small(monkeypatch, window, n):
     """Each has an entry in columns, many times as large as the sample."""
-    monkeypatch.setattr(reading, "_MOST_LISTED", 60)
+    monkeypatch.setattr(sizes, "_MOST_LISTED", 60)
     read, n_read = Field.read, []
 
     def noted(field, origins, memory):

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpushard.loader.batches import Batch, cut_batches
 from gpushard.loader.order import Order
-from gpushard.loader.prefetch import Prefetched, Stopped, Waits
+from gpushard.loader.prefetch import Prefetched, Waits
 from gpushard.loader.reading import Reader
 from gpushard.loader.shares import Share
 
@@ -57,18 +57,16 @@ class Pass:
         order, share, step = place
         n_loads, n_batches = ahead
         plans = reader.plans(order, share, share.turns(step)[0])
-        if n_loads and reader.place.n_planned:
-            plans = self._ahead(plans, reader.place.n_planned, Waits())
-        loads = reader.loads(plans)
-        if n_loads:
-            inner = Waits() if n_batches else waits
-            loads = self._ahead(loads, n_loads, inner)
+        n_plans = reader.place.n_planned if n_loads else 0
+        loads = reader.loads(self._ahead(plans, n_plans, Waits()))
+        loads = self._ahead(loads, n_loads, Waits() if n_batches else waits)
         finished = map(finish, cut_batches(loads, share, step))
-        if n_batches:
-            return self._ahead(finished, n_batches, waits)
-        return finished if n_loads else _until_stopped(finished)
+        return self._ahead(finished, n_batches, waits)
 
     def _ahead(self, items: Iterator[Any], depth: int, waits: Waits) -> Iterator[Any]:
+        """The same items, up to `depth` of them made ahead by a thread of the pass."""
+        if not depth:
+            return items
         stage: Prefetched[Any] = Prefetched(items, depth, self.stop, waits)
         # Listed before its thread runs, as an interrupt may come at any moment.
         self._stages.append(stage)
@@ -90,11 +88,3 @@ class Pass:
             deadline = time.monotonic() + longest
             for stage in self._stages:
                 stage.join(max(deadline - time.monotonic(), 0))
-
-
-def _until_stopped(items: Iterator[Any]) -> Iterator[Any]:
-    """Items made on demand, until another thread ends the pass."""
-    try:
-        yield from items
-    except Stopped:
-        return

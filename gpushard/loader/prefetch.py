@@ -23,10 +23,6 @@ _MOST_AHEAD = 1 << 16
 _LOOK_AGAIN_S = 1.0
 
 
-class Stopped(Exception):  # noqa: N818 - it is no error
-    """Raised when nobody waits for a read any more; it never reaches a user."""
-
-
 @dataclass
 class Waits:
     """How long a consumer waited, and how full it found its queue.
@@ -184,8 +180,6 @@ def _run(
         close = getattr(items, "close", None)
         if close is not None:
             close()
-    except Stopped:
-        pass
     except BaseException as raised:  # noqa: BLE001 - raised again by the consumer
         end = _End(raised)
     if line.stop.is_set():

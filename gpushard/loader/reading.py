@@ -1,4 +1,7 @@
-"""Samples -> loads: fused reads of all arrays, repeated if the store fails."""
+"""Samples -> loads: fused reads of all arrays, repeated if the store fails.
+
+Every error of a read passes `Reader._failing`, and every stop ends in `Reader.loads`.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from gpushard.errors import (
 )
 from gpushard.fetching.job import Job
 from gpushard.layout import GridAxis
+from gpushard.loader.blame import name_samples
 from gpushard.loader.fields import Field, Finish, Rows
 from gpushard.loader.order import Order
 from gpushard.loader.places import Place
-from gpushard.loader.prefetch import Stopped
 from gpushard.loader.shares import Share
-from gpushard.loader.sizes import most_samples, usual_samples
-from gpushard.loader.stopping import stoppable
+from gpushard.loader.sizes import load_nbytes, load_samples
+from gpushard.loader.stopping import Stopped, stoppable
 from gpushard.loader.windows import Origins
 from gpushard.options import MIB
 from gpushard.reading.read import Prepared, begin, begin_early, finish, prepare
@@ -41,11 +44,8 @@ OnError = Literal["raise", "skip"]
 # several loads fit, each with a second copy for samples that are gathered or cast.
 # Loads without that copy have twice this size.
 LOAD_NBYTES = 16 * MIB
-# Most entries of a load in columns; each entry takes up to 100 bytes.
-_MOST_LISTED = 1 << 18
 # Pauses before a failed read is tried again, in seconds.
 _PAUSES = (0.1, 0.4, 1.6)
-_MOST_NAMED = 8
 # Loads grow by this factor, from a small first one. A load of samples that differ in
 # length is cut if it takes more than _LARGE times its mean size.
 _GROWTH, _LARGE = 4, 2
@@ -144,36 +144,29 @@ class Reader:
     incidents: Incidents = field(default_factory=Incidents)
     n_behind: int = 0
 
-    @property
-    def sample_nbytes(self) -> int:
-        """Memory for a sample of all arrays during the read, in bytes."""
-        return max(sum(f.load_nbytes for f in self.fields), 1)
-
     def plans(self, order: Order, share: Share, start: int) -> Iterator[Planned]:
         """Reads of a rank's turns from `start` on, in order; other threads begin them.
 
         The first read is small, so that the first batch comes early.
         """
-        is_scattered = order.is_scattered
-        usual = usual_samples(
-            self.fields,
-            self._n_usual,
-            self.origins.n,
-            is_scattered=is_scattered,
-        )
-        usual = max(usual, share.batch_size)
-        most = most_samples(self.fields, usual, is_scattered=is_scattered)
-        most = max(min(most, _MOST_LISTED // self._n_listed), usual)
-        n_wanted = max(usual // 8, share.batch_size)
+        fields, room, n = self.fields, self._room_nbytes, self.origins.n
+        least, is_anywhere = share.batch_size, order.is_scattered
+        usual, most = load_samples(fields, room, n, least, is_scattered=is_anywhere)
+        most_nbytes = _LARGE * most * load_nbytes(fields)
+        n_wanted = max(usual // 8, least)
         while start < share.n_turns:
             stop = load_end(order, share, start, n_wanted)
             samples = order.at(share.positions(start, stop))
-            is_large = self._nbytes(samples) > _LARGE * most * self.sample_nbytes
-            if is_large and n_wanted > share.batch_size:
-                n_wanted = max(n_wanted // 2, share.batch_size)
+            is_large = sum(f.nbytes_of(samples) for f in fields) > most_nbytes
+            if is_large and n_wanted > least:
+                n_wanted = max(n_wanted // 2, least)
                 continue
             handed = [self._planned(start, samples)]
-            early = handed[0].early = self._begun_early(handed[0])
+            # Free threads begin with it once the read ahead leaves them nothing to do,
+            # even while a result is handed out to a consumer, who then holds the
+            # interpreter's lock.
+            ready = handed[0].prepared
+            early = handed[0].early = None if ready is None else begin_early(ready)
             try:
                 yield handed.pop()  # popped, so that it is not held here meanwhile
             except GeneratorExit:  # `begin` will not wait for the threads
@@ -182,36 +175,11 @@ class Reader:
                 raise
             start, n_wanted = stop, min(_GROWTH * n_wanted, most)
 
-    def _begun_early(self, planned: Planned) -> Begun | None:
-        """Read that free threads begin once the read ahead leaves them nothing to do.
-
-        So threads go from one read to the next without a wait, even while a result is
-        handed out to a consumer, who then holds the interpreter's lock.
-        """
-        if planned.prepared is None or planned.error is not None:
-            return None
-        return begin_early(planned.prepared)
-
     @property
-    def _load_nbytes(self) -> int:
+    def _room_nbytes(self) -> int:
         """Memory for the samples of a usual load, in bytes."""
         spares = self.place.has_copies and all(f.lands_in_place for f in self.fields)
         return 2 * LOAD_NBYTES if spares else LOAD_NBYTES
-
-    @property
-    def _n_usual(self) -> int:
-        """Number of samples in a usual load, limited by memory."""
-        by_nbytes = self._load_nbytes // self.sample_nbytes
-        return max(min(by_nbytes, _MOST_LISTED // self._n_listed), 1)
-
-    @property
-    def _n_listed(self) -> int:
-        """Entries of a sample in columns, at least 1."""
-        return max(sum(f.n_listed for f in self.fields), 1)
-
-    def _nbytes(self, samples: Ints) -> int:
-        """Memory for these samples during the read, in bytes."""
-        return sum(f.nbytes_of(samples) for f in self.fields)
 
     def loads(self, plans: Iterator[Planned]) -> Iterator[Load]:
         """Loads for the planned reads, in order.
@@ -228,6 +196,8 @@ class Reader:
                     yield self._load(begun.popleft())
             while begun:
                 yield self._load(begun.popleft())
+        except Stopped:  # nobody waits for loads any more
+            return
         finally:
             for left in begun:
                 self.place.abandon(left.jobs)
@@ -264,7 +234,7 @@ class Reader:
         """A planned read of all fields; `_finish` raises its errors."""
         planned = Planned(start, samples)
         origins = self.origins.of(samples)
-        with self._held(planned):
+        with self._failing_later(planned):
             for one in self.fields:
                 jobs, done = self.place.read(one, origins)
                 planned.jobs += jobs
@@ -285,21 +255,32 @@ class Reader:
     def _begin(self, planned: Planned) -> None:
         """Begin a read; `_finish` raises its errors."""
         if planned.error is None:
-            with self._held(planned):
+            with self._failing_later(planned):
                 begin(planned.prepared or self._prepared(planned), planned.early)
 
     @contextmanager
-    def _held(self, planned: Planned) -> Iterator[None]:
-        """Keep an error of a read until its result is wanted."""
+    def _failing(self, read: Planned) -> Iterator[None]:
+        """What every error of a read goes through: it names the samples of the read.
+
+        No work of the read is under way any more when the error is raised.
+        """
         try:
             yield
-        except GpushardError as error:
-            self.place.abandon(planned.jobs)
-            self._name(error, planned.samples, self.origins.of(planned.samples))
-            planned.error = error
-        except BaseException:
-            self.place.abandon(planned.jobs)
+        except BaseException as error:
+            self.place.abandon(read.jobs)
+            if isinstance(error, GpushardError):
+                origins = self.origins.of(read.samples)
+                name_samples(error, self.fields, read.samples, origins)
             raise
+
+    @contextmanager
+    def _failing_later(self, read: Planned) -> Iterator[None]:
+        """Keep an error of a read until its result is wanted."""
+        try:
+            with self._failing(read):
+                yield
+        except GpushardError as error:
+            read.error = error
 
     def _begun(self, start: int, samples: Ints) -> Planned:
         planned = self._planned(start, samples)
@@ -310,16 +291,9 @@ class Reader:
         """One complete array for each field."""
         if begun.error is not None:
             raise begun.error
-        try:
+        with self._failing(begun):
             finish(begun.jobs)
             return [done() for done in begun.finishers]
-        except GpushardError as error:
-            self.place.abandon(begun.jobs)
-            self._name(error, begun.samples, self.origins.of(begun.samples))
-            raise
-        except BaseException:
-            self.place.abandon(begun.jobs)
-            raise
 
     def _readable(self, samples: Ints) -> NDArray[np.bool_]:
         """Which samples can be read: bool, shape (n_samples,).
@@ -356,26 +330,6 @@ class Reader:
         # `cell` is where samples begin, not where the rows ahead of them lie.
         is_aligned = len(self.fields) == 1 and one.is_row_wise and not one.cut.lead
         return is_aligned and bool(np.all(cell[piece] == cell[piece[0]]))
-
-    def _name(self, error: GpushardError, samples: Ints, origins: Ints) -> None:
-        """Add to `error` which samples could not be read because of it."""
-        named = [f for f in self.fields if _is_about(f, error)] or list(self.fields)
-        source = named[0].members[0].source
-        error.add_context(store_url=source.store.url)
-        chunk = error.inner_chunk
-        if chunk and len(named[0].members) == 1:
-            axis = source.layout.inner_axes[0]
-            first = int(axis.start_of(chunk[0]))
-            stop = first + int(axis.length_of(chunk[0]))
-            samples = samples[named[0].touches(origins, first, stop)]
-        told = np.sort(samples)[:_MOST_NAMED].tolist()
-        more = "" if len(samples) <= _MOST_NAMED else f" and {len(samples) - len(told)}"
-        which = ", ".join(map(str, told)) + (f"{more} more" if more else "")
-        error.add_note(f"while a loader read samples {which} of {named[0].name}")
-
-
-def _is_about(field_: Field, error: GpushardError) -> bool:
-    return any(member.path == error.array_path for member in field_.members)
 
 
 def load_end(order: Order, share: Share, start: int, n_wanted: int) -> int:

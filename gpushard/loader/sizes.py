@@ -8,6 +8,8 @@ from math import expm1
 from gpushard.loader.fields import Field
 from gpushard.options import GIB, KIB
 
+# Most entries of a load in columns; each entry takes up to 100 bytes.
+_MOST_LISTED = 1 << 18
 # Loads grow up to this factor.
 _MOST_TIMES = 4
 # A load grows while it decodes more than _AMPLIFIED times the wanted bytes, and while a
@@ -17,6 +19,26 @@ _AMPLIFIED, _LESS_THAN_TWICE = 1.25, 1.6
 # about as long as decoding this many bytes.
 _MOST_DECODED_NBYTES = GIB
 _LOOK_NBYTES = 64 * KIB
+
+
+def load_samples(
+    fields: Sequence[Field], room_nbytes: int, n: int, least: int, *, is_scattered: bool
+) -> tuple[int, int]:
+    """Samples of a usual load of `room_nbytes`, and of the largest; `least` or more.
+
+    `n` is the number of all samples; `is_scattered`, whether a load's lie anywhere.
+    """
+    listed = _MOST_LISTED // max(sum(f.n_listed for f in fields), 1)
+    fitting = max(min(room_nbytes // load_nbytes(fields), listed), 1)
+    usual = usual_samples(fields, fitting, n, is_scattered=is_scattered)
+    usual = max(usual, least)
+    most = most_samples(fields, usual, is_scattered=is_scattered)
+    return usual, max(min(most, listed), usual)
+
+
+def load_nbytes(fields: Sequence[Field]) -> int:
+    """Memory for a sample of all arrays during the read, in bytes, at least 1."""
+    return max(sum(f.load_nbytes for f in fields), 1)
 
 
 def usual_samples(

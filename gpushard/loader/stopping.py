@@ -16,7 +16,6 @@ from gpushard.fetching.job import (
     Sink,
 )
 from gpushard.fetching.ranged import RangedBlock
-from gpushard.loader.prefetch import Stopped
 from gpushard.planning.blocks import Planned, ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import ByteRequest
@@ -25,6 +24,10 @@ from gpushard.workers import Task
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from threading import Event
+
+
+class Stopped(Exception):  # noqa: N818 - it is no error
+    """Raised when nobody waits for a read any more; it never reaches a user."""
 
 
 def stoppable(job: Job, stop: Event) -> Job:

@@ -1,0 +1,36 @@
+"""An error of a read -> which samples could not be read because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpushard.errors import GpushardError
+from gpushard.loader.fields import Field
+from gpushard.selecting.selection import Ints
+
+_MOST_NAMED = 8
+
+
+def name_samples(
+    error: GpushardError, fields: Sequence[Field], samples: Ints, origins: Ints
+) -> None:
+    """Add to `error` the samples of a read that it is about, and their array.
+
+    `samples` are those of the read, int64, shape (n,); `origins` is where they begin.
+    """
+    about = [f for f in fields if any(m.path == error.array_path for m in f.members)]
+    named = about[0] if about else fields[0]
+    source = named.members[0].source
+    error.add_context(store_url=source.store.url)
+    chunk = error.inner_chunk
+    if chunk and len(named.members) == 1:
+        axis = source.layout.inner_axes[0]
+        first = int(axis.start_of(chunk[0]))
+        stop = first + int(axis.length_of(chunk[0]))
+        samples = samples[named.touches(origins, first, stop)]
+    told = np.sort(samples)[:_MOST_NAMED].tolist()
+    more = "" if len(samples) <= _MOST_NAMED else f" and {len(samples) - len(told)}"
+    which = ", ".join(map(str, told)) + (f"{more} more" if more else "")
+    error.add_note(f"while a loader read samples {which} of {named.name}")
