@@ -114,6 +114,13 @@ def test_malformed_consolidated_v2_metadata_are_refused(documents, json_path):
     assert caught.value.array_path == "g"
 
 
+def test_consolidated_v2_metadata_may_tell_no_format():
+    """As those of Kerchunk's references in Parquet."""
+    nodes = {".zgroup": {"zarr_format": 2}, "b/.zgroup": {"zarr_format": 2}}
+    group = load_group(DocumentStore({"g/.zmetadata": {"metadata": nodes}}), "g")
+    assert (group.is_consolidated, dict(group.children)) == (True, {"b": "group"})
+
+
 @pytest.mark.parametrize("key", ["a/.zarray", "a/.zattrs"])
 def test_a_malformed_v2_document_names_the_array(key):
     objects = {"a/.zarray": {"zarr_format": 2}, "a/.zattrs": {}, key: b"{"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import pickle
 import subprocess
@@ -22,7 +23,7 @@ import zarr
 from zarr.storage import FsspecStore
 
 import gpushard
-from gpushard.errors import OptionError
+from gpushard.errors import NotFoundError, OptionError
 from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import adapt, resolve
 from gpushard.stores.zarr_store import ZarrStore
@@ -90,6 +91,24 @@ def test_paths_of_universal_pathlib_are_understood(in_memory, written):
     upath = pytest.importorskip("upath", reason="universal_pathlib is not installed")
     for path in (upath.UPath(written), upath.UPath(f"memory://{in_memory}")):
         assert_same_bits(gpushard.open_array(path, "a")[...], VALUES)
+
+
+def test_references_are_named_by_their_path_behind_two_colons(
+    written, tmp_path, monkeypatch
+):
+    """As fsspec and xarray have it: no // stands in such a chain."""
+    files = [file for file in written.rglob("*") if file.is_file()]
+    refs = {str(file.relative_to(written)): [str(file)] for file in files}
+    place = tmp_path / "refs.json"
+    place.write_text(json.dumps({"version": 1, "refs": refs}))
+    group = gpushard.open_group(f"reference::{place}")
+    assert_same_bits(group["a"][...], VALUES)
+    # No file system of fsspec has this name.
+    (tmp_path / "run::1.zarr").symlink_to(written)
+    monkeypatch.chdir(tmp_path)
+    assert_same_bits(gpushard.open_array("run::1.zarr/a")[...], VALUES)
+    with pytest.raises(NotFoundError, match="no directory 'run::absent'"):
+        gpushard.open_group("run::absent")
 
 
 def test_asynchronous_nodes_of_zarr_name_their_places(written):

@@ -12,7 +12,7 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore, WrapperStore
 
 import gpushard
-from gpushard.errors import StoreError
+from gpushard.errors import CorruptShardError, StoreError
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.zarr_ranges import refuses_beyond
 from gpushard.stores.zarr_store import ZarrStore
@@ -145,6 +145,41 @@ def test_a_failure_that_the_size_does_not_explain_is_told():
         with pytest.raises(StoreError, match="no power") as caught:
             store.read([ByteRequest("c/0", *asked)])
         assert "SuffixByteRequest" in str(caught.value) or asked != (-4,)
+
+
+class ReadingOn(WrapperStore):
+    """A store of chunks within a larger file, like virtualizarr's `ManifestStore`."""
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        found = await self._store.get(key, prototype)
+        is_chunk = found is not None and key.startswith("c/")
+        if not is_chunk or not isinstance(byte_range, RangeByteRequest):
+            return await self._store.get(key, prototype, byte_range)
+        file = found.to_bytes() + bytes(10_000)
+        return prototype.buffer.from_bytes(file[byte_range.start : byte_range.end])
+
+
+ReadingOn.__module__ = "virtualizarr.manifests.store"
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_a_store_that_reads_on_behind_a_chunk_is_read(compressors):
+    z = zarr.create_array(
+        MemoryStore(),
+        shape=(7, 4),
+        chunks=(4, 2),
+        dtype="i2",
+        compressors=compressors,
+    )
+    z[...] = np.arange(28).reshape(7, 4)
+    a = gpushard.open_array(ReadingOn(z.store))
+    for key in (..., 3, np.s_[2:5, 1:3], np.s_[::3, ::-1]):
+        assert_same_bits(a[key], z[...][key])
+    cut = zarr.core.buffer.cpu.Buffer.from_bytes(bytes(14))
+    sync(z.store.set("c/0/0", cut))
+    if compressors is None:
+        with pytest.raises(CorruptShardError, match="expected 16 bytes, got 14"):
+            a[...]
 
 
 def test_a_store_whose_name_has_lines_is_named_in_one():

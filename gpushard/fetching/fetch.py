@@ -202,6 +202,9 @@ def _checked_raw(
             again = ByteRequest(request.key, max_nbytes=_MEASURED_NBYTES)
             whole = source.store.read([again])[0]
             got = whole and (whole.object_nbytes or len(whole.data))
+            if got == expected and len(answer.data) > wanted:
+                # virtualizarr's store reads on in the file that has the chunk.
+                return answer.data[:wanted]
         raise CorruptShardError(
             "an uncompressed chunk has another size than its elements",
             array_path=source.layout.path,

@@ -94,7 +94,8 @@ def _listed(store: Store, path: str) -> tuple[dict[str, Document], Broken]:
 
 
 def _consolidated(document: Mapping[str, Any], path: str) -> GroupDocument:
-    kind = document.get("zarr_consolidated_format")
+    # Kerchunk's references in Parquet tell no format; zarr-python reads any.
+    kind = document.get("zarr_consolidated_format", 1)
     if kind != 1:
         what = "the format of the consolidated metadata is unknown"
         raise wrong(what, "zarr_consolidated_format", 1, kind)

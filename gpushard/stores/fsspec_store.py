@@ -41,6 +41,15 @@ def open_url(url: str, storage_options: Mapping[str, Any]) -> FsspecStore:
         ) from error
 
 
+def knows(scheme: str) -> bool:
+    """Whether fsspec is installed and has a file system of that name."""
+    try:
+        from fsspec.registry import known_implementations
+    except ImportError:
+        return False
+    return scheme in known_implementations
+
+
 def as_store(target: Any) -> Any:
     """Zarr store that fsspec's ``get_mapper`` or universal_pathlib's ``UPath`` names.
 

@@ -21,8 +21,8 @@ from gpushard.stores.local import LocalStore
 if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrAbstractStore
 
-# fsspec chains file systems: simplecache::s3://bucket/data.zarr
-_URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)(?:::.*)?://")
+# fsspec chains file systems: simplecache::s3://bucket/data.zarr, reference::refs.json
+_URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)(?:::|://)")
 
 _REMOTE_SCHEMES = frozenset(
     ("http", "https", "s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
@@ -173,7 +173,13 @@ def _resolve_text(
 
 def _scheme_of(text: str) -> str:
     found = _URL.match(text)
-    return found[1].lower() if found else ""
+    scheme = found[1].lower() if found else ""
+    if not scheme or "://" in text:
+        return scheme
+    from gpushard.stores.fsspec_store import knows
+
+    # Without //, it is a path like any other, unless fsspec has such a file system.
+    return scheme if knows(scheme) else ""
 
 
 def _local_path(url: str) -> str:

@@ -38,11 +38,24 @@ def refuses_beyond(store: ZarrAbstractStore) -> bool:
 
     Icechunk's does, and prints the backtrace of a panic if the object is a document.
     """
+    return _is_of("icechunk", store)
+
+
+def reads_on(store: ZarrAbstractStore) -> bool:
+    """Whether a store answers a range with bytes that lie behind the object's end.
+
+    virtualizarr's `ManifestStore` does, with those that follow in the file.
+    """
+    return _is_of("virtualizarr", store)
+
+
+def _is_of(package: str, store: ZarrAbstractStore) -> bool:
+    """Whether a store, or the one in a wrapper, is of a package."""
     from zarr.storage import WrapperStore
 
-    if type(store).__module__.partition(".")[0] == "icechunk":
+    if type(store).__module__.partition(".")[0] == package:
         return True
-    return isinstance(store, WrapperStore) and refuses_beyond(store._store)  # noqa: SLF001
+    return isinstance(store, WrapperStore) and _is_of(package, store._store)  # noqa: SLF001
 
 
 def byte_range_of(request: ByteRequest) -> ZarrByteRequest | None:
