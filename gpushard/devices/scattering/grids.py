@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from gpushard.devices.scattering.boxes import (
     Boxes,
     Column,
+    FarLandings,
     Landings,
     Loop,
     Runs,
@@ -70,31 +71,31 @@ _WIDEST_STEP = 2 * WIDEST_ACCESS
 _SQUARE_THREADS = 256
 
 
-class _Position(NamedTuple):
-    """Word of the struct that points to the positions of rows along an axis."""
+class _Lookup(NamedTuple):
+    """A table of cells along an axis, in which each row looks up its own.
 
-    axis: int
-    word: int
-
-
-class _Far(NamedTuple):
-    """Table that a batch makes for a long axis, with the cells that its rows touch.
-
-    `table` makes it for cells at given positions. Two words of the struct point to the
-    table and to the entries of the rows.
+    Attributes
+    ----------
+    axis
+        The axis along which rows have positions.
+    table_word, position_word
+        Words of the struct that point to the table, and to each row's entry in it.
+    table
+        Makes the table of cells at given positions, if the axis is long: each batch
+        adds that of its own cells. None if the selection has a table of all cells.
     """
 
     axis: int
-    table: Callable[[Ints], NDArray[Any]]
     table_word: int
     position_word: int
+    table: Callable[[Ints], NDArray[Any]] | None
 
 
 class _GridWriter(ParameterWriter):
     """Writer of the struct for an orthogonal selection.
 
-    Offsets that change from row to row are looked up by the row's position along an
-    axis. `positions` and `far` say which of these tables each batch has to add.
+    Offsets that change from row to row are `lookups` by the row's position along an
+    axis.
     """
 
     def __init__(
@@ -102,8 +103,7 @@ class _GridWriter(ParameterWriter):
     ) -> None:
         struct = SCATTER[rank]
         super().__init__(struct, transfer, shuffle)
-        self.positions: list[_Position] = []
-        self.far: list[_Far] = []
+        self.lookups: list[_Lookup] = []
         record = self.record
         record["in_base"] = boxes.in_base
         record["n_columns"] = len(boxes.columns)
@@ -118,17 +118,11 @@ class _GridWriter(ParameterWriter):
             self._add_loop(record["loops"][i], loop, place)
 
     def _add_column(self, column: Column, place: int) -> None:
-        landings = column.landings
-        words = word_of(COLUMN, "landings", place), word_of(COLUMN, "position", place)
-        if isinstance(landings, Landings):
-            self.point(words[0], landing_table(landings))
-            self.positions.append(_Position(column.axis, words[1]))
-            return
-
         def table(position: Ints) -> NDArray[Any]:
-            return landing_table(landings.at(position))
+            return landing_table(column.landings.at(position))
 
-        self.far.append(_Far(column.axis, table, *words))
+        words = word_of(COLUMN, "landings", place), word_of(COLUMN, "position", place)
+        self._look_up(column.axis, column.landings, table, words)
 
     def _add_loop(self, record: Any, loop: Loop, place: int) -> None:
         record["in_stride"], record["out_stride"] = loop.in_stride, loop.out_stride
@@ -146,11 +140,21 @@ class _GridWriter(ParameterWriter):
             return cells
 
         words = word_of(LOOP, "cells", place), word_of(LOOP, "position", place)
-        if isinstance(starts, Landings):
-            self.point(words[0], table(np.arange(len(starts.in_offset))))
-            self.positions.append(_Position(loop.axis, words[1]))
-        else:
-            self.far.append(_Far(loop.axis, table, *words))
+        self._look_up(loop.axis, starts, table, words)
+
+    def _look_up(
+        self,
+        axis: int,
+        cells: Landings | FarLandings,
+        table: Callable[[Ints], NDArray[Any]],
+        words: tuple[int, int],
+    ) -> None:
+        """Have rows look up cells by their position along an axis."""
+        if isinstance(cells, FarLandings):
+            self.lookups.append(_Lookup(axis, *words, table))
+            return
+        self.point(words[0], table(np.arange(len(cells.in_offset))))
+        self.lookups.append(_Lookup(axis, *words, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +176,7 @@ class GridScatter:
     _boxes: Boxes
     _keeps_bytes: bool
     _is_turned: bool
-    _positions: tuple[_Position, ...]
-    _far: tuple[_Far, ...]
+    _lookups: tuple[_Lookup, ...]
 
     @classmethod
     def lay(
@@ -226,8 +229,7 @@ class GridScatter:
             boxes,
             transfer.keeps_bytes,
             squares is not None,
-            tuple(writer.positions),
-            tuple(writer.far),
+            tuple(writer.lookups),
         )
 
     def runs(self, position: Ints) -> Runs | None:
@@ -255,15 +257,14 @@ class GridScatter:
         n_rows = position.shape[1]
         tiles, tile_log2 = self._tiles(position, n_rows)
         per_row, n_tiles = int(tiles.max(initial=1)), int(tiles.sum())
-        pointers = [
-            (word, page.add(position[axis].astype(np.uint32)))
-            for axis, word in self._positions
-        ]
-        for far in self._far:
-            cells = far.table(position[far.axis])
-            pointers.append((far.table_word, page.add(cells)))
-            each = np.arange(n_rows, dtype=np.uint32)
-            pointers.append((far.position_word, page.add(each)))
+        pointers: list[tuple[int, int]] = []
+        for lookup in self._lookups:
+            entry = position[lookup.axis]
+            if lookup.table is not None:
+                pointers.append((lookup.table_word, page.add(lookup.table(entry))))
+                entry = np.arange(n_rows)
+            entries = page.add(entry.astype(np.uint32))
+            pointers.append((lookup.position_word, entries))
         # A few empty tiles cost less than a search for the row of each tile.
         if 2 * n_tiles < n_rows * per_row:
             bounds = np.append(0, np.cumsum(tiles)).astype(np.uint32)
