@@ -34,7 +34,7 @@ def compare_devices(
     layout = source.layout
     host, other = Array(source), Array(source, device)
     n_elements = 0
-    for piece in _pieces(layout):
+    for piece in _cut(per_axis((...,), layout.shape), layout):
         expected = host.read(piece.key, errors=_forget)
         got = _on_host(other.read(piece.key, errors=_forget))
         positions = differing(np.ascontiguousarray(expected), got)
@@ -56,12 +56,8 @@ def _on_host(result: Any) -> NDArray[Any]:
     return np.asarray(result.get() if hasattr(result, "get") else result)
 
 
-def _pieces(layout: ArrayLayout) -> Iterator[Piece]:
-    """Pieces along the borders of inner chunks, as small as these allow."""
-    return _cut(per_axis((...,), layout.shape), layout)
-
-
 def _cut(items: tuple[AxisItem, ...], layout: ArrayLayout) -> Iterator[Piece]:
+    """Pieces along the borders of inner chunks, as small as these allow."""
     pieces = cut(items, layout.inner_axes, layout.dtype.itemsize, _PIECE_NBYTES)
     for piece in pieces:
         nbytes = prod(piece.shape) * layout.dtype.itemsize

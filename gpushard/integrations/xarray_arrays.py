@@ -42,7 +42,7 @@ class LazyArray(_Awaitable):
         if isinstance(key, indexing.VectorizedIndexer) and not any(
             isinstance(k, slice) for k in key.tuple
         ):
-            return self._read_points(key.tuple)
+            return self.array.read(expressions.points(key.tuple, self.shape))
         # For points along some axes only, xarray picks them from a grid that is read.
         support = indexing.IndexingSupport.OUTER
         return indexing.explicit_indexing_adapter(
@@ -51,9 +51,6 @@ class LazyArray(_Awaitable):
 
     def _read_grid(self, key: tuple[Any, ...]) -> Any:
         return self.array.read(expressions.orthogonal(key, self.shape))
-
-    def _read_points(self, key: tuple[Any, ...]) -> Any:
-        return self.array.read(expressions.points(key, self.shape))
 
 
 @dataclass(frozen=True)
