@@ -55,6 +55,9 @@ _N_SCRATCH_COLUMNS = 16
 STREAM_TABLES_NBYTES = 32
 _SCRATCH_NBYTES_PER_ROW = STREAM_TABLES_NBYTES + 64
 
+# Fields of `RowTables` that are no offsets.
+_NUMBERS = {"n_rows", "n_steps", "fused_nbytes"}
+
 LANDING = 2
 """Number of the places that the last step decodes rows to, behind the two arenas."""
 
@@ -120,27 +123,27 @@ class RowTables:
         totals = page.add(np.zeros(_COUNTING_NBYTES + 8, np.uint8))
         scratch_nbytes = _SCRATCH_NBYTES_PER_ROW * n_rows + 16 * _N_SCRATCH_COLUMNS
         return cls(
-            n_rows,
-            len(steps),
-            chain.fused_nbytes,
-            page.add(src),
-            page.add(src_nbytes.astype(np.uint64)),
-            page.add(np.repeat(sizes, n_rows)),
-            page.add(np.repeat(_filters(chain), n_rows)),
-            page.add(np.concatenate(places).astype(np.uint64)),
-            page.add(_planes(chain, n_rows)),
-            page.add(_DUMMY_TABLE),
-            totals,
-            totals + _COUNTING_NBYTES,
+            n_rows=n_rows,
+            n_steps=len(steps),
+            fused_nbytes=chain.fused_nbytes,
+            src=page.add(src),
+            src_nbytes=page.add(src_nbytes.astype(np.uint64)),
+            sizes=page.add(np.repeat(sizes, n_rows)),
+            filters=page.add(np.repeat(_filters(chain), n_rows)),
+            places=page.add(np.concatenate(places).astype(np.uint64)),
+            planes=page.add(_planes(chain, n_rows)),
+            dummies=page.add(_DUMMY_TABLE),
+            totals=totals,
+            n_realigned=totals + _COUNTING_NBYTES,
             # Uploaded zeros save a call that clears the statuses.
-            page.add(np.zeros(n_rows, np.uint32)),
-            page.reserve(scratch_nbytes),
-            page.reserve(DUMMY_CAPACITY),
+            status=page.add(np.zeros(n_rows, np.uint32)),
+            scratch=page.reserve(scratch_nbytes),
+            dummy_dst=page.reserve(DUMMY_CAPACITY),
         )
 
     def at(self, address: int) -> RowTables:
         """The same tables with addresses, on a page that lies at `address`."""
-        offsets = (field.name for field in fields(self)[3:])
+        offsets = {field.name for field in fields(self)} - _NUMBERS
         return replace(self, **{k: address + getattr(self, k) for k in offsets})
 
     def sizes_after(self, step: int) -> int:

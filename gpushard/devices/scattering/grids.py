@@ -74,15 +74,9 @@ _SQUARE_THREADS = 256
 class _Lookup(NamedTuple):
     """A table of cells along an axis, in which each row looks up its own.
 
-    Attributes
-    ----------
-    axis
-        The axis along which rows have positions.
-    table_word, position_word
-        Words of the struct that point to the table, and to each row's entry in it.
-    table
-        Makes the table of cells at given positions, if the axis is long: each batch
-        adds that of its own cells. None if the selection has a table of all cells.
+    Two words of the struct point to the table, and to each row's entry in it. If the
+    axis is long, each batch adds the table of its own cells, which `table` makes from
+    their positions. Otherwise the selection has a table of all cells.
     """
 
     axis: int
@@ -216,19 +210,19 @@ class GridScatter:
         check_limit("bytes wanted of an inner chunk", boxes.largest_nbytes, LIMIT)
         squares = turned(boxes, transfer, shuffle.item_nbytes)
         boxes = boxes if squares is None else squares
-        kernel = _kernel(boxes, transfer, shuffle, is_turned=squares is not None)
-        record = transfer_record(transfer)
-        writer = _GridWriter(boxes, kernel.rank, record, shuffle)
+        is_turned = squares is not None
+        plain, planes, rank = _kernels(boxes, transfer, shuffle, is_turned=is_turned)
+        writer = _GridWriter(boxes, rank, transfer_record(transfer), shuffle)
         writer.record["fill_nbytes"] = fast_divisor(writer.set_fill(fill))
         parameter, tables = writer.written(boxes.out_base)
         return cls(
-            kernel.plain,
-            kernel.planes,
+            plain,
+            planes,
             tables,
             parameter,
             boxes,
             transfer.keeps_bytes,
-            squares is not None,
+            is_turned,
             tuple(writer.lookups),
         )
 
@@ -291,27 +285,20 @@ class GridScatter:
         return -(-nbytes >> tile_log2), tile_log2
 
 
-class _Kernel(NamedTuple):
-    """Names of two kernels with the same parameter: without and with planes."""
-
-    plain: str
-    planes: str
-    rank: int
-
-
-def _kernel(
+def _kernels(
     boxes: Boxes, transfer: Transfer, shuffle: Shuffle, *, is_turned: bool
-) -> _Kernel:
+) -> tuple[str, str, int]:
+    """Names of two kernels, without and with planes, and the rank that both take."""
     is_cast = transfer.kernel == "cast"
     if is_turned:
         name = f"gs_scatter_{'castturn' if is_cast else 'turn'}_{TURN_RANK}"
-        return _Kernel(name, name, TURN_RANK)
+        return name, name, TURN_RANK
     rank = next(n for n in SCATTER if len(boxes.loops) <= n)
     planes = "planes"
     if is_cast and shuffle != NO_SHUFFLE:
         rank, planes = max(SCATTER), "castplanes"
     name = f"gs_scatter_{transfer.kernel}_{rank}"
-    return _Kernel(name, f"gs_scatter_{planes}_{rank}", rank)
+    return name, f"gs_scatter_{planes}_{rank}", rank
 
 
 def _alignment_bits(loops: Sequence[Loop]) -> tuple[int, int]:
