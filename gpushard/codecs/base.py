@@ -117,6 +117,10 @@ class BytesCodec(Protocol):
         """Memory that this stream takes in addition: 0 for all but rare streams."""
         ...
 
+    def told_nbytes(self, encoded: HostBytes) -> int | None:
+        """Decoded size that the head of a stream tells; None if it tells none."""
+        ...
+
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of `encoded`.
 
@@ -169,6 +173,13 @@ class UsualSizes:
     ) -> int:
         """Additional memory: none."""
         return 0
+
+    def told_nbytes(
+        self,
+        encoded: HostBytes,  # noqa: ARG002 - the signature of `BytesCodec`
+    ) -> int | None:
+        """Decoded size by the head: not told."""
+        return None
 
 
 class ArrayCodec(Protocol):

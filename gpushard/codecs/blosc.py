@@ -57,6 +57,10 @@ class BloscCodec(UsualSizes):
         counted = self.beside_nbytes(decoded_nbytes)
         return max(0, n_held * header.block_nbytes - counted)
 
+    def told_nbytes(self, encoded: HostBytes) -> int | None:
+        """Decoded size, which every frame tells."""
+        return blosc_frame.parse_header(encoded, self.name).nbytes
+
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of one frame (see `BytesCodec.decode`).
 

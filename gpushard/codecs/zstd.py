@@ -77,6 +77,15 @@ class ZstdCodec(UsualSizes):
             return min(told.window_size, decoded_nbytes)
         return 0 if told.content_size == decoded_nbytes else 2 * decoded_nbytes
 
+    def told_nbytes(self, encoded: HostBytes) -> int | None:
+        """Decoded size of a lone frame; None if it tells none, or there are several."""
+        data: Any = encoded  # as in `decode`
+        try:
+            nbytes = zstandard.frame_content_size(data)
+        except zstandard.ZstdError:
+            return None
+        return nbytes if nbytes >= 0 and _is_alone(encoded) else None
+
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of all frames in `encoded` (see `BytesCodec.decode`)."""
         data: Any = encoded  # the library's stubs do not know NumPy's buffers

@@ -17,15 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs.wrapping import (
+    Unwrapping,
     decode_object_bytes,
     encoded_object_limit,
-    object_copies,
 )
 from gpushard.damage import reported_afterwards
 from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetching.fetch import known_index
 from gpushard.fetching.job import Job, rows_of
-from gpushard.memory.chunk_room import usual_stored
+from gpushard.layout import CodecSpec
+from gpushard.memory.chunk_room import decode_in_turn, usual_stored
 from gpushard.memory.known import IndexCache
 from gpushard.memory.turns import turns
 from gpushard.planning.blocks import Planned
@@ -292,15 +293,29 @@ def unwrapped(
         return answer
     limit = _shard_limit(source, coordinate)
     room = source.room.most_stored_nbytes - len(answer.data)
-    most = min(limit, max(0, room // object_copies(codecs)))
+    most, needed = limit, limit
     try:
-        data = decode_object_bytes(codecs, answer.data, most)
+        unwrapping = Unwrapping(codecs, answer.data)
+        most = unwrapping.most_nbytes(limit, room)
+        needed = unwrapping.needed_nbytes(limit)
+        decode = partial(_decoded, codecs, answer.data, most)
+        extra = unwrapping.extra_nbytes(most)
+        if extra and source.room.is_crowded_by(extra):
+            data = decode_in_turn(decode)
+        else:
+            data = decode()
     except CorruptShardError as error:
         if most < limit and error.limit_nbytes == most:
-            needed = source.room.alone_nbytes - room + limit
+            needed += source.room.alone_nbytes - room
             raise source.room.beyond("a shard with codecs around it", needed) from error
         error.add_context(
             array_path=source.layout.path, shard_key=source.key(coordinate)
         )
         raise
-    return Fetched(np.frombuffer(data, np.uint8), None, None)
+    return Fetched(data, None, None)
+
+
+def _decoded(
+    codecs: Sequence[CodecSpec], data: NDArray[np.uint8], limit: int
+) -> NDArray[np.uint8]:
+    return np.frombuffer(decode_object_bytes(codecs, data, limit), np.uint8)
