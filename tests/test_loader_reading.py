@@ -187,6 +187,19 @@ def test_what_others_find_damaged_is_raised_where_the_read_is_made(
         next(reader.loads(iter([first])))
 
 
+def test_an_error_names_the_one_of_several_arrays_that_it_is_about(tmp_path):
+    z = zarr.create_array(
+        tmp_path / "labels", shape=(N,), chunks=(4,), shards=(8,), dtype="u2"
+    )
+    z[...] = np.arange(N)
+    (tmp_path / "labels/c/2").write_bytes(bytes(80))
+    arrays = {"images": images(), "labels": gpushard.open_array(tmp_path / "labels")}
+    with pytest.raises(gpushard.CorruptShardError) as caught, Loader(arrays) as loader:
+        list(loader)
+    assert str(caught.value.store_url).endswith("labels")
+    assert caught.value.__notes__[0].endswith(" of labels")
+
+
 def test_what_may_run_far_ahead_needs_no_room_for_all_of_it(monkeypatch):
     monkeypatch.setattr(prefetch, "_MOST_AHEAD", 3)
     made, is_far = [], threading.Event()

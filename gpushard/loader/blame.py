@@ -20,8 +20,7 @@ def name_samples(
 
     `samples` are those of the read, int64, shape (n,); `origins` is where they begin.
     """
-    about = [f for f in fields if any(m.path == error.array_path for m in f.members)]
-    named = about[0] if about else fields[0]
+    named = _field_of(error, fields)
     source = named.members[0].source
     error.add_context(store_url=source.store.url)
     chunk = error.inner_chunk
@@ -34,3 +33,11 @@ def name_samples(
     more = "" if len(samples) <= _MOST_NAMED else f" and {len(samples) - len(told)}"
     which = ", ".join(map(str, told)) + (f"{more} more" if more else "")
     error.add_note(f"while a loader read samples {which} of {named.name}")
+
+
+def _field_of(error: GpushardError, fields: Sequence[Field]) -> Field:
+    members = [(one, m) for one in fields for m in one.members]
+    about = [(one, m) for one, m in members if m.path == error.array_path]
+    # Arrays of several stores often have the same path, that of the root.
+    exact = [(one, m) for one, m in about if m.source.store.url == error.store_url]
+    return (exact or about or members)[0][0]
