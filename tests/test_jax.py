@@ -70,3 +70,18 @@ def test_the_loader_gives_arrays_of_jax(a):
         batches = list(loader)
     assert all(isinstance(batch, jax.Array) for batch in batches)
     assert_same_bits(np.concatenate(batches), VALUES)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float64"])
+def test_elements_that_jax_would_cut_are_refused_until_it_is_told_to_keep_them(dtype):
+    values = np.arange(60).reshape(6, 10).astype(dtype) + 2**40
+    wide = stored(values)
+    with pytest.raises(gpushard.UnsupportedError, match="jax_enable_x64"):
+        gpushard.Loader(wide, to="jax")
+    assert next(iter(gpushard.Loader(wide, to="jax", dtype="f4"))).dtype == "f4"
+    jax.config.update("jax_enable_x64", True)
+    try:
+        (batch,) = gpushard.Loader(wide, to="jax", batch_size=6)
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert_same_bits(np.asarray(batch), values)

@@ -188,16 +188,22 @@ def check_exports(
     Raises
     ------
     UnsupportedError
-        The kind of arrays has no such data type.
+        The kind of arrays has no such data type, or takes a shorter one for it.
     """
     try:
-        export(np.zeros(1, dtype))
+        made = export(np.zeros(1, dtype))
     except (TypeError, ValueError, BufferError, AttributeError) as error:
         raise UnsupportedError(
             f"arrays of to= cannot hold the elements of {name} of a loader",
             got=str(dtype),
             hint="leave out to=, or pass dtype= if the elements are numbers",
         ) from error
+    if made.dtype.itemsize != dtype.itemsize:
+        raise UnsupportedError(
+            f"JAX would cut the elements of {name} of a loader to {made.dtype}",
+            got=str(dtype),
+            hint="run jax.config.update('jax_enable_x64', True), or pass dtype=",
+        )
 
 
 def _itself(array: Any) -> Any:
