@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,12 +29,8 @@ from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.resolve import address, from_address, resolve
 
 if TYPE_CHECKING:
-    from zarr import Array as ZarrArray
-    from zarr.abc.store import Store as ZarrStore
-
     from gpushard.devices.base import Device
-
-    Target = str | Path | ZarrStore | ZarrArray[Any]
+    from gpushard.stores.resolve import Target
 
 
 _Window = tuple[tuple[int, ...], tuple[int, ...]]

@@ -23,8 +23,8 @@ from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import Store
 
 if TYPE_CHECKING:
-    from gpushard.array import Target
     from gpushard.devices.base import Device
+    from gpushard.stores.resolve import Target
 
 
 def open_group(

@@ -18,7 +18,7 @@ from gpushard.stores.resolve import resolve
 from gpushard.writing.create import open_or_make
 
 if TYPE_CHECKING:
-    from gpushard.array import Target
+    from gpushard.stores.resolve import Target
 
 
 class ConvertArguments(TargetArguments, total=False):

@@ -21,8 +21,8 @@ from gpushard.stores.resolve import address, from_address
 from gpushard.writing.create import create_array
 
 if TYPE_CHECKING:
-    from gpushard.array import Target
     from gpushard.devices.base import Device
+    from gpushard.stores.resolve import Target
 
 
 class RollingArray(RollingReader):

@@ -19,7 +19,7 @@ from gpushard.stores.resolve import local_path_of, resolve
 from gpushard.stores.writers import writer_of
 
 if TYPE_CHECKING:
-    from gpushard.array import Target
+    from gpushard.stores.resolve import Target
 
 
 def rolling_attributes(

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -19,7 +19,25 @@ from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
 
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from obstore.store import ObjectStore
+    from zarr import Array, AsyncArray, AsyncGroup, Group
     from zarr.abc.store import Store as ZarrAbstractStore
+    from zarr.storage import StorePath
+
+    class _UPath(Protocol):
+        """What universal_pathlib's paths have."""
+
+        @property
+        def fs(self) -> Any: ...
+        @property
+        def path(self) -> str: ...
+
+    _Node = Array[Any] | Group | AsyncArray[Any] | AsyncGroup
+    _Named = str | os.PathLike[str] | MutableMapping[str, Any] | _UPath
+    Target = _Named | ZarrAbstractStore | StorePath | _Node | ObjectStore | Store
+    """What a caller names a store by."""
 
 # fsspec chains file systems: simplecache::s3://bucket/data.zarr, reference::refs.json
 _URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)(?:::|://)")

@@ -24,8 +24,8 @@ from gpushard.writing.blueprint import ArrayFormat, blueprint
 from gpushard.writing.maintenance import compact_shards, repair_shards
 
 if TYPE_CHECKING:
-    from gpushard.array import Target
     from gpushard.devices.base import Device
+    from gpushard.stores.resolve import Target
 
 
 def create_array(  # noqa: PLR0913 - two by position, the rest by name
