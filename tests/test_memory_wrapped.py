@@ -6,10 +6,12 @@ import tracemalloc
 from bisect import bisect_left
 from typing import Any
 
+import crc32c
 import numcodecs.blosc
 import numpy as np
 import pytest
 
+import gpushard
 from asked_store import opened, put
 from gpushard import LimitError
 from gpushard.codecs.wrapping import Unwrapping
@@ -17,7 +19,7 @@ from gpushard.layout import CodecSpec
 from gpushard.options import KIB, MIB
 from hostile_shards import ZSTD
 from lone_chunks import let_little_count, trace_pages, zstd
-from spec_shards import LITTLE, document, sharding
+from spec_shards import CRC, LITTLE, document, sharding
 from test_memory_alone import named
 
 N = 256 * KIB
@@ -78,3 +80,14 @@ def test_what_a_blosc_frame_around_a_shard_takes_is_counted(name):
         == 4 * MIB
         > one.most_nbytes(4 * MIB, needed - 1)
     )
+
+
+@pytest.mark.parametrize("n_checksums", [1, 2])
+def test_the_head_of_a_stream_behind_checksums_is_found(tmp_path, n_checksums):
+    data = numcodecs.blosc.compress(SHARD, b"lz4", 1, 0)
+    for _ in range(n_checksums):
+        data += crc32c.crc32c(data).to_bytes(4, "little")
+    inner = sharding((N,), codecs=[LITTLE], index_codecs=[LITTLE])
+    around = [BLOSC, *[CRC] * n_checksums]
+    place = put(tmp_path, document((N,), (N,), inner, *around), c_0=data)
+    assert gpushard.open_array(place)[:].tobytes() == NOISE

@@ -50,7 +50,8 @@ class Unwrapping:
             if codec.n_copies:
                 break
             n_behind = codec.encoded_nbytes(0) or 0
-            self._data = memoryview(self._data)[: max(0, len(data) - n_behind)]
+            n_before = max(0, len(self._data) - n_behind)
+            self._data = memoryview(self._data)[:n_before]
         self._told_nbytes = self._first.told_nbytes(self._data)
 
     def extra_nbytes(self, nbytes: int) -> int:
