@@ -182,6 +182,30 @@ def test_a_store_that_reads_on_behind_a_chunk_is_read(compressors):
             a[...]
 
 
+def test_a_store_that_reads_on_gives_only_the_wanted_inner_chunks_of_a_shard():
+    asked = []
+
+    class Noting(ReadingOn):
+        async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+            asked.append(byte_range)
+            return await super().get(key, prototype, byte_range)
+
+    Noting.__module__ = ReadingOn.__module__
+    z = zarr.create_array(
+        MemoryStore(), shape=(64,), chunks=(2,), shards=(64,), dtype="i2"
+    )
+    z[:] = np.arange(64)
+    a = gpushard.open_array(Noting(z.store))
+    asked.clear()
+    assert a[0] == 0
+    assert None not in asked
+    pieces = ByteRequest("c/0", 0, 100, is_indexed=True, piece_nbytes=40)
+    for request in (pieces, ByteRequest("c/0", 0, 1)):
+        ZarrStore(Noting(z.store)).read([request])
+    ends = [byte_range.end for byte_range in asked[-4:]]
+    assert ends == [40, 80, 100, 1]
+
+
 def test_a_store_whose_name_has_lines_is_named_in_one():
     class Lines(MemoryStore):
         def __str__(self) -> str:

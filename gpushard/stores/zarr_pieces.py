@@ -57,6 +57,7 @@ class Pieces:
         read: Reader,
     ) -> None:
         self._key, self._start = request.key, start
+        self._is_indexed = request.is_indexed
         self._nbytes = max(0, stop - start)
         self._piece_nbytes = piece_nbytes
         self._read = read
@@ -91,8 +92,8 @@ class Pieces:
     async def _fetch(self, first: int) -> bool:
         """Fetch the piece at `first`; returns whether it is the last that is wanted."""
         stop = min(first + self._piece_nbytes, self._nbytes)
-        piece = ByteRequest(self._key, self._start + first, self._start + stop)
-        answer = await self._read(piece)
+        piece = (self._key, self._start + first, self._start + stop)
+        answer = await self._read(ByteRequest(*piece, is_indexed=self._is_indexed))
         if answer is None:
             self._is_gone = True
             return True

@@ -259,9 +259,20 @@ class ZarrStore:
             for i, buffer in group
         }
 
+    def _is_cut(self, request: ByteRequest) -> bool:
+        """Whether to fetch the whole object, because a range would not end with it.
+
+        A range that an index names lies inside of the object, and who asks for one byte
+        wants to know whether there is an object.
+        """
+        if request.is_indexed or request.stop == 1:
+            return False
+        return self._reads_on and request.start == 0
+
     def _is_divided(self, request: ByteRequest) -> bool:
         """Whether a request is fetched in pieces; its end must be found out first."""
-        if not (request.piece_nbytes and self._costs.answers_in_threads):
+        in_pieces = request.piece_nbytes and self._costs.answers_in_threads
+        if not in_pieces or self._is_cut(request):
             return False
         return request.stop is not None or self._tells_sizes
 
@@ -281,9 +292,9 @@ class ZarrStore:
 
     async def _read_one(self, request: ByteRequest) -> Fetched | None:
         key, asked = request.key, byte_range_of(request)
-        is_cut = self._reads_on and request.start == 0
+        is_cut = self._is_cut(request)
         if is_cut:
-            asked = None  # the only range that ends where the object ends
+            asked = None
         if self._asks_sizes and request.stop is None and asked is not None:
             object_nbytes = await self._size_if_known(key)
             # Some stores give the size 0 to objects that do not exist.
