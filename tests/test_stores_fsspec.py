@@ -23,7 +23,7 @@ import zarr
 from zarr.storage import FsspecStore
 
 import gpushard
-from gpushard.errors import NotFoundError, OptionError
+from gpushard.errors import NotFoundError, OptionError, StoreError
 from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import adapt, resolve
 from gpushard.stores.zarr_store import ZarrStore
@@ -109,6 +109,13 @@ def test_references_are_named_by_their_path_behind_two_colons(
     assert_same_bits(gpushard.open_array("run::1.zarr/a")[...], VALUES)
     with pytest.raises(NotFoundError, match="no directory 'run::absent'"):
         gpushard.open_group("run::absent")
+
+
+@pytest.mark.parametrize("chain", ["zip", "simplecache::zip"])
+def test_an_error_of_a_chain_without_slashes_names_its_first_scheme(chain, tmp_path):
+    first = chain.partition("::")[0]
+    with pytest.raises(StoreError, match=f"cannot open {first}:: URLs: FileNotFound"):
+        gpushard.open_array(f"{chain}::{tmp_path}/absent.zip")
 
 
 def test_asynchronous_nodes_of_zarr_name_their_places(written):

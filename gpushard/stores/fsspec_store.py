@@ -21,22 +21,23 @@ def open_url(url: str, storage_options: Mapping[str, Any]) -> FsspecStore:
     StoreError
         The file system cannot be opened.
     """
-    schemes = f"{url.partition('://')[0]}:// URLs"
+    first, slashes, _ = url.partition("://")
+    schemes = f"{first}://" if slashes else f"{url.partition('::')[0]}::"
     try:
         return _opened(url, dict(storage_options))
     except ImportError as error:
         raise UnsupportedError(
-            f"reading {schemes} needs a package that is missing ({error})",
+            f"reading {schemes} URLs needs a package that is missing ({error})",
             hint="run: pip install fsspec, and fsspec's package for this scheme",
         ) from error
     except ValueError as error:
         raise UnsupportedError(
-            f"fsspec cannot open {schemes} ({error})",
+            f"fsspec cannot open {schemes} URLs ({error})",
             hint="check the URL's spelling",
         ) from error
     except Exception as error:  # file systems raise anything when they connect
         raise StoreError(
-            f"cannot open {schemes}: {type(error).__name__}: {error}",
+            f"cannot open {schemes} URLs: {type(error).__name__}: {error}",
             hint="check the URL, the network and storage_options",
         ) from error
 
