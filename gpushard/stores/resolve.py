@@ -197,7 +197,7 @@ def _scheme_of(text: str) -> str:
     from gpushard.stores.fsspec_store import knows
 
     # Without //, it is a path like any other, unless fsspec has such a file system.
-    return scheme if knows(scheme) else ""
+    return scheme if scheme != "file" and knows(scheme) else ""
 
 
 def _local_path(url: str) -> str:
