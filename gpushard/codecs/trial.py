@@ -44,7 +44,10 @@ _N_ELEMENTS = 8
 def try_out(
     part: Any, chain: CodecChain, dtype: np.dtype[Any], chunk_shape: tuple[int, ...]
 ) -> None:
-    """Fit `part`, made of a chain, to inner chunks as stored; let it decode zeros."""
+    """Fit the array part of `chain` to its elements, and let it decode zeros.
+
+    `chunk_shape` is the shape of an inner chunk in the axes that the chain encodes.
+    """
     if isinstance(part, ElementsPart):
         if not part.has_filters:
             return

@@ -105,7 +105,10 @@ class Advice:
 
 
 def advise(layout: ArrayLayout, threads: int, ratio: float | None = None) -> Advice:
-    """Advice on an array, by the decoded size over the stored size if it is known."""
+    """Advice on an array that `threads` decode.
+
+    `ratio` is the decoded size over the stored size, if it is known.
+    """
     known = tuple(
         axis.length_of(0) if axis.n_cells else 1 for axis in layout.inner_axes
     )

@@ -35,7 +35,7 @@ _COMPARED_NBYTES = 1 << 22
 
 @dataclass(frozen=True)
 class Copy:
-    """The shards of one array, copied from another one; the documents exist."""
+    """Copies the shards of `source` to `target`, whose documents exist already."""
 
     source: Source
     target: Source

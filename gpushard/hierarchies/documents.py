@@ -195,7 +195,7 @@ def _too_costly(name: str, path: str, data: bytes) -> LimitError:
 
 
 def listed(store: Store, prefix: str, path: str) -> list[str]:
-    """Names below `prefix`, for the group at `path`; a store may be unable to list."""
+    """Names below `prefix`, for the group at `path`; else a `StoreError`."""
     names = store.list_children(prefix)
     if names is None:
         raise StoreError(

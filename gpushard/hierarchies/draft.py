@@ -28,7 +28,11 @@ _METADATA, _DATA = "meta/root", "data/root"
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A node: paths of its hierarchy, and in it; and the suffix of metadata keys."""
+    """A place in a hierarchy.
+
+    `root` is the path of the hierarchy in its store, and `path` that of the node in the
+    hierarchy. `suffix` is that of metadata keys.
+    """
 
     root: str
     path: str

@@ -57,7 +57,10 @@ class Steps:
         self._shards = writer_of(source.store, tags_of(attributes))
 
     def window(self) -> Window:
-        """The array's current window; an error if it could not be moved either."""
+        """The array's current window.
+
+        If the window could not be moved, an error is raised here already.
+        """
         return self._changed(lambda now: now)[0]
 
     def write(

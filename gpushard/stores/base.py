@@ -191,7 +191,13 @@ class Store(Protocol):
         ...
 
     def list_children(self, prefix: str) -> list[str] | None:
-        """List the names directly below `prefix`; None if the store cannot list."""
+        """List the names directly below `prefix`; None if the store cannot list.
+
+        Raises
+        ------
+        StoreError
+            The store failed.
+        """
         ...
 
 

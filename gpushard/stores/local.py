@@ -215,7 +215,10 @@ class LocalStore:
     def refuse_changed(
         self, handle: Handle, now: os.stat_result, *, is_torn: bool = False
     ) -> None:
-        """Raise `ObjectChangedError` if the file, of status `now`, has changed."""
+        """Raise `ObjectChangedError` if an open file was overwritten since.
+
+        `now` is its status. Bytes that are `is_torn` show it by themselves.
+        """
         if is_torn or not is_still(handle.version, now):
             self._handles.drop(handle)
             raise self._changed(handle.key, handle.version, version_of(now))

@@ -46,7 +46,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class OneAtATime(AsyncFileSystemWrapper):
-    """Asynchronous file system that reads from a synchronous one in one thread."""
+    """Asynchronous file system over one that a single thread reads at a time."""
 
     cachable = False
 

@@ -112,7 +112,7 @@ class Patience:
         self._repeats = repeats or Repeats()
 
     def ask(self, work: Callable[[Requested], Answer], request: Requested) -> Answer:
-        """Answer of ``work(request)``, after several attempts, or the last error."""
+        """Answer of ``work(request)``; after several attempts, its last error."""
         attempts = _Attempts(self._repeats.first_s, time.monotonic())
         while True:
             try:

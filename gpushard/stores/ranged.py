@@ -127,7 +127,10 @@ class RangedStore:
         return None
 
     def refuse_changed(self, key: str, version: Hashable | None) -> None:
-        """Raise `ObjectChangedError` unless an object is of `version`; a request."""
+        """Raise `ObjectChangedError` unless an object is of `version`.
+
+        This costs a request.
+        """
         self._patience.ask(self._refuse_changed, ByteRequest(key, version=version))
 
     def _refuse_changed(self, request: ByteRequest) -> None:
