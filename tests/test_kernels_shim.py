@@ -63,11 +63,15 @@ def launching(name, *args, threads=32):
     return f"planted.launch({name!r}, 1, {threads}, [{arguments}], shared_nbytes=128)"
 
 
+MISALIGNED = launching("gs_misaligned", "np.zeros(64, 'u1')", "np.uint32(4)")
+
+
 @cache
 def plain_deaths():
-    """How launches end that nothing but the shim notices."""
+    """How launches end that the shim notices without a sanitizer of the process."""
     calls = {name: launching(name, threads=n) for name, (n, _) in DIVERGENT.items()}
     calls["gs_deep"] = launching("gs_deep", "np.zeros(32, 'u4')", "np.uint32(261000)")
+    calls["misaligned"] = MISALIGNED
     return dict(zip(calls, deaths_of(list(calls.values()), PRELUDE), strict=True))
 
 
@@ -80,9 +84,7 @@ def sanitized_deaths():
         )
         for k, array in enumerate(OVERRUN)
     }
-    calls["misaligned"] = launching(
-        "gs_misaligned", "np.zeros(64, 'u1')", "np.uint32(4)"
-    )
+    calls["misaligned"] = MISALIGNED
     deaths = deaths_of(list(calls.values()), PRELUDE, sanitized_environment())
     return dict(zip(calls, deaths, strict=True))
 
@@ -356,8 +358,9 @@ def test_one_element_past_an_array_is_found(array):
 
 
 @pytest.mark.skipif(in_sanitized_process(), reason="starts a sanitized process")
-def test_a_misaligned_vector_access_is_found():
-    death = sanitized_deaths()["misaligned"]
+@pytest.mark.parametrize("deaths", [plain_deaths, sanitized_deaths])
+def test_a_misaligned_vector_access_is_found(deaths):
+    death = deaths()["misaligned"]
     assert death.status != 0
     assert "misaligned address" in death.said, death.said
 
