@@ -19,6 +19,7 @@ from cuda_host.standin import load_standin
 from fuzz.shard_cases import CRC, LITTLE, OneObject, blosc, document, sharding
 from gpushard import open_array
 from gpushard.codecs import blosc_frame
+from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
 from idle_device import idle, n_driver_calls
 from zarr_oracle import assert_same_bits, native, write
@@ -149,3 +150,19 @@ def test_frames_of_blosclz_among_them_are_decoded_on_the_host():
     results, job = read_on_device(a, [whole(a.shape)], emulated())
     assert_same_bits(results[0], values)
     assert job.tally.counts["n_refused_inner_chunks"] == n_blosclz
+
+
+@pytest.mark.parametrize("first", [[], [("blosclz", BYTES)]], ids=["all", "but some"])
+def test_each_launch_of_a_batch_goes_by_its_own_rows(first):
+    """Of the same batch some rows are shuffled, or refused, and others are not."""
+    a, values, _ = mixed("plain", [*first, *FRAMES])
+    at = [9, 1, 15, 3, 12], [70, 30, 95, 50, 85]
+    wanted = [whole(a.shape), expressions.points(at, a.shape)]
+    device = emulated()
+    results, job = read_on_device(a, wanted, device)
+    assert_same_bits(results[0], values)
+    assert_same_bits(results[1], values[at])
+    n_refused = job.tally.counts.get("n_refused_inner_chunks", 0)
+    assert bool(n_refused) == bool(first)
+    scatters = [what for *_, what in device.log if what.startswith("gs_scatter")]
+    assert len(scatters) == 2 + bool(first)

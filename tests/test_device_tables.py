@@ -11,9 +11,17 @@ import zstandard
 from array_strategies import codec
 from fuzz.shard_cases import LITTLE
 from gpushard.devices.choice import choose_chain
-from gpushard.devices.decoding.row_tables import DUMMIES, LANDING, RowTables
+from gpushard.devices.decoding.row_tables import (
+    DUMMIES,
+    DUMMY_CAPACITY,
+    LANDING,
+    STREAM_TABLES_NBYTES,
+    TOTALS_NBYTES,
+    RowTables,
+)
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.slabs import TablePage
+from gpushard.devices.structs import FAST_DIVISOR
 from idle_device import opened
 
 N_ROWS, ADDRESS = 3, 1 << 40
@@ -23,16 +31,23 @@ PLACES = [np.arange(N_ROWS) + first for first in (100, 200, 300)]
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
 
 
-def laid():
+SHUFFLED = [LITTLE, codec("numcodecs.shuffle", elementsize=4)]
+COMPRESSED = [
+    codec("numcodecs.delta", dtype="<i4", astype="<i2"),
+    LITTLE,
+    codec("numcodecs.shuffle", elementsize=2),
+    codec("numcodecs.zlib", level=1),
+]
+
+
+def laid(codecs=COMPRESSED, n_rows=N_ROWS):
     """A page with tables behind other columns, the tables, and the chain."""
-    packed = codec("numcodecs.delta", dtype="<i4", astype="<i2")
-    compressed = codec("numcodecs.zlib", level=1)
-    shuffle = codec("numcodecs.shuffle", elementsize=2)
-    a = opened([packed, LITTLE, shuffle, compressed], "int32")
-    chain, _ = choose_chain(a.source)
+    chain, _ = choose_chain(opened(codecs, "int32").source)
     page = TablePage()
     page.add(np.ones(5, np.uint8))
-    return page, RowTables.lay(page, chain, (SRC, NBYTES), PLACES).at(ADDRESS), chain
+    encoded = np.resize(SRC, n_rows), np.resize(NBYTES, n_rows)
+    places = [np.resize(column, n_rows) for column in PLACES]
+    return page, RowTables.lay(page, chain, encoded, places).at(ADDRESS), chain
 
 
 def test_each_table_of_the_rows_lies_where_it_is_said_to():
@@ -55,6 +70,35 @@ def test_each_table_of_the_rows_lies_where_it_is_said_to():
         assert at(tables.place(k)).tolist() == PLACES[k].tolist()
     assert at(tables.status, "u4").tolist() == [0] * N_ROWS
     assert tables.scratch - ADDRESS >= page.upload_nbytes
+
+
+@pytest.mark.parametrize("codecs", [COMPRESSED, SHUFFLED], ids=["steps", "planes"])
+def test_tables_share_no_byte_and_begin_where_a_gpu_loads_their_items(codecs):
+    """A GPU faults at addresses that are no multiple of what it loads; x86 does not."""
+    n_rows = 1001  # odd, and so many that rows take more than what is left over
+    page, tables, chain = laid(codecs, n_rows)
+    words = [tables.src, tables.src_nbytes]
+    words += [tables.sizes_after(k) for k in range(tables.n_steps)]
+    words += [tables.place(k) for k in (0, 1, LANDING)]
+    shuffles = [k for k, step in enumerate(chain.steps) if step.kind.value == "shuffle"]
+    halves = [tables.status, *(at for k in shuffles for at in tables.filters_of(k))]
+    scratch_nbytes = (STREAM_TABLES_NBYTES + FAST_DIVISOR.itemsize + 48) * n_rows
+    spans = [
+        *((at, 8 * n_rows, 8) for at in words),
+        *((at, 4 * n_rows, 4) for at in halves),
+        *((tables.dummy(kind), len(DUMMIES[kind]), 16) for kind in DUMMIES),
+        (tables.totals, TOTALS_NBYTES + 8, 8),
+        (tables.n_realigned, 8, 8),
+        (tables.scratch, scratch_nbytes, 16),
+        (tables.dummy_dst, DUMMY_CAPACITY, 16),
+    ]
+    if chain.fused_nbytes:
+        spans.append((tables.planes, FAST_DIVISOR.itemsize * n_rows, 4))
+    spans.sort()
+    assert [at % alignment for at, _, alignment in spans] == [0] * len(spans)
+    ends = [at + nbytes for at, nbytes, _ in spans]
+    assert all(end <= at for end, (at, *_) in zip(ends, spans[1:], strict=False))
+    assert ends[-1] <= ADDRESS + page.nbytes
 
 
 def test_each_decoder_has_a_stream_of_its_own_format_for_refused_ones():
