@@ -130,6 +130,14 @@ def test_room_that_was_claimed_in_vain_is_free_again():
     assert kept(cache, 4, 5) == [4, 5]
 
 
+def test_room_that_was_made_in_vain_is_free_again():
+    cache = ChunkCache(NBYTES, NBYTES)
+    kept(cache, 1)
+    assert cache.claim([2]).taken  # and let go at once
+    assert cache.has_room
+    assert kept(cache, 3, may_drop=False) == [3]
+
+
 def test_a_key_that_is_claimed_twice_at_once_has_one_slot():
     cache = ChunkCache(4 * NBYTES, NBYTES)
     assert kept(cache, 7, 7, 8) == [7, 8]
