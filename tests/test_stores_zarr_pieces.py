@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from zarr.core.buffer import default_buffer_prototype
-from zarr.storage import MemoryStore
+from zarr.storage import FsspecStore, MemoryStore, WrapperStore
 
 import gpushard
 from asked_store import put
@@ -22,7 +24,7 @@ from gpushard.stores.zarr_store import ZarrStore
 from hostile_shards import ZSTD
 from lone_chunks import N, let_little_count, put_chunk, zstd
 from spec_shards import LITTLE, document, sharding
-from stored_object import BODY, RANGES
+from stored_object import BODY, RANGES, replace_file, write_object
 
 P = 50
 
@@ -30,7 +32,7 @@ P = 50
 class Noting(MemoryStore):
     """A store that notes how much it is asked for, and how often at once."""
 
-    def __init__(self, objects: dict[str, bytes], failing: int | None = None) -> None:
+    def __init__(self, objects: dict[str, bytes], failing: Container[int] = ()) -> None:
         make = default_buffer_prototype().buffer.from_bytes
         super().__init__({key: make(data) for key, data in objects.items()})
         self.sizes: list[int | None] = []
@@ -45,7 +47,7 @@ class Noting(MemoryStore):
         self.most_at_once = max(self.most_at_once, self.n_running)
         try:
             await asyncio.sleep(0)
-            if n_before == self.failing:
+            if n_before in self.failing:
                 raise RuntimeError("boom")
             return await super().get(key, prototype, byte_range)
         finally:
@@ -97,12 +99,145 @@ def test_pieces_of_no_object_are_none(asked):
     assert far(Noting({})).read([ByteRequest("k", *asked, piece_nbytes=P)]) == [None]
 
 
-def test_a_piece_that_fails_is_the_error_and_no_other_one_is_begun():
-    store = Noting({"k": BODY}, failing=3)
+@pytest.mark.parametrize("failing", [{3}, {0}, {0, 1}])
+def test_a_piece_that_fails_is_asked_for_with_all_others_at_once(failing):
+    store = Noting({"k": BODY}, failing)
+    (answer,) = far(store).read([ByteRequest("k", 0, 1000, piece_nbytes=P)])
+    assert answer is not None
+    assert answer.data.tobytes() == BODY[:1000]
+    assert store.n_running == 0
+    assert len(store.sizes) <= 6
+    assert store.sizes[-1] == 1000
+
+
+def test_a_store_that_goes_on_failing_is_the_error():
+    store = Noting({"k": BODY}, failing=range(3, 100))
     with pytest.raises(StoreError, match="boom"):
         far(store).read([ByteRequest("k", 0, 1000, piece_nbytes=P)])
     assert store.n_running == 0
-    assert len(store.sizes) <= 5
+
+
+ASKED = [(), (-400,), (0, 1000), (0, 3000)]
+
+
+def of(body: bytes, asked: tuple[int, ...]) -> bytes:
+    """What one request for `asked` gets of an object."""
+    start, stop = [*asked, *(0, None)[len(asked) :]]
+    return body[start:stop]
+
+
+class Changing(Noting):
+    """A store whose object is another one after so many answers."""
+
+    def __init__(self, after: int, body: bytes | None) -> None:
+        super().__init__({"k": BODY})
+        self.n_until, self.body = after, body
+
+    async def get(self, *args: Any, **kwargs: Any) -> Any:
+        found = await super().get(*args, **kwargs)
+        self.n_until -= 1
+        if not self.n_until and self.body is None:
+            del self._store_dict["k"]
+        elif not self.n_until:
+            make = default_buffer_prototype().buffer.from_bytes
+            self._store_dict["k"] = make(self.body)
+        return found
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("after", [1, 6, 8])
+@pytest.mark.parametrize("body", [None, b"", BODY[::-1] + BODY, BODY[600::-1]])
+def test_pieces_of_two_objects_are_never_joined(asked, after, body):
+    """Those of another size; a store that tells only sizes cannot tell more."""
+    store = Changing(after, body)
+    (answer,) = far(store).read([ByteRequest("k", *asked, piece_nbytes=P)])
+    if body is None:
+        assert answer is None
+    else:
+        assert answer is not None
+        assert answer.data.tobytes() == of(body, asked)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("after", [1, 6, 8])
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_file_replaced_between_pieces_is_noticed_whatever_its_size(
+    tmp_path, asked, after, is_wrapped
+):
+    path = write_object(tmp_path) / "c" / "0"
+    store, sizes = counted(tmp_path, path, after)
+    store = WrapperStore(store) if is_wrapped else store
+    request = ByteRequest("c/0", *asked, piece_nbytes=P)
+    (answer,) = ZarrStore(store).read([request])
+    assert answer is not None
+    assert answer.data.tobytes() == of(BODY[::-1], asked)
+    assert len(sizes) > after
+
+
+def counted(root: Path, path: Path, after: int) -> tuple[Any, list[int]]:
+    """fsspec's store of files; one is replaced after so many answers.
+
+    The sizes of its answers are told, too.
+    """
+    store = FsspecStore.from_url(f"file://{root}", read_only=True)
+    real, sizes = store.fs._cat_file, []
+
+    async def cat_file(*args: Any, **kwargs: Any) -> bytes:
+        data = await real(*args, **kwargs)
+        sizes.append(len(data))
+        if len(sizes) == after:
+            replace_file(path, BODY[::-1])
+        return data
+
+    store.fs._cat_file = cat_file
+    return store, sizes
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_files_are_read_in_pieces_through_a_wrapper_too(tmp_path, is_wrapped):
+    path = write_object(tmp_path) / "c" / "0"
+    store, sizes = counted(tmp_path, path, after=0)
+    store = WrapperStore(store) if is_wrapped else store
+    for asked in ASKED:
+        (answer,) = ZarrStore(store).read([ByteRequest("c/0", *asked, piece_nbytes=P)])
+        assert answer is not None
+        assert answer.data.tobytes() == of(BODY, asked)
+    assert max(sizes) <= P
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 333, 1023, 1025, 5000])
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_size_from_earlier_does_not_cut_off_or_move_what_is_read(nbytes, asked):
+    class Stale(Noting):
+        async def getsize(self, key: str) -> int:
+            return nbytes
+
+    (answer,) = far(Stale({"k": BODY})).read([ByteRequest("k", *asked, piece_nbytes=P)])
+    assert answer is not None
+    assert answer.data.tobytes() == of(BODY, asked)
+
+
+def test_a_store_that_ignores_ranges_is_asked_for_the_object_at_once():
+    class Rangeless(Noting):
+        async def get(self, key: str, prototype: Any = None, _: Any = None) -> Any:
+            return await super().get(key, prototype)
+
+    request = ByteRequest("k", max_nbytes=2000, piece_nbytes=P)
+    (answer,) = far(Rangeless({"k": BODY})).read([request])
+    assert answer is not None
+    assert answer.data.tobytes() == BODY
+
+
+def test_a_store_that_reads_on_behind_an_object_is_not_asked_for_pieces():
+    class ReadingOn(Noting):
+        """One by its name."""
+
+    ReadingOn.__module__ = "virtualizarr.manifests.store"
+    store = ReadingOn({"k": BODY})
+    (answer,) = far(store).read([ByteRequest("k", 0, 3000, piece_nbytes=P)])
+    assert answer is not None
+    assert answer.data.tobytes() == BODY
+    assert store.sizes == [None]
 
 
 def test_pieces_of_several_ranges_come_in_their_order():
@@ -160,7 +295,8 @@ def test_an_index_comes_in_pieces_too(tmp_path, monkeypatch):
     a = gpushard.open_array(far(store), device="cpu", options=options)
     store.sizes.clear()
     assert a[5:9].tobytes() == BODY[5:9]
-    assert max(n or MIB for n in store.sizes) <= 64
+    # One byte behind the end shows whether the object ends there.
+    assert max(n or MIB for n in store.sizes) <= 64 + 1
 
 
 def test_a_read_with_little_memory_asks_for_pieces(stored):

@@ -15,7 +15,7 @@ from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key, without_credentials
 from gpushard.stores.zarr_loop import contained, run
-from gpushard.stores.zarr_pieces import Pieces, tells_sizes
+from gpushard.stores.zarr_pieces import Pieces, answering, tells_sizes
 from gpushard.stores.zarr_ranges import (
     byte_range_of,
     byte_range_within,
@@ -92,8 +92,10 @@ class ZarrStore:
         self._costs = costs or _costs_of(store)
         self._gives_ranges = gives_ranges(store)
         self._asks_sizes = refuses_beyond(store)
-        self._tells_sizes = tells_sizes(store)
         self._reads_on = reads_on(store)
+        self._answering = answering(store)
+        self._divides = self._costs.answers_in_threads and not self._reads_on
+        self._divides &= tells_sizes(self._answering)
         self._answered: set[type] = set()  # kinds of ranges beyond an object's end
 
     def __reduce__(self) -> tuple[Callable[..., ZarrStore], tuple[object, ...]]:
@@ -193,7 +195,8 @@ class ZarrStore:
     ) -> Sequence[Fetched | None]:
         """Answers to the requests of one call of the store, out of `n_calls` calls."""
         if self._is_divided(requests[0]):
-            return [await self._read_in_pieces(requests[0])]
+            found = await self._read_in_pieces(requests[0])
+            return [found or await self._read_one(requests[0])]
         if self._gives_ranges and requests[0].is_indexed:
             return await self._read_ranges(requests, n_calls)
         return [await self._read_one(requests[0])]
@@ -270,25 +273,15 @@ class ZarrStore:
         return self._reads_on and request.start == 0
 
     def _is_divided(self, request: ByteRequest) -> bool:
-        """Whether a request is fetched in pieces; its end must be found out first."""
-        in_pieces = request.piece_nbytes and self._costs.answers_in_threads
-        if not in_pieces or self._is_cut(request):
-            return False
-        return request.stop is not None or self._tells_sizes
+        """Whether a request is fetched in pieces, if its answer is large."""
+        in_pieces = self._divides and request.piece_nbytes is not None
+        return in_pieces and not self._is_cut(request)
 
     async def _read_in_pieces(self, request: ByteRequest) -> Fetched | None:
-        """Answer to a request, put together of pieces."""
-        start, stop, object_nbytes = request.start, request.stop, None
-        piece_nbytes = request.piece_nbytes or MIB
-        if stop is None:
-            object_nbytes = await self._size_if_known(request.key)
-            # Some stores give the size 0 to objects that do not exist.
-            start, stop = request.within(object_nbytes or 0)
-            if stop - start <= piece_nbytes:
-                return await self._read_one(request)
-        pieces = Pieces(request, start, stop, piece_nbytes, self._read_one)
-        data = await pieces.fetch()
-        return None if data is None else Fetched(data, object_nbytes, None)
+        """Answer put together of pieces; None if it must come in one piece."""
+        behind = not self._asks_sizes
+        pieces = Pieces(self._answering, request, self._get, looks_behind=behind)
+        return await pieces.fetch()
 
     async def _read_one(self, request: ByteRequest) -> Fetched | None:
         key, asked = request.key, byte_range_of(request)
@@ -377,7 +370,9 @@ class ZarrStore:
         except Exception:  # noqa: BLE001  the first error of the store is the telling one
             return None
 
-    def _failure(self, key: str, error: BaseException) -> StoreError:
+    def _failure(self, key: str, error: BaseException) -> StoreError | MemoryError:
+        if isinstance(error, MemoryError):  # the reader names the array
+            return MemoryError(str(error))
         return failure(
             self.url,
             key,
