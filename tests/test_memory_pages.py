@@ -120,7 +120,7 @@ def test_what_lies_between_nested_indexes_is_not_held_with_them(
 ):
     put_nested(tmp_path, 8 * KIB, 256)
     # As pages are not traced.
-    monkeypatch.setattr(nested, "in_pages", lambda n: np.empty(n, np.uint8))
+    monkeypatch.setattr(nested, "pages_if_any", lambda n: np.empty(n, np.uint8))
     a = opened_in_a_way(tmp_path, way, memory_limit=4 * MIB, index_cache_nbytes=0)
     key = np.s_[:: 32 * KIB]
     a[key]  # what is loaded once

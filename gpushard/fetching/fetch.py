@@ -17,7 +17,7 @@ from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.fetching.gone import deleted
 from gpushard.fetching.index_room import need_pages
 from gpushard.memory.known import KnownIndex
-from gpushard.memory.pages import in_pages
+from gpushard.memory.pages import pages_if_any
 from gpushard.planning.index import CORRUPT, ShardIndex, parse_index
 from gpushard.report import Tally
 from gpushard.selecting.selection import Ints
@@ -89,7 +89,7 @@ def index_request(source: Source, coordinate: Coordinate, key: str) -> ByteReque
     """Request for the outermost index of a shard."""
     level = source.layout.levels[0]
     nbytes = level.index_nbytes(prod(source.chunks_per_shard(coordinate, 0)))
-    memory = in_pages(nbytes) if need_pages(source, nbytes) else None
+    memory = pages_if_any(nbytes) if need_pages(source, nbytes) else None
     if level.index_location == "end":
         return ByteRequest(key, -nbytes, into=memory)
     return ByteRequest(key, 0, nbytes, into=memory)

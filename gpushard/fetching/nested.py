@@ -18,7 +18,7 @@ from gpushard.fetching.fetch import (
     fetch_payload,
 )
 from gpushard.memory.known import KnownIndex
-from gpushard.memory.pages import in_pages
+from gpushard.memory.pages import pages_if_any
 from gpushard.options import MIB
 from gpushard.planning.coalesce import coalesce, cut_batches
 from gpushard.planning.index import ShardIndex
@@ -176,7 +176,9 @@ def _read_ranges(
         byte_requests.append(ByteRequest(key, first, last, version, is_indexed=True))
     pieces: list[NDArray[np.uint8]] = [np.empty(0, np.uint8)] * len(ranges)
     batches = cut_batches(requests.nbytes, room)
-    memory = in_pages(max(int(requests.nbytes[slice(*some)].sum()) for some in batches))
+    memory = pages_if_any(
+        max(int(requests.nbytes[slice(*some)].sum()) for some in batches)
+    )
     for first, last in batches:
         with tally.stage("index"):
             answers = fetch_payload(source, _into(byte_requests[first:last], memory))
@@ -195,9 +197,11 @@ def _read_ranges(
 
 
 def _into(
-    requests: Sequence[ByteRequest], memory: NDArray[np.uint8]
-) -> list[ByteRequest]:
-    """The requests, whose answers go to `memory` one after the other."""
+    requests: Sequence[ByteRequest], memory: NDArray[np.uint8] | None
+) -> Sequence[ByteRequest]:
+    """The requests, whose answers go to `memory`, if any, one after the other."""
+    if memory is None:
+        return requests
     into: list[ByteRequest] = []
     end = 0
     for request in requests:

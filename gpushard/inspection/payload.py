@@ -247,14 +247,14 @@ class _Batch:
 
     def _verify(self, requests: Requests, some: range) -> Sequence[Task]:
         contents = self.contents
-        empty = contents.source.room.empty
+        offered = contents.source.room.offered
         asked = [
             ByteRequest(
                 contents.key,
                 int(requests.start[r]),
                 int(requests.stop[r]),
                 contents.version,
-                empty(int(requests.nbytes[r])),
+                offered(int(requests.nbytes[r])),
             )
             for r in some
         ]

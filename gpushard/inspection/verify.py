@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from time import perf_counter
 
-from gpushard.errors import ObjectChangedError, StoreError
+from gpushard.errors import ObjectChangedError, StoreError, naming
 from gpushard.inspection.columns import ByteUse, StoredChunks, byte_use
 from gpushard.inspection.contents import Contents, Coordinate, contents_of
 from gpushard.inspection.findings import Check, Finding, Found, Verification
@@ -66,7 +66,14 @@ def verify_array(
         else is verified.
     StoreError
         The store fails again and again; a failure for single objects is a finding.
+    HostMemoryError
+        The host has less memory than the limits allow.
     """
+    with naming(source.store, source.layout.path):
+        return _verified(source, decodes, progress or _no_progress)
+
+
+def _verified(source: Source, decodes: bool, progress: Progress) -> Verification:
     started = perf_counter()
     source = replace(source, indexes=IndexCache(0), chunks=None)
     if is_read_whole(source):
@@ -75,7 +82,7 @@ def verify_array(
     most = most_entries(source)
     refuse_more_than(most, outer_entries(source), source)
     n_workers = workers(source)
-    run = _Run(beside_indexes(source), check, progress or _no_progress, most, n_workers)
+    run = _Run(beside_indexes(source), check, progress, most, n_workers)
     most_nbytes = most_fetched(run.source)
     run_tasks(run.tasks(source.layout.coordinates()), n_workers, most_nbytes)
     changed = sorted(run.changed)

@@ -8,6 +8,7 @@ checked against the limit before anything is fetched or allocated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -223,6 +224,15 @@ class ChunkRoom:
         If memory is crowded, it returns to the system as soon as it is released.
         """
         return in_pages(nbytes) if self.is_crowded else np.empty(nbytes, np.uint8)
+
+    def offered(self, nbytes: int) -> NDArray[np.uint8] | None:
+        """Memory to fetch bytes into, as by `empty`; None if the host has none.
+
+        A store then answers with memory of its own, and only for what exists.
+        """
+        with suppress(MemoryError):
+            return self.empty(nbytes)
+        return None
 
     def note_taken(self, nbytes: int) -> None:
         """Count memory to be freed, and return freed memory to the system when due."""

@@ -7,6 +7,7 @@ also asks for huge pages, and a huge page that is used in part counts whole.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,16 @@ def in_pages(nbytes: int) -> NDArray[np.uint8]:
     if nbytes < PAGED_NBYTES:
         return np.empty(nbytes, np.uint8)
     return np.frombuffer(mapped(nbytes), np.uint8)
+
+
+def pages_if_any(nbytes: int) -> NDArray[np.uint8] | None:
+    """Memory to fetch `nbytes` into, as by `in_pages`; None if the host has none.
+
+    A store then answers with memory of its own, and only for what exists.
+    """
+    with suppress(MemoryError):
+        return in_pages(nbytes)
+    return None
 
 
 def mapped(nbytes: int) -> mmap.mmap:

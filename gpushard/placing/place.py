@@ -58,7 +58,7 @@ class HostSink:
             if room.is_raw and not room.keeps_fetched:
                 room.note_taken(sum(sizes))
             requests = [
-                request._replace(into=room.empty(nbytes))
+                request._replace(into=room.offered(nbytes))
                 for request, nbytes in zip(requests, sizes, strict=True)
             ]
         with job.tally.stage("fetch"):
