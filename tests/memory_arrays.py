@@ -227,6 +227,7 @@ HOSTILE: dict[str, Put] = {
     "claims 2 times": claiming(14 * MIB, 28 * MIB, 6),
     "claims 2 times, small": claiming(4 * MIB, 8 * MIB, 24),
     "objects of 120 MiB": sparse(48 * MIB, 120 * MIB, 4, is_sharded=True),
+    "plain chunks of 23 MiB": sparse(24 * MIB, 23 * MIB, 12, is_sharded=False),
     "chunks of 59 MiB": sparse(29 * MIB, 59 * MIB, 8, ZSTD, is_sharded=False),
     "chunks of 17 MiB": sparse(8 * MIB, 17 * MIB, 12, ZSTD, is_sharded=False),
     "wrapped, of 40 MiB": sparse(8 * MIB, 40 * MIB, 12, GZIP, is_sharded=True),

@@ -89,7 +89,7 @@ def ways(is_large: bool) -> Iterator[tuple[str, str, Any, list[int]]]:
     """Name of a door, store that it is tried with, the door, numbers of threads."""
     for kind in LARGE_STORES if is_large else STORES:
         for door, read in OF_STORES.items():
-            if not (is_large and door in ("joined", "verify")):
+            if not (is_large and door in ("joined", "filled", "verify")):
                 yield f"{door} {kind}", kind, read, THREADS
     if not is_large:
         for door, read in (OF_FILES | TO_DEVICE).items():

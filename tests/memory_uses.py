@@ -66,6 +66,12 @@ def part(way: str, array: Any, options: Options) -> Any:
     return on_host(array_of(way, array, options)[::STEP])
 
 
+def filled(array: Any, options: Options) -> Any:
+    """As `part`, with the fill value where inner chunks are damaged."""
+    a = array_of("plain", array, options)
+    return a.read((slice(None, None, STEP),), errors="fill")
+
+
 def to_device(
     array: Any,
     options: Options,
@@ -226,6 +232,7 @@ OF_STORES: dict[str, Door] = {
     "plain": partial(part, "plain"),
     "compiled": partial(part, "compiled"),
     "joined": joined,
+    "filled": filled,
     "verify": verified,
 }
 OF_FILES: dict[str, Door] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import gpushard
 from asked_store import put
 from gpushard import Options
 from gpushard.errors import LimitError, StoreError
+from gpushard.fetching import fetch
 from gpushard.memory import chunk_room
 from gpushard.options import KIB, MIB
 from gpushard.stores.base import ByteRequest
@@ -326,3 +328,27 @@ def test_an_eighth_of_the_limit_is_left_to_the_threads_of_a_store(stored):
         with pytest.raises(LimitError, match=rf"at most {least - 1} bytes") as told:
             a.read(memory_limit=least - 1)
         assert f"got {least} bytes" in str(told.value)
+
+
+def test_objects_of_a_wrong_size_are_measured_one_at_a_time(monkeypatch):
+    """Each of them may take as much as is fetched to tell its size."""
+    monkeypatch.setattr(fetch, "_MEASURED_NBYTES", 77)
+    running: list[int] = []
+
+    class Measured(Noting):
+        async def get(self, key: str, prototype: Any = None, asked: Any = None) -> Any:
+            is_measuring = getattr(asked, "end", None) == 77
+            running.append(running[-1] + is_measuring if running else is_measuring)
+            try:
+                return await super().get(key, prototype, asked)
+            finally:
+                running.append(running[-1] - is_measuring)
+
+    meta = json.dumps(document((8 * 64,), (64,), LITTLE)).encode()
+    store = Measured({f"c/{i}": BODY[:70] for i in range(8)} | {"zarr.json": meta})
+    options = Options(threads=8, small_read_chunks=0, batch_nbytes=64)
+    a = gpushard.open_array(far(store), device="cpu", options=options)
+    found: list[Any] = []
+    assert not a.read(errors=found.append).any()
+    assert [error.got for error in found] == 8 * ["70 bytes"]
+    assert max(running) == 1

@@ -18,6 +18,7 @@ from gpushard.fetching.gone import deleted
 from gpushard.fetching.index_room import need_pages
 from gpushard.memory.known import KnownIndex
 from gpushard.memory.pages import pages_if_any
+from gpushard.memory.turns import turns
 from gpushard.planning.index import CORRUPT, ShardIndex, parse_index
 from gpushard.report import Tally
 from gpushard.selecting.selection import Ints
@@ -199,9 +200,7 @@ def _checked_raw(
     expected, got = source.chunk_nbytes, answer.object_nbytes
     if len(answer.data) != wanted if got is None else got != expected:
         if got is None:  # unknown size: fetch the object, up to a bound, to measure it
-            again = ByteRequest(request.key, max_nbytes=_MEASURED_NBYTES)
-            whole = source.store.read([again])[0]
-            got = whole and (whole.object_nbytes or len(whole.data))
+            got = _measured(source, request.key)
             if got == expected and len(answer.data) > wanted:
                 # virtualizarr's store reads on in the file that has the chunk.
                 return answer.data[:wanted]
@@ -214,6 +213,16 @@ def _checked_raw(
             hint=f"the object is damaged: {RESTORE}",
         )
     return answer.data[:wanted]
+
+
+def _measured(source: Source, key: str) -> int | None:
+    """Size of an object in a store that tells none, or the most that is fetched of it.
+
+    One thread at a time: damage in many objects must not take more memory than in one.
+    """
+    with turns.measuring:
+        (whole,) = source.read([ByteRequest(key, max_nbytes=_MEASURED_NBYTES)])
+    return whole and (whole.object_nbytes or len(whole.data))
 
 
 def _exactly(

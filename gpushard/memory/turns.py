@@ -16,6 +16,8 @@ class Turns:
     copying
         For inner chunks that a conversion reads, and that need more memory than one of
         its reads has.
+    measuring
+        For fetching objects of a wrong size, to tell it.
     """
 
     def __init__(self) -> None:
@@ -27,6 +29,7 @@ class Turns:
         """Make new locks, which nobody holds."""
         self.padded = threading.Lock()
         self.copying = threading.Lock()
+        self.measuring = threading.Lock()
 
 
 turns = Turns()
