@@ -274,8 +274,7 @@ class ZarrStore:
 
     def _is_divided(self, request: ByteRequest) -> bool:
         """Whether a request is fetched in pieces, if its answer is large."""
-        in_pieces = self._divides and request.piece_nbytes is not None
-        return in_pieces and not self._is_cut(request)
+        return self._divides and request.piece_nbytes is not None
 
     async def _read_in_pieces(self, request: ByteRequest) -> Fetched | None:
         """Answer put together of pieces; None if it must come in one piece."""
