@@ -199,11 +199,12 @@ def test_a_store_that_reads_on_gives_only_the_wanted_inner_chunks_of_a_shard():
     asked.clear()
     assert a[0] == 0
     assert None not in asked
-    pieces = ByteRequest("c/0", 0, 100, is_indexed=True, piece_nbytes=40)
-    for request in (pieces, ByteRequest("c/0", 0, 1)):
+    asked.clear()
+    indexed = ByteRequest("c/0", 0, 100, is_indexed=True, piece_nbytes=40)
+    for request in (indexed, ByteRequest("c/0", 0, 1)):
         ZarrStore(Noting(z.store)).read([request])
-    ends = [byte_range.end for byte_range in asked[-4:]]
-    assert ends == [40, 80, 100, 1]
+    # Pieces of such a store might have bytes of what follows, so there are none.
+    assert [byte_range.end for byte_range in asked] == [100, 1]
 
 
 def test_a_store_whose_name_has_lines_is_named_in_one():
