@@ -13,6 +13,7 @@ from zarr.storage import MemoryStore, WrapperStore
 
 import gpushard
 from gpushard.errors import CorruptShardError, StoreError
+from gpushard.fetching import fetch
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.zarr_ranges import refuses_beyond
 from gpushard.stores.zarr_store import ZarrStore
@@ -180,6 +181,17 @@ def test_a_store_that_reads_on_behind_a_chunk_is_read(compressors):
     if compressors is None:
         with pytest.raises(CorruptShardError, match="expected 16 bytes, got 14"):
             a[...]
+
+
+def test_the_end_of_a_chunk_is_not_measured_in_a_store_that_reads_on(monkeypatch):
+    monkeypatch.setattr(fetch, "_MEASURED_NBYTES", 8)  # as if the chunk were large
+    z = zarr.create_array(
+        MemoryStore(), shape=(64,), chunks=(32,), dtype="i2", compressors=None
+    )
+    z[:] = np.arange(64)
+    a = gpushard.open_array(ReadingOn(z.store))
+    for key in (np.s_[-5:], np.s_[20:40], np.s_[31::-7], ...):
+        assert_same_bits(a[key], z[...][key])
 
 
 def test_a_store_that_reads_on_gives_only_the_wanted_inner_chunks_of_a_shard():

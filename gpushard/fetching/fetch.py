@@ -183,9 +183,13 @@ def fetch_objects(
         answers = source.read(requests)
         return [None if answer is None else answer.data for answer in answers]
     # One byte more than expected is requested. If a store does not tell the size of an
-    # object, the extra byte reveals an object that is too long.
-    end = source.chunk_nbytes
-    asked = [r._replace(stop=end + 1) if r.stop == end else r for r in requests]
+    # object, the extra byte reveals an object that is too long, unless the byte may be
+    # one of another object.
+    end, reads_on = source.chunk_nbytes, source.store.costs.reads_on
+    asked = [
+        r._replace(stop=end + 1) if r.stop == end and not (reads_on and r.start) else r
+        for r in requests
+    ]
     return [
         None if answer is None else _checked_raw(source, request, answer)
         for request, answer in zip(requests, source.read(asked), strict=True)
@@ -201,9 +205,6 @@ def _checked_raw(
     if len(answer.data) != wanted if got is None else got != expected:
         if got is None:  # unknown size: fetch the object, up to a bound, to measure it
             got = _measured(source, request.key)
-            if got == expected and len(answer.data) > wanted:
-                # virtualizarr's store reads on in the file that has the chunk.
-                return answer.data[:wanted]
         raise CorruptShardError(
             "an uncompressed chunk has another size than its elements",
             array_path=source.layout.path,

@@ -127,6 +127,8 @@ class FetchCosts:
     answers_in_own_memory
         Whether large answers lie in memory that other code got from the C library. That
         library keeps such memory after it is freed.
+    reads_on
+        Whether a range may be answered with bytes that lie behind the object's end.
     """
 
     gap_nbytes: int
@@ -136,6 +138,7 @@ class FetchCosts:
     bounds_requests: bool = False
     reads_in_shares: bool = False
     answers_in_own_memory: bool = False
+    reads_on: bool = False
 
     @property
     def answers_in_threads(self) -> bool:

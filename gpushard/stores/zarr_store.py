@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,9 +93,8 @@ class ZarrStore:
         self._costs = costs or _costs_of(store)
         self._gives_ranges = gives_ranges(store)
         self._asks_sizes = refuses_beyond(store)
-        self._reads_on = reads_on(store)
         self._answering = answering(store)
-        self._divides = self._costs.answers_in_threads and not self._reads_on
+        self._divides = self._costs.answers_in_threads and not self._costs.reads_on
         self._divides &= tells_sizes(self._answering)
         self._answered: set[type] = set()  # kinds of ranges beyond an object's end
 
@@ -270,7 +270,7 @@ class ZarrStore:
         """
         if request.is_indexed or request.stop == 1:
             return False
-        return self._reads_on and request.start == 0
+        return self._costs.reads_on and request.start == 0
 
     def _is_divided(self, request: ByteRequest) -> bool:
         """Whether a request is fetched in pieces, if its answer is large."""
@@ -385,7 +385,8 @@ def _costs_of(store: ZarrAbstractStore) -> FetchCosts:
     from zarr.storage import MemoryStore, ZipStore
 
     is_near = isinstance(store, (MemoryStore, ZipStore))
-    return _PROCESS_COSTS if is_near else _UNKNOWN_COSTS
+    costs = _PROCESS_COSTS if is_near else _UNKNOWN_COSTS
+    return replace(costs, reads_on=True) if reads_on(store) else costs
 
 
 def _bytes_of(buffer: Buffer) -> NDArray[np.uint8]:
