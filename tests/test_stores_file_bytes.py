@@ -106,7 +106,7 @@ def test_a_disk_that_is_full_is_not_taken_for_one_that_cannot_copy(files, monkey
 
 
 def test_neighbours_are_copied_in_one_call(files, monkeypatch):
-    pytest.importorskip("fcntl")
+    pytest.importorskip("fcntl", reason="only POSIX systems have it")
     calls: list[int] = []
     copy = os.copy_file_range
 

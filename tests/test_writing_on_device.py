@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import tensorstore
 import zarr
 
 import gpushard
@@ -106,7 +107,6 @@ def test_whole_inner_chunks_are_compressed_where_they_lie(
 
 @pytest.mark.parametrize("name", ["zstd", "gzip"])
 def test_tensorstore_reads_what_the_device_compressed(name, tmp_path, device):
-    tensorstore = pytest.importorskip("tensorstore")
     values = numbers()
     a = new(tmp_path, device, CODECS[name], CRC)
     a[...] = NeverFetched(on_device(device, values))
