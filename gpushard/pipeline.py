@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard import codecs
-from gpushard.codecs.base import BytesCodec, HostBytes, size_error
+from gpushard.codecs.base import ArrayPart, BytesCodec, HostBytes, size_error
 from gpushard.codecs.elements import ElementsPart, compile_elements
-from gpushard.codecs.sizes import ArrayPart, grown_sizes
+from gpushard.codecs.sizes import extra_nbytes, grown_sizes
 from gpushard.codecs.trial import try_out
 from gpushard.errors import CorruptShardError
 from gpushard.layout import CodecChain, Elements
@@ -164,11 +164,8 @@ class HostPipeline:
 
     def payload_nbytes(self, chunk_shape: tuple[int, ...]) -> int | None:
         """Encoded size of an inner chunk; None if it depends on the elements."""
-        nbytes = self._array_part.encoded_nbytes(chunk_shape)
-        for codec in self.bytes_codecs:
-            if nbytes is not None:
-                nbytes = codec.encoded_nbytes(nbytes)
-        return nbytes
+        *_, (nbytes, exact) = self._sizes(chunk_shape)
+        return nbytes if exact else None
 
     def working_nbytes(self, chunk_shape: tuple[int, ...]) -> int:
         """Memory that decoding an inner chunk takes besides its stored bytes.
@@ -180,7 +177,8 @@ class HostPipeline:
         if self._array_part.encoded_nbytes(chunk_shape) is None:
             return working
         peak = held = 0
-        for codec, nbytes in self._outputs(chunk_shape):
+        decoded = self._decoded_nbytes(chunk_shape)
+        for codec, nbytes in zip(self.bytes_codecs[::-1], decoded[::-1], strict=True):
             taken = codec.n_copies * nbytes + codec.beside_nbytes(nbytes)
             peak = max(peak, held + taken)
             held = nbytes if codec.n_copies else held
@@ -194,25 +192,17 @@ class HostPipeline:
         CorruptShardError
             The bytes have no valid head.
         """
-        extra = 0
-        for codec, nbytes in self._outputs(chunk_shape):
-            extra = codec.extra_nbytes(encoded, nbytes)
-            if codec.n_copies:
-                break
-            # A view that leaves out the bytes at the end. (`nbytes` may be a bound.)
-            n_behind = codec.encoded_nbytes(0) or 0
-            encoded = memoryview(encoded)[: max(0, len(encoded) - n_behind)]
-        return extra
+        decoded = self._decoded_nbytes(chunk_shape)
+        return extra_nbytes(self.bytes_codecs, decoded, encoded)
 
     def encoded_limit(self, chunk_shape: tuple[int, ...]) -> int:
         """Generous bound of the encoded size that a reasonable writer produces."""
         *_, (limit, _) = self._sizes(chunk_shape)
         return limit
 
-    def _outputs(self, chunk_shape: tuple[int, ...]) -> list[tuple[BytesCodec, int]]:
-        """The codecs in decoding order, each with how many bytes it decodes to."""
-        sizes = [nbytes for nbytes, _ in self._sizes(chunk_shape)[:-1]]
-        return list(zip(self.bytes_codecs, sizes, strict=True))[::-1]
+    def _decoded_nbytes(self, chunk_shape: tuple[int, ...]) -> list[int]:
+        """How many bytes each bytes-to-bytes codec decodes to, in encoding order."""
+        return [nbytes for nbytes, _ in self._sizes(chunk_shape)[:-1]]
 
     def _sizes(self, chunk_shape: tuple[int, ...]) -> list[tuple[int, bool]]:
         """Sizes before each bytes-to-bytes codec and after the last; whether exact."""

@@ -125,13 +125,13 @@ def test_blosc_counts_the_blocks_that_its_threads_work_in(monkeypatch):
     assert codec.beside_nbytes(100) == 300
     large = blosc_of(HALF, N)
     small = numcodecs.blosc.compress(HALF, b"zstd", 5, 1, 2 * KIB)
-    assert codec.extra_nbytes(large, N) == 3 * N - counted
+    assert codec.beside_nbytes(N, large) == 3 * N
     # On the main thread numcodecs decodes with several threads.
-    assert codec.extra_nbytes(small, N) == 3 * N - counted
+    assert codec.beside_nbytes(N, small) == 3 * N
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(codec.extra_nbytes, small, N).result() == counted
-    assert codec.extra_nbytes(blosc_of(NOISE.tobytes(), N), N) == 0
-    assert codec.extra_nbytes(blosc_of(b"", 0), 0) == 0
+        assert other.submit(codec.beside_nbytes, N, small).result() == 2 * counted
+    assert codec.beside_nbytes(N, blosc_of(NOISE.tobytes(), N)) == counted
+    assert codec.beside_nbytes(0, blosc_of(b"", 0)) == 0
 
 
 def test_bz2_counts_what_it_works_in_however_little_it_decodes(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 import gpushard
 from asked_store import opened, put
 from gpushard import LimitError
-from gpushard.codecs.wrapping import Unwrapping
+from gpushard.codecs.wrapping import ObjectCodecs
 from gpushard.layout import CodecSpec
 from gpushard.options import KIB, MIB
 from hostile_shards import ZSTD
@@ -72,13 +72,13 @@ def test_what_a_blosc_frame_around_a_shard_takes_is_counted(name):
     data = numcodecs.blosc.compress(bytes(4 * MIB), b"zstd", 1, 1, 4 * MIB)
     if name == b"snappy":  # numcodecs knows it not; the head tells
         data = data[:2] + bytes([data[2] & 31 | 2 << 5]) + data[3:]
-    one = Unwrapping([CodecSpec("blosc", BLOSC["configuration"])], data)
-    needed = one.needed_nbytes(4 * MIB)
+    one = ObjectCodecs([CodecSpec("blosc", BLOSC["configuration"])])
+    needed = one.needed_nbytes(data, 4 * MIB)
     assert needed >= (4 if name == b"zstd" else 12) * 4 * MIB
     assert (
-        one.most_nbytes(4 * MIB, needed)
+        one.most_nbytes(data, 4 * MIB, needed)
         == 4 * MIB
-        > one.most_nbytes(4 * MIB, needed - 1)
+        > one.most_nbytes(data, 4 * MIB, needed - 1)
     )
 
 

@@ -22,7 +22,7 @@ from zarr.codecs import (
     ZstdCodec,
 )
 
-from gpushard.codecs.wrapping import decode_object_bytes
+from gpushard.codecs.wrapping import ObjectCodecs
 from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
 from gpushard.layout import CodecChain, CodecSpec, Elements
 from gpushard.pipeline import HostPipeline
@@ -354,11 +354,11 @@ def test_object_codecs_are_undone_last_to_first() -> None:
     raw = RNG.integers(0, 4, 5000, dtype=np.uint8).tobytes()
     encoded = zstandard.ZstdCompressor().compress(crc(raw))
     specs = (CodecSpec("crc32c"), CodecSpec("zstd"))
-    assert bytes(decode_object_bytes(specs, encoded, 5000)) == raw
-    assert bytes(decode_object_bytes(specs, encoded, 50_000)) == raw
-    assert bytes(decode_object_bytes((), raw, 5000)) == raw
+    assert bytes(ObjectCodecs(specs).decode(encoded, 5000)) == raw
+    assert bytes(ObjectCodecs(specs).decode(encoded, 50_000)) == raw
+    assert bytes(ObjectCodecs(()).decode(raw, 5000)) == raw
     with pytest.raises(CorruptShardError, match="at most"):
-        decode_object_bytes(specs, encoded, 4999)
+        ObjectCodecs(specs).decode(encoded, 4999)
 
 
 def test_threads_share_a_pipeline() -> None:

@@ -6,7 +6,10 @@ per-read state and may be called from several threads at once.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Protocol
@@ -87,40 +90,45 @@ class Gathered:
         return self._memory[: self._nbytes]
 
 
-class BytesCodec(Protocol):
-    """Bytes to bytes, one inner chunk at a time."""
+@dataclass(frozen=True, slots=True)
+class BytesCodec(ABC):
+    """Bytes to bytes, one inner chunk at a time.
 
-    @property
-    def name(self) -> str:
-        """Name of the codec in the metadata."""
-        ...
+    Attributes
+    ----------
+    name
+        Name of the codec in the metadata.
+    library
+        Library that decodes, for reports: "zstandard 0.25.0".
+    n_copies
+        Copies of the decoded bytes that decoding holds; 0 for a view.
+    """
 
-    @property
-    def library(self) -> str:
-        """Library that decodes, for reports: "zstandard 0.25.0"."""
-        ...
+    name: str
+    library: str
+    n_copies: int = field(default=1, kw_only=True)
 
-    @property
-    def n_copies(self) -> int:
-        """Copies of the decoded bytes that decoding holds; 0 for a view."""
-        ...
-
-    def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
+    def encoded_nbytes(self, decoded_nbytes: int) -> int | None:  # noqa: ARG002
         """Encoded size of `decoded_nbytes` bytes; None if it depends on the bytes."""
-        ...
+        return None
 
-    def beside_nbytes(self, decoded_nbytes: int) -> int:
-        """Working memory that libraries take besides these copies."""
-        ...
+    def beside_nbytes(
+        self,
+        decoded_nbytes: int,  # noqa: ARG002 - most take a negligible amount
+        encoded: HostBytes | None = None,  # noqa: ARG002
+    ) -> int:
+        """Working memory that libraries take besides these copies.
 
-    def extra_nbytes(self, encoded: HostBytes, decoded_nbytes: int) -> int:
-        """Memory that this stream takes in addition: 0 for all but rare streams."""
-        ...
+        Without a stream, what usual streams take. Rare streams take more.
 
-    def told_nbytes(self, encoded: HostBytes) -> int | None:
-        """Decoded size that the head of a stream tells; None if it tells none."""
-        ...
+        Raises
+        ------
+        CorruptShardError
+            `encoded` has no valid head.
+        """
+        return 0
 
+    @abstractmethod
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of `encoded`.
 
@@ -142,73 +150,61 @@ class BytesCodec(Protocol):
         ChecksumError
             The bytes contradict their checksum.
         """
-        ...
 
 
-class UsualSizes:
-    """Sizes of most codecs: one copy of the decoded bytes, and nothing besides."""
+@dataclass(frozen=True, slots=True)
+class ArrayCodec(ABC):
+    """Array to array, one inner chunk at a time.
 
-    __slots__ = ()
+    Attributes
+    ----------
+    name
+        Name of the codec in the metadata.
+    library
+        Library that decodes, for reports: "numcodecs 0.17.1".
+    """
 
-    n_copies: int = 1
-
-    def encoded_nbytes(
-        self,
-        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
-    ) -> int | None:
-        """Encoded size: it depends on the bytes."""
-        return None
-
-    def beside_nbytes(
-        self,
-        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
-    ) -> int:
-        """Working memory: a negligible amount."""
-        return 0
-
-    def extra_nbytes(
-        self,
-        encoded: HostBytes,  # noqa: ARG002 - the signature of `BytesCodec`
-        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
-    ) -> int:
-        """Additional memory: none."""
-        return 0
-
-    def told_nbytes(
-        self,
-        encoded: HostBytes,  # noqa: ARG002 - the signature of `BytesCodec`
-    ) -> int | None:
-        """Decoded size by the head: not told."""
-        return None
-
-
-class ArrayCodec(Protocol):
-    """Array to array, one inner chunk at a time."""
-
-    @property
-    def name(self) -> str:
-        """Name of the codec in the metadata."""
-        ...
-
-    @property
-    def library(self) -> str:
-        """Library that decodes, for reports: "numcodecs 0.17.1"."""
-        ...
+    name: str
+    library: str
 
     def encoded_spec(
         self, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and data type that an array of `shape` and `dtype` is encoded to."""
-        ...
+        return shape, dtype
 
-    def working_nbytes(self, n_elements: int, dtype: np.dtype[Any]) -> int:
+    def working_nbytes(self, n_elements: int, dtype: np.dtype[Any]) -> int:  # noqa: ARG002
         """Memory that decoding `n_elements` of `dtype` takes; 0 for a view."""
-        ...
+        return 0
 
+    @abstractmethod
     def decode(
         self, encoded: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> NDArray[Any]:
         """Decoded array of `shape` and `dtype`; possibly a view of `encoded`."""
+
+
+class ArrayPart(Protocol):
+    """Array-to-array codecs and the array-to-bytes codec of a chain."""
+
+    def encoded_nbytes(self, shape: tuple[int, ...]) -> int | None:
+        """Encoded size of an inner chunk; None if it depends on the elements."""
+        ...
+
+    def working_nbytes(self, shape: tuple[int, ...]) -> int:
+        """Memory that decoding an inner chunk of `shape` takes besides its bytes.
+
+        For strings, the memory of each string besides its text.
+        """
+        ...
+
+    def decoder(self, shape: tuple[int, ...]) -> Callable[[HostBytes], NDArray[Any]]:
+        """Function from bytes of the right size to an inner chunk of `shape`."""
+        ...
+
+    @property
+    def labels(self) -> Sequence[tuple[str, str]]:
+        """Name and library of each codec, in encoding order."""
         ...
 
 

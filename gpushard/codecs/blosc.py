@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from gpushard.codecs import blosc_blocks, blosc_frame, libblosc2
 from gpushard.codecs.base import (
+    BytesCodec,
     HostBytes,
-    UsualSizes,
     library_label,
     size_error,
     stream_error,
@@ -35,31 +35,27 @@ _FEWER_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class BloscCodec(UsualSizes):
+class BloscCodec(BytesCodec):
     """Decoder of `blosc` and `numcodecs.blosc`."""
 
-    name: str
-    library: str
+    def beside_nbytes(
+        self, decoded_nbytes: int, encoded: HostBytes | None = None
+    ) -> int:
+        """Memory for blocks of the sizes that writers choose by default, or larger.
 
-    def beside_nbytes(self, decoded_nbytes: int) -> int:
-        """Working memory: blocks of the sizes that writers choose by default."""
-        return _BLOCKS_HELD * min(decoded_nbytes, blosc_frame.LARGE_BLOCK_NBYTES)
-
-    def extra_nbytes(self, encoded: HostBytes, decoded_nbytes: int) -> int:
-        """Memory for larger blocks, whose size only the header of the frame tells."""
+        Only the header of a frame tells how large its blocks are.
+        """
+        usual = _BLOCKS_HELD * min(decoded_nbytes, blosc_frame.LARGE_BLOCK_NBYTES)
+        if encoded is None:
+            return usual
         header = blosc_frame.parse_header(encoded, self.name)
         if header.flags & blosc_frame.MEMCPYED or not header.nbytes:
-            return 0
+            return usual
         if header.compressor == blosc_frame.SNAPPY:
-            return _SNAPPY_COPIES * header.nbytes
+            return usual + _SNAPPY_COPIES * header.nbytes
         is_main = threading.current_thread() is threading.main_thread()
         n_held = _BLOCKS_HELD * (min(_MOST_THREADS, header.n_blocks) if is_main else 1)
-        counted = self.beside_nbytes(decoded_nbytes)
-        return max(0, n_held * header.block_nbytes - counted)
-
-    def told_nbytes(self, encoded: HostBytes) -> int | None:
-        """Decoded size, which every frame tells."""
-        return blosc_frame.parse_header(encoded, self.name).nbytes
+        return max(usual, n_held * header.block_nbytes)
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of one frame (see `BytesCodec.decode`).

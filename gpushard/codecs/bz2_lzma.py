@@ -12,9 +12,9 @@ from typing import Any
 
 from gpushard.codecs.base import (
     PIECE_NBYTES,
+    BytesCodec,
     Gathered,
     HostBytes,
-    UsualSizes,
     stream_error,
 )
 from gpushard.errors import MetadataError, UnsupportedError
@@ -28,18 +28,16 @@ _BZ2_MEMORY_NBYTES = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class StreamCodec(UsualSizes):
+class StreamCodec(BytesCodec):
     """Decoder over one of Python's incremental decompressors."""
 
-    name: str
-    library: str
     open_stream: Callable[[], Any]
-    n_copies: int
     least_nbytes: int = 0
 
     def beside_nbytes(
         self,
-        decoded_nbytes: int,  # noqa: ARG002 - the signature of `BytesCodec`
+        decoded_nbytes: int,  # noqa: ARG002 - it needs as much for little
+        encoded: HostBytes | None = None,  # noqa: ARG002
     ) -> int:
         """Working memory, which a codec needs however little it decodes."""
         return self.least_nbytes
@@ -73,7 +71,7 @@ class StreamCodec(UsualSizes):
 def bz2_from_spec(spec: CodecSpec) -> StreamCodec:
     """Decoder of bzip2 streams for one entry of `codecs`."""
     open_stream = bz2.BZ2Decompressor
-    return StreamCodec(spec.name, _library(), open_stream, 1, _BZ2_MEMORY_NBYTES)
+    return StreamCodec(spec.name, _library(), open_stream, _BZ2_MEMORY_NBYTES)
 
 
 def lzma_from_spec(spec: CodecSpec) -> StreamCodec:

@@ -8,8 +8,8 @@ from crc32c import crc32c
 
 from gpushard.codecs.base import (
     DAMAGED_HINT,
+    BytesCodec,
     HostBytes,
-    UsualSizes,
     library_label,
     size_error,
     stream_error,
@@ -21,13 +21,8 @@ CHECKSUM_NBYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Crc32cCodec(UsualSizes):
+class Crc32cCodec(BytesCodec):
     """Verifier of `crc32c`."""
-
-    n_copies = 0  # the verified bytes are a view
-
-    name: str
-    library: str
 
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
         """Encoded size: four bytes more."""
@@ -57,7 +52,7 @@ class Crc32cCodec(UsualSizes):
 
 def from_spec(spec: CodecSpec) -> Crc32cCodec:
     """Verifier for one entry of `codecs`."""
-    return Crc32cCodec(spec.name, library_label("crc32c"))
+    return Crc32cCodec(spec.name, library_label("crc32c"), n_copies=0)
 
 
 def with_checksum(data: bytes) -> bytes:

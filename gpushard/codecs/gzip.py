@@ -9,9 +9,9 @@ from gpushard.codecs import libdeflate
 from gpushard.codecs.base import (
     DAMAGED_HINT,
     PIECE_NBYTES,
+    BytesCodec,
     Gathered,
     HostBytes,
-    UsualSizes,
     stream_error,
 )
 from gpushard.errors import ChecksumError, CorruptShardError
@@ -24,11 +24,9 @@ _GZIP_WBITS = 16 + zlib.MAX_WBITS
 
 
 @dataclass(frozen=True, slots=True)
-class DeflateCodec(UsualSizes):
+class DeflateCodec(BytesCodec):
     """Decoder of deflate streams in a gzip or a zlib wrapper."""
 
-    name: str
-    library: str
     wbits: int
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numcodecs.lz4
 
 from gpushard.codecs.base import (
+    BytesCodec,
     HostBytes,
-    UsualSizes,
     library_label,
     size_error,
     stream_error,
@@ -20,11 +20,8 @@ _EMPTY_BLOCK = b"\0"  # a token of no literals and no match
 
 
 @dataclass(frozen=True, slots=True)
-class Lz4Codec(UsualSizes):
+class Lz4Codec(BytesCodec):
     """Decoder of `numcodecs.lz4`."""
-
-    name: str
-    library: str
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of one block (see `BytesCodec.decode`)."""

@@ -12,14 +12,14 @@ import numcodecs
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.codecs.base import library_label, stream_error
+from gpushard.codecs.base import ArrayCodec, library_label, stream_error
 from gpushard.codecs.bytes import can_stand_for
 from gpushard.errors import MetadataError
 from gpushard.layout import CodecSpec
 
 
 @dataclass(frozen=True, slots=True)
-class ElementFilter:
+class ElementFilter(ArrayCodec):
     """Decoder of a filter that keeps the shape.
 
     Attributes
@@ -30,8 +30,6 @@ class ElementFilter:
         Temporary memory per element.
     """
 
-    name: str
-    library: str
     decoder: Any
     encoded_dtype: np.dtype[Any]
     computed_nbytes: int
@@ -64,25 +62,8 @@ class ElementFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class BitRoundFilter:
+class BitRoundFilter(ArrayCodec):
     """`numcodecs.bitround`: rounded floats need no decoding."""
-
-    name: str
-    library: str
-
-    def working_nbytes(
-        self,
-        n_elements: int,  # noqa: ARG002 - the signature of `ArrayCodec`
-        dtype: np.dtype[Any],  # noqa: ARG002 - the signature of `ArrayCodec`
-    ) -> int:
-        """Memory that decoding takes: none."""
-        return 0
-
-    def encoded_spec(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Same shape and data type."""
-        return shape, dtype
 
     def decode(
         self,
@@ -95,11 +76,8 @@ class BitRoundFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class PackBitsFilter:
+class PackBitsFilter(ArrayCodec):
     """`numcodecs.packbits`: a byte with the number of padding bits, then the bits."""
-
-    name: str
-    library: str
 
     def working_nbytes(self, n_elements: int, dtype: np.dtype[Any]) -> int:
         """Memory of the booleans, and of their bits in order."""

@@ -8,8 +8,8 @@ from typing import Any
 import numcodecs
 
 from gpushard.codecs.base import (
+    BytesCodec,
     HostBytes,
-    UsualSizes,
     library_label,
     size_error,
     stream_error,
@@ -19,11 +19,9 @@ from gpushard.layout import CodecSpec
 
 
 @dataclass(frozen=True, slots=True)
-class ShuffleCodec(UsualSizes):
+class ShuffleCodec(BytesCodec):
     """Decoder of `numcodecs.shuffle`."""
 
-    name: str
-    library: str
     element_nbytes: int
     decoder: Any
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
 from gpushard.codecs.base import BytesCodec, HostBytes
 from gpushard.options import KIB
@@ -14,27 +11,6 @@ from gpushard.options import KIB
 # table. Compressors store bytes that they cannot compress.
 _GROWTH, _GROWTH_NBYTES = 2, 64 * KIB
 _MOST_NBYTES = 2**62
-
-
-class ArrayPart(Protocol):
-    """Array-to-array codecs and the array-to-bytes codec of a chain."""
-
-    def encoded_nbytes(self, shape: tuple[int, ...]) -> int | None:
-        """Encoded size of an inner chunk; None if it depends on the elements."""
-        ...
-
-    def working_nbytes(self, shape: tuple[int, ...]) -> int:
-        """Memory that decoding an inner chunk of `shape` takes besides its bytes."""
-        ...
-
-    def decoder(self, shape: tuple[int, ...]) -> Callable[[HostBytes], NDArray[Any]]:
-        """Function from bytes of the right size to an inner chunk of `shape`."""
-        ...
-
-    @property
-    def labels(self) -> Sequence[tuple[str, str]]:
-        """Name and library of each codec, in encoding order."""
-        ...
 
 
 def grown_sizes(
@@ -51,3 +27,21 @@ def grown_sizes(
         sizes.append((nbytes, exact))
     # A bound that no library and no real size exceeds.
     return [(min(nbytes, _MOST_NBYTES), exact) for nbytes, exact in sizes]
+
+
+def extra_nbytes(
+    chain: Sequence[BytesCodec], decoded: Sequence[int], encoded: HostBytes
+) -> int:
+    """Memory that decoding these bytes takes beyond what usual bytes do.
+
+    `decoded` has the size that each codec decodes to. Only the first codec that
+    decompresses is looked at: of its stream the head is known. Raises as
+    `BytesCodec.beside_nbytes`.
+    """
+    for codec, nbytes in zip(reversed(chain), reversed(decoded), strict=True):
+        if codec.n_copies:
+            return codec.beside_nbytes(nbytes, encoded) - codec.beside_nbytes(nbytes)
+        # A view that leaves out the bytes at the end. (`nbytes` may be a bound.)
+        n_behind = codec.encoded_nbytes(0) or 0
+        encoded = memoryview(encoded)[: max(0, len(encoded) - n_behind)]
+    return 0

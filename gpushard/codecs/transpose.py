@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.codecs.base import ArrayCodec
 from gpushard.layout import CodecSpec
 
 
 @dataclass(frozen=True, slots=True)
-class TransposeCodec:
+class TransposeCodec(ArrayCodec):
     """Encoded axis k is decoded axis ``order[k]``."""
 
-    name: str
-    library: str
     order: tuple[int, ...]
     inverse: tuple[int, ...]
 
@@ -25,14 +24,6 @@ class TransposeCodec:
     ) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape in encoded axes, and the same data type."""
         return tuple(shape[axis] for axis in self.order), dtype
-
-    def working_nbytes(
-        self,
-        n_elements: int,  # noqa: ARG002 - the signature of `ArrayCodec`
-        dtype: np.dtype[Any],  # noqa: ARG002 - the signature of `ArrayCodec`
-    ) -> int:
-        """Memory that decoding takes: none, no element is moved."""
-        return 0
 
     def decode(
         self,

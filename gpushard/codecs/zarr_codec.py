@@ -19,8 +19,8 @@ from zarr.dtype import UInt8
 
 from gpushard.codecs.base import (
     DAMAGED_HINT,
+    BytesCodec,
     HostBytes,
-    UsualSizes,
     library_label,
     size_error,
     stream_error,
@@ -62,13 +62,9 @@ _SAME_SHAPE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class ZarrBytesCodec(UsualSizes):
+class ZarrBytesCodec(BytesCodec):
     """Decoder of a bytes-to-bytes codec."""
 
-    n_copies = 2  # usually; zarr's codecs do not bound their memory
-
-    name: str
-    library: str
     codec: Any
     spec: ArraySpec
 
@@ -125,10 +121,7 @@ class ZarrArrayPart:
         return nbytes
 
     def working_nbytes(self, shape: tuple[int, ...]) -> int:
-        """Memory that decoding an inner chunk of `shape` usually takes.
-
-        For strings, the memory of each string besides its text.
-        """
+        """Memory that decoding an inner chunk of `shape` usually takes."""
         if self.dtype.kind in UNORDERED_KINDS:
             return _STRING_NBYTES * prod(shape)
         kept = [_plain_nbytes(array) or 0 for _, _, array in self._steps(shape)]
@@ -181,7 +174,8 @@ def bytes_codec(spec: CodecSpec) -> ZarrBytesCodec:
     array = array_spec((1,), UInt8(), 0)
     codec = fit(spec, codec_object(spec), array)
     try_checksum(spec, codec)
-    return ZarrBytesCodec(spec.name, library_label("zarr"), codec, array)
+    # zarr's codecs do not bound their memory; usually they take that of two copies.
+    return ZarrBytesCodec(spec.name, library_label("zarr"), codec, array, n_copies=2)
 
 
 def array_part(specs: Sequence[CodecSpec], elements: Elements) -> ZarrArrayPart:

@@ -13,8 +13,8 @@ import zstandard
 from gpushard.codecs import libzstd
 from gpushard.codecs.base import (
     DAMAGED_HINT,
+    BytesCodec,
     HostBytes,
-    UsualSizes,
     library_label,
     size_error,
     stream_error,
@@ -60,31 +60,26 @@ class _TruncatedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ZstdCodec(UsualSizes):
+class ZstdCodec(BytesCodec):
     """Decoder of `zstd` and `numcodecs.zstd`."""
 
-    name: str
-    library: str
-
-    def extra_nbytes(self, encoded: HostBytes, decoded_nbytes: int) -> int:
+    def beside_nbytes(
+        self, decoded_nbytes: int, encoded: HostBytes | None = None
+    ) -> int:
         """Memory for the window of a frame without a size, and for joining several."""
+        if encoded is None:
+            return 0
         data: Any = encoded  # as in `decode`
         try:
             told: Any = zstandard.get_frame_parameters(data)
         except zstandard.ZstdError:
             return 2 * decoded_nbytes
-        if told.content_size == zstandard.CONTENTSIZE_UNKNOWN and _is_alone(encoded):
-            return min(told.window_size, decoded_nbytes)
-        return 0 if told.content_size == decoded_nbytes else 2 * decoded_nbytes
-
-    def told_nbytes(self, encoded: HostBytes) -> int | None:
-        """Decoded size of a lone frame; None if it tells none, or there are several."""
-        data: Any = encoded  # as in `decode`
-        try:
-            nbytes = zstandard.frame_content_size(data)
-        except zstandard.ZstdError:
-            return None
-        return nbytes if nbytes >= 0 and _is_alone(encoded) else None
+        if told.content_size == decoded_nbytes:
+            return 0
+        if not _is_alone(encoded):
+            return 2 * decoded_nbytes
+        is_told = told.content_size != zstandard.CONTENTSIZE_UNKNOWN
+        return 0 if is_told else min(told.window_size, decoded_nbytes)
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of all frames in `encoded` (see `BytesCodec.decode`)."""

@@ -16,16 +16,11 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.codecs.wrapping import (
-    Unwrapping,
-    decode_object_bytes,
-    encoded_object_limit,
-)
+from gpushard.codecs.wrapping import ObjectCodecs
 from gpushard.damage import reported_afterwards
 from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetching.fetch import known_index
 from gpushard.fetching.job import Job, rows_of
-from gpushard.layout import CodecSpec
 from gpushard.memory.chunk_room import decode_in_turn, usual_stored
 from gpushard.memory.known import IndexCache
 from gpushard.memory.turns import turns
@@ -129,7 +124,7 @@ def largest_object(source: Source, coordinate: Coordinate) -> int:
     if not layout.levels:
         return source.pipeline.encoded_limit(source.shape_of(coordinate))
     limit = _shard_limit(source, coordinate)
-    return encoded_object_limit(layout.object_codecs, limit)
+    return ObjectCodecs(layout.object_codecs).encoded_limit(limit)
 
 
 def _read_whole(job: Job, block: Planned, n_workers: int) -> Sequence[Task]:
@@ -288,18 +283,18 @@ def unwrapped(
     source: Source, coordinate: Coordinate, answer: Fetched | None
 ) -> Fetched | None:
     """The shard inside an object, with the codecs around it undone."""
-    codecs = source.layout.object_codecs
-    if answer is None or not codecs:
+    if answer is None or not source.layout.object_codecs:
         return answer
+    data = answer.data
     limit = _shard_limit(source, coordinate)
-    room = source.room.most_stored_nbytes - len(answer.data)
+    room = source.room.most_stored_nbytes - len(data)
     most, needed = limit, limit
     try:
-        unwrapping = Unwrapping(codecs, answer.data)
-        most = unwrapping.most_nbytes(limit, room)
-        needed = unwrapping.needed_nbytes(limit)
-        decode = partial(_decoded, codecs, answer.data, most)
-        extra = unwrapping.extra_nbytes(most)
+        codecs = ObjectCodecs(source.layout.object_codecs)
+        most = codecs.most_nbytes(data, limit, room)
+        needed = codecs.needed_nbytes(data, limit)
+        decode = partial(codecs.decode, data, most)
+        extra = codecs.extra_nbytes(data, most)
         if extra and source.room.is_crowded_by(extra):
             data = decode_in_turn(decode)
         else:
@@ -313,9 +308,3 @@ def unwrapped(
         )
         raise
     return Fetched(data, None, None)
-
-
-def _decoded(
-    codecs: Sequence[CodecSpec], data: NDArray[np.uint8], limit: int
-) -> NDArray[np.uint8]:
-    return np.frombuffer(decode_object_bytes(codecs, data, limit), np.uint8)

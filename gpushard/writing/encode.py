@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.codecs.wrapping import decode_object_bytes
+from gpushard.codecs.wrapping import ObjectCodecs
 from gpushard.codecs.zarr_encoder import ZarrEncoder, encode_bytes
 from gpushard.layout import INDEX_ELEMENTS
 from gpushard.options import MIB
@@ -93,8 +93,7 @@ class Encoder:
             # end.
             limit = 2 * prod(region.shape) * self.source.layout.dtype.itemsize
             limit += self.source.options.batch_nbytes
-            inside = decode_object_bytes(around, stored[:], limit)
-            stored = np.frombuffer(inside, np.uint8)
+            stored = ObjectCodecs(around).decode(stored[:], limit)
         pieces = self._pieces(region, stored, change)
         if pieces is None or not around:
             return pieces
