@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from gpushard.errors import CorruptShardError, DamageWarning, OptionError
 
@@ -29,8 +29,10 @@ class _CallableError(Exception):
         self.raised = raised
 
 
-class Damage(Protocol):
-    """What happens at damaged inner chunks during one read; used by several threads.
+class Damage:
+    """What happens at damaged inner chunks during one read: damage ends it.
+
+    Several threads may use it.
 
     Attributes
     ----------
@@ -38,48 +40,21 @@ class Damage(Protocol):
         Whether the read continues, with the fill value in their place.
     """
 
-    @property
-    def replaces(self) -> bool:
-        """Whether the read continues."""
-        ...
+    replaces = False
 
     def note(self, error: CorruptShardError) -> None:
-        """Return if the inner chunk of `error` is to be filled; else raise `error`.
+        """Return if the inner chunk of `error` is to be filled; else raise `error`."""
+        raise error
 
-        Raises
-        ------
-        CorruptShardError
-            `error`, if damage ends the read.
-        """
-        ...
-
-    def of_array(self, store_url: str, grid: Sequence[int]) -> Damage:
+    def of_array(self, store_url: str, grid: Sequence[int]) -> Damage:  # noqa: ARG002
         """The same for one of several arrays, in the store at `store_url`.
 
         Its inner chunks have coordinates of their own, in a grid of shape `grid`.
         """
-        ...
-
-
-class EndsRead:
-    """Damage ends the read."""
-
-    replaces = False
-
-    def note(self, error: CorruptShardError) -> None:
-        """Raise `error`."""
-        raise error
-
-    def of_array(
-        self,
-        store_url: str,  # noqa: ARG002 - it tells nothing
-        grid: Sequence[int],  # noqa: ARG002
-    ) -> EndsRead:
-        """The same: damage of any array ends the read."""
         return self
 
 
-ENDS_READ = EndsRead()
+ENDS_READ = Damage()
 
 
 class _Told:
@@ -110,7 +85,7 @@ class _Told:
         return with_it != bits
 
 
-class Replaced:
+class Replaced(Damage):
     """Damage is replaced by the fill value, and each inner chunk reported once.
 
     Parameters

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,6 +130,20 @@ class CodecChain:
         return (*self.array_array, self.array_bytes, *self.bytes_bytes)
 
 
+class IndexSize(NamedTuple):
+    """Encoded size of an index: bytes per entry, and bytes in addition.
+
+    An entry has 16 bytes unless a codec changes the element size.
+    """
+
+    entry_nbytes: int
+    trailer_nbytes: int
+
+    def of(self, n_entries: int) -> int:
+        """Encoded size of an index of `n_entries`."""
+        return n_entries * self.entry_nbytes + self.trailer_nbytes
+
+
 @dataclass(frozen=True, slots=True)
 class ShardLevel:
     """One `sharding_indexed` codec: how a shard is cut and where its index lies.
@@ -145,24 +159,19 @@ class ShardLevel:
         Where in the shard the index lies.
     index_chain
         Codecs of the index, a uint64 array of shape (*chunks_per_shard, 2) with chunks
-        per shard in stored axes. All have a fixed encoded size.
-    index_trailer_nbytes
-        Encoded size of the index beyond that of its entries.
-    index_entry_nbytes
-        Encoded size of an entry: 16 unless a codec changes the element size.
+        per shard in stored axes. All have a fixed encoded size, `index_size`.
     """
 
     chunk_shape: tuple[int, ...]
     axis_order: tuple[int, ...]
     index_location: Literal["start", "end"]
     index_chain: CodecChain
-    index_trailer_nbytes: int
-    index_entry_nbytes: int = 16
+    index_size: IndexSize
     json_path: str = ""
 
     def index_nbytes(self, n_entries: int) -> int:
         """Encoded size of an index of `n_entries`."""
-        return self.index_entry_nbytes * n_entries + self.index_trailer_nbytes
+        return self.index_size.of(n_entries)
 
 
 @dataclass(frozen=True, slots=True)

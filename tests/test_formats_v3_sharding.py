@@ -48,9 +48,9 @@ def test_every_checksum_of_the_index_counts():
         CRC,
     ]
     level = parse(codecs=[sharding([2, 3], index_codecs=index_codecs)]).levels[0]
-    assert level.index_trailer_nbytes == 12
+    assert level.index_size.trailer_nbytes == 12
     plain = parse(codecs=[sharding([2, 3], index_codecs=[LITTLE])]).levels[0]
-    assert plain.index_trailer_nbytes == 0
+    assert plain.index_size.trailer_nbytes == 0
 
 
 def test_an_index_may_be_transposed_over_its_own_rank():
@@ -153,7 +153,8 @@ def test_nested_levels_keep_their_own_index():
     outer, within = layout.levels
     assert (outer.chunk_shape, within.chunk_shape) == ((4, 3), (2, 1))
     assert (outer.index_location, within.index_location) == ("end", "start")
-    assert (outer.index_trailer_nbytes, within.index_trailer_nbytes) == (4, 0)
+    trailers = [at.index_size.trailer_nbytes for at in (outer, within)]
+    assert trailers == [4, 0]
     assert within.json_path == "codecs[0].configuration.codecs[0]"
     assert [axis.cell for axis in layout.inner_axes] == [2, 1]
     assert layout.chunks == (4, 3)

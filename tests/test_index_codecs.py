@@ -182,7 +182,7 @@ def test_a_fixed_size_codec_that_someone_registered_is_undone_by_zarr():
     a = read_with([LITTLE, CRC, codec("doubling")], index)
     assert a[...].tobytes() == DECODED
     level = a.source.layout.levels[0]
-    assert (level.index_entry_nbytes, level.index_trailer_nbytes) == (32, 8)
+    assert level.index_size == (32, 8)
 
 
 @pytest.mark.parametrize(

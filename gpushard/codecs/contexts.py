@@ -1,11 +1,19 @@
-"""Contexts of C libraries: one for each thread that decodes, freed when it ends."""
+"""What C libraries are given: addresses of memory, and contexts.
+
+Each thread that decodes has a context of its own, which is freed when the thread ends.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+
+from gpushard.codecs.base import HostBytes
 
 
 class _Context:
@@ -39,3 +47,11 @@ class ThreadContexts(threading.local):
         if self._own is None:
             self._own = _Context(self._make(lib), getattr(lib, self._free))
         return self._own.address
+
+
+def address_of(memory: HostBytes) -> int:
+    """Address of the first of these bytes."""
+    try:  # takes a quarter of the time of NumPy's attribute
+        return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    except TypeError:  # read-only
+        return np.frombuffer(memory, np.uint8).__array_interface__["data"][0]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs.base import HostBytes
-from gpushard.codecs.contexts import ThreadContexts
+from gpushard.codecs.contexts import ThreadContexts, address_of
 
 # This code is written for this binary interface; the name is the file's SONAME.
 # `blosc2_dparams` is passed by value.
@@ -76,12 +76,8 @@ def decode_frame(encoded: HostBytes, nbytes: int) -> NDArray[np.uint8] | None:
     context = _contexts.address(lib)
     if not context:
         return None
-    source, target = np.frombuffer(encoded, np.uint8), np.empty(nbytes, np.uint8)
+    target = np.empty(nbytes, np.uint8)
     done = lib.blosc2_decompress_ctx(
-        context, _address(source), len(source), _address(target), nbytes
+        context, address_of(encoded), len(encoded), address_of(target), nbytes
     )
     return target if done == nbytes else None
-
-
-def _address(array: NDArray[np.uint8]) -> int:
-    return array.__array_interface__["data"][0]

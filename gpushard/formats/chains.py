@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 from gpushard.errors import LimitError, MetadataError
 from gpushard.formats.codec_specs import (
@@ -27,12 +27,11 @@ from gpushard.formats.codec_specs import (
 from gpushard.formats.data_types import DataType, parse_data_type
 from gpushard.formats.document import Named, as_lengths, shown, wrong
 from gpushard.formats.index_size import (
-    IndexSize,
     check_index_nbytes,
     index_size,
     variable_size_error,
 )
-from gpushard.layout import CodecChain, CodecSpec, ShardLevel
+from gpushard.layout import CodecChain, CodecSpec, IndexSize, ShardLevel
 from gpushard.options import Options
 
 AxisOrder = tuple[int, ...]
@@ -42,14 +41,10 @@ _INDEX_TYPE = parse_data_type("uint64")
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """A checked `sharding_indexed` configuration, shapes as the codec sees them."""
+    """A checked `sharding_indexed` configuration, in the axes that the codec sees."""
 
-    chunk_shape: tuple[int, ...]
-    index_location: Literal["start", "end"]
-    index_chain: CodecChain
-    index_size: IndexSize
+    level: ShardLevel
     inner: ParsedChain
-    json_path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +201,12 @@ def _parse_sharding(
         raise wrong("the index location is not valid", path, "start or end", location)
     index_chain, size = _parse_index_codecs(named, len(chunk_shape))
     _check_index_size(named, chunk_shape, size, decoded, options)
+    order = tuple(range(len(chunk_shape)))
+    level = ShardLevel(chunk_shape, order, location, index_chain, size, spec.json_path)
     within = Decoded(tuple((n,) for n in chunk_shape), decoded.data_type)
     path = named.at("codecs")
     inner = parse_chain(named.required("codecs"), path, within, options, depth + 1)
-    return Sharding(chunk_shape, location, index_chain, size, inner, spec.json_path)
+    return Sharding(level, inner)
 
 
 def _inner_chunk_shape(named: Named, decoded: Decoded) -> tuple[int, ...]:
@@ -267,10 +264,10 @@ def _spelled_out(spec: CodecSpec, sharding: Sharding) -> CodecSpec:
         return [as_json(inner) for inner in chain.specs]
 
     configuration = {
-        "chunk_shape": list(sharding.chunk_shape),
+        "chunk_shape": list(sharding.level.chunk_shape),
         "codecs": listed(sharding.inner.chain),
-        "index_codecs": listed(sharding.index_chain),
-        "index_location": sharding.index_location,
+        "index_codecs": listed(sharding.level.index_chain),
+        "index_location": sharding.level.index_location,
     }
     return CodecSpec(spec.name, configuration, spec.json_path)
 
@@ -301,7 +298,7 @@ def fold_levels(parsed: ParsedChain, ndim: int) -> Levels:
         if not levels:
             object_codecs = parsed.chain.bytes_bytes
         order = _transposed(order, parsed.chain)
-        levels.append(_level(parsed.sharding, order))
+        levels.append(_in_array_axes(parsed.sharding.level, order))
         parsed = parsed.sharding.inner
     return Levels(tuple(levels), parsed.chain, order, object_codecs, inner_chunk_shape)
 
@@ -319,26 +316,17 @@ def _transposed(order: AxisOrder, chain: CodecChain) -> AxisOrder:
     return order
 
 
-def _level(sharding: Sharding, order: AxisOrder) -> ShardLevel:
-    return ShardLevel(
-        chunk_shape=_in_array_axes(sharding.chunk_shape, order),
-        axis_order=order,
-        index_location=sharding.index_location,
-        index_chain=sharding.index_chain,
-        index_entry_nbytes=sharding.index_size.entry_nbytes,
-        index_trailer_nbytes=sharding.index_size.trailer_nbytes,
-        json_path=sharding.json_path,
-    )
-
-
-def _in_array_axes(stored_shape: tuple[int, ...], order: AxisOrder) -> tuple[int, ...]:
-    lengths = dict(zip(order, stored_shape, strict=True))
-    return tuple(lengths[axis] for axis in range(len(order)))
+def _in_array_axes(level: ShardLevel, order: AxisOrder) -> ShardLevel:
+    """The level of a sharding codec that sees the array's axes in another order."""
+    lengths = dict(zip(order, level.chunk_shape, strict=True))
+    chunk_shape = tuple(lengths[axis] for axis in range(len(order)))
+    return replace(level, chunk_shape=chunk_shape, axis_order=order)
 
 
 def _outer_chunk_shape(parsed: ParsedChain, order: AxisOrder) -> tuple[int, ...] | None:
     """Inner chunk shape of the outermost sharding codec; None if there is none."""
     sharding = parsed.sharding
-    if sharding is None or len(sharding.chunk_shape) != len(order):
+    if sharding is None or len(sharding.level.chunk_shape) != len(order):
         return None
-    return _in_array_axes(sharding.chunk_shape, _transposed(order, parsed.chain))
+    order = _transposed(order, parsed.chain)
+    return _in_array_axes(sharding.level, order).chunk_shape

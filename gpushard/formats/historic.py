@@ -10,7 +10,7 @@ from typing import Any
 from gpushard.errors import LimitError
 from gpushard.formats.document import as_length
 from gpushard.formats.grids import refuse_many_axes, regular_cell
-from gpushard.formats.index_size import IndexSize, check_index_nbytes
+from gpushard.formats.index_size import check_index_nbytes
 from gpushard.formats.numcodecs_chain import StoredCodecs, parse_elements
 from gpushard.formats.numpy_spelling import parse_numpy_fill
 from gpushard.layout import (
@@ -19,6 +19,7 @@ from gpushard.layout import (
     CodecChain,
     CodecSpec,
     GridAxis,
+    IndexSize,
     ShardLevel,
 )
 from gpushard.options import Options
@@ -129,8 +130,7 @@ def _level(
         axis_order=tuple(range(len(chunk_shape))),
         index_location="end",
         index_chain=_INDEX_CHAIN,
-        index_trailer_nbytes=_INDEX_SIZE.trailer_nbytes,
-        index_entry_nbytes=_INDEX_SIZE.entry_nbytes,
+        index_size=_INDEX_SIZE,
         json_path=sharding.json_path,
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from gpushard.errors import (
@@ -12,22 +10,11 @@ from gpushard.errors import (
     MetadataError,
     UnsupportedError,
 )
-from gpushard.layout import INDEX_ELEMENTS, CodecChain, CodecSpec
+from gpushard.layout import INDEX_ELEMENTS, CodecChain, CodecSpec, IndexSize
 from gpushard.options import Options
 from gpushard.pipeline import HostPipeline
 
 _EXPECTED = "index codecs of fixed size, such as bytes and crc32c"
-
-
-class IndexSize(NamedTuple):
-    """Encoded size of an index: bytes per entry, and bytes in addition."""
-
-    entry_nbytes: int
-    trailer_nbytes: int
-
-    def nbytes(self, n_entries: int) -> int:
-        """Encoded size of an index of `n_entries`."""
-        return n_entries * self.entry_nbytes + self.trailer_nbytes
 
 
 def index_size(chain: CodecChain, ndim: int, json_path: str) -> IndexSize:
@@ -49,7 +36,7 @@ def index_size(chain: CodecChain, ndim: int, json_path: str) -> IndexSize:
     # Without axes there is only one entry, so its bytes cannot be told from the others.
     entry_nbytes = two - one if ndim else 16
     size = IndexSize(entry_nbytes, one - entry_nbytes)
-    if ndim and size.nbytes(counts[-1]) != many:
+    if ndim and size.of(counts[-1]) != many:
         raise _variable(chain, pipeline, json_path)
     if not pipeline.has_plain_elements:
         _try_out(chain, pipeline, shapes[0], json_path)
@@ -91,7 +78,7 @@ def check_index_nbytes(
 ) -> None:
     """Refuse shards whose index exceeds the limit (`LimitError`)."""
     # Decoded entries take 16 bytes each, even if a codec makes them smaller.
-    index_nbytes = max(size.nbytes(n_entries), 16 * n_entries)
+    index_nbytes = max(size.of(n_entries), 16 * n_entries)
     if index_nbytes > options.max_index_nbytes:
         raise LimitError(
             "the shard index is too large",
