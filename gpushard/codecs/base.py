@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import CorruptShardError
+from gpushard.errors import CorruptShardError, MetadataError
+from gpushard.layout import CodecSpec
 from gpushard.memory.pages import enlarged, mapped
 from gpushard.options import KIB, MIB
 
@@ -26,8 +27,21 @@ if TYPE_CHECKING:
 
 DAMAGED_HINT = "the stored bytes are damaged, restore or rewrite the shard"
 
-BYTE = np.dtype(np.uint8)
-_NO_BYTES = np.empty(0, BYTE)
+COUNTED = frozenset(["vlen-utf8", "vlen-bytes"])
+"""Codecs whose streams claim a number of items, for which numcodecs allocates pointers.
+"""
+FILTERS_OF_NUMCODECS = frozenset(
+    [
+        "numcodecs.astype",
+        "numcodecs.bitround",
+        "numcodecs.delta",
+        "numcodecs.fixedscaleoffset",
+        "numcodecs.quantize",
+    ]
+)
+"""Array-to-array codecs that encode each element to one element."""
+
+_NO_BYTES = np.empty(0, np.uint8)
 # Streams are decoded in pieces of this size if a library would hold all of them twice.
 PIECE_NBYTES = 256 * KIB
 # Address space reserved first for bytes of unknown size; most need no more.
@@ -230,6 +244,15 @@ def size_error(
     )
     error.limit_nbytes = None if exact else limit
     return error
+
+
+def configuration_error(spec: CodecSpec, reason: object) -> MetadataError:
+    """Error for a configuration in the metadata that a codec cannot have."""
+    return MetadataError(
+        f"the codec cannot be configured, {reason}",
+        codec=spec.name,
+        json_path=f"{spec.json_path}.configuration",
+    )
 
 
 def stream_error(codec: str, reason: object) -> CorruptShardError:

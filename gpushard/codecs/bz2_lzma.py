@@ -15,9 +15,10 @@ from gpushard.codecs.base import (
     BytesCodec,
     Gathered,
     HostBytes,
+    configuration_error,
     stream_error,
 )
-from gpushard.errors import MetadataError, UnsupportedError
+from gpushard.errors import UnsupportedError
 from gpushard.layout import CodecSpec
 from gpushard.options import MIB
 
@@ -86,11 +87,7 @@ def lzma_from_spec(spec: CodecSpec) -> StreamCodec:
     try:
         open_stream()
     except (ValueError, TypeError, OverflowError, lzma.LZMAError) as error:
-        raise MetadataError(
-            f"the codec cannot be configured, {error}",
-            codec=spec.name,
-            json_path=f"{spec.json_path}.configuration",
-        ) from error
+        raise configuration_error(spec, error) from error
     # LZMA has another copy of what it decoded, its dictionary.
     return StreamCodec(spec.name, _library(), open_stream, n_copies=2)
 

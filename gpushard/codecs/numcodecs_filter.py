@@ -12,7 +12,12 @@ import numcodecs
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.codecs.base import ArrayCodec, library_label, stream_error
+from gpushard.codecs.base import (
+    ArrayCodec,
+    configuration_error,
+    library_label,
+    stream_error,
+)
 from gpushard.codecs.bytes import can_stand_for
 from gpushard.errors import MetadataError
 from gpushard.layout import CodecSpec
@@ -131,21 +136,21 @@ def scale_offset_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> ElementFilt
     for key in ("offset", "scale"):
         value = configuration.get(key)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise _configuration_error(spec, f"{key} is {value!r} and no number")
+            raise configuration_error(spec, f"{key} is {value!r} and no number")
     return _element_filter(spec, configuration, dtype)
 
 
 def bitround_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> BitRoundFilter:
     """Decoder of `numcodecs.bitround` for one entry of `codecs`."""
     if dtype.kind != "f":
-        raise _configuration_error(spec, f"it rounds floats and not {dtype}")
+        raise configuration_error(spec, f"it rounds floats and not {dtype}")
     return BitRoundFilter(spec.name, library_label("numpy"))
 
 
 def packbits_from_spec(spec: CodecSpec, dtype: np.dtype[Any]) -> PackBitsFilter:
     """Decoder of `numcodecs.packbits` for one entry of `codecs`."""
     if dtype != np.bool_:
-        raise _configuration_error(spec, f"it packs booleans and not {dtype}")
+        raise configuration_error(spec, f"it packs booleans and not {dtype}")
     return PackBitsFilter(spec.name, library_label("numpy"))
 
 
@@ -161,10 +166,10 @@ def _element_filter(
         native = decoder.astype.newbyteorder("=")
         encoded_dtype = native if astype is None else np.dtype(astype)
     except (TypeError, ValueError) as error:
-        raise _configuration_error(spec, str(error)) from error
+        raise configuration_error(spec, error) from error
     for named in (decoder.dtype, decoder.astype):
         if named.kind not in "iufcbmM":
-            raise _configuration_error(spec, f"{named} is no type of numbers")
+            raise configuration_error(spec, f"{named} is no type of numbers")
     if not can_stand_for(decoder.dtype, dtype):
         raise MetadataError(
             "the codec is meant for another data type",
@@ -179,11 +184,3 @@ def _element_filter(
         computed += decoder.dtype.itemsize
     label = library_label("numcodecs")
     return ElementFilter(spec.name, label, decoder, encoded_dtype, computed)
-
-
-def _configuration_error(spec: CodecSpec, reason: str) -> MetadataError:
-    return MetadataError(
-        f"the codec cannot be configured, {reason}",
-        codec=spec.name,
-        json_path=f"{spec.json_path}.configuration",
-    )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gpushard.codecs.base import COUNTED, FILTERS_OF_NUMCODECS
 from gpushard.codecs.bytes import can_stand_for
 from gpushard.codecs.elements import ElementsPart
 from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
@@ -23,19 +24,13 @@ _TAKE_ZEROS = frozenset(
     [
         "bytes",
         "cast_value",
-        "numcodecs.astype",
-        "numcodecs.bitround",
-        "numcodecs.delta",
-        "numcodecs.fixedscaleoffset",
         "numcodecs.packbits",
-        "numcodecs.quantize",
         "scale_offset",
         "transpose",
-        "vlen-bytes",
-        "vlen-utf8",
+        *COUNTED,
+        *FILTERS_OF_NUMCODECS,
     ]
 )
-_COUNTED = frozenset({"vlen-utf8", "vlen-bytes"})
 _PACKED = "numcodecs.packbits"
 # As many bits as fill a byte, so that packed bits begin with a padding of zero.
 _N_ELEMENTS = 8
@@ -73,7 +68,7 @@ def _decode_zeros(
     shape = (_N_ELEMENTS, *(1,) * (ndim - 1)) if ndim else ()
     if not ndim and any(spec.name == _PACKED for spec in specs):
         return
-    if specs[-1].name in _COUNTED:
+    if specs[-1].name in COUNTED:
         n_items = prod(shape)
         zeros = n_items.to_bytes(4, "little") + bytes(4 * n_items)
     else:

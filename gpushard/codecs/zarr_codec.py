@@ -18,7 +18,9 @@ from zarr.core.sync import sync
 from zarr.dtype import UInt8
 
 from gpushard.codecs.base import (
+    COUNTED,
     DAMAGED_HINT,
+    FILTERS_OF_NUMCODECS,
     BytesCodec,
     HostBytes,
     library_label,
@@ -32,16 +34,14 @@ from gpushard.codecs.zarr_objects import (
     elements_spec,
     encoded_spec,
     fit,
+    missing_package,
     try_checksum,
     validate,
 )
-from gpushard.errors import CorruptShardError, UnsupportedError
+from gpushard.errors import CorruptShardError
 from gpushard.layout import CodecSpec, Elements
 
 _SHARDING = "sharding_indexed"
-# The head of these streams claims a number of items, for which numcodecs allocates
-# pointers.
-_COUNTED = frozenset({"vlen-utf8", "vlen-bytes"})
 # Copies of the elements: the output of a step, and its temporary arrays.
 _COPIES = 3
 # Memory of a string in Python, of the pointer to it, and of the string in NumPy.
@@ -49,16 +49,6 @@ _STRING_NBYTES = 128
 # Newer zarr releases have codecs without an event loop, which takes 0.1 ms and more to
 # enter.
 _AT_ONCE: Any = getattr(zarr_codecs, "SupportsSyncCodec", ())
-# Each element encodes to one element, although zarr does not report a fixed size.
-_SAME_SHAPE = frozenset(
-    [
-        "numcodecs.astype",
-        "numcodecs.bitround",
-        "numcodecs.delta",
-        "numcodecs.fixedscaleoffset",
-        "numcodecs.quantize",
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +104,7 @@ class ZarrArrayPart:
         """Encoded size of an inner chunk; None if zarr does not know it beforehand."""
         nbytes: int | None = prod(shape) * self.dtype.itemsize
         for name, codec, array in self._steps(shape):
-            if name in _SAME_SHAPE:
+            if name in FILTERS_OF_NUMCODECS:  # zarr does not report their fixed size
                 nbytes = _plain_nbytes(codec.resolve_metadata(array))
             elif nbytes is not None:
                 nbytes = _encoded_nbytes(codec, nbytes, array)
@@ -140,7 +130,7 @@ class ZarrArrayPart:
         self, shape: tuple[int, ...], steps: tuple[_Step, ...], encoded: HostBytes
     ) -> NDArray[Any]:
         serializer = self.specs[-1].name
-        if serializer in _COUNTED:
+        if serializer in COUNTED:
             _check_count(serializer, encoded, prod(shape))
         data: Any = _as_buffer(encoded)
         for k, (name, codec, array) in enumerate(steps):
@@ -235,11 +225,7 @@ def _decode(name: str, codec: Any, data: Any, spec: ArraySpec) -> Any:
             (decoded,) = sync(codec.decode([(data, spec)]))
     except (ImportError, UnknownCodecError) as error:
         # The bytes are not at fault: none of them was read.
-        raise UnsupportedError(
-            f"the codec needs a package that is not installed, {error}",
-            codec=name,
-            hint="install that package",
-        ) from error
+        raise missing_package(error, name) from error
     except MemoryError:
         raise  # this error is not about the bytes
     except Exception as error:

@@ -118,18 +118,25 @@ def try_checksum(spec: CodecSpec, codec: Any) -> None:
         checksum.decode(checksum.encode(bytes(_TRIED_NBYTES)))
 
 
+def missing_package(
+    error: Exception, codec: str, json_path: str | None = None
+) -> UnsupportedError:
+    """Error for a codec that cannot import what it needs."""
+    return UnsupportedError(
+        f"the codec needs a package that is not installed, {error}",
+        codec=codec,
+        json_path=json_path,
+        hint="install that package",
+    )
+
+
 @contextmanager
 def _configuring(spec: CodecSpec) -> Generator[None]:
     """Say of any error of the block that a codec's configuration is the cause."""
     try:
         yield
     except (ImportError, UnknownCodecError) as error:
-        raise UnsupportedError(
-            f"the codec needs a package that is not installed, {error}",
-            codec=spec.name,
-            json_path=spec.json_path,
-            hint="install that package",
-        ) from error
+        raise missing_package(error, spec.name, spec.json_path) from error
     except Exception as error:
         raise MetadataError(
             f"zarr refuses the configuration of the codec, {error}",

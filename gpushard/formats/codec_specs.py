@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 
+from gpushard.codecs.base import FILTERS_OF_NUMCODECS
 from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.formats.document import Named, as_list, as_named, wrong
 from gpushard.layout import CodecSpec
@@ -24,12 +25,8 @@ SHUFFLE = "numcodecs.shuffle"
 
 _KINDS = {
     "transpose": Kind.ARRAY_ARRAY,
-    "numcodecs.astype": Kind.ARRAY_ARRAY,
-    "numcodecs.bitround": Kind.ARRAY_ARRAY,
-    "numcodecs.delta": Kind.ARRAY_ARRAY,
-    "numcodecs.fixedscaleoffset": Kind.ARRAY_ARRAY,
+    **dict.fromkeys(FILTERS_OF_NUMCODECS, Kind.ARRAY_ARRAY),
     "numcodecs.packbits": Kind.ARRAY_ARRAY,
-    "numcodecs.quantize": Kind.ARRAY_ARRAY,
     "bytes": Kind.ARRAY_BYTES,
     SHARDING: Kind.ARRAY_BYTES,
     "vlen-bytes": Kind.ARRAY_BYTES,
@@ -79,17 +76,7 @@ VARIABLE_SIZE = frozenset(
 )
 """Codecs whose encoded size depends on the data."""
 
-KEEP_SHAPE = frozenset(
-    [
-        "numcodecs.astype",
-        "numcodecs.bitround",
-        "numcodecs.delta",
-        "numcodecs.fixedscaleoffset",
-        "numcodecs.quantize",
-        "cast_value",
-        "scale_offset",
-    ]
-)
+KEEP_SHAPE = FILTERS_OF_NUMCODECS | {"cast_value", "scale_offset"}
 """Array-to-array codecs that may change the data type but not the shape."""
 
 CODECS_OF_NUMBERS = KEEP_SHAPE | {"numcodecs.packbits"}

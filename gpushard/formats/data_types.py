@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gpushard.codecs.bytes import has_byte_order
 from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.formats.document import Named, as_list, as_named, shown, wrong
 from gpushard.options import MAX_DOCUMENT_NBYTES
@@ -130,15 +131,7 @@ def _check_utf32(named: Named) -> None:
 
 
 def _plain(dtype: np.dtype[Any], json: Any) -> DataType:
-    return DataType(dtype, json, _has_byte_order(dtype))
-
-
-def _has_byte_order(dtype: np.dtype[Any]) -> bool:
-    if dtype.names is not None:
-        return any(_has_byte_order(dtype[name]) for name in dtype.names)
-    if is_small_float(dtype):
-        return dtype.itemsize > 1
-    return dtype.kind == "U" or (dtype.kind in "iufcmM" and dtype.itemsize > 1)
+    return DataType(dtype, json, has_byte_order(dtype))
 
 
 def _small_float(named: Named) -> np.dtype[Any]:
@@ -236,4 +229,4 @@ def _registered(value: Any, named: Named) -> DataType:
     if not dtype.isnative:
         dtype = dtype.newbyteorder("=")
     is_foreign = not type(found).__module__.startswith("zarr.")
-    return DataType(dtype, json, _has_byte_order(dtype), found if is_foreign else None)
+    return DataType(dtype, json, has_byte_order(dtype), found if is_foreign else None)
