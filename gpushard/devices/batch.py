@@ -22,7 +22,6 @@ from gpushard.devices.scattering.joining import Grouping
 from gpushard.devices.scattering.launch import Addresses, ScatterBatch
 from gpushard.devices.scattering.targets import DeviceTarget
 from gpushard.devices.slabs import TablePage
-from gpushard.devices.structs import FAST_DIVISOR
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 
@@ -125,7 +124,7 @@ def decode_and_scatter(
     for index, step in enumerate(chain.steps):
         decoder.run(step, index)
     for scatter in scatters:
-        _launch(lane, scatter, address, decoder.src, tables.status, decoder.planes)
+        _launch(lane, scatter, address, decoder.src, tables.status)
     statuses = lane.read_statuses(tables.status, tables.n_rows)
     lane.pending = Pending(statuses, settle)
 
@@ -179,11 +178,9 @@ def _lay_scatters(
     ]
 
 
-def _launch(
-    lane: Lane, some: _Scatter, page: int, src: int, status: int, planes: int = 0
-) -> None:
-    """Launch one scatter; `src`, `status` and `planes` are tables of all rows, or 0."""
-    scatter = some.target.scatter
+def _launch(lane: Lane, some: _Scatter, page: int, src: int, status: int) -> None:
+    """Launch one scatter; `src` and `status` are tables of all rows, or 0."""
+    kernel = some.target.scatter.kernel
     first = some.rows.start
     addresses = Addresses(
         some.target.tables,
@@ -191,10 +188,8 @@ def _launch(
         some.target.out,
         src + 8 * first,
         status + 4 * first if status else 0,
-        planes + FAST_DIVISOR.itemsize * first if planes else 0,
     )
-    kernel = scatter.planes_kernel if planes else scatter.kernel
     n_blocks = some.batch.n_blocks(threads_of(kernel))
     if n_blocks:
-        parameter = scatter.parameter.packed(some.batch, addresses)
+        parameter = some.batch.packed(addresses)
         lane.device.launch(kernel, (n_blocks, 1), [parameter], lane.stream)

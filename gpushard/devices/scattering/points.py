@@ -16,18 +16,15 @@ from numpy.typing import NDArray
 from gpushard.devices.scattering.boxes import Landings
 from gpushard.devices.scattering.launch import (
     POINTS,
-    Parameter,
-    ParameterWriter,
     ScatterBatch,
+    StructWriter,
+    field_place,
     landing_table,
     transfer_record,
-    word_of,
 )
 from gpushard.devices.scattering.transfer import (
     LIMIT,
-    NO_SHUFFLE,
     ElementType,
-    Shuffle,
     Transfer,
     check_limit,
 )
@@ -54,11 +51,11 @@ class PointScatter:
         `LANDING`, shape (n_points,), host. Offsets of each point at both ends.
     """
 
-    kernel = planes_kernel = "gs_scatter_points"
+    kernel = "gs_scatter_points"
     tables: NDArray[np.uint8]
     bounds: Ints
     landings: NDArray[Any]
-    parameter: Parameter
+    _struct: StructWriter
     _units: int
 
     @classmethod
@@ -69,7 +66,6 @@ class PointScatter:
         out_strides: Sequence[int],
         transfer: Transfer,
         fill: bytes,
-        shuffle: Shuffle = NO_SHUFFLE,
     ) -> PointScatter:
         """Scatter of `part`.
 
@@ -81,7 +77,7 @@ class PointScatter:
         out_strides
             Bytes between neighbours in the output, for each axis of the result. May be
             negative.
-        transfer, fill, shuffle
+        transfer, fill
             As for `GridScatter.lay`.
         """
         in_offset = np.zeros(len(part.out_index), np.int64)
@@ -95,17 +91,10 @@ class PointScatter:
             out_offset += index * stride
         out_unit, record = _point_units(transfer)
         n_units = transfer.out_nbytes // out_unit
-        writer = ParameterWriter(POINTS, record, shuffle)
-        writer.record["units_per_point"] = fast_divisor(n_units)
-        writer.set_fill(fill)
-        parameter, tables = writer.written()
-        return cls(
-            tables,
-            part.bounds,
-            landing_table(Landings(in_offset, out_offset)),
-            parameter,
-            n_units,
-        )
+        struct = StructWriter.of(POINTS, record, fill)
+        struct.record["units_per_point"] = fast_divisor(n_units)
+        landings = landing_table(Landings(in_offset, out_offset))
+        return cls(struct.page.packed(), part.bounds, landings, struct, n_units)
 
     @classmethod
     def join(cls, several: Sequence[PointScatter], out_offset: Ints) -> PointScatter:
@@ -150,11 +139,11 @@ class PointScatter:
         nth = np.arange(len(row), dtype=np.int64) + (first - before)[row]
         n_units = len(row) * self._units
         check_limit("units of a batch of points", n_units, LIMIT)
-        pointers = (
-            (word_of(POINTS, "landings"), page.add(self.landings[nth])),
-            (word_of(POINTS, "row"), page.add(row)),
-        )
-        return ScatterBatch(pointers, {"n_units": n_units}, n_units)
+        struct = StructWriter(self._struct.record.copy(), page)
+        struct.point(field_place(POINTS, "landings"), self.landings[nth])
+        struct.point(field_place(POINTS, "row"), row)
+        struct.record["n_units"] = n_units
+        return ScatterBatch(struct.record, self._struct.words, struct.words, n_units)
 
 
 def _point_units(transfer: Transfer) -> tuple[int, NDArray[Any]]:

@@ -23,8 +23,6 @@ from gpushard.devices.scattering.joining import (
 )
 from gpushard.devices.scattering.points import PointScatter
 from gpushard.devices.scattering.transfer import (
-    NO_SHUFFLE,
-    Shuffle,
     Transfer,
     fill_element,
     plan_transfer,
@@ -68,10 +66,7 @@ class DeviceTarget:
         """
         first = outputs[0]
         fill = fill_element(fill_value, first.dtype, first.affine)
-        shuffle = NO_SHUFFLE
-        if chain.fused_nbytes:
-            shuffle = Shuffle(chain.fused_nbytes, chain.decoded_nbytes)
-        how = _transfer(first, chain), fill, shuffle
+        how = _transfer(first, chain), fill
         out = [output.address for output in outputs]
         grids = [part for part in parts if isinstance(part, GridPart)]
         if grids:
