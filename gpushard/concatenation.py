@@ -24,7 +24,8 @@ from gpushard.formats.document import MAX_LENGTH
 from gpushard.numpy_like import NumpyLike
 from gpushard.placing.outputs import many, parsed_dtype, usable_output
 from gpushard.placing.scatter import check_cast
-from gpushard.reading.joined import Share, joined_job, read_joined
+from gpushard.reading.joined import Share, read_joined
+from gpushard.reading.results import host_job
 from gpushard.report import ReadReport, Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.clipping import shares_of
@@ -326,15 +327,12 @@ class ConcatArray(NumpyLike):
         self,
         selections: Sequence[Taken],
         outs: Sequence[NDArray[Any]],
-        memory_limit: int | None,
         tally: Tally,
-        damage: Damage = ENDS_READ,
     ) -> Iterator[Job]:
         """One job for each array with a part of any selection."""
         for array, mine, which in self.shares(selections):
             into = [outs[i] for i in which]
-            source = array.source.limited(memory_limit)
-            yield joined_job(source, mine, into, tally, damage)
+            yield host_job(array.source, mine, into, tally)
 
     def shares(
         self, selections: Sequence[Taken]

@@ -12,7 +12,8 @@ from gpushard.codecs.base import HostBytes
 from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.layout import CodecSpec
 
-_UNSIZED_KINDS = "OT"  # Python objects and NumPy's StringDType
+UNSIZED_KINDS = "OT"
+"""Kinds of elements without size or byte order: Python's objects, NumPy's strings."""
 _COUNTING_KINDS = "iubmM"
 
 
@@ -54,7 +55,7 @@ class StoredElements:
 
 def stored_elements(spec: CodecSpec, dtype: np.dtype[Any]) -> StoredElements:
     """How the bytes codec `spec` stores elements of `dtype`."""
-    if dtype.kind in _UNSIZED_KINDS or dtype.hasobject:
+    if dtype.kind in UNSIZED_KINDS or dtype.hasobject:
         raise UnsupportedError(
             f"the bytes codec cannot hold elements of variable size ({dtype})",
             json_path=spec.json_path,
@@ -107,8 +108,8 @@ def can_stand_for(decoded: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
 
     The same type in any byte order, or integers, times and booleans of the same size.
     """
-    if dtype.kind in _UNSIZED_KINDS:
-        return decoded.kind in _UNSIZED_KINDS
+    if dtype.kind in UNSIZED_KINDS:
+        return decoded.kind in UNSIZED_KINDS
     if decoded.kind in _COUNTING_KINDS and dtype.kind in _COUNTING_KINDS:
         return decoded.itemsize == dtype.itemsize
     return decoded.newbyteorder("=") == dtype.newbyteorder("=")

@@ -26,8 +26,6 @@ class ElementsPart:
 
     Attributes
     ----------
-    name
-        Name of the `bytes` codec.
     dtype
         Data type of the decoded elements.
     codecs
@@ -36,7 +34,6 @@ class ElementsPart:
         How the bytes are viewed as the output of the last of these codecs.
     """
 
-    name: str
     dtype: np.dtype[Any]
     codecs: tuple[ArrayCodec, ...]
     elements: StoredElements
@@ -94,7 +91,7 @@ class ElementsPart:
     def labels(self) -> list[tuple[str, str]]:
         """Name and library of each codec, in encoding order."""
         before = [(codec.name, codec.library) for codec in self.codecs]
-        return [*before, (self.name, library_label("numpy"))]
+        return [*before, ("bytes", library_label("numpy"))]
 
 
 def _decode_steps(
@@ -126,4 +123,4 @@ def compile_elements(chain: CodecChain, dtype: np.dtype[Any]) -> ElementsPart | 
         if not isinstance(codec, TransposeCodec):
             _, encoded_dtype = codec.encoded_spec((), encoded_dtype)
     elements = stored_elements(chain.array_bytes, encoded_dtype)
-    return ElementsPart(chain.array_bytes.name, dtype, tuple(array_codecs), elements)
+    return ElementsPart(dtype, tuple(array_codecs), elements)

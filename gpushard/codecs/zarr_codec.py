@@ -27,8 +27,8 @@ from gpushard.codecs.base import (
     size_error,
     stream_error,
 )
+from gpushard.codecs.bytes import UNSIZED_KINDS
 from gpushard.codecs.zarr_objects import (
-    UNORDERED_KINDS,
     array_spec,
     codec_object,
     elements_spec,
@@ -88,7 +88,6 @@ class ZarrArrayPart:
         zarr's description of the array, with an arbitrary shape.
     """
 
-    library: str
     specs: tuple[CodecSpec, ...]
     codecs: tuple[Any, ...]
     array: ArraySpec
@@ -112,7 +111,7 @@ class ZarrArrayPart:
 
     def working_nbytes(self, shape: tuple[int, ...]) -> int:
         """Memory that decoding an inner chunk of `shape` usually takes."""
-        if self.dtype.kind in UNORDERED_KINDS:
+        if self.dtype.kind in UNSIZED_KINDS:
             return _STRING_NBYTES * prod(shape)
         kept = [_plain_nbytes(array) or 0 for _, _, array in self._steps(shape)]
         return _COPIES * max(kept)
@@ -124,7 +123,7 @@ class ZarrArrayPart:
     @property
     def labels(self) -> list[tuple[str, str]]:
         """Name and library of each codec, in encoding order."""
-        return [(spec.name, self.library) for spec in self.specs]
+        return [(spec.name, library_label("zarr")) for spec in self.specs]
 
     def _decode(
         self, shape: tuple[int, ...], steps: tuple[_Step, ...], encoded: HostBytes
@@ -172,14 +171,13 @@ def array_part(specs: Sequence[CodecSpec], elements: Elements) -> ZarrArrayPart:
     """Decoder of array-to-array codecs followed by an array-to-bytes codec."""
     codecs = tuple(codec_object(spec) for spec in specs)
     array = elements_spec(specs[-1], elements)
-    label = library_label("zarr")
-    return ZarrArrayPart(label, tuple(specs), codecs, array, elements.dtype)
+    return ZarrArrayPart(tuple(specs), codecs, array, elements.dtype)
 
 
 def _plain_nbytes(array: ArraySpec) -> int | None:
     """Size of an array's elements; None if they have no fixed size."""
     dtype = _numpy_dtype(array)
-    is_sized = dtype.kind not in UNORDERED_KINDS
+    is_sized = dtype.kind not in UNSIZED_KINDS
     return prod(array.shape) * dtype.itemsize if is_sized else None
 
 
@@ -209,7 +207,7 @@ def _as_buffer(encoded: HostBytes) -> cpu.Buffer:
 def _in_byte_order(elements: Any, spec: ArraySpec) -> Any:
     """Elements in the byte order of `spec`, which numcodecs assumes."""
     array = elements.as_numpy_array()
-    if array.dtype.kind in UNORDERED_KINDS:
+    if array.dtype.kind in UNSIZED_KINDS:
         return elements
     wanted = array.dtype.newbyteorder(_numpy_dtype(spec).byteorder)
     if array.dtype == wanted:

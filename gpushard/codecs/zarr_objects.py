@@ -15,11 +15,9 @@ from zarr.core.buffer import cpu
 from zarr.core.dtype import get_data_type_from_json
 from zarr.registry import get_codec_class
 
+from gpushard.codecs.bytes import UNSIZED_KINDS
 from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.layout import CodecSpec, Elements
-
-UNORDERED_KINDS = "OT"
-"""Kinds of elements without size or byte order: Python's objects, NumPy's strings."""
 
 _OF_NUMCODECS = "numcodecs."
 _TRIED_NBYTES = 8
@@ -34,7 +32,7 @@ def elements_spec(spec: CodecSpec, elements: Elements) -> ArraySpec:
     """Description of an array for zarr, with an arbitrary shape."""
     try:
         data_type = get_data_type_from_json(elements.data_type_json, zarr_format=3)
-        if elements.dtype.kind in UNORDERED_KINDS:  # zarr has its own scalars for these
+        if elements.dtype.kind in UNSIZED_KINDS:  # zarr has its own scalars for these
             fill_value: Any = data_type.from_json_scalar(
                 elements.fill_value_json, zarr_format=3
             )

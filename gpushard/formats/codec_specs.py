@@ -8,7 +8,7 @@ from typing import Any
 
 from gpushard.codecs.base import FILTERS_OF_NUMCODECS
 from gpushard.errors import MetadataError, UnsupportedError
-from gpushard.formats.document import Named, as_list, as_named, wrong
+from gpushard.formats.document import Named, as_list, as_named, unsupported, wrong
 from gpushard.layout import CodecSpec
 
 
@@ -156,12 +156,8 @@ def codec_list(value: Any, what: str, json_path: str) -> list[Any]:
     """List of codecs, whose entries are not checked yet."""
     items = as_list(value, what, json_path)
     if len(items) > _MAX_CODECS:
-        raise UnsupportedError(
-            "there are too many codecs in a chain",
-            json_path=json_path,
-            expected=f"at most {_MAX_CODECS}",
-            got=len(items),
-        )
+        what = "there are too many codecs in a chain"
+        raise unsupported(what, json_path, f"at most {_MAX_CODECS}", len(items))
     return items
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpushard.codecs.bytes import has_byte_order
+from gpushard.codecs.bytes import UNSIZED_KINDS, has_byte_order
 from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.formats.document import Named, as_list, as_named, shown, wrong
 from gpushard.options import MAX_DOCUMENT_NBYTES
@@ -45,7 +45,6 @@ _SMALL_FLOAT_NAMES = frozenset(
 )
 _RAW_BITS = re.compile(r"r([1-9][0-9]{0,9})")
 _STRUCT_NAMES = ("struct", "structured")
-_TEXT_KIND, _OBJECT_KIND = "T", "O"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class DataType:
     @property
     def is_variable_length(self) -> bool:
         """Whether elements have no fixed size."""
-        return self.dtype.kind in (_TEXT_KIND, _OBJECT_KIND)
+        return self.dtype.kind in UNSIZED_KINDS
 
     @property
     def is_struct(self) -> bool:

@@ -17,6 +17,7 @@ from gpushard.formats.document import (
     as_list,
     as_named,
     as_separator,
+    unsupported,
     wrong,
 )
 from gpushard.layout import ChunkKeys, GridAxis
@@ -55,12 +56,8 @@ class ChunkGrid:
 def refuse_many_axes(shape: tuple[int, ...], json_path: str) -> None:
     """Refuse arrays of more dimensions than gpushard supports."""
     if len(shape) > MAX_NDIM:
-        raise UnsupportedError(
-            "the array has too many dimensions",
-            json_path=json_path,
-            expected=f"at most {MAX_NDIM}",
-            got=len(shape),
-        )
+        what = "the array has too many dimensions"
+        raise unsupported(what, json_path, f"at most {MAX_NDIM}", len(shape))
 
 
 def parse_chunk_grid(value: Any, shape: tuple[int, ...]) -> ChunkGrid:
@@ -141,12 +138,10 @@ def _rectilinear_axis(
         what = "the chunk lengths do not cover the axis"
         raise wrong(what, json_path, f"a sum of {extent} or more", covered)
     if sum(counts) > most_cells:
-        raise UnsupportedError(
-            "the rectilinear axes have too many chunks",
-            json_path=json_path,
-            expected=f"at most {_MAX_CELLS} along all axes together",
-            got=_MAX_CELLS - most_cells + sum(counts),
-        )
+        what = "the rectilinear axes have too many chunks"
+        expected = f"at most {_MAX_CELLS} along all axes together"
+        n_cells = _MAX_CELLS - most_cells + sum(counts)
+        raise unsupported(what, json_path, expected, n_cells)
     boundaries = _boundaries(edges, counts, extent)
     return GridAxis(extent, 0, boundaries), tuple(sorted(set(edges)))
 

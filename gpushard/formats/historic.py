@@ -76,7 +76,7 @@ class HistoricArray:
             shape=self.shape,
             dtype=data_type.dtype,
             data_type_json=data_type.json,
-            fill_value=parse_numpy_fill(self.fill_value, stored, "fill_value"),
+            fill_value=parse_numpy_fill(self.fill_value, stored),
             fill_value_json=self._fill_value_json(data_type.is_variable_length),
             axes=tuple(map(GridAxis, self.shape, cells)),
             levels=levels,

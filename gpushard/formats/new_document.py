@@ -121,13 +121,7 @@ def lengths(value: Any, name: str) -> tuple[int, ...]:
 
 
 def data_type_of(data_type_json: Any, dtype: np.dtype[Any]) -> Any:
-    """A value of `ArrayArguments.dtype` that makes the data type of an existing array.
-
-    Parameters
-    ----------
-    data_type_json, dtype
-        The data type in the array's layout: in the spelling of Zarr v3, and in memory.
-    """
+    """A value of `ArrayArguments.dtype` that makes the data type of a layout."""
     from zarr.core.dtype import get_data_type_from_json
 
     try:

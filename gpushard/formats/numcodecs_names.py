@@ -19,11 +19,7 @@ _AUTOMATIC = -1
 def numcodecs_configuration(codec: Any) -> dict[str, Any]:
     """Configuration of numcodecs, "id" among its members, that `codec` stands for.
 
-    Parameters
-    ----------
-    codec
-        A codec or a configuration of numcodecs, a codec of zarr, or its entry in a list
-        of codecs.
+    A codec or a configuration of numcodecs, a codec of zarr, or its entry in a list.
     """
     fields = _fields(codec)
     if isinstance(fields.get("id"), str):
@@ -46,12 +42,8 @@ def numcodecs_configuration(codec: Any) -> dict[str, Any]:
 def v3_codec(spec: CodecSpec, itemsize: int) -> dict[str, Any]:
     """Entry of a v3 list of codecs for `spec`, under v3's own name where it has one.
 
-    Parameters
-    ----------
-    spec
-        A codec under the name of any of the formats.
-    itemsize
-        Size of an element, which Blosc needs for shuffling.
+    `spec` has the name of any of the formats. Blosc needs the size of an element for
+    shuffling.
     """
     configuration: dict[str, Any] = dict(spec.configuration)
     name = spec.name.removeprefix(_PREFIX)

@@ -12,9 +12,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import UnsupportedError
 from gpushard.formats.data_types import DataType, refuse_large_elements
-from gpushard.formats.document import as_lengths, as_list, shown, wrong
+from gpushard.formats.document import as_lengths, as_list, shown, unsupported, wrong
 from gpushard.formats.fill_values import parse_fill_value
 
 OBJECTS = "|O"
@@ -27,6 +26,7 @@ _PLAIN = re.compile(
     r"|[mM]8\[(?!generic)[0-9A-Za-z]+\])"
 )
 _NAMELESS_ORDER = "|"
+_FILL_VALUE = "fill_value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,9 @@ def _plain(value: str, json_path: str) -> np.dtype[Any]:
             return np.dtype(value)
     except (ValueError, TypeError):
         pass  # a unit of time or a length that NumPy does not know
-    raise UnsupportedError(
-        f"data type {shown(value)} is not supported",
-        json_path=json_path,
-        expected='such as "<f8", "|S5" or a list of fields',
-        got=shown(value),
-    )
+    what = f"data type {shown(value)} is not supported"
+    expected = 'such as "<f8", "|S5" or a list of fields'
+    raise unsupported(what, json_path, expected, value)
 
 
 def _field(value: Any, json_path: str) -> tuple[Any, ...]:
@@ -156,7 +153,7 @@ def _json(value: Any, dtype: np.dtype[Any]) -> Any:
     return {"name": names[dtype.kind], "configuration": configuration}
 
 
-def parse_numpy_fill(value: Any, stored: StoredType, json_path: str) -> NDArray[Any]:
+def parse_numpy_fill(value: Any, stored: StoredType) -> NDArray[Any]:
     """Read-only 0-d array of the data type that holds the fill value.
 
     Without a fill value (null) missing chunks are undefined; they read as zeros, as in
@@ -168,12 +165,12 @@ def parse_numpy_fill(value: Any, stored: StoredType, json_path: str) -> NDArray[
     if value is None or (type(value) is int and value == 0 and not is_number):
         return _zero(dtype)
     if dtype.names is not None:
-        return _fill_struct(value, stored, json_path)
+        return _fill_struct(value, stored)
     if dtype.kind == "b" and type(value) is int and value == 1:
         value = True
     if dtype.kind == "c" and isinstance(value, int | float):
         value = [value, 0.0]
-    return parse_fill_value(value, data_type, json_path)
+    return parse_fill_value(value, data_type, _FILL_VALUE)
 
 
 def _zero(dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -184,18 +181,17 @@ def _zero(dtype: np.dtype[Any]) -> NDArray[Any]:
     return zero
 
 
-def _fill_struct(value: Any, stored: StoredType, json_path: str) -> NDArray[Any]:
+def _fill_struct(value: Any, stored: StoredType) -> NDArray[Any]:
     """Struct given as the base64 of its stored bytes."""
     expected = f"base64 of {stored.stored.itemsize} bytes"
     try:
         data = base64.b64decode(value, validate=True)
     except (binascii.Error, TypeError, ValueError) as error:
-        raise wrong(
-            "the fill value is no base64", json_path, expected, value
-        ) from error
+        what = "the fill value is no base64"
+        raise wrong(what, _FILL_VALUE, expected, value) from error
     if len(data) != stored.stored.itemsize:
         what = "the fill value does not fit the data type"
-        raise wrong(what, json_path, expected, value)
+        raise wrong(what, _FILL_VALUE, expected, value)
     element = np.frombuffer(data, stored.stored).reshape(())
     native = element.astype(stored.data_type.dtype)
     native.setflags(write=False)

@@ -242,7 +242,7 @@ class Field:
         self, selections: Sequence[Taken], outs: Sequence[NDArray[Any]]
     ) -> list[Job]:
         if isinstance(self.array, ConcatArray):
-            jobs = list(self.array.jobs(selections, outs, None, self.tally))
+            jobs = list(self.array.jobs(selections, outs, self.tally))
         else:
             jobs = [host_job(self.array.source, selections, outs, self.tally)]
         self.count(jobs)

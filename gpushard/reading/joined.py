@@ -18,7 +18,6 @@ from gpushard.reading.read import execute
 from gpushard.reading.results import host_job, read_at_once
 from gpushard.reading.rounds import columns_share, read_in_rounds
 from gpushard.report import Tally
-from gpushard.selecting.patches import Taken
 from gpushard.selecting.selection import Listed, Wanted
 from gpushard.source import Source
 
@@ -55,21 +54,11 @@ def read_joined(shares: Iterable[Share], tally: Tally, damage: Damage) -> list[S
             read_in_rounds(source, wanted, outs, reader)
             continue
         with tally.stage("plan"):
-            jobs.append(joined_job(source, selections, outs, tally, damage))
+            mine = _of(source, damage)
+            jobs.append(host_job(source, selections, outs, tally, mine))
         taken += share
     execute(jobs)
     return read
-
-
-def joined_job(
-    source: Source,
-    selections: Sequence[Taken],
-    outs: Sequence[NDArray[Any]],
-    tally: Tally,
-    damage: Damage,
-) -> Job:
-    """Job that reads the share of one array; errors name this array."""
-    return host_job(source, selections, outs, tally, _of(source, damage))
 
 
 def _of(source: Source, damage: Damage) -> Damage:

@@ -27,15 +27,7 @@ def rolling_attributes(
     origin: int | tuple[int, ...],
     tags: Mapping[str, str] | None,
 ) -> dict[str, Any]:
-    """Attributes of a new array, with those that make it roll.
-
-    Parameters
-    ----------
-    array
-        Arguments of `create_array`.
-    origin, tags
-        As for `RollingArray.create`.
-    """
+    """Attributes of a new array, with those that make it roll."""
     check_names(array)
     attributes = attributes_of(array)
     if taken := attributes.keys() & {ORIGIN, ROLLING}:

@@ -145,7 +145,7 @@ def blocks(key: Any, axes: Sequence[GridAxis]) -> Orthogonal:
                     f"block slices have no step (axis {d})", expected="step 1", got=step
                 )
         else:
-            first = _block(index_of(item, d), axis.n_cells, d)
+            first = _wrapped(index_of(item, d), axis.n_cells, d, ("block", "blocks"))
             stop = first + 1
         if stop <= first:
             selected.append(SliceAxis(0, 1, 0))
@@ -154,17 +154,6 @@ def blocks(key: Any, axes: Sequence[GridAxis]) -> Orthogonal:
         end = int(axis.start_of(stop - 1)) + int(axis.length_of(stop - 1))
         selected.append(SliceAxis(start, 1, min(end, axis.extent) - start))
     return Orthogonal(tuple(selected), tuple(s.length for s in selected))
-
-
-def _block(index: int, n_cells: int, axis: int) -> int:
-    """Coordinate of a cell along an axis, counted from the start."""
-    wrapped = index + n_cells if index < 0 else index
-    if not 0 <= wrapped < n_cells:
-        raise SelectionError(
-            f"block {index} is out of bounds for axis {axis} with {n_cells} blocks",
-            hint=bounds_hint(n_cells),
-        )
-    return wrapped
 
 
 def hyperslab(
@@ -250,13 +239,21 @@ def _slice_indices(item: Any, extent: int, axis: int) -> tuple[int, int, int]:
 
 
 def _integer_axis(integer: int, extent: int, axis: int) -> SliceAxis:
-    wrapped = integer + extent if integer < 0 else integer
-    if not 0 <= wrapped < extent:
+    return SliceAxis(_wrapped(integer, extent, axis), 1, 1, 0, 1, True)
+
+
+def _wrapped(
+    index: int, n: int, axis: int, what: tuple[str, str] = ("index", "elements")
+) -> int:
+    """Index along an axis of `n` elements or blocks, counted from the start."""
+    wrapped = index + n if index < 0 else index
+    if not 0 <= wrapped < n:
+        one, all_of_them = what
         raise SelectionError(
-            f"index {integer} is out of bounds for axis {axis} with {extent} elements",
-            hint=bounds_hint(extent),
+            f"{one} {index} is out of bounds for axis {axis} with {n} {all_of_them}",
+            hint=bounds_hint(n),
         )
-    return SliceAxis(wrapped, 1, 1, 0, 1, True)
+    return wrapped
 
 
 def _axis_selection(item: Any, extent: int, axis: int) -> AxisSelection | Listing:
