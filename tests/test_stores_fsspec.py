@@ -20,6 +20,7 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import FsspecStore
 
 import gpushard
@@ -191,8 +192,30 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     subprocess.run([sys.executable, "-c", script, str(zipped)], check=True, timeout=30)
 
 
-@pytest.mark.parametrize("who", ["gpushard", "zarr"])
-def test_archives_are_read_by_one_thread_at_a_time(who, zipped, monkeypatch):
+def directory_of(zipped: Path) -> Any:
+    """A directory in an archive; zarr makes no store of one by its URL."""
+    from fsspec.implementations.dirfs import DirFileSystem
+
+    return DirFileSystem("a", fsspec.filesystem("zip", fo=str(zipped)))
+
+
+def store_of(kind: str, zipped: Path) -> tuple[Any, str]:
+    """What names the archive's array, and its path in that."""
+    url = f"zip::file://{zipped}"
+    if kind == "url":
+        return url, "a"
+    if kind == "store":
+        return FsspecStore.from_url(url, read_only=True), "a"
+    if kind == "mapping of a directory":
+        return directory_of(zipped).get_mapper(""), ""
+    in_a_loop = AsyncFileSystemWrapper(directory_of(zipped), asynchronous=True)
+    return FsspecStore(in_a_loop, path="", read_only=True), ""
+
+
+@pytest.mark.parametrize(
+    "kind", ["url", "store", "mapping of a directory", "store of a directory"]
+)
+def test_archives_are_read_by_one_thread_at_a_time(kind, zipped, monkeypatch):
     """Threads get bytes of other places from zipfile, in about half of all reads."""
     from fsspec.implementations.zip import ZipFileSystem
 
@@ -210,9 +233,7 @@ def test_archives_are_read_by_one_thread_at_a_time(who, zipped, monkeypatch):
             running.discard(threading.get_ident())
 
     monkeypatch.setattr(ZipFileSystem, "cat_file", noting)
-    url = f"zip::file://{zipped}"
-    store = url if who == "gpushard" else FsspecStore.from_url(url, read_only=True)
-    arrays = [gpushard.open_array(store, "a") for _ in range(2)]
+    arrays = [gpushard.open_array(*store_of(kind, zipped)) for _ in range(2)]
     arrays.append(pickle.loads(pickle.dumps(arrays[0])))
     with ThreadPoolExecutor(3) as threads:
         for read in threads.map(lambda a: a[...], arrays):
@@ -241,6 +262,23 @@ def test_arrays_of_an_archive_share_a_turn_after_others_of_it_are_gone(zipped):
     again = gpushard.open_array(second, "a")
     assert set(one_at_a_time._turns.values()) == before
     assert_same_bits(again[...], a[...])
+
+
+def test_a_directory_of_an_archive_shares_the_turn_of_the_archive(zipped):
+    from gpushard.stores import one_at_a_time
+
+    fs = directory_of(zipped)
+    a = gpushard.open_array(fs.fs.get_mapper(""), "a")
+    before = set(one_at_a_time._turns.values())
+    assert before
+    both = AsyncFileSystemWrapper(fs.fs, asynchronous=True)
+    for inner in (
+        AsyncFileSystemWrapper(fs, asynchronous=True),
+        type(fs)("a", both, asynchronous=True),
+    ):
+        opened = gpushard.open_array(FsspecStore(inner, path="", read_only=True))
+        assert set(one_at_a_time._turns.values()) == before
+        assert_same_bits(opened[3:5], a[3:5])
 
 
 def test_other_stores_of_fsspec_stay_as_they_are(in_memory):

@@ -73,13 +73,13 @@ def _is_local(fs: Any) -> bool:
 
 def safely(store: FsspecStore) -> FsspecStore:
     """`store`, reading one object at a time if its file system allows no more."""
-    from gpushard.stores.one_at_a_time import UNSAFE, OneAtATime
+    from gpushard.stores.one_at_a_time import one_at_a_time
 
-    fs = getattr(store.fs, "sync_fs", None)
-    if isinstance(store.fs, OneAtATime) or not isinstance(fs, UNSAFE):
+    fs = one_at_a_time(store.fs)
+    if fs is None or fs is store.fs:
         return store
     return type(store)(
-        OneAtATime(fs),
+        fs,
         path=store.path,
         read_only=store.read_only,
         allowed_exceptions=store.allowed_exceptions,
@@ -108,10 +108,11 @@ def _over(fs: Any, path: str) -> FsspecStore:
     """Zarr store of a directory in a file system."""
     from zarr.storage import FsspecStore
 
-    from gpushard.stores.one_at_a_time import UNSAFE, OneAtATime
+    from gpushard.stores.one_at_a_time import one_at_a_time
 
-    if not isinstance(fs, UNSAFE):
-        return FsspecStore.from_mapper(fs.get_mapper(path))
     # A cache seems to have the asynchronous methods of what is behind it. zarr would
     # call those, past the cache, and in an event loop that is not theirs.
-    return FsspecStore(OneAtATime(fs), path=path, read_only=True)
+    alone = one_at_a_time(fs)
+    if alone is None:
+        return FsspecStore.from_mapper(fs.get_mapper(path))
+    return FsspecStore(alone, path=path, read_only=True)

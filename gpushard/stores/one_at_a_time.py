@@ -11,10 +11,11 @@ from weakref import WeakValueDictionary
 from fsspec.archive import AbstractArchiveFileSystem
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.cached import CachingFileSystem
+from fsspec.implementations.dirfs import DirFileSystem
 
 # Archives share one open file: with zipfile of Python 3.12, threads get bytes of other
 # places. A cache answers with as much of a file as another thread has written so far.
-UNSAFE = (AbstractArchiveFileSystem, CachingFileSystem)
+_UNSAFE = (AbstractArchiveFileSystem, CachingFileSystem)
 
 
 class _Turn:
@@ -41,6 +42,30 @@ def _renew_locks() -> None:
         turn.lock = threading.Lock()
 
 
+def one_at_a_time(fs: Any) -> OneAtATime | None:
+    """File system that reads `fs` in one thread at a time; None if more may read it."""
+    if isinstance(fs, OneAtATime):
+        return fs
+    fs = _synchronous(fs)
+    return OneAtATime(fs) if isinstance(_innermost(fs), _UNSAFE) else None
+
+
+def _synchronous(fs: Any) -> Any:
+    """`fs` without the wrappers that only make it asynchronous."""
+    if isinstance(fs, AsyncFileSystemWrapper):
+        return _synchronous(fs.sync_fs)
+    if isinstance(fs, DirFileSystem):
+        return DirFileSystem(fs.path, _synchronous(fs.fs))
+    return fs
+
+
+def _innermost(fs: Any) -> Any:
+    """The file system of which `fs` is a directory, or `fs` itself."""
+    while isinstance(fs, DirFileSystem):
+        fs = fs.fs
+    return fs
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_locks)
 
@@ -52,7 +77,7 @@ class OneAtATime(AsyncFileSystemWrapper):
 
     def __init__(self, fs: Any, **_: Any) -> None:
         super().__init__(fs, asynchronous=True)
-        turn = _turn_of(fs)
+        turn = _turn_of(_innermost(fs))
 
         def cat_file(*where: Any, **options: Any) -> bytes:
             with turn.lock:
