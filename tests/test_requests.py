@@ -104,6 +104,15 @@ def counted(place: Path, costs=None) -> tuple[gpushard.Array, CountingStore]:
     return a, store
 
 
+def test_an_attribute_of_a_foreign_store_is_not_taken_for_a_writer(tmp_path):
+    values = stored(tmp_path / "a")
+    store = CountingStore(LocalStore(tmp_path / "a", DEFAULT))
+    store.writer = open  # whatever it means there
+    with pytest.raises(gpushard.UnsupportedError, match="cannot be written to"):
+        gpushard.open_array(store)[:8] = 7
+    assert_same_bits(gpushard.open_array(store)[:8], values[:8])
+
+
 def test_a_first_contiguous_read_of_a_shard_makes_two_requests_and_the_next_one(
     tmp_path,
 ):

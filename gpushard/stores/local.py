@@ -75,7 +75,6 @@ class LocalStore:
     """
 
     has_plain_files = True
-    writer = "files:FileWriter"
 
     def __init__(
         self,

@@ -55,8 +55,6 @@ class RemoteStore(RangedStore):
         The obstore store.
     """
 
-    writer = "writers:ObjectWriter"
-
     def __init__(
         self,
         store: ObjectStore,

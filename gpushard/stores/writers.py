@@ -2,14 +2,13 @@
 
 Stores differ in what they guarantee. Files are replaced by renaming, under a lock that
 all processes of the machine see. Object stores have conditional puts. A zarr store
-guarantees nothing beyond this process. A store that can be written has the name of its
-writer as `writer`, and says whether it `is_read_only` and whether it `takes_tags`.
+guarantees nothing beyond this process. A store that can be written says whether it
+`is_read_only` and whether it `takes_tags`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
@@ -19,6 +18,8 @@ from gpushard.errors import StoreError, UnsupportedError
 from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.failures import failed_write, refuse_unsafe_key, told_by
 from gpushard.stores.file_bytes import Pieces, Update, whole_object
+from gpushard.stores.files import FileWriter
+from gpushard.stores.local import LocalStore
 
 if TYPE_CHECKING:
     from gpushard.stores.remote import RemoteStore
@@ -83,16 +84,23 @@ def writer_of(store: Store, tags: Mapping[str, str] | None = None) -> Writer:
         writable = "open the array from a store that can be written to"
         hint = getattr(store, "read_only_hint", writable)
         raise UnsupportedError("the store is read-only", got=store.url, hint=hint)
-    address: str | None = getattr(store, "writer", None)
-    if address is None:
-        raise UnsupportedError(
-            "this store cannot be written to",
-            got=type(store).__name__,
-            hint="write to a directory, an object store or a zarr store",
-        )
-    module, name = address.split(":")
-    make = getattr(import_module(f"gpushard.stores.{module}"), name)
-    return make(store, tags) if tags else make(store)
+    if isinstance(store, LocalStore):
+        return FileWriter(store)
+    # Who writes files need not wait for the import of the others.
+    from gpushard.stores.remote import RemoteStore
+    from gpushard.stores.zarr_store import ZarrStore
+
+    if isinstance(store, RemoteStore):
+        return ObjectWriter(store, tags)
+    if isinstance(store, ZarrStore):
+        from gpushard.stores.zarr_writer import ZarrWriter
+
+        return ZarrWriter(store)
+    raise UnsupportedError(
+        "this store cannot be written to",
+        got=type(store).__name__,
+        hint="write to a directory, an object store or a zarr store",
+    )
 
 
 class ObjectWriter:

@@ -76,8 +76,6 @@ class ZarrStore:
         The zarr store.
     """
 
-    writer = "zarr_writer:ZarrWriter"
-
     def __init__(
         self,
         store: ZarrAbstractStore,
