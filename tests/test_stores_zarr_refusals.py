@@ -14,6 +14,7 @@ from zarr.storage import MemoryStore, WrapperStore
 import gpushard
 from gpushard.errors import CorruptShardError, StoreError
 from gpushard.fetching import fetch
+from gpushard.inspection.verify import verify_array
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.zarr_ranges import refuses_beyond
 from gpushard.stores.zarr_store import ZarrStore
@@ -210,6 +211,7 @@ def test_a_store_that_reads_on_gives_only_the_wanted_inner_chunks_of_a_shard():
     a = gpushard.open_array(Noting(z.store))
     asked.clear()
     assert a[0] == 0
+    assert verify_array(a.source, decodes=True).status == "whole"
     assert None not in asked
     asked.clear()
     indexed = ByteRequest("c/0", 0, 100, is_indexed=True, piece_nbytes=40)

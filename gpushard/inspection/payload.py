@@ -255,6 +255,7 @@ class _Batch:
                 int(requests.stop[r]),
                 contents.version,
                 offered(int(requests.nbytes[r])),
+                is_indexed=bool(contents.source.layout.levels),
             )
             for r in some
         ]

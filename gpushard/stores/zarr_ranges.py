@@ -96,12 +96,10 @@ def longest_answer(request: ByteRequest) -> int | None:
     return max(0, request.stop - request.start)
 
 
-def is_empty(request: ByteRequest, object_nbytes: int) -> bool:
-    """Whether the range contains no byte of an object of that size."""
-    if request.start < 0:
-        return object_nbytes == 0
-    stop = object_nbytes if request.stop is None else request.stop
-    return min(stop, object_nbytes) <= request.start
+def is_whole(request: ByteRequest, object_nbytes: int) -> bool:
+    """Whether an object of that size has bytes in the range, and all that it names."""
+    start, stop = request.within(object_nbytes)
+    return start < stop and stop - start == longest_answer(request)
 
 
 def is_beyond(request: ByteRequest, nbytes: int) -> bool:

@@ -23,7 +23,7 @@ from gpushard.stores.zarr_ranges import (
     first_failure,
     gives_ranges,
     is_beyond,
-    is_empty,
+    is_whole,
     longest_answer,
     reads_on,
     refuses_beyond,
@@ -223,10 +223,10 @@ class ZarrStore:
             cause = first_failure(error)
             if cause is None:
                 return [None] * len(requests)
-            # Some stores refuse a range that has no bytes.
+            # Some stores refuse a range that has no bytes, or reaches beyond the end.
             object_nbytes = await self._size_if_known(key)
-            if object_nbytes is None or not any(
-                is_empty(request, object_nbytes) for request in requests
+            if object_nbytes is None or all(
+                is_whole(request, object_nbytes) for request in requests
             ):
                 raise self._failure(key, cause) from error
             return [await self._read_one(request) for request in requests]
@@ -321,7 +321,7 @@ class ZarrStore:
         """
         key = request.key
         object_nbytes = await self._size_if_known(key)
-        if object_nbytes is not None and is_empty(request, object_nbytes):
+        if object_nbytes is not None and not range(*request.within(object_nbytes)):
             return Fetched(np.empty(0, np.uint8), object_nbytes, None)
         asked = byte_range_within(request, object_nbytes)
         if asked in (None, byte_range_of(request)):
