@@ -127,7 +127,6 @@ LAZY = {
 }
 # Modules that consist of compiled code, and are themselves imported only when used.
 COMPILED = {
-    "fused.by_cell",
     "fused.calls",
     "fused.compiling",
     "fused.copies",

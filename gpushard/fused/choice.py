@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -23,9 +23,6 @@ from gpushard.options import KIB, Options
 from gpushard.placing.place import HostSink
 from gpushard.planning.plan import ReadPlan
 from gpushard.source import Source
-
-if TYPE_CHECKING:
-    from gpushard.fused.loading import Compiled
 
 # Loops that were compiled before are loaded after this part of
 # `Options.compile_nbytes`.
@@ -136,11 +133,6 @@ def _suitable(
 def are_loaded() -> bool:
     """Whether the compiled loops are loaded."""
     return bool(_loaded) and _loaded[0] is not None
-
-
-def compiled_loops() -> Compiled | None:
-    """The compiled loops, if earlier reads have had them loaded; else None."""
-    return _loaded[0] if _loaded else None
 
 
 def loaded_loops(chain: FusedChain, options: Options) -> Loops | None:

@@ -78,11 +78,6 @@ SHARD_COLUMNS = 5
 # To read axes, as to plan axes; but the axes, whose first two rows are the strides,
 # follow, and the words 1 and 10 are their distance from the first word. Between the
 # `Planned` and the axes are words to place boxes and a `Decoder`.
-# To sort elements by cell (1 to 5 are 0):
-# - 6 and 7: the elements, and their number.
-# - 8 and 9: length of a cell, and the number of cells.
-# - 10 and 11: memory to work in, and the number of its words after one per cell.
-# - After these: the cells, bounds and members to write (see `fused.by_cell`).
 (
     PLACE_BOXES,
     PLAN_BOXES,
@@ -90,10 +85,8 @@ SHARD_COLUMNS = 5
     PLAN_POINTS,
     READ_BOX,
     READ_AXES,
-    SORT_BY_CELL,
-) = range(7)
+) = range(6)
 WORDS = 12
-SORTED_WORDS = 3
 
 # To read this many unwanted bytes takes as long as another call (0.4 us from the page
 # cache).

@@ -12,7 +12,6 @@ from llvmlite import binding
 from numba import cfunc, types
 
 from gpushard.fused import calls
-from gpushard.fused.by_cell import sort_by_cell
 from gpushard.fused.columns import (
     AXIS_ROWS,
     CELL_ROWS,
@@ -24,7 +23,6 @@ from gpushard.fused.columns import (
     READ_AXES,
     READ_BOX,
     SHARD_COLUMNS,
-    SORT_BY_CELL,
     WORDS,
     WORK_AXES,
     WORK_ROWS,
@@ -105,19 +103,6 @@ def _plan(at: int, base: int, strides: Any, boxes: Any) -> int:
     return 0
 
 
-@calls.inner
-def _sort(at: int) -> int:
-    n, n_cells, n_words = calls.word(at, 7), calls.word(at, 9), calls.word(at, 11)
-    elements, room = calls.ints(calls.word(at, 6), (n,)), calls.word(at, 10)
-    memory = calls.ints(room, (n_cells,)), calls.ints(room + 8 * n_cells, (n_words,))
-    written = at + 8 * WORDS
-    cells = calls.ints(calls.word(written, 0), (min(n, n_cells),))
-    bounds = calls.ints(calls.word(written, 1), (min(n, n_cells) + 1,))
-    members = calls.ints(calls.word(written, 2), (2, n))
-    length = calls.word(at, 8)
-    return sort_by_cell(elements, length, memory, cells, bounds, members)
-
-
 def compiled(stamp: int, *, keeps: bool) -> Compiled:
     """Compile the function; if `keeps`, numba stores it for others with this `stamp`.
 
@@ -128,8 +113,6 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
     @cfunc(types.int64(types.int64), cache=keeps, **calls.PLAIN_ERRORS)
     def gpushard_loops(at: int) -> int:
         task = calls.word(at, 0)
-        if task == SORT_BY_CELL:
-            return _sort(at)
         n_axes, n_boxes = calls.word(at, 3), calls.word(at, 5)
         base = at if task in (READ_BOX, READ_AXES) else 0
         shape = 2, calls.word(at, 2), n_axes

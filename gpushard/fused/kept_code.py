@@ -32,7 +32,6 @@ SOURCES = (
         "codecs/blosc_frame",
         "codecs/libzstd",
         "planning/index",
-        "fused/by_cell",
         "fused/calls",
         "fused/columns",
         "fused/compiling",

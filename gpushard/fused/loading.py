@@ -17,8 +17,6 @@ from gpushard.fused.columns import (
     PLAN_AXES,
     PLAN_BOXES,
     PLAN_POINTS,
-    SORT_BY_CELL,
-    SORTED_WORDS,
     WORDS,
     Decoder,
     Planned,
@@ -32,7 +30,6 @@ from gpushard.selecting.selection import Ints
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)
 _PLACING = Struct(f"={WORDS + len(Decoder._fields)}q").pack
 _PLANNING = Struct(f"={WORDS + len(Planned._fields)}q").pack
-_SORTING = Struct(f"={WORDS + SORTED_WORDS}q").pack
 _NO_SHARES = (0,) * (WORDS - 8)
 _UNUSED = (0,) * (WORDS - 11)
 
@@ -125,34 +122,6 @@ class Compiled:
         n_words = sorting_words(*boxes.shape)
         strides = axes[:2].reshape(2, 1, -1)  # only the number of axes is used
         self._plan(PLAN_POINTS, planned, n_words, strides, boxes, shards, points, axes)
-
-    def sort_by_cell(
-        self, elements: Ints, length: int, n_cells: int, most: int
-    ) -> tuple[Ints, Ints, Ints] | None:
-        """Cells, bounds and members of elements (see `by_cell.sort_by_cell`).
-
-        None if an element comes twice, or if all elements of the cells are more than
-        `most`.
-        """
-        n = len(elements)
-        n_most = min(n, n_cells)
-        room = np.empty(n_cells + most, np.int64)
-        cells, bounds = np.empty(n_most, np.int64), np.empty(n_most + 1, np.int64)
-        members = np.empty((2, n), np.int64)
-        found = self._run(
-            _SORTING(
-                SORT_BY_CELL,
-                *(0,) * 5,
-                address_of(elements),
-                n,
-                length,
-                n_cells,
-                address_of(room),
-                most,
-                *map(address_of, (cells, bounds, members)),
-            )
-        )
-        return None if found < 0 else (cells[:found], bounds[: found + 1], members)
 
     def _plan(
         self, which: int, planned: Planned, n_words: int, /, *arrays: Ints

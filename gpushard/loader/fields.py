@@ -205,10 +205,7 @@ class Field:
         if not self._has_long_rows:
             rows, order = _distinct(rows)
         values = memory.take((len(rows), *self.cut.shape[1:]), self.array.dtype)
-        array = self.array
-        # Arrays that are joined first divide the rows among them.
-        axis = None if isinstance(array, ConcatArray) else stored_axis(array, "chunk")
-        jobs = self._jobs([rows_of_all(rows, self.cut.shape, axis)], [values])
+        jobs = self._jobs([rows_of_all(rows, self.cut.shape)], [values])
         return jobs, partial(self._finish, values, order, outside, memory)
 
     def _finish(

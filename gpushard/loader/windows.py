@@ -15,13 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import OptionError
-from gpushard.fused.rows import laid_rows
-from gpushard.layout import GridAxis
 from gpushard.selecting.patches import Patches
 from gpushard.selecting.selection import (
     IndexAxis,
     Ints,
-    LaidElements,
     Orthogonal,
     SliceAxis,
 )
@@ -116,22 +113,13 @@ class Laid(NamedTuple):
     is_whole: bool
 
 
-def rows_of_all(
-    rows: Ints, shape: tuple[int, ...], axis: GridAxis | None = None
-) -> Orthogonal:
-    """Selection of rows of axis 0 of an array of `shape`, in any order.
-
-    Parameters
-    ----------
-    axis
-        Axis 0 cut into inner chunks, on which rows are laid if that is fast; None if
-        others will lay them out.
-    """
+def rows_of_all(rows: Ints, shape: tuple[int, ...]) -> Orthogonal:
+    """Selection of rows of axis 0 of an array of `shape`, in any order."""
     rest = (SliceAxis(0, 1, extent) for extent in shape[1:])
-    return Orthogonal((_along_rows(rows, axis), *rest), (len(rows), *shape[1:]))
+    return Orthogonal((_along_rows(rows), *rest), (len(rows), *shape[1:]))
 
 
-def _along_rows(rows: Ints, axis: GridAxis | None) -> SliceAxis | IndexAxis:
+def _along_rows(rows: Ints) -> SliceAxis | IndexAxis:
     n = len(rows)
     # The first few rows show whether rows are shuffled.
     if np.all(rows[1:_FEW] >= rows[: _FEW - 1][: max(n - 1, 0)]):
@@ -140,10 +128,6 @@ def _along_rows(rows: Ints, axis: GridAxis | None) -> SliceAxis | IndexAxis:
             return SliceAxis(int(rows[0]), 1, n)
         if np.all(steps >= 0):
             return IndexAxis(rows, np.arange(n, dtype=np.int64))
-    projection = None if axis is None else laid_rows(rows, axis)
-    if axis is not None and projection is not None:
-        place = np.arange(n, dtype=np.int64)
-        return IndexAxis(rows, place, LaidElements(rows, place, axis.cell, projection))
     # Sorted as a read would sort them: neighbours then form few runs.
     return IndexAxis(*_sorted(rows))
 

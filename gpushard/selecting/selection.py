@@ -43,14 +43,10 @@ class SliceAxis(NamedTuple):
 
 
 class IndexAxis(NamedTuple):
-    """Elements `element` landing at `out_index`: int64, shape (length,).
-
-    `laid` has what `project` returns for them, if somebody knows it already.
-    """
+    """Elements `element` landing at `out_index`: int64, shape (length,)."""
 
     element: Ints
     out_index: Ints
-    laid: LaidElements | None = None
     drop = False  # an index array keeps its axis in the result
 
     @property
@@ -252,32 +248,9 @@ class Members(NamedTuple):
     out_index: Ints
 
 
-class LaidElements(NamedTuple):
-    """Elements and places of an `IndexAxis`, laid over cells of the length `cell`."""
-
-    element: Ints
-    out_index: Ints
-    cell: int
-    projection: Projection
-
-    def is_of(self, selection: IndexAxis, axis: GridAxis) -> bool:
-        """Whether these are the elements of `selection`, over the grid of `axis`.
-
-        The arrays must be the same objects: a selection that was cut or sorted since
-        has other ones.
-        """
-        are_same = (
-            self.element is selection.element and self.out_index is selection.out_index
-        )
-        return are_same and axis.boundaries is None and axis.cell == self.cell
-
-
 def project(selection: AxisSelection, axis: GridAxis) -> Projection:
     """Columns over the touched cells of `axis`, from one axis of a selection."""
     if isinstance(selection, IndexAxis):
-        laid = selection.laid
-        if laid is not None and laid.is_of(selection, axis):
-            return laid.projection
         return _project_index(selection, axis)
     _, step, length, _, out_step, _ = selection
     if length == 0:
@@ -317,7 +290,7 @@ def cells_of_slice(selection: SliceAxis, axis: GridAxis) -> Ints:
 
 
 def _project_index(selection: IndexAxis, axis: GridAxis) -> Projection:
-    element, out_index, _ = selection
+    element, out_index = selection
     # With very many elements every column counts, so none is kept longer than needed.
     cell_of = axis.cell_at(element)
     order = stable_order(cell_of)
