@@ -30,7 +30,7 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import direct, files, one_call, runner, short
+from gpushard.fused import files, one_call, runner, short
 from gpushard.fused.columns import FILE, HANDLE
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.room import Room
@@ -368,16 +368,14 @@ def test_boxes_that_seem_to_go_on_are_told_apart(seen, tmp_path):
 
 
 def test_disks_are_told_ahead_where_the_first_request_would_wait(
-    way, monkeypatch, seen, tmp_path
+    monkeypatch, seen, tmp_path
 ):
     told: list[tuple[int, int]] = []
-    for module in (direct, files, short):
+    for module in (files, short):
         monkeypatch.setattr(module, "is_in_memory", lambda *_: False)
-    for module in (direct, files):
-        monkeypatch.setattr(module, "read_ahead", lambda _, *place: told.append(place))
+    monkeypatch.setattr(files, "read_ahead", lambda _, *place: told.append(place))
     place = stored([ZSTD]).placed("local", tmp_path)
     a = gpushard.open_array(place, options=FUSED)
     assert_same_bits(a[...], VALUES)
     assert_all_fused(seen)
-    # One each of the inner chunks that meet the array, or one each of the files.
-    assert len(told) == (4 if way == "requests" else 4 * 6)
+    assert len(told) == 4  # once of each file

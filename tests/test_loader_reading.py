@@ -12,7 +12,7 @@ import zarr
 import gpushard
 from gpushard import Loader
 from gpushard.fetching import job
-from gpushard.fused.direct import DirectRead
+from gpushard.fused.files import FileBoxes
 from gpushard.loader import prefetch, reading
 from gpushard.loader.fields import Field
 from gpushard.loader.prefetch import Prefetched, Waits
@@ -138,13 +138,13 @@ def are_done(begun, timeout=10):
 
 def test_others_begin_with_a_read_as_soon_as_it_is_planned(planned, monkeypatch):
     reader, plans = planned
-    plain, threads = DirectRead._place, set()
+    plain, threads = FileBoxes.place, set()
 
-    def place(read, shards):
+    def place(some):
         threads.add(threading.get_ident())
-        plain(read, shards)
+        plain(some)
 
-    monkeypatch.setattr(DirectRead, "_place", place)
+    monkeypatch.setattr(FileBoxes, "place", place)
     made = [next(plans), next(plans)]
     assert all(are_done(one.early) for one in made)
     assert threads
@@ -157,14 +157,14 @@ def test_others_begin_with_a_read_as_soon_as_it_is_planned(planned, monkeypatch)
 def test_a_read_that_was_begun_and_that_nobody_makes_is_ended(planned, monkeypatch):
     _, plans = planned
     begun, may_end = threading.Event(), threading.Event()
-    plain = DirectRead._place
+    plain = FileBoxes.place
 
-    def place(read, shards):
+    def place(some):
         begun.set()
         may_end.wait(10)
-        plain(read, shards)
+        plain(some)
 
-    monkeypatch.setattr(DirectRead, "_place", place)
+    monkeypatch.setattr(FileBoxes, "place", place)
     early = next(plans).early
     assert begun.wait(10)
     threading.Timer(0.05, may_end.set).start()
@@ -177,10 +177,10 @@ def test_what_others_find_damaged_is_raised_where_the_read_is_made(
 ):
     reader, plans = planned
 
-    def place(read, shards):
+    def place(some):
         raise gpushard.CorruptShardError("damaged", shard_key="c/0/0")
 
-    monkeypatch.setattr(DirectRead, "_place", place)
+    monkeypatch.setattr(FileBoxes, "place", place)
     first = next(plans)
     assert are_done(first.early)
     with pytest.raises(gpushard.CorruptShardError, match="damaged"):

@@ -38,7 +38,7 @@ class Noted:
 
     def reader(self, job: Any, ranged: Any) -> Any:
         self.asked.append("reader")
-        return lambda requests: self.asked.append("requests")
+        return lambda n_workers, done: self.tasks(n_workers)
 
     def place(self, job: Any, ranged: Any, fetched: Any) -> None:
         self.asked.append("place")
@@ -71,12 +71,12 @@ def test_nothing_more_is_asked_for_once_nobody_waits(way):
 
 def test_requests_that_were_given_out_are_not_read_any_more():
     noted, stop, sink = stoppable_sink()
-    read = sink.reader(NOTHING, NOTHING)
-    read(range(1))
+    first, second = sink.reader(NOTHING, NOTHING)(2, NOTHING)
+    first()
     stop.set()
     with pytest.raises(Stopped):
-        read(range(1))
-    assert noted.asked == ["reader", "requests"]
+        second()
+    assert noted.asked == ["reader", "task"]
 
 
 def test_tasks_that_were_given_out_are_not_run_any_more():

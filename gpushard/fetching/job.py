@@ -19,6 +19,7 @@ from gpushard.report import Tally
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
+from gpushard.workers import Task
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -33,8 +34,16 @@ Answer = tuple[int, Any]
 """Number of a request in its block, and what `Sink.fetch` returned for it."""
 
 
-RequestReader = Callable[[range], None]
-"""Fetches some requests of a block, and places the inner chunks in them."""
+RequestsDone = Callable[[range, Sequence[tuple[int, Task]]], None]
+"""Called when requests have been read, with those of which inner chunks are left. Their
+tasks read these.
+"""
+
+
+RequestReader = Callable[[int, RequestsDone], Iterator[Task]]
+"""Tasks, for so many threads, that read the requests of a block and place the inner
+chunks in them.
+"""
 
 
 KeptPlacer = Callable[["Job", ShardBlock, Ints, Places], None]
@@ -44,7 +53,7 @@ KeptPlacer = Callable[["Job", ShardBlock, Ints, Places], None]
 class SelfReader(Protocol):
     """Reads as much of a job as it can, without the stages between plan and placing."""
 
-    def tasks(self, n_workers: int) -> Iterator[Callable[[], None]]:
+    def tasks(self, n_workers: int) -> Iterator[Task]:
         """Tasks that read everything except what `left_over` then returns."""
         ...
 

@@ -9,8 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.fused.columns import (
+    CELL_ROWS,
     FIRST_LENGTH,
+    INNER,
     KEEP,
+    LENGTH,
+    LIST,
     LIST_AXIS,
     LIST_FIRST,
     LIST_INNER,
@@ -19,6 +23,7 @@ from gpushard.fused.columns import (
     LISTED,
     N_LISTED,
     OFFSET,
+    OUTER,
     PART,
     TARGET,
 )
@@ -202,58 +207,86 @@ def _cut_part(
 ) -> tuple[Ints, Ints] | None:
     if isinstance(landing, PatchLanding):
         return cut_patches(landing, p, chunk_strides, position)
-    projections = landing.part.projections
-    boxes = np.empty((position.shape[1], FIRST_LENGTH + len(projections)), np.int64)
-    boxes[:, PART], boxes[:, KEEP], boxes[:, LISTED] = p, 0, 0
-    offset = np.zeros(position.shape[1], np.int64)
-    target = np.full(position.shape[1], landing.address, np.int64)
-    gathered: tuple[int, Members] | None = None
-    for axis, (projection, at) in enumerate(zip(projections, position, strict=False)):
-        if projection.members is not None:
-            gathered = axis, projection.members
-            continue
-        in_start, length, out_start = projection.takings(at)
-        if projection.out_step < 0:
-            out_start = landing.extents[axis] - 1 - out_start
-        offset += in_start * chunk_strides[axis]
-        target += out_start * landing.strides[axis]
-        boxes[:, FIRST_LENGTH + axis] = length
-    boxes[:, OFFSET], boxes[:, TARGET] = offset, target
-    if gathered is None:
-        return boxes, np.arange(len(boxes))
-    axis, members = gathered
-    if landing.lists is not None:
-        at = position[axis]
-        boxes[:, LISTED] = landing.lists.address[at]
-        boxes[:, OFFSET] += landing.lists.first[at] * chunk_strides[axis]
-        boxes[:, FIRST_LENGTH + axis] = landing.lists.reach[at]
-        return boxes, np.arange(len(boxes))
-    strides = chunk_strides[axis], landing.strides[axis]
-    found = _cut_members(boxes, members, position[axis], strides)
-    if found is None:
-        return None
-    boxes, row, length = found
-    boxes[:, FIRST_LENGTH + axis] = length
+    along = [
+        cells_at(landing, axis, stride, at)
+        for axis, (stride, at) in enumerate(zip(chunk_strides, position, strict=False))
+    ]
+    n_chunks = position.shape[1]
+    row, is_cut = np.arange(n_chunks), False
+    for axis, (_, nth) in enumerate(along):
+        if nth is not None:
+            if are_too_many(len(nth), n_chunks, landing.strides[axis]):
+                return None
+            row, is_cut = nth, True
+    boxes = np.empty((len(row), FIRST_LENGTH + len(along)), np.int64)
+    offset, listed = np.zeros((2, len(row)), np.int64)
+    target = np.full(len(row), landing.address, np.int64)
+    for axis, (cells, nth) in enumerate(along):
+        columns = cells[:, row] if is_cut and nth is None else cells
+        offset += columns[INNER]
+        target += columns[OUTER]
+        listed |= columns[LIST]
+        boxes[:, FIRST_LENGTH + axis] = columns[LENGTH]
+    boxes[:, OFFSET], boxes[:, TARGET], boxes[:, LISTED] = offset, target, listed
+    boxes[:, PART], boxes[:, KEEP] = p, 0
     return boxes, row
 
 
-def _cut_members(
-    boxes: Ints, members: Members, at: Ints, strides: tuple[int, int]
-) -> tuple[Ints, Ints, Ints] | None:
-    """One box per run of elements taken along an axis, from boxes without that axis."""
+def cells_at(
+    landing: Landing, axis: int, chunk_stride: int, at: Ints
+) -> tuple[Ints, Ints | None]:
+    """What some of the touched cells along one axis contribute to boxes.
+
+    Parameters
+    ----------
+    at
+        int64, shape (n,). Positions among the touched cells.
+
+    Returns
+    -------
+    columns : numpy.ndarray
+        int64, shape (CELL_ROWS, n_cells). The rows from `columns.INNER` on: the first
+        wanted element's place in the inner chunk and in the output, in bytes; the
+        number of wanted elements; the address of a list of these (`Lists`), or 0. The
+        row `columns.ORDINAL` is not set.
+    nth : numpy.ndarray
+        int64, shape (n_cells,), ascending. If an index takes elements and there is no
+        list, each run of them is a separate cell, which belongs to this entry of `at`.
+        Otherwise None, and there is one cell for each entry.
+    """
+    projection = landing.part.projections[axis]
+    members, nth = projection.members, None
+    listed: Ints | int = 0
+    if members is None:
+        first, length, out_first = projection.takings(at)
+        if projection.out_step < 0:
+            out_first = landing.extents[axis] - 1 - out_first
+    elif landing.lists is not None:
+        lists = landing.lists
+        first, length, listed = lists.first[at], lists.reach[at], lists.address[at]
+        out_first = np.zeros_like(at)
+    else:
+        nth, first, out_first, length = _runs_at(members, at)
+    columns = np.empty((CELL_ROWS, len(first)), np.int64)
+    np.multiply(first, chunk_stride, out=columns[INNER])
+    np.multiply(out_first, landing.strides[axis], out=columns[OUTER])
+    columns[LENGTH], columns[LIST] = length, listed
+    return columns, nth
+
+
+def _runs_at(members: Members, at: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Runs of the elements that an index takes of cells `at`: int64, shape (n_runs,).
+
+    The entry of `at` of each run, its first element in the cell and in the output, and
+    its length.
+    """
     first = members.bounds[at]
     count = members.bounds[at + 1] - first
-    row = np.repeat(np.arange(len(boxes)), count)
-    nth = np.arange(len(row)) - (np.cumsum(count) - count)[row] + first[row]
-    inner, outer = members.in_index[nth], members.out_index[nth]
-    starts, length = runs(row, inner, outer)
-    if are_too_many(len(starts), len(boxes), strides[1]):
-        return None
-    row = row[starts]
-    cut_boxes: NDArray[np.int64] = boxes[row]
-    cut_boxes[:, OFFSET] += inner[starts] * strides[0]
-    cut_boxes[:, TARGET] += outer[starts] * strides[1]
-    return cut_boxes, row, length
+    nth = np.repeat(np.arange(len(at)), count)
+    element = np.arange(len(nth)) - (np.cumsum(count) - count)[nth] + first[nth]
+    inner, outer = members.in_index[element], members.out_index[element]
+    starts, length = runs(nth, inner, outer)
+    return nth[starts], inner[starts], outer[starts], length
 
 
 def are_too_many(n_boxes: int, n_chunks: int, out_stride: int) -> bool:

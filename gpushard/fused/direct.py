@@ -8,11 +8,9 @@ the general path, as whole shards.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import prod
-from threading import Lock
 
 import numpy as np
 
@@ -20,17 +18,21 @@ from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetching.fetch import fetch_indexes
 from gpushard.fetching.index_room import n_at_once
 from gpushard.fetching.job import Job
-from gpushard.fused.boxes import Landing, are_too_many, runs
+from gpushard.fused.boxes import Landing, are_too_many
 from gpushard.fused.cells import AxisCells, axis_cells
 from gpushard.fused.columns import (
     END,
-    FILE,
     FIRST_LENGTH,
     HIGH,
     LOW,
-    SOURCE,
 )
-from gpushard.fused.files import window_nbytes
+from gpushard.fused.files import (
+    FileBoxes,
+    spanned_nbytes,
+    store_of_files,
+    widest_nbytes,
+    window_nbytes,
+)
 from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept import KeptBoxes, kept_boxes
 from gpushard.fused.room import address_of
@@ -39,10 +41,10 @@ from gpushard.fused.shares import Shares
 from gpushard.memory.known import KnownIndex
 from gpushard.planning import blocks
 from gpushard.planning.blocks import Planned
-from gpushard.selecting.selection import Ints, Members
+from gpushard.selecting.selection import Ints
 from gpushard.source import Source
-from gpushard.stores.handles import Handle, is_in_memory, read_ahead
-from gpushard.stores.local import LocalStore, holds_plain_files
+from gpushard.stores.handles import Handle
+from gpushard.stores.local import LocalStore
 from gpushard.workers import Task
 
 # Most shards to read at a time: each is an open file, of which a process may have few.
@@ -51,73 +53,37 @@ _MOST_SHARDS = 64
 _CELL_NBYTES = 100
 
 
-@dataclass
-class _Shards:
-    """Some shards of a read, their boxes, and the progress of placing these.
-
-    Attributes
-    ----------
-    first
-        Number of the first shard, in C order over the part's shard grid.
-    handles
-        Files of the shards; None if there is no file.
-    boxes
-        int64, shape (n_boxes, FIRST_LENGTH + n_axes).
-    bounds
-        int64, shape (n_shards + 1,). Boxes of shard s: ``bounds[s]:bounds[s + 1]``.
-    kept
-        Inner chunks that are kept, or will be; None if there are none.
-    shares
-        Shares of the boxes, which threads claim.
-    window_nbytes
-        Memory for bytes read from files.
-    n_announced
-        Number of shares that were announced to the disk.
-    n_under_way
-        Number of threads that are placing boxes.
-    is_over
-        Whether the last thread has placed the last boxes.
-    """
-
-    first: int
-    handles: Sequence[Handle | None]
-    boxes: Ints
-    bounds: Ints
-    kept: KeptBoxes | None
-    shares: Shares
-    window_nbytes: int
-    n_announced: int = 0
-    n_under_way: int = 0
-    is_over: bool = False
-
-
 class DirectRead:
     """One selection of an array in local files, read by compiled loops.
 
     Parameters
     ----------
-    runner, landing, job
-        The loops, the output of the selection, and the job to read.
+    runner, landing, cells, job
+        The loops, the output of the selection, its axes, and the job to read.
     store
         The job's store.
     """
 
     def __init__(
-        self, runner: BoxRunner, landing: Landing, job: Job, store: LocalStore
+        self,
+        runner: BoxRunner,
+        landing: Landing,
+        cells: Sequence[AxisCells],
+        job: Job,
+        store: LocalStore,
     ) -> None:
         self._runner = runner
         self._job = job
         self._store = store
         self._part = landing.part
         source = job.source
-        self._cells = axis_cells(landing, runner.chain.strides, source.layout)
+        self._cells = cells
         self._columns = np.concatenate([c.columns for c in self._cells], axis=1)
         self._fill = little_fill(source, runner.chain.chunk_nbytes)
         self._plan = runner.planner(landing.address, address_of(self._fill), source)
         # Each inner chunk then has a single box.
         self._is_sliced = all(p.members is None for p in self._part.projections)
         self._left: set[int] = set()
-        self._lock = Lock()
         # Keys of shards that existed when their index was read.
         self.seen: set[str] = set()
 
@@ -137,16 +103,15 @@ class DirectRead:
         step = min(max(1, blocks.BLOCK_CHUNKS // max(largest, 1)), _MOST_SHARDS)
         step = min(step, n_at_once(self._job.source, 0))
         for first in range(0, n_shards, step):
-            for shards in self._shards(first, min(first + step, n_shards), n_workers):
-                while shards.shares.are_left:
-                    self._announce(shards)
-                    yield partial(self._place, shards)
+            last = min(first + step, n_shards)
+            for boxes in self._shards(first, last, n_workers):
+                yield from boxes.tasks()
 
     def left_over(self) -> Iterator[Planned]:
         """Blocks to be read on the general path, once all tasks have run."""
         return map(self._part.shard, sorted(self._left))
 
-    def _shards(self, first: int, last: int, n_workers: int) -> Iterator[_Shards]:
+    def _shards(self, first: int, last: int, n_workers: int) -> Iterator[FileBoxes]:
         """Plans of the shards ``first:last``; a large shard comes slab by slab."""
         part = self._part
         at = np.unravel_index(np.arange(first, last), part.shard_grid)
@@ -181,14 +146,13 @@ class DirectRead:
             spanned = widest_nbytes(boxes) if self._is_sliced else spanned_nbytes(boxes)
             spanned = min(spanned, source.room.most_window_nbytes)
             firsts = np.arange(len(boxes) + 1) if self._is_sliced else None
-            yield _Shards(
-                first,
+            yield FileBoxes(
+                self._runner,
                 handles,
                 boxes,
-                bounds,
-                kept,
                 Shares.of(boxes, chunk_nbytes, n_workers, firsts),
                 window_nbytes(source.options, spanned),
+                partial(self._finish, first, bounds, kept),
             )
 
     def _boxes(
@@ -215,47 +179,22 @@ class DirectRead:
             self.seen.add(key)
             return None
 
-    def _announce(self, shards: _Shards) -> None:
-        """Have the disk start on the shares that will be claimed soon."""
-        shares = shards.shares
-        last = shares.soon()
-        for s in range(max(shards.n_announced, shares.first_left), last):
-            announce(shards.boxes[shares.cuts[s] : shares.cuts[s + 1]])
-        shards.n_announced = last
+    def _finish(
+        self, first: int, bounds: Ints, kept: KeptBoxes | None, some: FileBoxes
+    ) -> None:
+        """Note shards that must be read again; keep inner chunks if no file changed.
 
-    def _place(self, shards: _Shards) -> None:
-        """Claim, read, decode and place boxes of some shards, for one call."""
-        with self._lock:
-            shards.n_under_way += 1
-        try:
-            self._runner.run(shards.boxes, shards.window_nbytes, shards.shares)
-        except BaseException:
-            shards.shares.end()
-            raise
-        finally:
-            with self._lock:
-                shards.n_under_way -= 1
-                is_last = not (
-                    shards.n_under_way or shards.shares.are_left or shards.is_over
-                )
-                shards.is_over |= is_last
-        if is_last:
-            self._finish(shards)
-
-    def _finish(self, shards: _Shards) -> None:
-        """Note shards that must be read again; keep inner chunks if no file changed."""
+        `first` is the number of the first shard; the boxes of shard s are
+        ``bounds[s]:bounds[s + 1]``.
+        """
         are_same = True
-        for s in np.flatnonzero(np.diff(shards.bounds)).tolist():
-            if not self._is_same(shards.handles[s]):
-                self._left.add(shards.first + s)
+        for s in np.flatnonzero(np.diff(bounds)).tolist():
+            if not self._is_same(some.handles[s]):
+                self._left.add(first + s)
                 are_same = False
-        is_placed = shards.shares.is_placed
-        if shards.kept is not None and are_same:
-            shards.kept.keep(shards.boxes, is_placed)
-        if not is_placed.all():
-            at = np.flatnonzero(~is_placed)
-            left = np.searchsorted(shards.bounds, at, "right") - 1
-            self._left.update((shards.first + np.unique(left)).tolist())
+        if kept is not None and are_same:
+            kept.keep(some.boxes, some.shares.is_placed)
+        self._left.update(first + s for s in some.left_of(bounds))
 
     def _is_same(self, handle: Handle | None) -> bool:
         """Whether a file is still the one that was opened."""
@@ -295,43 +234,28 @@ def _slabs(cell: Ints, count: Ints) -> Iterator[Ints]:
 def direct_read(runner: BoxRunner, landing: Landing, job: Job) -> DirectRead | None:
     """Read of one selection in compiled loops; None if they cannot do all of it."""
     source = job.source
-    layout, store = source.layout, source.store
+    store = store_of_files(source)
     if (
-        not runner.reads_files
+        store is None
+        or not runner.reads_files
         or job.tally.is_wanted
-        or not holds_plain_files(store)
-        or len(layout.levels) != 1
-        or layout.object_codecs
         or source.has_large_indexes
         or _has_long_axes(landing, source)
         or runner.chain.chunk_nbytes > source.options.max_chunk_nbytes
-        or not layout.ndim
-        or any(axis.boundaries is not None for axis in layout.axes)
     ):
         return None
-    for projection, stride in zip(
-        landing.part.projections, landing.strides, strict=True
-    ):
-        members = projection.members
-        if members is None or landing.lists is not None:
-            continue
-        if _are_pieces(members, stride):
+    cells = axis_cells(landing, runner.chain.strides, source.layout)
+    for axis, projection in enumerate(landing.part.projections):
+        n_cells = cells[axis].columns.shape[1]
+        if are_too_many(n_cells, projection.n_cells, landing.strides[axis]):
             return None
-    return DirectRead(runner, landing, job, store)
+    return DirectRead(runner, landing, cells, job, store)
 
 
 def _has_long_axes(landing: Landing, source: Source) -> bool:
     """Whether the columns over the cells of all axes take much of the memory limit."""
     n_cells = sum(p.n_cells for p in landing.part.projections)
     return _CELL_NBYTES * n_cells > source.options.memory_limit // 4
-
-
-def _are_pieces(members: Members, stride: int) -> bool:
-    """Whether inner chunks are cut into too many boxes along an axis."""
-    n_cells = len(members.bounds) - 1
-    cell = np.repeat(np.arange(n_cells), np.diff(members.bounds))
-    starts, _ = runs(cell, members.in_index, members.out_index)
-    return are_too_many(len(starts), n_cells, stride)
 
 
 def _columns_at(columns: Sequence[Ints], at: Sequence[Ints]) -> Ints:
@@ -354,37 +278,3 @@ def shard_row(known: KnownIndex | None, handle: Handle | None) -> tuple[int, ...
     if known is None or handle is None:
         return 0, 0, 0, 0, 0
     return *known.addresses, handle.fd, 0
-
-
-def widest_nbytes(boxes: Ints) -> int:
-    """Largest size of the bytes that a box needs."""
-    return int((boxes[:, HIGH] - boxes[:, LOW]).max(initial=0))
-
-
-def spanned_nbytes(boxes: Ints) -> int:
-    """Largest span of the bytes of one inner chunk's boxes, each byte counted once.
-
-    With that much memory the loops read no byte twice. Otherwise they would: if some
-    places are taken of every row of plain elements, each place makes a box that spans
-    nearly all of the inner chunk.
-    """
-    if not len(boxes):
-        return 0
-    source = boxes[:, SOURCE]
-    firsts = np.flatnonzero(np.append(True, source[1:] != source[:-1]))
-    low = np.minimum.reduceat(boxes[:, LOW], firsts)
-    return int((np.maximum.reduceat(boxes[:, HIGH], firsts) - low).max())
-
-
-def announce(boxes: Ints) -> None:
-    """Have the disk start on all boxes, unless the first is in memory already.
-
-    The loops themselves wait for one after the other.
-    """
-    if len(boxes) and boxes.item(0, FILE) < 0:
-        boxes = boxes[boxes[:, FILE] >= 0]
-    if not len(boxes) or is_in_memory(boxes.item(0, FILE), boxes.item(0, LOW)):
-        return
-    for fd, low, high in boxes[:, [FILE, LOW, HIGH]].tolist():
-        if fd >= 0:
-            read_ahead(fd, low, high - low)

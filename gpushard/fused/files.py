@@ -1,21 +1,26 @@
-"""Requests to files, read in the same compiled loop that decodes and places them.
+"""Inner chunks in files, read in the same compiled loop that decodes and places them.
 
 A request costs nothing in Python: the columns of all boxes of a block are made at once,
-and each task takes its share of them.
+and threads claim shares of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
+from threading import Lock
 
 import numpy as np
 
 from gpushard.fetching.fetch import fetch_payload
-from gpushard.fetching.job import Job
+from gpushard.fetching.job import Job, RequestsDone
 from gpushard.fetching.ranged import RangedBlock
 from gpushard.fused.columns import (
+    ENTRY,
     FILE,
+    GAP_NBYTES,
     HIGH,
     KEEP,
     LOW,
@@ -23,20 +28,93 @@ from gpushard.fused.columns import (
     SOURCE,
 )
 from gpushard.fused.room import WINDOW_NBYTES
-from gpushard.fused.runner import BoxRunner
+from gpushard.fused.runner import BoxPlacer, BoxRunner
+from gpushard.fused.shares import Shares
 from gpushard.options import ReadOptions
 from gpushard.placing.place import HostSink
 from gpushard.selecting.selection import Ints
+from gpushard.source import Source
 from gpushard.stores.handles import Handle, is_in_memory, read_ahead
 from gpushard.stores.local import LocalStore, holds_plain_files
+from gpushard.workers import Task
 
-# Most files that a task keeps open at a time: far fewer than a process may have.
+# Most files that are kept open at a time: far fewer than a process may have.
 _MOST_FILES = 32
+
+
+@dataclass
+class FileBoxes:
+    """Boxes in some files, and the progress of the threads that place them.
+
+    Attributes
+    ----------
+    placer
+        The loops.
+    handles
+        Files of the boxes' shards; None if there is no file.
+    boxes
+        int64, shape (n_boxes, FIRST_LENGTH + n_axes).
+    shares
+        Shares of the boxes, which threads claim.
+    window_nbytes
+        Memory for bytes read from files.
+    finish
+        Called with this object by the last thread, when all boxes have been tried.
+    """
+
+    placer: BoxPlacer
+    handles: Sequence[Handle | None]
+    boxes: Ints
+    shares: Shares
+    window_nbytes: int
+    finish: Callable[[FileBoxes], None]
+    _n_announced: int = 0
+    _n_under_way: int = 0
+    _is_over: bool = False
+    _lock: Lock = field(default_factory=Lock)
+
+    def tasks(self) -> Iterator[Task]:
+        """Tasks that claim, read, decode and place boxes, each for one call."""
+        while self.shares.are_left:
+            self._announce()
+            yield self.place
+
+    def place(self) -> None:
+        """Claim, read, decode and place boxes, for the time of one call."""
+        with self._lock:
+            self._n_under_way += 1
+        try:
+            self.placer.run(self.boxes, self.window_nbytes, self.shares)
+        except BaseException:
+            self.shares.end()
+            raise
+        finally:
+            with self._lock:
+                self._n_under_way -= 1
+                is_last = not (
+                    self._n_under_way or self.shares.are_left or self._is_over
+                )
+                self._is_over |= is_last
+        if is_last:
+            self.finish(self)
+
+    def left_of(self, bounds: Ints) -> list[int]:
+        """Groups of boxes, ``bounds[i]:bounds[i + 1]``, that are not all placed."""
+        at = np.flatnonzero(~self.shares.is_placed)
+        return np.unique(np.searchsorted(bounds, at, "right") - 1).tolist()
+
+    def _announce(self) -> None:
+        """Have the disk start on the shares that will be claimed soon."""
+        shares = self.shares
+        last = shares.soon()
+        for s in range(max(self._n_announced, shares.first_left), last):
+            announce(self.boxes[shares.cuts[s] : shares.cuts[s + 1]])
+        self._n_announced = last
 
 
 @dataclass(frozen=True, slots=True)
 class FileReader:
-    """Reads the inner chunks of a block and places them, request by request.
+    """Reads the inner chunks of a block and places them.
 
     Attributes
     ----------
@@ -60,77 +138,73 @@ class FileReader:
     row: Ints
     bounds: Ints
 
-    def __call__(self, requests: range) -> None:
-        """Read, decode and place the inner chunks of some requests.
+    def __call__(self, n_workers: int, done: RequestsDone) -> Iterator[Task]:
+        """Tasks that read, decode and place all inner chunks of the requests.
+
+        Parameters
+        ----------
+        done
+            Called when requests are read, with what the loops left over.
 
         Raises
         ------
-        CorruptShardError, StoreError
-            `HostSink` and the store raise them.
         ObjectChangedError
             A file was replaced after its index was read.
+        StoreError
+            The store failed.
         """
-        shard = self.ranged.requests.source[requests.start : requests.stop]
+        shard = self.ranged.requests.source
         cuts = np.flatnonzero(np.diff(shard)) + 1
-        bounds = [0, *cuts[_MOST_FILES - 1 :: _MOST_FILES].tolist(), len(requests)]
+        bounds = [0, *cuts[_MOST_FILES - 1 :: _MOST_FILES].tolist(), len(shard)]
         for first, last in pairwise(bounds):
-            self._read(requests[first:last])
+            yield from self._boxes_of(range(first, last), n_workers, done).tasks()
 
-    def _read(self, requests: range) -> None:
-        """Read some requests, which are to a few files at most."""
+    def _boxes_of(
+        self, requests: range, n_workers: int, done: RequestsDone
+    ) -> FileBoxes:
+        """Boxes of some requests, which are to a few files at most."""
         shards = self.ranged.requests.source[requests.start : requests.stop]
         opened = {shard: self._open(shard) for shard in dict.fromkeys(shards.tolist())}
         first, last = self.bounds[requests.start], self.bounds[requests.stop]
         columns = self.columns[first:last]
-        self._read_ahead(requests, opened)
         block = self.ranged.block
         files = np.zeros(len(block.shard_coords), np.int64)
         files[list(opened)] = [handle.fd for handle in opened.values()]
         columns[:, FILE] = files[block.shard[self.row[first:last]]]
-        widest = int((columns[:, HIGH] - columns[:, LOW]).max(initial=0))
-        is_placed = self.runner.run(
-            columns, window_nbytes(self.job.source.options, widest)
+        return FileBoxes(
+            self.runner,
+            list(opened.values()),
+            columns,
+            Shares.of(columns, self.runner.chain.chunk_nbytes, n_workers),
+            window_nbytes(self.job.source.options, widest_nbytes(columns)),
+            partial(self._finish, requests, done),
         )
-        for handle in opened.values():
-            self.store.confirm(handle)
-        if self.ranged.claimed is not None:
-            is_decoded = is_placed & (columns[:, KEEP] != 0)
-            self.ranged.claimed.keep(self.row[first:last][is_decoded])
-        if not is_placed.all():
-            self._read_plainly(requests, np.unique(self.row[first:last][~is_placed]))
-
-    def _read_ahead(self, requests: range, opened: dict[int, Handle]) -> None:
-        """Have the disk start on all requests, unless the first is in memory already.
-
-        The loops themselves wait for one after the other.
-        """
-        shard, start, nbytes = (
-            column[requests.start : requests.stop].tolist()
-            for column in (
-                self.ranged.requests.source,
-                self.ranged.requests.start,
-                self.ranged.requests.nbytes,
-            )
-        )
-        if not is_in_memory(opened[shard[0]].fd, start[0]):
-            for s, first, n in zip(shard, start, nbytes, strict=True):
-                read_ahead(opened[s].fd, first, n)
 
     def _open(self, shard: int) -> Handle:
         version = self.ranged.located.versions[shard]
         key = self.job.source.key(tuple(self.ranged.block.shard_coords[shard].tolist()))
         return self.store.open_file(key, version)
 
-    def _read_plainly(self, requests: range, left: Ints) -> None:
-        """Read inner chunks that the loops left over, through `HostSink`."""
-        source = self.job.source
-        for r in requests:
-            rows = self.ranged.rows_of(r)
-            rows = rows[np.isin(rows, left)]
-            if len(rows):
-                request = self.job.byte_request(self.ranged, r)
-                (answer,) = fetch_payload(source, [request])
-                self.host.place_some(self.job, self.ranged, (r, answer), rows)
+    def _finish(self, requests: range, done: RequestsDone, some: FileBoxes) -> None:
+        for handle in some.handles:
+            if handle is not None:
+                self.store.confirm(handle)
+        bounds = self.bounds[requests.start : requests.stop + 1]
+        row, is_placed = self.row[bounds[0] : bounds[-1]], some.shares.is_placed
+        if self.ranged.claimed is not None:
+            self.ranged.claimed.keep(row[is_placed & (some.boxes[:, KEEP] != 0)])
+        left: list[tuple[int, Task]] = []
+        for i in some.left_of(bounds - bounds[0]):
+            mine = slice(*(bounds[i : i + 2] - bounds[0]).tolist())
+            rows = np.unique(row[mine][~is_placed[mine]])
+            left.append((requests[i], partial(self._read_plainly, requests[i], rows)))
+        done(requests, left)
+
+    def _read_plainly(self, r: int, rows: Ints) -> None:
+        """Read inner chunks of a request that the loops left over."""
+        request = self.job.byte_request(self.ranged, r)
+        (answer,) = fetch_payload(self.job.source, [request])
+        self.host.place_some(self.job, self.ranged, (r, answer), rows)
 
 
 def file_reader(
@@ -153,16 +227,71 @@ def file_reader(
     columns[:, SOURCE] = located.start[row]
     columns[:, NBYTES] = located.stop[row] - located.start[row]
     columns[:, LOW], columns[:, HIGH] = spans[0, row], spans[1, row]
+    columns[:, ENTRY] = 0  # the place of its bytes tells an inner chunk from others
     if ranged.claimed is not None:
         columns[:, KEEP] = ranged.claimed.addresses[row]
-    widest = int((columns[:, HIGH] - columns[:, LOW]).max(initial=0))
-    if widest > source.room.most_window_nbytes:
+    if widest_nbytes(columns) > source.room.most_window_nbytes:
         return None  # the general path counts what it fetches, and uses fewer threads
     bounds = np.searchsorted(nth, requests.bounds)
     return FileReader(store, runner, host, job, ranged, columns, row, bounds)
+
+
+def store_of_files(source: Source) -> LocalStore | None:
+    """Store of an array that the loops can plan and read from files; else None."""
+    layout, store = source.layout, source.store
+    if (
+        not holds_plain_files(store)
+        or len(layout.levels) != 1
+        or layout.object_codecs
+        or not layout.ndim
+        or any(axis.boundaries is not None for axis in layout.axes)
+    ):
+        return None
+    return store
 
 
 def window_nbytes(options: ReadOptions, widest: int) -> int:
     """Memory for bytes read from files, if the widest range has `widest` bytes."""
     share = options.memory_limit // (2 * options.threads)
     return max(min(WINDOW_NBYTES, share), widest)
+
+
+def widest_nbytes(boxes: Ints) -> int:
+    """Largest size of the bytes that a box needs."""
+    return int((boxes[:, HIGH] - boxes[:, LOW]).max(initial=0))
+
+
+def spanned_nbytes(boxes: Ints) -> int:
+    """Largest span of the bytes of one inner chunk's boxes, each byte counted once.
+
+    With that much memory the loops read no byte twice. Otherwise they would: if some
+    places are taken of every row of plain elements, each place makes a box that spans
+    nearly all of the inner chunk.
+    """
+    if not len(boxes):
+        return 0
+    source = boxes[:, SOURCE]
+    firsts = np.flatnonzero(np.append(True, source[1:] != source[:-1]))
+    low = np.minimum.reduceat(boxes[:, LOW], firsts)
+    return int((np.maximum.reduceat(boxes[:, HIGH], firsts) - low).max())
+
+
+def announce(boxes: Ints) -> None:
+    """Have the disk start on all boxes, unless the first is in memory already.
+
+    The loops themselves wait for one after the other. The disk is told once of boxes
+    that the loops read together.
+    """
+    if len(boxes) and boxes.item(0, FILE) < 0:
+        boxes = boxes[boxes[:, FILE] >= 0]
+    if not len(boxes) or is_in_memory(boxes.item(0, FILE), boxes.item(0, LOW)):
+        return
+    file, low, high = boxes[boxes[:, FILE] >= 0][:, [FILE, LOW, HIGH]].T
+    is_near = (low[1:] >= low[:-1]) & (low[1:] <= high[:-1] + GAP_NBYTES)
+    is_first = np.append(True, ~is_near | (file[1:] != file[:-1]))
+    starts = np.flatnonzero(is_first)
+    stop = np.maximum.reduceat(high, starts)
+    for fd, first, last in zip(
+        file[starts].tolist(), low[starts].tolist(), stop.tolist(), strict=True
+    ):
+        read_ahead(fd, first, last - first)

@@ -16,9 +16,7 @@ from gpushard.fused.chain import FusedChain
 from gpushard.fused.columns import (
     BLOSC,
     BUFFERS_NBYTES,
-    COPY,
     NBYTES,
-    RAW,
     Decoder,
     Planned,
 )
@@ -214,20 +212,6 @@ class BoxPlacer:
             self._streams,
         )
         return _Ready(decoder, (window, scratch, staging))
-
-    def copy(self, columns: Ints, change: int = COPY) -> Bools:
-        """Copy boxes from decoded inner chunks; returns the same as `run`.
-
-        `change` is the change to elements in the copy.
-        """
-        chain = self.chain
-        nothing = dict.fromkeys(Decoder._fields, 0)
-        nothing |= {"kind": RAW, "change": change, "itemsize": chain.dtype.itemsize}
-        nothing["chunk_nbytes"] = chain.chunk_nbytes
-        is_placed = np.zeros(len(columns), np.bool_)
-        place = self._loops.compiled.place_boxes
-        place(Decoder(**nothing), columns, self._strides, _room.work, is_placed)
-        return is_placed
 
 
 class BoxRunner(BoxPlacer):

@@ -21,9 +21,15 @@ from gpushard.fetching.gone import deleted
 from gpushard.fetching.index_room import are_many
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.choice import loaded_loops, note_small_read
-from gpushard.fused.columns import END, FILE, FILLED, HIGH, LOW, RAW
-from gpushard.fused.direct import announce, shard_row, spanned_nbytes
-from gpushard.fused.files import window_nbytes
+from gpushard.fused.columns import END, FILE, FILLED, RAW
+from gpushard.fused.direct import shard_row
+from gpushard.fused.files import (
+    announce,
+    spanned_nbytes,
+    store_of_files,
+    widest_nbytes,
+    window_nbytes,
+)
 from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept import kept_boxes
 from gpushard.fused.laid import Boxes, Coordinate, Mesh, Scattered, grid_of, laid
@@ -38,7 +44,7 @@ from gpushard.report import Tally
 from gpushard.selecting.selection import Selection
 from gpushard.source import Source
 from gpushard.stores.handles import Handle, is_in_memory
-from gpushard.stores.local import LocalStore, holds_plain_files
+from gpushard.stores.local import LocalStore
 from gpushard.workers import run_tasks
 
 _FINDING, _IN_FILES = "short way", "chain in files"
@@ -197,7 +203,7 @@ class ShortReader:
         placer = BoxPlacer(
             self._chain, self._loops, planned.strides, source.room, out_nbytes
         )
-        widest = int((boxes[:, HIGH] - boxes[:, LOW]).max())
+        widest = widest_nbytes(boxes)
         is_raw = self._chain.kind == RAW
         spanned = spanned_nbytes(boxes) if is_raw else widest
         if spanned > source.room.most_window_nbytes:
@@ -261,14 +267,5 @@ def chain_of_files(source: Source) -> tuple[LocalStore, FusedChain, Loops] | Non
 
 
 def _in_files(source: Source) -> tuple[LocalStore, FusedChain] | None:
-    layout, store = source.layout, source.store
-    if (
-        not holds_plain_files(store)
-        or len(layout.levels) != 1
-        or layout.object_codecs
-        or not layout.ndim
-        or any(axis.boundaries is not None for axis in layout.axes)
-    ):
-        return None
-    chain = fused_chain(source)
-    return None if chain is None else (store, chain)
+    store, chain = store_of_files(source), fused_chain(source)
+    return None if store is None or chain is None else (store, chain)

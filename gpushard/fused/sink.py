@@ -14,20 +14,18 @@ import numpy as np
 from gpushard.fetching.job import Answer, Job, RequestReader
 from gpushard.fetching.ranged import Places, RangedBlock
 from gpushard.fused.boxes import Landing, Landings
-from gpushard.fused.columns import FILE, NBYTES, NO_FILE, SOURCE
+from gpushard.fused.columns import FILE, FILLED, NBYTES, NO_FILE, SOURCE
 from gpushard.fused.direct import DirectRead, direct_read
 from gpushard.fused.files import file_reader
+from gpushard.fused.filling import little_fill
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import Bools, BoxRunner
-from gpushard.options import KIB
 from gpushard.placing.place import HostSink
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 
 # Number of rows whose columns are made together: far smaller than what they describe.
 _RUN_ROWS = 16384
-# Larger inner chunks are filled one by one, without an inner chunk of fill values.
-_MOST_FILL_NBYTES = 256 * KIB
 
 
 class FusedSink:
@@ -64,31 +62,18 @@ class FusedSink:
 
     def place_kept(self, job: Job, block: ShardBlock, rows: Ints, kept: Places) -> None:
         """Write the wanted elements of inner chunks that are kept decoded."""
-        cut = self._runner.cut(block, rows)
-        if cut is None:
+        if not self._copy(block, rows, kept.addresses[rows]):
             self._host.place_kept(job, block, rows, kept)
-            return
-        columns, row = cut
-        columns[:, SOURCE] = kept.addresses[rows[row]]
-        columns[:, NBYTES] = self._runner.chain.chunk_nbytes
-        columns[:, FILE] = NO_FILE
-        self._runner.copy(columns, self._runner.chain.change)
 
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """Write the fill value where the missing inner chunks `rows` land."""
-        is_large = self._runner.chain.chunk_nbytes > _MOST_FILL_NBYTES
-        cut = None if is_large else self._runner.cut(block, rows)
-        if cut is None:
-            self._host.fill(job, block, rows)
-            return
-        value = job.source.layout.fill_value
-        # Every missing inner chunk is copied from this one, as if it were decoded.
-        chunk = np.full(self._runner.chain.chunk_nbytes // value.itemsize, value)
-        columns, _ = cut
-        columns[:, SOURCE] = address_of(chunk)
-        columns[:, NBYTES] = chunk.nbytes
-        columns[:, FILE] = NO_FILE
-        self._runner.copy(columns)
+        # Larger inner chunks are filled one by one.
+        chunk = little_fill(job.source, self._runner.chain.chunk_nbytes)
+        if chunk is not None:
+            addresses = np.full(len(rows), address_of(chunk))
+            if self._copy(block, rows, addresses):
+                return
+        self._host.fill(job, block, rows)
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
         """Decode the inner chunks in some requests and write their wanted elements.
@@ -121,6 +106,16 @@ class FusedSink:
 
     def finish(self) -> None:
         """Return at once: `fill` and `place` finish their work before they return."""
+
+    def _copy(self, block: ShardBlock, rows: Ints, addresses: Ints) -> bool:
+        """Whether inner chunks could be copied from decoded ones at `addresses`."""
+        cut = self._runner.cut(block, rows)
+        if cut is None:
+            return False
+        columns, row = cut
+        columns[:, SOURCE], columns[:, NBYTES] = addresses[row], 0
+        columns[:, FILE] = FILLED
+        return bool(self._runner.run(columns).all())
 
     def _place_run(self, ranged: RangedBlock, rows: Ints, base: Ints) -> Bools:
         """Whether each row was placed; `base`: address of byte 0 of its object."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from gpushard.fetching.job import (
     Job,
     KeptPlacer,
     RequestReader,
+    RequestsDone,
     SelfReader,
     Sink,
 )
@@ -44,12 +45,7 @@ class _StoppableReader:
 
     def tasks(self, n_workers: int) -> Iterator[Task]:
         """See `SelfReader`."""
-        for task in self.reader.tasks(n_workers):
-            yield partial(self._run, task)
-
-    def _run(self, task: Task) -> None:
-        self.check()
-        task()
+        return _checked(self.reader.tasks(n_workers), self.check)
 
     @property
     def seen(self) -> set[str]:
@@ -92,9 +88,8 @@ class _StoppableSink:
         if reader is None:
             return None
 
-        def checked(requests: range) -> None:
-            self.check()
-            reader(requests)
+        def checked(n_workers: int, done: RequestsDone) -> Iterator[Task]:
+            return _checked(reader(n_workers, done), self.check)
 
         return checked
 
@@ -120,3 +115,14 @@ class _StoppableSink:
         """Raise if nobody waits for the job any more."""
         if self.stop.is_set():
             raise Stopped("stopped")
+
+
+def _checked(tasks: Iterable[Task], check: Callable[[], None]) -> Iterator[Task]:
+    """The same tasks; `check` is called before each runs."""
+
+    def run(task: Task) -> None:
+        check()
+        task()
+
+    for task in tasks:
+        yield partial(run, task)

@@ -15,7 +15,7 @@ from time import monotonic, perf_counter
 import numpy as np
 
 from gpushard.errors import CorruptShardError, LimitError
-from gpushard.fetching.job import SMALLEST_SHARE_NBYTES, Answer, Job, RequestReader
+from gpushard.fetching.job import Answer, Job
 from gpushard.fetching.locate import (
     find_indexes,
     locate,
@@ -88,8 +88,8 @@ def _reading_tasks(job: Job, ranged: RangedBlock, n_workers: int) -> Iterator[Wo
     """Work that fetches the requests of a block, and decodes and places the bytes."""
     reader = job.sink.reader(job, ranged)
     if reader is not None:
-        for first, last in cut_batches(*_shares_of_work(job, ranged, n_workers)):
-            yield partial(_let_read, job, ranged, range(first, last), reader)
+        for task in reader(n_workers, partial(_let_be_read, job, ranged)):
+            yield partial(_run_timed, job, task)
         return
     requests = ranged.requests
     wanted_nbytes = int((ranged.spans[1] - ranged.spans[0]).sum())
@@ -126,18 +126,6 @@ def _max_request_nbytes(job: Job, share_nbytes: int) -> int:
     return job.max_request_nbytes
 
 
-def _shares_of_work(job: Job, ranged: RangedBlock, n_workers: int) -> tuple[Ints, int]:
-    """Work of each request (decoded bytes), and how much work makes a task.
-
-    A worker holds only what it is decoding, so memory does not limit a task.
-    """
-    source, requests = job.source, ranged.requests
-    work = requests.nbytes
-    if source.raw_strides is None:
-        work = np.diff(requests.bounds) * source.chunk_nbytes
-    return work, max(int(work.sum()) // (4 * n_workers), 2 * SMALLEST_SHARE_NBYTES)
-
-
 def _wanted_ranges(
     job: Job, block: ShardBlock, located: Located, rows: Ints
 ) -> tuple[Ints, Ints]:
@@ -168,17 +156,24 @@ def _refuse_large(job: Job, block: ShardBlock, rows: Ints, nbytes: Ints) -> None
             raise
 
 
-def _let_read(
-    job: Job, ranged: RangedBlock, requests: range, reader: RequestReader
+def _run_timed(job: Job, task: Task) -> None:
+    with job.tally.stage("fetch, decode and scatter"):
+        task()
+
+
+def _let_be_read(
+    job: Job, ranged: RangedBlock, requests: range, left: Sequence[tuple[int, Task]]
 ) -> None:
-    """Let the sink fetch some requests and place the inner chunks in them."""
-    try:
-        with job.tally.stage("fetch, decode and scatter"):
-            reader(requests)
-    except CorruptShardError as error:
-        _go_on(job, ranged, requests, error)
-    else:
-        _count(job, ranged, requests)
+    """Count requests that the sink has read itself, and read what is left of some."""
+    first = requests.start
+    for r, read in left:
+        try:
+            read()
+        except CorruptShardError as error:
+            _count(job, ranged, range(first, r))
+            _go_on(job, ranged, range(r, r + 1), error)
+            first = r + 1
+    _count(job, ranged, range(first, requests.stop))
 
 
 def _fetch(
