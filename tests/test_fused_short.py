@@ -28,6 +28,7 @@ from fused_cases import (
 from gpushard.fused import choice, laid, loading, one_call, short
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.room import Buffer, Room, address_of
+from gpushard.reading import results
 from selection_strategies import (
     basic_keys,
     masks,
@@ -200,6 +201,12 @@ def test_what_is_not_for_it_goes_another_way(opened, seen, monkeypatch):
 def test_a_single_inner_chunk_is_left_to_the_plain_short_way(opened, seen):
     assert_same_bits(opened[3, 5:9], VALUES[3, 5:9])
     assert (seen.n_short, len(seen.sinks)) == (0, 0)
+
+
+def test_a_single_large_inner_chunk_is_read_in_the_loops(opened, seen, monkeypatch):
+    monkeypatch.setattr(results, "_LEAST_NBYTES", 32 * 16 * VALUES.itemsize)
+    assert_same_bits(opened.read(np.s_[40:45, 40]), VALUES[40:45, 40])
+    assert seen.n_short == 1
 
 
 @pytest.mark.parametrize("options", [PLAIN.but(small_read_chunks=8), FUSED])

@@ -15,6 +15,7 @@ from gpushard.fetching.job import Job
 from gpushard.fused.choice import are_loaded, host_sink
 from gpushard.fused.short import count_small_read, short_reader
 from gpushard.fused.single import single_reader
+from gpushard.options import KIB
 from gpushard.placing.outputs import usable_output
 from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import plan_read
@@ -25,6 +26,10 @@ from gpushard.report import Tally
 from gpushard.selecting.patches import Taken
 from gpushard.selecting.selection import Listed, Selection, Wanted
 from gpushard.source import Source
+
+# From this size on the compiled loops read a single inner chunk faster than Python,
+# which decodes it to memory of its own.
+_LEAST_NBYTES = 128 * KIB
 
 
 class ReadRequest(NamedTuple):
@@ -114,8 +119,9 @@ def _read_small(
     reader = short_reader(source) if are_loaded() else None
     try:
         if reader is not None:
-            # The compiled loops are faster than Python from two inner chunks on.
-            is_read = read_small(source, selection, out, 1)
+            # For a single little inner chunk, Python has less to prepare.
+            is_little = source.chunk_nbytes < _LEAST_NBYTES
+            is_read = is_little and read_small(source, selection, out, 1)
             if is_read or reader.read(source, selection, out):
                 return True
         is_read = read_small(source, selection, out)
