@@ -8,7 +8,8 @@ same of the object before and after them, so that no bytes of two versions are m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -79,8 +80,13 @@ async def look_at(store: ZarrAbstractStore, key: str) -> Look | None:
         return None
 
 
-class Pieces:
-    """One range of an object, fetched in pieces, a few at a time.
+async def fetch_in_pieces(
+    store: ZarrAbstractStore, request: ByteRequest, get: Get, *, looks_behind: bool
+) -> Fetched | None:
+    """Answer to a request, put together of pieces; None if it must come in one piece.
+
+    That is so if it is small or missing, if the store refuses a piece, or if the pieces
+    may be of two versions of the object.
 
     Parameters
     ----------
@@ -93,91 +99,77 @@ class Pieces:
     looks_behind
         Whether to ask for one byte behind the end of the object, which a size that was
         kept from earlier may not know.
+
+    Raises
+    ------
+    MemoryError
+        The host has no room for the bytes.
+    """
+    before = await look_at(store, request.key)
+    if before is None:
+        return None
+    start, stop = request.within(before.nbytes)
+    nbytes, piece_nbytes = stop - start, request.piece_nbytes or MIB
+    if nbytes <= piece_nbytes:
+        return None
+    most = longest_answer(request)
+    is_at_end = request.start < 0 or most is None or nbytes < most
+    into = request.into
+    has_room = into is not None and len(into) >= nbytes
+    data = into[:nbytes] if into is not None and has_room else in_pages(nbytes)
+    wanted = _Wanted(request.key, start, data, int(is_at_end and looks_behind), get)
+    left = deque(range(0, nbytes, piece_nbytes))
+    lanes = [contained(wanted.fetch(left, piece_nbytes)) for _ in range(_AT_ONCE)]
+    # As for several requests: all have ended when the first error is raised.
+    ended = await asyncio.gather(*lanes, return_exceptions=True)
+    for one in ended:
+        if isinstance(one, BaseException):
+            raise one
+    if not all(ended) or await look_at(store, request.key) != before:
+        return None
+    return Fetched(data, before.nbytes if request.stop is None else None, None)
+
+
+class _Wanted(NamedTuple):
+    """Bytes of an object from `start` on, to be fetched into `data`.
+
+    With the last of them, `n_behind` bytes behind them are asked for, too.
     """
 
-    def __init__(
-        self,
-        store: ZarrAbstractStore,
-        request: ByteRequest,
-        get: Get,
-        *,
-        looks_behind: bool,
-    ) -> None:
-        self._store, self._request = store, request
-        self._get = get
-        self._piece_nbytes = request.piece_nbytes or MIB
-        self._looks_behind = looks_behind
-        self._start = self._n_behind = 0
-        self._bytes = np.empty(0, np.uint8)
-        self._is_over = False
+    key: str
+    start: int
+    data: NDArray[np.uint8]
+    n_behind: int
+    get: Get
 
-    async def fetch(self) -> Fetched | None:
-        """The answer; None if it must come in one piece.
+    async def fetch(self, left: deque[int], piece_nbytes: int) -> bool:
+        """Fetch the pieces that begin at `left`; return whether all were sound.
 
-        That is so if it is small or missing, if the store refuses a piece, or if the
-        pieces may be of two versions of the object.
-
-        Raises
-        ------
-        MemoryError
-            The host has no room for the bytes.
+        After one that is not, or an error, none is left for others.
         """
-        request = self._request
-        before = await look_at(self._store, request.key)
-        if before is None or not self._begin(before.nbytes):
-            return None
-        firsts = iter(range(0, len(self._bytes), self._piece_nbytes))
-        lanes = [contained(self._run(firsts)) for _ in range(_AT_ONCE)]
-        # As for several requests: all have ended when the first error is raised.
-        for ended in await asyncio.gather(*lanes, return_exceptions=True):
-            if ended is not None:
-                raise ended
-        if self._is_over or await look_at(self._store, request.key) != before:
-            return None
-        object_nbytes = before.nbytes if request.stop is None else None
-        return Fetched(self._bytes, object_nbytes, None)
-
-    def _begin(self, object_nbytes: int) -> bool:
-        """Take memory for what the object has of the range; False if that is little."""
-        request = self._request
-        self._start, stop = request.within(object_nbytes)
-        nbytes = stop - self._start
-        if nbytes <= self._piece_nbytes:
-            return False
-        most = longest_answer(request)
-        is_at_end = request.start < 0 or most is None or nbytes < most
-        self._n_behind = int(is_at_end and self._looks_behind)
-        into = request.into
-        has_room = into is not None and len(into) >= nbytes
-        self._bytes = (
-            into[:nbytes] if into is not None and has_room else in_pages(nbytes)
-        )
-        return True
-
-    async def _run(self, firsts: Iterator[int]) -> None:
-        """Fetch one piece after the other, until one is not as expected."""
-        for first in firsts:
-            if self._is_over:
-                return
+        while left:
             is_sound = False
             try:
-                is_sound = await self._put(first)
+                is_sound = await self._put(left.popleft(), piece_nbytes)
             finally:
                 if not is_sound:
-                    self._is_over = True
+                    left.clear()
+            if not is_sound:
+                return False
+        return True
 
-    async def _put(self, first: int) -> bool:
+    async def _put(self, first: int, piece_nbytes: int) -> bool:
         """Fetch the piece at `first`; returns whether it is as long as expected."""
         from zarr.abc.store import RangeByteRequest
 
-        stop = min(first + self._piece_nbytes, len(self._bytes))
-        n_behind = self._n_behind if stop == len(self._bytes) else 0
-        start, end = self._start + first, self._start + stop + n_behind
+        stop = min(first + piece_nbytes, len(self.data))
+        n_behind = self.n_behind if stop == len(self.data) else 0
+        span = RangeByteRequest(self.start + first, self.start + stop + n_behind)
         try:
-            data = await self._get(self._request.key, RangeByteRequest(start, end))
+            data = await self.get(self.key, span)
         except Exception:  # noqa: BLE001  the request in one piece tells what is wrong
             return False
         if data is None or len(data) != stop - first:
             return False
-        self._bytes[first:stop] = data
+        self.data[first:stop] = data
         return True

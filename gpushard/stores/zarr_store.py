@@ -16,7 +16,7 @@ from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key, without_credentials
 from gpushard.stores.zarr_loop import contained, run
-from gpushard.stores.zarr_pieces import Pieces, answering, tells_sizes
+from gpushard.stores.zarr_pieces import answering, fetch_in_pieces, tells_sizes
 from gpushard.stores.zarr_ranges import (
     byte_range_of,
     byte_range_within,
@@ -193,7 +193,12 @@ class ZarrStore:
     ) -> Sequence[Fetched | None]:
         """Answers to the requests of one call of the store, out of `n_calls` calls."""
         if self._is_divided(requests[0]):
-            found = await self._read_in_pieces(requests[0])
+            found = await fetch_in_pieces(
+                self._answering,
+                requests[0],
+                self._get,
+                looks_behind=not self._asks_sizes,
+            )
             return [found or await self._read_one(requests[0])]
         if self._gives_ranges and requests[0].is_indexed:
             return await self._read_ranges(requests, n_calls)
@@ -273,12 +278,6 @@ class ZarrStore:
     def _is_divided(self, request: ByteRequest) -> bool:
         """Whether a request is fetched in pieces, if its answer is large."""
         return self._divides and request.piece_nbytes is not None
-
-    async def _read_in_pieces(self, request: ByteRequest) -> Fetched | None:
-        """Answer put together of pieces; None if it must come in one piece."""
-        behind = not self._asks_sizes
-        pieces = Pieces(self._answering, request, self._get, looks_behind=behind)
-        return await pieces.fetch()
 
     async def _read_one(self, request: ByteRequest) -> Fetched | None:
         key, asked = request.key, byte_range_of(request)
