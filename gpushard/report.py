@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 
@@ -187,22 +187,8 @@ class Tally:
         device_why: str = "",
     ) -> ReadReport:
         """Frozen report of all that was counted."""
-        names = (
-            "n_shards",
-            "n_missing_shards",
-            "n_inner_chunks",
-            "n_missing_inner_chunks",
-            "n_kept_inner_chunks",
-            "n_index_requests",
-            "n_payload_requests",
-            "index_nbytes",
-            "payload_nbytes",
-            "gap_nbytes",
-            "n_decoded_on_device",
-            "n_decoded_on_host",
-            "n_refused_inner_chunks",
-            "n_direct_requests",
-        )
+        given = {"out_nbytes"}
+        names = {f.name for f in fields(ReadReport) if f.type == "int"} - given
         return ReadReport(
             array=array,
             device=device,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
-from operator import add
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from gpushard.errors import ChecksumError, CorruptShardError, GpushardError
 
@@ -171,31 +171,12 @@ class Verification:
         }
 
 
-class Totals(NamedTuple):
-    """Counts of findings: damage, not verified, remarks, and affected inner chunks."""
-
-    damage: int = 0
-    unverified: int = 0
-    remark: int = 0
-    n_inner_chunks: int = 0
-
-    def plus(self, other: Totals) -> Totals:
-        """The sum of both."""
-        return Totals(*map(add, self, other))
-
-    @classmethod
-    def of(cls, finding: Finding) -> Totals:
-        """The counts of one finding."""
-        lost = finding.n_inner_chunks if finding.is_damage else 0
-        return cls(**{finding.severity: 1}, n_inner_chunks=lost)
-
-
 @dataclass(slots=True)
 class _Open:
     """An object that is being verified: its findings, and its remaining work."""
 
     n_left: int = 1
-    totals: Totals = field(default_factory=Totals)
+    totals: Counter[str] = field(default_factory=Counter[str])
     findings: list[Finding] = field(default_factory=list[Finding])
 
 
@@ -203,12 +184,13 @@ class Found:
     """Findings of finished objects, and of those that are being verified.
 
     The findings of an object count once its work is done: until then the object may
-    turn out to have been replaced. `totals` counts those of finished objects;
-    `findings` has them, at most `MOST_FINDINGS` in total. Not safe for several threads.
+    turn out to have been replaced. `totals` counts those of finished objects, by
+    severity, and their "damaged inner chunks"; `findings` has them, at most
+    `MOST_FINDINGS` in total. Not safe for several threads.
     """
 
     def __init__(self) -> None:
-        self.totals = Totals()
+        self.totals = Counter[str]()
         self.findings: dict[tuple[int, ...], list[Finding]] = {}
         self._open: dict[tuple[int, ...], _Open] = {}
         self._n_kept = 0
@@ -224,7 +206,9 @@ class Found:
     def note(self, coordinate: tuple[int, ...], finding: Finding) -> None:
         """Note a finding of an object that was begun."""
         mine = self._open[coordinate]
-        mine.totals = mine.totals.plus(Totals.of(finding))
+        mine.totals[finding.severity] += 1
+        if finding.is_damage:
+            mine.totals["damaged inner chunks"] += finding.n_inner_chunks
         if self._n_kept < MOST_FINDINGS:
             self._n_kept += 1
             mine.findings.append(finding)
@@ -239,6 +223,6 @@ class Found:
         if not counts:
             self._n_kept -= len(mine.findings)
             return
-        self.totals = self.totals.plus(mine.totals)
+        self.totals += mine.totals
         if mine.findings:
             self.findings[coordinate] = mine.findings

@@ -302,10 +302,10 @@ class _Run:
             checks,
             self.counts,
             found,
-            sum(totals[:3]) + n_refused,
-            totals.damage,
-            totals.unverified + n_refused,
-            totals.n_inner_chunks,
+            totals["damage"] + totals["unverified"] + totals["remark"] + n_refused,
+            totals["damage"],
+            totals["unverified"] + n_refused,
+            totals["damaged inner chunks"],
         )
 
     def _index_checks(self) -> list[Check]:
