@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
+import numpy as np
+
 from gpushard.arguments import instance
 from gpushard.errors import OptionError, UnsupportedError
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.failures import refuse_unsafe_key
+from gpushard.stores.zarr_loop import run
 from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.zarr_writer import ZarrWriter
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrAbstractStore
@@ -155,66 +159,40 @@ class ReadOnlyStore:
         self, key_ranges: Sequence[KeyRange]
     ) -> Sequence[bytes | None]:
         """Bytes of each range, in one batch; None if there is no such key."""
-        answers = self._store.read([_request(*key_range) for key_range in key_ranges])
-        return [
-            None if answer is None else _answered(answer.data.tobytes(), span)
-            for answer, (_, span) in zip(answers, key_ranges, strict=True)
-        ]
+        return _partial_values(self._store, key_ranges)
 
-    def set(self, key: str, value: bytes) -> None:  # noqa: ARG002  the protocol's
-        """Refuse."""
-        raise self._read_only("set")
-
-    def erase_values(self, keys: Iterable[str]) -> None:  # noqa: ARG002  the protocol's
-        """Refuse."""
-        raise self._read_only("erase")
-
-    def erase_prefix(self, prefix: str) -> None:  # noqa: ARG002  the protocol's
-        """Refuse."""
-        raise self._read_only("erase")
-
-    def list_prefix(self, prefix: str) -> Sequence[str]:  # noqa: ARG002  the protocol's
-        """Refuse: such a store cannot tell keys from directories."""
-        raise self._read_only("list")
-
-    def list_dir(
-        self,
-        prefix: str,  # noqa: ARG002  the protocol's
-    ) -> tuple[Sequence[str], Sequence[str]]:
-        """Refuse: such a store cannot tell keys from directories."""
-        raise self._read_only("list")
-
-    def _read_only(self, operation: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"this store cannot {operation}",
+    def _refuse(self, *_: Any) -> Any:
+        """Refuse: such a store is read, and cannot tell keys from directories."""
+        raise UnsupportedError(
+            "this store cannot be changed or listed as a key/value store",
             store_url=self._store.url,
             hint="pass the zarr Store or the mapping instead",
         )
 
+    set = erase_values = erase_prefix = list_prefix = list_dir = _refuse
 
-class ZarrKeyValueStore(ReadOnlyStore):
+
+class ZarrKeyValueStore:
     """Key/value store of a zarr `Store`."""
 
     def __init__(self, store: ZarrAbstractStore) -> None:
-        super().__init__(ZarrStore(store))
         self._zarr_store = store
+        self._store = ZarrStore(store)
+        self._writer = ZarrWriter(self._store)
+
+    def get_partial_values(
+        self, key_ranges: Sequence[KeyRange]
+    ) -> Sequence[bytes | None]:
+        """Bytes of each range, in one batch; None if there is no such key."""
+        return _partial_values(self._store, key_ranges)
 
     def set(self, key: str, value: bytes) -> None:
         """Store a value."""
-        from zarr.core.buffer import default_buffer_prototype
-        from zarr.core.sync import sync
-
-        refuse_unsafe_key(key, self._store.url)
-        buffer = default_buffer_prototype().buffer.from_bytes(value)
-        sync(self._zarr_store.set(key, buffer))
+        self._writer.put(key, [np.frombuffer(value, np.uint8)])
 
     def erase_values(self, keys: Iterable[str]) -> None:
         """Erase values; ignore keys that do not exist."""
-        from zarr.core.sync import sync
-
-        for key in keys:
-            refuse_unsafe_key(key, self._store.url)
-            sync(self._zarr_store.delete(key))
+        self._writer.delete([*keys])
 
     def erase_prefix(self, prefix: str) -> None:
         """Erase all values whose keys begin with `prefix`."""
@@ -222,20 +200,16 @@ class ZarrKeyValueStore(ReadOnlyStore):
 
     def list_prefix(self, prefix: str) -> Sequence[str]:
         """Sorted keys that begin with `prefix`."""
-        from zarr.core.sync import sync
-
         # Some zarr stores treat a prefix as a directory.
         above = self._directory_of(prefix)
 
         async def found() -> list[str]:
             return [key async for key in self._zarr_store.list_prefix(above)]
 
-        return sorted(key for key in sync(found()) if key.startswith(prefix))
+        return sorted(key for key in run(found()) if key.startswith(prefix))
 
     def list_dir(self, prefix: str) -> tuple[Sequence[str], Sequence[str]]:
         """Sorted keys, and prefixes that end in a slash, directly below `prefix`."""
-        from zarr.core.sync import sync
-
         store, below = self._zarr_store, directory(prefix)
         place = self._directory_of(below)
 
@@ -244,7 +218,7 @@ class ZarrKeyValueStore(ReadOnlyStore):
             keys = [f"{below}{name.strip('/')}" for name in names]
             return [(key, await store.exists(key)) for key in keys]
 
-        names = sync(found())
+        names = run(found())
         keys = sorted(name for name, is_key in names if is_key)
         return keys, sorted(f"{name}/" for name, is_key in names if not is_key)
 
@@ -254,6 +228,16 @@ class ZarrKeyValueStore(ReadOnlyStore):
         if slash:
             refuse_unsafe_key(above, self._store.url)
         return above
+
+
+def _partial_values(
+    store: Store, key_ranges: Sequence[KeyRange]
+) -> Sequence[bytes | None]:
+    answers = store.read([_request(*key_range) for key_range in key_ranges])
+    return [
+        None if answer is None else _answered(answer.data.tobytes(), span)
+        for answer, (_, span) in zip(answers, key_ranges, strict=True)
+    ]
 
 
 def _request(key: str, span: tuple[int, int | None]) -> ByteRequest:
