@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -116,30 +116,28 @@ def _read_in_batches(
 ) -> Iterator[tuple[str, bytes]]:
     """Documents that exist; unusually long ones are cut off."""
     for first in range(0, len(keys), _BATCH):
-        batch = keys[first : first + _BATCH]
+        requests = [
+            ByteRequest(key, max_nbytes=_USUAL_NBYTES + 1)
+            for key in keys[first : first + _BATCH]
+        ]
         try:
-            answers = _starts_of(store, batch)
+            answers = store.read(requests)
         except StoreError:
             if store.costs.prefers_whole_objects:
                 raise
-            answers = [_start_alone(store, key, broken) for key in batch]
-        for key, answer in zip(batch, answers, strict=True):
+            answers = [_read_alone(store, request, broken) for request in requests]
+        for request, answer in zip(requests, answers, strict=True):
             if answer is not None:
-                yield key, answer.data.tobytes()
+                yield request.key, answer.data.tobytes()
 
 
-def _starts_of(store: Store, keys: Iterable[str]) -> Sequence[Fetched | None]:
-    limit = _USUAL_NBYTES + 1
-    return store.read([ByteRequest(key, max_nbytes=limit) for key in keys])
-
-
-def _start_alone(
-    store: Store, key: str, broken: dict[str, GpushardError]
+def _read_alone(
+    store: Store, request: ByteRequest, broken: dict[str, GpushardError]
 ) -> Fetched | None:
     try:
-        return _starts_of(store, [key])[0]
+        return store.read([request])[0]
     except StoreError as error:
-        broken[key] = error
+        broken[request.key] = error
         return None
 
 
