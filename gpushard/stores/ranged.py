@@ -63,6 +63,13 @@ class RangedStore:
 
     If `forbidden_is_missing`, the status 403 means that there is no such object. The
     memory limit of the options also limits whole objects from servers without ranges.
+
+    Attributes
+    ----------
+    url
+        Address of the root, without credentials.
+    costs
+        Costs of the store: a request costs a round trip.
     """
 
     def __init__(
@@ -77,8 +84,8 @@ class RangedStore:
     ) -> None:
         self.is_read_only = False  # set later by `resolve.adapt`
         self._client = client
-        self._url = without_credentials(url)
-        self._costs = costs
+        self.url = without_credentials(url)
+        self.costs = costs
         self._patience = patience
         self._options = options
         self._forbidden_is_missing = forbidden_is_missing
@@ -87,17 +94,7 @@ class RangedStore:
         self._wholes = Wholes(options)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._url!r})"
-
-    @property
-    def url(self) -> str:
-        """Address of the root, without credentials."""
-        return self._url
-
-    @property
-    def costs(self) -> FetchCosts:
-        """Costs of the store: a request costs a round trip."""
-        return self._costs
+        return f"{type(self).__name__}({self.url!r})"
 
     def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
         """Answer each request, in order; None for an object that does not exist."""
@@ -105,7 +102,7 @@ class RangedStore:
         if self._ignores_ranges:
             return self._read_from_wholes(requests, group)
         read = partial(self._read_one, group=group)
-        return run_side_by_side(read, requests, self._costs.concurrency)
+        return run_side_by_side(read, requests, self.costs.concurrency)
 
     def current_version(
         self,
@@ -117,7 +114,7 @@ class RangedStore:
     def get(self, key: str) -> bytes | None:
         """Bytes of a whole object; None if there is no object."""
         fetched = self._read_one(document_request(key), Together())
-        return document_bytes(fetched, key, self._url)
+        return document_bytes(fetched, key, self.url)
 
     def list_children(
         self,
@@ -138,8 +135,8 @@ class RangedStore:
             self._head(request)
         except RefusalError as refusal:
             if refusal.status == _MISSING:
-                raise changed(self._url, request, "no object") from refusal
-            raise refusal.told(self._url, request.key) from refusal
+                raise changed(self.url, request, "no object") from refusal
+            raise refusal.told(self.url, request.key) from refusal
 
     def _read_one(self, request: ByteRequest, group: Together) -> Fetched | None:
         """Answer one request; repeat it while the server is busy."""
@@ -147,7 +144,7 @@ class RangedStore:
 
     def _answer(self, request: ByteRequest, group: Together) -> Fetched | None:
         """Answer one request, in another way if the server refuses the first way."""
-        refuse_unsafe_key(request.key, self._url)
+        refuse_unsafe_key(request.key, self.url)
         try:
             if request.start < 0:
                 return self._read_suffix(request, group)
@@ -162,9 +159,9 @@ class RangedStore:
         """None for a missing object; raise if it existed before, or for a failure."""
         if refusal.status == _MISSING:
             if request.version is not None:
-                raise changed(self._url, request, "no object") from refusal
+                raise changed(self.url, request, "no object") from refusal
         elif not (self._forbidden_is_missing and refusal.status == _FORBIDDEN):
-            raise refusal.told(self._url, request.key) from refusal
+            raise refusal.told(self.url, request.key) from refusal
 
     def _read_range(self, request: ByteRequest, group: Together) -> Fetched | None:
         """Bytes of an absolute range, cut at the end of the object."""
@@ -200,7 +197,7 @@ class RangedStore:
         absolute = ByteRequest(request.key, start, nbytes, version, request.into)
         found = self._request(absolute, (start, nbytes), group)
         if found is not None and found.object_nbytes != nbytes:
-            raise two_sizes(self._url, request.key, nbytes, found.object_nbytes)
+            raise two_sizes(self.url, request.key, nbytes, found.object_nbytes)
         return found
 
     def _request(
@@ -229,7 +226,7 @@ class RangedStore:
             # Without a condition of ours, it was that of a proxy or a server.
             if wanted is None or refusal.status != _NOT_MATCHED:
                 raise
-            raise changed(self._url, request, "another version") from refusal
+            raise changed(self.url, request, "another version") from refusal
 
     def _checked(self, request: ByteRequest, answer: Answer, about: About) -> Fetched:
         """Bytes of an answer, which must be those that were asked for."""
@@ -237,7 +234,7 @@ class RangedStore:
         asked_nbytes = expected[1] - expected[0]
         data = answer.body(asked_nbytes, request.into)
         if answer.span != expected or len(data) != asked_nbytes:
-            raise other_bytes(self._url, request.key, expected, answer.span, len(data))
+            raise other_bytes(self.url, request.key, expected, answer.span, len(data))
         return Fetched(data, about.nbytes, version_of(about))
 
     def _head(self, request: ByteRequest) -> About:
@@ -257,14 +254,14 @@ class RangedStore:
         def ask(some: Sequence[ByteRequest]) -> list[Fetched | None]:
             return self._patience.ask(lambda _: self._cut_whole(some, group), some[0])
 
-        return read_together(requests, ask, self._costs.concurrency)
+        return read_together(requests, ask, self.costs.concurrency)
 
     def _cut_whole(
         self, some: Sequence[ByteRequest], group: Together
     ) -> list[Fetched | None]:
         """Answers to requests for one object, from a server without ranges."""
         request = some[0]
-        refuse_unsafe_key(request.key, self._url)
+        refuse_unsafe_key(request.key, self.url)
         try:
             with self._client.get(request.key, None, None) as answer:
                 return self._cut(answer, some, group)
@@ -317,9 +314,9 @@ class RangedStore:
         """
         most = self._wholes.most_nbytes
         self._ignores_ranges &= nbytes <= most
-        refuse_large(self._url, key, nbytes, most)
+        refuse_large(self.url, key, nbytes, most)
 
     def _check_version(self, request: ByteRequest, about: About) -> None:
         """Refuse another version, because some servers ignore If-Match."""
         if request.version is not None and is_other(request.version, about):
-            raise changed(self._url, request, str(version_of(about)))
+            raise changed(self.url, request, str(version_of(about)))

@@ -81,7 +81,7 @@ class RemoteStore(RangedStore):
     def __reduce__(self) -> tuple[Callable[..., RemoteStore], Any, Any]:
         make = partial(RemoteStore, forbidden_is_missing=self._forbidden_is_missing)
         state = {"is_read_only": self.is_read_only}
-        return make, (self.object_store, self._url, self._options), state
+        return make, (self.object_store, self.url, self._options), state
 
     @property
     def takes_tags(self) -> bool:
@@ -92,7 +92,7 @@ class RemoteStore(RangedStore):
 
     def list_children(self, prefix: str) -> list[str]:
         """Sorted names directly below `prefix`."""
-        return children_of(self.object_store, self._url, prefix)
+        return children_of(self.object_store, self.url, prefix)
 
 
 class _Obstore:

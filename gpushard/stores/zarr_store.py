@@ -74,6 +74,9 @@ class ZarrStore:
     ----------
     zarr_store
         The zarr store.
+    costs
+        As passed, or those of a network, unless the store is known to be in this
+        process.
     """
 
     def __init__(
@@ -88,16 +91,16 @@ class ZarrStore:
         self.zarr_store = store
         self._loop = loop
         self._prototype = prototype or default_buffer_prototype()
-        self._costs = costs or _costs_of(store)
+        self.costs = costs or _costs_of(store)
         self._gives_ranges = gives_ranges(store)
         self._asks_sizes = refuses_beyond(store)
         self._answering = answering(store)
-        self._divides = self._costs.answers_in_threads and not self._costs.reads_on
+        self._divides = self.costs.answers_in_threads and not self.costs.reads_on
         self._divides &= tells_sizes(self._answering)
         self._answered: set[type] = set()  # kinds of ranges beyond an object's end
 
     def __reduce__(self) -> tuple[Callable[..., ZarrStore], tuple[object, ...]]:
-        return ZarrStore, (self.zarr_store, None, None, self._costs)
+        return ZarrStore, (self.zarr_store, None, None, self.costs)
 
     def __repr__(self) -> str:
         return f"ZarrStore({self.zarr_store!r})"
@@ -107,11 +110,6 @@ class ZarrStore:
         """Name that the zarr store gives itself, such as ``memory://...``."""
         # Icechunk's has several lines.
         return without_credentials(" ".join(str(self.zarr_store).split()))
-
-    @property
-    def costs(self) -> FetchCosts:
-        """Costs of a network, unless the store is known to be in this process."""
-        return self._costs
 
     @property
     def is_read_only(self) -> bool:
@@ -170,7 +168,7 @@ class ZarrStore:
         await self._ensure_open()
         if len(requests) == 1:  # nothing to run in parallel
             return [*await self._call(requests, n_calls=1)]
-        slots = asyncio.Semaphore(self._costs.concurrency)
+        slots = asyncio.Semaphore(self.costs.concurrency)
         calls = self._calls(requests)
 
         async def call(positions: Sequence[int]) -> Sequence[Fetched | None]:
@@ -248,7 +246,7 @@ class ZarrStore:
         self, requests: Sequence[ByteRequest], n_calls: int
     ) -> dict[int, NDArray[np.uint8] | None]:
         """Bytes that the store returns for ranges of one object, by position."""
-        costs = self._costs
+        costs = self.costs
         given = self.zarr_store.get_ranges(
             requests[0].key,
             [byte_range_of(request) for request in requests],
@@ -273,7 +271,7 @@ class ZarrStore:
         """
         if request.is_indexed or request.stop == 1:
             return False
-        return self._costs.reads_on and request.start == 0
+        return self.costs.reads_on and request.start == 0
 
     def _is_divided(self, request: ByteRequest) -> bool:
         """Whether a request is fetched in pieces, if its answer is large."""

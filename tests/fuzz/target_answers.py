@@ -242,7 +242,7 @@ def reader(*, is_s3: bool) -> RangedStore:
         store: RangedStore = RemoteStore(_object_store(), f"s3://{BUCKET}")
     else:
         store = open_url(server().url, _settings())
-    store._costs = replace(store.costs, concurrency=1)
+    store.costs = replace(store.costs, concurrency=1)
     return store
 
 

@@ -64,4 +64,4 @@ class HttpStore(RangedStore):
     def __reduce__(self) -> tuple[Callable[..., HttpStore], Any, Any]:
         make = partial(HttpStore, forbidden_is_missing=self._forbidden_is_missing)
         state = {"is_read_only": self.is_read_only}
-        return make, (self._url, self.settings, self._options), state
+        return make, (self.url, self.settings, self._options), state
