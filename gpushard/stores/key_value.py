@@ -161,7 +161,7 @@ class ReadOnlyStore:
         """Bytes of each range, in one batch; None if there is no such key."""
         return _partial_values(self._store, key_ranges)
 
-    def _refuse(self, *_: Any) -> Any:
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         """Refuse: such a store is read, and cannot tell keys from directories."""
         raise UnsupportedError(
             "this store cannot be changed or listed as a key/value store",
