@@ -90,7 +90,7 @@ class Finding:
     @property
     def is_damage(self) -> bool:
         """Whether elements are lost."""
-        return self.kind not in UNVERIFIED and self.kind not in REMARKS
+        return self.severity == "damage"
 
     @property
     def severity(self) -> Literal["damage", "unverified", "remark"]:

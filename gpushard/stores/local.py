@@ -225,13 +225,7 @@ class LocalStore:
     def _current(self, key: str, handle: Handle | None) -> Handle | None:
         """Handle of the file that is at `key` now; None if there is no file."""
         if handle is not None:
-            try:
-                found = version_of(os.stat(self._directory.prefix + key))
-            except (FileNotFoundError, NotADirectoryError):
-                found = None
-            except OSError as error:
-                raise self._directory.failure(key, error) from error
-            if found == handle.version:
+            if self.current_version(key)[1] == handle.version:
                 return handle
             self._handles.drop(handle)
         return self._open(key)

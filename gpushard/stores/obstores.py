@@ -49,7 +49,12 @@ _CHECK_CREDENTIALS = (
     "public data"
 )
 
-_CLASS_SCHEMES = {"S3Store": "s3", "GCSStore": "gs", "AzureStore": "az"}
+# Scheme of a store's address, and the setting whose value follows it.
+_ADDRESSES = {
+    "S3Store": ("s3", "bucket"),
+    "GCSStore": ("gs", "bucket"),
+    "AzureStore": ("az", "container_name"),
+}
 
 # Larger bodies come in pieces. obstore joins the pieces that it returns and so holds
 # their bytes twice, for each request in flight.
@@ -124,9 +129,9 @@ def url_of(store: Any) -> str:
         return str(url)
     config: Mapping[str, Any] = getattr(store, "config", None) or {}
     prefix = getattr(store, "prefix", None) or ""
-    for scheme, name in (("s3", "bucket"), ("gs", "bucket"), ("az", "container_name")):
-        if name in config and _CLASS_SCHEMES.get(type(store).__name__) == scheme:
-            return f"{scheme}://{config[name]}/{prefix}".rstrip("/")
+    scheme, name = _ADDRESSES.get(type(store).__name__, ("", ""))
+    if name in config:
+        return f"{scheme}://{config[name]}/{prefix}".rstrip("/")
     return f"obstore:{type(store).__name__}/{prefix}".rstrip("/")
 
 
