@@ -26,6 +26,8 @@ from gpushard.stores.local import LocalStore
 _MOST_CHUNK_NBYTES = 2**62
 # Inner chunks of at least this decoded size are decoded in part if the codecs can.
 _DIVISIBLE_NBYTES = 256 * KIB
+# Workers of a read over a network mostly wait, so they may outnumber the CPUs.
+_REMOTE_WORKERS = 8
 # A string takes an object and a pointer to it, in addition to its text.
 _STRING_NBYTES = 64
 
@@ -356,6 +358,12 @@ class Source:
             keeps_fetched=self.store.costs.answers_in_own_memory,
             keeps_in_threads=self.store.costs.answers_in_threads,
         )
+
+    @property
+    def most_workers(self) -> int:
+        """Tasks that may run in parallel."""
+        far = _REMOTE_WORKERS if self.store.costs.prefers_whole_objects else 0
+        return min(max(self.options.threads, far), self.room.most_workers)
 
     @cached_property
     def has_large_indexes(self) -> bool:

@@ -23,7 +23,6 @@ from gpushard.converting import conversion, copying
 from gpushard.devices.budget import N_LANES
 from gpushard.devices.compressing import BatchCompressor
 from gpushard.devices.payload import direct
-from gpushard.inspection.room import n_workers
 from gpushard.inspection.verify import verify_array
 from gpushard.options import GIB, KIB, MIB, WriteOptions
 from gpushard.rolling import RollingArray
@@ -139,7 +138,7 @@ def test_a_verification_takes_the_threads_that_are_asked_for_and_have_room(
     shards = sharding((128 * KIB,), codecs=[LITTLE, ZSTD])
     put(tmp_path, document((MIB,), (MIB,), shards))
     a, _ = opened(tmp_path, threads=threads, memory_limit=limit)
-    assert n_workers(a.source) == n
+    assert a.source.most_workers == n
 
 
 class Clock:

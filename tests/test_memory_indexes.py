@@ -17,7 +17,6 @@ from damaged_arrays import WAYS, on_host, opened
 from gpushard.errors import LimitError
 from gpushard.fetching import index_room
 from gpushard.inspection import room
-from gpushard.inspection.room import n_workers
 from gpushard.inspection.verify import verify_array
 from gpushard.options import KIB, MIB
 from gpushard.reading import read
@@ -212,7 +211,7 @@ def test_what_indexes_take_is_left_to_fewer_tasks_and_less_payload(tmp_path):
     nbytes = 96 << 16
     tight, wide = source.limited(8 * nbytes), source.limited(10**12)
     assert room.workers(tight) == 1
-    assert room.workers(wide) == n_workers(wide) > 1
+    assert room.workers(wide) == wide.most_workers > 1
     assert room.beside_indexes(tight).options.memory_limit < tight.options.memory_limit
 
 

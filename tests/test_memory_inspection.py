@@ -14,7 +14,7 @@ from asked_store import BY_PRICE, IN_REQUESTS, put
 from asked_store import opened as asked
 from gpushard import LimitError, Options
 from gpushard.cli.mapping import open_map
-from gpushard.inspection import contents, payload, room, verify
+from gpushard.inspection import contents, room, verify
 from gpushard.inspection.census import census
 from gpushard.inspection.shard_map import first_stored
 from gpushard.inspection.verify import verify_array
@@ -173,7 +173,7 @@ def test_objects_of_no_told_size_are_held_by_fewer_threads(tmp_path, monkeypatch
     four: dict[str, Any] = {"threads": 4, "memory_limit": 3 * MIB}
     untold = source_of(held({"zarr.json": dumped(meta)}), **four)
     told = source_of(put(tmp_path, meta), **four)
-    assert payload.n_workers(told) == room.workers(told) == 4
+    assert told.most_workers == room.workers(told) == 4
     assert room.workers(untold) == 2
     assert room.workers(untold.limited(64 * MIB)) == 4
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 # A share is at least this large: a smaller one is read before a thread has started.
 SMALLEST_SHARE_NBYTES = 256 * KIB
-# Workers of a read over a network mostly wait, so they may outnumber the CPUs.
-_REMOTE_WORKERS = 8
 
 
 Answer = tuple[int, Any]
@@ -147,10 +145,7 @@ class Job:
         source, n_chunks = self.source, self.plan.n_chunks
         if n_chunks <= 1 or n_chunks * source.chunk_nbytes < SMALLEST_SHARE_NBYTES:
             return 1
-        n_workers = source.options.threads
-        if source.store.costs.prefers_whole_objects:
-            n_workers = max(n_workers, _REMOTE_WORKERS)
-        return min(n_workers, source.room.most_workers)
+        return source.most_workers
 
     def batch_nbytes(self, wanted_nbytes: int, n_workers: int) -> int:
         """Bytes to fetch as one task if `n_workers` share `wanted_nbytes`."""

@@ -15,7 +15,6 @@ from gpushard.fetching.fetch import fetch_payload
 from gpushard.inspection.columns import StoredChunks, is_inside
 from gpushard.inspection.contents import Contents
 from gpushard.inspection.findings import Check, Finding
-from gpushard.inspection.room import n_workers
 from gpushard.planning.coalesce import Requests, coalesce
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
@@ -223,7 +222,9 @@ class _Batch:
         """Tasks of some requests each; there must be at least one row."""
         source, chunks = self.contents.source, self.chunks
         costs, room = source.store.costs, source.room
-        most = min(source.options.memory_limit // (2 * n_workers(source)), _TASK_NBYTES)
+        most = min(
+            source.options.memory_limit // (2 * source.most_workers), _TASK_NBYTES
+        )
         largest = min(most, costs.max_request_nbytes, room.most_request_nbytes)
         requests = coalesce(
             np.zeros(len(self.rows), np.int64),

@@ -101,19 +101,11 @@ def most_fetched(source: Source) -> int:
     return nbytes // 2 if is_far and not source.options.is_left_open else nbytes
 
 
-def n_workers(source: Source) -> int:
-    """Tasks that run in parallel; requests over a network keep a worker waiting."""
-    most = source.room.most_workers
-    if source.store.costs.prefers_whole_objects:
-        return min(max(source.options.threads, 8), most)
-    return min(source.options.threads, most)
-
-
 def workers(source: Source) -> int:
-    """As `n_workers`, if each task may belong to another object and hold its index."""
+    """Tasks in parallel, if each may belong to another object and hold its index."""
     nbytes = outer_entries(source) * entry_nbytes(source)
     n = source.options.memory_limit // max(1, 8 * nbytes)
     if is_held(source) and not is_read_whole(source):
         each = _HELD_COPIES * source.largest_chunk_nbytes + source.work_nbytes
         n = min(n, source.options.bound_nbytes // max(1, each))
-    return max(1, min(n_workers(source), n))
+    return max(1, min(source.most_workers, n))
