@@ -21,6 +21,10 @@ LEAST_MEMORY_NBYTES = 64 * MIB
 # that the process may use, so that eight reads can do so at a time.
 _ALONE_SHARE = 8
 
+# Memory of an array for decoded inner chunks, where nobody has set it: one for each of
+# the inner chunks of 1 MiB that a line through a large array touches.
+_SHARED_CACHE_NBYTES = 16 * MIB
+
 # Metadata documents above this size are refused unread. Consolidated metadata of 35,000
 # arrays have this size.
 MAX_DOCUMENT_NBYTES = 64 * MIB
@@ -29,6 +33,7 @@ MAX_DOCUMENT_NBYTES = 64 * MIB
 MAX_PARSED_NBYTES = 256 * MIB
 
 _LARGEST = 2**62
+_LEFT_OPEN = frozenset(("memory_limit", "chunk_cache_nbytes"))
 _FRACTIONS = frozenset(("whole_object_fraction", "patience_s"))
 _BOUNDS: dict[str, tuple[float, float]] = {
     "threads": (1, 1024),
@@ -158,8 +163,10 @@ class Options:
         Memory for shard indexes kept between reads, per array.
     chunk_cache_nbytes
         Memory for decoded inner chunks kept between reads into host memory, per array.
-        It comes on top of `memory_limit`, so 0, the default, keeps none. It pays where
-        reads share inner chunks: docs/arrays.md says which.
+        It comes on top of `memory_limit`, so 0 keeps none. None, the default, keeps up
+        to 16 MiB of inner chunks of at least 64 KiB that reads come back to, and up to
+        64 MiB for all such arrays of a process, unless `memory_limit` is set. A number
+        pays where reads share more: docs/arrays.md says where.
     compile_nbytes
         Decoded bytes that a process reads, in all its reads together, before loops are
         compiled for reads (numba), once per machine. A process that has read so much is
@@ -215,7 +222,7 @@ class Options:
     whole_object_max_nbytes: int = 64 * MIB
     file_handles: int = 128
     index_cache_nbytes: int = 256 * MIB
-    chunk_cache_nbytes: int = 0
+    chunk_cache_nbytes: int | None = None
     compile_nbytes: int = 64 * MIB
     placement: str = "cost"
     pinned_slots: int = 4
@@ -231,7 +238,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
-            if name == "memory_limit" and value is None:
+            if name in _LEFT_OPEN and value is None:
                 continue
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             is_whole = name in _FRACTIONS or isinstance(value, int)
@@ -267,6 +274,8 @@ class Options:
             return self
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         limit = given.pop("memory_limit")
+        if given["chunk_cache_nbytes"] is None:
+            given |= _cache_beside(limit)
         if limit is not None:
             return ReadOptions(**given, **_held_to(limit))
         share = (usable_memory_nbytes() or 0) // _ALONE_SHARE
@@ -277,6 +286,13 @@ class Options:
             alone_nbytes=max(DEFAULT_MEMORY_LIMIT, share),
             is_left_open=True,
         )
+
+
+def _cache_beside(memory_limit: int | None) -> dict[str, Any]:
+    """The fields of `ReadOptions` for a cache that is left open."""
+    is_shared = memory_limit is None
+    nbytes = _SHARED_CACHE_NBYTES if is_shared else 0
+    return {"chunk_cache_nbytes": nbytes, "shares_chunk_cache": is_shared}
 
 
 def _held_to(memory_limit: int) -> dict[str, Any]:
@@ -303,6 +319,10 @@ class ReadOptions(Options):
     alone_nbytes
         The same for a single inner chunk that needs more; nothing else is then held
         beside it.
+    chunk_cache_nbytes
+        Memory for decoded inner chunks that are kept.
+    shares_chunk_cache
+        Whether that was left open, so that other arrays share the memory.
     is_left_open
         Whether no memory limit is set.
     held_nbytes
@@ -313,12 +333,18 @@ class ReadOptions(Options):
     bound_nbytes: int
     alone_nbytes: int
     is_left_open: bool
+    chunk_cache_nbytes: int = 0
+    shares_chunk_cache: bool = False
     held_nbytes: int = 0
 
     def but(self, **changes: Any) -> ReadOptions:
         """Copy with the changes that are not None; a memory limit bounds the whole."""
         given = {k: v for k, v in changes.items() if v is not None}
         limit = given.get("memory_limit")
+        if "chunk_cache_nbytes" in given:
+            given["shares_chunk_cache"] = False
+        elif limit is not None and self.shares_chunk_cache:
+            given |= _cache_beside(limit)
         changed = replace(self, **given)
         return changed if limit is None else replace(changed, **_held_to(limit))
 

@@ -15,6 +15,7 @@ from gpushard.errors import CorruptShardError, UnsupportedError
 from gpushard.layout import INDEX_ELEMENTS, ArrayLayout
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.chunk_room import ChunkRoom, decode_in_turn
+from gpushard.memory.chunk_share import SHARE
 from gpushard.memory.known import IndexCache
 from gpushard.options import KIB, Options, ReadOptions
 from gpushard.pipeline import HostPipeline, NoRoomError
@@ -28,6 +29,9 @@ _MOST_CHUNK_NBYTES = 2**62
 _DIVISIBLE_NBYTES = 256 * KIB
 # Workers of a read over a network mostly wait, so they may outnumber the CPUs.
 _REMOTE_WORKERS = 8
+# Where nobody asked for a cache, inner chunks of at least this decoded size are kept:
+# smaller ones are decoded in about the time that a cache takes.
+_LEAST_KEPT_NBYTES = 64 * KIB
 # A string takes an object and a pointer to it, in addition to its text.
 _STRING_NBYTES = 64
 
@@ -229,9 +233,11 @@ class Source:
         whether an object was replaced, its bytes have to be read anyway. Keys of the
         cache are places in the index of a shard, so a shard must have exactly one.
         """
-        layout = self.layout
+        layout, options = self.layout, self.options
+        nbytes, is_shared = options.chunk_cache_nbytes, options.shares_chunk_cache
         if (
-            not self.options.chunk_cache_nbytes
+            not nbytes
+            or (is_shared and not _LEAST_KEPT_NBYTES <= self.chunk_nbytes <= nbytes)
             or len(layout.levels) != 1
             or layout.object_codecs
             or self.chunk_shape is None
@@ -240,13 +246,16 @@ class Source:
             or not isinstance(self.store, LocalStore)
         ):
             return None
-        return ChunkCache(self.options.chunk_cache_nbytes, self.chunk_nbytes)
+        share = SHARE if is_shared else None
+        return ChunkCache(nbytes, self.chunk_nbytes, share)
 
     def limited(self, memory_limit: int | None) -> Source:
         """The same array with another memory limit for its reads."""
         if memory_limit is None:
             return self
-        return replace(self, options=self.options.but(memory_limit=memory_limit))
+        options = self.options.but(memory_limit=memory_limit)
+        chunks = self.chunks if options.chunk_cache_nbytes else None
+        return replace(self, options=options, chunks=chunks)
 
     def narrowed(self, memory_limit: int, held_nbytes: int = 0) -> Source:
         """The same array under `memory_limit`, for reads beside `held_nbytes` held."""

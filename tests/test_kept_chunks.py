@@ -194,7 +194,7 @@ def test_uncompressed_inner_chunks_are_not_kept(tmp_path, options):
     assert a.source.chunks is None
 
 
-def test_nothing_is_kept_unless_it_is_asked_for(tmp_path):
+def test_small_inner_chunks_are_not_kept_unless_it_is_asked_for(tmp_path):
     written(tmp_path)
     assert gpushard.open_array(tmp_path).source.chunks is None
 

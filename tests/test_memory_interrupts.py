@@ -14,7 +14,8 @@ import pytest
 
 from gpushard.loader.memory import Memory
 from gpushard.memory import chunk_cache
-from gpushard.memory.chunk_cache import ChunkCache, Hold
+from gpushard.memory.chunk_cache import ChunkCache
+from gpushard.memory.chunk_slots import Hold, Slots
 from gpushard.memory.lent import Lender
 from gpushard.options import KIB, MIB
 
@@ -25,24 +26,25 @@ NBYTES = 64
 N = 4
 
 
-def interrupted(work: Callable[[], Any], owner: type) -> Iterator[None]:
-    """Do `work` over and over, cut off at each line of the module of `owner`."""
-    path = sys.modules[owner.__module__].__file__
+def interrupted(work: Callable[[], Any], *owners: type) -> Iterator[None]:
+    """Do `work` over and over, cut off at each line of the modules of `owners`."""
+    paths = {sys.modules[owner.__module__].__file__ for owner in owners}
     gc.freeze()  # the collector then looks at what the work makes, not at all modules
     try:
-        yield from _cut_off(work, path)
+        yield from _cut_off(work, paths)
     finally:
         gc.unfreeze()
 
 
-def _cut_off(work: Callable[[], Any], path: str | None) -> Iterator[None]:
-    """One round for each line of the module at `path`, until the work gets done."""
+def _cut_off(work: Callable[[], Any], paths: set[str | None]) -> Iterator[None]:
+    """One round for each line of the modules at `paths`, until the work gets done."""
     for n_lines in count(1):
         left = n_lines
 
         def trace(frame: Any, event: str, _: Any) -> Any:
             nonlocal left
-            if frame.f_code.co_filename != path or frame.f_code.co_name == "__del__":
+            code = frame.f_code
+            if code.co_filename not in paths or code.co_name == "__del__":
                 return None
             left -= event == "line"
             if not left:
@@ -117,7 +119,7 @@ def test_inner_chunks_that_others_read_stay_after_any_interrupt_of_a_search(
         return cache.find(keys)
 
     hold = read()
-    for _ in interrupted(lambda: cache.find(keys), ChunkCache):
+    for _ in interrupted(lambda: cache.find(keys), ChunkCache, Slots):
         keep(cache, [10, 11, 12, 13])
         assert_whole(hold, keys)
         hold = read()
@@ -127,7 +129,7 @@ def test_what_is_found_is_what_its_key_says_after_any_interrupt_of_keeping(
     unlocked: None,
 ):
     cache = ChunkCache(4 * NBYTES, NBYTES)
-    for _ in interrupted(lambda: keep(cache, [1, 2, 3]), ChunkCache):
+    for _ in interrupted(lambda: keep(cache, [1, 2, 3]), ChunkCache, Slots):
         keep(cache, [5, 6])  # takes room that the interrupted one let go
         assert_whole(cache.find([1, 2, 3, 5, 6]), [1, 2, 3, 5, 6])
         cache.clear()

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.memory.chunk_cache import ChunkCache, Hold
+from gpushard.memory.chunk_cache import ChunkCache
+from gpushard.memory.chunk_slots import Hold
 from gpushard.planning.blocks import ShardBlock
 from gpushard.planning.coalesce import Requests
 from gpushard.selecting.selection import Ints

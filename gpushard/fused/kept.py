@@ -14,18 +14,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.fused.columns import (
+    CELL,
+    CHUNK_STRIDE,
     ENTRY,
     FILE,
     FILLED,
     HIGH,
     KEEP,
     LOW,
+    N_ELEMENTS,
     NBYTES,
     SOURCE,
+    STEP,
 )
-from gpushard.memory.chunk_cache import ChunkCache, Hold
+from gpushard.fused.laid import Mesh, Scattered
+from gpushard.memory.chunk_cache import ChunkCache
+from gpushard.memory.chunk_slots import Hold
 from gpushard.memory.known import KnownIndex
-from gpushard.placing.keeping import NO_KEY, fits, keys_of
+from gpushard.memory.misses import PART, WHOLE
+from gpushard.placing.keeping import NO_KEY, cache_for, first_key, fits, keys_of
+from gpushard.planning.index import PRESENT
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
@@ -77,6 +85,7 @@ def kept_boxes(
     known: Sequence[KnownIndex | None],
     ends: Ints,
     n_wanted: int,
+    weight: int | None = WHOLE,
 ) -> KeptBoxes | None:
     """Have planned boxes copied from kept inner chunks, and keep what others decode.
 
@@ -90,18 +99,67 @@ def kept_boxes(
         int64, shape (n_shards,). End of the boxes of each shard.
     n_wanted
         Number of inner chunks in the whole read.
+    weight
+        What the read spends on an inner chunk that is not kept; None: it goes without
+        the cache.
     """
-    if source.chunks is None:
+    cache = cache_for(source, n_wanted)
+    if cache is None or weight is None:
         return None
     n_boxes = np.array(ends)
     n_boxes[1:] -= ends[:-1]
     shard = np.arange(len(known)).repeat(n_boxes)
     keys = keys_of(source, known, shard, boxes[:, ENTRY])
-    return _mark_kept(source.chunks, boxes, keys, may_drop=fits(source, n_wanted))
+    may_drop = fits(source, n_wanted)
+    return _mark_kept(cache, boxes, keys, weight, may_drop=may_drop)
+
+
+def weight_beside_cache(
+    source: Source, wanted: Mesh | Scattered, known: Sequence[KnownIndex | None]
+) -> int | None:
+    """What a short read that uses the cache spends on each inner chunk it misses.
+
+    None if it goes without the cache, because nothing that it touches is kept or to be
+    kept; its misses are then noted.
+
+    Parameters
+    ----------
+    wanted
+        What it reads.
+    known
+        Indexes of the shards of `wanted`.
+    """
+    if isinstance(wanted, Scattered):
+        cache = cache_for(source, wanted.points.shape[1])
+        return None if cache is None else WHOLE
+    cache = cache_for(source, wanted.n_most)
+    if cache is None:
+        return None
+    weight = _weight_of(source, wanted)
+    if not cache.is_sparing:
+        return weight
+    keys: list[int] = []
+    for index, entries in zip(known, wanted.entries, strict=True):
+        first = first_key(source, index)
+        if first is not None and index is not None:
+            state = index.index.state
+            keys += [first + e for e in entries if state.item(e) == PRESENT]
+    return None if cache.passes(keys, weight) else weight
+
+
+def _weight_of(source: Source, wanted: Mesh) -> int:
+    """What a read spends on each of its inner chunks, from `misses`."""
+    if source.range_strides is None:
+        return WHOLE
+    extent = 0
+    for column in wanted.columns:
+        reach = min(column[N_ELEMENTS] * max(column[STEP], 1), column[CELL])
+        extent += (reach - 1) * column[CHUNK_STRIDE]
+    return PART if 4 * extent <= source.chunk_nbytes else WHOLE
 
 
 def _mark_kept(
-    cache: ChunkCache, boxes: Ints, keys: Ints, *, may_drop: bool
+    cache: ChunkCache, boxes: Ints, keys: Ints, weight: int, *, may_drop: bool
 ) -> KeptBoxes:
     """Do the work of `kept_boxes`; `keys`: int64, shape (n_boxes,)."""
     found = cache.find(keys)
@@ -116,6 +174,9 @@ def _mark_kept(
     if not may_drop and not cache.has_room:
         return KeptBoxes(cache, found)
     new = np.where(boxes[:, FILE] == FILLED, NO_KEY, keys)
-    claimed = cache.claim(new, may_drop=may_drop)
+    wanted = cache.wanted(new, weight)
+    if cache.is_sparing and max(wanted) < 0:
+        return KeptBoxes(cache, found)
+    claimed = cache.claim(wanted, may_drop=may_drop)
     boxes[:, KEEP] = claimed.addresses
     return KeptBoxes(cache, found, claimed)

@@ -25,6 +25,7 @@ from gpushard.fused.room import address_of
 from gpushard.fused.short import chain_of_files
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.known import KnownIndex
+from gpushard.memory.misses import PART, WHOLE
 from gpushard.options import KIB
 from gpushard.placing.keeping import first_key
 from gpushard.planning.index import PRESENT
@@ -103,6 +104,9 @@ class SingleReader:
         self._limit_nbytes = source.largest_chunk_nbytes
         self._is_plain = source.raw_strides is not None
         is_divided = chain.kind == BLOSC and chain.chunk_nbytes >= _MOST_BLOSC_NBYTES
+        # For more, decoding in part costs as much as decoding all, or is not possible.
+        is_divisible = source.range_strides is not None
+        self._most_in_part = chain.chunk_nbytes // 4 if is_divisible else 0
         self._most_wanted = chain.chunk_nbytes // (_LITTLE if is_divided else 1)
         grid = grid_of(layout, chain.strides)
         self._axes = [
@@ -134,11 +138,12 @@ class SingleReader:
         out = np.empty(cut.shape, self._dtype)
         target = address_of(out)
         first = first_key(source, known)
-        if source.chunks is None or first is None:
+        cache = source.chunks
+        if cache is None or first is None:
             is_read = self._read(cut, known, name, target)
         else:
             place = name, first + cut.entry, target
-            is_read = self._read_through(source.chunks, cut, known, place)
+            is_read = self._read_through(cache, cut, known, place)
         if not is_read:
             return None
         return out if cut.shape else out[()]
@@ -152,7 +157,8 @@ class SingleReader:
         if hold is not None:
             kept = hold.addresses.item(0), self._chunk_nbytes
             return self._place(cut, kept, (0, 0, FILLED), target)
-        if not cache.wants(number):
+        weight = PART if cut.extent <= self._most_in_part else WHOLE
+        if not cache.wants(number, weight):
             return self._read(cut, known, name, target)
         hold = cache.claim([number])
         is_read = self._read(cut, known, name, target, hold.addresses.item(0))

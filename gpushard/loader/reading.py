@@ -247,7 +247,9 @@ class Reader:
     def _keeps_chunks(self) -> bool:
         """Whether a load may leave inner chunks in memory that the next one needs."""
         members = (member for field in self.fields for member in field.members)
-        return any(member.source.chunks is not None for member in members)
+        caches = (member.source.chunks for member in members)
+        # A sparing cache rarely serves a load, which is not to wait for it.
+        return any(cache is not None and not cache.is_sparing for cache in caches)
 
     def _prepared(self, planned: Planned) -> Prepared:
         return prepare([stoppable(job, self.stop) for job in planned.jobs])

@@ -1,177 +1,31 @@
 """Decoded inner chunks that are kept between reads, under keys that are never reused.
 
-The memory for them is divided into slots of one size, which are made on first use and
-then reused. A slot that somebody reads from, or decodes into, is *held*: no other inner
-chunk gets it until all holders have let go.
+A cache that nobody asked for is *sparing*: it shares its memory with the caches of
+other arrays, and keeps only inner chunks that reads come back to.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from weakref import WeakSet
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gpushard.memory.chunk_share import ChunkShare
+from gpushard.memory.chunk_slots import LINE_NBYTES, Hold, Keys, Slots
+from gpushard.memory.misses import WHOLE, Misses
 from gpushard.selecting.selection import Ints
 
-# Slots begin on a cache line.
-_LINE_NBYTES = 64
-# Slots are made in segments of this size: little memory stays unused, and if the system
-# has no more, the segments that exist remain.
-_SEGMENT_NBYTES = 4 << 20
+# A read of more inner chunks spends little on each, and would fill much of the memory.
+_MOST_SOUGHT = 64
 # The deque of holders that let go is counted off when it is longer than this.
 _MOST_LEFT = 64
 # From this many keys on, a lookup uses sorted columns. If far more inner chunks are
 # kept, sorting them costs too much.
 _MANY_KEYS = 512
 _MOST_SORTED = 8
-
-
-# A list of integers, or int64 of shape (n,).
-Keys = Sequence[int] | Ints
-
-
-class _Room:
-    """Slots, and the number of holders of each.
-
-    Attributes
-    ----------
-    addresses
-        Address of each slot; the last is 0, for slot -1, which means none.
-    keys
-        Key of the inner chunk in each slot; None: it has none that can be found.
-    n_holders
-        Number of holders of each slot.
-    is_used
-        Whether each slot was found since the hand of `victims` last passed it.
-    free
-        Slots that have no inner chunk and no holders.
-    let_go
-        Slots of each holder that has let go, before `count_off` has counted them.
-    """
-
-    def __init__(self, slot_nbytes: int) -> None:
-        self._slot_nbytes = slot_nbytes
-        self._per_segment = max(1, _SEGMENT_NBYTES // slot_nbytes)
-        self._segments: list[NDArray[np.uint8]] = []
-        self._hand = 0
-        self.addresses = [0]
-        self.keys: list[int | None] = []
-        self.n_holders: list[int] = []
-        self.is_used: list[bool] = []
-        self.free: list[int] = []
-        self.let_go: deque[Sequence[int]] = deque()
-
-    def grow(self, n_most: int) -> bool:
-        """Add a segment of slots, up to `n_most` in all; False if there is no room.
-
-        Raises
-        ------
-        MemoryError
-            The host has no more memory.
-        """
-        n_slots = len(self.keys)
-        n = min(self._per_segment, n_most - n_slots)
-        if n <= 0:
-            return False
-        segment = np.empty(n * self._slot_nbytes + _LINE_NBYTES, np.uint8)
-        address = int(segment.__array_interface__["data"][0])
-        to_line = -address % _LINE_NBYTES
-        self._segments.append(segment[to_line:])
-        first = address + to_line
-        made = [first + k * self._slot_nbytes for k in range(n)]
-        self.addresses[-1:] = [*made, 0]
-        self.n_holders += [0] * n
-        self.is_used += [False] * n
-        self.keys += [None] * n
-        self.free += range(n_slots + n - 1, n_slots - 1, -1)
-        return True
-
-    def bytes_of(self, slot: int) -> NDArray[np.uint8]:
-        """Memory of a slot: uint8, shape (slot_nbytes,)."""
-        nth, k = divmod(slot, self._per_segment)
-        first = k * self._slot_nbytes
-        return self._segments[nth][first : first + self._slot_nbytes]
-
-    def count_off(self) -> None:
-        """Subtract holders that have let go; slots without a key become free."""
-        while self.let_go:
-            for slot in self.let_go.popleft():
-                self.n_holders[slot] -= 1
-                if not self.n_holders[slot] and self.keys[slot] is None:
-                    self.free.append(slot)
-
-    def victims(self, n: int) -> list[int]:
-        """Up to `n` slots whose inner chunks are to be dropped; held slots are not.
-
-        A hand goes round over the slots, and spares those that were used since it last
-        passed. The caller becomes the holder, and has taken all free slots before.
-        """
-        found: list[int] = []
-        n_holders, is_used = self.n_holders, self.is_used
-        n_slots, hand = len(n_holders), self._hand
-        once = range(hand, n_slots), range(hand)
-        for slot in chain(*once, *once) if n else ():  # the second round spares none
-            if n_holders[slot]:
-                continue
-            if is_used[slot]:
-                is_used[slot] = False
-                continue
-            n_holders[slot] = 1
-            found.append(slot)
-            if len(found) == n:
-                self._hand = (slot + 1) % n_slots
-                break
-        return found
-
-
-class Hold:
-    """Slots that keep their inner chunks until this object is dropped.
-
-    Attributes
-    ----------
-    keys
-        Keys under which the inner chunks are, or will be, found.
-    slots
-        Slot of each key; -1: none.
-    taken
-        The slots without the -1.
-    room
-        The room that has the slots.
-    """
-
-    # A hold that an interrupt kept from being made lets nothing go.
-    taken: Sequence[int] = ()
-
-    def __init__(
-        self, room: _Room, keys: Keys, slots: Keys, taken: Sequence[int]
-    ) -> None:
-        self.room = room
-        self.keys = keys
-        self.slots = slots
-        self.taken = taken
-
-    def __del__(self) -> None:
-        # No lock: garbage collection may run this in a thread that has the lock.
-        if self.taken:
-            self.room.let_go.append(self.taken)
-
-    @property
-    def addresses(self) -> Ints:
-        """Address of each slot: int64, shape (n,); 0: none."""
-        addresses = self.room.addresses
-        if isinstance(self.slots, np.ndarray):
-            return np.array(addresses, np.int64)[self.slots]
-        return np.array([addresses[slot] for slot in self.slots], np.int64)
-
-    def bytes_of(self, i: int) -> NDArray[np.uint8]:
-        """Memory of the i-th slot: uint8, valid as long as this object exists."""
-        return self.room.bytes_of(int(self.slots[i]))
 
 
 class ChunkCache:
@@ -185,6 +39,9 @@ class ChunkCache:
         Memory for all inner chunks. Their keys take some 300 bytes each in addition.
     chunk_nbytes
         Size of an inner chunk.
+    share
+        Bounds the memory together with that of other caches; the cache is then
+        sparing. None: the cache has its memory for itself.
 
     Attributes
     ----------
@@ -192,23 +49,44 @@ class ChunkCache:
         Number of inner chunks that there is room for.
     chunk_nbytes
         Size of an inner chunk.
+    is_sparing
+        Whether only inner chunks that reads come back to are kept.
     """
 
-    def __init__(self, limit_nbytes: int, chunk_nbytes: int) -> None:
+    def __init__(
+        self, limit_nbytes: int, chunk_nbytes: int, share: ChunkShare | None = None
+    ) -> None:
         self.chunk_nbytes = chunk_nbytes
-        self._slot_nbytes = -(-max(chunk_nbytes, 1) // _LINE_NBYTES) * _LINE_NBYTES
+        self._slot_nbytes = -(-max(chunk_nbytes, 1) // LINE_NBYTES) * LINE_NBYTES
         self.n_most = limit_nbytes // self._slot_nbytes
+        self._share = share
+        self.is_sparing = share is not None
         self.clear()
         _caches.add(self)
 
     def clear(self) -> None:
         """Drop all inner chunks; slots that are held stay valid for their holders."""
         self._lock = threading.Lock()
-        self._room = _Room(self._slot_nbytes)
+        self._room = Slots(self._slot_nbytes, is_shared=self.is_sparing)
         self._slot_of: dict[int, int] = {}
         self._sorted: tuple[Ints, Ints] | None = None
-        # The latest keys that were missed, and those before them.
-        self._missed: tuple[set[int], set[int]] = set(), set()
+        self._missed = Misses(self.n_most if self.is_sparing else self.n_most // 2)
+
+    def give_up_half(self) -> None:
+        """Drop half of the inner chunks and their memory, if nobody is using either.
+
+        This does not wait, because another thread that uses the cache may be waiting
+        for the caller's memory.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                n_left = self._room.n_without_later_half()
+                left = {k: slot for k, slot in self._slot_of.items() if slot < n_left}
+                # First: an interrupt must not leave keys of slots that are gone.
+                self._slot_of, self._sorted = left, None
+                self._room.shrink(n_left)
+            finally:
+                self._lock.release()
 
     def __len__(self) -> int:
         return len(self._slot_of)
@@ -216,7 +94,7 @@ class ChunkCache:
     @property
     def held_nbytes(self) -> int:
         """Memory of all slots, in use or free."""
-        return len(self._room.keys) * self._slot_nbytes
+        return self._room.nbytes
 
     @property
     def has_room(self) -> bool:
@@ -257,25 +135,51 @@ class ChunkCache:
         hold = self.find((key,))
         return hold if hold.taken else None
 
-    def wants(self, key: int) -> bool:
+    def serves(self, n_chunks: int) -> bool:
+        """Whether a read of `n_chunks` inner chunks is to use this cache at all."""
+        return not self.is_sparing or n_chunks <= min(self.n_most, _MOST_SOUGHT)
+
+    def wants(self, key: int, weight: int = WHOLE) -> bool:
         """Whether to keep an inner chunk that a read of a single one has missed.
 
-        While there is room all are kept. Later ones drop others only if they were
-        missed before, and lately: of those that nobody returns to, none costs more than
-        without a cache.
-        """
-        return self.has_room or self._was_missed(key)
+        While there is room all are kept, unless the cache is sparing. Later ones drop
+        others only if they were missed before, and lately: of those that nobody returns
+        to, none costs more than without a cache.
 
-    def _was_missed(self, key: int) -> bool:
-        """Whether this was asked for the same key lately."""
-        missed, before = self._missed
-        if key in missed or key in before:
+        Parameters
+        ----------
+        weight
+            What the read spends on the inner chunk: `WHOLE` if it decodes all of it.
+        """
+        if not self.is_sparing and self.has_room:
             return True
-        missed.add(key)
-        # Threads that do so at the same time forget a few.
-        if 2 * len(missed) > self.n_most:
-            self._missed = set(), missed
+        missed = self._missed
+        if missed.weight(key) >= WHOLE:
+            return True
+        missed.note(key, weight if self.is_sparing else WHOLE)
         return False
+
+    def wanted(self, keys: Keys, weight: int = WHOLE) -> Keys:
+        """The keys of missed inner chunks to keep; the others become -1."""
+        if not self.is_sparing:
+            return keys
+        listed = _listed(keys)
+        # Each once: a read that takes several parts of one has missed it once.
+        kept = {key for key in set(listed) if key >= 0 and self.wants(key, weight)}
+        return [key if key in kept else -1 for key in listed]
+
+    def passes(self, keys: Sequence[int], weight: int = WHOLE) -> bool:
+        """Whether a read does without: nothing is kept, and nothing is to be kept yet.
+
+        If so, this notes that `keys` were missed; else `wanted` has to be asked.
+        """
+        slot_of, missed = self._slot_of, self._missed
+        for key in keys:
+            if key in slot_of or missed.weight(key) >= WHOLE:
+                return False
+        for key in keys:
+            missed.note(key, weight)
+        return True
 
     def _slots(self, keys: Keys) -> Keys:
         """Slot of each key; -1: none."""
@@ -372,6 +276,8 @@ class ChunkCache:
 
     def _grow(self) -> bool:
         try:
+            if self._share is not None:
+                return self._share.grow(self, self._room, self.n_most)
             return self._room.grow(self.n_most)
         except MemoryError:
             self.n_most = len(self._room.keys)

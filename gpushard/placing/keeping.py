@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.memory.chunk_cache import Hold
+from gpushard.memory.chunk_cache import ChunkCache
+from gpushard.memory.chunk_slots import Hold
 from gpushard.memory.known import KnownIndex
+from gpushard.memory.misses import WHOLE
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import lasts
@@ -28,6 +30,12 @@ class KeptChunk(NamedTuple):
 
     elements: NDArray[Any]
     hold: Hold
+
+
+def cache_for(source: Source, n_chunks: int) -> ChunkCache | None:
+    """The cache that a read of `n_chunks` inner chunks uses, if any."""
+    cache = source.chunks
+    return cache if cache is not None and cache.serves(n_chunks) else None
 
 
 def first_key(source: Source, known: KnownIndex | None) -> int | None:
@@ -77,9 +85,9 @@ def find_chunk(source: Source, key: int) -> KeptChunk | None:
     return KeptChunk(elements_of(source, hold.bytes_of(0)), hold)
 
 
-def is_wanted(source: Source, key: int) -> bool:
-    """Whether to keep the inner chunk that a read of a single one has missed."""
-    return source.chunks is not None and source.chunks.wants(key)
+def is_wanted(source: Source, key: int, weight: int = WHOLE) -> bool:
+    """Whether to keep an inner chunk that a read of few has missed."""
+    return source.chunks is not None and source.chunks.wants(key, weight)
 
 
 def keep_chunk(

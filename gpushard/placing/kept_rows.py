@@ -11,7 +11,7 @@ from gpushard.fetching.job import Job
 from gpushard.fetching.locate import Found
 from gpushard.fetching.ranged import Places
 from gpushard.options import MIB
-from gpushard.placing.keeping import fits, keys_of
+from gpushard.placing.keeping import cache_for, fits, keys_of
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.workers import Task
@@ -26,11 +26,11 @@ def find_kept(job: Job, block: ShardBlock, found: Found, rows: Ints) -> Places |
     The indexes of the block's shards are `found`.
     """
     source = job.source
-    if source.chunks is None or job.sink.place_kept is None:
+    cache = cache_for(source, job.plan.n_chunks)
+    if cache is None or job.sink.place_kept is None:
         return None
     keys = keys_of(source, found, block.shard[rows], block.entry[0][rows])
-    hold = source.chunks.find(keys)
-    return Places.of(source.chunks, hold, rows, len(block.shard))
+    return Places.of(cache, cache.find(keys), rows, len(block.shard))
 
 
 def claim(job: Job, kept: Places, rows: Ints) -> Places:
@@ -40,7 +40,7 @@ def claim(job: Job, kept: Places, rows: Ints) -> Places:
     """
     may_drop = fits(job.source, job.plan.n_chunks)
     keys = np.asarray(kept.hold.keys)[kept.nth[rows]]
-    hold = kept.cache.claim(keys, may_drop=may_drop)
+    hold = kept.cache.claim(kept.cache.wanted(keys), may_drop=may_drop)
     return Places.of(kept.cache, hold, rows, len(kept.nth))
 
 

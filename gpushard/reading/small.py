@@ -18,8 +18,16 @@ from gpushard.errors import CorruptShardError, LimitError, ObjectChangedError
 from gpushard.fetching.entries import Known, Range, known_indexes, located, name_place
 from gpushard.fetching.fetch import fetch_objects, fetch_payload
 from gpushard.fetching.gone import deleted, forget, refuse_replaced
+from gpushard.memory.misses import PART, WHOLE
 from gpushard.options import MIB
-from gpushard.placing.keeping import find_chunk, first_key, fits, is_wanted, keep_chunk
+from gpushard.placing.keeping import (
+    cache_for,
+    find_chunk,
+    first_key,
+    fits,
+    is_wanted,
+    keep_chunk,
+)
 from gpushard.placing.place import completed
 from gpushard.planning.touched import Coordinate, TouchedChunk, TouchedGrid
 from gpushard.selecting.selection import IndexAxis, Points, Selection
@@ -217,7 +225,7 @@ def _read(
     for chunk in [chunk for chunk, place in found if place is None]:
         view[chunk.out] = source.layout.fill_value
     wanted = [_narrowed(source, chunk, place) for chunk, place in found if place]
-    if source.chunks is not None:
+    if cache_for(source, len(wanted)) is not None:
         wanted = _not_kept(source, wanted, known, view)
     groups = [wanted] if len(wanted) == 1 else _grouped(source, wanted)
     requests: list[ByteRequest] = []
@@ -244,18 +252,27 @@ def _not_kept(
 ) -> list[_Wanted]:
     """Place inner chunks that are kept decoded; return the others, with their keys."""
     left: list[_Wanted] = []
-    may_drop, is_single = fits(source, len(wanted)), len(wanted) == 1
+    may_drop = fits(source, len(wanted))
+    is_sparing = source.chunks is not None and source.chunks.is_sparing
+    takes_all = len(wanted) > 1 and not is_sparing
     for w in wanted:
         first = first_key(source, known[w.chunk.shard])
         key = None if first is None else first + w.chunk.entries[0]
         kept = None if key is None else find_chunk(source, key)
         if kept is not None:
             view[w.chunk.out] = kept.elements[w.chunk.inside]
-        elif key is None or (is_single and not is_wanted(source, key)):
+        elif key is None or not (
+            takes_all or is_wanted(source, key, _weight(source, w))
+        ):
             left.append(w)
         else:
             left.append(w._replace(key=key, may_drop=may_drop))
     return left
+
+
+def _weight(source: Source, wanted: _Wanted) -> int:
+    """What the read spends on an inner chunk that is not kept."""
+    return PART if _is_in_part(source, wanted.chunk) else WHOLE
 
 
 def _name_cut_off(

@@ -1,0 +1,118 @@
+"""Memory that the caches of all arrays have together, where nobody has set it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Protocol
+from weakref import WeakSet
+
+from gpushard.options import MIB
+
+# All arrays that a process reads with the default options.
+_LIMIT_NBYTES = 64 * MIB
+
+
+class SharedRoom(Protocol):
+    """Slots of a cache; they take memory as long as this object exists."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all slots."""
+        ...
+
+    def next_nbytes(self, n_most: int) -> int:
+        """Memory that `grow` would add."""
+        ...
+
+    def grow(self, n_most: int) -> bool:
+        """Add memory, up to `n_most` slots in all; False if there are so many."""
+        ...
+
+
+class Sharer(Protocol):
+    """A cache whose memory counts."""
+
+    @property
+    def held_nbytes(self) -> int:
+        """Memory that it could give up."""
+        ...
+
+    def give_up_half(self) -> None:
+        """Drop half of what it has, if that is possible without waiting."""
+        ...
+
+
+class ChunkShare:
+    """A bound on the memory of several caches.
+
+    Whoever comes first has it first. Once it is used up, a cache that would still have
+    at most half of what the largest has takes half of that, so that an array that is
+    read later has its part; others make do with what they have.
+
+    Parameters
+    ----------
+    limit_nbytes
+        The bound.
+    """
+
+    def __init__(self, limit_nbytes: int) -> None:
+        self._limit_nbytes = limit_nbytes
+        # The rooms are looked at when one grows, which is rare: a count of their memory
+        # would have to be corrected after interrupts, and where readers still hold what
+        # a cache gave up.
+        self._rooms: WeakSet[SharedRoom] = WeakSet()
+        self._sharers: WeakSet[Sharer] = WeakSet()
+        self._lock = threading.Lock()
+
+    @property
+    def held_nbytes(self) -> int:
+        """Memory of all rooms."""
+        return sum(room.nbytes for room in self._rooms)
+
+    def grow(self, sharer: Sharer, room: SharedRoom, n_most: int) -> bool:
+        """Let the room of a cache grow; False if it cannot, or cannot now.
+
+        Raises
+        ------
+        MemoryError
+            The host has no more memory.
+        """
+        # This does not wait: the handler of a signal may read while its thread is here.
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            nbytes = room.next_nbytes(n_most)
+            if not (self._fits(nbytes) or self._takes(sharer, nbytes)):
+                return False
+            self._rooms.add(room)
+            self._sharers.add(sharer)
+            return room.grow(n_most)
+        finally:
+            self._lock.release()
+
+    def renew_lock(self) -> None:
+        """Replace the lock, which a thread that no longer exists may hold."""
+        self._lock = threading.Lock()
+
+    def _fits(self, nbytes: int) -> bool:
+        return self.held_nbytes + nbytes <= self._limit_nbytes
+
+    def _takes(self, sharer: Sharer, nbytes: int) -> bool:
+        """Whether there is room after the largest cache has given up half."""
+        largest = max(self._sharers, key=_held_nbytes, default=sharer)
+        if 2 * (sharer.held_nbytes + nbytes) > largest.held_nbytes:
+            return False
+        largest.give_up_half()
+        return self._fits(nbytes)
+
+
+def _held_nbytes(sharer: Sharer) -> int:
+    return sharer.held_nbytes
+
+
+SHARE = ChunkShare(_LIMIT_NBYTES)
+"""The share of all arrays whose options leave their cache open."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=SHARE.renew_lock)
