@@ -111,6 +111,30 @@ def test_kernels_are_compiled_once_for_the_architecture(cupy, tmp_path):
     assert not any(cupy.nvrtc.programs)
 
 
+@pytest.mark.parametrize(
+    ("known", "compiled"),
+    [((75, 80, 86, 89, 90), "sm_90"), ((75, 80, 86, 100, 120), "")],
+    ids=["same major", "older"],
+)
+def test_a_gpu_newer_than_nvrtc_runs_code_of_its_major(
+    cupy, monkeypatch, tmp_path, known, compiled
+):
+    """Such as sm_103 with the NVRTC 12.8 that a torch for CUDA 12.8 brings."""
+    stored(tmp_path / "a")
+    cupy.nvrtc.architectures = known
+    if not compiled:
+        told = r"NVRTC 13\.1 is older than the device.*sm_92, got at most sm_120"
+        monkeypatch.setattr(cupy_standin.Device, "compute_capability", "92")
+        with pytest.raises(UnsupportedError, match=told):
+            CudaDevice(0)
+        assert "older than the device" in find.find_device("auto").why
+        return
+    monkeypatch.setattr(cupy_standin.Device, "compute_capability", "92")
+    opened(tmp_path / "a")[...]
+    options = [how for _, how in cupy.nvrtc.compiled]
+    assert all(f"--gpu-architecture={compiled}" in how for how in options)
+
+
 def test_threads_that_need_a_kernel_at_once_compile_it_once(cupy, monkeypatch):
     device, compile_program = CudaDevice(0), cupy.nvrtc.compileProgram
 

@@ -67,7 +67,9 @@ class Fakery:
             runtime=runtime,
             memory=memory,
             driver=driver,
-            nvrtc=SimpleNamespace(getVersion=lambda: (13, 1)),
+            nvrtc=SimpleNamespace(
+                getVersion=lambda: (13, 1), getSupportedArchs=lambda: (75, 90, 120)
+            ),
             Device=FakeDevice,
             Stream=SimpleNamespace,
         )

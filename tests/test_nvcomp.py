@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -130,6 +131,22 @@ def test_options_arrive_by_value(vendor, standin, algorithm):
         function.argtypes = dict(bound_symbols())[function.__name__]
         nbytes = ctypes.c_size_t()
         assert function(1, 9, hardware, ctypes.byref(nbytes), 9, None) == refused
+
+
+@each_algorithm
+def test_kernels_decode_and_never_an_engine_that_hides_damage(
+    vendor, standin, nvcomp, algorithm
+):
+    for library in (vendor, nvcomp):
+        assert library.alignments(algorithm).output == 1
+    plain = b"elements" * 9
+    batch = Batch([ENCODERS[algorithm.name.lower()](plain)], [len(plain)])
+    batch.decode(nvcomp, algorithm)
+    assert standin.complaints == []
+    with mock.patch.object(DecompressOptions, "with_kernels", DecompressOptions):
+        batch.decode(nvcomp, algorithm)
+    told = ["a backend that may be a decompression engine (0)"]
+    assert standin.complaints == ([] if algorithm is Algorithm.ZSTD else told)
 
 
 @each_algorithm

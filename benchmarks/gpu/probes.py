@@ -174,7 +174,7 @@ def _seen_scratch(device: Any, batch: Batch, nbytes: int) -> int:
         nbytes,
         ctypes.byref(found),
         batch.nbytes,
-        DecompressOptions(),
+        DecompressOptions.with_kernels(),
         tables.statuses,
         stream,
     )

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.base import DeviceBuffer, Event, Grid, RowCopy, Stream
-from gpushard.devices.cuda_modules import CudaModules
+from gpushard.devices.cuda_modules import CudaModules, architecture_for
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.nvcomp import Nvcomp, load_nvcomp
 from gpushard.devices.placement import RATES, Rates
@@ -36,7 +36,7 @@ class CudaDevice:
     """The CUDA device with number `ordinal`.
 
     Raises `UnsupportedError` if CuPy, NVRTC or nvCOMP is not installed, or if the
-    device does not exist or is too old.
+    device does not exist, is too old, or is too new for this NVRTC.
     """
 
     def __init__(self, ordinal: int = 0) -> None:
@@ -71,9 +71,9 @@ class CudaDevice:
                 expected="compute capability {}.{} or later".format(*OLDEST_CAPABILITY),
                 got="{}.{}".format(*self._capability),
             )
-        self._refuse_without_compiler()
+        architecture = self._architecture()
         self.decoder = self._nvcomp().within(self._current)
-        self._modules = CudaModules(cupy.cuda, self._capability, self.label)
+        self._modules = CudaModules(cupy.cuda, architecture, self.label)
         self._streams: list[Any] = []  # keeps them alive: a dropped stream is destroyed
         self._idle_streams: list[Stream] = []
         self._broken_by = ""
@@ -81,16 +81,18 @@ class CudaDevice:
         with self._current():  # for allocations only
             self._own_stream: Any = cupy.cuda.Stream(non_blocking=True)
 
-    def _refuse_without_compiler(self) -> None:
-        """Raise if CuPy finds no NVRTC, without which no kernel runs."""
+    def _architecture(self) -> tuple[int, int]:
+        """Architecture to compile for; raises if CuPy finds no NVRTC that knows one."""
+        nvrtc = self._cupy.cuda.nvrtc
         try:
-            self._cupy.cuda.nvrtc.getVersion()
+            nvrtc.getVersion()
         except (RuntimeError, OSError) as error:  # of what looks for the library
             why = str(error).partition("\n")[0]
             raise UnsupportedError(
                 f"CuPy finds no NVRTC ({why})",
                 hint="install gpushard[cuda12] or gpushard[cuda13], which bring it",
             ) from error
+        return architecture_for(nvrtc, self._capability)
 
     def _nvcomp(self) -> Nvcomp:
         """nvCOMP; raises if the driver is too old for it, as each call would fail."""

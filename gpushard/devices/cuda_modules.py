@@ -12,23 +12,42 @@ from gpushard.devices.kernels import (
     load_kernel_sources,
     nvrtc_options,
 )
-from gpushard.errors import DeviceError
+from gpushard.errors import DeviceError, UnsupportedError
 
 # Compiling takes seconds, without the GIL: threads that need one source at a time would
 # all do it, and write the same file.
 _LOADING = threading.Lock()
 
 
+def architecture_for(nvrtc: Any, capability: tuple[int, int]) -> tuple[int, int]:
+    """Architecture that `nvrtc` compiles for and a device of `capability` runs.
+
+    A device runs the code of older ones with the same major number, so a device that is
+    newer than NVRTC may have one. Raises `UnsupportedError` if there is none.
+    """
+    known = [divmod(number, 10) for number in nvrtc.getSupportedArchs()]
+    usable = [a for a in known if a[0] == capability[0] and a <= capability]
+    if usable:
+        return max(usable)
+    major, minor = nvrtc.getVersion()
+    raise UnsupportedError(
+        f"NVRTC {major}.{minor} is older than the device",
+        expected="one that compiles for sm_{}{}".format(*capability),
+        got=f"at most sm_{max(nvrtc.getSupportedArchs())}",
+        hint="install a newer nvidia-cuda-nvrtc",
+    )
+
+
 class CudaModules:
     """The kernels that one device has loaded.
 
-    `cuda` is the module ``cupy.cuda``; `capability`, such as (9, 0), and `label` are
-    the device's.
+    `cuda` is the module ``cupy.cuda``; `label` is the device's. The kernels are
+    compiled for `architecture`, such as (9, 0).
     """
 
-    def __init__(self, cuda: Any, capability: tuple[int, int], label: str) -> None:
+    def __init__(self, cuda: Any, architecture: tuple[int, int], label: str) -> None:
         self._cuda = cuda
-        self._capability = capability
+        self._architecture = architecture
         self._label = label
         self._modules: dict[str, Any] = {}
         self._functions: dict[str, Any] = {}
@@ -62,7 +81,7 @@ class CudaModules:
         Raises `DeviceError` if the source does not compile.
         """
         version = ".".join(map(str, self._cuda.nvrtc.getVersion()))
-        major, minor = self._capability
+        major, minor = self._architecture
         name = f"{source.digest}-sm{major}{minor}-nvrtc{version}.cubin"
         kept = cache_directory() / name
         if kept.is_file():
@@ -78,7 +97,7 @@ class CudaModules:
         names = [name.encode() for name in source.headers]
         program = nvrtc.createProgram(source.text, source.name, headers, names)
         try:
-            nvrtc.compileProgram(program, nvrtc_options(self._capability))
+            nvrtc.compileProgram(program, nvrtc_options(self._architecture))
             return nvrtc.getCUBIN(program)
         except nvrtc.NVRTCError as error:
             raise DeviceError(

@@ -112,7 +112,7 @@ class Nvcomp:
     def alignments(self, algorithm: Algorithm) -> Alignments:
         """Alignments that decoding with `algorithm` needs."""
         name = "DecompressGetRequiredAlignments"
-        return self._alignments(algorithm, name, DecompressOptions())
+        return self._alignments(algorithm, name, DecompressOptions.with_kernels())
 
     def encoding_alignments(self, algorithm: Algorithm) -> Alignments:
         """Alignments that encoding with `algorithm` needs."""
@@ -140,7 +140,7 @@ class Nvcomp:
             "DecompressGetTempSize",
             count,
             max_nbytes,
-            DecompressOptions(),
+            DecompressOptions.with_kernels(),
             ctypes.byref(found),
             total_nbytes,
             None,
@@ -173,7 +173,7 @@ class Nvcomp:
             temp,
             temp_nbytes,
             tables.dst,
-            DecompressOptions(),
+            DecompressOptions.with_kernels(),
             tables.statuses,
             stream,
         )

@@ -84,8 +84,11 @@ def status_name(status: int) -> str:
         return f"status {status}"
 
 
+_CUDA_BACKEND = 2
+
+
 class DecompressOptions(ctypes.Structure):
-    """``nvcompBatched*DecompressOpts_t``: 64 bytes, all zero for the defaults.
+    """``nvcompBatched*DecompressOpts_t``: 64 bytes.
 
     The fields after the backend differ between algorithms. All of them stay zero.
     """
@@ -94,6 +97,15 @@ class DecompressOptions(ctypes.Structure):
         ("backend", ctypes.c_int32),
         ("others", ctypes.c_uint8 * 60),
     )
+
+    @classmethod
+    def with_kernels(cls) -> DecompressOptions:
+        """Options to decode by CUDA kernels, never by a decompression engine.
+
+        The engine of some GPUs says of a damaged LZ4 stream that all is well, and
+        needs memory that was allocated for it, which a caller's may not be.
+        """
+        return cls(backend=_CUDA_BACKEND)
 
 
 class CompressOptions(ctypes.Structure):

@@ -216,11 +216,15 @@ class Nvrtc:
         self.programs: list[Any] = []
         self.compiled: list[tuple[str, tuple[str, ...]]] = []
         self.refuses = self.is_missing = False
+        self.architectures = (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
 
     def getVersion(self) -> tuple[int, int]:
         if self.is_missing:
             raise RuntimeError('Failure finding "libnvrtc.so": No such file\n  listdir')
         return 13, 1
+
+    def getSupportedArchs(self) -> tuple[int, ...]:
+        return self.architectures
 
     @strict
     def createProgram(
@@ -235,9 +239,10 @@ class Nvrtc:
 
     @strict
     def compileProgram(self, prog: int, options: Any) -> None:
-        if self.refuses:
-            raise NVRTCError("NVRTC_ERROR_COMPILATION (6)")
         assert all(type(option) is str for option in options)
+        wanted = next(option for option in options if "gpu-architecture" in option)
+        if self.refuses or int(wanted.partition("=sm_")[2]) not in self.architectures:
+            raise NVRTCError("NVRTC_ERROR_COMPILATION (6)")
         self.compiled.append((self.programs[prog - 1], tuple(options)))
 
     @strict

@@ -27,6 +27,8 @@ enum Status : int {
 
 enum Algorithm : int { ZSTD, LZ4, SNAPPY, DEFLATE, GZIP, CRC32 };
 
+constexpr int32_t CUDA_BACKEND = 2;
+
 struct DecompressOptions {
     int32_t backend;
     unsigned char others[60];
@@ -135,6 +137,14 @@ int check_options(Algorithm algorithm, const DecompressOptions& options) {
         if (byte) complain("options other than the defaults", byte);
     if (options.backend < 0 || options.backend > 2) return NOT_SUPPORTED;
     return options.backend == 1 && algorithm == ZSTD ? INVALID_VALUE : SUCCESS;
+}
+
+// The engine of some GPUs reports no damaged LZ4 stream and takes not all memory; by
+// default nvCOMP uses it where there is one.
+int check_backend(Algorithm algorithm, const DecompressOptions& options) {
+    if (options.backend != CUDA_BACKEND && algorithm != ZSTD)
+        complain("a backend that may be a decompression engine", options.backend);
+    return check_options(algorithm, options);
 }
 
 int check_tables(const Work& work) {
@@ -327,7 +337,7 @@ STANDIN_API int nvcompGetProperties(Properties* properties) {
         const Work work = {                                                           \
             algorithm, src, src_nbytes, dst, capacity, actual_nbytes, count,          \
             static_cast<unsigned char*>(temp), temp_size, nullptr, statuses};         \
-        int error = check_options(algorithm, options);                                \
+        int error = check_backend(algorithm, options);                                \
         if (!error) error = check_tables(work);                                       \
         if (!error) start(work, stream);                                              \
         return error;                                                                 \
