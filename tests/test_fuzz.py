@@ -307,8 +307,12 @@ def test_damaged_indexes_meet_kernels_under_sanitizers():
 def test_a_byte_too_many_is_seen_under_sanitizers():
     """A size that the index does not give: the kernels read what is nobody's."""
     planted = """
-from gpushard.devices import batch, sink
-sink.Payload = lambda src, nbytes: batch.Payload(src, nbytes + 1)
+from gpushard.devices import batch
+decode = batch._decode
+def decode_more(lane, chain, targets, rows, payload):
+    src, nbytes = payload
+    return decode(lane, chain, targets, rows, (src, nbytes + 1))
+batch._decode = decode_more
 """
     with pytest.raises(subprocess.CalledProcessError) as caught:
         sanitized.explored(20, seed=1, before=planted)

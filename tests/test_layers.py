@@ -33,7 +33,7 @@ WALK = (
     ("metadata", "transformer", "source"),
     ("rolling.watch", "fetching", "devices.choice", "devices.payload.direct"),
     ("placing", "devices.payload.landing"),
-    ("fused", "devices.payload.fetching"),
+    ("fused", "devices.payload.fetching", "devices.batch"),
     ("reading", "devices.sink"),
     ("devices.reading",),
     ("devices.results",),

@@ -1,4 +1,7 @@
-"""One batch of inner chunks on a lane: upload, decode, scatter, fetch the statuses.
+"""One batch of inner chunks on a lane: bring, decode, scatter, fetch the statuses.
+
+There are three kinds: missing inner chunks (`fill`), those that the host decodes
+(`decode_on_host`), and those that the device decodes (`decode`).
 
 All tables of a batch lie on one page, which is uploaded at once: those of its rows
 (`RowTables`) and those of its scatters (`ScatterBatch`).
@@ -18,59 +21,28 @@ from gpushard.devices.decoding.steps import Decoder, landing_alignment
 from gpushard.devices.decoding.streams import RowStreams
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
-from gpushard.devices.scattering.joining import Grouping
+from gpushard.devices.payload.landing import Encoded, SlotLanding, brought_back
 from gpushard.devices.scattering.launch import Addresses, ScatterBatch
-from gpushard.devices.scattering.targets import DeviceTarget
+from gpushard.devices.scattering.targets import DeviceTarget, Rows, Targets
 from gpushard.devices.slabs import TablePage
+from gpushard.devices.straight import straight_copies
+from gpushard.fetching.job import Job
+from gpushard.placing.place import completed, decode_row
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 
-Settle = Callable[[Ints], None]
 _PITCH = 256
 
 
-class Rows(NamedTuple):
-    """Inner chunks of a batch, sorted so that those of one target are neighbours.
+class Fetched(NamedTuple):
+    """Inner chunks of one block of a job, and their encoded bytes."""
 
-    Attributes
-    ----------
-    target
-        int64, shape (n_rows,), ascending.
-    position
-        int64, shape (n, n_rows). Positions as `Grouping.positions` returns them.
-    part
-        int64, shape (n_rows,). Part of the plan; each part has an output of its own.
-    """
-
-    target: Ints
-    position: Ints
-    part: Ints
-
-    @classmethod
-    def of(cls, block: ShardBlock, columns: Ints, grouping: Grouping) -> Rows:
-        """The given columns of a block, which are sorted by target."""
-        part = block.part[columns]
-        position = grouping.positions(block.position[:, columns], part)
-        return cls(grouping.of_part[part], position, part)
-
-    def by_target(self) -> Iterator[tuple[int, slice]]:
-        """Index of each target that has rows, and the slice of its rows."""
-        first = 0
-        while first < len(self.target):
-            t = int(self.target[first])
-            last = int(np.searchsorted(self.target, t, side="right"))
-            yield t, slice(first, last)
-            first = last
+    job: Job
+    block: ShardBlock
+    encoded: Encoded
 
 
-class Payload(NamedTuple):
-    """Bytes of the inner chunks of a batch, in device memory.
-
-    Device addresses, uint64, host, and sizes in bytes, int64: shape (n_rows,).
-    """
-
-    src: NDArray[np.uint64]
-    nbytes: Ints
+Settle = Callable[[Lane, Fetched], None]
 
 
 class _Scatter(NamedTuple):
@@ -81,13 +53,89 @@ class _Scatter(NamedTuple):
     batch: ScatterBatch
 
 
-def scatter_decoded(
-    lane: Lane,
-    targets: Sequence[DeviceTarget],
-    rows: Rows,
-    src: NDArray[np.uint64],
+def fill(lane: Lane, targets: Targets, block: ShardBlock, columns: Ints) -> None:
+    """Enqueue writing the fill value where missing inner chunks would land.
+
+    `columns` are those of the block, sorted by the target that they land in.
+    """
+    rows = Rows.of(block, columns, targets.grouping)
+    _scatter(lane, targets.laid, rows, np.zeros(len(columns), np.uint64))
+
+
+def decode_on_host(
+    lane: Lane, chain: DeviceChain, targets: Targets, fetched: Fetched
 ) -> None:
-    """Enqueue the scattering of inner chunks that need no decoding.
+    """Enqueue scattering inner chunks that the host decodes.
+
+    Raises `CorruptShardError` if one is damaged.
+    """
+    encoded = fetched.encoded
+    rows = Rows.of(fetched.block, encoded.column, targets.grouping)
+    sizes = np.full(len(encoded), chain.decoded_nbytes)
+    src = lane.upload_pieces(_decoded(chain, fetched), sizes)
+    _scatter(lane, targets.laid, rows, src)
+
+
+def decode(
+    lane: Lane,
+    chain: DeviceChain,
+    targets: Targets,
+    fetched: Fetched,
+    settle: Settle,
+) -> None:
+    """Enqueue bringing, decoding and scattering inner chunks; or copying plain ones.
+
+    `settle` is called with the lane and the inner chunks that the device refused, once
+    the batch is done.
+    """
+    encoded = fetched.encoded
+    rows = Rows.of(fetched.block, encoded.column, targets.grouping)
+    if not chain.steps:
+        _place_plain(lane, targets.laid, rows, encoded)
+        return
+    src = encoded.landing.bring(lane, encoded)
+
+    def settle_rows(refused: Ints) -> None:
+        found = brought_back(lane, encoded[refused], src[refused])
+        settle(lane, fetched._replace(encoded=found))
+
+    statuses = _decode(lane, chain, targets.laid, rows, (src, encoded.nbytes))
+    lane.pending = Pending(statuses, settle_rows)
+
+
+def _decoded(chain: DeviceChain, fetched: Fetched) -> Iterator[NDArray[np.uint8]]:
+    """Inner chunks decoded on the host, laid out as the device would have done."""
+    job, block, encoded = fetched
+    places = zip(
+        encoded.column.tolist(),
+        encoded.landing.on_host(encoded),
+        encoded.low.tolist(),
+        encoded.stored_nbytes.tolist(),
+        strict=True,
+    )
+    for column, data, low, nbytes in places:
+        stored = completed(job.source.room, data, low, nbytes)
+        yield chain.stored_bytes(decode_row(job, block, column, stored))
+
+
+def _place_plain(
+    lane: Lane, targets: Sequence[DeviceTarget], rows: Rows, encoded: Encoded
+) -> None:
+    """Enqueue copying plain elements to the outputs, or else scattering them."""
+    landing = encoded.landing
+    if isinstance(landing, SlotLanding):
+        copies = straight_copies(targets, rows, encoded.at - encoded.low)
+        if copies is not None:
+            landing.land(lane, copies)
+            return
+    src = landing.bring(lane, encoded) - encoded.low.astype(np.uint64)
+    _scatter(lane, targets, rows, src)
+
+
+def _scatter(
+    lane: Lane, targets: Sequence[DeviceTarget], rows: Rows, src: NDArray[np.uint64]
+) -> None:
+    """Enqueue scattering inner chunks that need no decoding.
 
     `src`, uint64 of shape (n_rows,), host, has the device address of byte 0 of each; 0
     writes the fill value where a missing one would land.
@@ -101,23 +149,22 @@ def scatter_decoded(
     lane.note_harmless()
 
 
-def decode_and_scatter(
+def _decode(
     lane: Lane,
     chain: DeviceChain,
     targets: Sequence[DeviceTarget],
     rows: Rows,
-    payload: Payload,
-    settle: Settle,
-) -> None:
-    """Enqueue decoding encoded inner chunks and scattering them to the outputs.
+    payload: tuple[NDArray[np.uint64], Ints],
+) -> NDArray[np.uint32]:
+    """Enqueue decoding and scattering; statuses of the rows, once the batch is done.
 
-    `settle` is called with the rows that the device refused, once the batch is done.
+    `payload` has the device address of each row's encoded bytes, and their number.
     """
-    lane.encoded_nbytes = int(payload.nbytes.sum())
+    lane.encoded_nbytes = int(payload[1].sum())
     page = TablePage()
     scatters = _lay_scatters(page, targets, rows)
     places = _places(lane, chain, _landings(lane, chain, targets, rows))
-    laid = RowTables.lay(page, chain, (payload.src, payload.nbytes), places)
+    laid = RowTables.lay(page, chain, payload, places)
     address = lane.place_page(page)
     tables = laid.at(address)
     decoder = Decoder(RowStreams(lane, tables), tables.src, tables.src_nbytes)
@@ -125,8 +172,7 @@ def decode_and_scatter(
         decoder.run(step, index)
     for scatter in scatters:
         _launch(lane, scatter, address, decoder.src, tables.status)
-    statuses = lane.read_statuses(tables.status, tables.n_rows)
-    lane.pending = Pending(statuses, settle)
+    return lane.read_statuses(tables.status, tables.n_rows)
 
 
 def _landings(

@@ -11,23 +11,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpushard.devices.base import Device, Event
-from gpushard.devices.batch import Payload, Rows, decode_and_scatter, scatter_decoded
+from gpushard.devices.batch import Fetched, decode, decode_on_host, fill
 from gpushard.devices.budget import Budget
 from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, StepKind
 from gpushard.devices.lane import Lane
 from gpushard.devices.payload.fetching import choose_fetch
-from gpushard.devices.payload.landing import Encoded, SlotLanding, brought_back
+from gpushard.devices.payload.landing import Encoded
 from gpushard.devices.placement import estimate, load_of
-from gpushard.devices.scattering.targets import DeviceTarget, Targets, place_targets
-from gpushard.devices.straight import straight_copies
+from gpushard.devices.scattering.targets import Targets, place_targets
 from gpushard.errors import DeviceError, DeviceMemoryError
 from gpushard.fetching.job import Answer, Job
 from gpushard.fetching.ranged import RangedBlock
 from gpushard.memory.chunk_room import usual_stored
-from gpushard.placing.place import completed, decode_row
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
@@ -83,7 +80,6 @@ class DeviceSink:
         self._idle: queue.SimpleQueue[Lane] = queue.SimpleQueue()
         fetch = choose_fetch(device, source, budget, self._lane, decodes=decodes)
         self.fetch, self.fetch_label = fetch.fetch, fetch.label
-        self._grouping = targets.grouping
         self._targets = self._placed(targets)
         self._is_placed = device.record(self._lanes[0].stream)
         for lane in self._lanes:
@@ -92,9 +88,9 @@ class DeviceSink:
                 device.await_event(lane.stream, entry)
             self._idle.put(lane)
 
-    def _placed(self, targets: Targets) -> list[DeviceTarget]:
+    def _placed(self, targets: Targets) -> Targets:
         try:
-            return place_targets(self.device, targets.laid, self._lanes[0].stream)
+            return place_targets(self.device, targets, self._lanes[0].stream)
         except DeviceMemoryError:
             self._give_streams_back()
             raise
@@ -203,9 +199,7 @@ class DeviceSink:
             some = rows[first : first + size]
             lane.retire_all()
             try:
-                nothing = np.zeros(len(some), np.uint64)
-                some_rows = Rows.of(block, some, self._grouping)
-                scatter_decoded(lane, self._targets, some_rows, nothing)
+                fill(lane, self._targets, block, some)
             except DeviceMemoryError:
                 self._make_room(lane)
                 if len(some) == 1:
@@ -233,7 +227,11 @@ class DeviceSink:
             some = encoded[first : first + size]
             lane.retire_all()
             try:
-                self._enqueue(lane, job, block, some, decodes=decodes)
+                fetched = Fetched(job, block, some)
+                if decodes:
+                    decode(lane, self.chain, self._targets, fetched, self._put_refused)
+                else:
+                    decode_on_host(lane, self.chain, self._targets, fetched)
             except DeviceMemoryError as error:
                 _log.debug("%d inner chunks are too many: %s", len(some), error)
                 job.tally.add(n_memory_failures=1)
@@ -250,6 +248,13 @@ class DeviceSink:
                 first += len(some)
                 place = "device" if decodes else "host"
                 job.tally.add(**{f"n_decoded_on_{place}": len(some)})
+
+    def _put_refused(self, lane: Lane, refused: Fetched) -> None:
+        """Enqueue inner chunks that the device refused, decoded by the host."""
+        n_refused = len(refused.encoded)
+        _log.debug("the host decodes %d refused inner chunks", n_refused)
+        refused.job.tally.add(n_refused_inner_chunks=n_refused)
+        self._put(lane, *refused, decodes=False)
 
     def _make_room(self, lane: Lane) -> None:
         """Give back the memory of a lane that ran out of it, and of an idle lane."""
@@ -274,64 +279,8 @@ class DeviceSink:
 
     def _order(self, block: ShardBlock, columns: Ints) -> Ints:
         """Order that sorts columns of a block by the target that they land in."""
-        target = self._grouping.of_part[block.part[columns]]
+        target = self._targets.grouping.of_part[block.part[columns]]
         return np.argsort(target, kind="stable")
-
-    def _enqueue(
-        self,
-        lane: Lane,
-        job: Job,
-        block: ShardBlock,
-        encoded: Encoded,
-        *,
-        decodes: bool,
-    ) -> None:
-        rows = Rows.of(block, encoded.column, self._grouping)
-        if not decodes:
-            sizes = np.full(len(encoded), self.chain.decoded_nbytes)
-            src = lane.upload_pieces(self._decoded(job, block, encoded), sizes)
-            scatter_decoded(lane, self._targets, rows, src)
-            return
-        if not self.chain.steps and isinstance(encoded.landing, SlotLanding):
-            starts = encoded.at - encoded.low
-            copies = straight_copies(self._targets, rows, starts)
-            if copies is not None:
-                encoded.landing.land(lane, copies)
-                return
-        src = encoded.landing.bring(lane, encoded)
-        if not self.chain.steps:
-            src -= encoded.low.astype(np.uint64)
-            scatter_decoded(lane, self._targets, rows, src)
-            return
-
-        def settle(refused: Ints) -> None:
-            found = brought_back(lane, encoded[refused], src[refused])
-            _log.debug("the host decodes %d refused inner chunks", len(refused))
-            job.tally.add(n_refused_inner_chunks=len(refused))
-            self._put(lane, job, block, found, decodes=False)
-
-        payload = Payload(src, encoded.nbytes)
-        decode_and_scatter(lane, self.chain, self._targets, rows, payload, settle)
-
-    def _decoded(
-        self, job: Job, block: ShardBlock, encoded: Encoded
-    ) -> Iterator[NDArray[np.uint8]]:
-        """Inner chunks decoded on the host, laid out as the device would have done.
-
-        Raises `CorruptShardError` if one is damaged.
-        """
-        places = zip(
-            encoded.column.tolist(),
-            encoded.landing.on_host(encoded),
-            encoded.low.tolist(),
-            encoded.stored_nbytes.tolist(),
-            strict=True,
-        )
-        for column, data, low, nbytes in places:
-            chunk = decode_row(
-                job, block, column, completed(job.source.room, data, low, nbytes)
-            )
-            yield self.chain.stored_bytes(chunk)
 
 
 def _let_go(lane: Lane) -> None:

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.batch import Rows
-from gpushard.devices.scattering.targets import DeviceTarget
+from gpushard.devices.scattering.targets import DeviceTarget, Rows
 from gpushard.selecting.selection import Ints
 
 # A copy is a driver call, and a scattered batch takes few calls (20). With more copies,

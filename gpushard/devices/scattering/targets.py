@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from gpushard.devices.scattering.transfer import (
     plan_transfer,
 )
 from gpushard.devices.slabs import TablePage
+from gpushard.planning.blocks import ShardBlock
 from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part
@@ -142,20 +143,53 @@ def lay_targets(
     return Targets(tuple(laid), grouping)
 
 
-def place_targets(
-    device: Device, targets: Sequence[DeviceTarget], stream: Stream
-) -> list[DeviceTarget]:
+class Rows(NamedTuple):
+    """Inner chunks of a batch, sorted so that those of one target are neighbours.
+
+    Attributes
+    ----------
+    target
+        int64, shape (n_rows,), ascending.
+    position
+        int64, shape (n, n_rows). Positions as `Grouping.positions` returns them.
+    part
+        int64, shape (n_rows,). Part of the plan; each part has an output of its own.
+    """
+
+    target: Ints
+    position: Ints
+    part: Ints
+
+    @classmethod
+    def of(cls, block: ShardBlock, columns: Ints, grouping: Grouping) -> Rows:
+        """The given columns of a block, which are sorted by target."""
+        part = block.part[columns]
+        position = grouping.positions(block.position[:, columns], part)
+        return cls(grouping.of_part[part], position, part)
+
+    def by_target(self) -> Iterator[tuple[int, slice]]:
+        """Index of each target that has rows, and the slice of its rows."""
+        first = 0
+        while first < len(self.target):
+            t = int(self.target[first])
+            last = int(np.searchsorted(self.target, t, side="right"))
+            yield t, slice(first, last)
+            first = last
+
+
+def place_targets(device: Device, targets: Targets, stream: Stream) -> Targets:
     """The targets with addresses of their tables, which are uploaded in one copy."""
     page = TablePage()
-    places = [page.add(target.scatter.tables) for target in targets]
+    places = [page.add(target.scatter.tables) for target in targets.laid]
     memory = device.allocate(max(page.nbytes, 1))
     host = device.allocate_pinned(max(page.upload_nbytes, 1))
     page.write(host)
     device.upload(memory.address, host, stream)
-    return [
+    placed = [
         replace(target, tables=memory.address + place, held=(memory, host))
-        for target, place in zip(targets, places, strict=True)
+        for target, place in zip(targets.laid, places, strict=True)
     ]
+    return Targets(tuple(placed), targets.grouping)
 
 
 def _transfer(output: DeviceOutput, chain: DeviceChain) -> Transfer:
