@@ -40,6 +40,11 @@ HELD = [
     (b"ab\0\0\0", "S2", np.bytes_(b"ab")),
     (np.array("ab", "U9"), "U2", np.str_("ab")),
     ("any length", np.dtypes.StringDType(), "any length"),
+    (np.array("fixed"), np.dtypes.StringDType(), "fixed"),
+    (np.str_("one"), np.dtypes.StringDType(), "one"),
+    (np.array("of pandas", object), np.dtypes.StringDType(), "of pandas"),
+    (np.array("of pandas", object), "U9", np.str_("of pandas")),
+    (np.array("ab", np.dtypes.StringDType()), "U2", np.str_("ab")),
 ]  # fmt: skip
 
 REFUSED = [

@@ -16,6 +16,7 @@ from gpushard.placing.scatter import holds_kind_of
 _CAST_NBYTES = MIB
 # Elements of such values that are cast together to see whether they fit.
 _TRIED_ELEMENTS = 1 << 16
+_ONLY_TEXT = np.dtypes.StringDType(coerce=False)
 
 
 def fitting_values(
@@ -71,7 +72,10 @@ def _broadcast(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     """The value as an array of its own data type, or of `dtype`."""
     if hasattr(value, "dtype"):
-        return np.asarray(value)
+        array = np.asarray(value)
+        # A column of text in pandas is an array of objects.
+        is_column = array.dtype.kind == "O" and dtype.kind in "TU"
+        return array.astype(_ONLY_TEXT) if is_column else array
     if dtype.kind in "SU":
         return np.asarray(value, dtype.kind)  # as long as it takes
     if dtype.kind in "TO":
@@ -100,7 +104,9 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         ):
             got = f"{array.min()} to {array.max()}"
             raise _out_of_range(f"{bounds.min} to {bounds.max}", got)
-    elif not holds_kind_of(array.dtype, dtype):
+    elif {array.dtype.kind, dtype.kind} != {"T", "U"} and not holds_kind_of(
+        array.dtype, dtype
+    ):
         raise SelectionError(
             "the array's data type is of another kind than the values",
             expected=f"values that {dtype} holds",
