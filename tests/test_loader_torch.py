@@ -181,3 +181,25 @@ def test_processes_of_a_group_share_an_epoch(tmp_path, world_size, uneven):
     seen = [i for _, steps in told for step in steps for i in step]
     assert len(seen) == len(set(seen))
     assert len(seen) == 10_000 - (10_000 % world_size if uneven == "drop" else 0)
+
+
+UNFINISHED = """
+import sys
+import torch
+import gpushard
+loader = gpushard.Loader(gpushard.open_array(sys.argv[1], device="cpu"), batch_size=4)
+begun = iter(torch.utils.data.DataLoader(loader, batch_size=None))
+next(begun)
+"""
+
+
+def test_a_program_that_ends_during_an_epoch_ends_quietly():
+    # torch keeps modules alive, so the iteration is dropped after what they refer to.
+    run = subprocess.run(
+        [sys.executable, "-c", UNFINISHED, str(MNIST / "images")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (run.returncode, run.stderr) == (0, "")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
-from weakref import ref
+from weakref import finalize, ref
 
 from gpushard.errors import UnsupportedError
 
@@ -86,8 +86,8 @@ class _Line(Generic[Item]):
 class Prefetched(Generic[Item]):
     """Items of an iterator, of which a thread makes up to `depth` ahead.
 
-    The thread ends with the iterator, after the first error, or when this object is
-    closed or dropped. The interpreter does not wait for the thread.
+    The thread ends with the iterator, after the first error, when this object is closed
+    or dropped, or when the interpreter ends, which does not wait for the thread.
 
     Parameters
     ----------
@@ -101,9 +101,6 @@ class Prefetched(Generic[Item]):
         Counts how the consumer waits.
     """
 
-    # Values for an object whose __init__ an interrupt cut short.
-    _pid, _is_closed = -1, False
-
     def __init__(
         self, items: Iterator[Item], depth: int, stop: threading.Event, waits: Waits
     ) -> None:
@@ -111,7 +108,7 @@ class Prefetched(Generic[Item]):
         for _ in range(min(depth, _MOST_AHEAD)):
             self._line.room.put(None)
         self._waits = waits
-        self._is_ended = self._is_closed = False
+        self._is_ended = False
         self._thread = threading.Thread(
             target=_run,
             args=(items, self._line, ref(self)),
@@ -119,6 +116,9 @@ class Prefetched(Generic[Item]):
             daemon=True,
         )
         self._pid = os.getpid()
+        # It runs once: a generator that is dropped with the last modules finds nothing
+        # left to do, and nothing of this module any more.
+        self._end = finalize(self, _end_here, self._line, self._pid)
 
     def start(self) -> None:
         """Start the thread."""
@@ -150,20 +150,18 @@ class Prefetched(Generic[Item]):
 
     def close(self) -> None:
         """Tell the thread to end; it ends after its current task."""
-        # A forked process has no such thread, and its queues may be in any state.
-        if os.getpid() == self._pid:
-            self._line.end()
-            self._is_closed = True
+        self._end()
 
     def join(self, timeout: float) -> None:
         """Wait for the thread to end, at most `timeout` seconds."""
         if os.getpid() == self._pid and self._thread.is_alive():
             self._thread.join(timeout)
 
-    def __del__(self) -> None:
-        # An interrupt during __del__ is lost, so this does as little as possible.
-        if not self._is_closed and os.getpid() == self._pid:
-            self._line.end()
+
+def _end_here(line: _Line[Any], pid: int) -> None:
+    # A forked process has no such thread, and its queues may be in any state.
+    if os.getpid() == pid:
+        line.end()
 
 
 def _run(
