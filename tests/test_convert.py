@@ -369,7 +369,23 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(asked, words, tmp_
     src = zarr_array(tmp_path / "src")
     with pytest.raises(gpushard.GpushardError, match=words):
         converted(src, tmp_path / "dst", **asked)
-    assert not list(tmp_path.glob("dst/*"))
+    assert not (tmp_path / "dst").exists()
+
+
+def test_a_directory_that_a_refused_conversion_found_stays(tmp_path):
+    src = zarr_array(tmp_path / "src")
+    (tmp_path / "there").mkdir()
+    with pytest.raises(gpushard.OptionError):
+        converted(src, tmp_path / "there" / "new" / "dst", shards=(8, 13))
+    with pytest.raises(gpushard.OptionError):
+        converted(src, tmp_path / "there", shards=(8, 13))
+    assert not list((tmp_path / "there").iterdir())
+
+
+def test_a_destination_that_cannot_be_written_is_named(tmp_path):
+    src, dst = zarr_array(tmp_path / "src"), "https://nowhere.invalid/dst"
+    with pytest.raises(gpushard.UnsupportedError, match=dst):
+        gpushard.convert(src, dst)
 
 
 def test_a_place_that_overlaps_the_source_is_refused(tmp_path):
@@ -378,6 +394,9 @@ def test_a_place_that_overlaps_the_source_is_refused(tmp_path):
     for one, other in ((src, src), (tmp_path / "src", src), (src, tmp_path / "src")):
         with pytest.raises(gpushard.GpushardError, match="overlap"):
             gpushard.convert(one, other, overwrite=True)
+    with pytest.raises(gpushard.GpushardError, match="overlap"):
+        gpushard.convert(tmp_path / "src", tmp_path / "src" / "below" / "it")
+    assert not (tmp_path / "src" / "below").exists()
     assert_same_bits(gpushard.open_array(src, device="cpu")[...], VALUES)
 
 

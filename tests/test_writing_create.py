@@ -160,7 +160,7 @@ def test_impossible_arguments_are_refused_and_nothing_is_made(
 ):
     with pytest.raises(gpushard.OptionError, match=reason):
         gpushard.create_array(tmp_path / "a", **PLAIN | arguments)
-    assert not (tmp_path / "a" / "zarr.json").exists()
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("name", ["shape", "dtype", "chunks"])

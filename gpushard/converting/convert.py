@@ -15,7 +15,8 @@ from gpushard.errors import OptionError, naming
 from gpushard.hierarchies.documents import join
 from gpushard.options import DEFAULT, Options, ReadOptions
 from gpushard.stores.resolve import resolve
-from gpushard.writing.create import open_or_make
+from gpushard.stores.writers import writer_of
+from gpushard.writing.create import opened_or_made
 
 if TYPE_CHECKING:
     from gpushard.stores.resolve import Target
@@ -92,8 +93,9 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
     else:
         source = resolve(src, src_path, options, storage_options)
     nodes = nodes_at(*source, options)
-    with naming(str(dst), dst_path):
-        to = open_or_make(dst, dst_path, options, dst_storage_options)
+    to_open = opened_or_made(dst, dst_path, options, dst_storage_options)
+    with naming(str(dst), dst_path), to_open as to:
+        writer_of(to[0])  # refused here, where the error names the destination
         refuse_overlap(source, to)
         conversion = Conversion(source[0], *to, options, resume, overwrite)
         return conversion.run(nodes, target, progress, verify=verify)

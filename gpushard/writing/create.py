@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from gpushard.arguments import instance
@@ -77,13 +78,13 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
     with naming(str(store), path):
         # A store that cannot be written is refused before anything is made.
         plan = blueprint(format, array, instance(path, "path", str).strip("/"), options)
-        opened, place = open_or_make(store, path, options, storage_options)
-        if place != plan.layout.path:
-            plan = blueprint(format, array, place, options)
-        WriteSession(Source.prepare(plan.layout, opened, options))
-        if overwrite:
-            plan.clear(opened)
-        plan.put(opened)
+        with opened_or_made(store, path, options, storage_options) as (opened, place):
+            if place != plan.layout.path:
+                plan = blueprint(format, array, place, options)
+            WriteSession(Source.prepare(plan.layout, opened, options))
+            if overwrite:
+                plan.clear(opened)
+            plan.put(opened)
     return open_array(
         store, path, device=device, storage_options=storage_options, options=options
     )
@@ -128,25 +129,43 @@ def repair(array: Array) -> list[str]:
         return repair_shards(array.source)
 
 
-def open_or_make(
+@contextmanager
+def opened_or_made(
     store: Target,
     path: str,
     options: Options,
     storage_options: Mapping[str, Any] | None,
-) -> tuple[Store, str]:
-    """What `resolve` gives, but a missing local directory is made."""
-    local = local_path_of(store)
-    if local is not None:
-        try:
-            os.makedirs(local, exist_ok=True)
-        except OSError as error:
-            raise OptionError(
-                f"the directory cannot be made: {error.strerror or error}",
-                got=repr(local),
-                hint="name a directory, or one that can be made",
-            ) from error
-    opened, place = resolve(store, path, options, storage_options)
-    if isinstance(opened, LocalStore):
-        # zarr makes the directory of its local store only when it first writes there.
-        os.makedirs(opened.root, exist_ok=True)
-    return opened, place
+) -> Iterator[tuple[Store, str]]:
+    """What `resolve` gives, but a missing local directory is made.
+
+    If the block fails, the directories that were made and are still empty are removed.
+    """
+    made: list[Path] = []
+    try:
+        local = local_path_of(store)
+        if local is not None:
+            _make(local, made)
+        opened, place = resolve(store, path, options, storage_options)
+        if isinstance(opened, LocalStore):
+            # zarr makes the directory of its local store only when it first writes.
+            _make(opened.root, made)
+        yield opened, place
+    except BaseException:
+        for directory in made:
+            with suppress(OSError):
+                directory.rmdir()
+        raise
+
+
+def _make(directory: str, made: list[Path]) -> None:
+    """Make a directory; those that it took are added to `made`, the lowest first."""
+    path = Path(directory)
+    try:
+        made[:0] = [place for place in (path, *path.parents) if not place.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(
+            f"the directory cannot be made: {error.strerror or error}",
+            got=repr(directory),
+            hint="name a directory, or one that can be made",
+        ) from error
