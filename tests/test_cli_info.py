@@ -130,6 +130,16 @@ def test_info_lets_no_control_character_through(tmp_path):
     assert all(character.isprintable() or character == "\n" for character in text)
 
 
+def test_a_long_attribute_is_cut_in_text_and_whole_in_json(tmp_path):
+    numbers = list(range(2000))
+    zarr.create_array(tmp_path, shape=(1,), dtype="i1", attributes={"many": numbers})
+    text = run("info", tmp_path).stdout
+    assert "many: [0, 1, 2, 3," in text
+    assert "(10,890 characters, all of them with --json)" in text
+    assert len(text) < 1500
+    assert run_json("info", tmp_path)["attributes"] == {"many": numbers}
+
+
 def test_printable_keeps_what_people_write():
     assert printable("Größe 温度 [a] 'b'") == "Größe 温度 [a] 'b'"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import weakref
 from pathlib import Path
 
@@ -367,6 +368,16 @@ def test_read_over_http_is_verified_through_the_same_connection(sample, tmp_path
         assert (info["n_shards"], info["n_stored"]) == (2, None)
     expected = zarr.open_array(sample, path="u")[1, 0, ::60, 7]
     np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), expected)
+
+
+@pytest.mark.network
+def test_what_comparing_needs_is_told(sample, monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with RangeServer(sample) as server:
+        line = sentence(run("read", f"{server.url}/u[0, 0]", "--verify", code=2))
+    assert "nothing was compared: others read web servers through obstore" in line
+    assert line.endswith("'gpushard[remote]', or read it without --verify.")
+    assert "UnsupportedError" not in line
 
 
 def test_read_from_a_zip_file_is_verified(tmp_path):

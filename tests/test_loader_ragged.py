@@ -188,6 +188,13 @@ def test_ragged_samples_have_no_windows():
         Loader(Ragged(TOKENS, OFFSETS))
 
 
+def test_what_is_no_array_is_refused_with_what_to_do():
+    with pytest.raises(OptionError, match="pass return_index=True"):
+        Loader({"x": tokens(), "y": TOKENS})
+    with pytest.raises(OptionError, match=r"open it with gpushard\.open_array"):
+        Loader("tokens.zarr")
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("order", ["sequential", "global", "shards", "chunks", "rows"])
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class Reference:
         try:
             self._array = zarr_array(store, path)
         except UnsupportedError as error:
-            error.hint = _HINT
+            error.hint = f"{error.hint}, or {_HINT}" if error.hint else _HINT
             raise
 
     def mismatch(self, piece: Piece, block: NDArray[Any]) -> Mismatch | None:
@@ -125,6 +125,10 @@ def _zarr_store(store: Store) -> Any:
 
 
 def _unreadable(error: Exception, hint: str | None = None) -> UnsupportedError:
+    if isinstance(error, UnsupportedError):  # a package is missing
+        return UnsupportedError(
+            f"nothing was compared: {error.what}", hint=error.hint or hint
+        )
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     return UnsupportedError(
         f"zarr-python cannot read this, so nothing was compared ({reason})", hint=hint

@@ -13,6 +13,9 @@ from gpushard.cli.limits import Limits, options_of
 from gpushard.cli.output import AsJson, Debug, print_json, print_table
 from gpushard.options import MIB
 
+# Some formats keep whole documents in an attribute.
+_LONGEST_ATTRIBUTE = 500
+
 
 def info(
     url: Annotated[str, typer.Argument(metavar="URL", help="Array or group.")],
@@ -123,10 +126,17 @@ def _codec_text(codec: Mapping[str, Any], device: str) -> str:
 
 def _attribute_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     texts = [
-        f"{name}: {value if isinstance(value, str) else json.dumps(value)}"
+        f"{name}: {_in_short(value if isinstance(value, str) else json.dumps(value))}"
         for name, value in facts["attributes"].items()
     ]
     return _labelled("attributes", texts)
+
+
+def _in_short(text: str) -> str:
+    if len(text) <= _LONGEST_ATTRIBUTE:
+        return text
+    shown = text[:_LONGEST_ATTRIBUTE]
+    return f"{shown} ... ({len(text):,} characters, all of them with --json)"
 
 
 def _plan_rows(advice: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -279,7 +279,11 @@ def usable_source(array: Any, name: str, num_threads: int | None) -> Source:
         raise OptionError(
             f"{name} of a loader must be an array of gpushard",
             got=type(array).__name__,
-            hint="open it with gpushard.open_array",
+            hint=(
+                "pass return_index=True and index it with the sample numbers"
+                if isinstance(array, np.ndarray)
+                else "open it with gpushard.open_array"
+            ),
         )
     if not array.ndim:
         raise OptionError(f"{name} of a loader has no axes, so it has no samples")
