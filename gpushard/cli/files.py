@@ -42,9 +42,10 @@ def places_of(path: Path) -> tuple[Path, Path]:
     return target, target.with_name(f".{path.name}.{urandom(4).hex()}.part")
 
 
-def unwritable(path: Path, error: OSError) -> StoreError:
-    """Error for a file that the system does not allow to be written."""
+def unwritable(path: Path, error: OSError, nbytes: int | None = None) -> StoreError:
+    """Error for a file, maybe of known size, that the system refuses to write."""
+    size = "" if nbytes is None else f" ({nbytes:,} bytes)"
     return StoreError(
-        f"cannot write {str(path)!r}: {error.strerror or error}",
+        f"cannot write {str(path)!r}{size}: {error.strerror or error}",
         hint="name a file that you may write, on a disk with room for it",
     )

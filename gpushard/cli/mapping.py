@@ -159,7 +159,10 @@ def _first_stored(source: Source) -> tuple[int, ...]:
     if found is not None:
         return found
     if source.layout.n_objects <= most:
-        raise NotFoundError("no shard of the array is stored")
+        raise NotFoundError(
+            "no shard of the array is stored",
+            hint="there is nothing to draw: every element is the fill value",
+        )
     raise NotFoundError(
         f"none of the first {most:,} shards of the array is stored",
         hint="name one that is with --shard",

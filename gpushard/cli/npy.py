@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,7 +58,8 @@ class NpyFile:
             _allocate(self._part)
         except OSError as error:
             self._drop()
-            raise unwritable(path, error) from error
+            nbytes = prod(shape) * stored.itemsize
+            raise unwritable(path, error, nbytes) from error
         self.array: NDArray[Any] = self._mapped.view(np.ndarray).view(dtype)
 
     def keep(self) -> None:

@@ -87,7 +87,8 @@ def _lines(result: Result, out: Path | None) -> list[str]:
         return [about]
     lines = [about if out is None else f"{out}: {about}", str(result.summary)]
     if result.is_compared:
-        lines.append(f"verified: zarr-python reads the same {result.size:,} elements")
+        elements = "element" if result.size == 1 else f"{result.size:,} elements"
+        lines.append(f"verified: zarr-python reads the same {elements}")
     return [line for line in lines if line]
 
 

@@ -32,18 +32,12 @@ def refuse_workers(*, device: bool) -> None:
     """
     data = sys.modules.get("torch.utils.data")
     worker = None if data is None else data.get_worker_info()
-    if worker is None:
+    if worker is None or not (device or worker.num_workers > 1):
         return
-    got, hint = f"num_workers={worker.num_workers}", "pass num_workers=0: the loader"
-    if device:
-        raise UnsupportedError(
-            "a worker cannot pass on the batches of a loader on a device",
-            got=got,
-            hint=f"{hint} reads ahead in threads",
-        )
-    if worker.num_workers > 1:
-        raise UnsupportedError(
-            "each of several workers would give all batches of a loader",
-            got=got,
-            hint=f"{hint} reads ahead in threads",
-        )
+    raise UnsupportedError(
+        "a worker cannot pass on the batches of a loader on a device"
+        if device
+        else "each of several workers would give all batches of a loader",
+        got=f"num_workers={worker.num_workers}",
+        hint="pass num_workers=0: the loader reads ahead in threads",
+    )
