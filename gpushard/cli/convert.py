@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -143,17 +144,7 @@ def _facts(src: str, dst: str, report: ConversionReport) -> dict[str, Any]:
         "dst": dst,
         "seconds": report.seconds,
         "verified": report.verified,
-        "arrays": {
-            path: {
-                "shards": array.shards,
-                "chunks": array.chunks,
-                "nbytes": array.nbytes,
-                "n_shards": array.n_shards,
-                "n_written": array.n_written,
-                "n_resumed": array.n_resumed,
-            }
-            for path, array in report.arrays.items()
-        },
+        "arrays": {path: asdict(array) for path, array in report.arrays.items()},
     }
 
 

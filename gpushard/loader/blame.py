@@ -32,7 +32,8 @@ def name_samples(
     told = np.sort(samples)[:_MOST_NAMED].tolist()
     more = "" if len(samples) <= _MOST_NAMED else f" and {len(samples) - len(told)}"
     which = ", ".join(map(str, told)) + (f"{more} more" if more else "")
-    error.add_note(f"while a loader read samples {which} of {named.name}")
+    noun = "sample" if len(samples) == 1 else "samples"
+    error.add_note(f"while a loader read {noun} {which} of {named.name}")
 
 
 def _field_of(error: GpushardError, fields: Sequence[Field]) -> Field:
