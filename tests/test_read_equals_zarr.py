@@ -1,7 +1,7 @@
 """Random arrays, random selections: every result is zarr-python's, bit for bit.
 
 How many arrays a profile draws for each property, `tests/conftest.py` and the settings
-below say; with most, two to four selections are read.
+below say; of most, several selections of each kind are read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from zarr_oracle import StoredArray, assert_same_bits, quiet_zarr
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
 
 KINDS = st.sampled_from(["memory", "memory", "local", "remote", "zip"])
-# In CI 1,850 of our own arrays, and 186 of zarr's.
+# In CI 740 of our own arrays, and 186 of zarr's.
 MORE = settings(max_examples=settings.default.max_examples * 37 // 10)
 FEWER = settings(max_examples=max(1, settings.default.max_examples * 5 // 8))
 
@@ -52,47 +52,8 @@ def drawn(data: Any, keys: st.SearchStrategy[Any], n: int = 3) -> list[Any]:
     return found
 
 
-# Arrays of our own
-
-
-@MORE
-@given(stored_arrays(), st.data())
-def test_basic_selections_equal_numpys_of_zarrs_array(directory, stored, data):
-    a = opened(stored, data, directory)
-    assert_same_bits(a[...], stored.full)
-    for key in drawn(data, basic_keys(stored.full.shape)):
-        assert_same_bits(a[key], stored.full[key])
-
-
-@MORE
-@given(stored_arrays(), st.data())
-def test_orthogonal_selections_equal_those_of_zarrs_array(directory, stored, data):
-    a = opened(stored, data, directory)
-    for key in drawn(data, orthogonal_keys(stored.full.shape)):
-        assert_same_bits(a.oindex[key], take_orthogonal(stored.full, key))
-
-
-@MORE
-@given(stored_arrays(), st.data())
-def test_points_and_masks_equal_those_of_zarrs_array(directory, stored, data):
-    full = stored.full
-    assume(full.ndim)
-    a = opened(stored, data, directory)
-    mask = data.draw(masks(full.shape))
-    assert_same_bits(a[mask], full[mask])
-    assert_same_bits(a.vindex[mask], full[mask])
-    if full.size:
-        for key in drawn(data, point_keys(full.shape), 2):
-            assert_same_bits(a.vindex[key], full[key])
-
-
-@MORE
-@given(stored_arrays(), st.data())
-def test_many_selections_in_one_batch_equal_single_ones(directory, stored, data):
-    a = opened(stored, data, directory)
-    keys = drawn(data, basic_keys(stored.full.shape), 4)
-    for key, got in zip(keys, a.read_many(keys), strict=True):
-        assert_same_bits(got, np.asarray(stored.full[key], stored.full.dtype))
+# Arrays of our own: drawn and written, which takes longest, once for several kinds of
+# selections
 
 
 @st.composite
@@ -121,25 +82,47 @@ def block_starts(document: dict[str, Any]) -> list[list[int]]:
     return starts
 
 
+def slices_of_cells(key: tuple[Any, ...], starts: list[list[int]]) -> tuple[slice, ...]:
+    """Elements of the cells that `key` names along each axis."""
+    where = []
+    for k, s in zip(key, starts, strict=True):
+        all_cells = range(len(s) - 1)
+        cells = all_cells[k] if isinstance(k, slice) else all_cells[k:][:1]
+        found = slice(s[cells.start], s[cells.stop]) if len(cells) else slice(0, 0)
+        where.append(found)
+    return tuple(where)
+
+
 @MORE
 @given(stored_arrays(), st.data())
-def test_blocks_are_the_cells_of_the_chunk_grid(directory, stored, data):
+def test_selections_along_axes_equal_numpys_of_zarrs_array(directory, stored, data):
+    a, full = opened(stored, data, directory), stored.full
+    assert_same_bits(a[...], full)
+    for key in drawn(data, basic_keys(full.shape)):
+        assert_same_bits(a[key], full[key])
+    for key in drawn(data, orthogonal_keys(full.shape)):
+        assert_same_bits(a.oindex[key], take_orthogonal(full, key))
+    keys = drawn(data, basic_keys(full.shape), 4)
+    for key, got in zip(keys, a.read_many(keys), strict=True):
+        assert_same_bits(got, np.asarray(full[key], full.dtype))
+    if full.size:
+        starts = block_starts(stored.document)
+        for key in drawn(data, block_keys(tuple(len(s) - 1 for s in starts))):
+            assert_same_bits(a.blocks[key], full[slices_of_cells(key, starts)])
+
+
+@MORE
+@given(stored_arrays(), st.data())
+def test_points_and_masks_equal_those_of_zarrs_array(directory, stored, data):
     full = stored.full
-    assume(full.size)
-    starts = block_starts(stored.document)
+    assume(full.ndim)
     a = opened(stored, data, directory)
-    for key in drawn(data, block_keys(tuple(len(s) - 1 for s in starts))):
-        where = []
-        for k, s in zip(key, starts, strict=True):
-            cells = (
-                range(len(s) - 1)[k]
-                if isinstance(k, slice)
-                else range(len(s) - 1)[k:][:1]
-            )
-            where.append(
-                slice(s[cells.start], s[cells.stop]) if len(cells) else slice(0, 0)
-            )
-        assert_same_bits(a.blocks[key], full[tuple(where)])
+    mask = data.draw(masks(full.shape))
+    assert_same_bits(a[mask], full[mask])
+    assert_same_bits(a.vindex[mask], full[mask])
+    if full.size:
+        for key in drawn(data, point_keys(full.shape), 2):
+            assert_same_bits(a.vindex[key], full[key])
 
 
 # zarr-python's own strategies

@@ -26,7 +26,7 @@ STRATEGIES = {
 }
 # More by hand, as docs/writing.md says: python tests/kill_writers.py.
 N_KILLS = 4
-N_WRITERS, N_WRITES = 4, 12
+N_WRITERS, N_WRITES = 4, 8
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
