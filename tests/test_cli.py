@@ -24,25 +24,24 @@ def sample(tmp_path_factory) -> Path:
     return write_sample(tmp_path_factory)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [[sys.executable, "-m", "gpushard"], [Path(sys.executable).parent / "gpushard"]],
-    ids=["python -m", "console script"],
-)
-def test_program_runs_from_a_shell(command, tmp_path):
-    if not os.path.exists(command[0]):
-        pytest.skip("gpushard is on the path, not installed")
+def in_a_shell(command, cwd):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    options = {"capture_output": True, "text": True, "check": False}
+    return subprocess.run(command, cwd=cwd, env=environment, **options)
 
+
+def test_the_console_script_is_the_program(tmp_path):
+    script = Path(sys.executable).parent / "gpushard"
+    if not script.exists():
+        pytest.skip("gpushard is on the path, not installed")
+    assert in_a_shell([script, "sample", "demo.zarr"], tmp_path).returncode == 0
+    assert (tmp_path / "demo.zarr/u/zarr.json").exists()
+    assert in_a_shell([script, "frobnicate"], tmp_path).returncode == 2
+
+
+def test_program_runs_from_a_shell(tmp_path):
     def shell(*arguments):
-        return subprocess.run(
-            [*command, *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return in_a_shell([sys.executable, "-m", "gpushard", *arguments], tmp_path)
 
     assert shell("sample", "demo.zarr").returncode == 0
     done = shell("read", "demo.zarr/u[0, :, ::-7, 3]", "--out", "u.npy", "--verify")
