@@ -200,6 +200,23 @@ class HostPipeline:
         *_, (limit, _) = self._sizes(chunk_shape)
         return limit
 
+    def refuse_oversized(self, nbytes: int, shape: tuple[int, ...]) -> None:
+        """Refuse an index entry that would make a read fetch far more than it decodes.
+
+        Raises
+        ------
+        CorruptShardError
+            No sane encoding of an inner chunk of `shape` takes `nbytes`.
+        """
+        limit = self.encoded_limit(shape)
+        if nbytes > limit:
+            raise CorruptShardError(
+                "an inner chunk is stored in more bytes than any encoding of it needs",
+                expected=f"at most {limit} bytes",
+                got=nbytes,
+                hint="the shard is damaged: restore it from a copy or write it again",
+            )
+
     def _decoded_nbytes(self, chunk_shape: tuple[int, ...]) -> list[int]:
         """How many bytes each bytes-to-bytes codec decodes to, in encoding order."""
         return [nbytes for nbytes, _ in self._sizes(chunk_shape)[:-1]]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import CorruptShardError, UnsupportedError
+from gpushard.errors import UnsupportedError
 from gpushard.layout import INDEX_ELEMENTS, ArrayLayout
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.chunk_room import ChunkRoom, decode_in_turn
@@ -208,23 +208,6 @@ class Source:
                 for axis, i in zip(layout.axes, coordinate, strict=True)
             )
         return tuple(parent[d] // here.chunk_shape[d] for d in here.axis_order)
-
-    def refuse_oversized(self, nbytes: int, shape: tuple[int, ...]) -> None:
-        """Refuse an index entry that would make a read fetch far more than it decodes.
-
-        Raises
-        ------
-        CorruptShardError
-            No sane encoding of an inner chunk of `shape` takes `nbytes`.
-        """
-        limit = self.pipeline.encoded_limit(shape)
-        if nbytes > limit:
-            raise CorruptShardError(
-                "an inner chunk is stored in more bytes than any encoding of it needs",
-                expected=f"at most {limit} bytes",
-                got=nbytes,
-                hint="the shard is damaged: restore it from a copy or write it again",
-            )
 
     def new_chunk_cache(self) -> ChunkCache | None:
         """Cache for decoded inner chunks; None if it is switched off or would not help.

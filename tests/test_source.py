@@ -241,11 +241,11 @@ def test_a_limited_source_shares_its_indexes_and_leaves_the_other_alone():
 def test_an_entry_larger_than_any_encoding_of_its_inner_chunk_is_refused():
     gzip = CodecSpec("gzip", {"level": 1})
     source = source_of(plain_layout(chain=chain_of(after=[gzip])))
-    source.refuse_oversized(4 * 12 + 100, (4, 3))
+    source.pipeline.refuse_oversized(4 * 12 + 100, (4, 3))
     with pytest.raises(
         CorruptShardError, match="more bytes than any encoding"
     ) as caught:
-        source.refuse_oversized(10**9, (4, 3))
+        source.pipeline.refuse_oversized(10**9, (4, 3))
     assert caught.value.got == 10**9
 
 

@@ -134,7 +134,7 @@ def refuse_oversized(job: Job, block: ShardBlock, located: Located) -> None:
     limit = source.pipeline.encoded_limit(shape)
     for row in np.flatnonzero(nbytes > limit).tolist():
         try:
-            source.refuse_oversized(int(nbytes[row]), shape)
+            source.pipeline.refuse_oversized(int(nbytes[row]), shape)
         except CorruptShardError as error:
             job.name_place(error, block, row)
             job.damage.note(error)

@@ -321,7 +321,7 @@ def _joined(wanted: Sequence[_Wanted], costs: FetchCosts) -> Iterator[list[_Want
 
 def _refuse_oversized(source: Source, chunk: TouchedChunk, nbytes: int) -> None:
     try:
-        source.refuse_oversized(nbytes, source.chunk_shape or ())
+        source.pipeline.refuse_oversized(nbytes, source.chunk_shape or ())
     except CorruptShardError as error:
         name_place(error, source, chunk)
         raise

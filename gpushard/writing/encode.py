@@ -194,7 +194,7 @@ class Encoder:
         source, nbytes = self.source, span.stop - span.start
         if inner.is_inner_chunk:
             source.room.refuse_large(in_part=False)
-            source.refuse_oversized(nbytes, self._stored_shape(inner))
+            source.pipeline.refuse_oversized(nbytes, self._stored_shape(inner))
         elif nbytes > source.options.max_chunk_nbytes:
             raise source.room.too_large(
                 "a nested shard that is written to in part", nbytes
