@@ -150,3 +150,16 @@ def test_a_source_that_is_damaged_fails_with_its_own_status(tmp_path):
     shard = src / "c/0/0"
     shard.write_bytes(shard.read_bytes()[:-3])
     sentence(run("convert", src, tmp_path / "dst", code=1))
+
+
+def test_a_refused_conversion_leaves_no_directory_but_those_it_found(sample, tmp_path):
+    (tmp_path / "there").mkdir()
+    for dst in ("there", "there/new/dst", "other"):
+        run("convert", sample / "u", tmp_path / dst, "--shards", "8,13", code=2)
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
+def test_a_destination_that_cannot_be_written_is_the_one_that_is_named(sample):
+    line = sentence(run("convert", sample / "u", "https://nowhere.invalid/x", code=2))
+    assert "cannot be written to (array 'https://nowhere.invalid/x')" in line
+    assert str(sample) not in line

@@ -372,22 +372,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(asked, words, tmp_
     assert not (tmp_path / "dst").exists()
 
 
-def test_a_directory_that_a_refused_conversion_found_stays(tmp_path):
-    src = zarr_array(tmp_path / "src")
-    (tmp_path / "there").mkdir()
-    with pytest.raises(gpushard.OptionError):
-        converted(src, tmp_path / "there" / "new" / "dst", shards=(8, 13))
-    with pytest.raises(gpushard.OptionError):
-        converted(src, tmp_path / "there", shards=(8, 13))
-    assert not list((tmp_path / "there").iterdir())
-
-
-def test_a_destination_that_cannot_be_written_is_named(tmp_path):
-    src, dst = zarr_array(tmp_path / "src"), "https://nowhere.invalid/dst"
-    with pytest.raises(gpushard.UnsupportedError, match=dst):
-        gpushard.convert(src, dst)
-
-
 def test_a_place_that_overlaps_the_source_is_refused(tmp_path):
     zarr.create_group(tmp_path / "src")
     src = zarr_array(tmp_path / "src" / "a")

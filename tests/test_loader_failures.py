@@ -43,9 +43,7 @@ def place(tmp_path):
 def damaged(place):
     """The same, the first inner chunk of the third shard (samples 24 to 27) damaged."""
     shard = place / "c/2/0/0"
-    payload = bytearray(shard.read_bytes())
-    payload[:8] = b"\0" * 8
-    shard.write_bytes(payload)
+    shard.write_bytes(b"\0" * 8 + shard.read_bytes()[8:])
     return gpushard.open_array(place)
 
 

@@ -145,6 +145,7 @@ class Conversion:
 
     def _planned(self, nodes: Nodes, target: TargetArguments) -> dict[str, _Job]:
         """Plan each array; raises before any work if an array cannot be converted."""
+        writer_of(self.to)  # here, where the error names the destination
         refuse_lasting(self.to)
         jobs: dict[str, _Job] = {}
         for path, layout in nodes.arrays.items():

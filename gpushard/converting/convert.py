@@ -15,7 +15,6 @@ from gpushard.errors import OptionError, naming
 from gpushard.hierarchies.documents import join
 from gpushard.options import DEFAULT, Options, ReadOptions
 from gpushard.stores.resolve import resolve
-from gpushard.stores.writers import writer_of
 from gpushard.writing.create import opened_or_made
 
 if TYPE_CHECKING:
@@ -95,7 +94,6 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
     nodes = nodes_at(*source, options)
     to_open = opened_or_made(dst, dst_path, options, dst_storage_options)
     with naming(str(dst), dst_path), to_open as to:
-        writer_of(to[0])  # refused here, where the error names the destination
         refuse_overlap(source, to)
         conversion = Conversion(source[0], *to, options, resume, overwrite)
         return conversion.run(nodes, target, progress, verify=verify)
