@@ -149,7 +149,7 @@ def patch_grid(part: PatchPart) -> JoinedGrids:
 
 
 def _patch_axis(cell: Ints, *columns: Ints) -> Projection:
-    _, in_start, length, out_start = np.broadcast_arrays(cell, *columns)
+    in_start, length, out_start = np.broadcast_arrays(*columns)
     return Projection(cell, in_start, length, out_start)
 
 
