@@ -12,7 +12,7 @@
 //     | nvCOMP             one call for each compressor that has streams
 //     | gs_fold            or gs_verify_zlib; one launch for all compressors
 //     v
-//   staging rows         decoded, still filtered: see unfilter.cu
+//   staging rows         decoded, still filtered: see unfilter.cu and scatter_planes.cu
 //   decoded rows         rows without a filter
 //
 // A warp takes a row, and a lane takes a block. Every pass parses the bytes again, with
@@ -40,11 +40,16 @@ struct BloscRows {
     const uint64_t* decoded; // where rows without a filter are decoded to, and where rows
                              // with a filter end up
     uint64_t* stage;         // out: where the streams of each row are decoded to
+    uint64_t* next;          // out: where each row is after its filter is undone
+    FastDivisor* planes;     // out: size of the shuffled blocks that the scatter undoes;
+                             // divisor 0: none in this row; null: none in any row
     uint64_t decoded_nbytes;
     uint32_t n_rows;
     uint32_t accept_unsized;  // zstd: whether frames may omit their content size
+    uint32_t fused_typesize;  // item size of shuffles that the scatter undoes
+    uint32_t reserved;
 };
-static_assert(sizeof(BloscRows) == 14 * 8, "the host packs the same");
+static_assert(sizeof(BloscRows) == 17 * 8, "the host packs the same");
 
 constexpr uint32_t TOTALS_COUNT = 3 * CLASS_COUNT + 2;
 
@@ -122,18 +127,27 @@ GS_DEVICE uint32_t add_to_totals(
 
 // Called by one lane. Sets where a row goes after it is decoded with `filter` still on
 // it.
-GS_DEVICE void route_row(const BloscRows& rows, uint32_t row, uint32_t filter) {
-    rows.filter[row] = filter;
-    if (filter == FILTER_NONE) return;
-    rows.stage[row] = rows.staging[row];
-    take_from(rows.totals + 3 * CLASS_COUNT + (filter == FILTER_BIT_SHUFFLE), 1);
+GS_DEVICE void route_row(
+    const BloscRows& rows, uint32_t row, const BloscHeader& header, uint32_t filter) {
+    const bool is_fused = filter == FILTER_BYTE_SHUFFLE && rows.planes != nullptr &&
+                          header.typesize == rows.fused_typesize &&
+                          header.block_nbytes % header.typesize == 0;
+    if (!is_fused) rows.filter[row] = filter;
+    if (filter != FILTER_NONE) rows.stage[row] = rows.staging[row];
+    if (is_fused) {
+        rows.next[row] = rows.staging[row];
+        rows.planes[row] = fast_divisor(header.block_nbytes);
+    } else if (filter != FILTER_NONE) {
+        const uint32_t which = filter == FILTER_BIT_SHUFFLE;
+        take_from(rows.totals + 3 * CLASS_COUNT + which, 1);
+    }
 }
 
 // Called by one lane. Writes the results for a row without errors.
 GS_DEVICE void write_row(
     const BloscRows& rows, uint32_t row, const BloscHeader& header,
     const BloscTally& tally) {
-    route_row(rows, row, blosc_filter(header));
+    route_row(rows, row, header, blosc_filter(header));
     rows.typesize[row] = header.typesize;
     rows.block_nbytes[row] = header.block_nbytes;
     rows.first[uint64_t(CLASS_RAW) * rows.n_rows + row] = add_to_totals(
@@ -186,7 +200,8 @@ gs_blosc_count(const BloscRows rows) {
         rows.filter[row] = FILTER_NONE;
         rows.typesize[row] = 1;
         rows.block_nbytes[row] = 1;
-        rows.stage[row] = rows.decoded[row];
+        rows.stage[row] = rows.next[row] = rows.decoded[row];
+        if (rows.planes != nullptr) rows.planes[row] = {0, 0, 0, 0};
         if (status == STATUS_OK) write_row(rows, row, header, tally);
     }
     if (lane_of_thread() == 0) tell_host(rows, n_warps);

@@ -94,6 +94,18 @@ struct FastDivisor {
     uint32_t shift_last;
 };
 
+GS_DEVICE FastDivisor fast_divisor(uint32_t divisor) {
+    uint32_t log2 = 0;
+    while (log2 < 32 && static_cast<uint64_t>(1) << log2 < divisor) ++log2;
+    const uint64_t beyond = (static_cast<uint64_t>(1) << log2) - divisor;
+    FastDivisor by;
+    by.divisor = divisor;
+    by.magic = static_cast<uint32_t>((beyond << 32) / divisor) + 1;
+    by.shift_first = log2 ? 1 : 0;
+    by.shift_last = log2 ? log2 - 1 : 0;
+    return by;
+}
+
 GS_DEVICE uint32_t fast_quotient(uint32_t n, const FastDivisor& by) {
     const uint32_t high =
         static_cast<uint32_t>(static_cast<uint64_t>(by.magic) * n >> 32);

@@ -17,33 +17,48 @@
 //   gs_scatter_cast_R    elements change their type; the unit is one number.
 //   gs_scatter_points    single elements, each with two offsets of its own.
 //
+// Rows that are still byte-shuffled have kernels of their own (scatter_planes.cu). So
+// have boxes whose axes change places (scatter_turn.cu).
+//
 // R is the largest number of loops. Threads do not wait for one another: there are no
 // barriers. Some launch bounds name a number of blocks, because otherwise the compiler
 // spills registers to fit more blocks.
 #include "scatter_move.cuh"
 
+constexpr int gs_scatter_copy_2_threads = 256;
+extern "C" __global__ void __launch_bounds__(gs_scatter_copy_2_threads)
+gs_scatter_copy_2(const __grid_constant__ Scatter2 p) {
+    scatter_tiles<2, false, false>(p);
+}
+
 constexpr int gs_scatter_copy_4_threads = 256;
-extern "C" __global__ void __launch_bounds__(gs_scatter_copy_4_threads, 3)
+extern "C" __global__ void __launch_bounds__(gs_scatter_copy_4_threads)
 gs_scatter_copy_4(const __grid_constant__ Scatter4 p) {
-    scatter_tiles<4, false>(p);
+    scatter_tiles<4, false, false>(p);
 }
 
 constexpr int gs_scatter_copy_32_threads = 256;
 extern "C" __global__ void __launch_bounds__(gs_scatter_copy_32_threads)
 gs_scatter_copy_32(const __grid_constant__ Scatter32 p) {
-    scatter_tiles<32, false>(p);
+    scatter_tiles<32, false, false>(p);
+}
+
+constexpr int gs_scatter_cast_2_threads = 256;
+extern "C" __global__ void __launch_bounds__(gs_scatter_cast_2_threads, 4)
+gs_scatter_cast_2(const __grid_constant__ Scatter2 p) {
+    scatter_tiles<2, true, false>(p);
 }
 
 constexpr int gs_scatter_cast_4_threads = 256;
 extern "C" __global__ void __launch_bounds__(gs_scatter_cast_4_threads)
 gs_scatter_cast_4(const __grid_constant__ Scatter4 p) {
-    scatter_tiles<4, true>(p);
+    scatter_tiles<4, true, false>(p);
 }
 
 constexpr int gs_scatter_cast_32_threads = 256;
 extern "C" __global__ void __launch_bounds__(gs_scatter_cast_32_threads)
 gs_scatter_cast_32(const __grid_constant__ Scatter32 p) {
-    scatter_tiles<32, true>(p);
+    scatter_tiles<32, true, false>(p);
 }
 
 // Scatters single elements. A thread takes one unit of one point.
@@ -57,9 +72,12 @@ struct Points {
     uint64_t fill;  // address of one element
     const Landing* landings;
     const uint32_t* row;
+    const FastDivisor* planes;  // as in Scatter
     FastDivisor units_per_point;
     Transfer transfer;
     uint32_t n_units;
+    uint32_t item_log2;
+    uint32_t decoded_nbytes;
 };
 
 constexpr int gs_scatter_points_threads = 256;
@@ -83,7 +101,14 @@ gs_scatter_points(const __grid_constant__ Points p) {
             continue;
         }
         const uint64_t from = p.src[row] + landing.in_offset + (unit << in_log2);
-        const uint64_t bits = load_number(from, in_log2);
+        uint64_t bits;
+        if (p.planes != nullptr && p.planes[row].divisor) {
+            const ShuffledRow shuffled = {
+                p.src[row], p.planes[row], p.decoded_nbytes, p.item_log2};
+            bits = shuffled.load(from, in_log2);
+        } else {
+            bits = load_number(from, in_log2);
+        }
         store_number(to, transferred(bits, p.transfer), out_log2);
     }
 }
@@ -99,23 +124,26 @@ GS_DEVICE uint32_t offset_of(Field Struct::*field) {
 // Writes the sizes of the structs that the host packs and the offsets of their fields. A
 // test compares these with the host's.
 //
-//   out: uint32, shape (16,)
+//   out: uint32, shape (19,)
 constexpr int gs_scatter_structs_threads = 32;
 extern "C" __global__ void __launch_bounds__(gs_scatter_structs_threads)
 gs_scatter_structs(uint32_t* out) {
     const uint32_t found[] = {
         sizeof(Landing),
-        sizeof(Extent),
+        sizeof(Cell),
+        sizeof(Column),
         sizeof(Transfer),
         sizeof(Loop),
         offset_of(&Loop::length),
+        sizeof(Scatter2),
         sizeof(Scatter4),
         sizeof(Scatter32),
-        offset_of(&Scatter4::landings),
+        offset_of(&Scatter4::tiles_per_row),
         offset_of(&Scatter4::transfer),
         offset_of(&Scatter4::n_rows),
         offset_of(&Scatter4::in_bits),
         offset_of(&Scatter4::run),
+        offset_of(&Scatter4::columns),
         offset_of(&Scatter4::loops),
         sizeof(Points),
         offset_of(&Points::transfer),

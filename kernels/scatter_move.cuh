@@ -9,10 +9,10 @@
 // alone, or cleared if the decoder failed, so that no garbage is returned.
 #pragma once
 #include "scatter_box.cuh"
-#include "scatter_words.cuh"
+#include "shuffled_row.cuh"
 
 // Movers say how one unit changes, and how many units a lane loads at once. `src` is the
-// address of the row's box.
+// address after the row's own offsets.
 template <int W>
 struct Copy {
     typedef typename WordOf<W>::type Word;
@@ -79,6 +79,57 @@ struct Fill {
     }
 };
 
+// One item of a shuffled row, at any place; `unit()` is the item's size.
+struct CopyItem {
+    typedef uint64_t Word;
+    static constexpr int UNROLL = 2;
+    const Transfer& transfer;
+    const ShuffledRow& shuffled;
+
+    GS_DEVICE uint32_t unit() const { return 1u << shuffled.item_log2; }
+    GS_DEVICE Word load(uint64_t src, const Spot& spot) const {
+        const uint64_t bits = shuffled.load(src + spot.in_offset, shuffled.item_log2);
+        return reversed_bytes(bits, transfer.in_swap);
+    }
+    GS_DEVICE void store(uint8_t* to, Word word) const {
+        store_number(to, word, shuffled.item_log2);
+    }
+};
+
+// Four items of S bytes; addresses and offsets must be multiples of four items.
+template <int S>
+struct CopyFourItems {
+    typedef typename FourItems<S>::Word Word;
+    static constexpr int UNROLL = S == 8 ? 2 : 4;
+    const Transfer& transfer;
+    const ShuffledRow& shuffled;
+
+    GS_DEVICE uint32_t unit() const { return 4 * S; }
+    GS_DEVICE Word load(uint64_t src, const Spot& spot) const {
+        const PlanesPlace at = shuffled.place(src + spot.in_offset);
+        return FourItems<S>::moved_items(FourItems<S>::load(at), transfer);
+    }
+    GS_DEVICE void store(uint8_t* to, const Word& word) const {
+        FourItems<S>::store(to, word);
+    }
+};
+
+struct CastItem {
+    typedef uint64_t Word;
+    static constexpr int UNROLL = 2;
+    const Transfer& transfer;
+    const ShuffledRow& shuffled;
+
+    GS_DEVICE uint32_t unit() const { return 1u << transfer.out_log2; }
+    GS_DEVICE Word load(uint64_t src, const Spot& spot) const {
+        const uint64_t bits = shuffled.load(src + spot.in_offset, transfer.in_log2);
+        return transferred(bits, transfer);
+    }
+    GS_DEVICE void store(uint8_t* to, Word word) const {
+        store_number(to, word, transfer.out_log2);
+    }
+};
+
 // A range of the bytes of one row's box.
 struct Tile {
     uint32_t row;
@@ -92,6 +143,8 @@ GS_DEVICE void move_tile(
     const Scatter<R>& p, const Row<R>& row, const Tile& tile, const Mover mover) {
     typedef typename Mover::Word Word;
     constexpr int UNROLL = R > 8 ? 1 : Mover::UNROLL;
+    const uint64_t src = p.src[row.index] + row.in_offset;
+    uint8_t* const out = p.out + row.out_offset;
     const uint32_t unit = mover.unit();
     const uint32_t lane = threadIdx.x % LANES;
     for (uint32_t at = tile.first + lane * unit; at < tile.stop;
@@ -103,14 +156,14 @@ GS_DEVICE void move_tile(
             const uint32_t here = at + j * LANES * unit;
             if (here < tile.stop) {
                 const Spot spot = spot_of(p, row, here);
-                words[j] = mover.load(row.src, spot);
+                words[j] = mover.load(src, spot);
                 places[j] = spot.out_offset;
             }
         }
 #pragma unroll
         for (int j = 0; j < UNROLL; ++j) {
             if (at + j * LANES * unit < tile.stop) {
-                mover.store(row.out + places[j], words[j]);
+                mover.store(out + places[j], words[j]);
             }
         }
     }
@@ -124,7 +177,7 @@ GS_DEVICE uint32_t widest_unit(uint64_t bits) {
 
 template <int R>
 GS_DEVICE void fill_tile(const Scatter<R>& p, const Row<R>& row, const Tile& tile) {
-    const uint64_t out = reinterpret_cast<uint64_t>(row.out);
+    const uint64_t out = reinterpret_cast<uint64_t>(p.out) + row.out_offset;
     switch (widest_unit(out | p.out_bits | row.run.divisor)) {
         case 16: move_tile(p, row, tile, Fill<16>{p.fill, p.fill_nbytes}); break;
         case 8: move_tile(p, row, tile, Fill<8>{p.fill, p.fill_nbytes}); break;
@@ -136,9 +189,10 @@ GS_DEVICE void fill_tile(const Scatter<R>& p, const Row<R>& row, const Tile& til
 
 template <int R>
 GS_DEVICE void copy_tile(const Scatter<R>& p, const Row<R>& row, const Tile& tile) {
-    const uint64_t out = reinterpret_cast<uint64_t>(row.out);
+    const uint64_t src = p.src[row.index] + row.in_offset;
+    const uint64_t out = reinterpret_cast<uint64_t>(p.out) + row.out_offset;
     const uint32_t unit =
-        widest_unit(row.src | out | p.in_bits | p.out_bits | row.run.divisor);
+        widest_unit(src | out | p.in_bits | p.out_bits | row.run.divisor);
     if (unit < p.transfer.in_swap) {
         move_tile(p, row, tile, CopySwappedBytes{p.transfer});
         return;
@@ -152,47 +206,124 @@ GS_DEVICE void copy_tile(const Scatter<R>& p, const Row<R>& row, const Tile& til
     }
 }
 
+// Moves a row that is still shuffled: four items at once if all distances are multiples
+// of four items.
 template <int R>
-GS_DEVICE Tile tile_of(const Scatter<R>& p, uint32_t index) {
-    uint32_t low = 0, high = p.n_rows;  // bounds[low] <= index < bounds[high]
-    while (high - low > 1) {
-        const uint32_t middle = low + (high - low) / 2;
-        if (p.tile_bounds[middle] <= index) {
-            low = middle;
-        } else {
-            high = middle;
+GS_DEVICE void copy_items(
+    const Scatter<R>& p, const Row<R>& row, const Tile& tile,
+    const ShuffledRow& shuffled) {
+    if constexpr (R <= 8) {
+        const uint64_t out = reinterpret_cast<uint64_t>(p.out) + row.out_offset;
+        const uint32_t four_log2 = shuffled.item_log2 + 2;
+        const uint64_t distances = row.in_offset | p.in_bits | row.run.divisor |
+                                   shuffled.block.divisor | shuffled.nbytes;
+        const uint64_t four = 1u << four_log2;
+        const bool is_whole = (distances & (four - 1)) == 0 && !(shuffled.address & 3);
+        if (is_whole && ((out | p.out_bits) & (four < 16 ? four - 1 : 15)) == 0) {
+            switch (shuffled.item_log2) {
+                case 1:
+                    return move_tile(
+                        p, row, tile, CopyFourItems<2>{p.transfer, shuffled});
+                case 2:
+                    return move_tile(
+                        p, row, tile, CopyFourItems<4>{p.transfer, shuffled});
+                default:
+                    return move_tile(
+                        p, row, tile, CopyFourItems<8>{p.transfer, shuffled});
+            }
         }
     }
-    const uint32_t first = (index - p.tile_bounds[low]) << p.tile_log2;
-    return {low, first, first + (1u << p.tile_log2)};
+    move_tile(p, row, tile, CopyItem{p.transfer, shuffled});
+}
+
+template <int R>
+GS_DEVICE Tile tile_of(const Scatter<R>& p, uint32_t index) {
+    Tile tile;
+    uint32_t nth;
+    if (p.tile_bounds == nullptr) {
+        tile.row = fast_quotient(index, p.tiles_per_row);
+        nth = fast_remainder(index, tile.row, p.tiles_per_row);
+    } else {
+        uint32_t low = 0, high = p.n_rows;  // bounds[low] <= index < bounds[high]
+        while (high - low > 1) {
+            const uint32_t middle = low + (high - low) / 2;
+            if (p.tile_bounds[middle] <= index) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        tile.row = low;
+        nth = index - p.tile_bounds[low];
+    }
+    tile.first = nth << p.tile_log2;
+    tile.stop = tile.first + (1u << p.tile_log2);
+    return tile;
+}
+
+// Whether the row was decoded to its final place.
+template <int R>
+GS_DEVICE bool is_in_place(const Scatter<R>& p, const Row<R>& row) {
+    return p.src[row.index] + row.in_offset ==
+           reinterpret_cast<uint64_t>(p.out) + row.out_offset;
 }
 
 // Clears what a failed decoder left at the row's final place.
 template <int R>
-GS_DEVICE void clear_tile(const Row<R>& row, const Tile& tile) {
+GS_DEVICE void clear_tile(const Scatter<R>& p, const Row<R>& row, const Tile& tile) {
+    uint8_t* const out = p.out + row.out_offset;
     for (uint32_t at = tile.first + threadIdx.x % LANES; at < tile.stop; at += LANES) {
-        row.out[at] = 0;
+        out[at] = 0;
     }
 }
 
-template <int R, bool IS_CAST>
+// Row `row` as a shuffled row; its block size is 0 if it is not shuffled.
+template <int R>
+GS_DEVICE ShuffledRow shuffled_row(const Scatter<R>& p, uint32_t row) {
+    const FastDivisor none = {0, 0, 0, 0};
+    return {
+        p.src[row], p.planes ? p.planes[row] : none, p.decoded_nbytes, p.item_log2};
+}
+
+template <int R, bool IS_CAST, bool HAS_PLANES>
+GS_DEVICE void scatter_tile(const Scatter<R>& p, const Row<R>& row, const Tile& tile) {
+    if constexpr (HAS_PLANES) {
+        const ShuffledRow shuffled = shuffled_row(p, row.index);
+        if (shuffled.block.divisor) {
+            if constexpr (IS_CAST) {
+                move_tile(p, row, tile, CastItem{p.transfer, shuffled});
+            } else {
+                copy_items(p, row, tile, shuffled);
+            }
+            return;
+        }
+    }
+    if constexpr (IS_CAST) {
+        move_tile(p, row, tile, Cast{p.transfer});
+    } else if (!is_in_place(p, row)) {
+        copy_tile(p, row, tile);
+    }
+}
+
+template <int R, bool IS_CAST, bool HAS_PLANES>
 GS_DEVICE void scatter_tiles(const Scatter<R>& p) {
     const uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / LANES;
     const uint32_t n_warps = gridDim.x * blockDim.x / LANES;
     for (uint32_t index = warp; index < p.n_tiles; index += n_warps) {
         Tile tile = tile_of(p, index);
+        const bool has_failed = p.status != nullptr && p.status[tile.row] != STATUS_OK;
+        const bool is_missing = p.src[tile.row] == 0;
+        if (has_failed && (IS_CAST || is_missing)) {
+            continue;
+        }
         const Row<R> row = row_of(p, tile.row);
-        const bool is_in_place = !IS_CAST && !row.is_missing &&
-                                 row.src == reinterpret_cast<uint64_t>(row.out);
         tile.stop = tile.stop < row.box_nbytes ? tile.stop : row.box_nbytes;
-        if (p.status != nullptr && p.status[tile.row] != STATUS_OK) {
-            if (is_in_place) clear_tile(row, tile);
-        } else if (row.is_missing) {
+        if (has_failed) {
+            if (is_in_place(p, row)) clear_tile(p, row, tile);
+        } else if (is_missing) {
             fill_tile(p, row, tile);
-        } else if constexpr (IS_CAST) {
-            move_tile(p, row, tile, Cast{p.transfer});
-        } else if (!is_in_place) {
-            copy_tile(p, row, tile);
+        } else {
+            scatter_tile<R, IS_CAST, HAS_PLANES>(p, row, tile);
         }
     }
 }

@@ -7,6 +7,7 @@
 // shuffle_format.cuh shows a filtered block. Thread blocks along x share the rows, and
 // thread blocks along y share the pieces of a row.
 #include "copy.cuh"
+#include "planes.cuh"
 #include "shuffle_format.cuh"
 
 // Tables with one entry for each row, as gs_blosc_count fills them. Rows may begin at any
@@ -67,50 +68,33 @@ GS_DEVICE void for_pieces(
     }
 }
 
-// Transposes four rows of four bytes: byte k of word i becomes byte i of word k.
-//
-//   words of four planes   a0 a1 a2 a3 | b0 b1 b2 b3 | c0 c1 c2 c3 | d0 d1 d2 d3
-//   parts of four items    a0 b0 c0 d0 | a1 b1 c1 d1 | a2 b2 c2 d2 | a3 b3 c3 d3
-GS_DEVICE uint4 transpose_bytes(const uint4& planes) {
-    const uint32_t low01 = __byte_perm(planes.x, planes.y, 0x5140);
-    const uint32_t low23 = __byte_perm(planes.z, planes.w, 0x5140);
-    const uint32_t high01 = __byte_perm(planes.x, planes.y, 0x7362);
-    const uint32_t high23 = __byte_perm(planes.z, planes.w, 0x7362);
-    return make_uint4(
-        __byte_perm(low01, low23, 0x5410), __byte_perm(low01, low23, 0x7632),
-        __byte_perm(high01, high23, 0x5410), __byte_perm(high01, high23, 0x7632));
-}
-
-// Undoes four items from `item` on; planes and items must be aligned. The size of an item
-// is 2 or a multiple of 4.
+// Undoes four items of SIZE bytes from `item` on; planes and items must be aligned.
 template <uint32_t SIZE>
 GS_DEVICE void unshuffle_four(const Piece& piece, uint32_t item) {
-    constexpr uint32_t WORDS = SIZE / 4;
-    const auto plane = [&](uint32_t k) {
-        const uint8_t* at = piece.src + uint64_t(k) * piece.n_items + item;
-        return *reinterpret_cast<const uint32_t*>(at);
-    };
+    const uint64_t planes = reinterpret_cast<uint64_t>(piece.src) + item;
+    const uint64_t stride = piece.n_items;
     uint8_t* items = piece.dst + uint64_t(item) * SIZE;
     if constexpr (SIZE == 2) {
-        const uint32_t low = plane(0), high = plane(1);
-        *reinterpret_cast<uint2*>(items) =
-            make_uint2(__byte_perm(low, high, 0x5140), __byte_perm(low, high, 0x7362));
+        *reinterpret_cast<uint2*>(items) = load_two_planes(planes, stride);
+    } else if constexpr (SIZE == 4) {
+        *reinterpret_cast<uint4*>(items) = load_four_planes(planes, stride);
+    } else if constexpr (SIZE == 8) {
+        const uint4 low = load_four_planes(planes, stride);
+        const uint4 high = load_four_planes(planes + 4 * stride, stride);
+        uint4* out = reinterpret_cast<uint4*>(items);
+        out[0] = make_uint4(low.x, high.x, low.y, high.y);
+        out[1] = make_uint4(low.z, high.z, low.w, high.w);
     } else {
-        uint32_t words[SIZE];  // of the four items
-#pragma unroll
-        for (uint32_t k = 0; k < WORDS; k++) {
-            const uint4 parts = transpose_bytes(make_uint4(
-                plane(4 * k), plane(4 * k + 1), plane(4 * k + 2), plane(4 * k + 3)));
-            words[k] = parts.x;
-            words[k + WORDS] = parts.y;
-            words[k + 2 * WORDS] = parts.z;
-            words[k + 3 * WORDS] = parts.w;
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < WORDS; k++) {
-            reinterpret_cast<uint4*>(items)[k] = make_uint4(
-                words[4 * k], words[4 * k + 1], words[4 * k + 2], words[4 * k + 3]);
-        }
+        static_assert(SIZE == 16, "these sizes are written out");
+        const uint4 a = load_four_planes(planes, stride);
+        const uint4 b = load_four_planes(planes + 4 * stride, stride);
+        const uint4 c = load_four_planes(planes + 8 * stride, stride);
+        const uint4 d = load_four_planes(planes + 12 * stride, stride);
+        uint4* out = reinterpret_cast<uint4*>(items);
+        out[0] = make_uint4(a.x, b.x, c.x, d.x);
+        out[1] = make_uint4(a.y, b.y, c.y, d.y);
+        out[2] = make_uint4(a.z, b.z, c.z, d.z);
+        out[3] = make_uint4(a.w, b.w, c.w, d.w);
     }
 }
 

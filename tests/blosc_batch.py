@@ -9,7 +9,7 @@ import numpy as np
 from blosc_cases import NBYTES, OK, parsed
 from gpushard.codecs import blosc_frame
 from gpushard.devices.decoding.row_tables import TOTALS_NBYTES
-from gpushard.devices.structs import BLOSC_STREAMS
+from gpushard.devices.structs import BLOSC_STREAMS, FAST_DIVISOR
 from kernel_rows import POISON, addresses, held, outputs, sizes, struct
 
 CLASSES = ("raw", "lz4", "snappy", "zlib", "zstd")
@@ -34,7 +34,9 @@ class Batch:
         self.totals = self.totals_host[:-2].reshape(3, -1)
         self.n_shuffled = self.totals_host[-2:]
         self.staging, self.decoded = (outputs(n_rows, decoded_nbytes) for _ in "ab")
-        self.dst = np.zeros(n_rows, np.uint64)
+        self.dst, self.next = np.zeros((2, n_rows), np.uint64)
+        self.planes = np.full(n_rows, 7, FAST_DIVISOR)
+        self.fused_typesize = 0
         self.decoded_nbytes = decoded_nbytes
         self.accept_unsized = True
 
@@ -72,9 +74,13 @@ class Batch:
             staging=self._staging,
             decoded=self._decoded,
             stage=self.dst,
+            next=self.next,
+            planes=self.planes if self.fused_typesize else np.uint64(0),
             decoded_nbytes=np.uint64(self.decoded_nbytes),
             n_rows=np.uint32(self.n_rows),
             accept_unsized=np.uint32(self.accept_unsized),
+            fused_typesize=np.uint32(self.fused_typesize),
+            reserved=np.uint32(0),
         )
 
     def row_at(self, address):

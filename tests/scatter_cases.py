@@ -21,11 +21,14 @@ from gpushard.devices.scattering.grids import GridScatter
 from gpushard.devices.scattering.launch import Addresses
 from gpushard.devices.scattering.points import PointScatter
 from gpushard.devices.scattering.transfer import (
+    NO_SHUFFLE,
+    Shuffle,
     Transfer,
     fill_element,
     plan_transfer,
 )
 from gpushard.devices.slabs import TablePage
+from gpushard.devices.structs import fast_divisor
 from gpushard.layout import GridAxis
 from gpushard.placing.scatter import make_target
 from gpushard.planning.grid import GridPart
@@ -70,12 +73,29 @@ class Store:
         Order of the array's axes in the stored bytes.
     misalignment
         Where the inner chunks begin after a multiple of 16.
+    block_items
+        Items in the byte-shuffled blocks of each inner chunk, in turns; 0: it is not
+        shuffled. None of them is if there are no numbers.
     """
 
     dtype: np.dtype
     is_swapped: bool = False
     axis_order: tuple[int, ...] | None = None
     misalignment: int = 0
+    block_items: tuple[int, ...] = ()
+
+    def block_nbytes(self, n):
+        """Bytes of the shuffled blocks of the nth inner chunk."""
+        return self.block_items[n % len(self.block_items)] * self.dtype.itemsize
+
+    def shuffled(self, data, n):
+        """The bytes of the nth inner chunk, shuffled if it is."""
+        if self.block_items and self.block_nbytes(n) and len(data):
+            size = self.dtype.itemsize
+            for start in range(0, len(data), self.block_nbytes(n)):
+                block = data[start : start + self.block_nbytes(n)]
+                block[:] = block.reshape(-1, size).T.copy().reshape(-1)
+        return data
 
     def stored(self, chunk):
         """Bytes of one inner chunk, and its strides in the array's axes."""
@@ -107,12 +127,14 @@ class Rows:
     src: np.ndarray
     in_strides: tuple[int, ...]
     keep: list
+    planes: np.ndarray | None = None
+    shuffle: Shuffle = NO_SHUFFLE
 
 
 def rows_of(plan, layout, store, array, is_missing):
     """Rows by shape of inner chunk; `is_missing` tells for the n-th row of the plan."""
     part = plan.parts[0]
-    found: dict[Any, tuple[list, list, list, Any]] = {}
+    found: dict[Any, tuple[list, list, list, list, Any]] = {}
     n = 0
     for block in sts.pieces_of(plan):
         for column in block.position.T:
@@ -121,15 +143,34 @@ def rows_of(plan, layout, store, array, is_missing):
                 layout, coordinate, array, beyond=np.zeros((), array.dtype)
             )
             data, strides = store.stored(chunk)
-            columns, src, keep, _ = found.setdefault(chunk.shape, ([], [], [], strides))
+            columns, src, keep, blocks, _ = found.setdefault(
+                chunk.shape, ([], [], [], [], strides)
+            )
             columns.append(column)
             src.append(0 if is_missing(n) else data.ctypes.data)
-            keep.append(data)
+            keep.append(store.shuffled(data, n))
+            blocks.append(store.block_nbytes(n) if store.block_items else 0)
             n += 1
     return [
-        Rows(np.array(columns).T, np.array(src, np.uint64), strides, keep)
-        for columns, src, keep, strides in found.values()
+        Rows(
+            np.array(columns).T,
+            np.array(src, np.uint64),
+            strides,
+            keep,
+            planes_of(blocks) if store.block_items else None,
+            Shuffle(store.dtype.itemsize, keep[0].nbytes)
+            if store.block_items
+            else NO_SHUFFLE,
+        )
+        for columns, src, keep, blocks, strides in found.values()
     ]
+
+
+def planes_of(blocks):
+    """Table of the bytes of shuffled blocks, with 0 where rows are not shuffled."""
+    table = fast_divisor(np.maximum(blocks, 1))
+    table["divisor"] = blocks
+    return table
 
 
 def launch(scatter, rows, out, *, schedule=0, status=None, n_blocks=None):
@@ -137,16 +178,18 @@ def launch(scatter, rows, out, *, schedule=0, status=None, n_blocks=None):
     page = TablePage()
     batch = scatter.batch(rows.position, page)
     tables, batch_tables = uploaded(scatter.tables), uploaded(page.packed())
-    parameter = batch.packed(
+    parameter = scatter.parameter.packed(
+        batch,
         Addresses(
             tables.ctypes.data,
             batch_tables.ctypes.data,
             out.ctypes.data,
             rows.src.ctypes.data,
             0 if status is None else status.ctypes.data,
+            0 if rows.planes is None else rows.planes.ctypes.data,
         ),
     )
-    kernel = scatter.kernel
+    kernel = scatter.kernel if rows.planes is None else scatter.planes_kernel
     threads = KERNELS.threads(kernel)
     blocks = batch.n_blocks(threads) if n_blocks is None else n_blocks
     if blocks:
@@ -160,7 +203,7 @@ def lay(part, rows, out, transfer, fill):
         laid, strides = GridScatter, part.selection.on_grid(out).strides
     else:
         laid, strides = PointScatter, out.strides
-    return laid.lay(part, rows.in_strides, strides, transfer, fill)
+    return laid.lay(part, rows.in_strides, strides, transfer, fill, rows.shuffle)
 
 
 def scatter_by_kernels(case, out, **launched):

@@ -15,11 +15,13 @@ from gpushard.devices.decoding.row_tables import (
     DUMMIES,
     DUMMY_CAPACITY,
     LANDING,
+    STREAM_TABLES_NBYTES,
     TOTALS_NBYTES,
     RowTables,
 )
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.slabs import TablePage
+from gpushard.devices.structs import FAST_DIVISOR
 from idle_device import opened
 
 N_ROWS, ADDRESS = 3, 1 << 40
@@ -70,7 +72,7 @@ def test_each_table_of_the_rows_lies_where_it_is_said_to():
     assert tables.scratch - ADDRESS >= page.upload_nbytes
 
 
-@pytest.mark.parametrize("codecs", [COMPRESSED, SHUFFLED], ids=["steps", "shuffle"])
+@pytest.mark.parametrize("codecs", [COMPRESSED, SHUFFLED], ids=["steps", "planes"])
 def test_tables_share_no_byte_and_begin_where_a_gpu_loads_their_items(codecs):
     """A GPU faults at addresses that are no multiple of what it loads; x86 does not."""
     n_rows = 1001  # odd, and so many that rows take more than what is left over
@@ -80,7 +82,7 @@ def test_tables_share_no_byte_and_begin_where_a_gpu_loads_their_items(codecs):
     words += [tables.place(k) for k in (0, 1, LANDING)]
     shuffles = [k for k, step in enumerate(chain.steps) if step.kind.value == "shuffle"]
     halves = [tables.status, *(at for k in shuffles for at in tables.filters_of(k))]
-    scratch_nbytes = 40 * n_rows + 16 * 5
+    scratch_nbytes = (STREAM_TABLES_NBYTES + FAST_DIVISOR.itemsize + 48) * n_rows
     spans = [
         *((at, 8 * n_rows, 8) for at in words),
         *((at, 4 * n_rows, 4) for at in halves),
@@ -90,6 +92,8 @@ def test_tables_share_no_byte_and_begin_where_a_gpu_loads_their_items(codecs):
         (tables.scratch, scratch_nbytes, 16),
         (tables.dummy_dst, DUMMY_CAPACITY, 16),
     ]
+    if chain.fused_nbytes:
+        spans.append((tables.planes, FAST_DIVISOR.itemsize * n_rows, 4))
     spans.sort()
     assert [at % alignment for at, _, alignment in spans] == [0] * len(spans)
     ends = [at + nbytes for at, nbytes, _ in spans]

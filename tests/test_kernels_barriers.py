@@ -10,16 +10,20 @@ from __future__ import annotations
 import re
 import signal
 from functools import cache
+from unittest import mock
 
 import numpy as np
 import pytest
 
+import scatter_cases
 from cuda_host.deaths import deaths_of
 from cuda_host.launch import SCHEDULES, Kernels
 from gpushard.devices.decoding.filters import FilterRows, ItemFilter
 from gpushard.devices.kernels import kernel_directory
 from kernel_rows import addresses, held, sizes
+from scatter_cases import launch
 from test_kernels_crc32c import message, signed
+from test_kernels_scatter_turn import laid, turned_case
 from test_kernels_streams import TRAILER
 from test_kernels_trailers import FORMATS, Streams
 from test_kernels_trailers import message as numbered_message
@@ -64,6 +68,19 @@ def sums(kernels, schedule):
     return decoded
 
 
+def turns(kernels, schedule):
+    """Squares of two sizes of units, one block after the other."""
+    outs = []
+    for target in ("i4", "f8"):
+        case = turned_case((90, 150), (64, 128))
+        out = np.zeros((90, 150), target)
+        scatter, rows = laid(case, out)
+        with mock.patch.object(scatter_cases, "KERNELS", kernels):
+            launch(scatter, rows, out, schedule=schedule, n_blocks=2)
+        outs.append(out)
+    return outs
+
+
 def trailers(kernels, schedule):
     """More streams than a block takes at a time; some rows have failed before."""
     found = []
@@ -83,6 +100,7 @@ RUNS = {
     "crc32c.cu": checksums,
     "gate.cu": moved_streams,
     "filters.cu": sums,
+    "scatter_turn.cu": turns,
     "trailers.cu": trailers,
 }
 # Without these, threads that disagree about a row go to different barriers, where the

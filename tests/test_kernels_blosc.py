@@ -31,6 +31,7 @@ from cuda_host.launch import (
 )
 from cuda_host.statuses import Status
 from gpushard.codecs import blosc_blocks, blosc_frame
+from gpushard.devices.structs import fast_divisor
 from kernel_rows import bytes_at
 
 NONE, BYTES, BITS = range(3)
@@ -116,7 +117,8 @@ def test_streams_of_the_tables_decode_to_the_bytes(kernels, schedule):
 
 
 @schedules
-def test_rows_are_routed_by_their_filter(kernels, schedule):
+@pytest.mark.parametrize("fused_typesize", [0, 4, 8])
+def test_rows_are_routed_by_their_filter(kernels, schedule, fused_typesize):
     cases = [
         (elements("smooth", dtype, NBYTES // np.dtype(dtype).itemsize), shuffle, size)
         for dtype, shuffle, size in product(["<f4", "<f8"], [0, 1, 2], [256, 1024])
@@ -124,13 +126,30 @@ def test_rows_are_routed_by_their_filter(kernels, schedule):
     frames = [encode(array, "lz4", shuffle, size) for array, shuffle, size in cases]
     frames.append(changed(frames[0], 0, "<B", 3))
     batch = Batch(frames)
+    batch.fused_typesize = fused_typesize
     batch.run(kernels, schedule)
-    filters = [shuffle for _, shuffle, _ in cases]
-    assert batch.filter.tolist() == [*filters, NONE]
-    for row, filter_ in enumerate([*filters, NONE]):
-        to = batch.staging if filter_ else batch.decoded
-        assert batch.row_at(int(batch.dst[row])) is to[row]
-    assert batch.n_shuffled.tolist() == [filters.count(BYTES), filters.count(BITS)]
+    n_left = [0, 0]
+    for row, data in enumerate(frames[:-1]):
+        header = blosc_frame.parse_header(data, "blosc")
+        filter_ = cases[row][1]
+        is_fused = filter_ == BYTES and header.typesize == fused_typesize
+        assert batch.filter[row] == (NONE if is_fused else filter_)
+        assert batch.row_at(int(batch.dst[row])) is (
+            batch.staging[row] if filter_ else batch.decoded[row]
+        )
+        assert batch.row_at(int(batch.next[row])) is (
+            batch.staging[row] if is_fused else batch.decoded[row]
+        )
+        if fused_typesize:
+            block_nbytes = header.block_nbytes if is_fused else 0
+            assert batch.planes[row]["divisor"] == block_nbytes
+        if is_fused:
+            assert batch.planes[row] == fast_divisor(block_nbytes)
+        elif filter_:
+            n_left[filter_ == BITS] += 1
+    assert batch.n_shuffled.tolist() == n_left
+    assert batch.row_at(int(batch.next[-1])) is batch.decoded[-1]
+    assert fused_typesize == 0 or batch.planes[-1]["divisor"] == 0
 
 
 def decode_stream(frame, stream, nbytes):

@@ -39,6 +39,9 @@ each_source = pytest.mark.parametrize(
     "source", [s for _, s in SOURCES], ids=[name for name, _ in SOURCES]
 )
 
+# What divides long words takes some hundred instructions for each of them.
+SCATTERS = ("scatter.cu", "scatter_planes.cu", "scatter_turn.cu")
+
 # What ptxas tells when asked about registers; everything else is a complaint.
 INFORMATION = re.compile(r"ptxas( info)?\s*[:.] ")
 LOCAL_MEMORY = re.compile(
@@ -112,8 +115,7 @@ def test_every_kernel_compiles_without_a_warning_or_a_spill(source, architecture
     assert complaints(compiled.log) == []
     for kernel in source.threads:
         assert f"\0{kernel}\0".encode() in compiled.cubin
-    # What divides long words takes some hundred instructions for each of them.
-    if source.name == "scatter.cu":
+    if source.name in SCATTERS:
         assert not long_divisions(compiled.cubin)
     if is_optimised:
         assert len(LOCAL_MEMORY.findall(compiled.log)) >= len(source.threads)
@@ -141,11 +143,12 @@ def test_a_division_of_long_words_does_not_go_unseen(architecture):
     assert long_divisions(divided.cubin)
 
 
-def test_scatter_moves_sixteen_bytes_at_once(tmp_path):
-    source = load_kernel_sources()["gs_scatter_copy_4"]
+@pytest.mark.parametrize("kind", ["copy", "planes"])
+def test_scatter_moves_sixteen_bytes_at_once(tmp_path, kind):
+    source = load_kernel_sources()[f"gs_scatter_{kind}_4"]
     kernels = disassemble(compile_source(source, (9, 0)).cubin, tmp_path)
-    moving = [name for name in kernels if name.startswith("gs_scatter_copy_")]
-    assert len(moving) == 2
+    moving = [name for name in kernels if name.startswith(f"gs_scatter_{kind}_")]
+    assert len(moving) == 3
     for name in moving:
         code = "\n".join(kernels[name])
         assert re.search(r"LDG\.E\S*\.128", code), name
@@ -165,19 +168,27 @@ def most_loads_in_flight(code, load, store):
 
 
 def test_a_lane_has_four_loads_on_their_way_before_it_stores(tmp_path):
-    source = load_kernel_sources()["gs_scatter_copy_4"]
+    source = load_kernel_sources()["gs_scatter_copy_2"]
     kernels = disassemble(compile_source(source, (9, 0)).cubin, tmp_path)
     wide = r"LDG\.E\S*\.128", r"STG\."
-    assert most_loads_in_flight(kernels["gs_scatter_copy_4"], *wide) >= 4
+    assert most_loads_in_flight(kernels["gs_scatter_copy_2"], *wide) >= 4
     assert most_loads_in_flight(kernels["gs_scatter_copy_32"], *wide) == 1
+
+
+def test_a_lane_of_a_square_has_four_loads_on_their_way(tmp_path):
+    source = load_kernel_sources()["gs_scatter_turn_4"]
+    kernels = disassemble(compile_source(source, (9, 0)).cubin, tmp_path)
+    loads = r"LDG\.E\S*CONSTANT", r"STS"
+    assert most_loads_in_flight(kernels["gs_scatter_turn_4"], *loads) >= 4
 
 
 REGISTERS = re.compile(r"Function properties for (\w+)\n.*\n.*Used (\d+) registers")
 
 
 def test_few_loops_take_few_registers():
-    # 80 let a multiprocessor hold 24 warps of the 64 it has room for.
-    used = dict(REGISTERS.findall(compile_source_log("gs_scatter_copy_4")))
+    # 64 let a multiprocessor hold 32 warps of the 64 it has room for, 80 hold 24.
+    used = dict(REGISTERS.findall(compile_source_log("gs_scatter_copy_2")))
+    assert int(used["gs_scatter_copy_2"]) <= 64
     assert int(used["gs_scatter_copy_4"]) <= 80
     assert int(used["gs_scatter_copy_32"]) <= 40
 

@@ -24,14 +24,14 @@ from scatter_cases import KERNELS, lay, rows_of, straight_case
 @pytest.mark.parametrize(
     ("cells", "key", "nest"),
     [
-        ((2, 4, 6), ..., [192]),
-        ((8, 4, 6), ..., [768]),
-        ((2, 4, 3), ..., [12, 8]),
-        ((2, 2, 6), ..., [48, 2]),
-        ((1, 4, 6), (slice(None), slice(None), 2), [4, 4]),
+        ((2, 4, 6), ..., ([192], 1)),
+        ((8, 4, 6), ..., ([768], 0)),
+        ((2, 4, 3), ..., ([12, 8], 2)),
+        ((2, 2, 6), ..., ([48, 2], 2)),
+        ((1, 4, 6), (slice(None), slice(None), 2), ([4, 4], 1)),
         # Every other element of whole rows: the step goes on into the next row.
-        ((8, 4, 6), (slice(None), slice(None), slice(0, 6, 2)), [4, 96]),
-        ((8, 4, 6), (slice(None), slice(1, 3), slice(0, 4)), [16, 2, 8]),
+        ((8, 4, 6), (slice(None), slice(None), slice(0, 6, 2)), ([4, 96], 0)),
+        ((8, 4, 6), (slice(None), slice(1, 3), slice(0, 4)), ([16, 2, 8], 0)),
     ],
 )
 def test_what_lies_side_by_side_becomes_a_run_and_the_rest_few_loops(cells, key, nest):
@@ -42,10 +42,10 @@ def test_what_lies_side_by_side_becomes_a_run_and_the_rest_few_loops(cells, key,
     out = np.zeros(case.selection.shape, np.int32)
     scatter = lay(plan.parts[0], rows, out, case.transfer(out.dtype), bytes(4))
     batch = scatter.batch(rows.position, TablePage())
-    told = batch.packed(Addresses(0, 0, 0, 0))
+    told = scatter.parameter.packed(batch, Addresses(0, 0, 0, 0))
     loops = told["loops"]["length"]["divisor"][: told["n_loops"]].tolist()
     run = int(told["run"]["length"]["divisor"])
-    assert [run, *loops] == nest
+    assert ([run, *loops], int(told["n_columns"])) == nest
 
 
 def test_2_gib_of_one_inner_chunk_are_refused():
@@ -76,22 +76,24 @@ def test_fast_divisors_of_powers_and_their_neighbours_divide_the_largest_number(
 
 
 def test_structs_lie_in_memory_as_the_kernels_see_them():
-    found = np.zeros(16, np.uint32)
+    found = np.zeros(19, np.uint32)
     KERNELS.launch("gs_scatter_structs", 1, 32, [found])
     place, s = launch.field_place, launch
     scatter = s.SCATTER[4]
     assert found.tolist() == [
         s.LANDING.itemsize,
-        s.EXTENT.itemsize,
+        s.CELL.itemsize,
+        s.COLUMN.itemsize,
         s.TRANSFER.itemsize,
         s.LOOP.itemsize,
         place(s.LOOP, "length"),
-        *(s.SCATTER[n].itemsize for n in (4, 32)),
-        place(scatter, "landings"),
+        *(s.SCATTER[n].itemsize for n in (2, 4, 32)),
+        place(scatter, "tiles_per_row"),
         place(scatter, "transfer"),
         place(scatter, "n_rows"),
         place(scatter, "in_bits"),
         place(scatter, "run"),
+        place(scatter, "columns"),
         place(scatter, "loops"),
         s.POINTS.itemsize,
         place(s.POINTS, "transfer"),

@@ -32,10 +32,8 @@ _SCATTER_TARGETS = {
     "scatter-4096": 0.85,
     "scatter-128": 0.85,
     "scatter-64": 0.70,
-    "scatter-unshuffle": 0.40,  # two passes
-    # No kernel of its own: enough if decoders take longer
-    # (docs/decisions/2026-11-23-scatter-without-special-cases.md).
-    "scatter-transposed": 0.20,
+    "scatter-unshuffle": 0.75,
+    "scatter-transposed": 0.60,
 }
 _CEILINGS = {
     "zstd": "zstd",

@@ -26,6 +26,7 @@ from gpushard.devices.scattering.launch import Addresses, ScatterBatch
 from gpushard.devices.scattering.targets import DeviceTarget, Rows, Targets
 from gpushard.devices.slabs import TablePage
 from gpushard.devices.straight import straight_copies
+from gpushard.devices.structs import FAST_DIVISOR
 from gpushard.fetching.job import Job
 from gpushard.placing.place import completed, decode_row
 from gpushard.planning.blocks import ShardBlock
@@ -171,7 +172,7 @@ def _decode(
     for index, step in enumerate(chain.steps):
         decoder.run(step, index)
     for scatter in scatters:
-        _launch(lane, scatter, address, decoder.src, tables.status)
+        _launch(lane, scatter, address, decoder.src, tables.status, decoder.planes)
     return lane.read_statuses(tables.status, tables.n_rows)
 
 
@@ -224,9 +225,11 @@ def _lay_scatters(
     ]
 
 
-def _launch(lane: Lane, some: _Scatter, page: int, src: int, status: int) -> None:
-    """Launch one scatter; `src` and `status` are tables of all rows, or 0."""
-    kernel = some.target.scatter.kernel
+def _launch(
+    lane: Lane, some: _Scatter, page: int, src: int, status: int, planes: int = 0
+) -> None:
+    """Launch one scatter; `src`, `status` and `planes` are tables of all rows, or 0."""
+    scatter = some.target.scatter
     first = some.rows.start
     addresses = Addresses(
         some.target.tables,
@@ -234,8 +237,10 @@ def _launch(lane: Lane, some: _Scatter, page: int, src: int, status: int) -> Non
         some.target.out,
         src + 8 * first,
         status + 4 * first if status else 0,
+        planes + FAST_DIVISOR.itemsize * first if planes else 0,
     )
+    kernel = scatter.planes_kernel if planes else scatter.kernel
     n_blocks = some.batch.n_blocks(threads_of(kernel))
     if n_blocks:
-        parameter = some.batch.packed(addresses)
+        parameter = scatter.parameter.packed(some.batch, addresses)
         lane.device.launch(kernel, (n_blocks, 1), [parameter], lane.stream)

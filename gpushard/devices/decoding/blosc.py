@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.decoding.row_tables import (
+    STREAM_TABLES_NBYTES,
     TOTALS_NBYTES,
     Columns,
 )
@@ -29,6 +30,7 @@ from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.structs import (
     BLOSC_ROWS,
     BLOSC_STREAMS,
+    FAST_DIVISOR,
     StreamClass,
 )
 from gpushard.errors import DeviceMemoryError
@@ -53,6 +55,8 @@ class BloscRows(NamedTuple):
         Tables of the addresses and of the sizes of the frames.
     staging, dst
         Tables of addresses: for rows that are still shuffled, and for decoded rows.
+    fuses
+        Whether the scatter may undo byte shuffles.
     """
 
     src: int
@@ -60,14 +64,23 @@ class BloscRows(NamedTuple):
     staging: int
     dst: int
     decoded_nbytes: int
+    fuses: bool
 
 
-def decode_blosc(streams: RowStreams, frames: BloscRows) -> None:
+class BloscDecoded(NamedTuple):
+    """Table of row addresses, and table of rows that the scatter unshuffles, or 0."""
+
+    src: int
+    planes: int
+
+
+def decode_blosc(streams: RowStreams, frames: BloscRows) -> BloscDecoded:
     """Enqueue decoding the frames of all rows; waits until they are counted."""
     tables, lane = streams.tables, streams.lane
     n_rows = tables.n_rows
-    columns = Columns(tables.scratch)
-    stage = columns.take(8 * n_rows)
+    columns = Columns(tables.scratch + STREAM_TABLES_NBYTES * n_rows)
+    planes = columns.take(FAST_DIVISOR.itemsize * n_rows)
+    stage, following = columns.take(8 * n_rows), columns.take(8 * n_rows)
     filters = [columns.take(4 * n_rows) for _ in range(3)]
     first = columns.take(4 * len(StreamClass) * n_rows)
     rows = np.zeros((), BLOSC_ROWS)
@@ -78,7 +91,9 @@ def decode_blosc(streams: RowStreams, frames: BloscRows) -> None:
     host = lane.totals_host.view(TOTALS_NBYTES)
     rows["totals_host"] = host.ctypes.data
     rows["staging"], rows["decoded"] = frames.staging, frames.dst
-    rows["stage"] = stage
+    rows["stage"], rows["next"] = stage, following
+    if frames.fuses:
+        rows["planes"], rows["fused_typesize"] = planes, tables.fused_nbytes
     rows["decoded_nbytes"], rows["n_rows"] = frames.decoded_nbytes, n_rows
     rows["accept_unsized"] = TAKES_UNSIZED
     streams.launch_over("gs_blosc_count", _WARP * n_rows, rows[()])
@@ -89,6 +104,7 @@ def decode_blosc(streams: RowStreams, frames: BloscRows) -> None:
         kernel = "gs_unfilter" if found[-1] else "gs_unshuffle"
         ends = frames.staging, frames.dst
         streams.unfilter(kernel, *ends, filters, frames.decoded_nbytes)
+    return BloscDecoded(following, planes if frames.fuses else 0)
 
 
 def _decode_streams(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from gpushard.devices.decoding.filters import ItemFilter, compile_filter
 from gpushard.devices.nvcomp_abi import MAX_STREAM_NBYTES
+from gpushard.devices.scattering.transfer import FUSED_ITEMS, LIMIT
 from gpushard.errors import UnsupportedError
 from gpushard.layout import ArrayLayout, CodecSpec
 
@@ -103,6 +104,19 @@ class DeviceChain:
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
     is_swapped: bool
+
+    @property
+    def fused_nbytes(self) -> int:
+        """Item size of a final byte shuffle that the scatter can undo; else 0."""
+        last = self.steps[-1] if self.steps else None
+        if last is None or self.dtype.itemsize not in FUSED_ITEMS:
+            return 0
+        is_shuffle = (
+            last.kind is StepKind.SHUFFLE
+            and last.itemsize == self.dtype.itemsize
+            and self.decoded_nbytes < LIMIT
+        )
+        return self.dtype.itemsize if is_shuffle or last.kind is StepKind.BLOSC else 0
 
     def stored_bytes(self, chunk: NDArray[Any]) -> NDArray[np.uint8]:
         """A decoded inner chunk, laid out as the device would have laid it out.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,12 @@ from numpy.typing import NDArray
 from gpushard.devices.decoding.chain import DeviceChain, StepKind
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.slabs import TablePage
-from gpushard.devices.structs import BYTE_SHUFFLED, StreamClass
+from gpushard.devices.structs import (
+    BYTE_SHUFFLED,
+    FAST_DIVISOR,
+    StreamClass,
+    fast_divisor,
+)
 from gpushard.selecting.selection import Ints
 
 # Streams that decode to one byte. A decoder gets one in place of a refused stream.
@@ -44,12 +50,13 @@ _COUNTING_NBYTES = TOTALS_NBYTES + 8
 """The same, and the number of warps that have counted."""
 
 _N_SCRATCH_COLUMNS = 16
-# Blosc's tables (8 + 3 * 4 + 4 * 5). The stream tables of other compressors take less,
-# and no chain has two compressors.
-_SCRATCH_NBYTES_PER_ROW = 40
+# Stream tables (4 * 8), then Blosc's (3 * 4 + 4 * 5 + 2 * 8 + 16). The scatter reads
+# some of the latter.
+STREAM_TABLES_NBYTES = 32
+_SCRATCH_NBYTES_PER_ROW = STREAM_TABLES_NBYTES + 64
 
 # Fields of `RowTables` that are no offsets.
-_NUMBERS = {"n_rows", "n_steps"}
+_NUMBERS = {"n_rows", "n_steps", "fused_nbytes"}
 
 LANDING = 2
 """Number of the places that the last step decodes rows to, behind the two arenas."""
@@ -65,6 +72,9 @@ class RowTables:
         Number of rows, and of the chain's steps.
     src, src_nbytes
         uint64, one per row: address and size of the encoded bytes.
+    planes
+        `FAST_DIVISOR`, one per row: bytes in its shuffled blocks. Only if the scatter
+        undoes the last step, a `StepKind.SHUFFLE`.
     dummies, dummy_dst
         The streams of `DUMMIES`, and room for their output.
     totals, n_realigned, status
@@ -75,11 +85,13 @@ class RowTables:
 
     n_rows: int
     n_steps: int
+    fused_nbytes: int
     src: int
     src_nbytes: int
     sizes: int
     filters: int
     places: int
+    planes: int
     dummies: int
     totals: int
     n_realigned: int
@@ -113,11 +125,13 @@ class RowTables:
         return cls(
             n_rows=n_rows,
             n_steps=len(steps),
+            fused_nbytes=chain.fused_nbytes,
             src=page.add(src),
             src_nbytes=page.add(src_nbytes.astype(np.uint64)),
             sizes=page.add(np.repeat(sizes, n_rows)),
             filters=page.add(np.repeat(_filters(chain), n_rows)),
             places=page.add(np.concatenate(places).astype(np.uint64)),
+            planes=page.add(_planes(chain, n_rows)),
             dummies=page.add(_DUMMY_TABLE),
             totals=totals,
             n_realigned=totals + _COUNTING_NBYTES,
@@ -156,6 +170,13 @@ def _filters(chain: DeviceChain) -> NDArray[np.uint32]:
         if step.kind is StepKind.SHUFFLE:
             row[:] = BYTE_SHUFFLED, step.itemsize, step.decoded_nbytes
     return numbers if numbers.any() else numbers[:0]
+
+
+def _planes(chain: DeviceChain, n_rows: int) -> NDArray[Any]:
+    """Blocks that the last step leaves shuffled; no rows if it leaves none."""
+    if not chain.fused_nbytes or chain.steps[-1].kind is not StepKind.SHUFFLE:
+        return np.empty(0, FAST_DIVISOR)
+    return np.repeat(fast_divisor(chain.decoded_nbytes), n_rows)
 
 
 class Columns:

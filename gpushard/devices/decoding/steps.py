@@ -41,13 +41,15 @@ class Decoder:
     """Enqueues the steps of one batch on its lane.
 
     `src` and `src_nbytes` are the tables that the next step reads. `arena` is the arena
-    that `src` points into, if any.
+    that `src` points into, if any. `planes` is the table of rows that the scatter has
+    to unshuffle, or 0.
     """
 
     streams: RowStreams
     src: int
     src_nbytes: int
     arena: int = -1
+    planes: int = 0
 
     @property
     def tables(self) -> RowTables:
@@ -73,6 +75,8 @@ class Decoder:
             self._undo_filter(step.items)
         elif step.kind is not StepKind.SHUFFLE:
             self._decompress(step, self._next_arena(is_last=is_last))
+        elif is_last and self.tables.fused_nbytes:
+            self.planes = self.tables.planes
         else:
             dst = self._next_arena(is_last=is_last)
             filters = self.tables.filters_of(index)
@@ -126,9 +130,10 @@ class Decoder:
     def _blosc(self, step: Step, *, is_last: bool) -> None:
         """Enqueue decoding Blosc frames, with many streams for each row."""
         staging, dst = self._next_arena(), self._next_arena(is_last=is_last)
+        fuses = is_last and bool(self.tables.fused_nbytes)
         frames = self.src, self.src_nbytes, staging, dst, step.decoded_nbytes
-        decode_blosc(self.streams, BloscRows(*frames))
-        self.src = dst
+        decoded = decode_blosc(self.streams, BloscRows(*frames, fuses))
+        self.src, self.planes = decoded.src, decoded.planes or self.planes
 
 
 def landing_alignment(decoder: Nvcomp, step: Step) -> int:
@@ -136,8 +141,6 @@ def landing_alignment(decoder: Nvcomp, step: Step) -> int:
 
     0 if the step can write into an arena only.
     """
-    if step.kind is StepKind.SHUFFLE:
-        return 1
     if step.kind is StepKind.BLOSC:
         return int(frames_land_anywhere(decoder))
     if step.kind in _GATES:

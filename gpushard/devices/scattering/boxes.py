@@ -5,18 +5,16 @@ array. Axes that are contiguous to one another in the inner chunk and in the out
 merged. An axis of one element becomes an offset. Elements that are contiguous at both
 ends become the run.
 
-    axis lengths       offsets, loops and run
-    (1, 16, 8, 8)      axis 0: a part of each row's offsets
+    axis lengths       columns, loops and run
+    (1, 16, 8, 8)      axis 0: a column of offsets
                        axis 1: a loop with a stride at both ends
                        axes 2, 3: the run, 64 elements
-
-Pure: NumPy only, no device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -24,7 +22,7 @@ import numpy as np
 
 from gpushard.devices.scattering.transfer import Transfer
 from gpushard.planning.axes import LongSlice, Projected
-from gpushard.selecting.selection import Ints, Projection
+from gpushard.selecting.selection import Ints
 
 
 class Landings(NamedTuple):
@@ -33,14 +31,42 @@ class Landings(NamedTuple):
     in_offset: Ints
     out_offset: Ints
 
+    def at(self, position: Ints) -> Landings:
+        """Offsets of the touched cells at these positions."""
+        return Landings(self.in_offset[position], self.out_offset[position])
 
-class _Axis(NamedTuple):
-    """An axis of the array, and the bytes between neighbours along it at both ends."""
 
-    number: int
-    projection: Projected
+@dataclass(frozen=True, slots=True)
+class FarLandings:
+    """`Landings` of the cells of a long slice, computed only for requested cells."""
+
+    projection: LongSlice
     in_stride: int
     out_stride: int
+
+    def at(self, position: Ints) -> Landings:
+        """Offsets of the touched cells at these positions."""
+        in_start, _, out_start = self.projection.takings(position)
+        return Landings(in_start * self.in_stride, out_start * self.out_stride)
+
+
+@dataclass(frozen=True, slots=True)
+class FarLengths:
+    """Number of elements taken from each cell of a long slice, times `factor`."""
+
+    projection: LongSlice
+    factor: int = 1
+
+    def __mul__(self, factor: int) -> FarLengths:
+        return FarLengths(self.projection, self.factor * factor)
+
+    def __getitem__(self, position: Ints) -> Ints:
+        return self.projection.takings(position).length * self.factor
+
+    @property
+    def longest(self) -> int:
+        """Upper bound of all lengths."""
+        return self.projection.most_taken * self.factor
 
 
 class Loop(NamedTuple):
@@ -48,40 +74,42 @@ class Loop(NamedTuple):
 
     Attributes
     ----------
-    longest
-        Largest length in any row.
+    length
+        Number of elements, if it is the same in every row; or int64, shape
+        (n_cells_touched,), if it depends on the touched cell of `axis`. That column
+        may be computed on demand.
     in_stride, out_stride
         Bytes between neighbours in the inner chunk and in the output; unused if there
         are members.
-    axis
-        If the length or the members depend on the row: the axis whose touched cell
-        says so.
-    factor
-        Its length in a row, for each element that is taken of that cell.
+    axis, starts
+        For a length that depends on the row: the array's axis whose position selects
+        the cell, and the offsets of each touched cell. If the loop has members,
+        `in_offset` is the index of the first member of the cell.
     members
         Offsets of elements that have no common stride.
     """
 
-    longest: int
+    length: int | Ints | FarLengths
     in_stride: int
     out_stride: int
-    axis: _Axis | None = None
-    factor: int = 1
+    axis: int = -1
+    starts: Landings | FarLandings | None = None
     members: Landings | None = None
+
+    @property
+    def longest(self) -> int:
+        """Largest length in any row; 1 if there are no rows."""
+        if isinstance(self.length, FarLengths):
+            return self.length.longest
+        return int(np.max(self.length, initial=1))
 
     def lengths(self, position: Ints) -> int | Ints:
         """Length in each row, int64 of shape (n_rows,), or one int for all rows."""
-        if self.axis is None:
-            return self.longest
-        number, projection, *_ = self.axis
-        return projection.takings(position[number]).length * self.factor
+        return self.lengths_at(position[self.axis])
 
-    def first_members(self, position: Ints) -> int | Ints:
-        """Index of each row's first member, as `lengths`; 0 without members."""
-        members = None if self.axis is None else self.axis.projection.members
-        if self.axis is None or members is None:
-            return 0
-        return members.bounds[position[self.axis.number]]
+    def lengths_at(self, position: Ints) -> int | Ints:
+        """Length in the touched cells of `axis` at these positions."""
+        return self.length if isinstance(self.length, int) else self.length[position]
 
 
 class Runs(NamedTuple):
@@ -90,6 +118,16 @@ class Runs(NamedTuple):
     in_offset: Ints
     out_offset: Ints
     nbytes: Ints
+
+
+class Column(NamedTuple):
+    """Offsets that depend on the position along `axis`, which has one common length.
+
+    Axis -1 stands for the outputs; see `Boxes.into`.
+    """
+
+    axis: int
+    landings: Landings | FarLandings
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +140,30 @@ class Boxes:
         Bytes of the output that are contiguous at both ends.
     loops
         The loops around the run, from the inside out.
-    output_offset
-        int64, shape (n_outputs,). Bytes from the first output to each, if there are
-        several; a last position says which one.
+    columns
+        Offsets that are added for each row.
+    in_base, out_base
+        Offsets that all rows share.
     """
 
     run: Loop
     loops: tuple[Loop, ...]
-    output_offset: Ints | None
-    _axes: tuple[_Axis, ...]
+    columns: tuple[Column, ...]
+    in_base: int
+    out_base: int
 
     @property
     def nest(self) -> tuple[Loop, ...]:
         """The run and the loops around it."""
         return (self.run, *self.loops)
+
+    def into(self, out_offset: Ints) -> Boxes:
+        """The same boxes for several outputs; a last position says which one.
+
+        `out_offset`: int64, shape (n_outputs,), bytes from the first output to each.
+        """
+        outputs = Column(-1, Landings(np.zeros_like(out_offset), out_offset))
+        return replace(self, columns=(*self.columns, outputs))
 
     @property
     def largest_nbytes(self) -> int:
@@ -129,23 +177,31 @@ class Boxes:
         """
         return prod(loop.lengths(position) for loop in self.nest)
 
-    def landings(self, position: Ints) -> Landings:
-        """Where each row's box begins at both ends, shape (n_rows,)."""
-        in_offset, out_offset = np.zeros((2, position.shape[1]), np.int64)
-        for number, projection, in_stride, out_stride in self._axes:
-            in_start, _, out_start = projection.takings(position[number])
-            in_offset += in_start * in_stride
-            out_offset += out_start * out_stride
-        if self.output_offset is not None:
-            out_offset += self.output_offset[position[-1]]
-        return Landings(in_offset, out_offset)
-
     def runs(self, position: Ints) -> Runs | None:
         """Place of each row's box, if it is just the run; None if there are loops."""
         if self.loops:
             return None
-        nbytes = np.broadcast_to(self.run.lengths(position), position.shape[1])
-        return Runs(*self.landings(position), nbytes)
+        n_rows = position.shape[1]
+        in_offset = np.full(n_rows, self.in_base, np.int64)
+        out_offset = np.full(n_rows, self.out_base, np.int64)
+        places = [(column.axis, column.landings) for column in self.columns]
+        if self.run.starts is not None:
+            places.append((self.run.axis, self.run.starts))
+        for axis, landings in places:
+            here = landings.at(position[axis])
+            in_offset += here.in_offset
+            out_offset += here.out_offset
+        nbytes = np.broadcast_to(self.run.lengths(position), n_rows)
+        return Runs(in_offset, out_offset, nbytes)
+
+
+class _Axis(NamedTuple):
+    """Contribution of one axis of the array to the boxes."""
+
+    loop: Loop | None
+    column: Column | None
+    in_base: int = 0
+    out_base: int = 0
 
 
 def lay_boxes(
@@ -153,55 +209,75 @@ def lay_boxes(
     in_strides: Sequence[int],
     out_strides: Sequence[int],
     transfer: Transfer,
-    output_offset: Ints | None = None,
 ) -> Boxes:
     """Boxes of an orthogonal selection, from one projection for each axis of the array.
 
     The strides are bytes between neighbours in the inner chunk and in the output.
     """
-    plain = map(_without_lone_members, projections)
-    given = enumerate(zip(plain, in_strides, out_strides, strict=True))
-    axes = tuple(_Axis(number, *axis) for number, axis in given)
+    axes = [
+        _lay_axis(d, *given)
+        for d, given in enumerate(
+            zip(projections, in_strides, out_strides, strict=True)
+        )
+    ]
     # Neighbours in the output go innermost: coalesced writes gain the most.
-    order = sorted(axes, key=lambda axis: (abs(axis.out_stride), -axis.number))
-    loops = [loop for axis in order if (loop := _loop_of(axis)) is not None]
+    order = sorted(range(len(axes)), key=lambda d: (abs(out_strides[d]), -d))
+    loops = [loop for d in order if (loop := axes[d].loop) is not None]
     run, n_used = _grow_run(loops, transfer)
-    return Boxes(run, tuple(_merged(loops[n_used:])), output_offset, axes)
+    return Boxes(
+        run,
+        tuple(_merged(loops[n_used:])),
+        tuple(axis.column for axis in axes if axis.column is not None),
+        sum(axis.in_base for axis in axes),
+        sum(axis.out_base for axis in axes),
+    )
 
 
-def _without_lone_members(projection: Projected) -> Projected:
-    """The same without members if each touched cell has one: it is a first element."""
-    if isinstance(projection, LongSlice) or projection.members is None:
-        return projection
-    if np.any(projection.length != 1):
-        return projection
-    _, in_index, out_index = projection.members
-    return Projection(projection.cell, in_index, projection.length, out_index)
-
-
-def _loop_of(axis: _Axis) -> Loop | None:
-    """Loop over the elements along an axis; None if there is one in every cell."""
-    _, projection, in_stride, out_stride = axis
-    longest, is_constant = _lengths(projection)
-    if projection.members is not None:
-        _, in_index, out_index = projection.members
-        members = Landings(in_index * in_stride, out_index * out_stride)
-        varying = axis if projection.n_cells > 1 else None
-        return Loop(longest, 0, 0, varying, members=members)
-    if is_constant and longest == 1:
-        return None
-    strides = projection.step * in_stride, projection.out_step * out_stride
-    return Loop(longest, *strides, None if is_constant else axis)
-
-
-def _lengths(projection: Projected) -> tuple[int, bool]:
-    """Most elements that are taken of any cell, and whether all cells have as many."""
+def _lay_axis(
+    axis: int, projection: Projected, in_stride: int, out_stride: int
+) -> _Axis:
     if isinstance(projection, LongSlice):
-        length = projection.common_length
-        return (projection.most_taken, False) if length is None else (length, True)
-    length = projection.length
-    longest = int(length.max(initial=1))
-    return longest, bool(np.all(length == longest))
+        return _lay_long(axis, projection, in_stride, out_stride)
+    lengths = projection.length
+    is_constant = len(lengths) == 0 or bool(np.all(lengths == lengths[0]))
+    length = int(lengths[0]) if is_constant and len(lengths) else 1
+    members = None
+    if projection.members is not None:
+        bounds, in_index, out_index = projection.members
+        members = Landings(in_index * in_stride, out_index * out_stride)
+        if is_constant and length == 1:
+            return _placed(axis, None, members)
+        zeros = np.zeros(len(lengths), np.int64)
+        starts = Landings(bounds[:-1], zeros)
+        if len(lengths) == 1:
+            return _Axis(Loop(length, 0, 0, members=members), None)
+        return _Axis(Loop(lengths, 0, 0, axis, starts, members), None)
+    starts = Landings(
+        projection.in_start * in_stride, projection.out_start * out_stride
+    )
+    strides = projection.step * in_stride, projection.out_step * out_stride
+    if not is_constant:
+        return _Axis(Loop(lengths, *strides, axis, starts), None)
+    return _placed(axis, Loop(length, *strides) if length > 1 else None, starts)
+
+
+def _lay_long(
+    axis: int, projection: LongSlice, in_stride: int, out_stride: int
+) -> _Axis:
+    starts = FarLandings(projection, in_stride, out_stride)
+    strides = projection.step * in_stride, projection.out_step * out_stride
+    length = projection.common_length
+    if length is None:
+        return _Axis(Loop(FarLengths(projection), *strides, axis, starts), None)
+    loop = Loop(length, *strides) if length > 1 else None
+    return _Axis(loop, Column(axis, starts))
+
+
+def _placed(axis: int, loop: Loop | None, starts: Landings) -> _Axis:
+    """An axis with the same length in all cells, so that its offsets are a column."""
+    if len(starts.in_offset) == 1:
+        return _Axis(loop, None, int(starts.in_offset[0]), int(starts.out_offset[0]))
+    return _Axis(loop, Column(axis, starts))
 
 
 def _grow_run(loops: Sequence[Loop], transfer: Transfer) -> tuple[Loop, int]:
@@ -211,9 +287,9 @@ def _grow_run(loops: Sequence[Loop], transfer: Transfer) -> tuple[Loop, int]:
         is_next = loop.in_stride == in_nbytes and loop.out_stride == out_nbytes
         if loop.members is not None or not is_next:
             return Loop(out_nbytes, 0, 0), n_used
-        if loop.axis is not None:
-            return _longer(loop, out_nbytes, (0, 0)), n_used + 1
-        in_nbytes, out_nbytes = in_nbytes * loop.longest, out_nbytes * loop.longest
+        if not isinstance(loop.length, int):
+            return loop._replace(length=loop.length * out_nbytes), n_used + 1
+        in_nbytes, out_nbytes = in_nbytes * loop.length, out_nbytes * loop.length
     return Loop(out_nbytes, 0, 0), len(loops)
 
 
@@ -222,23 +298,20 @@ def _merged(loops: Sequence[Loop]) -> list[Loop]:
     for loop in loops:
         inner = merged[-1] if merged else None
         if inner is not None and _lies_around(loop, inner):
-            strides = inner.in_stride, inner.out_stride
-            merged[-1] = _longer(loop, inner.longest, strides)
+            merged[-1] = loop._replace(
+                length=loop.length * inner.longest,
+                in_stride=inner.in_stride,
+                out_stride=inner.out_stride,
+            )
         else:
             merged.append(loop)
     return merged
 
 
-def _longer(loop: Loop, factor: int, strides: tuple[int, int]) -> Loop:
-    """A loop that goes on `factor` times as often, in other strides."""
-    longest = loop.longest * factor
-    return Loop(longest, *strides, loop.axis, loop.factor * factor)
-
-
 def _lies_around(outer: Loop, inner: Loop) -> bool:
     """Whether `outer` continues where `inner` ends, at both ends."""
     return (
-        inner.axis is None
+        isinstance(inner.length, int)
         and inner.members is None
         and outer.members is None
         and outer.in_stride == inner.in_stride * inner.longest

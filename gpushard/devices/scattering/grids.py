@@ -7,39 +7,52 @@ of inner chunks adds its columns. Addresses are filled in last.
     batch = scatter.batch(position, page)
     # upload scatter.tables once, and the page, both 16-byte aligned; launch
     # scatter.kernel over batch.n_blocks(threads) blocks with its one parameter
-    batch.packed(Addresses(...))
+    scatter.parameter.packed(batch, Addresses(...))
 
 Pure: NumPy only, no device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.scattering.boxes import Boxes, Loop, Runs, lay_boxes
+from gpushard.devices.scattering.boxes import (
+    Boxes,
+    Column,
+    FarLandings,
+    Landings,
+    Loop,
+    Runs,
+    lay_boxes,
+)
 from gpushard.devices.scattering.joining import JoinedGrids
 from gpushard.devices.scattering.launch import (
-    EXTENT,
+    CELL,
+    COLUMN,
     LOOP,
     SCATTER,
+    Parameter,
+    ParameterWriter,
     ScatterBatch,
-    StructWriter,
     field_place,
     landing_table,
     transfer_record,
+    word_of,
 )
+from gpushard.devices.scattering.squares import TURN_RANK, n_squares, turned
 from gpushard.devices.scattering.transfer import (
     LIMIT,
     MAX_AXES,
+    NO_SHUFFLE,
     WIDEST_ACCESS,
+    Shuffle,
     Transfer,
     check_limit,
-    fill_pattern,
 )
 from gpushard.devices.slabs import TablePage
 from gpushard.devices.structs import fast_divisor
@@ -53,6 +66,89 @@ _MAX_TILE_LOG2 = 15
 _MIN_TILE_LOG2 = 11
 _WANTED_TILES = 132 * 64
 _LANES = 32
+_WIDEST_STEP = 2 * WIDEST_ACCESS
+# A thread block takes a square.
+_SQUARE_THREADS = 256
+
+
+class _Lookup(NamedTuple):
+    """A table of cells along an axis, in which each row looks up its own.
+
+    Two words of the struct point to the table, and to each row's entry in it. If the
+    axis is long, each batch adds the table of its own cells, which `table` makes from
+    their positions. Otherwise the selection has a table of all cells.
+    """
+
+    axis: int
+    table_word: int
+    position_word: int
+    table: Callable[[Ints], NDArray[Any]] | None
+
+
+class _GridWriter(ParameterWriter):
+    """Writer of the struct for an orthogonal selection.
+
+    Offsets that change from row to row are `lookups` by the row's position along an
+    axis.
+    """
+
+    def __init__(
+        self, boxes: Boxes, rank: int, transfer: NDArray[Any], shuffle: Shuffle
+    ) -> None:
+        struct = SCATTER[rank]
+        super().__init__(struct, transfer, shuffle)
+        self.lookups: list[_Lookup] = []
+        record = self.record
+        record["in_base"] = boxes.in_base
+        record["n_columns"] = len(boxes.columns)
+        record["n_loops"] = len(boxes.loops)
+        record["in_bits"], record["out_bits"] = _alignment_bits(boxes.loops)
+        for i, column in enumerate(boxes.columns):
+            place = field_place(struct, "columns") + i * COLUMN.itemsize
+            self._add_column(column, place)
+        self._add_loop(record["run"], boxes.run, field_place(struct, "run"))
+        for i, loop in enumerate(boxes.loops):
+            place = field_place(struct, "loops") + i * LOOP.itemsize
+            self._add_loop(record["loops"][i], loop, place)
+
+    def _add_column(self, column: Column, place: int) -> None:
+        def table(position: Ints) -> NDArray[Any]:
+            return landing_table(column.landings.at(position))
+
+        words = word_of(COLUMN, "landings", place), word_of(COLUMN, "position", place)
+        self._look_up(column.axis, column.landings, table, words)
+
+    def _add_loop(self, record: Any, loop: Loop, place: int) -> None:
+        record["in_stride"], record["out_stride"] = loop.in_stride, loop.out_stride
+        if loop.members is not None:
+            self.point(word_of(LOOP, "members", place), landing_table(loop.members))
+        starts = loop.starts
+        if starts is None:
+            record["length"] = fast_divisor(loop.longest)
+            return
+
+        def table(position: Ints) -> NDArray[Any]:
+            cells = np.empty(len(position), CELL)
+            cells["in_offset"], cells["out_offset"] = starts.at(position)
+            cells["length"] = fast_divisor(loop.lengths_at(position))
+            return cells
+
+        words = word_of(LOOP, "cells", place), word_of(LOOP, "position", place)
+        self._look_up(loop.axis, starts, table, words)
+
+    def _look_up(
+        self,
+        axis: int,
+        cells: Landings | FarLandings,
+        table: Callable[[Ints], NDArray[Any]],
+        words: tuple[int, int],
+    ) -> None:
+        """Have rows look up cells by their position along an axis."""
+        if isinstance(cells, FarLandings):
+            self.lookups.append(_Lookup(axis, *words, table))
+            return
+        self.point(words[0], table(np.arange(len(cells.in_offset))))
+        self.lookups.append(_Lookup(axis, *words, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +157,20 @@ class GridScatter:
 
     Attributes
     ----------
-    kernel
-        Name of the kernel to launch.
+    kernel, planes_kernel
+        Name of the kernel to launch without and with a table of planes.
     tables
         uint8, shape (n_bytes,), host.
     """
 
     kernel: str
+    planes_kernel: str
     tables: NDArray[np.uint8]
-    _struct: StructWriter
+    parameter: Parameter
     _boxes: Boxes
     _keeps_bytes: bool
+    _is_turned: bool
+    _lookups: tuple[_Lookup, ...]
 
     @classmethod
     def lay(
@@ -81,6 +180,7 @@ class GridScatter:
         out_strides: Sequence[int],
         transfer: Transfer,
         fill: bytes,
+        shuffle: Shuffle = NO_SHUFFLE,
     ) -> GridScatter:
         """Scatter of `part`.
 
@@ -94,6 +194,8 @@ class GridScatter:
             negative.
         fill
             One element of the output, holding the fill value.
+        shuffle
+            The byte shuffle that rows may still have when they are scattered.
 
         Raises
         ------
@@ -102,19 +204,27 @@ class GridScatter:
             wanted.
         """
         check_limit("axes of an array", len(in_strides), MAX_AXES + 1)
-        offset = part.out_offset if isinstance(part, JoinedGrids) else None
-        boxes = lay_boxes(part.projections, in_strides, out_strides, transfer, offset)
+        boxes = lay_boxes(part.projections, in_strides, out_strides, transfer)
+        if isinstance(part, JoinedGrids) and part.out_offset is not None:
+            boxes = boxes.into(part.out_offset)
         check_limit("bytes wanted of an inner chunk", boxes.largest_nbytes, LIMIT)
-        rank = next(n for n in SCATTER if len(boxes.loops) <= n)
-        struct = StructWriter.of(SCATTER[rank], transfer_record(transfer), fill)
-        record = struct.record
-        record["fill_nbytes"] = fast_divisor(len(fill_pattern(fill)))
-        record["n_loops"] = len(boxes.loops)
-        record["in_bits"], record["out_bits"] = _alignment_bits(boxes.loops)
-        for loop, place in _places(struct, boxes):
-            _write_loop(struct, loop, place)
-        kernel = f"gs_scatter_{transfer.kernel}_{rank}"
-        return cls(kernel, struct.page.packed(), struct, boxes, transfer.keeps_bytes)
+        squares = turned(boxes, transfer, shuffle.item_nbytes)
+        boxes = boxes if squares is None else squares
+        is_turned = squares is not None
+        plain, planes, rank = _kernels(boxes, transfer, shuffle, is_turned=is_turned)
+        writer = _GridWriter(boxes, rank, transfer_record(transfer), shuffle)
+        writer.record["fill_nbytes"] = fast_divisor(writer.set_fill(fill))
+        parameter, tables = writer.written(boxes.out_base)
+        return cls(
+            plain,
+            planes,
+            tables,
+            parameter,
+            boxes,
+            transfer.keeps_bytes,
+            is_turned,
+            tuple(writer.lookups),
+        )
 
     def runs(self, position: Ints) -> Runs | None:
         """Where each row's bytes go, if unchanged and contiguous; None if not.
@@ -139,55 +249,60 @@ class GridScatter:
             The batch has 2**31 tiles or more.
         """
         n_rows = position.shape[1]
+        tiles, tile_log2 = self._tiles(position, n_rows)
+        per_row, n_tiles = int(tiles.max(initial=1)), int(tiles.sum())
+        pointers: list[tuple[int, int]] = []
+        for lookup in self._lookups:
+            entry = position[lookup.axis]
+            if lookup.table is not None:
+                pointers.append((lookup.table_word, page.add(lookup.table(entry))))
+                entry = np.arange(n_rows)
+            entries = page.add(entry.astype(np.uint32))
+            pointers.append((lookup.position_word, entries))
+        # A few empty tiles cost less than a search for the row of each tile.
+        if 2 * n_tiles < n_rows * per_row:
+            bounds = np.append(0, np.cumsum(tiles)).astype(np.uint32)
+            word = word_of(self.parameter.record.dtype, "tile_bounds")
+            pointers.append((word, page.add(bounds)))
+        else:
+            n_tiles = n_rows * per_row
+        check_limit("tiles of a batch", n_tiles, LIMIT)
+        fields = {
+            "n_rows": n_rows,
+            "n_tiles": n_tiles,
+            "tile_log2": tile_log2,
+            "tiles_per_row": fast_divisor(per_row),
+        }
+        n_threads = n_tiles * (_SQUARE_THREADS if self._is_turned else _LANES)
+        return ScatterBatch(tuple(pointers), fields, n_threads)
+
+    def _tiles(self, position: Ints, n_rows: int) -> tuple[Ints, int]:
+        """Number of tiles of each row, and the binary logarithm of their size."""
+        if self._is_turned:
+            return np.broadcast_to(n_squares(self._boxes, position), n_rows), 0
         nbytes = np.broadcast_to(self._boxes.nbytes(position), n_rows)
         tile_log2 = _tile_log2(int(nbytes.sum()))
-        bounds = np.append(0, np.cumsum(-(-nbytes >> tile_log2)))
-        n_tiles = int(bounds[-1])
-        check_limit("tiles of a batch", n_tiles, LIMIT)
-        struct = StructWriter(self._struct.record.copy(), page)
-        dtype = struct.record.dtype
-        landings = landing_table(self._boxes.landings(position))
-        struct.point(field_place(dtype, "landings"), landings)
-        struct.point(field_place(dtype, "tile_bounds"), bounds.astype(np.uint32))
-        for loop, place in _places(struct, self._boxes):
-            if loop.axis is not None:
-                extents = _extents(loop, position)
-                struct.point(place + field_place(LOOP, "extents"), extents)
-        record = struct.record
-        record["n_rows"], record["n_tiles"] = n_rows, n_tiles
-        record["tile_log2"] = tile_log2
-        words = self._struct.words, struct.words
-        return ScatterBatch(record, *words, n_tiles * _LANES)
+        return -(-nbytes >> tile_log2), tile_log2
 
 
-def _places(struct: StructWriter, boxes: Boxes) -> Iterator[tuple[Loop, int]]:
-    """The run and each loop, with its place in the struct."""
-    dtype = struct.record.dtype
-    yield boxes.run, field_place(dtype, "run")
-    for d, loop in enumerate(boxes.loops):
-        yield loop, field_place(dtype, "loops") + d * LOOP.itemsize
-
-
-def _write_loop(struct: StructWriter, loop: Loop, place: int) -> None:
-    """Write what a loop has in all rows."""
-    record = struct.record.reshape(1).view(np.uint8)[place:][: LOOP.itemsize].view(LOOP)
-    record["in_stride"], record["out_stride"] = loop.in_stride, loop.out_stride
-    record["length"] = fast_divisor(loop.longest)
-    if loop.members is not None:
-        members = landing_table(loop.members)
-        struct.point(place + field_place(LOOP, "members"), members)
-
-
-def _extents(loop: Loop, position: Ints) -> NDArray[Any]:
-    """What a loop has in each row: `EXTENT`, shape (n_rows,)."""
-    extents = np.empty(position.shape[1], EXTENT)
-    extents["length"] = fast_divisor(loop.lengths(position))
-    extents["first_member"] = loop.first_members(position)
-    return extents
+def _kernels(
+    boxes: Boxes, transfer: Transfer, shuffle: Shuffle, *, is_turned: bool
+) -> tuple[str, str, int]:
+    """Names of two kernels, without and with planes, and the rank that both take."""
+    is_cast = transfer.kernel == "cast"
+    if is_turned:
+        name = f"gs_scatter_{'castturn' if is_cast else 'turn'}_{TURN_RANK}"
+        return name, name, TURN_RANK
+    rank = next(n for n in SCATTER if len(boxes.loops) <= n)
+    planes = "planes"
+    if is_cast and shuffle != NO_SHUFFLE:
+        rank, planes = max(SCATTER), "castplanes"
+    name = f"gs_scatter_{transfer.kernel}_{rank}"
+    return name, f"gs_scatter_{planes}_{rank}", rank
 
 
 def _alignment_bits(loops: Sequence[Loop]) -> tuple[int, int]:
-    """Low bits that any distance at either end has, below the widest access."""
+    """Low bits that any distance at either end has, below four of the largest items."""
     in_bits, out_bits = 0, 0
     for loop in loops:
         in_bits |= loop.in_stride
@@ -195,7 +310,7 @@ def _alignment_bits(loops: Sequence[Loop]) -> tuple[int, int]:
         if loop.members is not None:
             in_bits |= int(np.bitwise_or.reduce(loop.members.in_offset))
             out_bits |= int(np.bitwise_or.reduce(loop.members.out_offset))
-    return in_bits % WIDEST_ACCESS, out_bits % WIDEST_ACCESS
+    return in_bits % _WIDEST_STEP, out_bits % _WIDEST_STEP
 
 
 def _tile_log2(total_nbytes: int) -> int:

@@ -1,8 +1,8 @@
 """Parts of a plan with the same layout -> one part, which a single launch writes.
 
-Where a row lands is looked up in columns of touched cells, by the row's position along
-each axis. The cells of several parts form one such column, one part after the other.
-One more column has the place of each part's output, by the part's number.
+A scatter looks up where a row lands in tables of touched cells, by the row's position
+along each axis. The cells of several parts form one such table, one part after the
+other. One more table has the place of each part's output, by the part's number.
 
     part 0     cells 0 1 2       position 1 in part 1 -> cell 4
     part 1     cells 3 4         and beyond, to output 1
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpushard.devices.scattering.transfer import LIMIT, Transfer
+from gpushard.devices.scattering.transfer import LIMIT, MAX_AXES, Transfer
 from gpushard.planning.axes import Projected
 from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart
@@ -105,8 +105,8 @@ def layout_of(
     if isinstance(part, PointPart):
         return "points", transfer
     several = [p for p in part.projections if isinstance(p, Projection)]
-    if len(several) < len(part.projections):
-        return None  # its columns are computed on demand
+    if len(several) < len(part.projections) or len(several) == MAX_AXES:
+        return None  # columns are computed on demand, or a further one has no room
     axes = tuple(map(_along, several, chunk_shape))
     if prod(axis.longest for axis in axes) * transfer.out_nbytes >= LIMIT:
         return None  # together they might take more of an inner chunk than alone

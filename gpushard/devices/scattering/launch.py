@@ -1,15 +1,19 @@
-"""Parameter of a scatter kernel, filled in three steps.
+"""Arguments of a scatter kernel's launch, put together in three steps.
 
-    a selection   `StructWriter`: the fields that all batches share
-    a batch       the same, copied: the fields that its rows set -> `ScatterBatch`
-    a launch      `Addresses`: where tables and rows are in device memory
+    a selection   `Parameter`: the kernel's struct; its pointers into the tables of the
+                  selection are still offsets
+    a batch       `ScatterBatch`: the fields that its rows set, and offsets of their
+                  tables on the page of the batch
+    a launch      `Addresses`: where all of these are in device memory
 
-Pointers into a table are offsets on a page until the launch. The kernels declare the
-structs. Pure: NumPy only, no device.
+The kernels declare the structs; functions at the end fill their records.
+
+Pure: NumPy only, no device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,17 +22,18 @@ from numpy.typing import NDArray
 
 from gpushard.devices.declared import declared_struct
 from gpushard.devices.scattering.boxes import Landings
-from gpushard.devices.scattering.transfer import Transfer, fill_pattern
+from gpushard.devices.scattering.transfer import Shuffle, Transfer, fill_pattern
 from gpushard.devices.slabs import TablePage
 
-_ANY_BOXES = "gs_scatter_copy_4"
+_ANY_BOXES = "gs_scatter_copy_2"
 
 LANDING = declared_struct(_ANY_BOXES, "Landing")
-EXTENT = declared_struct(_ANY_BOXES, "Extent")
+CELL = declared_struct(_ANY_BOXES, "Cell")
 LOOP = declared_struct(_ANY_BOXES, "Loop")
+COLUMN = declared_struct(_ANY_BOXES, "Column")
 TRANSFER = declared_struct(_ANY_BOXES, "Transfer")
 
-SCATTER = {n: declared_struct(_ANY_BOXES, "Scatter", R=n) for n in (4, 32)}
+SCATTER = {n: declared_struct(_ANY_BOXES, "Scatter", R=n) for n in (2, 4, 32)}
 """Largest number of loops of a kernel -> data type of its parameter."""
 
 POINTS = declared_struct("gs_scatter_points", "Points")
@@ -53,6 +58,9 @@ class Addresses(NamedTuple):
     status
         uint32, shape (n_rows,), device. Rows with a status other than 0 are skipped, or
         cleared if they were decoded to where they land. 0: no table.
+    planes
+        `FAST_DIVISOR`, shape (n_rows,), device. Block size of each row that is still
+        byte-shuffled; divisor 0 for other rows. 0: no table.
     """
 
     tables: int
@@ -60,66 +68,91 @@ class Addresses(NamedTuple):
     out: int
     src: int
     status: int = 0
-
-
-class StructWriter:
-    """Writer of a kernel's struct, and of the tables that it points to on a page."""
-
-    def __init__(self, record: NDArray[Any], page: TablePage) -> None:
-        self.record = record
-        self.page = page
-        self.words: list[int] = []
-
-    @classmethod
-    def of(
-        cls, struct: np.dtype[Any], transfer: NDArray[Any], fill: bytes
-    ) -> StructWriter:
-        """Writer for a selection, with what all kernels take.
-
-        `fill` is one element of the output, holding the fill value.
-        """
-        writer = cls(np.zeros((), struct), TablePage())
-        writer.record["transfer"] = transfer
-        writer.point(field_place(struct, "fill"), fill_pattern(fill))
-        return writer
-
-    def point(self, place: int, table: NDArray[Any]) -> None:
-        """Add a table to the page, and point to it from byte `place` of the struct."""
-        word = place // 8
-        self.record.reshape(1).view(np.uint64)[word] = self.page.add(table)
-        self.words.append(word)
+    planes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ScatterBatch:
-    """The parameter for a batch of rows, before addresses are known.
+    """What a batch of rows adds to a scatter.
 
     Attributes
     ----------
-    into_tables, into_page
-        Words of the struct that are offsets into the tables of the selection, and on
-        the page of the batch.
+    pointers
+        Words of the struct, and the offsets on the page that they point to.
+    fields
+        Further fields of the struct, by name.
     n_threads
         Number of threads that have work.
     """
 
-    record: NDArray[Any]
-    into_tables: list[int]
-    into_page: list[int]
+    pointers: tuple[tuple[int, int], ...]
+    fields: Mapping[str, Any]
     n_threads: int
 
     def n_blocks(self, threads: int) -> int:
         """Blocks of `threads` threads to launch; 0 if there is nothing to do."""
         return min(-(-self.n_threads // threads), _MAX_BLOCKS)
 
-    def packed(self, at: Addresses) -> Any:
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """The parameter of a kernel before rows and addresses are known.
+
+    Attributes
+    ----------
+    into_tables
+        Words of the struct that are offsets into the tables of the selection.
+    out_base
+        Bytes from `Addresses.out` to the place that the kernel's offsets start at.
+    """
+
+    record: NDArray[Any]
+    into_tables: tuple[int, ...]
+    out_base: int = 0
+
+    def packed(self, batch: ScatterBatch, at: Addresses) -> Any:
         """Argument of the launch: a NumPy scalar of the struct."""
         record = self.record.copy()
         words = record.reshape(1).view(np.uint64)
-        words[self.into_tables] += np.uint64(at.tables)
-        words[self.into_page] += np.uint64(at.page)
-        record["out"], record["src"], record["status"] = at.out, at.src, at.status
+        words[list(self.into_tables)] += np.uint64(at.tables)
+        for word, place in batch.pointers:
+            words[word] = at.page + place
+        for name, value in batch.fields.items():
+            record[name] = value
+        record["out"] = at.out + self.out_base
+        record["src"], record["status"] = at.src, at.status
+        record["planes"] = at.planes
         return record[()]
+
+
+class ParameterWriter:
+    """Writer of a kernel's struct, and of a selection's tables that it points to."""
+
+    def __init__(
+        self, struct: np.dtype[Any], transfer: NDArray[Any], shuffle: Shuffle
+    ) -> None:
+        self.record = np.zeros((), struct)
+        self.record["transfer"] = transfer
+        self.record["item_log2"] = shuffle.item_nbytes.bit_length() - 1
+        self.record["decoded_nbytes"] = shuffle.decoded_nbytes
+        self._tables = TablePage()
+        self._into_tables: list[int] = []
+
+    def point(self, word: int, table: NDArray[Any]) -> None:
+        """Add `table`, and make a word of the struct point to it."""
+        self.record.reshape(1).view(np.uint64)[word] = self._tables.add(table)
+        self._into_tables.append(word)
+
+    def set_fill(self, element: bytes) -> int:
+        """Add the fill value, and return the size of the pattern that repeats it."""
+        pattern = fill_pattern(element)
+        self.point(word_of(self.record.dtype, "fill"), pattern)
+        return len(pattern)
+
+    def written(self, out_base: int = 0) -> tuple[Parameter, NDArray[np.uint8]]:
+        """The parameter, and the tables: uint8, shape (n_bytes,), host."""
+        parameter = Parameter(self.record, tuple(self._into_tables), out_base)
+        return parameter, self._tables.packed()
 
 
 def transfer_record(transfer: Transfer) -> NDArray[Any]:
@@ -146,3 +179,8 @@ def field_place(struct: np.dtype[Any], name: str) -> int:
     """Offset of a field in bytes."""
     fields: Any = struct.fields
     return fields[name][1]
+
+
+def word_of(struct: np.dtype[Any], name: str, place: int = 0) -> int:
+    """Index of a field in words of 8 bytes, if its struct begins at byte `place`."""
+    return (place + field_place(struct, name)) // 8

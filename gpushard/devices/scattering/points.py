@@ -16,15 +16,18 @@ from numpy.typing import NDArray
 from gpushard.devices.scattering.boxes import Landings
 from gpushard.devices.scattering.launch import (
     POINTS,
+    Parameter,
+    ParameterWriter,
     ScatterBatch,
-    StructWriter,
-    field_place,
     landing_table,
     transfer_record,
+    word_of,
 )
 from gpushard.devices.scattering.transfer import (
     LIMIT,
+    NO_SHUFFLE,
     ElementType,
+    Shuffle,
     Transfer,
     check_limit,
 )
@@ -51,11 +54,11 @@ class PointScatter:
         `LANDING`, shape (n_points,), host. Offsets of each point at both ends.
     """
 
-    kernel = "gs_scatter_points"
+    kernel = planes_kernel = "gs_scatter_points"
     tables: NDArray[np.uint8]
     bounds: Ints
     landings: NDArray[Any]
-    _struct: StructWriter
+    parameter: Parameter
     _units: int
 
     @classmethod
@@ -66,6 +69,7 @@ class PointScatter:
         out_strides: Sequence[int],
         transfer: Transfer,
         fill: bytes,
+        shuffle: Shuffle = NO_SHUFFLE,
     ) -> PointScatter:
         """Scatter of `part`.
 
@@ -77,7 +81,7 @@ class PointScatter:
         out_strides
             Bytes between neighbours in the output, for each axis of the result. May be
             negative.
-        transfer, fill
+        transfer, fill, shuffle
             As for `GridScatter.lay`.
         """
         in_offset = np.zeros(len(part.out_index), np.int64)
@@ -91,10 +95,17 @@ class PointScatter:
             out_offset += index * stride
         out_unit, record = _point_units(transfer)
         n_units = transfer.out_nbytes // out_unit
-        struct = StructWriter.of(POINTS, record, fill)
-        struct.record["units_per_point"] = fast_divisor(n_units)
-        landings = landing_table(Landings(in_offset, out_offset))
-        return cls(struct.page.packed(), part.bounds, landings, struct, n_units)
+        writer = ParameterWriter(POINTS, record, shuffle)
+        writer.record["units_per_point"] = fast_divisor(n_units)
+        writer.set_fill(fill)
+        parameter, tables = writer.written()
+        return cls(
+            tables,
+            part.bounds,
+            landing_table(Landings(in_offset, out_offset)),
+            parameter,
+            n_units,
+        )
 
     @classmethod
     def join(cls, several: Sequence[PointScatter], out_offset: Ints) -> PointScatter:
@@ -139,11 +150,11 @@ class PointScatter:
         nth = np.arange(len(row), dtype=np.int64) + (first - before)[row]
         n_units = len(row) * self._units
         check_limit("units of a batch of points", n_units, LIMIT)
-        struct = StructWriter(self._struct.record.copy(), page)
-        struct.point(field_place(POINTS, "landings"), self.landings[nth])
-        struct.point(field_place(POINTS, "row"), row)
-        struct.record["n_units"] = n_units
-        return ScatterBatch(struct.record, self._struct.words, struct.words, n_units)
+        pointers = (
+            (word_of(POINTS, "landings"), page.add(self.landings[nth])),
+            (word_of(POINTS, "row"), page.add(row)),
+        )
+        return ScatterBatch(pointers, {"n_units": n_units}, n_units)
 
 
 def _point_units(transfer: Transfer) -> tuple[int, NDArray[Any]]:

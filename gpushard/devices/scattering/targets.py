@@ -23,6 +23,8 @@ from gpushard.devices.scattering.joining import (
 )
 from gpushard.devices.scattering.points import PointScatter
 from gpushard.devices.scattering.transfer import (
+    NO_SHUFFLE,
+    Shuffle,
     Transfer,
     fill_element,
     plan_transfer,
@@ -67,7 +69,10 @@ class DeviceTarget:
         """
         first = outputs[0]
         fill = fill_element(fill_value, first.dtype, first.affine)
-        how = _transfer(first, chain), fill
+        shuffle = NO_SHUFFLE
+        if chain.fused_nbytes:
+            shuffle = Shuffle(chain.fused_nbytes, chain.decoded_nbytes)
+        how = _transfer(first, chain), fill, shuffle
         out = [output.address for output in outputs]
         grids = [part for part in parts if isinstance(part, GridPart)]
         if grids:

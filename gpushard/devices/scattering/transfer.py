@@ -25,7 +25,7 @@ LIMIT = 1 << 31
 """Sizes and counts are 32-bit in the kernels, with room for one step past the end."""
 
 MAX_AXES = 32
-"""Most axes of an array, as any may become a loop (``kernels/scatter_box.cuh``)."""
+"""Most axes of an array: `MAX_COLUMNS` of ``kernels/scatter_box.cuh``."""
 
 
 class ElementType(IntEnum):
@@ -97,6 +97,23 @@ class Transfer:
         """Whether the bytes are copied unchanged."""
         is_plain = self.kernel == "copy" and self.in_swap == 1
         return is_plain and self.from_type is not ElementType.BOOL
+
+
+class Shuffle(NamedTuple):
+    """A byte shuffle that rows may still have when they are scattered.
+
+    Its items have the size of an element; `decoded_nbytes` is that of an inner chunk.
+    """
+
+    item_nbytes: int
+    decoded_nbytes: int
+
+
+NO_SHUFFLE = Shuffle(1, 0)
+"""No row is ever shuffled."""
+
+FUSED_ITEMS = (2, 4, 8)
+"""Sizes of shuffled items that the kernels can put together again."""
 
 
 def plan_transfer(
