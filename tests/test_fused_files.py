@@ -316,6 +316,19 @@ def test_damaged_and_truncated_files_are_read_or_refused_alike(name, tmp_path):
     assert False in outcomes
 
 
+@pytest.mark.parametrize("options", [FUSED, PLAIN], ids=["loops", "plain"])
+def test_of_damaged_inner_chunks_the_first_in_the_file_is_named(options, tmp_path):
+    here = document(
+        (32, 32), (32, 32), sharding((16, 16), codecs=[LITTLE, CRC]), dtype="uint16"
+    )
+    missing = 2**64 - 1, 2**64 - 1
+    shard = bytes(2 * 516) + index_of([missing, (516, 516), (0, 516), missing])
+    place = placed(tmp_path, here, **{"0_0": shard})
+    with pytest.raises(gpushard.CorruptShardError, match="checksum") as caught:
+        gpushard.open_array(place, options=options)[...]
+    assert caught.value.inner_chunk == (1, 0)
+
+
 @pytest.mark.parametrize("shape", [(16, 32), (32, 16)])
 def test_entries_of_another_size_are_refused_alike(shape, tmp_path):
     for first, second in ((512, 512), (512, 0), (512, 1), (512, 513), (511, 512)):

@@ -196,7 +196,8 @@ class FileReader:
         left: list[tuple[int, Task]] = []
         for i in some.left_of(bounds - bounds[0]):
             mine = slice(*(bounds[i : i + 2] - bounds[0]).tolist())
-            rows = np.unique(row[mine][~is_placed[mine]])
+            rows = self.ranged.rows_of(requests[i])
+            rows = rows[np.isin(rows, row[mine][~is_placed[mine]])]
             left.append((requests[i], partial(self._read_plainly, requests[i], rows)))
         done(requests, left)
 

@@ -29,7 +29,7 @@ from gpushard.source import Source
 
 # From this size on the compiled loops read a single inner chunk faster than Python,
 # which decodes it to memory of its own.
-_LEAST_NBYTES = 128 * KIB
+_LEAST_NBYTES = 256 * KIB
 
 
 class ReadRequest(NamedTuple):
