@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from gpushard.loader.memory import Memory
-from gpushard.memory import chunk_cache
+from gpushard.memory import chunk_cache, chunk_slots
 from gpushard.memory.chunk_cache import ChunkCache
+from gpushard.memory.chunk_share import ChunkShare
 from gpushard.memory.chunk_slots import Hold, Slots
 from gpushard.memory.lent import Lender
 from gpushard.options import KIB, MIB
@@ -86,10 +87,15 @@ def assert_lent_once(take: Callable[[], Any], owner: type) -> None:
         assert len({a.__array_interface__["data"][0] for a in held}) == N
 
 
+class NoLock(nullcontext[None]):
+    def locked(self) -> bool:
+        return False
+
+
 @pytest.fixture
 def unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lock: an interrupt comes before a release only where it is traced."""
-    monkeypatch.setattr(chunk_cache, "threading", SimpleNamespace(Lock=nullcontext))
+    monkeypatch.setattr(chunk_cache, "threading", SimpleNamespace(Lock=NoLock))
 
 
 def keep(cache: ChunkCache, keys: list[int]) -> None:
@@ -123,6 +129,37 @@ def test_inner_chunks_that_others_read_stay_after_any_interrupt_of_a_search(
         keep(cache, [10, 11, 12, 13])
         assert_whole(hold, keys)
         hold = read()
+
+
+def assert_apart(hold: Hold, keys: list[int]) -> None:
+    """Each inner chunk has memory of its own, where the loops look for it too."""
+    assert_whole(hold, keys)
+    at = [i for i, slot in enumerate(hold.slots) if slot >= 0]
+    places = [hold.bytes_of(i).__array_interface__["data"][0] for i in at]
+    assert [hold.addresses[i] for i in at] == places
+    assert len(set(places)) == len(at)
+
+
+def test_memory_grows_and_shrinks_as_before_after_any_interrupt(
+    unlocked: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(chunk_slots, "_SHARED_SEGMENT_NBYTES", 2 * NBYTES)
+    keys = list(range(8))
+    caches: list[ChunkCache] = []
+
+    def use() -> None:
+        share = ChunkShare(8 * NBYTES)
+        caches[:] = [ChunkCache(8 * NBYTES, NBYTES, share) for _ in range(2)]
+        keep(caches[0], keys)
+        keep(caches[1], [1])
+
+    for _ in interrupted(use, ChunkCache, Slots, ChunkShare):
+        for cache in caches:
+            for _ in range(2):
+                assert_whole(cache.find(keys), keys)
+                keep(cache, keys)
+                assert_apart(cache.find(keys), keys)
+                cache.give_up_half()
 
 
 def test_what_is_found_is_what_its_key_says_after_any_interrupt_of_keeping(

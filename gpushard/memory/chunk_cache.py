@@ -20,6 +20,9 @@ from gpushard.selecting.selection import Ints
 
 # A read of more inner chunks spends little on each, and would fill much of the memory.
 _MOST_SOUGHT = 64
+# At least so many misses are remembered by a sparing cache of large inner chunks. The
+# more are, the more random reads seem to come back.
+_LEAST_REMEMBERED = 16
 # The deque of holders that let go is counted off when it is longer than this.
 _MOST_LEFT = 64
 # From this many keys on, a lookup uses sorted columns. If far more inner chunks are
@@ -70,23 +73,23 @@ class ChunkCache:
         self._room = Slots(self._slot_nbytes, is_shared=self.is_sparing)
         self._slot_of: dict[int, int] = {}
         self._sorted: tuple[Ints, Ints] | None = None
-        self._missed = Misses(self.n_most if self.is_sparing else self.n_most // 2)
+        least = _LEAST_REMEMBERED if self.is_sparing else 0
+        self._missed = Misses(max(self.n_most // 2, least))
 
     def give_up_half(self) -> None:
         """Drop half of the inner chunks and their memory, if nobody is using either.
 
-        This does not wait, because another thread that uses the cache may be waiting
-        for the caller's memory.
+        It does not wait for who uses the cache: that may be the caller, which the
+        handler of a signal has stopped.
         """
-        if self._lock.acquire(blocking=False):
-            try:
-                n_left = self._room.n_without_later_half()
-                left = {k: slot for k, slot in self._slot_of.items() if slot < n_left}
-                # First: an interrupt must not leave keys of slots that are gone.
-                self._slot_of, self._sorted = left, None
-                self._room.shrink(n_left)
-            finally:
-                self._lock.release()
+        if self._lock.locked():
+            return
+        with self._lock:
+            n_left = self._room.n_without_later_half()
+            left = {k: slot for k, slot in self._slot_of.items() if slot < n_left}
+            # First: an interrupt must not leave keys of slots that are gone.
+            self._slot_of, self._sorted = left, None
+            self._room.shrink(n_left)
 
     def __len__(self) -> int:
         return len(self._slot_of)
@@ -169,15 +172,17 @@ class ChunkCache:
         return [key if key in kept else -1 for key in listed]
 
     def passes(self, keys: Sequence[int], weight: int = WHOLE) -> bool:
-        """Whether a read does without: nothing is kept, and nothing is to be kept yet.
+        """Whether a read does without, because it is not back at all it touches.
 
-        If so, this notes that `keys` were missed; else `wanted` has to be asked.
+        If so, this notes that `keys` were missed; else `wanted` has to be asked. To
+        take a part from the cache costs a read of few more than it saves.
         """
         slot_of, missed = self._slot_of, self._missed
-        for key in keys:
-            if key in slot_of or missed.weight(key) >= WHOLE:
-                return False
-        for key in keys:
+        left = [key for key in keys if key not in slot_of]
+        is_back = all(missed.weight(key) >= WHOLE for key in left)
+        if keys and is_back:
+            return False
+        for key in left:
             missed.note(key, weight)
         return True
 

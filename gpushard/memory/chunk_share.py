@@ -78,18 +78,18 @@ class ChunkShare:
         MemoryError
             The host has no more memory.
         """
-        # This does not wait: the handler of a signal may read while its thread is here.
-        if not self._lock.acquire(blocking=False):
+        # Not waited for: the handler of a signal may read while its thread is here.
+        # Both locks, this and that of a cache, are only taken where they are free, or
+        # about to be. So nobody who has one waits for who has the other.
+        if self._lock.locked():
             return False
-        try:
+        with self._lock:
             nbytes = room.next_nbytes(n_most)
             if not (self._fits(nbytes) or self._takes(sharer, nbytes)):
                 return False
             self._rooms.add(room)
             self._sharers.add(sharer)
             return room.grow(n_most)
-        finally:
-            self._lock.release()
 
     def renew_lock(self) -> None:
         """Replace the lock, which a thread that no longer exists may hold."""
