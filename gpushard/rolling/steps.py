@@ -61,7 +61,7 @@ class Steps:
 
         If the window could not be moved, an error is raised here already.
         """
-        return self.move(lambda now: now)[0]
+        return self._changed(lambda now: now)[0]
 
     def write(
         self,
@@ -88,6 +88,9 @@ class Steps:
         Returns the window before and the window after. A store that cannot keep other
         writers from interfering is refused.
         """
+        return self._changed(change)
+
+    def _changed(self, change: Change) -> tuple[Window, Window]:
         moved: list[tuple[Window, Window]] = []
 
         def update(old: Bytes | None) -> Pieces:
