@@ -116,6 +116,10 @@ class CodecSpec:
     json_path: str = ""
 
 
+# Compressors of Blosc frames that decode as fast as plain LZ4.
+_FAST_BLOSC = ("lz4", "lz4hc", "blosclz")
+
+
 @dataclass(frozen=True, slots=True)
 class CodecChain:
     """Codecs between an inner chunk and its bytes, each tuple in encoding order."""
@@ -128,6 +132,14 @@ class CodecChain:
     def specs(self) -> tuple[CodecSpec, ...]:
         """All codecs, in encoding order."""
         return (*self.array_array, self.array_bytes, *self.bytes_bytes)
+
+    @property
+    def decodes_fast(self) -> bool:
+        """Whether bytes are compressed by LZ4, or as fast, alone or in Blosc frames."""
+        first = self.bytes_bytes[0] if self.bytes_bytes else None
+        if first is None or "blosc" not in first.name:
+            return first is not None and first.name == "numcodecs.lz4"
+        return first.configuration.get("cname") in _FAST_BLOSC
 
 
 class IndexSize(NamedTuple):

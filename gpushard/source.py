@@ -30,8 +30,8 @@ _DIVISIBLE_NBYTES = 256 * KIB
 # Workers of a read over a network mostly wait, so they may outnumber the CPUs.
 _REMOTE_WORKERS = 8
 # Where nobody asked for a cache, inner chunks of at least this decoded size are kept:
-# smaller ones are decoded in about the time that a cache takes.
-_LEAST_KEPT_NBYTES = 64 * KIB
+# smaller ones are decoded in about the time that a cache takes. Fast codecs have more.
+_LEAST_KEPT_NBYTES, _LEAST_KEPT_FAST_NBYTES = 64 * KIB, 256 * KIB
 # A string takes an object and a pointer to it, in addition to its text.
 _STRING_NBYTES = 64
 
@@ -218,9 +218,11 @@ class Source:
         """
         layout, options = self.layout, self.options
         nbytes, is_shared = options.chunk_cache_nbytes, options.shares_chunk_cache
+        fast = layout.chain.decodes_fast
+        least = _LEAST_KEPT_FAST_NBYTES if fast else _LEAST_KEPT_NBYTES
         if (
             not nbytes
-            or (is_shared and not _LEAST_KEPT_NBYTES <= self.chunk_nbytes <= nbytes)
+            or (is_shared and not least <= self.chunk_nbytes <= nbytes)
             or len(layout.levels) != 1
             or layout.object_codecs
             or self.chunk_shape is None

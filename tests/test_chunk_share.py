@@ -60,18 +60,29 @@ def test_a_read_that_takes_an_inner_chunk_twice_has_missed_it_once():
     assert cache.wanted([7, 8, 7]) == [7, -1, 7]
 
 
-def test_a_read_passes_until_it_is_back_at_all_that_it_touches():
+def test_a_read_is_back_where_it_has_begun_before():
     cache = sparing(ChunkShare(8 * NBYTES))
-    assert cache.passes([1, 2])
-    assert cache.passes([3])
-    assert cache.passes([4, 2])
-    assert not cache.passes([2, 1])
-    assert cache.wanted([5, 2]) == [-1, 2]
+    assert [cache.is_back(key, 2) for key in (1, 3, 1, 2)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert [cache.is_back(5, 2, PART) for _ in range(WHOLE // PART + 1)] == [
+        *[False] * (WHOLE // PART),
+        True,
+    ]
     kept(cache, 9)
-    assert not cache.passes([9])
-    assert not cache.passes([9, 1])
-    assert cache.passes([9, 10])
-    assert cache.passes([])
+    assert cache.is_back(9, 2)
+
+
+def test_a_read_of_several_is_remembered_for_as_long_as_all_of_them_would_be():
+    misses = Misses(16)
+    for key in range(100):
+        misses.note(key, WHOLE, 4)
+        assert len(misses) <= 10
+    assert all(misses.weight(key) for key in range(96, 100))
+    assert not misses.weight(89)
 
 
 def test_what_was_missed_too_long_ago_is_forgotten():

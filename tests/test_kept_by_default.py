@@ -113,7 +113,9 @@ def test_whatever_comes_back_is_what_is_stored(tmp_path, options, codec, rows):
         some = rng.integers(0, 1024, 5)
         assert_same_bits(a.oindex[some], values[some])
         assert_same_bits(a.vindex[some, some % 512], values[some, some % 512])
-    assert n_kept(a)
+    is_fast_and_small = isinstance(codec, BloscCodec) and rows == 64
+    assert (a.source.chunks is None) == is_fast_and_small
+    assert is_fast_and_small or n_kept(a)
 
 
 def test_a_replaced_shard_is_read_anew(tmp_path, options):

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpushard.fused.columns import BLOSC, BOOL, COPY, GZIP, LZ4, RAW, ZLIB, ZSTD
-from gpushard.layout import CodecSpec
 from gpushard.options import KIB
 from gpushard.source import Source
 
@@ -48,8 +47,6 @@ _PACES = {
     GZIP: Pace(8, 1.4),
     ZLIB: Pace(8, 1.4),
 }
-# Blosc frames of these codecs decode as fast as plain LZ4.
-_FAST_BLOSC = ("lz4", "lz4hc", "blosclz")
 _FINDING = "fused chain"
 # Blosc counts bytes in 32 bits, with headers.
 _LARGEST_NBYTES = (1 << 31) - 4096
@@ -106,13 +103,8 @@ def _find_chain(source: Source) -> FusedChain | None:
     change = _change(source.pipeline.stored_dtype, dtype)
     if kind is None or len(names) > 1 or change is None or len(strides) == 1:
         return None
-    pace = _pace(kind, source.layout.chain.bytes_bytes)
+    pace = _PACES[LZ4 if source.layout.chain.decodes_fast else kind]
     return FusedChain(kind, has_crc, chunk_nbytes, strides[:-1], dtype, change, pace)
-
-
-def _pace(kind: int, specs: tuple[CodecSpec, ...]) -> Pace:
-    is_fast = kind == BLOSC and specs[0].configuration.get("cname") in _FAST_BLOSC
-    return _PACES[LZ4 if is_fast else kind]
 
 
 def _change(stored: np.dtype[Any], dtype: np.dtype[Any]) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,14 @@ from gpushard.placing.keeping import NO_KEY, cache_for, first_key, fits, keys_of
 from gpushard.planning.index import PRESENT
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
+
+
+class CacheUse(Enum):
+    """What a read does with the cache: nothing, or which inner chunks it keeps."""
+
+    NONE = 0
+    KEEP_MISSED_BEFORE = 1
+    KEEP_ALL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,7 @@ def kept_boxes(
     known: Sequence[KnownIndex | None],
     ends: Ints,
     n_wanted: int,
-    weight: int | None = WHOLE,
+    use: CacheUse = CacheUse.KEEP_MISSED_BEFORE,
 ) -> KeptBoxes | None:
     """Have planned boxes copied from kept inner chunks, and keep what others decode.
 
@@ -99,52 +108,46 @@ def kept_boxes(
         int64, shape (n_shards,). End of the boxes of each shard.
     n_wanted
         Number of inner chunks in the whole read.
-    weight
-        What the read spends on an inner chunk that is not kept; None: it goes without
-        the cache.
+    use
+        What the read does with a sparing cache; others keep all if they are used.
     """
     cache = cache_for(source, n_wanted)
-    if cache is None or weight is None:
+    if cache is None or use is CacheUse.NONE:
         return None
     n_boxes = np.array(ends)
     n_boxes[1:] -= ends[:-1]
     shard = np.arange(len(known)).repeat(n_boxes)
     keys = keys_of(source, known, shard, boxes[:, ENTRY])
     may_drop = fits(source, n_wanted)
-    return _mark_kept(cache, boxes, keys, weight, may_drop=may_drop)
+    return _mark_kept(cache, boxes, keys, may_drop=may_drop, use=use)
 
 
-def weight_beside_cache(
-    source: Source, wanted: Mesh | Scattered, known: Sequence[KnownIndex | None]
-) -> int | None:
-    """What a short read that uses the cache spends on each inner chunk it misses.
-
-    None if it goes without the cache, because nothing that it touches is kept or to be
-    kept; its misses are then noted.
+def cache_use(
+    source: Source, wanted: Mesh | Scattered, known: KnownIndex | None
+) -> CacheUse:
+    """What a short read does with the cache; if none, a sparing one notes that.
 
     Parameters
     ----------
     wanted
         What it reads.
     known
-        Indexes of the shards of `wanted`.
+        Index of the first shard of `wanted`.
     """
-    if isinstance(wanted, Scattered):
-        cache = cache_for(source, wanted.points.shape[1])
-        return None if cache is None else WHOLE
-    cache = cache_for(source, wanted.n_most)
+    is_mesh = isinstance(wanted, Mesh)
+    cache = cache_for(source, wanted.n_most if is_mesh else wanted.points.shape[1])
     if cache is None:
-        return None
-    weight = _weight_of(source, wanted)
-    if not cache.is_sparing:
-        return weight
-    keys: list[int] = []
-    for index, entries in zip(known, wanted.entries, strict=True):
-        first = first_key(source, index)
-        if first is not None and index is not None:
-            state = index.index.state
-            keys += [first + e for e in entries if state.item(e) == PRESENT]
-    return None if cache.passes(keys, weight) else weight
+        return CacheUse.NONE
+    if not (is_mesh and cache.is_sparing):
+        return CacheUse.KEEP_MISSED_BEFORE
+    first = first_key(source, known)
+    if first is None or known is None:
+        return CacheUse.NONE
+    if known.index.state.item(wanted.entry) != PRESENT:
+        return CacheUse.NONE
+    key, weight = first + wanted.entry, _weight_of(source, wanted)
+    is_back = cache.is_back(key, wanted.n_most, weight)
+    return CacheUse.KEEP_ALL if is_back else CacheUse.NONE
 
 
 def _weight_of(source: Source, wanted: Mesh) -> int:
@@ -159,7 +162,7 @@ def _weight_of(source: Source, wanted: Mesh) -> int:
 
 
 def _mark_kept(
-    cache: ChunkCache, boxes: Ints, keys: Ints, weight: int, *, may_drop: bool
+    cache: ChunkCache, boxes: Ints, keys: Ints, *, may_drop: bool, use: CacheUse
 ) -> KeptBoxes:
     """Do the work of `kept_boxes`; `keys`: int64, shape (n_boxes,)."""
     found = cache.find(keys)
@@ -174,7 +177,7 @@ def _mark_kept(
     if not may_drop and not cache.has_room:
         return KeptBoxes(cache, found)
     new = np.where(boxes[:, FILE] == FILLED, NO_KEY, keys)
-    wanted = cache.wanted(new, weight)
+    wanted = new if use is CacheUse.KEEP_ALL else cache.wanted(new)
     if cache.is_sparing and max(wanted) < 0:
         return KeptBoxes(cache, found)
     claimed = cache.claim(wanted, may_drop=may_drop)

@@ -6,7 +6,7 @@ sorted by shard.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -89,16 +89,6 @@ class Mesh(NamedTuple):
         """Rows of each axis: int64, shape (12, n_axes)."""
         return np.array(tuple(zip(*self.columns, strict=True)), np.int64)
 
-    @property
-    def entries(self) -> Iterator[list[int]]:
-        """For each shard, places of the touched inner chunks in its index."""
-        along = [_entries_along(column, self.elements) for column in self.columns]
-        for parts in product(*along):
-            entries = [0]
-            for part in parts:
-                entries = [entry + share for entry in entries for share in part]
-            yield entries
-
     def plan(self, compiled: Compiled, planned: Any, rows: Ints) -> Boxes:
         """Boxes, given the rows of the shards (from `columns.OFFSETS` on)."""
         axes = self.axes
@@ -153,26 +143,6 @@ class _Along(NamedTuple):
     n_inside: int
     entry: int
     elements: Ints | None = None
-
-
-def _entries_along(column: Sequence[int], elements: Ints) -> list[list[int]]:
-    """For each shard along an axis, what touched cells add to a place in the index."""
-    _, _, first, step, n_elements, _, cell, per_shard, stride, _, _, n_shards = column
-    if not step:
-        taken = elements[0, first : first + n_elements] // cell
-        cells: Sequence[int] = sorted(set(taken.tolist()))
-    elif step <= cell:
-        last = first + (n_elements - 1) * step
-        cells = range(first // cell, last // cell + 1)
-    else:
-        last = first + n_elements * step
-        cells = [element // cell for element in range(first, last, step)]
-    if n_shards == 1:
-        return [[c % per_shard * stride for c in cells]]
-    along: dict[int, list[int]] = {}
-    for c in cells:
-        along.setdefault(c // per_shard, []).append(c % per_shard * stride)
-    return list(along.values())
 
 
 def grid_of(layout: ArrayLayout, chunk_strides: Sequence[int]) -> Grid:

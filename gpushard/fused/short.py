@@ -31,7 +31,7 @@ from gpushard.fused.files import (
     window_nbytes,
 )
 from gpushard.fused.filling import fill_for, little_fill
-from gpushard.fused.kept import kept_boxes, weight_beside_cache
+from gpushard.fused.kept import CacheUse, cache_use, kept_boxes
 from gpushard.fused.laid import Boxes, Coordinate, Mesh, Scattered, grid_of, laid
 from gpushard.fused.one_call import OneCall, may_call, one_call
 from gpushard.fused.room import address_of
@@ -129,8 +129,8 @@ class ShortReader:
             [shard_row(k, h) for k, h in zip(known, handles, strict=True)], np.int64
         )
         planned = self._planned._replace(target=address_of(out))
-        weight = weight_beside_cache(source, wanted, known)
-        call = self._call_for(source, wanted, out.nbytes, weight)
+        use = cache_use(source, wanted, known[0])
+        call = self._call_for(source, wanted, out.nbytes, use)
         if call is not None and isinstance(wanted, Mesh):
             is_near = not _waits(known[0], handles[0], wanted.entry)
             if is_near and call.read_axes(planned, wanted, rows):
@@ -144,7 +144,7 @@ class ShortReader:
         if fill is None and (columns[:, FILE] == FILLED).any():
             return False
         ends, n_wanted = rows[:, END], len(columns)
-        kept = kept_boxes(source, columns, known, ends, n_wanted, weight)
+        kept = kept_boxes(source, columns, known, ends, n_wanted, use)
         is_read = self._place(source, boxes, out.nbytes)
         if kept is None or not kept.is_all_found:
             self._confirm(handles)
@@ -162,13 +162,12 @@ class ShortReader:
         source: Source,
         wanted: Mesh | Scattered,
         out_nbytes: int,
-        weight: int | None,
+        use: CacheUse,
     ) -> OneCall | None:
-        """What reads all boxes in one call of this thread; None if more is needed.
-
-        `weight` is what `weight_beside_cache` returns.
-        """
-        if weight is not None or self._call is None or out_nbytes >= LARGE_NBYTES:
+        """What reads all boxes in one call of this thread; None if more is needed."""
+        if self._call is None or out_nbytes >= LARGE_NBYTES:
+            return None
+        if use is not CacheUse.NONE:
             return None
         if isinstance(wanted, Scattered) or not may_call(self._call, source):
             return None

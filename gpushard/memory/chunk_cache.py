@@ -171,20 +171,26 @@ class ChunkCache:
         kept = {key for key in set(listed) if key >= 0 and self.wants(key, weight)}
         return [key if key in kept else -1 for key in listed]
 
-    def passes(self, keys: Sequence[int], weight: int = WHOLE) -> bool:
-        """Whether a read does without, because it is not back at all it touches.
+    def is_back(self, key: int, n_chunks: int, weight: int = WHOLE) -> bool:
+        """Whether a read of several inner chunks was lately at the first one of them.
 
-        If so, this notes that `keys` were missed; else `wanted` has to be asked. To
-        take a part from the cache costs a read of few more than it saves.
+        That one stands for all, as looking for each costs more than LZ4 takes to decode
+        it. If the read is not back, this notes that it was here.
+
+        Parameters
+        ----------
+        key
+            Key of the first inner chunk.
+        n_chunks
+            Number of inner chunks of the read.
+        weight
+            What the read spends on each of them.
         """
-        slot_of, missed = self._slot_of, self._missed
-        left = [key for key in keys if key not in slot_of]
-        is_back = all(missed.weight(key) >= WHOLE for key in left)
-        if keys and is_back:
-            return False
-        for key in left:
-            missed.note(key, weight)
-        return True
+        missed = self._missed
+        if key in self._slot_of or missed.weight(key) >= WHOLE:
+            return True
+        missed.note(key, weight, n_chunks)
+        return False
 
     def _slots(self, keys: Keys) -> Keys:
         """Slot of each key; -1: none."""
