@@ -225,7 +225,7 @@ def _read(
     for chunk in [chunk for chunk, place in found if place is None]:
         view[chunk.out] = source.layout.fill_value
     wanted = [_narrowed(source, chunk, place) for chunk, place in found if place]
-    if cache_for(source, len(wanted)) is not None:
+    if source.chunks is not None and cache_for(source, len(wanted)) is not None:
         wanted = _not_kept(source, wanted, known, view)
     groups = [wanted] if len(wanted) == 1 else _grouped(source, wanted)
     requests: list[ByteRequest] = []

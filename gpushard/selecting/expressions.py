@@ -239,7 +239,9 @@ def _slice_indices(item: Any, extent: int, axis: int) -> tuple[int, int, int]:
 
 
 def _integer_axis(integer: int, extent: int, axis: int) -> SliceAxis:
-    return SliceAxis(_wrapped(integer, extent, axis), 1, 1, 0, 1, True)
+    # Most are wrapped already, and a call counts in the smallest reads.
+    first = integer if 0 <= integer < extent else _wrapped(integer, extent, axis)
+    return SliceAxis(first, 1, 1, 0, 1, True)
 
 
 def _wrapped(
