@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gpushard.errors import StoreError
-from gpushard.options import Options
+from gpushard.options import KIB, Options
 from gpushard.stores import handles
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.handles import Handle
@@ -142,7 +142,7 @@ def test_forked_child_reads_on_while_the_parent_holds_locks(root: Path) -> None:
     # In a process of its own: forking one with threads warns since Python 3.12.
     script = """
 import os, sys, time, warnings
-from gpushard.options import Options
+from gpushard.options import KIB, Options
 from gpushard import workers
 from gpushard.stores import local
 from gpushard.stores import handles
@@ -203,3 +203,21 @@ def test_nothing_is_known_of_the_files_of_stores_that_are_gone(tmp_path):
     assert set(handles._tables) - before
     del store
     assert not set(handles._tables) - before
+
+
+def test_a_disk_is_asked_for_no_more_at_a_time_than_it_begins_with(monkeypatch):
+    """Of a range above what it reads ahead by itself, Linux begins with a part only."""
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(handles, "_CAN_ADVISE", True)
+    monkeypatch.setattr(os, "POSIX_FADV_WILLNEED", 3, raising=False)
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda _, *range_, **__: asked.append(range_[:2]), False
+    )
+    handles.read_ahead(0, 1000, 300 * KIB)
+    assert asked == [
+        (1000, 128 * KIB),
+        (1000 + 128 * KIB, 128 * KIB),
+        (1000 + 256 * KIB, 44 * KIB),
+    ]
+    handles.read_ahead(0, 1000, 0)
+    assert len(asked) == 3

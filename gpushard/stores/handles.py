@@ -11,11 +11,15 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.options import KIB
 from gpushard.stores.base import PassingVersion
 
 # Only Linux has both. Other systems are neither asked nor advised.
 _NO_WAIT: int = getattr(os, "RWF_NOWAIT", 0)
 _CAN_ADVISE = hasattr(os, "posix_fadvise")
+# Of a larger range Linux may start on the beginning only. As much as it reads ahead of
+# a file by itself is never too large.
+_ADVISED_NBYTES = 128 * KIB
 # File systems take times from a clock of at least 100 ticks per second. A file that is
 # overwritten twice within a tick keeps its times, and may keep its size.
 _SETTLED_NS = 20_000_000
@@ -107,7 +111,9 @@ def is_in_memory(fd: int, offset: int) -> bool:
 def read_ahead(fd: int, offset: int, nbytes: int) -> None:
     """Ask the system to start reading a range, without waiting for it."""
     if _CAN_ADVISE:
-        os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+        for start in range(offset, offset + nbytes, _ADVISED_NBYTES):
+            n = min(_ADVISED_NBYTES, offset + nbytes - start)
+            os.posix_fadvise(fd, start, n, os.POSIX_FADV_WILLNEED)
 
 
 def read_on(fd: int, data: NDArray[np.uint8], start: int, n_bytes: int) -> int:
