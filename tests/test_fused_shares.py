@@ -30,10 +30,13 @@ from gpushard.fused.columns import (
     TARGET,
 )
 from gpushard.fused.direct import DirectRead
+from gpushard.fused.files import FileBoxes
 from gpushard.fused.libraries import Library
 from gpushard.fused.runner import BoxPlacer, Loops
 from gpushard.fused.shares import Shares, first_boxes, shrinking_cuts
 from gpushard.memory.chunk_room import ChunkRoom
+from gpushard.placing.place import HostSink
+from gpushard.reading import read
 from zarr_oracle import assert_same_bits
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
@@ -241,3 +244,34 @@ def test_slices_have_one_box_of_an_inner_chunk(key, is_told, monkeypatch, tmp_pa
     a = gpushard.open_array(stored([ZSTD]).placed("local", tmp_path), options=FUSED)
     assert_same_bits(a.oindex[key], VALUES[key])
     assert told == [is_told]
+
+
+def test_what_an_error_leaves_over_is_not_read_by_other_threads(
+    in_small_calls, monkeypatch, tmp_path
+):
+    take_way(monkeypatch, "requests")
+    monkeypatch.setattr(read, "_n_workers", lambda _: 2)
+    is_helped, is_over, read_plainly = threading.Event(), threading.Event(), []
+    plain = FileBoxes.place
+
+    def run(*_: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            assert is_helped.wait(10)
+            raise KeyboardInterrupt
+        is_helped.set()
+        assert is_over.wait(10)
+
+    def place(self: FileBoxes) -> None:
+        try:
+            plain(self)
+        finally:
+            is_over.set()
+
+    monkeypatch.setattr(BoxPlacer, "run", run)
+    monkeypatch.setattr(FileBoxes, "place", place)
+    monkeypatch.setattr(HostSink, "place_some", lambda *_: read_plainly.append(1))
+    stored_at = stored([ZSTD]).placed("local", tmp_path)
+    a = gpushard.open_array(stored_at, options=FUSED.but(threads=2))
+    with pytest.raises(KeyboardInterrupt):
+        a[...]
+    assert not read_plainly

@@ -59,7 +59,8 @@ class FileBoxes:
     window_nbytes
         Memory for bytes read from files.
     finish
-        Called with this object by the last thread, when all boxes have been tried.
+        Called with this object by the last thread, when all boxes have been tried;
+        never after a thread has failed.
     """
 
     placer: BoxPlacer
@@ -86,6 +87,8 @@ class FileBoxes:
         try:
             self.placer.run(self.boxes, self.window_nbytes, self.shares)
         except BaseException:
+            # What was not tried is not left over: others must not read it.
+            self._is_over = True
             self.shares.end()
             raise
         finally:
