@@ -288,6 +288,18 @@ def test_other_stores_of_fsspec_stay_as_they_are(in_memory):
     assert adapted.zarr_store is store
 
 
+def test_a_directory_of_an_asynchronous_file_system_stays_as_it_is():
+    pytest.importorskip("aiohttp", reason="fsspec's own client of web servers needs it")
+    from fsspec.implementations.dirfs import DirFileSystem
+
+    behind = fsspec.filesystem("http", asynchronous=True)
+    below = DirFileSystem("http://host.invalid/a", behind, asynchronous=True)
+    store = FsspecStore(below, path="", read_only=True)
+    adapted = adapt(store, gpushard.Options())
+    assert isinstance(adapted, ZarrStore)
+    assert adapted.zarr_store is store
+
+
 def test_s3fs_names_of_settings_are_understood():
     pytest.importorskip("obstore", reason="URLs need obstore (extra `remote`)")
     from gpushard.stores.remote import RemoteStore

@@ -46,8 +46,8 @@ def one_at_a_time(fs: Any) -> OneAtATime | None:
     """File system that reads `fs` in one thread at a time; None if more may read it."""
     if isinstance(fs, OneAtATime):
         return fs
-    fs = _synchronous(fs)
-    return OneAtATime(fs) if isinstance(_innermost(fs), _UNSAFE) else None
+    is_unsafe = isinstance(_innermost(fs), _UNSAFE)
+    return OneAtATime(_synchronous(fs)) if is_unsafe else None
 
 
 def _synchronous(fs: Any) -> Any:
@@ -60,10 +60,10 @@ def _synchronous(fs: Any) -> Any:
 
 
 def _innermost(fs: Any) -> Any:
-    """The file system of which `fs` is a directory, or `fs` itself."""
-    while isinstance(fs, DirFileSystem):
-        fs = fs.fs
-    return fs
+    """`fs` without all wrappers of directories and of calls."""
+    if isinstance(fs, AsyncFileSystemWrapper):
+        return _innermost(fs.sync_fs)
+    return _innermost(fs.fs) if isinstance(fs, DirFileSystem) else fs
 
 
 if hasattr(os, "register_at_fork"):
