@@ -19,6 +19,8 @@ MOMENT = datetime.datetime(2020, 1, 2, 3, 4, 5)
 
 NS = 1577926800 * 10**9 + 1
 
+MAY_MISS = np.dtypes.StringDType(na_object=np.nan)
+
 HELD = [
     (1, "f4", np.float32(1)),
     (0.1, "f4", np.float32(0.1)),
@@ -45,6 +47,8 @@ HELD = [
     (np.array("of pandas", object), np.dtypes.StringDType(), "of pandas"),
     (np.array("of pandas", object), "U9", np.str_("of pandas")),
     (np.array("ab", np.dtypes.StringDType()), "U2", np.str_("ab")),
+    (np.array("may miss", MAY_MISS), np.dtypes.StringDType(), "may miss"),
+    (np.array("may miss", MAY_MISS), "U9", np.str_("may miss")),
 ]  # fmt: skip
 
 REFUSED = [
@@ -66,6 +70,13 @@ REFUSED = [
     ("no date", "M8[s]"),
     (5, "M8[s]"),
     ("longer", "U4"),
+    (["a", None], np.dtypes.StringDType()),
+    (["a", None], "U4"),
+    (np.array(["a", None], object), np.dtypes.StringDType()),
+    (np.array(["a", np.nan], MAY_MISS), np.dtypes.StringDType()),
+    (np.array(["a", np.nan], MAY_MISS), "U4"),
+    ([1, 2], np.dtypes.StringDType()),
+    (1, "U4"),
     (b"longer", "S4"),
     (np.array(["ab", "abc"]), "U2"),
     ("é", "S2"),

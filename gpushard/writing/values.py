@@ -17,6 +17,8 @@ _CAST_NBYTES = MIB
 # Elements of such values that are cast together to see whether they fit.
 _TRIED_ELEMENTS = 1 << 16
 _ONLY_TEXT = np.dtypes.StringDType(coerce=False)
+# Elements that first become as long as it takes.
+_UNSIZED: dict[str, Any] = {"S": "S", "U": _ONLY_TEXT, "T": _ONLY_TEXT, "O": "O"}
 
 
 def fitting_values(
@@ -76,10 +78,8 @@ def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
         # A column of text in pandas is an array of objects.
         is_column = array.dtype.kind == "O" and dtype.kind in "TU"
         return array.astype(_ONLY_TEXT) if is_column else array
-    if dtype.kind in "SU":
-        return np.asarray(value, dtype.kind)  # as long as it takes
-    if dtype.kind in "TO":
-        return np.asarray(value, dtype)
+    if dtype.kind in _UNSIZED:
+        return np.asarray(value, _UNSIZED[dtype.kind])
     array = np.asarray(value)
     if dtype.kind in "mM" and array.dtype.kind in "UO":
         found = np.asarray(value, dtype)
@@ -97,6 +97,7 @@ def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """The array in another data type, which must hold its values, or as it is."""
     both_whole = array.dtype.kind in "iu" and dtype.kind in "iu"
+    both_text = array.dtype.kind in "TU" and dtype.kind in "TU"
     if both_whole:
         bounds = np.iinfo(dtype)
         if array.size and not (
@@ -104,9 +105,7 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         ):
             got = f"{array.min()} to {array.max()}"
             raise _out_of_range(f"{bounds.min} to {bounds.max}", got)
-    elif {array.dtype.kind, dtype.kind} != {"T", "U"} and not holds_kind_of(
-        array.dtype, dtype
-    ):
+    elif not both_text and not holds_kind_of(array.dtype, dtype):
         raise SelectionError(
             "the array's data type is of another kind than the values",
             expected=f"values that {dtype} holds",
@@ -129,12 +128,26 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _cast_of(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """The array in another data type of the same kind, which must hold its values."""
+    if array.dtype.kind == "T":
+        _refuse_missing(array)
     cast = array.astype(dtype)
     if dtype.kind in "SU":
         _refuse_cut(array, dtype)
     if dtype.kind in "mM":
         _refuse_other_times(array, cast)
     return cast
+
+
+def _refuse_missing(array: NDArray[Any]) -> None:
+    """Refuse missing text, which NumPy casts to text such as "nan"."""
+    try:
+        np.strings.str_len(array)
+    except ValueError as error:
+        raise SelectionError(
+            "a text is missing among the values",
+            expected="text, which may be empty",
+            hint="replace missing text first",
+        ) from error
 
 
 def _refuse_cut(array: NDArray[Any], dtype: np.dtype[Any]) -> None:
