@@ -247,7 +247,7 @@ def test_what_the_loops_cannot_do_goes_the_plain_way(seen, monkeypatch):
     assert kind_of_sink(seen) is FusedSink
     a.read(dtype="f8")
     assert kind_of_sink(seen) is HostSink
-    a.vindex[[1, 50], [2, 70]]
+    a.read_many([([1, 50], [2, 70]), 3])
     assert kind_of_sink(seen) is HostSink
     a.oindex[[1, 50], [2, 70]]
     assert kind_of_sink(seen) is HostSink

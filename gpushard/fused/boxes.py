@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +28,14 @@ from gpushard.fused.columns import (
     TARGET,
 )
 from gpushard.fused.patches import PatchLanding, cut_patches
+from gpushard.fused.points import PointLanding, cut_points, is_flat
 from gpushard.fused.room import address_of
 from gpushard.placing.scatter import GridTarget
 from gpushard.planning.blocks import ShardBlock
 from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart
-from gpushard.planning.plan import Part
+from gpushard.planning.plan import Part, ReadPlan
+from gpushard.planning.points import PointPart
 from gpushard.selecting.selection import Ints, Members
 
 # Average number of boxes per inner chunk above which their columns cost too much.
@@ -133,21 +135,34 @@ class Landing(NamedTuple):
         return cls(target.part, address_of(out), out.shape, out.strides, lists)
 
 
-Landings = Sequence[Landing | PatchLanding]
+AnyLanding = Landing | PatchLanding | PointLanding
+Landings = Sequence[AnyLanding]
 """One for each part of a plan."""
 
 
-def can_cut(part: Part) -> TypeGuard[GridPart | PatchPart]:
-    """Whether a part of a plan can be cut into boxes."""
+def can_cut(plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> bool:
+    """Whether the parts of a plan can be cut into boxes, given their outputs.
+
+    Points can be if they are the only part: the boxes hold the lists of their points,
+    and no longer do so once they are merged with others.
+    """
+    if len(plan.parts) == 1 and isinstance(plan.parts[0], PointPart):
+        return is_flat(outs[0])
+    return all(map(_can_cut, plan.parts))
+
+
+def _can_cut(part: Part) -> bool:
     if not isinstance(part, GridPart):
         return isinstance(part, PatchPart)
     return sum(p.members is not None for p in part.projections) <= 1
 
 
-def landing_of(part: GridPart | PatchPart, out: NDArray[Any]) -> Landing | PatchLanding:
+def landing_of(part: Part, out: NDArray[Any]) -> AnyLanding:
     """Landing of a part in its output."""
     if isinstance(part, PatchPart):
         return PatchLanding.of(part, out)
+    if isinstance(part, PointPart):
+        return PointLanding.of(part, out)
     return Landing.of(GridTarget(part, out))
 
 
@@ -200,13 +215,15 @@ def cut(
 
 
 def _cut_part(
-    landing: Landing | PatchLanding,
+    landing: AnyLanding,
     p: int,
     chunk_strides: tuple[int, ...],
     position: Ints,
 ) -> tuple[Ints, Ints] | None:
     if isinstance(landing, PatchLanding):
         return cut_patches(landing, p, chunk_strides, position)
+    if isinstance(landing, PointLanding):
+        return cut_points(landing, chunk_strides, position)
     along = [
         cells_at(landing, axis, stride, at)
         for axis, (stride, at) in enumerate(zip(chunk_strides, position, strict=False))

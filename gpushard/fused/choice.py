@@ -96,9 +96,7 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
     if loops is None:
         return host
     landings = [
-        landing_of(part, out)
-        for part, out in zip(plan.parts, outs, strict=True)
-        if can_cut(part)
+        landing_of(part, out) for part, out in zip(plan.parts, outs, strict=True)
     ]
     return FusedSink(host, BoxRunner(landings, chain, loops, source.room), landings)
 
@@ -122,7 +120,7 @@ def _suitable(
     source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]
 ) -> FusedChain | None:
     """The array's chain, if the loops can read the plan into `outs`; else None."""
-    if source.room.is_tight or not all(map(can_cut, plan.parts)):
+    if source.room.is_tight or not can_cut(plan, outs):
         return None
     dtype = source.layout.dtype
     if any(out.dtype != dtype or not out.dtype.isnative for out in outs):

@@ -67,36 +67,36 @@ def _extremes(projection: Projected, at: Ints) -> tuple[Ints, Ints]:
     if members is None:
         in_start, length, _ = projection.takings(at)
         return in_start, in_start + (length - 1) * projection.step
-    run, starts, nth = _between(members.bounds, at)
-    return _extremes_of(members.in_index[run], starts, nth)
+    run, starts, nth = between(members.bounds, at)
+    return extremes_of(members.in_index[run], starts, nth)
 
 
 def _point_span(
     part: PointPart, chunk: Ints, strides: Sequence[int]
 ) -> tuple[Ints, Ints]:
-    run, starts, nth = _between(part.bounds, chunk)
+    run, starts, nth = between(part.bounds, chunk)
     offset = np.zeros(run.stop - run.start, np.int64)
     for index, stride in zip(part.in_index, strides, strict=True):
         offset += index[run] * stride
-    return _extremes_of(offset, starts, nth)
+    return extremes_of(offset, starts, nth)
 
 
 def _patch_span(
     part: PatchPart, chunk: Ints, strides: Sequence[int]
 ) -> tuple[Ints, Ints]:
-    run, starts, nth = _between(part.bounds, chunk)
+    run, starts, nth = between(part.bounds, chunk)
     low = np.zeros(run.stop - run.start, np.int64)
     high = np.zeros_like(low)
     for first, length, stride in zip(part.in_first, part.length, strides, strict=True):
         begin = entries_of(first, run)
         low += begin * stride
         high += (begin + entries_of(length, run) - 1) * stride
-    lowest, _ = _extremes_of(low, starts, nth)
-    _, highest = _extremes_of(high, starts, nth)
+    lowest, _ = extremes_of(low, starts, nth)
+    _, highest = extremes_of(high, starts, nth)
     return lowest, highest
 
 
-def _between(bounds: Ints, at: Ints) -> tuple[slice, Ints, Ints]:
+def between(bounds: Ints, at: Ints) -> tuple[slice, Ints, Ints]:
     """Elements of the cells from the first cell asked for to the last.
 
     The cells of a block are neighbours, so all other cells can be skipped. Returns the
@@ -108,7 +108,8 @@ def _between(bounds: Ints, at: Ints) -> tuple[slice, Ints, Ints]:
     return slice(first, int(bounds[high])), bounds[low:high] - first, at - low
 
 
-def _extremes_of(values: Ints, starts: Ints, nth: Ints) -> tuple[Ints, Ints]:
+def extremes_of(values: Ints, starts: Ints, nth: Ints) -> tuple[Ints, Ints]:
+    """Least and largest of the values of some cells, by what `between` returns."""
     return (
         np.minimum.reduceat(values, starts)[nth],
         np.maximum.reduceat(values, starts)[nth],

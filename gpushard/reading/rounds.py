@@ -33,9 +33,10 @@ Reader = Callable[[Source, Sequence[Selection], Sequence[Any]], object]
 """Reads selections of an array into one output each."""
 
 # Memory of an element of an index array while it is planned and read; and of a point,
-# plus its coordinates: docs/decisions/2026-11-22-index-arrays-in-pieces.md.
+# plus its coordinates: docs/decisions/2026-11-22-index-arrays-in-pieces.md,
+# and 2026-11-23-lists-of-points-in-loops.md.
 _ELEMENT_NBYTES = 96
-_POINT_NBYTES, _COORDINATE_NBYTES = 64, 16
+_POINT_NBYTES, _COORDINATE_NBYTES = 72, 16
 # A round has at least this many elements, whatever the limit: 2 MiB.
 _LEAST_ELEMENTS = 1 << 14
 # The versions of this many objects are asked for together.
