@@ -112,26 +112,30 @@ def test_kernels_are_compiled_once_for_the_architecture(cupy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("known", "compiled"),
-    [((75, 80, 86, 89, 90), "sm_90"), ((75, 80, 86, 100, 120), "")],
-    ids=["same major", "older"],
+    ("device", "known", "compiled"),
+    [
+        ("92", (75, 80, 86, 89, 90), "sm_90"),
+        ("103", (86, 87, 89, 90, 100, 101, 120), "sm_100"),
+        ("92", (75, 80, 86, 100, 120), ""),
+    ],
+    ids=["same major", "NVRTC 12.8", "older"],
 )
 def test_a_gpu_newer_than_nvrtc_runs_code_of_its_major(
-    cupy, monkeypatch, tmp_path, known, compiled
+    cupy, monkeypatch, tmp_path, device, known, compiled
 ):
     """Such as sm_103 with the NVRTC 12.8 that a torch for CUDA 12.8 brings."""
     stored(tmp_path / "a")
     cupy.nvrtc.architectures = known
+    monkeypatch.setattr(cupy_standin.Device, "compute_capability", device)
     if not compiled:
         told = r"NVRTC 13\.1 is older than the device.*sm_92, got at most sm_120"
-        monkeypatch.setattr(cupy_standin.Device, "compute_capability", "92")
         with pytest.raises(UnsupportedError, match=told):
             CudaDevice(0)
         assert "older than the device" in find.find_device("auto").why
         return
-    monkeypatch.setattr(cupy_standin.Device, "compute_capability", "92")
     opened(tmp_path / "a")[...]
     options = [how for _, how in cupy.nvrtc.compiled]
+    assert options
     assert all(f"--gpu-architecture={compiled}" in how for how in options)
 
 

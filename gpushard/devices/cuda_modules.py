@@ -26,9 +26,13 @@ def architecture_for(nvrtc: Any, capability: tuple[int, int]) -> tuple[int, int]
     newer than NVRTC may have one. Raises `UnsupportedError` if there is none.
     """
     known = [divmod(number, 10) for number in nvrtc.getSupportedArchs()]
+    if capability in known:
+        return capability
     usable = [a for a in known if a[0] == capability[0] and a <= capability]
     if usable:
-        return max(usable)
+        # Not the newest: some, such as sm_87 and sm_101, are of embedded boards, and
+        # other devices do not run their code.
+        return min(usable)
     major, minor = nvrtc.getVersion()
     raise UnsupportedError(
         f"NVRTC {major}.{minor} is older than the device",
