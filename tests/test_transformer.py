@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+import threading
 
 import numpy as np
 import pytest
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, MemoryStore
 
 import gpushard
+from gpushard.stores import zarr_writer
 from gpushard.stores.base import Fetched
 from gpushard.stores.held import HeldObjects
 from gpushard.stores.key_value import MappingStore, key_value_store
@@ -308,3 +310,21 @@ def test_unknown_transformers_and_absent_arrays_are_refused():
         transformed(values, "b")
     with pytest.raises(gpushard.NotFoundError, match=r"zarr\.json"):
         transformed({}, "a")
+
+
+def test_values_are_written_and_erased_while_a_writer_of_zarr_stores_has_its_turn():
+    # Its zarr store may be made of this one, whose values it writes in another thread.
+    below = MemoryStore()
+    store = key_value_store(below)
+
+    def write():
+        store.set("a", b"1")
+        store.set("b", b"2")
+        store.erase_values(["a"])
+
+    thread = threading.Thread(target=write, daemon=True)
+    with zarr_writer._turn.lock:
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+    assert list(below._store_dict) == ["b"]

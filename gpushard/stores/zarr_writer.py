@@ -51,9 +51,16 @@ class ZarrWriter:
 
     def put(self, key: str, pieces: Pieces | None) -> None:
         """Replace an object, whatever its content; None deletes it."""
-        refuse_unsafe_key(key, self._store.url)
         with _turn.lock:
-            self._put(key, pieces)
+            self.put_at_once(key, pieces)
+
+    def put_at_once(self, key: str, pieces: Pieces | None) -> None:
+        """Do as `put` without taking a turn, which another thread may wait in for this.
+
+        It may: its zarr store may be made of the store that is written to here.
+        """
+        refuse_unsafe_key(key, self._store.url)
+        self._put(key, pieces)
 
     def update(self, key: str, update: Update, most_nbytes: int) -> None:
         """Replace an object by the result of `update`, if the store is in memory.
