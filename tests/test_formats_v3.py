@@ -157,7 +157,10 @@ def test_rank_goes_up_to_32():
         shape=[1] * 32, chunk_grid=grid(*[1] * 32), codecs=[transpose(*order), LITTLE]
     )
     assert layout.ndim == 32
-    refused(UnsupportedError, "shape", shape=[1] * 33, chunk_grid=grid(*[1] * 33))
+    shape = [1] * 33
+    error = refused(UnsupportedError, "shape", shape=shape, chunk_grid=grid(*shape))
+    assert error.got == 33
+    assert str(error).endswith("expected at most 32, got 33.")
 
 
 def test_rank_0_has_one_inner_chunk():

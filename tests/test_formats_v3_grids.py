@@ -119,7 +119,10 @@ def test_all_rectilinear_axes_together_may_spell_out_a_bounded_number_of_cells(
     assert [axis.n_cells for axis in layout.axes] == [5, 3]
     for second in ([[3, 4]], [12, 12, 12, 12]):
         path = "chunk_grid.configuration.chunk_shapes[1]"
-        refused(UnsupportedError, path, chunk_grid=rectilinear([[2, 5]], second))
+        error = refused(
+            UnsupportedError, path, chunk_grid=rectilinear([[2, 5]], second)
+        )
+        assert error.got == 9
     parse(chunk_grid=rectilinear(1, [[2, 8]]))
 
 

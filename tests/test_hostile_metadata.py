@@ -50,6 +50,8 @@ def test_a_chain_of_absurd_length_is_refused():
         with pytest.raises(UnsupportedError, match="too many codecs") as caught:
             gpushard.open_array(held(documents))
         assert caught.value.json_path in ("codecs", "filters")
+        assert caught.value.got == 300 + ("zarr.json" in documents)
+        assert str(caught.value).endswith(f"got {caught.value.got}.")
 
 
 @pytest.mark.parametrize("depth", [9, 100, 300])

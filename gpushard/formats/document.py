@@ -13,6 +13,9 @@ from gpushard.errors import GpushardError, MetadataError, UnsupportedError
 MAX_LENGTH = 2**62
 """Largest extent or chunk length: one cell beyond it still fits an int64."""
 
+# JSON has numbers of any length; those of more bits are shortened, as text.
+_MOST_BITS = 64
+
 
 @contextmanager
 def parsing(array_path: str) -> Generator[None]:
@@ -30,14 +33,22 @@ def parsing(array_path: str) -> Generator[None]:
 
 def wrong(what: str, json_path: str, expected: Any, got: Any) -> MetadataError:
     """Error that shows a shortened `got`."""
-    return MetadataError(what, json_path=json_path, expected=expected, got=shown(got))
+    got = _fact(got)
+    return MetadataError(what, json_path=json_path, expected=expected, got=got)
 
 
 def unsupported(what: str, json_path: str, expected: Any, got: Any) -> UnsupportedError:
     """Error for what gpushard does not read; shows a shortened `got`."""
-    return UnsupportedError(
-        what, json_path=json_path, expected=expected, got=shown(got)
+    got = _fact(got)
+    return UnsupportedError(what, json_path=json_path, expected=expected, got=got)
+
+
+def _fact(value: Any) -> Any:
+    """A JSON value for an error: a number, for programs, or a short form of others."""
+    is_number = isinstance(value, float) or (
+        isinstance(value, int) and value.bit_length() <= _MOST_BITS
     )
+    return value if is_number else shown(value)
 
 
 def as_separator(value: Any, json_path: str) -> Literal["/", "."]:
