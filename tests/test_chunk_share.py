@@ -147,6 +147,28 @@ def test_what_readers_hold_is_not_given_up():
     assert share.held_nbytes == 8 * NBYTES
 
 
+def test_half_is_given_up_although_some_slots_were_never_used(monkeypatch):
+    monkeypatch.setattr(chunk_slots, "_SHARED_SEGMENT_NBYTES", 2 * NBYTES)
+    share = ChunkShare(8 * NBYTES)
+    first, second = sparing(share), sparing(share)
+    for key in range(7):
+        kept(first, key)
+    assert share.held_nbytes == 8 * NBYTES
+    assert kept(second, 20) == [20]
+    assert share.held_nbytes == 6 * NBYTES
+
+
+def test_a_segment_of_fewer_slots_stays_while_readers_hold_them(monkeypatch):
+    monkeypatch.setattr(chunk_slots, "_SHARED_SEGMENT_NBYTES", 2 * NBYTES)
+    cache = sparing(ChunkShare(8 * NBYTES), 3)
+    kept(cache, 0, 1, 2)
+    slots = cache.find(range(3)).slots
+    late = next(key for key in range(3) if slots[key] == 2)
+    hold = cache.find([late])
+    cache.give_up_half()
+    assert (hold.bytes_of(0) == late).all()
+
+
 def test_what_readers_hold_of_a_cache_that_is_gone_still_counts():
     share = ChunkShare(8 * NBYTES)
     cache = sparing(share)

@@ -288,6 +288,20 @@ def test_a_torn_first_write_leaves_no_shard(tmp_path, monkeypatch):
     assert (a[...] == 0).all()
 
 
+def test_a_torn_write_over_an_empty_file_leaves_it_empty(tmp_path, monkeypatch):
+    place = tmp_path / "a"
+    a = new(place, "random_write", "start")
+    shard_path(place).parent.mkdir(parents=True)
+    shard_path(place).touch()
+    with monkeypatch.context() as patch:
+        cut_off_after(2, patch)
+        with pytest.raises(_Killed):
+            a[...] = noise()
+    assert shard_path(place).stat().st_size
+    assert gpushard.repair(a) == ["c/0/0"]
+    assert shard_path(place).stat().st_size == 0
+
+
 def test_a_shard_that_another_library_replaced_is_not_undone(tmp_path, monkeypatch):
     place = tmp_path / "a"
     a = new(place, "append_only", "end")

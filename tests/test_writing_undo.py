@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import struct
+from itertools import groupby
 
 import numpy as np
 import pytest
 
 import gpushard
 from gpushard.options import Options, WriteOptions
+from gpushard.stores.directories import Directory
 from gpushard.stores.files import LockedFile
 from zarr_oracle import assert_same_bits
 
@@ -95,6 +99,90 @@ def test_a_write_is_undone_as_its_note_says(tmp_path, monkeypatch):
     assert gpushard.repair(a) == ["c/0"]
     assert (tmp_path / "c/0").read_bytes() == before
     assert_same_bits(gpushard.open_array(tmp_path)[...], want)
+    assert gpushard.repair(a) == []
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What is done to files; equal calls that follow one another are one."""
+    found: list[str] = []
+
+    def told(name, call):
+        def telling(fd, *given):
+            is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
+            found.append("sync directory" if is_directory else name)
+            return call(fd, *given)
+
+        return telling
+
+    for name in ("pwrite", "copy_file_range", "ftruncate", "fsync"):
+        monkeypatch.setattr(os, name, told(name, getattr(os, name)), raising=False)
+    return lambda: [name for name, _ in groupby(found)]
+
+
+IN_STEPS = ["pwrite", "fsync"] * 3
+"""The index is spoiled, inner chunks are written, and then the new index."""
+
+
+def test_each_step_of_a_write_is_durable_before_the_next(tmp_path, calls):
+    a, _ = made(tmp_path)
+    n_before = len(calls())
+    a[N // 2 : 3 * N] = 7
+    noted = calls()[n_before:]
+    noted = noted[noted.index("fsync") :]
+    assert noted == ["fsync", "sync directory", *IN_STEPS]
+
+
+def test_a_new_file_has_its_name_before_anything_is_written_to_it(tmp_path, calls):
+    write = WriteOptions(strategy="random_write")
+    a = gpushard.create_array(
+        tmp_path, shape=(4,), dtype="u4", chunks=(2,), options=Options(write=write),
+        shards={"shape": (4,), "index_location": "start"},
+    )  # fmt: skip
+    (tmp_path / "c").mkdir()
+    synced = []
+    sync = Directory.sync
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Directory,
+            "sync",
+            lambda self: synced.append(os.listdir(self.fd)) or sync(self),
+        )
+        a[...] = 7
+    assert calls()[-len(IN_STEPS) :] == IN_STEPS
+    assert "0" in synced[-1]
+
+
+def test_the_index_is_undone_when_all_else_is_durable(tmp_path, monkeypatch, calls):
+    a, _ = made(tmp_path)
+    torn(a, tmp_path, monkeypatch)
+    n_before = len(calls())
+    gpushard.repair(a)
+    steps = ["copy_file_range", "ftruncate", "fsync", "copy_file_range", "fsync"]
+    assert calls()[n_before:] == steps
+
+
+@pytest.mark.parametrize("n_calls", range(1, 6))
+def test_a_write_that_fails_is_undone_until_its_index_is_written(
+    n_calls, tmp_path, monkeypatch
+):
+    a, want = made(tmp_path)
+    left, fsync = [n_calls], os.fsync
+
+    def failing(fd):
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError(errno.EIO, "the disk is gone")
+        fsync(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing)
+        with pytest.raises(gpushard.StoreError):
+            a[N // 2 : 3 * N] = 7
+    if n_calls == 5:
+        want[N // 2 : 3 * N] = 7
+    assert_same_bits(gpushard.open_array(tmp_path)[...], want)
+    assert gpushard.repair(a) == []
 
 
 @pytest.mark.parametrize("n_calls", range(1, 8))
