@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.memory.pages import in_pages
-from gpushard.options import MIB
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.zarr_loop import contained
-from gpushard.stores.zarr_ranges import longest_answer
+from gpushard.stores.zarr_ranges import Gets, Way, ZarrObjects, longest_answer
 
 if TYPE_CHECKING:
-    from zarr.abc.store import ByteRequest as ZarrByteRequest
     from zarr.abc.store import Store as ZarrAbstractStore
 
 # Each thread of a store may keep the memory of as many pieces.
 _AT_ONCE = 2
 # What file systems tell of the last reader of an object, and not of the object.
 _OF_READERS = ("time", "atime", "last_accessed_on")
-
-Get = Callable[[str, "ZarrByteRequest | None"], Awaitable[NDArray[np.uint8] | None]]
 
 
 class Look(NamedTuple):
@@ -46,22 +42,6 @@ class Look(NamedTuple):
 
     nbytes: int
     told: Mapping[str, Any]
-
-
-def answering(store: ZarrAbstractStore) -> ZarrAbstractStore:
-    """The store whose bytes are read: wrappers that only pass `get` on are opened."""
-    from zarr.storage import WrapperStore
-
-    while isinstance(store, WrapperStore) and type(store).get is WrapperStore.get:
-        store = store._store  # noqa: SLF001
-    return store
-
-
-def tells_sizes(store: ZarrAbstractStore) -> bool:
-    """Whether a store tells the size of an object without fetching all of it."""
-    from zarr.abc.store import Store
-
-    return getattr(type(store), "getsize", None) is not Store.getsize
 
 
 async def look_at(store: ZarrAbstractStore, key: str) -> Look | None:
@@ -80,54 +60,76 @@ async def look_at(store: ZarrAbstractStore, key: str) -> Look | None:
         return None
 
 
-async def fetch_in_pieces(
-    store: ZarrAbstractStore, request: ByteRequest, get: Get, *, looks_behind: bool
-) -> Fetched | None:
-    """Answer to a request, put together of pieces; None if it must come in one piece.
+class PiecedGets:
+    """Requests that name the size of a piece by several `get`s, others by `way`.
 
-    That is so if it is small or missing, if the store refuses a piece, or if the pieces
-    may be of two versions of the object.
+    A request is answered at once by `gets` after all if it is small or missing, if the
+    store refuses a piece, or if the pieces may be of two versions of the object.
 
     Parameters
     ----------
-    store
-        The store that tells what the object is (`answering`).
-    request
-        The range, the size of a piece, and memory for the bytes, if there is any.
-    get
-        Fetches one piece.
-    looks_behind
-        Whether to ask for one byte behind the end of the object, which a size that was
-        kept from earlier may not know.
-
-    Raises
-    ------
-    MemoryError
-        The host has no room for the bytes.
+    objects
+        The objects of the store.
+    telling
+        The store that tells what an object is: `objects.store` or the one in it.
     """
-    before = await look_at(store, request.key)
-    if before is None:
-        return None
-    start, stop = request.within(before.nbytes)
-    nbytes, piece_nbytes = stop - start, request.piece_nbytes or MIB
-    if nbytes <= piece_nbytes:
-        return None
-    most = longest_answer(request)
-    is_at_end = request.start < 0 or most is None or nbytes < most
+
+    def __init__(
+        self, objects: ZarrObjects, telling: ZarrAbstractStore, gets: Gets, way: Way
+    ) -> None:
+        self._objects = objects
+        self._telling = telling
+        self._gets = gets
+        self._way = way
+
+    def joins(self, request: ByteRequest) -> bool:
+        """Whether the request comes in one piece, and `way` joins such requests."""
+        return request.piece_nbytes is None and self._way.joins(request)
+
+    async def answer(
+        self, requests: Sequence[ByteRequest], n_at_once: int
+    ) -> Sequence[Fetched | None]:
+        """Answers to requests; raises also `MemoryError` if the host has no room."""
+        piece_nbytes = requests[0].piece_nbytes
+        if piece_nbytes is None:
+            return await self._way.answer(requests, n_at_once)
+        (request,) = requests
+        return [
+            await self._joined(request, piece_nbytes) or await self._gets.get(request)
+        ]
+
+    async def _joined(self, request: ByteRequest, piece_nbytes: int) -> Fetched | None:
+        """Answer put together of pieces; None if it must come in one piece."""
+        before = await look_at(self._telling, request.key)
+        if before is None:
+            return None
+        start, stop = request.within(before.nbytes)
+        nbytes = stop - start
+        if nbytes <= piece_nbytes:
+            return None
+        data = _memory_for(request, nbytes)
+        n_behind = self._n_behind(request, nbytes)
+        wanted = _Wanted(self._objects, request.key, start, data, n_behind)
+        is_sound = await wanted.fetch_all(piece_nbytes)
+        if not is_sound or await look_at(self._telling, request.key) != before:
+            return None
+        return Fetched(data, before.nbytes if request.stop is None else None, None)
+
+    def _n_behind(self, request: ByteRequest, nbytes: int) -> int:
+        """Bytes to ask for behind an answer of `nbytes` bytes: one behind an object.
+
+        A size that the store kept from earlier may not know it. A store that refuses
+        ranges beyond the end is not asked.
+        """
+        most = longest_answer(request)
+        is_at_end = request.start < 0 or most is None or nbytes < most
+        return int(is_at_end and not self._gets.asks_sizes)
+
+
+def _memory_for(request: ByteRequest, nbytes: int) -> NDArray[np.uint8]:
+    """The request's memory, if it is large enough, or new memory."""
     into = request.into
-    has_room = into is not None and len(into) >= nbytes
-    data = into[:nbytes] if into is not None and has_room else in_pages(nbytes)
-    wanted = _Wanted(request.key, start, data, int(is_at_end and looks_behind), get)
-    left = deque(range(0, nbytes, piece_nbytes))
-    lanes = [contained(wanted.fetch(left, piece_nbytes)) for _ in range(_AT_ONCE)]
-    # As for several requests: all have ended when the first error is raised.
-    ended = await asyncio.gather(*lanes, return_exceptions=True)
-    for one in ended:
-        if isinstance(one, BaseException):
-            raise one
-    if not all(ended) or await look_at(store, request.key) != before:
-        return None
-    return Fetched(data, before.nbytes if request.stop is None else None, None)
+    return in_pages(nbytes) if into is None or len(into) < nbytes else into[:nbytes]
 
 
 class _Wanted(NamedTuple):
@@ -136,13 +138,24 @@ class _Wanted(NamedTuple):
     With the last of them, `n_behind` bytes behind them are asked for, too.
     """
 
+    objects: ZarrObjects
     key: str
     start: int
     data: NDArray[np.uint8]
     n_behind: int
-    get: Get
 
-    async def fetch(self, left: deque[int], piece_nbytes: int) -> bool:
+    async def fetch_all(self, piece_nbytes: int) -> bool:
+        """Fetch all pieces, a few at once; return whether all were sound."""
+        left = deque(range(0, len(self.data), piece_nbytes))
+        lanes = [contained(self._fetch(left, piece_nbytes)) for _ in range(_AT_ONCE)]
+        # As for several requests: all have ended when the first error is raised.
+        ended = await asyncio.gather(*lanes, return_exceptions=True)
+        for one in ended:
+            if isinstance(one, BaseException):
+                raise one
+        return all(ended)
+
+    async def _fetch(self, left: deque[int], piece_nbytes: int) -> bool:
         """Fetch the pieces that begin at `left`; return whether all were sound.
 
         After one that is not, or an error, none is left for others.
@@ -166,7 +179,7 @@ class _Wanted(NamedTuple):
         n_behind = self.n_behind if stop == len(self.data) else 0
         span = RangeByteRequest(self.start + first, self.start + stop + n_behind)
         try:
-            data = await self.get(self.key, span)
+            data = await self.objects.get(self.key, span)
         except Exception:  # noqa: BLE001  the request in one piece tells what is wrong
             return False
         if data is None or len(data) != stop - first:

@@ -1,61 +1,26 @@
-"""Ranges of objects in the words of zarr's stores, and how these stores read them."""
+"""Byte ranges of the objects of a zarr store: asked for one by one, or many at once.
+
+A *way* answers the requests of a read. It says which of them belong to one call, and
+answers a call. `zarr_store` chooses the way for a store.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from gpushard.stores.base import ByteRequest
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import StoreError
+from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
+from gpushard.stores.failures import failure, without_credentials
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest as ZarrByteRequest
     from zarr.abc.store import Store as ZarrAbstractStore
-
-
-def gives_ranges(store: ZarrAbstractStore) -> bool:
-    """Whether a store has a `get_ranges` of its own that matches its `get`.
-
-    zarr has `get_ranges` since 3.3. The inherited method joins ranges and gets them one
-    by one, which gpushard has done already. And for a wrapper that defines only `get`,
-    the inherited method would bypass that `get`.
-    """
-    from zarr.abc.store import Store
-    from zarr.storage import WrapperStore
-
-    if not hasattr(Store, "get_ranges"):
-        return False
-    ways = {"get", "get_ranges"}
-    owner = next((c for c in type(store).__mro__ if ways & vars(c).keys()), None)
-    if owner is WrapperStore:  # passes both on
-        return gives_ranges(store._store)  # type: ignore[attr-defined]  # noqa: SLF001
-    # An object that only behaves like a store, without such a class, has both methods.
-    return owner is None or "get_ranges" in vars(owner)
-
-
-def refuses_beyond(store: ZarrAbstractStore) -> bool:
-    """Whether a store is known to fail for ranges beyond the end of an object.
-
-    Icechunk's does, and prints the backtrace of a panic if the object is a document.
-    """
-    return _is_of("icechunk", store)
-
-
-def reads_on(store: ZarrAbstractStore) -> bool:
-    """Whether a store answers a range with bytes that lie behind the object's end.
-
-    virtualizarr's `ManifestStore` does, with those that follow in the file.
-    """
-    return _is_of("virtualizarr", store)
-
-
-def _is_of(package: str, store: ZarrAbstractStore) -> bool:
-    """Whether a store, or the one in a wrapper, is of a package."""
-    from zarr.storage import WrapperStore
-
-    if type(store).__module__.partition(".")[0] == package:
-        return True
-    return isinstance(store, WrapperStore) and _is_of(package, store._store)  # noqa: SLF001
+    from zarr.core.buffer import Buffer, BufferPrototype
 
 
 def byte_range_of(request: ByteRequest) -> ZarrByteRequest | None:
@@ -96,20 +61,304 @@ def longest_answer(request: ByteRequest) -> int | None:
     return max(0, request.stop - request.start)
 
 
-def is_whole(request: ByteRequest, object_nbytes: int) -> bool:
+class ZarrObjects:
+    """The objects of a zarr store, in bytes and errors of ours.
+
+    Attributes
+    ----------
+    store
+        The zarr store.
+    """
+
+    def __init__(self, store: ZarrAbstractStore, prototype: BufferPrototype) -> None:
+        self.store = store
+        self._prototype = prototype
+
+    @property
+    def url(self) -> str:
+        """Name that the zarr store gives itself, such as ``memory://...``."""
+        # Icechunk's has several lines.
+        return without_credentials(" ".join(str(self.store).split()))
+
+    async def get(
+        self, key: str, byte_range: ZarrByteRequest | None
+    ) -> NDArray[np.uint8] | None:
+        """Bytes in a range of an object, None for all of it; None if there is none."""
+        buffer = await self.store.get(key, self._prototype, byte_range)
+        return None if buffer is None else _bytes_of(buffer)
+
+    async def get_ranges(
+        self, requests: Sequence[ByteRequest], n_at_once: int, costs: FetchCosts
+    ) -> dict[int, NDArray[np.uint8] | None]:
+        """Bytes that the store returns for ranges of one object, by position."""
+        given = self.store.get_ranges(
+            requests[0].key,
+            [byte_range_of(request) for request in requests],
+            prototype=self._prototype,
+            max_concurrency=n_at_once,
+            max_gap_bytes=costs.gap_nbytes,
+            max_coalesced_bytes=costs.max_request_nbytes,
+        )
+        # Read to the end: a generator that is left early keeps its requests running.
+        groups = [group async for group in given]
+        return {
+            i: None if buffer is None else _bytes_of(buffer)
+            for group in groups
+            for i, buffer in group
+        }
+
+    async def size_if_known(self, key: str) -> int | None:
+        """Size of an object; None if the store does not tell it."""
+        try:
+            return await self.store.getsize(key)
+        except Exception:  # noqa: BLE001  the first error of the store is the telling one
+            return None
+
+    def checked(
+        self, request: ByteRequest, data: NDArray[np.uint8]
+    ) -> NDArray[np.uint8]:
+        """`data`, the answer to a request, if it is not longer than requested."""
+        limit = longest_answer(request)
+        if limit is not None and len(data) > limit:
+            raise self.other_bytes(request, f"{len(data)} bytes")
+        return data
+
+    def other_bytes(self, request: ByteRequest, got: str) -> StoreError:
+        """Error of an answer that is not the one to the request."""
+        return failure(
+            self.url,
+            request.key,
+            "the store answered other bytes than asked",
+            expected=f"at most {longest_answer(request)} bytes",
+            got=got,
+            hint="what is behind it may ignore byte ranges; check its server",
+        )
+
+    def failure(self, key: str, error: BaseException) -> StoreError | MemoryError:
+        """Error of ours for one of the store."""
+        if isinstance(error, MemoryError):  # the reader names the array
+            return MemoryError(str(error))
+        return failure(
+            self.url,
+            key,
+            # Lines after the first are meant for developers of those libraries.
+            without_credentials(f"{type(error).__name__}: {error}".split("\n")[0]),
+            hint="check the store and what is behind it",
+        )
+
+
+class Way(Protocol):
+    """How the requests to a zarr store are answered."""
+
+    def joins(self, request: ByteRequest) -> bool:
+        """Whether such requests for one object are one call, and not one call each."""
+        ...
+
+    async def answer(
+        self, requests: Sequence[ByteRequest], n_at_once: int
+    ) -> Sequence[Fetched | None]:
+        """Answers to the requests of a call, in order; None if there is no object.
+
+        At most `n_at_once` requests of this call may be under way at once.
+
+        Raises
+        ------
+        StoreError
+            The store failed, or answered with other bytes than requested.
+        """
+        ...
+
+
+class Gets:
+    """Each request by a `get` of its own.
+
+    Attributes
+    ----------
+    asks_sizes
+        Whether the store refuses a range that may reach beyond the end of its object:
+        known before, or found out by one that it refused. Then the object's size comes
+        first.
+    """
+
+    def __init__(self, objects: ZarrObjects, *, asks_sizes: bool) -> None:
+        self._objects = objects
+        self.asks_sizes = asks_sizes
+        self._answered: set[type] = set()  # kinds of ranges beyond an object's end
+
+    def joins(self, request: ByteRequest) -> bool:  # noqa: ARG002  the protocol's
+        """Return False: a `get` answers one request."""
+        return False
+
+    async def answer(
+        self, requests: Sequence[ByteRequest], n_at_once: int
+    ) -> Sequence[Fetched | None]:
+        """Answers to requests, one after the other."""
+        del n_at_once
+        return [await self.get(request) for request in requests]
+
+    async def get(self, request: ByteRequest) -> Fetched | None:
+        """Answer to one request; raises as `answer`."""
+        asked = byte_range_of(request)
+        if self.asks_sizes and request.stop is None and asked is not None:
+            object_nbytes = await self._objects.size_if_known(request.key)
+            # Some stores give the size 0 to objects that do not exist.
+            asked = byte_range_within(request, object_nbytes) or asked
+        try:
+            data = await self._get(request, asked)
+        except (KeyError, FileNotFoundError):
+            return None
+        except Exception as error:  # noqa: BLE001  told, if the size does not help
+            return await self._get_within(request, error)
+        if data is None:
+            return None
+        self._objects.checked(request, data)
+        if not self.asks_sizes and _is_beyond(request, len(data)):
+            self._answered.add(type(asked))
+        return _fetched(request, data)
+
+    async def _get(
+        self, request: ByteRequest, asked: ZarrByteRequest | None
+    ) -> NDArray[np.uint8] | None:
+        data = await self._objects.get(request.key, asked)
+        if data is None or len(data) >= -request.start:
+            return data
+        # Up to 3.1, zarr's stores in memory return too little if more last bytes are
+        # requested than an object has.
+        whole = await self._objects.get(request.key, None)
+        return None if whole is None else whole[request.start :]
+
+    async def _get_within(self, request: ByteRequest, error: Exception) -> Fetched:
+        """Answer to a request that failed, if the object's size makes it another one.
+
+        Some stores refuse a range that has no bytes, one that reaches beyond the end of
+        the object, or the last bytes of an object. If the store fails for this request
+        too, the first failure is raised.
+        """
+        key = request.key
+        object_nbytes = await self._objects.size_if_known(key)
+        if object_nbytes is not None and not range(*request.within(object_nbytes)):
+            return Fetched(np.empty(0, np.uint8), object_nbytes, None)
+        asked = byte_range_within(request, object_nbytes)
+        if asked in (None, byte_range_of(request)):
+            raise self._objects.failure(key, error) from error
+        try:
+            data = await self._objects.get(key, asked)
+        except Exception:  # noqa: BLE001  the first failure is the telling one
+            data = None
+        if data is None:
+            raise self._objects.failure(key, error) from error
+        # What it answered before, it only failed to answer for a moment.
+        self.asks_sizes |= type(byte_range_of(request)) not in self._answered
+        return Fetched(self._objects.checked(request, data), object_nbytes, None)
+
+
+class GetsAndCuts(Gets):
+    """As `Gets`, from a store whose answers go on behind the end of an object.
+
+    Where a range might not end with its object, the whole object is fetched and cut. A
+    range that an index names lies inside of the object, and who asks for one byte wants
+    to know whether there is an object.
+    """
+
+    async def get(self, request: ByteRequest) -> Fetched | None:
+        """Answer to one request, with bytes of its object only."""
+        if request.is_indexed or request.stop == 1 or request.start:
+            return await super().get(request)
+        whole = await super().get(ByteRequest(request.key))
+        if whole is None:
+            return None
+        return _fetched(request, whole.data[: longest_answer(request)])
+
+
+class JoinedGets:
+    """Ranges of one object that an index names by one `get_ranges`, others by `gets`.
+
+    How far the store joins such ranges, `costs` says.
+    """
+
+    def __init__(self, objects: ZarrObjects, gets: Gets, costs: FetchCosts) -> None:
+        self._objects = objects
+        self._gets = gets
+        self._costs = costs
+
+    def joins(self, request: ByteRequest) -> bool:
+        """Whether an index names the range."""
+        return request.is_indexed
+
+    async def answer(
+        self, requests: Sequence[ByteRequest], n_at_once: int
+    ) -> Sequence[Fetched | None]:
+        """Answers to ranges of one object; all None if the object is gone."""
+        if not requests[0].is_indexed:
+            return await self._gets.answer(requests, n_at_once)
+        try:
+            found = await self._objects.get_ranges(requests, n_at_once, self._costs)
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  told there
+            return await self._refused(requests, n_at_once, error)
+        return [
+            self._answer_of(i, request, found) for i, request in enumerate(requests)
+        ]
+
+    async def _refused(
+        self,
+        requests: Sequence[ByteRequest],
+        n_at_once: int,
+        error: BaseException,
+    ) -> Sequence[Fetched | None]:
+        """Answers to ranges of one object that failed together, if they may singly."""
+        key = requests[0].key
+        cause = _first_failure(error)
+        if cause is None:
+            return [None] * len(requests)
+        # Some stores refuse a range that has no bytes, or reaches beyond the end.
+        object_nbytes = await self._objects.size_if_known(key)
+        if object_nbytes is None or all(
+            _is_inside(request, object_nbytes) for request in requests
+        ):
+            raise self._objects.failure(key, cause) from error
+        return await self._gets.answer(requests, n_at_once)
+
+    def _answer_of(
+        self,
+        i: int,
+        request: ByteRequest,
+        found: dict[int, NDArray[np.uint8] | None],
+    ) -> Fetched | None:
+        if i not in found:
+            raise self._objects.other_bytes(request, "no answer")
+        data = found[i]
+        if data is None:
+            return None
+        return Fetched(self._objects.checked(request, data), None, None)
+
+
+def _fetched(request: ByteRequest, data: NDArray[np.uint8]) -> Fetched:
+    """Answer to a request; `data` tell the object's size if they are all of it."""
+    is_whole = (request.start, request.stop) == (0, None) and (
+        request.max_nbytes is None or len(data) < request.max_nbytes
+    )
+    return Fetched(data, len(data) if is_whole else None, None)
+
+
+def _is_inside(request: ByteRequest, object_nbytes: int) -> bool:
     """Whether an object of that size has bytes in the range, and all that it names."""
     start, stop = request.within(object_nbytes)
     return start < stop and stop - start == longest_answer(request)
 
 
-def is_beyond(request: ByteRequest, nbytes: int) -> bool:
+def _is_beyond(request: ByteRequest, nbytes: int) -> bool:
     """Whether a range without a known end was answered with `nbytes` bytes of it."""
     if request.stop is not None:
         return False
     return request.start < 0 or nbytes < (request.max_nbytes or 0)
 
 
-def first_failure(error: BaseException) -> BaseException | None:
+def _bytes_of(buffer: Buffer) -> NDArray[np.uint8]:
+    """Bytes of a zarr buffer on the host; a view if the buffer is there already."""
+    return np.ascontiguousarray(buffer.as_numpy_array()).reshape(-1).view(np.uint8)
+
+
+def _first_failure(error: BaseException) -> BaseException | None:
     """First real failure in a call for ranges; None if the object does not exist."""
     failures = [*_leaves(error)]
     # If one range fails, the ranges in flight are cancelled.

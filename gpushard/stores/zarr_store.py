@@ -7,32 +7,18 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gpushard.errors import StoreError
 from gpushard.options import KIB, MIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
-from gpushard.stores.failures import failure, refuse_unsafe_key, without_credentials
+from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.zarr_loop import contained, run
-from gpushard.stores.zarr_pieces import answering, fetch_in_pieces, tells_sizes
-from gpushard.stores.zarr_ranges import (
-    byte_range_of,
-    byte_range_within,
-    first_failure,
-    gives_ranges,
-    is_beyond,
-    is_whole,
-    longest_answer,
-    reads_on,
-    refuses_beyond,
-)
+from gpushard.stores.zarr_pieces import PiecedGets
+from gpushard.stores.zarr_ranges import Gets, GetsAndCuts, JoinedGets, Way, ZarrObjects
 
 if TYPE_CHECKING:
-    from zarr.abc.store import ByteRequest as ZarrByteRequest
     from zarr.abc.store import Store as ZarrAbstractStore
-    from zarr.core.buffer import Buffer, BufferPrototype
+    from zarr.core.buffer import BufferPrototype
 
 # An unknown store counts as behind a network; `ranged` explains the figures. zarr's
 # own default is 10 requests at once (`async.concurrency`).
@@ -90,14 +76,9 @@ class ZarrStore:
 
         self.zarr_store = store
         self._loop = loop
-        self._prototype = prototype or default_buffer_prototype()
+        self._objects = ZarrObjects(store, prototype or default_buffer_prototype())
         self.costs = costs or _costs_of(store)
-        self._gives_ranges = gives_ranges(store)
-        self._asks_sizes = refuses_beyond(store)
-        self._answering = answering(store)
-        self._divides = self.costs.answers_in_threads and not self.costs.reads_on
-        self._divides &= tells_sizes(self._answering)
-        self._answered: set[type] = set()  # kinds of ranges beyond an object's end
+        self._way = _way_to(self._objects, self.costs)
 
     def __reduce__(self) -> tuple[Callable[..., ZarrStore], tuple[object, ...]]:
         return ZarrStore, (self.zarr_store, None, None, self.costs)
@@ -108,8 +89,7 @@ class ZarrStore:
     @property
     def url(self) -> str:
         """Name that the zarr store gives itself, such as ``memory://...``."""
-        # Icechunk's has several lines.
-        return without_credentials(" ".join(str(self.zarr_store).split()))
+        return self._objects.url
 
     @property
     def is_read_only(self) -> bool:
@@ -150,7 +130,7 @@ class ZarrStore:
         except (KeyError, FileNotFoundError):
             return []
         except Exception as error:
-            raise self._failure(prefix, error) from error
+            raise self._objects.failure(prefix, error) from error
         return sorted({name.strip("/") for name in names} - {""})
 
     async def _ensure_open(self) -> None:
@@ -166,15 +146,17 @@ class ZarrStore:
 
     async def _read_all(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
         await self._ensure_open()
+        concurrency = self.costs.concurrency
         if len(requests) == 1:  # nothing to run in parallel
-            return [*await self._call(requests, n_calls=1)]
-        slots = asyncio.Semaphore(self.costs.concurrency)
+            return [*await self._way.answer(requests, concurrency)]
+        slots = asyncio.Semaphore(concurrency)
         calls = self._calls(requests)
+        n_at_once = max(1, concurrency // max(1, len(calls)))
 
         async def call(positions: Sequence[int]) -> Sequence[Fetched | None]:
             async with slots:
                 some = [requests[i] for i in positions]
-                return await contained(self._call(some, len(calls)))
+                return await contained(self._way.answer(some, n_at_once))
 
         # gather returns errors instead of raising, so that all requests end first.
         answers = await asyncio.gather(*map(call, calls), return_exceptions=True)
@@ -186,194 +168,13 @@ class ZarrStore:
                 found[i] = fetched
         return found
 
-    async def _call(
-        self, requests: Sequence[ByteRequest], n_calls: int
-    ) -> Sequence[Fetched | None]:
-        """Answers to the requests of one call of the store, out of `n_calls` calls."""
-        if self._is_divided(requests[0]):
-            found = await fetch_in_pieces(
-                self._answering,
-                requests[0],
-                self._get,
-                looks_behind=not self._asks_sizes,
-            )
-            return [found or await self._read_one(requests[0])]
-        if self._gives_ranges and requests[0].is_indexed:
-            return await self._read_ranges(requests, n_calls)
-        return [await self._read_one(requests[0])]
-
     def _calls(self, requests: Sequence[ByteRequest]) -> Sequence[Sequence[int]]:
-        """Positions of the requests that each call of the store answers.
-
-        All indexed ranges of one object form one call. Every other request is a call of
-        its own, and so is a range that is fetched in pieces.
-        """
+        """Positions of the requests that are answered together, for each call."""
         calls: dict[str | int, list[int]] = {}
         for i, request in enumerate(requests):
-            is_joined = self._gives_ranges and request.is_indexed
-            is_joined = is_joined and not self._is_divided(request)
+            is_joined = self._way.joins(request)
             calls.setdefault(request.key if is_joined else i, []).append(i)
         return list(calls.values())
-
-    async def _read_ranges(
-        self, requests: Sequence[ByteRequest], n_calls: int
-    ) -> Sequence[Fetched | None]:
-        """Answers to ranges of one object; all None if the object is gone."""
-        key = requests[0].key
-        try:
-            buffers = await self._get_ranges(requests, n_calls)
-        except (Exception, BaseExceptionGroup) as error:
-            cause = first_failure(error)
-            if cause is None:
-                return [None] * len(requests)
-            # Some stores refuse a range that has no bytes, or reaches beyond the end.
-            object_nbytes = await self._size_if_known(key)
-            if object_nbytes is None or all(
-                is_whole(request, object_nbytes) for request in requests
-            ):
-                raise self._failure(key, cause) from error
-            return [await self._read_one(request) for request in requests]
-        answers: list[Fetched | None] = []
-        for i, request in enumerate(requests):
-            if i not in buffers:
-                raise self._other_bytes(request, "no answer")
-            found = buffers[i]
-            data = None if found is None else self._checked(request, found)
-            answers.append(None if data is None else Fetched(data, None, None))
-        return answers
-
-    async def _get_ranges(
-        self, requests: Sequence[ByteRequest], n_calls: int
-    ) -> dict[int, NDArray[np.uint8] | None]:
-        """Bytes that the store returns for ranges of one object, by position."""
-        costs = self.costs
-        given = self.zarr_store.get_ranges(
-            requests[0].key,
-            [byte_range_of(request) for request in requests],
-            prototype=self._prototype,
-            max_concurrency=max(1, costs.concurrency // n_calls),
-            max_gap_bytes=costs.gap_nbytes,
-            max_coalesced_bytes=costs.max_request_nbytes,
-        )
-        # Read to the end: a generator that is left early keeps its requests running.
-        groups = [group async for group in given]
-        return {
-            i: None if buffer is None else _bytes_of(buffer)
-            for group in groups
-            for i, buffer in group
-        }
-
-    def _is_cut(self, request: ByteRequest) -> bool:
-        """Whether to fetch the whole object, because a range would not end with it.
-
-        A range that an index names lies inside of the object, and who asks for one byte
-        wants to know whether there is an object.
-        """
-        if request.is_indexed or request.stop == 1:
-            return False
-        return self.costs.reads_on and request.start == 0
-
-    def _is_divided(self, request: ByteRequest) -> bool:
-        """Whether a request is fetched in pieces, if its answer is large."""
-        return self._divides and request.piece_nbytes is not None
-
-    async def _read_one(self, request: ByteRequest) -> Fetched | None:
-        key, asked = request.key, byte_range_of(request)
-        is_cut = self._is_cut(request)
-        if is_cut:
-            asked = None
-        if self._asks_sizes and request.stop is None and asked is not None:
-            object_nbytes = await self._size_if_known(key)
-            # Some stores give the size 0 to objects that do not exist.
-            asked = byte_range_within(request, object_nbytes) or asked
-        try:
-            data = await self._get(key, asked)
-            if data is not None and len(data) < -request.start:
-                # Up to 3.1, zarr's stores in memory return too little if more last
-                # bytes are requested than an object has.
-                whole = await self._get(key, None)
-                data = None if whole is None else whole[request.start :]
-        except (KeyError, FileNotFoundError):
-            return None
-        except Exception as error:  # noqa: BLE001  told, if the size does not help
-            return await self._read_within(request, error)
-        if data is None:
-            return None
-        if is_cut:
-            data = data[: longest_answer(request)]
-        self._checked(request, data)
-        if not self._asks_sizes and is_beyond(request, len(data)):
-            self._answered.add(type(asked))
-        is_whole = (request.start, request.stop) == (0, None) and (
-            request.max_nbytes is None or len(data) < request.max_nbytes
-        )
-        return Fetched(data, len(data) if is_whole else None, None)
-
-    async def _read_within(self, request: ByteRequest, error: Exception) -> Fetched:
-        """Answer to a request that failed, if the object's size makes it another one.
-
-        Some stores refuse a range that has no bytes, one that reaches beyond the end of
-        the object, or the last bytes of an object. If the store fails for this request
-        too, the first failure is raised.
-        """
-        key = request.key
-        object_nbytes = await self._size_if_known(key)
-        if object_nbytes is not None and not range(*request.within(object_nbytes)):
-            return Fetched(np.empty(0, np.uint8), object_nbytes, None)
-        asked = byte_range_within(request, object_nbytes)
-        if asked in (None, byte_range_of(request)):
-            raise self._failure(key, error) from error
-        try:
-            data = await self._get(key, asked)
-        except Exception:  # noqa: BLE001  the first failure is the telling one
-            data = None
-        if data is None:
-            raise self._failure(key, error) from error
-        # What it answered before, it only failed to answer for a moment.
-        self._asks_sizes |= type(byte_range_of(request)) not in self._answered
-        return Fetched(self._checked(request, data), object_nbytes, None)
-
-    def _checked(
-        self, request: ByteRequest, data: NDArray[np.uint8]
-    ) -> NDArray[np.uint8]:
-        """`data`, the answer to a request, if it is not longer than requested."""
-        limit = longest_answer(request)
-        if limit is not None and len(data) > limit:
-            raise self._other_bytes(request, f"{len(data)} bytes")
-        return data
-
-    def _other_bytes(self, request: ByteRequest, got: str) -> StoreError:
-        return failure(
-            self.url,
-            request.key,
-            "the store answered other bytes than asked",
-            expected=f"at most {longest_answer(request)} bytes",
-            got=got,
-            hint="what is behind it may ignore byte ranges; check its server",
-        )
-
-    async def _get(
-        self, key: str, byte_range: ZarrByteRequest | None
-    ) -> NDArray[np.uint8] | None:
-        buffer = await self.zarr_store.get(key, self._prototype, byte_range)
-        return None if buffer is None else _bytes_of(buffer)
-
-    async def _size_if_known(self, key: str) -> int | None:
-        try:
-            return await self.zarr_store.getsize(key)
-        except Exception:  # noqa: BLE001  the first error of the store is the telling one
-            return None
-
-    def _failure(self, key: str, error: BaseException) -> StoreError | MemoryError:
-        if isinstance(error, MemoryError):  # the reader names the array
-            return MemoryError(str(error))
-        return failure(
-            self.url,
-            key,
-            # Lines after the first are meant for developers of those libraries.
-            without_credentials(f"{type(error).__name__}: {error}".split("\n")[0]),
-            hint="check the store and what is behind it",
-        )
 
 
 def _costs_of(store: ZarrAbstractStore) -> FetchCosts:
@@ -381,9 +182,77 @@ def _costs_of(store: ZarrAbstractStore) -> FetchCosts:
 
     is_near = isinstance(store, (MemoryStore, ZipStore))
     costs = _PROCESS_COSTS if is_near else _UNKNOWN_COSTS
-    return replace(costs, reads_on=True) if reads_on(store) else costs
+    return replace(costs, reads_on=True) if _reads_on(store) else costs
 
 
-def _bytes_of(buffer: Buffer) -> NDArray[np.uint8]:
-    """Bytes of a zarr buffer on the host; a view if the buffer is there already."""
-    return np.ascontiguousarray(buffer.as_numpy_array()).reshape(-1).view(np.uint8)
+def _way_to(objects: ZarrObjects, costs: FetchCosts) -> Way:
+    """How requests to the store are answered, for the kind of store that it is."""
+    store = objects.store
+    kind = GetsAndCuts if costs.reads_on else Gets
+    gets = kind(objects, asks_sizes=refuses_beyond(store))
+    way = JoinedGets(objects, gets, costs) if _gives_ranges(store) else gets
+    telling = _innermost(store)
+    # Pieces of a store that reads on may have bytes of what follows the object.
+    divides = costs.answers_in_threads and not costs.reads_on and _tells_sizes(telling)
+    return PiecedGets(objects, telling, gets, way) if divides else way
+
+
+def refuses_beyond(store: ZarrAbstractStore) -> bool:
+    """Whether a store is known to fail for ranges beyond the end of an object.
+
+    Icechunk's does, and prints the backtrace of a panic if the object is a document.
+    """
+    return _is_of("icechunk", store)
+
+
+def _reads_on(store: ZarrAbstractStore) -> bool:
+    """Whether a store answers a range with bytes that lie behind the object's end.
+
+    virtualizarr's `ManifestStore` does, with those that follow in the file.
+    """
+    return _is_of("virtualizarr", store)
+
+
+def _is_of(package: str, store: ZarrAbstractStore) -> bool:
+    """Whether a store, or the one in a wrapper, is of a package."""
+    from zarr.storage import WrapperStore
+
+    if type(store).__module__.partition(".")[0] == package:
+        return True
+    return isinstance(store, WrapperStore) and _is_of(package, store._store)  # noqa: SLF001
+
+
+def _gives_ranges(store: ZarrAbstractStore) -> bool:
+    """Whether a store has a `get_ranges` of its own that matches its `get`.
+
+    zarr has `get_ranges` since 3.3. The inherited method joins ranges and gets them one
+    by one, which gpushard has done already. And for a wrapper that defines only `get`,
+    the inherited method would bypass that `get`.
+    """
+    from zarr.abc.store import Store
+    from zarr.storage import WrapperStore
+
+    if not hasattr(Store, "get_ranges"):
+        return False
+    ways = {"get", "get_ranges"}
+    owner = next((c for c in type(store).__mro__ if ways & vars(c).keys()), None)
+    if owner is WrapperStore:  # passes both on
+        return _gives_ranges(store._store)  # type: ignore[attr-defined]  # noqa: SLF001
+    # An object that only behaves like a store, without such a class, has both methods.
+    return owner is None or "get_ranges" in vars(owner)
+
+
+def _innermost(store: ZarrAbstractStore) -> ZarrAbstractStore:
+    """The store whose bytes are read: wrappers that only pass `get` on are opened."""
+    from zarr.storage import WrapperStore
+
+    while isinstance(store, WrapperStore) and type(store).get is WrapperStore.get:
+        store = store._store  # noqa: SLF001
+    return store
+
+
+def _tells_sizes(store: ZarrAbstractStore) -> bool:
+    """Whether a store tells the size of an object without fetching all of it."""
+    from zarr.abc.store import Store
+
+    return getattr(type(store), "getsize", None) is not Store.getsize
