@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from gpushard.damage import Damage, DamagePolicy, OnDamage
+from gpushard.damage import Damage, DamagePolicy
 from gpushard.devices.find import find_device, find_device_for
 from gpushard.errors import naming
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import DOCUMENTS, load_array
-from gpushard.numpy_like import DescribedArray
+from gpushard.numpy_like import DescribedArray, Manner
 from gpushard.options import DEFAULT, Options
-from gpushard.placing.outputs import many, parsed_dtype
+from gpushard.placing.outputs import parsed_dtype
 from gpushard.reading.results import ReadRequest, read_on_host, read_single
 from gpushard.report import CodecPlacement, ReadReport, Tally
 from gpushard.rolling.watch import watched_source
@@ -29,6 +29,8 @@ from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.resolve import address, from_address, resolve
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from gpushard.devices.base import Device
     from gpushard.stores.resolve import Target
 
@@ -143,7 +145,7 @@ class Array(DescribedArray):
         self.source = source
         self.device_why = device_why
         self._device = device
-        self._named = naming(source.store, source.layout.path)
+        self._naming = naming(source.store, source.layout.path)
 
     @property
     def device(self) -> str:
@@ -174,7 +176,7 @@ class Array(DescribedArray):
         NumPy would give one. Errors are those of `read`.
         """
         source = self.source
-        with self._named:
+        with self._naming:
             single = read_single(source, key) if self._device is None else None
             if single is not None:
                 return single
@@ -188,88 +190,6 @@ class Array(DescribedArray):
         """Write to the elements that `key` selects; see docs/writing.md."""
         self._write(self._selection(key), value)
 
-    def read(
-        self,
-        selection: Any = ...,
-        *,
-        out: Any = None,
-        dtype: DTypeLike | None = None,
-        stream: Any = None,
-        errors: OnDamage = "raise",
-        memory_limit: int | None = None,
-    ) -> Any:
-        """Read the elements that `selection` selects, into `out` or a new array.
-
-        Parameters
-        ----------
-        selection
-            Key as in ``a[key]``.
-        out
-            Array to write into, of the selection's shape and any strides. On the host,
-            a NumPy array or anything that shares its memory with NumPy (a torch
-            tensor); on a device, anything with ``__cuda_array_interface__`` or DLPack.
-        dtype
-            Data type of the result if `out` is not given; values are cast during the
-            read. Casts that change the kind of number (float to int) are refused.
-        stream
-            On a device, the CUDA stream on which `out` is used: `out` is written only
-            after the work queued there is done. The result is complete on return.
-        errors
-            What happens at a damaged inner chunk. "raise" ends the read. "fill" returns
-            the fill value there and warns with the count (`DamageWarning`). A callable,
-            such as a list's ``append``, gets the error of each instead, and may raise.
-            A store that fails always raises.
-        memory_limit
-            Bytes that this read may hold, instead of `Options.memory_limit`.
-
-        Returns
-        -------
-        Array of the selection's shape: `numpy.ndarray` on the host, `cupy.ndarray` on a
-        device; `out` itself if it was given.
-
-        Raises
-        ------
-        SelectionError
-            The selection does not fit the array, `out` does not fit the selection, or
-            the cast is refused.
-        CorruptShardError
-            Stored bytes are damaged; the content of `out` is then undefined.
-        StoreError
-            The store failed.
-        """
-        chosen = self._selection(selection)
-        request = ReadRequest([chosen], [out], self._dtype(dtype), stream)
-        return self._read_over(request, errors, memory_limit)[0]
-
-    def read_many(
-        self,
-        selections: Sequence[Any],
-        *,
-        out: Sequence[Any] | None = None,
-        dtype: DTypeLike | None = None,
-        stream: Any = None,
-        errors: OnDamage = "raise",
-        memory_limit: int | None = None,
-    ) -> list[Any]:
-        """Read several selections in one batch; returns one result per selection.
-
-        An inner chunk that several selections need is fetched and decoded once.
-
-        Parameters
-        ----------
-        selections
-            Keys as in ``a[key]``.
-        out
-            One array per selection, or None; see `read`.
-        dtype, stream, errors, memory_limit
-            As of `read`, which also says what is raised.
-        """
-        with self._named:
-            keys, outs = many(selections, out)
-        chosen = [self._selection(key) for key in keys]
-        request = ReadRequest(chosen, outs, self._dtype(dtype), stream)
-        return self._read_over(request, errors, memory_limit) if chosen else []
-
     def explain(self, selection: Any = ...) -> ReadReport:
         """Report on reading `selection`: does the read, and drops its result.
 
@@ -280,7 +200,7 @@ class Array(DescribedArray):
         """
         chosen = self._selection(selection)
         tally = Tally()
-        with self._named, tally.stage("total"):
+        with self._naming, tally.stage("total"):
             self._read(ReadRequest([chosen], [None], self.dtype, tally=tally))
         return tally.report(
             array=self.path,
@@ -294,7 +214,7 @@ class Array(DescribedArray):
         """Address, metadata, and version of the metadata."""
         source = self.source
         requests = [ByteRequest(source.layout.key_prefix + name) for name in DOCUMENTS]
-        with self._named:
+        with self._naming:
             found = source.store.read(requests)
         versions = [answer and answer.version for answer in found]
         what = sha256(repr(replace(source.layout, attributes={})).encode()).hexdigest()
@@ -307,7 +227,7 @@ class Array(DescribedArray):
 
     def __reduce__(self) -> tuple[Callable[..., Array], tuple[Any, ...]]:
         source = self.source
-        with self._named:
+        with self._naming:
             known = address(source.store)
         # A rolling array may have moved on before the other process opens it.
         offset = source.layout.keys.offset
@@ -318,13 +238,13 @@ class Array(DescribedArray):
     def _dtype(self, dtype: DTypeLike | None) -> np.dtype[Any]:
         if dtype is None:
             return self.dtype
-        with self._named:
+        with self._naming:
             return parsed_dtype(dtype)
 
     def _selection(self, key: Any, parse: Parse = expressions.basic) -> Wanted:
         if isinstance(key, Wanted):
             return key
-        with self._named:
+        with self._naming:
             return parse(key, self.source.layout.shape)
 
     def _read_by(self, parse: Parse, key: Any) -> Any:
@@ -335,17 +255,21 @@ class Array(DescribedArray):
         self._write(self._selection(key, parse), value)
 
     def _read_over(
-        self, request: ReadRequest, errors: OnDamage, memory_limit: int | None
+        self, keys: Sequence[Any], outs: Sequence[Any], manner: Manner
     ) -> list[Any]:
-        """Results of a read, with damage handled as the caller asked."""
+        chosen = [self._selection(key) for key in keys]
+        request = ReadRequest(chosen, outs, self._dtype(manner.dtype), manner.stream)
 
         def read(damage: Damage) -> list[Any]:
-            with self._named:
-                return self._read(request.over(damage), memory_limit)
+            with self._naming:
+                return self._read(request.over(damage), manner.memory_limit)
 
-        with self._named:
-            policy = DamagePolicy(errors, self.source.layout.inner_grid)
+        with self._naming:
+            policy = DamagePolicy(manner.errors, self.source.layout.inner_grid)
         return policy.over(read, stacklevel=3)
+
+    def _named(self) -> AbstractContextManager[None]:
+        return self._naming
 
     def _read(self, request: ReadRequest, memory_limit: int | None = None) -> list[Any]:
         source = self.source.limited(memory_limit)
@@ -358,13 +282,13 @@ class Array(DescribedArray):
     def _write(self, selection: Wanted, value: Any) -> None:
         from gpushard.writing.assign import assign
 
-        with self._named:
+        with self._naming:
             assign(self.source, selection, value, device=self._device)
 
     def _placements(self, tally: Tally) -> tuple[CodecPlacement, ...]:
         if self._device is None:
             return self.source.pipeline.placements()
-        with self._named:
+        with self._naming:
             from gpushard.devices.choice import placements
 
             return placements(self.source, self._device, tally)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from gpushard.arguments import integer, items
 from gpushard.array import Array
-from gpushard.damage import ENDS_READ, Damage, DamagePolicy, OnDamage
+from gpushard.damage import ENDS_READ, Damage, DamagePolicy
 from gpushard.errors import (
     GpushardError,
     SelectionError,
@@ -21,17 +21,19 @@ from gpushard.errors import (
 )
 from gpushard.fetching.job import Job
 from gpushard.formats.document import MAX_LENGTH
-from gpushard.numpy_like import NumpyLike
-from gpushard.placing.outputs import many, parsed_dtype, usable_output
+from gpushard.numpy_like import Manner, NumpyLike
+from gpushard.placing.outputs import parsed_dtype, usable_output
 from gpushard.placing.scatter import check_cast
 from gpushard.reading.joined import Share, read_joined
-from gpushard.reading.results import host_job
+from gpushard.reading.results import host_job, refuse_stream
 from gpushard.report import ReadReport, Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.clipping import shares_of
 from gpushard.selecting.indexer import Parse, as_numpy_would
-from gpushard.selecting.patches import Taken, part_of
-from gpushard.selecting.selection import Wanted
+from gpushard.selecting.patches import Taken, parts_of
+from gpushard.selecting.selection import Ints, Wanted
+
+_Chosen = TypeVar("_Chosen")
 
 
 def concat(arrays: Iterable[Array], axis: int = 0) -> ConcatArray:
@@ -137,6 +139,8 @@ def _address(array: Array) -> str:
 class ConcatArray(NumpyLike):
     """Arrays joined along an axis; a read of them is one batch, and gives NumPy arrays.
 
+    The error of a damaged inner chunk names its array by store and path.
+
     Parameters
     ----------
     arrays, axis
@@ -193,52 +197,14 @@ class ConcatArray(NumpyLike):
         how = f"of {len(self.arrays)} along axis {self.axis}"
         return f"<gpushard.ConcatArray {how} shape={self.shape} dtype={self.dtype}>"
 
-    def read(
-        self,
-        selection: Any = ...,
-        *,
-        out: Any = None,
-        dtype: DTypeLike | None = None,
-        errors: OnDamage = "raise",
-        memory_limit: int | None = None,
-    ) -> NDArray[Any]:
-        """Read the elements that `selection` selects, into `out` or a new array.
-
-        Parameters, result and errors are those of `Array.read`; the error of a damaged
-        inner chunk names its array by store and path.
-        """
-        (result,) = self._read_over([selection], [out], dtype, errors, memory_limit)
-        return result
-
-    def read_many(
-        self,
-        selections: Sequence[Any],
-        *,
-        out: Sequence[Any] | None = None,
-        dtype: DTypeLike | None = None,
-        errors: OnDamage = "raise",
-        memory_limit: int | None = None,
-    ) -> list[Any]:
-        """Read several selections in one batch; returns one result per selection.
-
-        Parameters, result and errors are those of `Array.read_many`.
-        """
-        return self._read_over(selections, out, dtype, errors, memory_limit)
-
     def _read_over(
-        self,
-        selections: Sequence[Any],
-        out: Sequence[Any] | None,
-        dtype: DTypeLike | None,
-        errors: OnDamage,
-        memory_limit: int | None,
+        self, keys: Sequence[Any], outs: Sequence[Any], manner: Manner
     ) -> list[Any]:
-        """Results of a read, with damage handled as the caller asked."""
         with self._named():
-            policy = DamagePolicy(errors)
-            keys, outs = many(selections, out)
+            policy = DamagePolicy(manner.errors)
+            refuse_stream(manner.stream)
             chosen = [self._selection(key) for key in keys]
-            wanted = self.dtype if dtype is None else parsed_dtype(dtype)
+            wanted = self.dtype if manner.dtype is None else parsed_dtype(manner.dtype)
             arrays = [
                 usable_output(o, selection.shape, wanted)
                 for o, selection in zip(outs, chosen, strict=True)
@@ -248,7 +214,7 @@ class ConcatArray(NumpyLike):
 
         def read(damage: Damage) -> None:
             with self._named():
-                shares = self._shares(chosen, arrays, memory_limit)
+                shares = self._into(chosen, arrays, manner.memory_limit)
                 read_joined(shares, Tally(), damage)
 
         policy.over(read, stacklevel=3)
@@ -264,7 +230,7 @@ class ConcatArray(NumpyLike):
             tally = Tally()
             with tally.stage("total"):
                 out = np.empty(chosen.shape, self.dtype)
-                shares = self._shares([chosen], [out], None)
+                shares = self._into([chosen], [out], None)
                 read = read_joined(shares, tally, ENDS_READ)
         placed = (source.pipeline.placements() for source in read)
         return tally.report(
@@ -274,23 +240,16 @@ class ConcatArray(NumpyLike):
             codecs=tuple(dict.fromkeys(chain.from_iterable(placed))),
         )
 
-    def _shares(
+    def _into(
         self,
         chosen: Sequence[Wanted],
         outs: Sequence[NDArray[Any]],
         memory_limit: int | None,
     ) -> Iterator[Share]:
-        """What is read of each array with a part of any selection."""
-        if not chosen:
-            return
-        shares = zip(
-            *(shares_of(one, self.axis, self._starts) for one in chosen), strict=True
-        )
-        for array, parts in zip(self.arrays, shares, strict=True):
-            mine = [(p, o) for p, o in zip(parts, outs, strict=True) if p is not None]
-            if mine:
-                source = array.source.limited(memory_limit)
-                yield Share(source, [p for p, _ in mine], [o for _, o in mine])
+        """What a read of `chosen` into `outs` takes of each array."""
+        for array, mine, which in self._divided(chosen, shares_of):
+            source = array.source.limited(memory_limit)
+            yield Share(source, mine, [outs[i] for i in which])
 
     @property
     def _label(self) -> str:
@@ -338,9 +297,17 @@ class ConcatArray(NumpyLike):
         self, selections: Sequence[Taken]
     ) -> Iterator[tuple[Array, list[Taken], list[int]]]:
         """Arrays with a part of any selection: the parts, and their selections."""
-        for k, array in enumerate(self.arrays):
-            start, stop = int(self._starts[k]), int(self._starts[k + 1])
-            parts = [part_of(one, self.axis, start, stop) for one in selections]
-            mine = {i: part for i, part in enumerate(parts) if part is not None}
+        return self._divided(selections, parts_of)
+
+    def _divided(
+        self,
+        selections: Sequence[_Chosen],
+        divide: Callable[[_Chosen, int, Ints], Iterator[_Chosen | None]],
+    ) -> Iterator[tuple[Array, list[_Chosen], list[int]]]:
+        """As `shares`, of what `divide` gives each array of a selection."""
+        parts = [divide(one, self.axis, self._starts) for one in selections]
+        for array in self.arrays:
+            its = [*map(next, parts)]
+            mine = {i: part for i, part in enumerate(its) if part is not None}
             if mine:
                 yield array, list(mine.values()), list(mine)

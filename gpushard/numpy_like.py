@@ -1,30 +1,43 @@
-"""What gpushard's arrays share with NumPy's, `to_dask`, and what metadata tell."""
+"""What all arrays have: reads, what they share with NumPy's, and what metadata tell."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from gpushard.damage import OnDamage
 from gpushard.layout import ArrayLayout
 from gpushard.options import MIB
+from gpushard.placing.outputs import many
 from gpushard.selecting import expressions
 from gpushard.selecting.indexer import Indexer, Parse
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import dask.array
 
 # Bytes that iteration reads at a time: large enough to be worth a request.
 _SLAB_NBYTES = 64 * MIB
 
 
+class Manner(NamedTuple):
+    """How a caller wants selections read; `NumpyLike.read` documents each of these."""
+
+    dtype: DTypeLike | None
+    stream: Any
+    errors: OnDamage
+    memory_limit: int | None
+
+
 class NumpyLike(ABC):
-    """Base of arrays that are read by `read`."""
+    """Base of arrays that are read by `read` and `read_many`."""
 
     @property
     @abstractmethod
@@ -46,9 +59,95 @@ class NumpyLike(ABC):
     def block_shape(self) -> tuple[int, ...] | None:
         """Shape of the best unit to read: a shard, or a chunk; None if it varies."""
 
+    def read(
+        self,
+        selection: Any = ...,
+        *,
+        out: Any = None,
+        dtype: DTypeLike | None = None,
+        stream: Any = None,
+        errors: OnDamage = "raise",
+        memory_limit: int | None = None,
+    ) -> Any:
+        """Read the elements that `selection` selects, into `out` or a new array.
+
+        Parameters
+        ----------
+        selection
+            Key as in ``a[key]``.
+        out
+            Array to write into, of the selection's shape and any strides. On the host,
+            a NumPy array or anything that shares its memory with NumPy (a torch
+            tensor); on a device, anything with ``__cuda_array_interface__`` or DLPack.
+        dtype
+            Data type of the result if `out` is not given; values are cast during the
+            read. Casts that change the kind of number (float to int) are refused.
+        stream
+            On a device, the CUDA stream on which `out` is used: `out` is written only
+            after the work queued there is done. The result is complete on return.
+        errors
+            What happens at a damaged inner chunk. "raise" ends the read. "fill" returns
+            the fill value there and warns with the count (`DamageWarning`). A callable,
+            such as a list's ``append``, gets the error of each instead, and may raise.
+            A store that fails always raises.
+        memory_limit
+            Bytes that this read may hold, instead of `Options.memory_limit`.
+
+        Returns
+        -------
+        Array of the selection's shape: `numpy.ndarray` on the host, `cupy.ndarray` on a
+        device; `out` itself if it was given.
+
+        Raises
+        ------
+        SelectionError
+            The selection does not fit the array, `out` does not fit the selection, or
+            the cast is refused.
+        CorruptShardError
+            Stored bytes are damaged; the content of `out` is then undefined.
+        StoreError
+            The store failed.
+        """
+        manner = Manner(dtype, stream, errors, memory_limit)
+        return self._read_over([selection], [out], manner)[0]
+
+    def read_many(
+        self,
+        selections: Sequence[Any],
+        *,
+        out: Sequence[Any] | None = None,
+        dtype: DTypeLike | None = None,
+        stream: Any = None,
+        errors: OnDamage = "raise",
+        memory_limit: int | None = None,
+    ) -> list[Any]:
+        """Read several selections in one batch; returns one result per selection.
+
+        An inner chunk that several selections need is fetched and decoded once.
+
+        Parameters
+        ----------
+        selections
+            Keys as in ``a[key]``.
+        out
+            One array per selection, or None; see `read`.
+        dtype, stream, errors, memory_limit
+            As of `read`, which also says what is raised.
+        """
+        with self._named():
+            keys, outs = many(selections, out)
+        manner = Manner(dtype, stream, errors, memory_limit)
+        return self._read_over(keys, outs, manner) if keys else []
+
     @abstractmethod
-    def read(self, selection: Any = ..., /, *, out: Any = None) -> Any:
-        """Elements that `selection` selects."""
+    def _read_over(
+        self, keys: Sequence[Any], outs: Sequence[Any], manner: Manner
+    ) -> list[Any]:
+        """Results of a read, with damage handled as the caller asked."""
+
+    @abstractmethod
+    def _named(self) -> AbstractContextManager[None]:
+        """Context that adds the array to errors which name none."""
 
     @abstractmethod
     def __dask_tokenize__(self) -> Any:

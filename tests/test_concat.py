@@ -191,6 +191,7 @@ def test_a_report_counts_all_arrays_that_take_part():
         lambda c: c.read(dtype="no such type"),
         lambda c: c.read(dtype="?"),
         lambda c: c.read(out=np.empty(3)),
+        lambda c: c.read(stream=1),
         lambda c: c.read_many([0, 1], out=[None]),
         lambda c: c.explain(99),
     ],

@@ -125,9 +125,13 @@ def test_an_array_that_is_read_follows_to_the_next_window(tmp_path):
     assert reader.domain[0] == range(4, 10)
     a.roll(steps(10, 12))
     assert np.array_equal(reader.oindex[[0, 3]], steps(6, 12)[[0, 3]])
+    a.roll(steps(12, 14))
+    first, last = reader.read_many([0, np.s_[-2:]])
+    assert np.array_equal(first, steps(8, 9)[0])
+    assert np.array_equal(last, steps(12, 14))
     a.drop(2)
     with pytest.raises(gpushard.SelectionError, match="window"):
-        reader.at[6]
+        reader.at[8]
 
 
 def test_a_shard_that_was_never_written_is_fill_after_the_window_moved(tmp_path):

@@ -73,11 +73,7 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
     CorruptShardError, StoreError
         The stages of a read raise them.
     """
-    if request.stream is not None:
-        raise SelectionError(
-            "stream= is for arrays on a device",
-            hint="leave it out, or open the array with device='cuda'",
-        )
+    refuse_stream(request.stream)
     arrays = [
         usable_output(out, selection.shape, request.dtype)
         for out, selection in zip(request.outs, request.selections, strict=True)
@@ -91,6 +87,15 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
         read = partial(read_at_once, tally=tally, damage=request.damage)
         read_in_rounds(source, request.selections, arrays, read)
     return [a if o is None else o for a, o in zip(arrays, request.outs, strict=True)]
+
+
+def refuse_stream(stream: Any) -> None:
+    """Refuse a stream for a result on the host (`SelectionError`)."""
+    if stream is not None:
+        raise SelectionError(
+            "stream= is for arrays on a device",
+            hint="leave it out, or open the array with device='cuda'",
+        )
 
 
 def read_single(source: Source, key: Any) -> Any:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from gpushard.damage import OnDamage
 from gpushard.devices.find import find_device_for
 from gpushard.errors import (
     OptionError,
@@ -16,7 +15,7 @@ from gpushard.errors import (
 from gpushard.layout import ArrayLayout
 from gpushard.memory.known import IndexCache
 from gpushard.metadata import load_array
-from gpushard.numpy_like import DescribedArray
+from gpushard.numpy_like import DescribedArray, Manner
 from gpushard.options import DEFAULT, Options
 from gpushard.rolling.view import RollingView, source_over
 from gpushard.rolling.watch import watched
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import dask.array
-    from numpy.typing import DTypeLike
 
     from gpushard.devices.base import Device
 
@@ -41,7 +39,9 @@ _MOST_MOVES = 16
 class RollingReader(DescribedArray):
     """A rolling array that can only be read.
 
-    `shape` is that of the current window, and `attrs` include its `origin`.
+    `shape` is that of the current window, and `attrs` include its `origin`. A read
+    starts again if the array rolls on past what it wants; if this happens again and
+    again, it raises `WindowMovedError`.
 
     Parameters
     ----------
@@ -145,35 +145,6 @@ class RollingReader(DescribedArray):
             lambda key: self._follow(lambda view: view.at[key]), self._write_at
         )
 
-    def read(
-        self,
-        selection: Any = ...,
-        /,
-        *,
-        out: Any = None,
-        dtype: DTypeLike | None = None,
-        stream: Any = None,
-        errors: OnDamage = "raise",
-        memory_limit: int | None = None,
-    ) -> Any:
-        """Elements that `selection` selects of the window; see `Array.read`.
-
-        Raises
-        ------
-        WindowMovedError
-            The array rolled on again and again while it was read.
-        """
-        return self._follow(
-            lambda view: view.read(
-                selection,
-                out=out,
-                dtype=dtype,
-                stream=stream,
-                errors=errors,
-                memory_limit=memory_limit,
-            )
-        )
-
     def to_dask(self, chunks: Any = None) -> dask.array.Array:
         """Dask array of the window as it is now; see `NumpyLike.to_dask`."""
         return self._view.to_dask(chunks)
@@ -189,6 +160,11 @@ class RollingReader(DescribedArray):
         sides = ", ".join(f"{side.start}:{side.stop}" for side in self.domain)
         what = f"domain=[{sides}] dtype={self.dtype} on {self.device}"
         return f"<gpushard.{type(self).__name__} {url} {what}>"
+
+    def _read_over(
+        self, keys: Sequence[Any], outs: Sequence[Any], manner: Manner
+    ) -> list[Any]:
+        return self._follow(lambda view: view._read_over(keys, outs, manner))  # noqa: SLF001
 
     def _read_by(self, parse: Parse, key: Any) -> Any:
         return self._follow(lambda view: view._read_by(parse, key))  # noqa: SLF001

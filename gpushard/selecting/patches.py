@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -70,11 +71,13 @@ Taken = Selection | Patches
 """What a read is planned of."""
 
 
-def part_of(taken: Taken, axis: int, start: int, stop: int) -> Taken | None:
-    """The part of what is taken that elements ``start:stop`` of an axis serve."""
-    if isinstance(taken, Patches):
-        return taken.within(axis, start, stop)
-    return share_of(taken, axis, start, stop)
+def parts_of(taken: Taken, axis: int, starts: Ints) -> Iterator[Taken | None]:
+    """What is taken of each array of a concatenation; as `clipping.shares_of`."""
+    for start, stop in pairwise(starts.tolist()):
+        if isinstance(taken, Patches):
+            yield taken.within(axis, start, stop)
+        else:
+            yield share_of(taken, axis, start, stop)
 
 
 def entries_of(column: Ints, which: Ints | slice) -> Ints:
