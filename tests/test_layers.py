@@ -28,7 +28,7 @@ WALK = (
     ("planning",),
     ("memory", "devices", "stores", "codecs"),
     ("pipeline",),
-    ("formats",),
+    ("formats", "stored"),
     ("hierarchies",),
     ("metadata", "transformer", "source"),
     ("rolling.watch", "fetching", "devices.choice", "devices.payload.direct"),

@@ -1,0 +1,153 @@
+"""An array as it is stored: the shapes, sizes and strides of its inner chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from gpushard.layout import ArrayLayout
+from gpushard.options import KIB
+from gpushard.pipeline import HostPipeline
+
+# Inner chunks of at least this decoded size are decoded in part if the codecs can.
+_DIVISIBLE_NBYTES = 256 * KIB
+# A string takes an object and a pointer to it, in addition to its text.
+_STRING_NBYTES = 64
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """What follows from the layout and the codecs of an array, wherever it lies.
+
+    Attributes
+    ----------
+    layout, pipeline
+        The layout of the array, and the decoder of its innermost inner chunks.
+    """
+
+    layout: ArrayLayout
+    pipeline: HostPipeline
+
+    @cached_property
+    def chunk_shape(self) -> tuple[int, ...] | None:
+        """Shape of every inner chunk; None in a rectilinear grid without shards."""
+        axes = self.layout.inner_axes
+        if any(axis.boundaries is not None for axis in axes):
+            return None
+        return tuple(axis.cell for axis in axes)
+
+    def shape_of(self, coordinate: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the inner chunk at `coordinate` of the grid of inner chunks."""
+        if self.chunk_shape is not None:
+            return self.chunk_shape
+        return tuple(
+            int(axis.length_of(i))
+            for axis, i in zip(self.layout.inner_axes, coordinate, strict=True)
+        )
+
+    @cached_property
+    def chunk_nbytes(self) -> int:
+        """Decoded size of an inner chunk; of the first one if their sizes differ."""
+        lengths = (int(a.length_of(0)) for a in self.layout.inner_axes if a.n_cells)
+        return prod(lengths) * self.layout.dtype.itemsize
+
+    @cached_property
+    def work_nbytes(self) -> int:
+        """Memory to decode the largest inner chunk, without its stored bytes."""
+        if self.pipeline.is_raw:
+            return 0
+        axes = [self.layout.inner_axes[k] for k in self.layout.outer_order]
+        return self.pipeline.working_nbytes(tuple(axis.longest for axis in axes))
+
+    @cached_property
+    def whole_nbytes(self) -> int:
+        """Largest decoded size of an inner chunk, or of a shard with outer codecs."""
+        layout = self.layout
+        nbytes = _STRING_NBYTES if layout.dtype.kind in "OT" else layout.dtype.itemsize
+        axes = layout.axes if layout.object_codecs else layout.inner_axes
+        return nbytes * prod(axis.longest for axis in axes)
+
+    @cached_property
+    def largest_chunk_nbytes(self) -> int:
+        """Largest plausible size of a stored inner chunk; a larger size is damage."""
+        shape = self.chunk_shape or self.shape_of((0,) * self.layout.ndim)
+        return self.pipeline.encoded_limit(shape)
+
+    @cached_property
+    def raw_strides(self) -> tuple[int, ...] | None:
+        """Strides of stored inner chunks of plain elements, then the item size.
+
+        A stride is the distance in bytes between neighbours along an axis of the array.
+        None if the payload is encoded or inner chunks differ in shape.
+        """
+        is_raw = self.pipeline.is_raw and not self.layout.object_codecs
+        return self.element_strides if is_raw else None
+
+    @cached_property
+    def element_strides(self) -> tuple[int, ...] | None:
+        """Strides of decoded inner chunks of plain elements, then the item size.
+
+        As `raw_strides`, but in the bytes after the bytes-to-bytes codecs.
+        """
+        layout, pipeline = self.layout, self.pipeline
+        shape = self.chunk_shape
+        if not pipeline.has_plain_elements or shape is None:
+            return None
+        strides = [0] * layout.ndim
+        step = itemsize = pipeline.stored_dtype.itemsize
+        stored = [layout.outer_order[k] for k in pipeline.axis_order(layout.ndim)]
+        for axis in reversed(stored):
+            strides[axis] = step
+            step *= shape[axis]
+        return (*strides, itemsize)
+
+    @cached_property
+    def range_strides(self) -> tuple[int, ...] | None:
+        """`element_strides` if decoding inner chunks in part pays off, else None."""
+        if self.chunk_nbytes < _DIVISIBLE_NBYTES or not self.pipeline.decodes_ranges:
+            return None
+        return self.element_strides
+
+    @cached_property
+    def index_nbytes(self) -> tuple[int, ...]:
+        """Encoded size of the largest shard index at each sharding level."""
+        shape = tuple(axis.longest for axis in self.layout.axes)
+        sizes: list[int] = []
+        for level in self.layout.levels:
+            pairs = zip(shape, level.chunk_shape, strict=True)
+            sizes.append(level.index_nbytes(prod(n // cell for n, cell in pairs)))
+            shape = level.chunk_shape
+        return tuple(sizes)
+
+    def chunks_per_shard(
+        self, coordinate: tuple[int, ...], level: int
+    ) -> tuple[int, ...]:
+        """Shape of the index at sharding level `level`, in the level's stored axes.
+
+        `coordinate` is that of the stored object. It matters in rectilinear grids only.
+        """
+        layout = self.layout
+        here = layout.levels[level]
+        if level:
+            parent: tuple[int, ...] = layout.levels[level - 1].chunk_shape
+        else:
+            parent = tuple(
+                int(axis.length_of(i))
+                for axis, i in zip(layout.axes, coordinate, strict=True)
+            )
+        return tuple(parent[d] // here.chunk_shape[d] for d in here.axis_order)
+
+    def key(self, coordinate: tuple[int, ...]) -> str:
+        """Key of the stored object at `coordinate` of the chunk grid."""
+        return self.layout.key_prefix + self.layout.keys.key(coordinate)
+
+    @cached_property
+    def inverse_order(self) -> tuple[int, ...] | None:
+        """Axes that transpose a decoded inner chunk to the array; None if none do."""
+        order = self.layout.outer_order
+        if order == tuple(range(len(order))):
+            return None
+        return tuple(int(axis) for axis in np.argsort(order))
