@@ -24,6 +24,7 @@ import zstandard
 from cuda_host.build import BUILD, build_shared_object
 
 SOURCE = Path(__file__).with_name("nvcomp_standin.cpp")
+TYPES = SOURCE.with_name("nvcomp_types.h")
 
 SUCCESS = 0
 CANNOT_DECOMPRESS = 12
@@ -77,7 +78,7 @@ class Standin:
 
     def __init__(self) -> None:
         self.path = build_shared_object(
-            "nvcomp_standin", SOURCE.read_text(), build=BUILD, dependencies=()
+            "nvcomp_standin", SOURCE.read_text(), build=BUILD, dependencies=(TYPES,)
         )
         self._library = ctypes.CDLL(str(self.path))
         self._library.standin_run.argtypes = [ctypes.c_void_p]
