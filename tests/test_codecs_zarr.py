@@ -15,8 +15,10 @@ from numcodecs.errors import UnknownCodecError
 from numpy.typing import NDArray
 from packaging.version import Version
 from zarr.abc.codec import ArrayArrayCodec
+from zarr.core.buffer import cpu
 from zarr.registry import get_codec_class, register_codec
 
+import gpushard
 from gpushard.codecs import zarr_codec
 from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
 from gpushard.layout import CodecChain, CodecSpec, Elements
@@ -209,6 +211,27 @@ def test_a_codec_whose_package_is_not_installed_is_unsupported() -> None:
         compiled("float32", CodecSpec("needy", {}, "codecs[1]"))
     assert caught.value.json_path == "codecs[1]"
     assert caught.value.hint == "install that package"
+
+
+@pytest.mark.parametrize("name", ["pcodec", "zfpy"])
+def test_codecs_of_numcodecs_name_what_installs_them(name: str) -> None:
+    codecs = [{"name": f"numcodecs.{name}", "configuration": {}}]
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [4],
+        "data_type": "float32",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4]}},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": 0,
+        "codecs": codecs,
+    }
+    data = cpu.Buffer.from_bytes(json.dumps(document).encode())
+    with pytest.raises(UnsupportedError) as caught:
+        gpushard.open_array({"zarr.json": data})
+    assert caught.value.json_path == "codecs[0]"
+    assert str(caught.value).endswith(f"; run: pip install 'numcodecs[{name}]'.")
+    assert "''" not in str(caught.value)
 
 
 def test_a_codec_that_lacks_its_package_when_it_decodes_blames_no_bytes(

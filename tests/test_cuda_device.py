@@ -85,7 +85,7 @@ def test_a_driver_older_than_nvcomp_is_refused(cupy, monkeypatch):
     number = (major - 1) * 1000 + 90
     runtime = sys.modules["cupy"].cuda.runtime
     monkeypatch.setattr(runtime, "driverGetVersion", lambda: number)
-    told = rf"newer driver.*CUDA {major}.*got one for CUDA {major - 1}\.9; install"
+    told = rf"newer driver.*CUDA {major}.*got one for CUDA {major - 1}\.9; run: pip"
     with pytest.raises(UnsupportedError, match=told):
         CudaDevice(0)
     assert "newer driver" in find.find_device("auto").why
@@ -94,7 +94,7 @@ def test_a_driver_older_than_nvcomp_is_refused(cupy, monkeypatch):
 def test_a_gpu_without_a_compiler_is_refused(cupy):
     """As with CuPy alone, for which NVRTC is an extra."""
     cupy.nvrtc.is_missing = True
-    told = r"finds no NVRTC \(Failure finding \"libnvrtc.so\": No such file\); install"
+    told = r"finds no NVRTC \(Failure finding \"libnvrtc.so\": No such file\); run: pip"
     with pytest.raises(UnsupportedError, match=told):
         CudaDevice(0)
     assert "no NVRTC" in find.find_device("auto").why

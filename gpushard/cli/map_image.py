@@ -32,7 +32,7 @@ def write_png(path: Path, title: str, panels: Sequence[Panel]) -> None:
     except ImportError as error:
         raise UnsupportedError(
             "a PNG is drawn by matplotlib, which is not installed",
-            hint="pip install 'gpushard[plots]', or write an .svg or .html file",
+            hint="run: pip install 'gpushard[plots]', or write an .svg or .html file",
         ) from error
     heights = [panel.height for panel in panels]
     figure = Figure(

@@ -21,6 +21,13 @@ from gpushard.layout import CodecSpec, Elements
 
 _OF_NUMCODECS = "numcodecs."
 _TRIED_NBYTES = 8
+# What pip installs for codecs that are known without the package that they need.
+_INSTALLED_BY = {
+    "cast_value": "zarr[cast-value-rs]",
+    "numcodecs.crc32c": "numcodecs[crc32c]",
+    "numcodecs.pcodec": "numcodecs[pcodec]",
+    "numcodecs.zfpy": "numcodecs[zfpy]",
+}
 # The class of regular chunk grids, in newer and in older releases of zarr.
 _CHUNK_GRIDS = (
     ("zarr.core.metadata.v3", "RegularChunkGridMetadata"),
@@ -120,11 +127,13 @@ def missing_package(
     error: Exception, codec: str, json_path: str | None = None
 ) -> UnsupportedError:
     """Error for a codec that cannot import what it needs."""
+    wanted = _INSTALLED_BY.get(codec)
+    told = "" if wanted else f", {error}"
     return UnsupportedError(
-        f"the codec needs a package that is not installed, {error}",
+        f"the codec needs a package that is not installed{told}",
         codec=codec,
         json_path=json_path,
-        hint="install that package",
+        hint=f"run: pip install '{wanted}'" if wanted else "install that package",
     )
 
 

@@ -45,7 +45,7 @@ class CudaDevice:
         except ImportError as error:
             raise UnsupportedError(
                 f"CuPy cannot be imported ({error})",
-                hint="install gpushard[cuda12] or gpushard[cuda13]",
+                hint="run: pip install 'gpushard[cuda13]', or 'gpushard[cuda12]'",
             ) from error
         self._cupy: Any = cupy
         self._runtime: Any = cupy.cuda.runtime
@@ -90,7 +90,7 @@ class CudaDevice:
             why = str(error).partition("\n")[0]
             raise UnsupportedError(
                 f"CuPy finds no NVRTC ({why})",
-                hint="install gpushard[cuda12] or gpushard[cuda13], which bring it",
+                hint="run: pip install 'gpushard[cuda13]', or 'gpushard[cuda12]'",
             ) from error
         return architecture_for(nvrtc, self._capability)
 
@@ -102,7 +102,7 @@ class CudaDevice:
                 f"{library.path} is for a newer driver",
                 expected=f"a driver for CUDA {library.cuda_major}",
                 got=f"one for CUDA {_version_text(newest)}",
-                hint="install gpushard[cuda12], or a newer driver",
+                hint="run: pip install 'gpushard[cuda12]', or install a newer driver",
             )
         return library
 

@@ -30,7 +30,9 @@ from gpushard.devices.nvcomp_abi import (
 from gpushard.errors import DeviceError, UnsupportedError
 
 _SONAME = f"libnvcomp.so.{MAJOR}"
-_INSTALL_HINT = "install gpushard[cuda12] or gpushard[cuda13], or read on the CPU"
+_INSTALL_HINT = (
+    "run: pip install 'gpushard[cuda13]', or 'gpushard[cuda12]', or read on the CPU"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,13 +140,13 @@ def _small_float(named: Named) -> np.dtype[Any]:
         raise UnsupportedError(
             f"data type {named.name!r} needs the package ml_dtypes",
             json_path=named.json_path,
-            hint="install ml_dtypes",
+            hint="run: pip install ml_dtypes",
         ) from error
     if not hasattr(ml_dtypes, named.name):
         raise UnsupportedError(
             f"the installed ml_dtypes does not know data type {named.name!r}",
             json_path=named.json_path,
-            hint="upgrade ml_dtypes",
+            hint="run: pip install --upgrade ml_dtypes",
         )
     return np.dtype(getattr(ml_dtypes, named.name))
 

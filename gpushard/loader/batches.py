@@ -176,7 +176,7 @@ def exporter(kind: Kind) -> Callable[[Any], Any]:
     except ImportError as error:
         raise UnsupportedError(
             f"to={kind!r} needs {kind}, which is not installed",
-            hint=f"install {kind}, or leave out to=",
+            hint=f"run: pip install {kind}, or leave out to=",
         ) from error
 
 
