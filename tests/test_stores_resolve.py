@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import zarr
 from zarr.storage import LoggingStore, MemoryStore, StorePath, ZipStore
 
+import gpushard
 from gpushard.errors import (
     NotFoundError,
     ObjectChangedError,
@@ -22,6 +24,7 @@ from gpushard.errors import (
     UnsupportedError,
 )
 from gpushard.options import Options
+from gpushard.stores import fsspec_store
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.http.store import HttpStore
 from gpushard.stores.local import LocalStore
@@ -219,6 +222,78 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", import_without_obstore)
     with pytest.raises(UnsupportedError, match=r"pip install 'gpushard\[remote\]'"):
         resolve("s3://bucket/data.zarr")
+
+
+@pytest.fixture
+def no_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("fsspec", "fsspec.core", "fsspec.registry"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.usefixtures("no_fsspec")
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        (
+            "htp://host/x",
+            "gpushard itself reads no htp:// URLs, and fsspec is not installed; you may"
+            " have meant http:// or https://; if fsspec knows it, run: pip install"
+            " fsspec.",
+        ),
+        (
+            "sftp://host/x",
+            "sftp:// URLs are read by fsspec, which is not installed; run: pip install"
+            " 'fsspec[sftp]'.",
+        ),
+        (
+            "zip::http://host/x.zip",
+            "zip::http:// URLs are read by fsspec, which is not installed; run: pip"
+            " install 'fsspec[http]'.",
+        ),
+    ],
+)
+def test_without_fsspec_a_url_says_what_to_type_or_to_install(
+    url: str, told: str
+) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        gpushard.open_array(url)
+    assert str(caught.value).replace(f" (array '{url}')", "") == told
+
+
+@pytest.mark.usefixtures("no_fsspec")
+def test_without_fsspec_a_chain_of_local_files_says_what_to_install() -> None:
+    with pytest.raises(NotFoundError, match="zip:: URLs, run: pip install fsspec"):
+        resolve("zip::/data/x.zip")
+
+
+def test_an_unknown_scheme_names_those_like_it() -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    for url in ("htp://host/x", "zip://a::htp://host/x"):
+        with pytest.raises(UnsupportedError, match=r"have meant http:// or https://"):
+            resolve(url)
+    with pytest.raises(UnsupportedError, match="check the URL's spelling"):
+        resolve("nonsense://x/y")
+
+
+def test_a_file_system_whose_package_is_missing_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry = pytest.importorskip("fsspec.registry", reason="fsspec is not installed")
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(registry._registry, "s3", raising=False)
+    with pytest.raises(UnsupportedError, match=r"pip install 'fsspec\[s3\]'"):
+        resolve("zip::s3://bucket/x.zip")
+
+
+def test_every_extra_of_fsspec_that_is_named_exists() -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    known = metadata("fsspec").get_all("Provides-Extra")
+    assert {*fsspec_store._EXTRAS.values()} <= {*(known or ())}
+
+
+def test_a_path_made_of_a_url_says_so() -> None:
+    with pytest.raises(NotFoundError, match="pass a URL as text"):
+        resolve(Path("http://host/data.zarr"))
 
 
 @pytest.mark.parametrize("target", [None, 7, b"data.zarr", object()])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from gpushard.errors import StoreError, UnsupportedError
@@ -11,8 +12,30 @@ if TYPE_CHECKING:
     from zarr.storage import FsspecStore
 
 
-def open_url(url: str, storage_options: Mapping[str, Any]) -> FsspecStore:
+# fsspec's extras that install what a file system needs, by scheme.
+_EXTRAS = {
+    **dict.fromkeys(("abfs", "abfss", "az"), "abfs"),
+    **dict.fromkeys(("arrow_hdfs", "hdfs"), "hdfs"),
+    **dict.fromkeys(("http", "https"), "http"),
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("sftp", "ssh"), "sftp"),
+    **{
+        name: name
+        for name in ("adl", "dropbox", "gcs", "git", "github", "gs", "libarchive")
+    },
+    **{name: name for name in ("oci", "smb")},
+}
+
+
+def open_url(
+    url: str, storage_options: Mapping[str, Any], others: Collection[str] = ()
+) -> FsspecStore:
     """Zarr store of any URL that fsspec knows, read-only.
+
+    Parameters
+    ----------
+    others
+        Schemes that are read without fsspec; one of them may have been meant.
 
     Raises
     ------
@@ -26,14 +49,11 @@ def open_url(url: str, storage_options: Mapping[str, Any]) -> FsspecStore:
     try:
         return _opened(url, dict(storage_options))
     except ImportError as error:
-        raise UnsupportedError(
-            f"reading {schemes} URLs needs a package that is missing ({error})",
-            hint="run: pip install fsspec, and fsspec's package for this scheme",
-        ) from error
+        raise _missing(url, schemes, others, error) from error
     except ValueError as error:
         raise UnsupportedError(
             f"fsspec cannot open {schemes} URLs ({error})",
-            hint="check the URL's spelling",
+            hint=_meant(_schemes(url), others) or "check the URL's spelling",
         ) from error
     except Exception as error:  # file systems raise anything when they connect
         raise StoreError(
@@ -49,6 +69,53 @@ def knows(scheme: str) -> bool:
     except ImportError:
         return False
     return scheme in known_implementations
+
+
+def _missing(
+    url: str, schemes: str, others: Collection[str], error: ImportError
+) -> UnsupportedError:
+    """Error for a URL whose package is missing, or that only fsspec may know."""
+    chain = _schemes(url)
+    extras = sorted({_EXTRAS[scheme] for scheme in chain if scheme in _EXTRAS})
+    wanted = f"'fsspec[{','.join(extras)}]'" if extras else "fsspec"
+    if (error.name or "").partition(".")[0] != "fsspec":
+        return UnsupportedError(
+            f"reading {schemes} URLs needs a package that is missing ({error})",
+            hint=f"run: pip install {wanted}" if extras else "install what it names",
+        )
+    meant = _meant(chain[:1], others)
+    if meant is not None:
+        return UnsupportedError(
+            f"gpushard itself reads no {schemes} URLs, and fsspec is not installed",
+            hint=f"{meant}; if fsspec knows it, run: pip install {wanted}",
+        )
+    return UnsupportedError(
+        f"{schemes} URLs are read by fsspec, which is not installed",
+        hint=f"run: pip install {wanted}",
+    )
+
+
+def _meant(chain: list[str], others: Collection[str]) -> str | None:
+    """What the first unknown scheme of a chain may stand for; None if nothing."""
+    try:
+        from fsspec.registry import available_protocols
+
+        known = {*others, *available_protocols()}
+    except ImportError:
+        known = {*others}
+    for scheme in chain:
+        if scheme not in known:
+            near = get_close_matches(scheme, sorted(known))
+            meant = " or ".join(f"{name}://" for name in near)
+            return f"you may have meant {meant}" if near else None
+    return None
+
+
+def _schemes(url: str) -> list[str]:
+    """The schemes of a chain of URLs, in lower case."""
+    *outer, last = url.split("::")
+    named = [*outer, last] if "://" in last or not outer else outer
+    return [part.partition("://")[0].lower() for part in named]
 
 
 def as_store(target: Any) -> Any:

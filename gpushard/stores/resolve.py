@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 # fsspec chains file systems: simplecache::s3://bucket/data.zarr, reference::refs.json
 _URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)(?:::|://)")
+
+_CHAIN = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*::")
+_FOLDED_URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
 
 _REMOTE_SCHEMES = frozenset(
     ("http", "https", "s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
@@ -186,7 +190,8 @@ def _resolve_text(
     from gpushard.stores.fsspec_store import open_url as open_by_fsspec
     from gpushard.stores.zarr_store import ZarrStore
 
-    return ZarrStore(open_by_fsspec(text, storage_options or {})), ""
+    opened = open_by_fsspec(text, storage_options or {}, _REMOTE_SCHEMES)
+    return ZarrStore(opened), ""
 
 
 def _scheme_of(text: str) -> str:
@@ -233,9 +238,17 @@ def _resolve_local(path: str, options: Options) -> tuple[Store, str]:
             got="a file",
             hint="name the directory that holds zarr.json",
         )
-    raise NotFoundError(
-        f"there is no directory {path!r}", hint="check the path's spelling"
-    )
+    raise NotFoundError(f"there is no directory {path!r}", hint=_hint_on(path))
+
+
+def _hint_on(path: str) -> str:
+    """What may be wrong with a path that leads nowhere."""
+    chain, url = _CHAIN.match(path), _FOLDED_URL.match(path)
+    if chain and find_spec("fsspec") is None:
+        return f"to read {chain[0]} URLs, run: pip install fsspec"
+    if url and url[1].lower() in {"file", *_REMOTE_SCHEMES}:
+        return "pass a URL as text with two slashes: a Path has only one of them"
+    return "check the path's spelling"
 
 
 def _open_zip(path: Path) -> Store:
