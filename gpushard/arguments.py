@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, TypeVar, cast
 
 from gpushard.errors import OptionError
 
 Kind = TypeVar("Kind")
+
+_NAMES_SHOWN = 8
+# Comparing more names would keep a caller waiting who only asks whether one is there.
+_NAMES_COMPARED = 1000
 
 
 def instance(value: Any, name: str, kind: type[Kind]) -> Kind:
@@ -91,6 +96,18 @@ def whole_number(value: Any, name: str, least: int) -> int:
             got=repr(value),
         )
     return number
+
+
+def likely_names(meant: str, names: Iterable[str]) -> str:
+    """Up to eight of `names` as a text, those that are most like `meant` first."""
+    from difflib import get_close_matches  # only an error needs it
+
+    known = sorted(islice(names, _NAMES_COMPARED))
+    near = get_close_matches(meant, known)
+    shown = [*near, *(name for name in known if name not in near)]
+    return ", ".join(
+        [*shown[:_NAMES_SHOWN], *(["..."] if shown[_NAMES_SHOWN:] else [])]
+    )
 
 
 def _wrong(name: str, expected: str, value: Any) -> OptionError:

@@ -15,6 +15,7 @@ from gpushard.devices.find import find_device, find_device_for
 from gpushard.errors import naming
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import DOCUMENTS, load_array
+from gpushard.nearby import hinting
 from gpushard.numpy_like import DescribedArray, Manner
 from gpushard.options import DEFAULT, Options
 from gpushard.placing.outputs import parsed_dtype
@@ -87,7 +88,9 @@ def open_array(
     """
     opened, place = located(store, path, device, storage_options, options)
     with naming(opened, place):
-        return array_over(load_array(opened, place, options), opened, device, options)
+        with hinting(opened, place):
+            layout = load_array(opened, place, options)
+        return array_over(layout, opened, device, options)
 
 
 def located(
@@ -106,7 +109,8 @@ def located(
     """
     with naming(str(store), path):
         find_device(device)  # refused before anything is opened
-    return resolve(store, path, options, storage_options)
+    with hinting(store):
+        return resolve(store, path, options, storage_options)
 
 
 def array_over(

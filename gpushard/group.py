@@ -7,7 +7,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpushard.arguments import instance
+from gpushard.arguments import instance, likely_names
 from gpushard.array import Array, array_over, located
 from gpushard.errors import (
     GpushardError,
@@ -16,9 +16,10 @@ from gpushard.errors import (
     NotFoundError,
     naming,
 )
-from gpushard.hierarchies.documents import GroupDocument, join
+from gpushard.hierarchies.documents import GroupDocument, cannot_list, join
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import group_below, load_array, load_group, parse_array
+from gpushard.nearby import hinting
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import Store
 
@@ -49,7 +50,7 @@ def open_group(
     MetadataError
         Its metadata is malformed.
     StoreError
-        The store cannot list and the group's metadata is not consolidated.
+        The store failed.
 
     Examples
     --------
@@ -61,7 +62,9 @@ def open_group(
     """
     opened, place = located(store, path, device, storage_options, options)
     with naming(opened, place):
-        return Group(opened, load_group(opened, place), device, options)
+        with hinting(opened, place):
+            document = load_group(opened, place)
+        return Group(opened, document, device, options)
 
 
 class Group(Mapping[str, Array]):
@@ -70,6 +73,9 @@ class Group(Mapping[str, Array]):
     Iterating gives the names of the arrays directly below the group, and of broken
     nodes there; `groups` has the names of the groups. An array is opened when it is
     asked for; a broken node then raises its error.
+
+    Web servers cannot list. Without consolidated metadata, arrays and groups are then
+    found by name only, and asking for names raises a `StoreError`.
 
     Parameters
     ----------
@@ -106,7 +112,13 @@ class Group(Mapping[str, Array]):
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Names of the groups directly below."""
+        """Names of the groups directly below.
+
+        Raises
+        ------
+        StoreError
+            The store cannot list, and the group's metadata is not consolidated.
+        """
         return self._names("group")
 
     def group(self, name: str) -> Group:
@@ -138,11 +150,11 @@ class Group(Mapping[str, Array]):
                 return parse_array(known, place, self._options)
             return load_array(self._store, place, self._options)
         except NotFoundError as error:
+            names = self._document.children
             raise NoSuchArrayError(
                 f"the group has no array {name!r}",
                 array_path=self.path,
-                expected=f"one of {', '.join(self) or 'none'}",
-                got=repr(name),
+                hint=f"it has {likely_names(name, names)}" if names else None,
             ) from error
 
     def _refuse_broken(self, name: str) -> None:
@@ -156,15 +168,23 @@ class Group(Mapping[str, Array]):
         return len(self._names("array"))
 
     def __contains__(self, name: object) -> bool:
-        if name in self._names("array"):
+        is_listed = self._document.is_listed
+        if is_listed and name in self._names("array"):
             return True
-        return isinstance(name, str) and "/" in name and self.get(name) is not None
+        if not isinstance(name, str) or (is_listed and "/" not in name):
+            return False
+        return self.get(name) is not None
 
     def __repr__(self) -> str:
         url = f"{self._store.url}/{self.path}".rstrip("/")
+        if not self._document.is_listed:
+            return f"<gpushard.Group {url} arrays and groups not listed>"
         return f"<gpushard.Group {url} arrays={list(self)} groups={list(self.groups)}>"
 
     def _names(self, kind: str) -> tuple[str, ...]:
+        if not self._document.is_listed:
+            with naming(self._store, self.path):
+                raise cannot_list(self.path)
         children = self._document.children.items()
         return tuple(sorted(name for name, node_type in children if node_type == kind))
 

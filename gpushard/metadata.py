@@ -25,9 +25,9 @@ from gpushard.hierarchies.documents import (
     decode_document,
     group_instead,
     join,
-    listed,
     read_document,
     read_documents,
+    unlisted,
 )
 from gpushard.layout import ArrayLayout
 from gpushard.options import DEFAULT, Options
@@ -118,7 +118,7 @@ def load_group(store: Store, path: str) -> GroupDocument:
     UnsupportedError
         The document has a member that a reader has to understand.
     StoreError
-        There is no consolidated metadata and the store cannot list.
+        The store failed.
     """
     path = path.strip("/")
     document = read_document(store, join(path, _DOCUMENT), path)
@@ -132,11 +132,32 @@ def load_group(store: Store, path: str) -> GroupDocument:
         error.add_context(array_path=path)
         raise
     is_consolidated = consolidated is not None
-    documents, broken = consolidated or _listed(store, path)
+    found = consolidated or _read(store, path)
+    if found is None:
+        return unlisted(path, attributes)
+    documents, broken = found
     children = children_of(documents, broken)
     if not is_consolidated:
         broken = {}  # opening such a child reads its document again
     return GroupDocument(path, attributes, children, documents, is_consolidated, broken)
+
+
+def names_in(store: Store, path: str) -> list[str]:
+    """Names below the group at `path`, as far as they are known; [] if there is none.
+
+    Raises
+    ------
+    MetadataError, UnsupportedError, StoreError
+        As for `load_group`.
+    """
+    document = read_document(store, join(path, _DOCUMENT), path)
+    if document is None:
+        group = v2_hierarchy.find_group(store, path)
+        return [] if group is None else [*group.children]
+    if document.get("node_type") != "group":
+        return []
+    names = _names(store, path, document)
+    return [name for name in names if not name.startswith(".")]
 
 
 def group_below(group: GroupDocument, name: str) -> GroupDocument | None:
@@ -270,10 +291,12 @@ def _child(value: Any, json_path: str) -> Mapping[str, Any]:
     return document
 
 
-def _listed(store: Store, path: str) -> _Children:
-    """Documents directly below a group, found by listing the store."""
-    names = [name for name in listed(store, path, path) if name != _DOCUMENT]
-    keys = {join(path, name, _DOCUMENT): name for name in names}
+def _read(store: Store, path: str) -> _Children | None:
+    """Documents directly below a group; None if the store cannot list."""
+    names = store.list_children(path)
+    if names is None:
+        return None
+    keys = {join(path, name, _DOCUMENT): name for name in names if name != _DOCUMENT}
     found, unread = read_documents(store, keys)
     nodes, broken = _nodes({keys[key]: found[key] for key in found}, lambda _: "")
     return nodes, {**broken, **{keys[key]: error for key, error in unread.items()}}

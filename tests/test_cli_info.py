@@ -230,9 +230,34 @@ def test_nothing_but_metadata_is_asked_of_a_server(array):
     assert not any(request.key.startswith("c/") for request in server.requests)
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_info_tells_what_is_known_of_a_group_that_cannot_be_listed(
+    zarr_format, tmp_path
+):
+    group = zarr.create_group(
+        tmp_path, attributes={"title": "sea"}, zarr_format=zarr_format
+    )
+    group.create_array("salt", shape=(2,), dtype="i4")
+    with RangeServer(tmp_path) as server:
+        facts = run_json("info", server.url)
+        text = run("info", server.url).stdout
+        assert run_json("info", f"{server.url}/salt")["shape"] == [2]
+        assert "consolidate" in sentence(run("verify", server.url, code=2))
+    assert facts["why_not_listed"].startswith("this store cannot list")
+    assert (facts["arrays"], facts["attributes"]) == ({}, {"title": "sea"})
+    assert "title: sea" in text
+    assert f"{server.url}/NAME" in text
+
+
 def test_info_of_nothing_exits_with_2(tmp_path):
     assert "zarr.json" in sentence(run("info", tmp_path, code=2))
     sentence(run("info", tmp_path / "absent", code=2))
+
+
+def test_a_misspelt_array_is_told_with_those_beside_it(sample):
+    for command in ("info", "read", "map", "verify"):
+        told = sentence(run(command, sample / "longitud", code=2))
+        assert f"the group '{sample}' has longitude, latitude" in told
 
 
 def test_info_of_a_broken_document_exits_with_2(tmp_path):

@@ -70,6 +70,39 @@ def test_an_absent_name_is_a_key_error_with_its_reason(place):
         g.group("absent")
 
 
+def test_what_is_not_there_is_told_with_what_is_nearest_first(place):
+    """By whichever door it was asked for, and in few words."""
+    root = zarr.open_group(place)
+    for k in range(9):
+        root.create_array(f"salinity_{k}", shape=(2,), dtype="i4")
+    near = "has salinity_3, salinity_"
+    g = gpushard.open_group(place)
+    for ask in (
+        lambda: g["salinity3"],
+        lambda: gpushard.open_array(place, "salinity3"),
+        lambda: gpushard.open_array(place / "salinity3"),
+        lambda: gpushard.open_group(place, "salinity3"),
+        lambda: gpushard.open_array(place, "salinity3/x"),
+    ):
+        with pytest.raises(gpushard.NotFoundError, match=near) as caught:
+            ask()
+        assert str(caught.value).count("salinity_") < 9
+    with pytest.raises(gpushard.NotFoundError, match="the group 'below' has deep"):
+        gpushard.open_array(place, "below/dep")
+    with pytest.raises(gpushard.NotFoundError, match="check the address"):
+        gpushard.open_array(place / "a", "x")
+
+
+def test_consolidated_and_older_groups_tell_what_they_have(place, tmp_path):
+    consolidate(place)
+    with pytest.raises(gpushard.NotFoundError, match=r"the group .below. has deeper"):
+        gpushard.open_array(place, "below/deper/c")
+    old = zarr.open_group(tmp_path / "old", mode="w", zarr_format=2)
+    old.create_array("wind", shape=(2,), dtype="i4")
+    with pytest.raises(gpushard.NotFoundError, match="the group there has wind"):
+        gpushard.open_array(tmp_path / "old", "win")
+
+
 def test_a_group_is_no_array_and_an_array_is_no_group(place):
     g = gpushard.open_group(place)
     with pytest.raises(gpushard.MetadataError):
@@ -153,9 +186,18 @@ def test_what_is_damaged_of_a_consolidated_group_below_is_told_there(place):
 def test_a_store_that_cannot_list_needs_consolidated_metadata(place):
     pytest.importorskip("obstore", reason="the extra `remote` is not installed")
     with RangeServer(place) as server:
-        with pytest.raises(gpushard.StoreError) as caught:
-            list(gpushard.open_group(server.url))
-        assert "consolidate" in str(caught.value)
+        g = gpushard.open_group(server.url)
+        for ask in (list, len, lambda g: g.groups):
+            with pytest.raises(gpushard.StoreError) as caught:
+                ask(g)
+            assert "consolidate" in str(caught.value)
+            assert caught.value.store_url == server.url
+        # Names that the caller knows lead to what is there.
+        assert_same_bits(g["b"][...], np.arange(4, dtype="i4"))
+        assert ("b" in g, "absent" in g) == (True, False)
+        assert "not listed" in repr(g.group("below"))
+        with pytest.raises(KeyError, match="the group has no array 'absent'"):
+            g["absent"]
         consolidate(place)
         g = gpushard.open_group(server.url)
         assert list(g) == ["a", "b"]

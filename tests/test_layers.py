@@ -31,7 +31,7 @@ WALK = (
     ("formats", "stored"),
     ("hierarchies",),
     ("metadata", "transformer", "source"),
-    ("rolling.watch", "fetching", "devices.choice", "devices.payload.direct"),
+    ("nearby", "rolling.watch", "fetching", "devices.choice", "devices.payload.direct"),
     ("placing", "devices.payload.landing"),
     ("fused", "devices.payload.fetching", "devices.batch"),
     ("reading", "devices.sink"),

@@ -13,10 +13,11 @@ from gpushard.cli.codec_table import placed_codecs
 from gpushard.converting.advice import READ_NBYTES, Plan
 from gpushard.converting.advice import advise as advise_on
 from gpushard.devices.find import find_device_for
-from gpushard.errors import GpushardError, OptionError, naming
+from gpushard.errors import GpushardError, OptionError, StoreError, naming
 from gpushard.group import Group, node_at
 from gpushard.inspection.census import census
 from gpushard.layout import ArrayLayout, ShardLevel
+from gpushard.nearby import hinting
 from gpushard.options import DEFAULT, Options
 from gpushard.source import Source
 from gpushard.stores.base import Store
@@ -50,9 +51,11 @@ def describe(url: str, options: Options, *, advise: bool) -> dict[str, Any]:
     MetadataError, UnsupportedError, StoreError
         It cannot be opened.
     """
-    store, path = resolve(url)
+    with hinting(url):
+        store, path = resolve(url)
     with naming(store, path):
-        node = node_at(store, path, options)
+        with hinting(store, path):
+            node = node_at(store, path, options)
         if isinstance(node, ArrayLayout):
             more = _array_facts(node, store, options)
             facts = {"url": url, "node_type": "array", **more}
@@ -191,9 +194,15 @@ def _sizes(directory: str) -> Iterator[int]:
 
 
 def _group_facts(group: Group) -> dict[str, Any]:
+    try:
+        names, why = list(group), None
+        groups = group.groups
+    except StoreError as error:
+        names, groups, why = [], (), error.what
     return {
-        "arrays": {name: _child_facts(group, name) for name in group},
-        "groups": group.groups,
+        "arrays": {name: _child_facts(group, name) for name in names},
+        "groups": groups,
+        "why_not_listed": why,
         "attributes": group.attrs,
     }
 

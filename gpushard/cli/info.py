@@ -47,6 +47,9 @@ def info(
 
 def _group_rows(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One row for each child of a group."""
+    if facts["why_not_listed"]:
+        hint = f"name an array or a group in it: {facts['url'].rstrip('/')}/NAME"
+        return [("a group", f"{facts['why_not_listed']}; {hint}")]
     if not (facts["arrays"] or facts["groups"]):
         return [("the group is empty",)]
     rows: list[tuple[str, ...]] = [("name", "shape", "dtype", "inner chunks", "shards")]

@@ -19,6 +19,7 @@ from gpushard.inspection.contents import Contents
 from gpushard.inspection.shard_map import ShardMap, first_stored, map_shard
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
+from gpushard.nearby import hinting
 from gpushard.options import Options
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
@@ -139,9 +140,11 @@ def open_map(url: str, wanted: str | None, options: Options) -> Mapped:
     StoreError
         The store failed.
     """
-    store, path = resolve(url)
+    with hinting(url):
+        store, path = resolve(url)
     with naming(store, path):
-        layout = load_array(store, path, options)
+        with hinting(store, path):
+            layout = load_array(store, path, options)
         source = Source.prepare(layout, store, options)
         coordinate = (
             _first_stored(source) if wanted is None else parsed_shard(layout, wanted)

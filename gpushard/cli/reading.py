@@ -22,6 +22,7 @@ from gpushard.converting.progress import counted
 from gpushard.errors import NotFoundError, naming
 from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.metadata import load_array
+from gpushard.nearby import hinting
 from gpushard.options import DEFAULT, MIB, Options
 from gpushard.selecting.expressions import basic
 from gpushard.stores.base import Store
@@ -146,7 +147,8 @@ def run(
     store, path = _resolved(url)
     with naming(store, path):
         key = (...,) if text is None else parse_selection(text)
-        layout = load_array(store, path, options)
+        with hinting(store, path):
+            layout = load_array(store, path, options)
         shape, pieces = _pieces(key, layout)
         is_shown = len(pieces) > 1 and sys.stderr.isatty()
         reader = _Reader(
@@ -176,7 +178,8 @@ def run(
 def _resolved(url: str) -> tuple[Store, str]:
     """Store and path of an address; raises as `resolve`."""
     try:
-        return resolve(url)
+        with hinting(url):
+            return resolve(url)
     except NotFoundError as error:
         if "[" in url:
             error.hint = "end a selection with ], and quote it for the shell"

@@ -17,6 +17,7 @@ from gpushard.group import Group, node_at, walk
 from gpushard.hierarchies.documents import join
 from gpushard.inspection.findings import Check, Finding, Verification
 from gpushard.inspection.verify import Progress, verify_array
+from gpushard.nearby import hinting
 from gpushard.options import Options
 from gpushard.source import Source
 from gpushard.stores.base import Store
@@ -77,7 +78,8 @@ def run(url: str, wanted: Wanted, *, progress: bool | None) -> Outcome:
     `GpushardError` if there is neither, the store fails, or `wanted` cannot be done.
     """
     started = perf_counter()
-    store, path = resolve(url)
+    with hinting(url):
+        store, path = resolve(url)
     is_shown = sys.stderr.isatty() if progress is None else progress
     with naming(store, path), _progress(shown=is_shown) as begin:
         arrays = [
@@ -91,7 +93,8 @@ def _arrays(
     store: Store, path: str, options: Options
 ) -> Iterator[tuple[str, Source | GpushardError]]:
     """Path and source of each array at or below `path`, or why it cannot be opened."""
-    top = node_at(store, path, options)
+    with hinting(store, path):
+        top = node_at(store, path, options)
     if not isinstance(top, Group):
         yield path, Source.prepare(top, store, options)
         return

@@ -48,6 +48,9 @@ class GroupDocument:
     broken
         Errors of nodes whose consolidated metadata is malformed, by path relative to
         the group.
+    is_listed
+        Whether the children are known. If not, there is no consolidated metadata, and
+        the store cannot list.
     """
 
     path: str
@@ -56,6 +59,7 @@ class GroupDocument:
     documents: Mapping[str, Mapping[str, Any]]
     is_consolidated: bool
     broken: Broken = field(default_factory=dict[str, GpushardError])
+    is_listed: bool = True
 
 
 def join(*parts: str) -> str:
@@ -196,12 +200,24 @@ def listed(store: Store, prefix: str, path: str) -> list[str]:
     """Names below `prefix`, for the group at `path`; else a `StoreError`."""
     names = store.list_children(prefix)
     if names is None:
-        raise StoreError(
-            "this store cannot list what lies below a group",
-            array_path=path,
-            hint="open an array by its path, or consolidate the group's metadata",
-        )
+        raise cannot_list(path)
     return names
+
+
+def cannot_list(path: str) -> StoreError:
+    """Error for the unknown contents of the group at `path`."""
+    return StoreError(
+        "this store cannot list what lies below a group",
+        array_path=path,
+        hint="open an array by its path, or consolidate the group's metadata",
+    )
+
+
+def unlisted(path: str, attributes: Mapping[str, Any]) -> GroupDocument:
+    """The group at `path`, of which nothing but the attributes is known."""
+    return GroupDocument(
+        path, attributes, {}, {}, is_consolidated=False, is_listed=False
+    )
 
 
 def group_instead(path: str, names: Iterable[str]) -> MetadataError:

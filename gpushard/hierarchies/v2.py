@@ -16,9 +16,9 @@ from gpushard.hierarchies.documents import (
     children_of,
     group_instead,
     join,
-    listed,
     read_document,
     read_documents,
+    unlisted,
 )
 from gpushard.stores.base import Store
 
@@ -55,8 +55,11 @@ def find_group(store: Store, path: str) -> GroupDocument | None:
             raise array_instead(path)
         return None
     attributes = read_document(store, join(path, _ATTRIBUTES), path)
+    names = store.list_children(path)
+    if names is None:
+        return unlisted(path, attributes or {})
     # A broken child is read again when it is opened, which raises its error.
-    nodes, broken = _listed(store, path)
+    nodes, broken = _read(store, path, names)
     children = children_of(nodes, broken)
     return GroupDocument(path, attributes or {}, children, nodes, is_consolidated=False)
 
@@ -77,11 +80,14 @@ def _names(store: Store, path: str) -> Iterable[str]:
     return group.children if group is not None else ()
 
 
-def _listed(store: Store, path: str) -> tuple[dict[str, Document], Broken]:
-    names = [name for name in listed(store, path, path) if not name.startswith(".z")]
+def _read(
+    store: Store, path: str, names: Iterable[str]
+) -> tuple[dict[str, Document], Broken]:
+    """Nodes directly below a group that has `names`, and the errors of others."""
     keys = [
         join(path, name, document)
         for name in names
+        if not name.startswith(".z")
         for document in (_ARRAY, _GROUP, _ATTRIBUTES)
     ]
     below = f"{path}/" if path else ""
