@@ -14,6 +14,9 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 import gpushard
 from gpushard.options import Options, WriteOptions
+from gpushard.stores.resolve import resolve
+from gpushard.stores.writers import writer_of
+from gpushard.writing.create import opened_or_made
 from range_server import RangeServer
 
 PLAIN = {"shape": (8, 8), "dtype": "f4", "chunks": (2, 2), "shards": (4, 4)}
@@ -168,6 +171,32 @@ def test_what_is_needed_is_asked_for(name, tmp_path):
     arguments = {key: value for key, value in PLAIN.items() if key != name}
     with pytest.raises(gpushard.OptionError, match=name):
         gpushard.create_array(tmp_path / "a", **arguments)
+
+
+def test_a_refused_creation_takes_nothing_from_others_who_began_to_write(tmp_path):
+    """What another process has put there stays; one that comes too late is told."""
+    place = tmp_path / "new" / "store"
+
+    def refused_after(others_work):
+        with opened_or_made(place, "", Options(), None):
+            others_work()
+            raise gpushard.OptionError("a creation that is refused")
+
+    began = []
+    for work in (
+        lambda: began.append(resolve(place)[0]),
+        lambda: gpushard.create_array(place.parent / "beside", **PLAIN),
+    ):
+        with pytest.raises(gpushard.OptionError):
+            refused_after(work)
+        assert not place.exists()
+    assert gpushard.open_array(place.parent / "beside").shape == PLAIN["shape"]
+    with pytest.raises(gpushard.StoreError, match="directory is gone"):
+        writer_of(began[0]).put("zarr.json", [np.zeros(1, np.uint8)])
+    assert not place.exists()
+    with pytest.raises(gpushard.OptionError):
+        refused_after(lambda: gpushard.create_array(place, **PLAIN))
+    assert gpushard.open_array(place).shape == PLAIN["shape"]
 
 
 def test_a_path_below_a_file_is_refused(tmp_path):

@@ -139,6 +139,7 @@ def opened_or_made(
     """What `resolve` gives, but a missing local directory is made.
 
     If the block fails, the directories that were made and are still empty are removed.
+    Others who have just resolved such a directory are refused when they write to it.
     """
     made: list[Path] = []
     try:
