@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from numpy.typing import DTypeLike
 from gpushard.damage import Damage, DamagePolicy
 from gpushard.devices.find import find_device, find_device_for
 from gpushard.errors import naming
-from gpushard.layout import ArrayLayout
+from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.metadata import DOCUMENTS, load_array
 from gpushard.nearby import hinting
 from gpushard.numpy_like import DescribedArray, Manner
@@ -168,8 +169,7 @@ class Array(DescribedArray):
     @property
     def blocks(self) -> Indexer:
         """Indexing by shard: ``a.blocks[0, 2:4]`` (by chunk if not sharded)."""
-        axes = self.source.layout.axes
-        return self._indexer(lambda key, _: expressions.blocks(key, axes))
+        return self._indexer(partial(_blocks, self.source.layout.axes))
 
     def __getitem__(self, key: Any) -> Any:
         """Elements that `key` selects, by NumPy's rules for basic indexing.
@@ -296,6 +296,10 @@ class Array(DescribedArray):
             from gpushard.devices.choice import placements
 
             return placements(self.source, self._device, tally)
+
+
+def _blocks(axes: Sequence[GridAxis], key: Any, _: tuple[int, ...]) -> Wanted:
+    return expressions.blocks(key, axes)
 
 
 def _reopen(kind: type[Array], place: _Place, device: str, options: Options) -> Array:

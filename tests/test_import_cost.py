@@ -77,6 +77,11 @@ def test_every_public_name_resolves(name):
     assert name in dir(gpushard)
 
 
+def test_completion_offers_nothing_but_public_names():
+    offered = {name for name in dir(gpushard) if not name.startswith("__")}
+    assert offered == {*gpushard.__all__, "rolling", "transformer"}
+
+
 def test_an_unknown_public_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = gpushard.no_such_name

@@ -258,6 +258,18 @@ def test_an_array_pickles_as_its_address(tmp_path):
         pickle.loads(data)
 
 
+@pytest.mark.parametrize("kind", ["blocks", "oindex", "vindex"])
+def test_the_ways_of_indexing_an_array_pickle(kind, tmp_path):
+    z = zarr.create_array(tmp_path / "a", shape=(8,), chunks=(2,), dtype="i4")
+    z[...] = np.arange(8)
+    there = pickle.loads(
+        pickle.dumps(getattr(gpushard.open_array(tmp_path / "a"), kind))
+    )
+    assert list(there[[1]] if kind != "blocks" else there[1:2]) == (
+        [1] if kind != "blocks" else [2, 3]
+    )
+
+
 def test_arrays_in_memory_and_zip_files_pickle(tmp_path):
     memory = again(gpushard.open_array(stored(MemoryStore())))
     assert_same_bits(memory[...], VALUES)
