@@ -16,7 +16,9 @@ from gpushard.errors import (
     StoreError,
     UnsupportedError,
 )
+from gpushard.group import Group
 from gpushard.metadata import load_array, load_group, parse_array
+from gpushard.options import DEFAULT
 from gpushard.stores.base import Fetched
 
 INTEROP = Path(__file__).parent / "data" / "interop"
@@ -242,8 +244,12 @@ def test_null_consolidated_metadata_means_none():
 
 
 def test_a_group_in_a_store_that_cannot_list_asks_for_consolidated_metadata():
+    store = DocumentStore({"g/zarr.json": GROUP}, can_list=False)
+    document = load_group(store, "g")
+    assert (document.children, document.is_listed) == ({}, False)
+    group = Group(store, document, "cpu", DEFAULT)
     with pytest.raises(StoreError, match=r"cannot list.*consolidate") as caught:
-        load_group(DocumentStore({"g/zarr.json": GROUP}, can_list=False), "g")
+        list(group)
     assert caught.value.array_path == "g"
 
 
