@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -197,6 +198,13 @@ def test_a_refused_creation_takes_nothing_from_others_who_began_to_write(tmp_pat
     with pytest.raises(gpushard.OptionError):
         refused_after(lambda: gpushard.create_array(place, **PLAIN))
     assert gpushard.open_array(place).shape == PLAIN["shape"]
+
+
+def test_a_path_made_of_a_url_makes_no_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(gpushard.OptionError, match="pass a URL as text"):
+        gpushard.create_array(Path("s3://bucket/a"), **PLAIN)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_path_below_a_file_is_refused(tmp_path):

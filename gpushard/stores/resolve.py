@@ -46,6 +46,8 @@ _URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)(?:::|://)")
 _CHAIN = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*::")
 _FOLDED_URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
 
+FOLDED_URL_HINT = "pass a URL as text with two slashes: a Path has only one of them"
+
 _REMOTE_SCHEMES = frozenset(
     ("http", "https", "s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
 )
@@ -243,12 +245,16 @@ def _resolve_local(path: str, options: Options) -> tuple[Store, str]:
 
 def _hint_on(path: str) -> str:
     """What may be wrong with a path that leads nowhere."""
-    chain, url = _CHAIN.match(path), _FOLDED_URL.match(path)
+    chain = _CHAIN.match(path)
     if chain and find_spec("fsspec") is None:
         return f"to read {chain[0]} URLs, run: pip install fsspec"
-    if url and url[1].lower() in {"file", *_REMOTE_SCHEMES}:
-        return "pass a URL as text with two slashes: a Path has only one of them"
-    return "check the path's spelling"
+    return FOLDED_URL_HINT if is_folded_url(path) else "check the path's spelling"
+
+
+def is_folded_url(path: str) -> bool:
+    """Whether `path` is what a `Path` makes of a URL, such as ``s3:/bucket``."""
+    url = _FOLDED_URL.match(path)
+    return url is not None and url[1].lower() in {"file", *_REMOTE_SCHEMES}
 
 
 def _open_zip(path: Path) -> Store:

@@ -19,7 +19,12 @@ from gpushard.options import DEFAULT, Options, WriteStrategy
 from gpushard.source import Source
 from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
-from gpushard.stores.resolve import local_path_of, resolve
+from gpushard.stores.resolve import (
+    FOLDED_URL_HINT,
+    is_folded_url,
+    local_path_of,
+    resolve,
+)
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.blueprint import ArrayFormat, blueprint
 from gpushard.writing.maintenance import compact_shards, repair_shards
@@ -145,6 +150,12 @@ def opened_or_made(
     try:
         local = local_path_of(store)
         if local is not None:
+            if is_folded_url(local) and not Path(local).exists():
+                raise OptionError(
+                    "a path is not where a URL leads",
+                    got=repr(local),
+                    hint=FOLDED_URL_HINT,
+                )
             _make(local, made)
         opened, place = resolve(store, path, options, storage_options)
         if isinstance(opened, LocalStore):
