@@ -10,6 +10,9 @@ import pytest
 
 pytest.importorskip("obstore", reason="URLs need obstore (extra `remote`)")
 
+from obstore.exceptions import GenericError
+
+from gpushard.stores.obstores import refusal_of
 from gpushard.stores.remote_url import open_url
 
 
@@ -45,3 +48,20 @@ def test_headers_go_with_every_request_beside_the_one_that_forbids_encoding(opti
     assert {(one["x-key"], one["accept-encoding"]) for one in told} == {
         ("secret", "identity")
     }
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "PUT http://169.254.169.254/latest/api/token",
+        "GET http://metadata.google.internal/computeMetadata/v1/instance",
+    ],
+)
+def test_a_machine_without_credentials_says_nothing_of_an_object(asked):
+    """Whose status would be taken for that of the object, and 403 for a missing one."""
+    answer = "Server returned non-2xx status code: 403 Forbidden"
+    refusal = refusal_of(GenericError(f"Error performing {asked} in 1 ms - {answer}"))
+    assert refusal.status is None
+    assert "skip_signature" in refusal.hint
+    refusal = refusal_of(GenericError(f"Error performing GET https://x/y - {answer}"))
+    assert refusal.status == 403

@@ -39,11 +39,19 @@ _PROCESS_COSTS = FetchCosts(
 
 # obstore has no exception classes for most answers, so their text is matched.
 _STATUS = re.compile(r"status code: (\d{3})\b")
+# Without credentials obstore asks the machine for some, as those of a cloud have.
+_MACHINE_CREDENTIALS = re.compile(
+    r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)\b"
+)
 _RANGELESS = re.compile(r"(?i)content[-_](range header|length header missing)")
 
 # Process that owns the threads of obstore's runtime, once the runtime exists.
 _owner: list[int] = []
 
+_NO_CREDENTIALS = (
+    "there are no credentials: pass some in storage_options, or "
+    "storage_options={'skip_signature': True} for public data"
+)
 _CHECK_CREDENTIALS = (
     "check the credentials, or pass storage_options={'skip_signature': True} for "
     "public data"
@@ -93,7 +101,10 @@ def refusal_of(error: Exception) -> RefusalError:
     told = str(error)
     found = _STATUS.search(told)
     status, hint = int(found[1]) if found else None, CHECK_SERVER
-    if isinstance(error, FileNotFoundError):
+    if _MACHINE_CREDENTIALS.search(told):
+        # What the machine answered is not about the object.
+        status, hint = None, _NO_CREDENTIALS
+    elif isinstance(error, FileNotFoundError):
         # obstore takes 405 for a missing object. Some servers send it for directories.
         status = status if status == 405 else 404
     elif isinstance(error, PreconditionError):
