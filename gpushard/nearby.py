@@ -58,6 +58,6 @@ def _place(target: Any, path: str) -> tuple[Store, str, str]:
     if isinstance(target, Store):
         return target, path, ""
     whole = Path(local_path_of(target) or ".", path)
-    outside = next(above for above in whole.parents if above.is_dir())
+    outside = next((above for above in whole.parents if above.is_dir()), Path())
     inside = whole.relative_to(outside).as_posix()
     return LocalStore(outside), inside, str(outside)
