@@ -21,7 +21,8 @@ from gpushard.planning import axes, stepped
 from gpushard.planning.axes import LongShards, LongSlice, ShardedAxis, lay_axis
 from gpushard.planning.plan import plan_read
 from gpushard.selecting.expressions import basic
-from gpushard.selecting.selection import Projection, SliceAxis, cells_of_slice, project
+from gpushard.selecting.projection import Projection, cells_of_slice, project
+from gpushard.selecting.selection import SliceAxis
 from spec_shards import document, sharding
 
 LIMIT = 8 * MIB

@@ -14,13 +14,8 @@ import strategies as sts
 from gpushard.errors import SelectionError
 from gpushard.layout import GridAxis
 from gpushard.selecting.expressions import basic, blocks, hyperslab, orthogonal, points
-from gpushard.selecting.selection import (
-    IndexAxis,
-    Orthogonal,
-    Points,
-    SliceAxis,
-    project,
-)
+from gpushard.selecting.projection import project
+from gpushard.selecting.selection import IndexAxis, Orthogonal, Points, SliceAxis
 
 SHAPE = (4, 5)
 

@@ -30,7 +30,7 @@ from fused_cases import (
 from gpushard.fused import boxes
 from gpushard.fused.boxes import Lists
 from gpushard.fused.columns import LIST_AXIS, LIST_FIRST, N_LISTED
-from gpushard.selecting.selection import Members
+from gpushard.selecting.projection import Members
 from loader_data import ORDERS
 from zarr_oracle import assert_same_bits, held
 

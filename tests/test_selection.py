@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 import strategies as sts
 from gpushard.layout import GridAxis
+from gpushard.selecting.projection import project
 from gpushard.selecting.selection import (
     IndexAxis,
     Orthogonal,
     Points,
     SliceAxis,
     n_elements,
-    project,
-    project_cell,
     whole,
 )
 
@@ -97,16 +96,28 @@ def test_columns_of_a_projection_are_int64_and_of_one_length(laid):
 
 
 @given(laid_axes(slice_axes))
-def test_the_projection_of_one_cell_is_its_column_of_the_projection(laid):
+def test_the_part_of_a_slice_within_a_cell_is_its_column_of_the_projection(laid):
     selection, axis = laid
     projection = project(selection, axis)
     at = {cell: i for i, cell in enumerate(projection.cell.tolist())}
     for cell in range(axis.n_cells):
-        found = project_cell(selection, axis, cell)
+        begin = int(axis.start_of(cell))
+        found = selection.within(begin, begin + int(axis.length_of(cell)))
         if cell in at:
-            assert found == tuple(int(column[at[cell]]) for column in projection[1:4])
+            assert found is not None
+            column = tuple(int(column[at[cell]]) for column in projection[1:4])
+            assert (found.start, found.length, found.out_start) == column
+            assert found.step == projection.step
+            assert found.out_step == projection.out_step
         else:
-            assert found[1] <= 0
+            assert found is None
+
+
+@given(laid_axes(slice_axes))
+def test_a_slice_lands_where_its_elements_do(laid):
+    selection, _ = laid
+    ends = selection.out_start + selection.out_step * np.arange(selection.length)
+    assert np.arange(1000)[selection.landing].tolist() == ends.tolist()
 
 
 def test_a_stride_of_several_cells_touches_only_those_it_lands_in():

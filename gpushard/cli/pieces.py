@@ -10,7 +10,8 @@ from types import EllipsisType
 import numpy as np
 
 from gpushard.layout import GridAxis
-from gpushard.selecting.selection import SliceAxis, project
+from gpushard.selecting.projection import project
+from gpushard.selecting.selection import SliceAxis
 
 AxisItem = int | range
 """The part of a basic index along one axis: one element, or a range of elements."""

@@ -36,7 +36,8 @@ from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part, ReadPlan
 from gpushard.planning.points import PointPart
-from gpushard.selecting.selection import Ints, Members
+from gpushard.selecting.projection import Members
+from gpushard.selecting.selection import Ints
 
 # Average number of boxes per inner chunk above which their columns cost too much.
 _MOST_BOXES = 16

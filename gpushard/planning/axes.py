@@ -17,15 +17,8 @@ import numpy as np
 from gpushard.layout import GridAxis
 from gpushard.planning.blocks import index_coordinates
 from gpushard.planning.stepped import SteppedCells
-from gpushard.selecting.selection import (
-    AxisSelection,
-    Ints,
-    Projection,
-    SliceAxis,
-    Takings,
-    project,
-    takings_of,
-)
+from gpushard.selecting.projection import Projection, Takings, project, takings_of
+from gpushard.selecting.selection import AxisSelection, Ints, SliceAxis
 
 # Slices of up to so many elements are cached with their columns, 20 KiB at the most.
 _KEPT_LENGTH = 512
@@ -46,18 +39,17 @@ class LongSlice:
     members = None
 
     def __init__(self, selection: SliceAxis, axis: GridAxis) -> None:
-        start, step, length, *_ = selection
+        step = selection.step
         self._selection, self._axis = selection, axis
-        self._first = int(axis.cell_at(start))
+        self._first = int(axis.cell_at(selection.start))
         # These cells cannot be computed.
         self._cells: SteppedCells | None = None
         # Whether each element has a cell of its own.
         self._is_each = axis.boundaries is None and step > axis.cell
         if self._is_each:
-            self.n_cells = length
+            self.n_cells = selection.length
         elif axis.boundaries is None or step == 1:
-            last = int(axis.cell_at(start + (length - 1) * step))
-            self.n_cells = last - self._first + 1
+            self.n_cells = int(axis.cell_at(selection.last)) - self._first + 1
         else:
             self._cells = SteppedCells(selection, axis)
             self.n_cells = self._cells.n_cells
@@ -208,9 +200,9 @@ class LongShards:
         return self._start_at(nth), np.where(is_last, self._cells.n_cells, after)
 
     def _start_at(self, nth: Ints) -> Ints:
-        start, step, *_ = self._selection
         shard_start = self._outer.start_of(self.shards_at(nth))
-        return self._cells.position_of(np.maximum(-((start - shard_start) // step), 0))
+        first = np.maximum(self._selection.n_before(shard_start), 0)
+        return self._cells.position_of(first)
 
     def in_index(self, position: Ints) -> tuple[Sequence[Ints], Sequence[Ints | int]]:
         """Per level: coordinates of cells in their parents, and how many fit there."""

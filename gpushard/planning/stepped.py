@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from gpushard.layout import GridAxis
-from gpushard.selecting.selection import Ints, SliceAxis, cells_of_slice
+from gpushard.selecting.projection import cells_of_slice
+from gpushard.selecting.selection import Ints, SliceAxis
 
 # Cells per run; computing a run takes 3 MiB at the most.
 _RUN_CELLS = 1 << 16
@@ -23,9 +24,8 @@ class SteppedCells:
 
     def __init__(self, selection: SliceAxis, axis: GridAxis) -> None:
         self._selection, self._axis = selection, axis
-        start, step, length, *_ = selection
-        self._first = int(axis.cell_at(start))
-        self._stop = int(axis.cell_at(start + (length - 1) * step)) + 1
+        self._first = int(axis.cell_at(selection.start))
+        self._stop = int(axis.cell_at(selection.last)) + 1
         n_runs = -(-(self._stop - self._first) // _RUN_CELLS)
         counts = [len(self._run(nth)) for nth in range(n_runs)]
         # Positions of each run's first touched cell, and behind the last one.
@@ -53,14 +53,10 @@ class SteppedCells:
 
     def _run(self, nth: int) -> Ints:
         """Touched cells in a run of cells."""
-        start, step, length, *_ = self._selection
         low = self._first + nth * _RUN_CELLS
         high = min(low + _RUN_CELLS, self._stop)
-        # Elements first..last of the slice (half-open) lie in the run.
         begin, end = int(self._axis.start_of(low)), int(self._axis.start_of(high))
-        first = max(-((start - begin) // step), 0)
-        last = min(-((start - end) // step), length)
-        if first >= last:
+        some = self._selection.within(begin, end)
+        if some is None:
             return np.empty(0, np.int64)
-        some = SliceAxis(start + first * step, step, last - first)
-        return cells_of_slice(some, self._axis)
+        return cells_of_slice(some._replace(start=begin + some.start), self._axis)

@@ -6,7 +6,7 @@ making columns would take longer than reading the inner chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from operator import mul
 from typing import Any, NamedTuple, cast
@@ -14,13 +14,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from gpushard.layout import ArrayLayout, GridAxis
-from gpushard.selecting.selection import (
-    IndexAxis,
-    Points,
-    Selection,
-    SliceAxis,
-    project_cell,
-)
+from gpushard.selecting.selection import IndexAxis, Points, Selection, SliceAxis
 
 # Index arrays and lists of points up to this length are processed in Python.
 _FEW_ELEMENTS = 64
@@ -209,7 +203,6 @@ class _Axis:
         lengths: Sequence[int],
         strides: Sequence[int],
     ) -> None:
-        self._inner = inner
         self._outer = outer
         self.length = inner.cell
         # In cells: a stored object, and the pieces into which each level cuts it.
@@ -232,29 +225,20 @@ class _Axis:
         length = self.length
         end = start + (n_elements - 1) * step
         first, last = start // length, end // length
-        if first == last and out_step > 0:  # most reads
+        if first == last and out_step > 0:  # most reads, which need no `within`
             before = first * length
             inside = slice(start - before, end - before + 1, step)
             out = slice(out_start, out_start + n_elements)
             return ((first, inside, out, *self.place(first)),)
         if last - first >= limit:
             return None
-        return list(self._cells_of_slice(axis, range(first, last + 1)))
-
-    def _cells_of_slice(
-        self, axis: SliceAxis, cells: Sequence[int]
-    ) -> Iterator[_Along]:
-        for cell in cells:
-            start, length, out_start = project_cell(axis, self._inner, cell)
-            if length <= 0:
-                continue
-            if axis.out_step > 0:
-                out = slice(out_start, out_start + length)
-            else:
-                stop = out_start - length
-                out = slice(out_start, None if stop < 0 else stop, -1)
-            inside = slice(start, start + (length - 1) * axis.step + 1, axis.step)
-            yield cell, inside, out, *self.place(cell)
+        found: list[_Along] = []
+        for cell in range(first, last + 1):
+            part = axis.within(cell * length, (cell + 1) * length)
+            if part is not None:
+                inside = slice(part.start, part.last + 1, part.step)
+                found.append((cell, inside, part.landing, *self.place(cell)))
+        return found
 
     def of_index(self, axis: IndexAxis, limit: int) -> Sequence[_Along] | None:
         """Cells that an index array touches; None if array or cells are many."""

@@ -16,7 +16,6 @@ from gpushard.selecting.selection import (
     Orthogonal,
     Points,
     Selection,
-    SliceAxis,
     Wanted,
 )
 
@@ -80,15 +79,4 @@ def _clipped(axis: AxisSelection, start: int, stop: int) -> AxisSelection | None
         if not len(mine):
             return None
         return IndexAxis(axis.element[mine] - start, axis.out_index[mine])
-    first = max(-((axis.start - start) // axis.step), 0)
-    last = min(-((axis.start - stop) // axis.step), axis.length)
-    if last <= first:
-        return None
-    return SliceAxis(
-        axis.start + first * axis.step - start,
-        axis.step,
-        last - first,
-        axis.out_start + first * axis.out_step,
-        axis.out_step,
-        axis.drop,
-    )
+    return axis.within(start, stop)

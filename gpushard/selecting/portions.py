@@ -22,14 +22,8 @@ from numpy.typing import NDArray
 from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.selecting.listing import ListedBlock, joined
 from gpushard.selecting.numbering import Numbers, chunk_digits, numbers_of, shard_digits
-from gpushard.selecting.selection import (
-    Ints,
-    Listed,
-    Points,
-    Selection,
-    SliceAxis,
-    cells_of_slice,
-)
+from gpushard.selecting.projection import cells_of_slice
+from gpushard.selecting.selection import Ints, Listed, Points, Selection, SliceAxis
 
 # Counts held at a time: 512 KiB.
 _COUNTS_LOG2 = 16
@@ -208,8 +202,7 @@ def objects_of(selection: Selection, layout: ArrayLayout) -> Iterator[tuple[int,
     touched: list[list[int]] = []
     for taken, outer in zip(selection.axes, layout.axes, strict=True):
         if isinstance(taken, SliceAxis):
-            has_any = taken.length > 0
-            cell = cells_of_slice(taken, outer) if has_any else np.empty(0, np.int64)
+            cell = cells_of_slice(taken, outer)
         else:
             cell = np.unique(outer.cell_at(taken.element))
         touched.append(cell.tolist())

@@ -1,12 +1,12 @@
-"""Index expressions -> normalised selections -> per-dimension projections.
+"""Selections in their normal form, which every index expression becomes.
 
 A selection says which elements of the array are wanted and where each lands in the
 output. An *orthogonal* selection is one `AxisSelection` per dimension; the wanted
 elements are their cross product. A *point* selection is a list of coordinates.
 
-`project` lays one axis of an orthogonal selection over the cells of a `GridAxis`: the
-columns it returns say, for each cell touched, which of its elements are wanted and
-where they land. docs/selection.md derives the formulas.
+In this form no slice is negative, reaches beyond the array, or is counted from its end.
+`SliceAxis` has the one rule that lays a slice over a grid: how many of its elements lie
+before a border. docs/selection.md derives the formulas.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.layout import GridAxis
 from gpushard.selecting.listing import ListedBlock, Listing, all_of
-from gpushard.selecting.numbering import Ints, stable_order
+from gpushard.selecting.numbering import Ints
 
 _ALL = slice(None)
 
@@ -40,6 +39,38 @@ class SliceAxis(NamedTuple):
     out_start: int = 0
     out_step: int = 1
     drop: bool = False
+
+    @property
+    def last(self) -> int:
+        """Last element, if there is any."""
+        return self.start + (self.length - 1) * self.step
+
+    @property
+    def landing(self) -> slice:
+        """Where the elements land along the axis of the output, as NumPy's slice."""
+        if self.out_step > 0:
+            return slice(self.out_start, self.out_start + self.length)
+        stop = self.out_start - self.length
+        return slice(self.out_start, None if stop < 0 else stop, -1)
+
+    def n_before(self, border: Any) -> Any:
+        """Number of elements before `border`: an int or an int64 array, like `border`.
+
+        This is the least k for which ``start + k * step`` is not before the border, so
+        it is negative or above `length` where the slice would have to go on.
+        """
+        return -((self.start - border) // self.step)
+
+    def within(self, begin: int, end: int) -> SliceAxis | None:
+        """The part in elements ``begin:end``, counted from `begin`; None if empty."""
+        start, step, length, out_start, out_step, drop = self
+        first = 0 if start >= begin else self.n_before(begin)
+        stop = length if start + (length - 1) * step < end else self.n_before(end)
+        n_inside = stop - first
+        if n_inside <= 0:
+            return None
+        inside = start + first * step - begin, step, n_inside
+        return SliceAxis(*inside, out_start + first * out_step, out_step, drop)
 
 
 class IndexAxis(NamedTuple):
@@ -179,150 +210,6 @@ def crossed(along: Sequence[AxisSelection | Listing]) -> Orthogonal | Listed:
             axes[d] = IndexAxis(block.coordinates[0], block.out_index)
     whole = Orthogonal(tuple(axes), shape, scalar=not shape)
     return whole if longest is None else Listed(longest[1], shape, whole, longest[0])
-
-
-class Takings(NamedTuple):
-    """Columns of a `Projection` over some touched cells: int64, shape (n,)."""
-
-    in_start: Ints
-    length: Ints
-    out_start: Ints
-
-
-class Projection(NamedTuple):
-    """One axis of a selection, laid over the cells of the grid.
-
-    Attributes
-    ----------
-    cell
-        int64, shape (n_cells_touched,). Cells that hold wanted elements, ascending.
-    in_start, length, out_start
-        int64, same shape. First wanted element within the cell, number of wanted
-        elements, and where the first one lands in the output.
-    step, out_step
-        Distance of neighbouring elements in the cell and in the output.
-    members
-        Only for an `IndexAxis`, whose elements have no constant step: `length` elements
-        from ``bounds[i]`` on belong to touched cell i, and `in_start` and `out_start`
-        are 0.
-    """
-
-    cell: Ints
-    in_start: Ints
-    length: Ints
-    out_start: Ints
-    step: int = 1
-    out_step: int = 1
-    members: Members | None = None
-
-    @property
-    def n_cells(self) -> int:
-        """Number of touched cells."""
-        return len(self.cell)
-
-    def cell_at(self, position: Ints) -> Ints:
-        """Touched cells at these positions among the touched cells."""
-        return self.cell[position]
-
-    def takings(self, position: Ints) -> Takings:
-        """What is taken of the touched cells at these positions."""
-        return Takings(
-            self.in_start[position], self.length[position], self.out_start[position]
-        )
-
-
-class Members(NamedTuple):
-    """Elements of an `IndexAxis` sorted by cell.
-
-    Attributes
-    ----------
-    bounds
-        int64, shape (n_cells_touched + 1,). Elements of touched cell i are
-        ``bounds[i]:bounds[i + 1]``.
-    in_index, out_index
-        int64, shape (n_elements,). Position within the cell, and in the output.
-    """
-
-    bounds: Ints
-    in_index: Ints
-    out_index: Ints
-
-
-def project(selection: AxisSelection, axis: GridAxis) -> Projection:
-    """Columns over the touched cells of `axis`, from one axis of a selection."""
-    if isinstance(selection, IndexAxis):
-        return _project_index(selection, axis)
-    _, step, length, _, out_step, _ = selection
-    if length == 0:
-        empty = np.empty(0, np.int64)
-        return Projection(empty, empty, empty, empty, step, out_step)
-    cell = cells_of_slice(selection, axis)
-    return Projection(cell, *takings_of(selection, axis, cell), step, out_step)
-
-
-def takings_of(selection: SliceAxis, axis: GridAxis, cell: Ints) -> Takings:
-    """What a slice takes of cells that it touches."""
-    start, step, length, out_start, out_step, _ = selection
-    cell_start = axis.start_of(cell)
-    # Elements first..last of the slice (half-open) lie in each cell.
-    first = np.maximum(-((start - cell_start) // step), 0)
-    last = np.minimum(-((start - cell_start - axis.length_of(cell)) // step), length)
-    return Takings(
-        start + first * step - cell_start, last - first, out_start + first * out_step
-    )
-
-
-def cells_of_slice(selection: SliceAxis, axis: GridAxis) -> Ints:
-    """Cells that hold an element of the slice, without those that a stride skips."""
-    start, step, length, *_ = selection
-    first = int(axis.cell_at(start))
-    last = int(axis.cell_at(start + (length - 1) * step))
-    if axis.boundaries is None and step <= axis.cell:
-        return np.arange(first, last + 1, dtype=np.int64)
-    if last - first < length:
-        cell = np.arange(first, last + 1, dtype=np.int64)
-        begin = axis.start_of(cell)
-        nth = np.maximum(-((start - begin) // step), 0)
-        return cell[start + nth * step < begin + axis.length_of(cell)]
-    # The elements ascend, so all repetitions are neighbours.
-    cell = axis.cell_at(start + step * np.arange(length, dtype=np.int64))
-    return cell[np.append(True, cell[1:] != cell[:-1])]
-
-
-def _project_index(selection: IndexAxis, axis: GridAxis) -> Projection:
-    element, out_index = selection
-    # With very many elements every column counts, so none is kept longer than needed.
-    cell_of = axis.cell_at(element)
-    order = stable_order(cell_of)
-    if order is not None:
-        cell_of = cell_of[order]
-    starts = np.flatnonzero(
-        np.append(True, cell_of[1:] != cell_of[:-1])[: len(cell_of)]
-    )
-    cell = cell_of[starts]
-    bounds = np.append(starts, len(element)).astype(np.int64)
-    if order is not None:
-        element, out_index = element[order], out_index[order]
-    in_index = axis.start_of(cell_of)
-    del cell_of
-    np.subtract(element, in_index, out=in_index)
-    members = Members(bounds, in_index, out_index)
-    zeros = np.zeros(len(cell), np.int64)
-    return Projection(cell, zeros, np.diff(bounds), zeros, members=members)
-
-
-def project_cell(
-    selection: SliceAxis, axis: GridAxis, cell: int
-) -> tuple[int, int, int]:
-    """``(in_start, length, out_start)`` of one cell: `project` for small reads.
-
-    `length` is not positive for a cell that the stride skips.
-    """
-    start, step, length, out_start, out_step, _ = selection
-    offset = start - int(axis.start_of(cell))
-    first = max(-(offset // step), 0)
-    last = min(-((offset - int(axis.length_of(cell))) // step), length)
-    return offset + first * step, last - first, out_start + first * out_step
 
 
 @lru_cache(maxsize=128)

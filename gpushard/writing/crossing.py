@@ -11,13 +11,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from gpushard.layout import GridAxis
-from gpushard.selecting.selection import (
-    AxisSelection,
-    IndexAxis,
-    Projection,
-    SliceAxis,
-    project,
-)
+from gpushard.selecting.projection import Projection, project
+from gpushard.selecting.selection import AxisSelection, IndexAxis, SliceAxis
 
 # Cells along an axis whose objects are held, of 300 bytes each; of a slice along a
 # longer axis, columns are made of so many cells at a time.
@@ -61,8 +56,7 @@ def _n_spanned(part: SliceAxis, axis: GridAxis) -> int:
     """Number of cells from the first to the last that a slice touches."""
     if part.length <= _MOST_CELLS:
         return part.length
-    last = part.start + (part.length - 1) * part.step
-    return int(axis.cell_at(last)) - int(axis.cell_at(part.start)) + 1
+    return int(axis.cell_at(part.last)) - int(axis.cell_at(part.start)) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +102,7 @@ class _Sliced:
             last = length
             if beyond < self.axis.n_cells:
                 end = int(self.axis.start_of(beyond))
-                last = min(length, -((start - end) // step))
+                last = min(length, self.part.n_before(end))
             out_first = out_start + first * out_step
             yield SliceAxis(here, step, last - first, out_first, out_step)
             first = last

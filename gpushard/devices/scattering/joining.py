@@ -26,7 +26,8 @@ from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part
 from gpushard.planning.points import PointPart
-from gpushard.selecting.selection import Ints, Members, Projection
+from gpushard.selecting.projection import Members, Projection
+from gpushard.selecting.selection import Ints
 
 
 @dataclass(frozen=True, slots=True)
