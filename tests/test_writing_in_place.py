@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from zarr.storage import MemoryStore
 
 import gpushard
 from gpushard.options import Options, WriteOptions
 from gpushard.stores.file_bytes import FileBytes
+from gpushard.stores.writers import writer_of
+from gpushard.writing.assign import WriteSession
 from gpushard.writing.shard import Region, StoredShard
 from zarr_oracle import assert_same_bits
 
@@ -97,6 +100,44 @@ def test_an_inner_chunk_that_is_damaged_keeps_no_write_from_others(
     np.testing.assert_array_equal(a[:8], want[:8])
     with pytest.raises(gpushard.CorruptShardError):
         a[8, 4] = 1
+
+
+@each_pair
+def test_a_damaged_entry_that_stays_is_told_and_the_file_stays_too(
+    strategy, location, tmp_path
+):
+    """Behind a longer file it could name bytes of another inner chunk."""
+    a = new(tmp_path, strategy, location)
+    path = tmp_path / "c/0/0"
+    region = Region.of_object(a.source, (0, 0))
+    data = bytearray(path.read_bytes())
+    entries = StoredShard.parse(region, np.frombuffer(data, np.uint8)).entries()
+    entries[9] = len(data) + 1, 64
+    start, stop = region.index_range(len(data))
+    index = WriteSession(a.source).encoder.index_bytes(region, entries)
+    data[start:stop] = index.tobytes()
+    path.write_bytes(data)
+    with pytest.raises(gpushard.CorruptShardError):
+        a[0, 0] = 1
+    assert path.read_bytes() == data
+    assert gpushard.repair(a) == []
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_an_object_larger_than_its_elements_need_is_not_written_to_in_part(
+    in_memory, tmp_path
+):
+    store = MemoryStore() if in_memory else tmp_path
+    a = gpushard.create_array(
+        store, shape=8, dtype="u4", chunks=8, compressors=None, device="cpu"
+    )
+    large = np.zeros(1 << 20, np.uint8)
+    writer_of(a.source.store).put("c/0", [large])
+    with pytest.raises(gpushard.CorruptShardError, match="larger than any encoding"):
+        a[3] = 1
+    assert a.source.store.get("c/0") == large.tobytes()
+    a[...] = np.arange(8)
+    assert a[...].tolist() == list(range(8))
 
 
 def test_a_file_that_became_shorter_is_an_error_of_the_store(tmp_path, monkeypatch):
