@@ -1,8 +1,10 @@
-"""When an array is opened, a chain that changes elements decodes a small inner chunk.
+"""When an array is opened, a chain that changes elements decodes a few zeros.
 
 Names and configurations do not show which data types a codec takes, what zarr refuses
 when a codec gets elements, or which package is missing. Without this trial, the first
-read would report such an error as damage of the stored bytes.
+read would report such an error as damage of the stored bytes. It only decodes: what an
+array is read with need not be able to encode, and zarr's encoders take long to import.
+The codecs of a shard index are tried in the same way.
 """
 
 from __future__ import annotations
