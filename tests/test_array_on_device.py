@@ -184,7 +184,7 @@ def test_explain_says_what_ran_where_and_why(tmp_path, device):
 
 def test_a_missing_gpu_is_told_with_the_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(gpushard.UnsupportedError, match="install gpushard"):
+    with pytest.raises(gpushard.UnsupportedError, match=r"pip install 'gpushard\[cuda"):
         gpushard.open_array("nowhere", device="cuda")
 
 
