@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from ctypes import addressof, c_char
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,7 +83,11 @@ class Room(threading.local):
 
 
 def address_of(array: NDArray[Any] | None) -> int:
-    """Address of an array's first element; 0 if there is no array."""
-    if array is None:
+    """Address of an array's first element; 0 if there is none."""
+    if array is None or not array.size:
         return 0
-    return int(array.__array_interface__["data"][0])
+    try:
+        # In a third of the time that NumPy takes to describe an array.
+        return addressof(c_char.from_buffer(array))
+    except (TypeError, ValueError):  # read-only, with gaps, or of times
+        return int(array.__array_interface__["data"][0])

@@ -1,0 +1,42 @@
+"""Memory that threads keep, and the addresses that the compiled loops are given."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpushard.fused.room import address_of
+
+ROWS = np.zeros((4, 6), "f4")
+READ_ONLY = np.zeros(3)
+READ_ONLY.flags.writeable = False
+ARRAYS = {
+    "contiguous": ROWS,
+    "later rows": ROWS[2:],
+    "gaps": ROWS[1:, 2:4],
+    "reversed": ROWS[::-1],
+    "transposed": ROWS.T[1:],
+    "read-only": READ_ONLY,
+    "times": np.zeros(3, "M8[ns]"),
+    "durations": np.zeros((2, 2), "m8[s]"),
+    "fields": np.zeros(3, [("a", "i1"), ("b", "M8[D]")]),
+    "big-endian": np.zeros(3, ">i8"),
+    "complex": np.zeros(3, "c16"),
+    "half": np.zeros(3, "f2"),
+    "bool": np.zeros(3, "?"),
+    "bytes": np.zeros(3, "S3"),
+    "void": np.zeros(3, "V5"),
+    "unaligned": np.zeros(9, "u1")[1:].view("i8"),
+    "one element": np.zeros((), "i4"),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_an_address_is_that_of_the_first_element(kind):
+    array = ARRAYS[kind]
+    assert address_of(array) == array.__array_interface__["data"][0]
+
+
+def test_where_there_is_no_element_the_address_is_zero():
+    assert address_of(None) == 0
+    assert address_of(np.zeros((0, 3))) == 0
