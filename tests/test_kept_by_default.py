@@ -18,6 +18,7 @@ from gpushard import Options
 from gpushard.fused import choice
 from gpushard.memory import chunk_share
 from gpushard.memory.chunk_cache import ChunkCache
+from gpushard.memory.misses import PART, WHOLE
 from gpushard.options import KIB, MIB
 from gpushard.stores import handles
 from test_kept_chunks import settle
@@ -45,9 +46,9 @@ def options(request):
     return WAYS[request.param]
 
 
-def written(place: Path, values: Any = VALUES, **how: Any) -> Any:
+def written(place: Path, values: Any = VALUES, n_rows: int = 64, **how: Any) -> Any:
     """An array of 64 x 256 inner chunks (64 KiB) in one shard."""
-    shapes = {"chunks": (64, 256), "shards": (256, 512)}
+    shapes = {"chunks": (n_rows, 256), "shards": values.shape}
     how.setdefault("compressors", [ZstdCodec()])
     z = zarr.create_array(
         place, shape=values.shape, dtype=values.dtype, **shapes, **how
@@ -77,6 +78,29 @@ def test_the_second_read_keeps_and_the_third_finds(tmp_path, options, key, n):
     assert seen == [(0, False), (n, True), (n, True)]
     report = a.explain(key)
     assert (report.n_kept_inner_chunks, report.n_payload_requests) == (n, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "n_reads"),
+    [
+        (np.s_[5, 250:260], WHOLE // PART + 1),
+        (np.s_[100:355, 250:260], WHOLE // PART + 1),
+        (np.s_[100:360, 250:260], 2),
+        (np.s_[::300, 250:260], 2),  # whatever lies between is decoded, too
+    ],
+)
+def test_a_read_of_parts_of_frames_keeps_them_when_it_has_cost_as_much_as_the_frames(
+    tmp_path, key, n_reads
+):
+    values = np.arange(1024 * 512, dtype="i4").reshape(1024, 512) * 7
+    codec = BloscCodec(cname="lz4", blocksize=1 << 14)
+    written(tmp_path, values, 1024, compressors=[codec])
+    a = gpushard.open_array(tmp_path, device="cpu", options=WAYS["loops"])
+    seen = []
+    for _ in range(n_reads + 1):
+        assert_same_bits(a[key], values[key])
+        seen.append(n_kept(a))
+    assert seen == [0] * (n_reads - 1) + [2, 2]
 
 
 def test_one_pass_keeps_nothing(tmp_path, options):
