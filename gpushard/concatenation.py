@@ -25,7 +25,7 @@ from gpushard.numpy_like import Manner, NumpyLike
 from gpushard.placing.outputs import parsed_dtype, usable_output
 from gpushard.placing.scatter import check_cast
 from gpushard.reading.joined import Share, read_joined
-from gpushard.reading.results import host_job, refuse_stream
+from gpushard.reading.results import host_job, stream_refused
 from gpushard.report import ReadReport, Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.clipping import shares_of
@@ -202,7 +202,8 @@ class ConcatArray(NumpyLike):
     ) -> list[Any]:
         with self._named():
             policy = DamagePolicy(manner.errors)
-            refuse_stream(manner.stream)
+            if manner.stream is not None:
+                raise stream_refused()
             chosen = [self._selection(key) for key in keys]
             wanted = self.dtype if manner.dtype is None else parsed_dtype(manner.dtype)
             arrays = [

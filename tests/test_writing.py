@@ -315,7 +315,7 @@ def test_zarrs_memory_store_is_written_to():
     want[3:9, 5] = 0
     assert_same_bits(zarr.open_array(store, path="deep/a")[...], want)
     a[...] = 0
-    assert set(store._store_dict) == {"deep/a/zarr.json"}
+    assert set(store._store_dict) == {f"{p}zarr.json" for p in ("", "deep/", "deep/a/")}
 
 
 def test_a_store_without_a_lock_takes_whole_shards_only(tmp_path):

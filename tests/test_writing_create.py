@@ -230,3 +230,45 @@ def test_a_web_server_takes_no_array_and_says_so_in_one_line(tmp_path):
     ):
         gpushard.create_array(f"{server.url}/new", **PLAIN)
     assert "\n" not in str(caught.value)
+
+
+def keys_below(place) -> list[str]:
+    return sorted(str(p.relative_to(place)) for p in place.rglob("*") if p.is_file())
+
+
+def test_places_above_an_array_become_groups_as_with_zarr(tmp_path):
+    ours, zarrs = tmp_path / "ours", tmp_path / "zarrs"
+    gpushard.create_array(ours, "a/b/c", shape=(4,), dtype="u1", chunks=(2,))
+    zarr.create_array(zarrs, name="a/b/c", shape=(4,), dtype="u1", chunks=(2,))
+    assert keys_below(ours) == keys_below(zarrs)
+    assert document(ours) == {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    assert list(gpushard.open_group(ours)["a/b/c"].shape) == [4]
+    assert gpushard.open_group(ours, "a").groups == ("b",)
+
+
+def test_groups_above_a_new_array_stay_as_they_are(tmp_path):
+    top = zarr.create_group(tmp_path, attributes={"kept": 1})
+    top.create_group("a", attributes={"kept": 2})
+    gpushard.create_array(tmp_path, "a/b", shape=(4,), dtype="u1", chunks=(2,))
+    found = gpushard.open_group(tmp_path)
+    assert (found.attrs, found.group("a").attrs) == ({"kept": 1}, {"kept": 2})
+
+
+def test_a_group_of_zarr_v2_above_a_new_array_stays_one(tmp_path):
+    zarr.create_group(tmp_path, zarr_format=2)
+    gpushard.create_array(tmp_path, "a", shape=(4,), dtype="u1", chunks=(2,))
+    assert keys_below(tmp_path) == [".zattrs", ".zgroup", "a/zarr.json"]
+
+
+def test_arrays_of_the_prototype_lie_in_groups_of_zarr_v2(tmp_path):
+    array = {"shape": (4,), "dtype": "u1", "chunks": (2,), "shards": (4,)}
+    gpushard.create_array(tmp_path, "a/b", format="v2-prototype-ii", **array)
+    assert keys_below(tmp_path) == [".zgroup", "a/.zgroup", "a/b/.zarray"]
+    assert gpushard.open_group(tmp_path).groups == ("a",)
+
+
+def test_a_creation_that_is_refused_makes_no_group(tmp_path):
+    gpushard.create_array(tmp_path / "s/a/b", **PLAIN)
+    with pytest.raises(gpushard.OptionError, match="an array or a group already"):
+        gpushard.create_array(tmp_path / "s", "a/b", **PLAIN)
+    assert keys_below(tmp_path / "s") == ["a/b/zarr.json"]

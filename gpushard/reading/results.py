@@ -73,7 +73,8 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
     CorruptShardError, StoreError
         The stages of a read raise them.
     """
-    refuse_stream(request.stream)
+    if request.stream is not None:
+        raise stream_refused()
     arrays = [
         usable_output(out, selection.shape, request.dtype)
         for out, selection in zip(request.outs, request.selections, strict=True)
@@ -89,13 +90,12 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
     return [a if o is None else o for a, o in zip(arrays, request.outs, strict=True)]
 
 
-def refuse_stream(stream: Any) -> None:
-    """Refuse a stream for a result on the host (`SelectionError`)."""
-    if stream is not None:
-        raise SelectionError(
-            "stream= is for arrays on a device",
-            hint="leave it out, or open the array with device='cuda'",
-        )
+def stream_refused() -> SelectionError:
+    """Error for a stream that was passed for a result on the host."""
+    return SelectionError(
+        "stream= is for arrays on a device",
+        hint="leave it out, or open the array with device='cuda'",
+    )
 
 
 def read_single(source: Source, key: Any) -> Any:

@@ -30,6 +30,7 @@ ArrayFormat = Literal["v3", "v3-draft-transformer", "v2-prototype-ii"]
 
 _ROOT = "zarr.json"
 _DOCUMENTS = (_ROOT, ".zarray", ".zgroup")
+_V3_GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,9 @@ class Blueprint:
         Prefixes of the array's own objects, deleted to make room for it.
     root
         Key and bytes of the document of the hierarchy, which may exist already.
+    group
+        Name and bytes of the document of each group above the array; None if the
+        format has groups without one.
     """
 
     layout: ArrayLayout
@@ -55,6 +59,7 @@ class Blueprint:
     occupied: tuple[str, ...]
     below: tuple[str, ...]
     root: tuple[str, bytes] | None = None
+    group: tuple[str, bytes] | None = None
 
     def clear(self, store: Store) -> None:
         """Delete everything at the array's place."""
@@ -76,6 +81,16 @@ class Blueprint:
             writer.put(other, [np.frombuffer(data, np.uint8)])
         if not writer.create(key, [np.frombuffer(document, np.uint8)]):
             raise _occupied()
+
+    def put_groups(self, store: Store) -> None:
+        """Make a group of each place above the array, up to the root, that is none."""
+        place = self.layout.path
+        while place and self.group is not None:
+            place = place.rpartition("/")[0]
+            name, document = self.group
+            if not _is_occupied(store, plain_keys(place)):
+                pieces = [np.frombuffer(document, np.uint8)]
+                writer_of(store).create(join(place, name), pieces)
 
     def _put_root(self, store: Store, key: str, document: bytes) -> None:
         pieces = [np.frombuffer(document, np.uint8)]
@@ -104,8 +119,12 @@ def blueprint(
 
 def refuse_occupied(store: Store, keys: Iterable[str]) -> None:
     """Refuse a place where an array or group has one of these documents."""
-    if any(store.get(key) is not None for key in keys):
+    if _is_occupied(store, keys):
         raise _occupied()
+
+
+def _is_occupied(store: Store, keys: Iterable[str]) -> bool:
+    return any(store.get(key) is not None for key in keys)
 
 
 def _occupied() -> OptionError:
@@ -123,7 +142,8 @@ def v3_blueprint(document: bytes, place: str, options: Options) -> Blueprint:
     """Blueprint of an array of Zarr v3 with this document."""
     layout = parse_document(document, place, options)
     documents = ((join(place, _ROOT), document),)
-    return Blueprint(layout, documents, plain_keys(place), (place,))
+    group = (_ROOT, document_bytes(_V3_GROUP))
+    return Blueprint(layout, documents, plain_keys(place), (place,), group=group)
 
 
 def _prototype(arguments: ArrayArguments, place: str, options: Options) -> Blueprint:
@@ -135,7 +155,8 @@ def _prototype(arguments: ArrayArguments, place: str, options: Options) -> Bluep
         for name, members in {**named, ".zarray": document}.items()
     )
     layout = parse_array({**document, "attributes": attributes}, place, options)
-    return Blueprint(layout, documents, plain_keys(place), (place,))
+    group = (".zgroup", document_bytes({"zarr_format": 2}))
+    return Blueprint(layout, documents, plain_keys(place), (place,), group=group)
 
 
 def _draft(arguments: ArrayArguments, place: str, options: Options) -> Blueprint:

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from gpushard.arguments import instance
 from gpushard.array import Array, open_array
-from gpushard.errors import (
-    OptionError,
-    naming,
-)
+from gpushard.errors import OptionError, naming
 from gpushard.formats.new_document import ArrayArguments
 from gpushard.options import DEFAULT, Options, WriteStrategy
 from gpushard.source import Source
@@ -46,7 +43,7 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
     options: Options = DEFAULT,
     **array: Unpack[ArrayArguments],
 ) -> Array:
-    """Create an array at `path` of a store; all its elements are the fill value.
+    """Create an array of the fill value at `path` of a store, in groups if it is deep.
 
     Parameters
     ----------
@@ -79,7 +76,7 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
     ... )
     >>> a[:50] = 1.5
     """
-    options = _with_strategy(instance(options, "options", Options), write_strategy)
+    options = _with_strategy(options, write_strategy)
     with naming(str(store), path):
         # A store that cannot be written is refused before anything is made.
         plan = blueprint(format, array, instance(path, "path", str).strip("/"), options)
@@ -90,12 +87,14 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
             if overwrite:
                 plan.clear(opened)
             plan.put(opened)
+            plan.put_groups(opened)
     return open_array(
         store, path, device=device, storage_options=storage_options, options=options
     )
 
 
 def _with_strategy(options: Options, strategy: WriteStrategy | None) -> Options:
+    options = instance(options, "options", Options)
     if strategy is None:
         return options
     return options.but(write=replace(options.write, strategy=strategy))
