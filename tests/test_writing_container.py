@@ -120,6 +120,18 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     assert path.read_bytes() == bytes(100)
 
 
+def test_an_appended_index_is_on_the_disk_when_the_call_returns(tmp_path, monkeypatch):
+    path = tmp_path / "data"
+    path.write_bytes(b"\7" * 16)
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_size), fsync(fd))
+    )
+    appended = gpushard.append_index(path, [0], [16])
+    assert synced == [16 + appended]
+    assert path.stat().st_size == synced[-1]
+
+
 def test_a_file_that_is_not_there_is_not_made(tmp_path):
     with pytest.raises(gpushard.NotFoundError):
         gpushard.append_index(tmp_path / "file", [0], [0])
