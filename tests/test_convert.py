@@ -296,7 +296,9 @@ def test_stores_of_zarr_and_obstore_and_arrays_are_taken(tmp_path):
     a = gpushard.open_array(objects, "b", device="cpu")
     assert_same_bits(a[...], VALUES)
     names = [item["path"] for batch in obstore.list(objects) for item in batch]
-    assert len(names) == 10, names
+    assert len(names) == 11, names
+    assert list(gpushard.open_group(objects, device="cpu")) == ["b"]
+    assert list(gpushard.open_group(memory, "x", device="cpu")) == ["a"]
 
 
 def test_progress_is_told_in_bytes_up_to_all_of_them(tmp_path):

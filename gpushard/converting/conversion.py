@@ -37,7 +37,12 @@ from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
 from gpushard.stores.writers import writer_of
 from gpushard.writing.assign import WriteSession
-from gpushard.writing.blueprint import Blueprint, plain_keys, refuse_occupied
+from gpushard.writing.blueprint import (
+    Blueprint,
+    plain_keys,
+    put_groups_above,
+    refuse_occupied,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +143,7 @@ class Conversion:
         with counted(2 * nbytes if verify else nbytes, progress) as advance:
             mark = self._mark_of_all(jobs) if nodes.groups else jobs[""].mark
             arrays = self._convert_all(nodes, jobs, mark, advance)
+            put_groups_above(self.to, self.place)
             for job in jobs.values() if verify else ():
                 job.copy(self.to, self.options).verify(advance)
             mark.remove()

@@ -30,7 +30,10 @@ ArrayFormat = Literal["v3", "v3-draft-transformer", "v2-prototype-ii"]
 
 _ROOT = "zarr.json"
 _DOCUMENTS = (_ROOT, ".zarray", ".zgroup")
-_V3_GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+_V3_GROUP = (
+    _ROOT,
+    document_bytes({"zarr_format": 3, "node_type": "group", "attributes": {}}),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +87,8 @@ class Blueprint:
 
     def put_groups(self, store: Store) -> None:
         """Make a group of each place above the array, up to the root, that is none."""
-        place = self.layout.path
-        while place and self.group is not None:
-            place = place.rpartition("/")[0]
-            name, document = self.group
-            if not _is_occupied(store, plain_keys(place)):
-                pieces = [np.frombuffer(document, np.uint8)]
-                writer_of(store).create(join(place, name), pieces)
+        if self.group is not None:
+            put_groups_above(store, self.layout.path, self.group)
 
     def _put_root(self, store: Store, key: str, document: bytes) -> None:
         pieces = [np.frombuffer(document, np.uint8)]
@@ -115,6 +113,24 @@ def blueprint(
             got=repr(array_format),
         )
     return _MAKERS[array_format](arguments, place, options)
+
+
+def put_groups_above(
+    store: Store, place: str, group: tuple[str, bytes] = _V3_GROUP
+) -> None:
+    """Make a group of each place above `place`, up to the root, where nothing is.
+
+    Parameters
+    ----------
+    group
+        Name and contents of a group's document.
+    """
+    name, document = group
+    while place:
+        place = place.rpartition("/")[0]
+        if not _is_occupied(store, plain_keys(place)):
+            pieces = [np.frombuffer(document, np.uint8)]
+            writer_of(store).create(join(place, name), pieces)
 
 
 def refuse_occupied(store: Store, keys: Iterable[str]) -> None:
@@ -142,8 +158,7 @@ def v3_blueprint(document: bytes, place: str, options: Options) -> Blueprint:
     """Blueprint of an array of Zarr v3 with this document."""
     layout = parse_document(document, place, options)
     documents = ((join(place, _ROOT), document),)
-    group = (_ROOT, document_bytes(_V3_GROUP))
-    return Blueprint(layout, documents, plain_keys(place), (place,), group=group)
+    return Blueprint(layout, documents, plain_keys(place), (place,), group=_V3_GROUP)
 
 
 def _prototype(arguments: ArrayArguments, place: str, options: Options) -> Blueprint:
