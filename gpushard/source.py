@@ -45,8 +45,6 @@ class Source(StoredArray):
         Decoder of the shard index at each sharding level.
     indexes
         Cache of the shard indexes.
-    findings
-        What readers found out about the array, each under its own name.
     chunks
         Cache of decoded inner chunks between reads; None if no cache is kept.
     """
@@ -55,9 +53,6 @@ class Source(StoredArray):
     options: ReadOptions
     index_pipelines: tuple[HostPipeline, ...]
     indexes: IndexCache = field(repr=False)
-    findings: dict[str, Any] = field(
-        default_factory=dict[str, Any], repr=False, compare=False
-    )
     chunks: ChunkCache | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -119,12 +114,26 @@ class Source(StoredArray):
         return ChunkCache(nbytes, self.chunk_nbytes, share)
 
     def limited(self, memory_limit: int | None) -> Source:
-        """The same array with another memory limit for its reads."""
+        """The same array with another memory limit for its reads.
+
+        The last one is kept with its findings: a caller who sets a limit sets the same
+        one for many reads.
+        """
         if memory_limit is None:
             return self
-        options = self.options.but(memory_limit=memory_limit)
-        chunks = self.chunks if options.chunk_cache_nbytes else None
-        return replace(self, options=options, chunks=chunks)
+        limited = self._limited.get(memory_limit)
+        if limited is None:
+            options = self.options.but(memory_limit=memory_limit)
+            chunks = self.chunks if options.chunk_cache_nbytes else None
+            limited = replace(self, options=options, chunks=chunks)
+            self._limited.clear()
+            self._limited[memory_limit] = limited
+        return limited
+
+    @cached_property
+    def _limited(self) -> dict[int, Source]:
+        """The last source that `limited` made, under its memory limit."""
+        return {}
 
     def narrowed(self, memory_limit: int, held_nbytes: int = 0) -> Source:
         """The same array under `memory_limit`, for reads beside `held_nbytes` held."""
@@ -236,6 +245,15 @@ class Source(StoredArray):
         """Whether a few shard indexes at once would not fit the memory limit."""
         n_shards = self.options.small_read_chunks
         return 4 * n_shards * sum(self.index_nbytes) > self.options.memory_limit
+
+    @cached_property
+    def findings(self) -> dict[str, Any]:
+        """What readers found out about the array under these options, by name.
+
+        A source that is made of this one has its own: with another layout, store or
+        limit, other readers may read it.
+        """
+        return {}
 
     @property
     def is_held(self) -> bool:

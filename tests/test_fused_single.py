@@ -365,7 +365,7 @@ def test_options_are_heeded(options, taken, tmp_path):
 
 def test_the_limit_of_inner_chunks_is_heeded(array, taken):
     options = array.source.options.but(max_chunk_nbytes=1024)
-    b = gpushard.Array(replace(array.source, options=options, findings={}))
+    b = gpushard.Array(replace(array.source, options=options))
     with pytest.raises(gpushard.LimitError):
         b[INSIDE]
     assert not taken

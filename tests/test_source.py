@@ -238,6 +238,18 @@ def test_a_limited_source_shares_its_indexes_and_leaves_the_other_alone():
     assert source.limited(None) is source
 
 
+def test_a_source_has_findings_of_its_own_and_keeps_the_last_limited_one():
+    source = source_of(plain_layout(), memory_limit=1000)
+    source.findings["a reader"] = "found"
+    limited = source.limited(50)
+    assert not limited.findings
+    limited.findings["a reader"] = "found under the limit"
+    assert source.limited(50) is limited
+    assert not source.limited(60).findings
+    assert not source.limited(50).findings
+    assert source.findings == {"a reader": "found"}
+
+
 def test_an_entry_larger_than_any_encoding_of_its_inner_chunk_is_refused():
     gzip = CodecSpec("gzip", {"level": 1})
     source = source_of(plain_layout(chain=chain_of(after=[gzip])))

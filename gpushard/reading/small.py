@@ -135,7 +135,7 @@ def _most_stored(source: Source, chunk: TouchedChunk) -> int:
 
 
 def _grid_of(source: Source) -> TouchedGrid:
-    """The array's grid, kept between reads; its cells survive a resize by zarr."""
+    """The array's grid, kept between reads."""
     grid = source.findings.get(_FINDING)
     if grid is None:
         grid = source.findings[_FINDING] = TouchedGrid(source.layout)

@@ -78,5 +78,4 @@ def source_over(source: Source, kept: IndexCache, window: Window) -> Source:
         source,
         layout=source.layout.over(window.origin, window.shape),
         indexes=ShiftedIndexes(kept, window.origin),
-        findings={},
     )
