@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 import gpushard
 from array_strategies import codec
 from gpushard import Options
-from gpushard.fused import choice, short
-from gpushard.fused.short import ShortReader, short_reader
+from gpushard.fused import choice, ways
+from gpushard.fused.short import ShortReader
 from gpushard.fused.sink import FusedSink
+from gpushard.fused.ways import short_ways
 from gpushard.placing.place import HostSink
 from gpushard.reading import results
 from zarr_oracle import StoredArray, assert_same_bits, write
@@ -158,7 +160,7 @@ def take_way(monkeypatch: pytest.MonkeyPatch, way: str) -> str:
     if way == "requests":
         monkeypatch.setattr(FusedSink, "direct", lambda *_: None)
     if way == "short":
-        monkeypatch.setattr(short, "may_call", lambda *_: False)
+        monkeypatch.setattr(ways, "one_call", lambda *_: None)
     if way in ("short", "one call"):
         # Loaded by earlier reads; and without the plain short way ahead of it.
         choice._load()
@@ -167,7 +169,9 @@ def take_way(monkeypatch: pytest.MonkeyPatch, way: str) -> str:
 
 
 def short_only(source: Any, request: Any, arrays: Any) -> bool:
-    reader = short_reader(source)
+    # Also for options under which the ways with sinks come first.
+    options = source.options.but(small_read_chunks=8)
+    reader = short_ways(replace(source, options=options)).short
     if reader is None or len(arrays) != 1:
         return False
     return reader.read(source, request.selections[0], arrays[0])

@@ -16,7 +16,7 @@ import gpushard
 from cli_runs import run_json
 from damaged_arrays import WAYS, on_host, opened
 from gpushard import HostMemoryError, LimitError, SelectionError
-from gpushard.fused import choice, short
+from gpushard.fused import choice, short, ways
 from gpushard.hierarchies import documents
 from gpushard.inspection.verify import verify_array
 from gpushard.options import KIB, MIB
@@ -259,7 +259,7 @@ def test_the_short_compiled_way_is_held_to_the_cap(tmp_path, compressors):
     for most in (4096, 4095):
         options = gpushard.Options(compile_nbytes=0, max_chunk_nbytes=most)
         a = gpushard.open_array(place, options=options)
-        assert (short.short_reader(a.source) is None) == (most < 4096)
+        assert (ways.short_ways(a.source).short is None) == (most < 4096)
         if most < 4096:
             with pytest.raises(LimitError, match="raise options"):
                 a[:]
@@ -280,7 +280,7 @@ def test_the_short_compiled_way_has_no_more_threads_than_room(tmp_path, monkeypa
     for limit in (2 * 4096, 4 * 4096, 6 * 4096):
         options = gpushard.Options(threads=4, compile_nbytes=0, memory_limit=limit)
         a = gpushard.open_array(place, options=options)
-        reader = short.short_reader(a.source)
+        reader = ways.short_ways(a.source).short
         out = np.empty(16384, np.uint8)
         assert reader is not None
         assert reader.read(a.source, basic(slice(None), a.shape), out)

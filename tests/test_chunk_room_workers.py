@@ -21,7 +21,8 @@ from asked_store import opened as asked
 from asked_store import put
 from gpushard import codecs
 from gpushard.codecs import base
-from gpushard.fused import choice, runner, short
+from gpushard.fused import choice, runner
+from gpushard.fused.ways import short_ways
 from gpushard.layout import CodecSpec
 from gpushard.memory import pages
 from gpushard.options import KIB, MIB
@@ -142,8 +143,8 @@ def test_the_short_way_leaves_tight_reads_to_others(padded, monkeypatch):
     monkeypatch.setattr("gpushard.options.LEAST_MEMORY_NBYTES", 1)
     options = gpushard.Options(compile_nbytes=0)
     source = gpushard.open_array(padded, device="cpu", options=options).source
-    assert short.short_reader(source.limited(5 * N)) is not None
-    assert short.short_reader(source.limited(5 * N - 1)) is None
+    assert short_ways(source.limited(5 * N)).short is not None
+    assert short_ways(source.limited(5 * N - 1)).short is None
 
 
 def test_columns_of_index_arrays_are_held_beside_the_rest(tmp_path):

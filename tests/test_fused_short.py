@@ -25,7 +25,7 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import choice, laid, loading, one_call, short
+from gpushard.fused import choice, laid, loading, one_call, ways
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.room import Buffer, Room, address_of
 from gpushard.reading import results
@@ -333,7 +333,7 @@ def test_planning_stays_within_its_room(stored_volume, data):
     a = gpushard.open_array(stored_volume, options=SHORT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "np", SimpleNamespace(empty=empty, int64=np.int64))
-        patch.setattr(short, "may_call", lambda *_: False)
+        patch.setattr(ways, "one_call", lambda *_: None)
         a.oindex[key]
         a.vindex[points]
     for words in guarded:

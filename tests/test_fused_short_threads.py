@@ -15,7 +15,7 @@ from fused_cases import (
     stored,
 )
 from gpushard.fused import choice, short
-from gpushard.reading import results
+from gpushard.fused.ways import short_ways
 from zarr_oracle import assert_same_bits
 
 need_fast_packages()
@@ -55,7 +55,7 @@ def test_several_threads_share_the_inner_chunks(seen, shared, monkeypatch, tmp_p
     for key in (np.s_[...], BOX, np.s_[:, 3]):
         assert_same_bits(a[key], VALUES[key])
     assert shared == [3, 3, 2]
-    assert results.short_reader(a.source) is not None
+    assert short_ways(a.source).short is not None
 
 
 def test_no_thread_is_left_without_an_inner_chunk(shared, monkeypatch, tmp_path):

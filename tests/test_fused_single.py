@@ -18,11 +18,12 @@ import gpushard
 from array_strategies import codec
 from fused_cases import CHAINS, CRC, FUSED, LITTLE, LZ4, VALUES, ZSTD, blosc, stored
 from gpushard.fused import choice, runner
-from gpushard.fused.one_call import OneCall, one_call
+from gpushard.fused.chain import fused_chain
+from gpushard.fused.choice import loops_for
+from gpushard.fused.one_call import OneCall
 from gpushard.fused.room import Room
 from gpushard.fused.runner import BoxPlacer
-from gpushard.fused.short import chain_of_files
-from gpushard.fused.single import single_reader
+from gpushard.fused.ways import short_ways
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write
 
@@ -57,7 +58,7 @@ def opened(place: Any, options: Any = SINGLE) -> gpushard.Array:
 
 def reader_of(a: gpushard.Array) -> Any:
     """The reader that single inner chunks of an array go to."""
-    return single_reader(a.source)
+    return short_ways(a.source).single
 
 
 @pytest.fixture
@@ -262,11 +263,13 @@ def noise(root: Path, chain: list[Any]) -> gpushard.Array:
 def test_memory_that_moved_is_not_written_to(array, taken, tmp_path):
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
     before = reader_of(array).call._local.words.box
-    larger = noise(tmp_path / "larger", [ZSTD])
+    held = runner._room.held  # so that no other memory gets its addresses
     runner._room._kept.clear()  # as if this thread had read little so far
+    larger = noise(tmp_path / "larger", [ZSTD])
     assert_same_bits(larger[7, 3:400], NOISE[7, 3:400])
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
     assert reader_of(array).call._local.words.box != before
+    assert held
     assert taken == [True, True, True]
 
 
@@ -319,14 +322,16 @@ def test_memory_that_moves_while_words_are_packed_is_not_used(array, monkeypatch
 
 
 def test_a_thread_keeps_the_memory_that_words_have_addresses_of(array, monkeypatch):
-    """Even if the first read of the array left little room."""
-    chain = chain_of_files(array.source)
+    """Even if memory is crowded when it gets them."""
+    chain = fused_chain(array.source)
     assert chain is not None
+    loops = loops_for(chain, array.source.options)
+    assert loops is not None
     with monkeypatch.context() as patch:
         patch.setitem(vars(array.source.room), "is_crowded", True)
         patch.setattr("gpushard.fused.room.WINDOW_NBYTES", 0)
         patch.setattr(runner, "_room", room := Room())
-        call: Any = one_call(array.source, chain[1], chain[2])
+        call: Any = OneCall(array.source, chain, loops, 0)
         words, held = call._words_here()
     found = set(np.frombuffer(words.box, np.int64).tolist())
     assert {buffer.address for buffer in held} <= found | {words.memory}

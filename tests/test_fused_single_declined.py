@@ -8,7 +8,8 @@ import pytest
 
 import gpushard
 from fused_cases import FUSED, VALUES, ZSTD, stored
-from gpushard.fused import choice, short, single
+from gpushard.fused import choice, one_call, ways
+from gpushard.fused.ways import short_ways
 from zarr_oracle import assert_same_bits
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
@@ -29,19 +30,31 @@ def opened(root: Path) -> gpushard.Array:
     return gpushard.open_array(place, options=options, device="cpu")
 
 
+def spying(function, calls):
+    def spied(*args):
+        calls.append(args)
+        return function(*args)
+
+    return spied
+
+
 def test_arrays_that_never_have_a_reader_look_for_one_once(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(short, "fused_chain", asked.append)  # no loops for the chain
+    monkeypatch.setattr(ways, "fused_chain", asked.append)  # no loops for the chain
     a = opened(tmp_path)
     for _ in range(3):
         assert_same_bits(a[INSIDE], VALUES[INSIDE])
     assert len(asked) == 1
 
 
-def test_arrays_of_large_inner_chunks_look_for_no_reader(monkeypatch, tmp_path):
+def test_arrays_of_large_inner_chunks_have_the_longer_way_only(
+    monkeypatch, taken, tmp_path
+):
     asked = []
     a = opened(tmp_path)
-    monkeypatch.setattr(single, "MOST_NBYTES", 1024)
-    monkeypatch.setattr(single, "chain_of_files", asked.append)
-    assert_same_bits(a[INSIDE], VALUES[INSIDE])
-    assert not asked
+    monkeypatch.setattr(one_call, "MOST_NBYTES", 1024)
+    monkeypatch.setattr(ways, "one_call", spying(ways.one_call, asked))
+    for _ in range(3):
+        assert_same_bits(a[INSIDE], VALUES[INSIDE])
+    assert (len(asked), taken) == (1, [])
+    assert short_ways(a.source).short is not None

@@ -17,7 +17,7 @@ from fused_cases import CHAINS, CRC, ZSTD, stored
 from gpushard import Options
 from gpushard.errors import ObjectChangedError
 from gpushard.fused import choice
-from gpushard.fused.single import single_reader
+from gpushard.fused.ways import short_ways
 from gpushard.pipeline import HostPipeline
 from gpushard.stores import handles
 from gpushard.stores.local import LocalStore
@@ -130,7 +130,7 @@ def test_nothing_is_kept_of_a_file_that_changes_meanwhile(taken, tmp_path, monke
         raise ObjectChangedError("planted")
 
     a = opened(tmp_path, stored([ZSTD]))
-    reader: Any = single_reader(a.source)
+    reader: Any = short_ways(a.source).single
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "confirm", changed)
         assert reader.read(a.source, INSIDE) is None

@@ -10,7 +10,7 @@ import pytest
 import gpushard
 from fused_cases import FUSED, need_fast_packages, take_way
 from gpushard.fused import choice
-from gpushard.reading import results
+from gpushard.fused.single import SingleReader
 from hostile_shards import N, all_rows
 from test_hostile_shards import REST, outcome, place_of
 
@@ -48,7 +48,7 @@ def test_the_loops_refuse_what_is_hostile_and_read_what_is_beside_it(
     choice._load()
     take_way(monkeypatch, way)
     if way != "single":
-        monkeypatch.setattr(results, "single_reader", lambda _: None)
+        monkeypatch.setattr(SingleReader, "read", lambda *_: None)
     wrong = []
     for hostile, place in zip(ROWS, places, strict=True):
         a = gpushard.open_array(place, device="cpu", options=WAYS[way])

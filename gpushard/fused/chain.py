@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpushard.fused.columns import BLOSC, BOOL, COPY, GZIP, LZ4, RAW, ZLIB, ZSTD
+from gpushard.fused.libraries import pread_address
 from gpushard.options import KIB
 from gpushard.source import Source
+from gpushard.stores.local import LocalStore, holds_plain_files
 
 _KINDS = {
     "zstd": ZSTD,
@@ -54,7 +56,7 @@ _LARGEST_NBYTES = (1 << 31) - 4096
 
 @dataclass(frozen=True, slots=True)
 class FusedChain:
-    """A codec chain that the compiled loops undo.
+    """A codec chain that the compiled loops undo, and the files that they read it from.
 
     Attributes
     ----------
@@ -72,6 +74,10 @@ class FusedChain:
         `COPY`, `BOOL`, or the number of bytes to reverse.
     pace
         Time that its inner chunks take.
+    files
+        Store of the array, if the loops can read its shards as files; else None.
+    planned_files
+        The same, if they can also plan such reads; else None.
     """
 
     kind: int
@@ -81,16 +87,24 @@ class FusedChain:
     dtype: np.dtype[Any]
     change: int
     pace: Pace
+    files: LocalStore | None = None
+    planned_files: LocalStore | None = None
 
 
 def fused_chain(source: Source) -> FusedChain | None:
-    """Chain of an array in the loops' terms; None if they cannot read the array."""
+    """Chain of an array in the loops' terms; None if they cannot read the array.
+
+    They also leave it to others under a memory limit with room for little more than one
+    inner chunk.
+    """
     if _FINDING not in source.findings:
         source.findings[_FINDING] = _find_chain(source)
     return source.findings[_FINDING]
 
 
 def _find_chain(source: Source) -> FusedChain | None:
+    if source.room.is_tight:
+        return None
     strides, chunk_nbytes = source.element_strides, source.chunk_nbytes
     if strides is None or not 0 < chunk_nbytes <= _LARGEST_NBYTES:
         return None
@@ -104,7 +118,38 @@ def _find_chain(source: Source) -> FusedChain | None:
     if kind is None or len(names) > 1 or change is None or len(strides) == 1:
         return None
     pace = _PACES[LZ4 if source.layout.chain.decodes_fast else kind]
-    return FusedChain(kind, has_crc, chunk_nbytes, strides[:-1], dtype, change, pace)
+    files = _files_of(source)
+    return FusedChain(
+        kind,
+        has_crc,
+        chunk_nbytes,
+        strides[:-1],
+        dtype,
+        change,
+        pace,
+        files,
+        files if _is_plannable(source) else None,
+    )
+
+
+def _files_of(source: Source) -> LocalStore | None:
+    store = source.store
+    if not holds_plain_files(store) or not source.layout.levels or not pread_address():
+        return None
+    return store
+
+
+def _is_plannable(source: Source) -> bool:
+    """Whether the loops can plan reads: of one sharding level, in a regular grid."""
+    layout = source.layout
+    return (
+        len(layout.levels) == 1
+        and not layout.object_codecs
+        and bool(layout.ndim)
+        and all(axis.boundaries is None for axis in layout.axes)
+        # Above the limit, other paths check how much of plain elements is wanted.
+        and source.chunk_nbytes <= source.options.max_chunk_nbytes
+    )
 
 
 def _change(stored: np.dtype[Any], dtype: np.dtype[Any]) -> int | None:

@@ -92,7 +92,7 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
     n_read = plan.n_chunks * source.chunk_nbytes
     _counted.nbytes += n_read
     _counted.all_nbytes += n_read
-    loops = _loops(chain, source.options)
+    loops = loops_for(chain, source.options)
     if loops is None:
         return host
     landings = [
@@ -101,16 +101,19 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
     return FusedSink(host, BoxRunner(landings, chain, loops, source.room), landings)
 
 
-def note_small_read(options: Options) -> None:
-    """Count a small read that the loops could have done, and that was done without.
+def note_small_read(source: Source) -> None:
+    """Count a small read that was done without the loops, if they could have done it.
 
     After some tens, loops that an earlier process compiled are loaded. Small reads have
     none compiled, and do not wait for a thread that compiles them.
     """
     if _counted.is_settled:
         return
+    chain = fused_chain(source)
+    if chain is None or chain.planned_files is None:
+        return
     _counted.all_nbytes += _SMALL_READ_NBYTES
-    is_due = _counted.all_nbytes >= options.compile_nbytes // _KEPT_SHARE
+    is_due = _counted.all_nbytes >= source.options.compile_nbytes // _KEPT_SHARE
     if is_due and not _turn.lock.locked():
         _load(compiles=False)
         _counted.is_settled = True
@@ -120,7 +123,7 @@ def _suitable(
     source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]
 ) -> FusedChain | None:
     """The array's chain, if the loops can read the plan into `outs`; else None."""
-    if source.room.is_tight or not can_cut(plan, outs):
+    if not can_cut(plan, outs):
         return None
     dtype = source.layout.dtype
     if any(out.dtype != dtype or not out.dtype.isnative for out in outs):
@@ -133,12 +136,7 @@ def are_loaded() -> bool:
     return bool(_loaded) and _loaded[0] is not None
 
 
-def loaded_loops(chain: FusedChain, options: Options) -> Loops | None:
-    """Compiled loops for a chain, if earlier reads have had them loaded; else None."""
-    return _loops(chain, options) if _loaded else None
-
-
-def _loops(chain: FusedChain, options: Options) -> Loops | None:
+def loops_for(chain: FusedChain, options: Options) -> Loops | None:
     """Compiled loops for a chain, if reads have paid for them; else None.
 
     None also if the library that the chain needs is missing.

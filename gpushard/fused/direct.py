@@ -29,7 +29,6 @@ from gpushard.fused.columns import (
 from gpushard.fused.files import (
     FileBoxes,
     spanned_nbytes,
-    store_of_files,
     widest_nbytes,
     window_nbytes,
 )
@@ -232,24 +231,24 @@ def _slabs(cell: Ints, count: Ints) -> Iterator[Ints]:
 
 
 def direct_read(runner: BoxRunner, landing: Landing, job: Job) -> DirectRead | None:
-    """Read of one selection in compiled loops; None if they cannot do all of it."""
-    source = job.source
-    store = store_of_files(source)
+    """Read of one selection in compiled loops; None if they cannot do all of it.
+
+    A job has a lower memory limit than its array, by what its columns and indexes take.
+    """
+    source, chain = job.source, runner.chain
     if (
-        store is None
-        or not runner.reads_files
+        chain.planned_files is None
         or job.tally.is_wanted
         or source.has_large_indexes
         or _has_long_axes(landing, source)
-        or runner.chain.chunk_nbytes > source.options.max_chunk_nbytes
     ):
         return None
-    cells = axis_cells(landing, runner.chain.strides, source.layout)
+    cells = axis_cells(landing, chain.strides, source.layout)
     for axis, projection in enumerate(landing.part.projections):
         n_cells = cells[axis].columns.shape[1]
         if are_too_many(n_cells, projection.n_cells, landing.strides[axis]):
             return None
-    return DirectRead(runner, landing, cells, job, store)
+    return DirectRead(runner, landing, cells, job, chain.planned_files)
 
 
 def _has_long_axes(landing: Landing, source: Source) -> bool:

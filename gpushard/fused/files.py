@@ -33,9 +33,8 @@ from gpushard.fused.shares import Shares
 from gpushard.options import ReadOptions
 from gpushard.placing.place import HostSink
 from gpushard.selecting.selection import Ints
-from gpushard.source import Source
 from gpushard.stores.handles import Handle, is_in_memory, read_ahead
-from gpushard.stores.local import LocalStore, holds_plain_files
+from gpushard.stores.local import LocalStore
 from gpushard.workers import Task
 
 # Most files that are kept open at a time: far fewer than a process may have.
@@ -214,12 +213,13 @@ class FileReader:
 def file_reader(
     runner: BoxRunner, host: HostSink, job: Job, ranged: RangedBlock
 ) -> FileReader | None:
-    """Reader of a block whose objects lie in local files; None if they do not."""
+    """Reader of a block whose objects lie in local files; None if they do not.
+
+    Each job is asked: of an array in files, some objects are fetched whole before.
+    """
     source = job.source
-    store = source.store
-    if not (runner.reads_files and source.layout.levels):
-        return None
-    if not holds_plain_files(store):
+    store = runner.chain.files
+    if store is None or source.is_held:
         return None
     requests = ranged.requests
     cut = runner.cut(ranged.block, requests.order)
@@ -238,20 +238,6 @@ def file_reader(
         return None  # the general path counts what it fetches, and uses fewer threads
     bounds = np.searchsorted(nth, requests.bounds)
     return FileReader(store, runner, host, job, ranged, columns, row, bounds)
-
-
-def store_of_files(source: Source) -> LocalStore | None:
-    """Store of an array that the loops can plan and read from files; else None."""
-    layout, store = source.layout, source.store
-    if (
-        not holds_plain_files(store)
-        or len(layout.levels) != 1
-        or layout.object_codecs
-        or not layout.ndim
-        or any(axis.boundaries is not None for axis in layout.axes)
-    ):
-        return None
-    return store
 
 
 def window_nbytes(options: ReadOptions, widest: int) -> int:

@@ -80,23 +80,18 @@ class OneCall:
     ----------
     source, chain, loops
         The array, its encoding, and the loops that decode it.
-    window
-        Memory for the stored bytes of an inner chunk.
-
-    Attributes
-    ----------
     window_nbytes
-        The parameter `window`.
+        Memory for the stored bytes of an inner chunk.
     """
 
     def __init__(
-        self, source: Source, chain: FusedChain, loops: Loops, window: int
+        self, source: Source, chain: FusedChain, loops: Loops, window_nbytes: int
     ) -> None:
         ndim = self._ndim = source.layout.ndim
         nothing = np.zeros((2, 1, ndim), np.int64)
         self._placer = BoxPlacer(chain, loops, nothing, source.room)
         self._run = loops.compiled.read
-        self.window_nbytes = window
+        self._window_nbytes = window_nbytes
         self._local = _Local()
         self._pack_axes = Struct(f"={AXIS_ROWS * ndim}q").pack
         n_columns = FIRST_LENGTH + ndim
@@ -158,7 +153,7 @@ class OneCall:
     def _packed(self) -> _Words:
         # Asked before: whatever moves from here on has the words packed again.
         n_made = self._placer.n_made
-        ready = self._placer.ready(self.window_nbytes, self._memory_nbytes)
+        ready = self._placer.ready(self._window_nbytes, self._memory_nbytes)
         if ready is None:
             return _Words(n_made)
         decoder, work, memory = ready
@@ -174,16 +169,17 @@ class OneCall:
 
 
 def one_call(source: Source, chain: FusedChain, loops: Loops) -> OneCall | None:
-    """What reads an array's boxes in one call; None if inner chunks are too large."""
+    """What reads a source's boxes in one call.
+
+    None if inner chunks are too large for what threads keep, or for the memory limit.
+    """
+    room = source.room
     widest = source.chunk_nbytes
     if chain.kind != RAW or chain.has_crc:
         widest = usual_stored(widest)
-    if source.chunk_nbytes > MOST_NBYTES or widest > source.room.most_window_nbytes:
+    window = window_nbytes(source.options, widest)
+    if source.chunk_nbytes > MOST_NBYTES or room.is_crowded:
         return None
-    return OneCall(source, chain, loops, window_nbytes(source.options, widest))
-
-
-def may_call(call: OneCall, source: Source) -> bool:
-    """Whether a read under these options may be one call."""
-    room = source.room
-    return not room.is_crowded and call.window_nbytes <= room.most_window_nbytes
+    if window > room.most_window_nbytes:
+        return None
+    return OneCall(source, chain, loops, window)

@@ -114,7 +114,6 @@ class BoxPlacer:
         self.chain = chain
         self._streams = int(out_nbytes >= LARGE_NBYTES)
         self._chunk_room = room
-        self.reads_files = bool(loops.read)
         self._loops = loops
         self.library_name = loops.library.name
         self._strides = strides

@@ -19,21 +19,19 @@ from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetching.fetch import fetch_indexes, known_index
 from gpushard.fetching.gone import deleted
 from gpushard.fetching.index_room import are_many
-from gpushard.fused.chain import FusedChain, fused_chain
-from gpushard.fused.choice import loaded_loops, note_small_read
+from gpushard.fused.chain import FusedChain
 from gpushard.fused.columns import END, FILE, FILLED, RAW
 from gpushard.fused.direct import shard_row
 from gpushard.fused.files import (
     announce,
     spanned_nbytes,
-    store_of_files,
     widest_nbytes,
     window_nbytes,
 )
 from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept import CacheUse, cache_use, kept_boxes
 from gpushard.fused.laid import Boxes, Coordinate, Mesh, Scattered, grid_of, laid
-from gpushard.fused.one_call import OneCall, may_call, one_call
+from gpushard.fused.one_call import OneCall
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxPlacer, Loops
 from gpushard.fused.shares import Shares
@@ -47,7 +45,6 @@ from gpushard.stores.handles import Handle, is_in_memory
 from gpushard.stores.local import LocalStore
 from gpushard.workers import run_tasks
 
-_FINDING, _IN_FILES = "short way", "chain in files"
 # Passing a share to another thread takes 0.1 ms, or 0.2 ms if other work has displaced
 # the thread's caches. A share takes at least this long.
 _SHARE_US = 400
@@ -62,10 +59,17 @@ class ShortReader:
         The array, and its store.
     chain, loops
         Its encoding, and the loops that decode it.
+    call
+        What reads boxes in one call; None if memory is too short for that.
     """
 
     def __init__(
-        self, source: Source, store: LocalStore, chain: FusedChain, loops: Loops
+        self,
+        source: Source,
+        store: LocalStore,
+        chain: FusedChain,
+        loops: Loops,
+        call: OneCall | None,
     ) -> None:
         self._store = store
         self._chain = chain
@@ -75,7 +79,7 @@ class ShortReader:
         # This object holds the memory: the loops have only its address.
         self._fill = little_fill(source, chain.chunk_nbytes)
         self._planned = loops.planned(source, chain, address_of(self._fill), 0)
-        self._call = one_call(source, chain, loops)
+        self._call = call
 
     def read(self, source: Source, selection: Selection, out: NDArray[Any]) -> bool:
         """Read a selection into `out`; False if it is declined or something is wrong.
@@ -167,9 +171,7 @@ class ShortReader:
         """What reads all boxes in one call of this thread; None if more is needed."""
         if self._call is None or out_nbytes >= LARGE_NBYTES:
             return None
-        if use is not CacheUse.NONE:
-            return None
-        if isinstance(wanted, Scattered) or not may_call(self._call, source):
+        if use is not CacheUse.NONE or isinstance(wanted, Scattered):
             return None
         nbytes = self._chain.chunk_nbytes
         if self._chain.kind == RAW:
@@ -225,53 +227,8 @@ class ShortReader:
         return bool(shares.is_placed.all())
 
 
-def short_reader(source: Source) -> ShortReader | None:
-    """Reader of small selections; None if the loops are not loaded or cannot read."""
-    if source.room.is_tight:
-        return None
-    reader = source.findings.get(_FINDING)
-    if reader is None:
-        found = chain_of_files(source)
-        if found is not None:
-            reader = source.findings[_FINDING] = ShortReader(source, *found)
-    return None if source.has_large_indexes else reader
-
-
-def count_small_read(source: Source) -> None:
-    """Count a read that the short ways had done, had the loops been loaded."""
-    if _IN_FILES not in source.findings:
-        source.findings[_IN_FILES] = _in_files(source)
-    if source.findings[_IN_FILES] is not None and not source.room.is_tight:
-        note_small_read(source.options)
-
-
 def _waits(known: KnownIndex | None, handle: Handle | None, entry: int) -> bool:
     """Whether an inner chunk has to be read from the disk, as far as one can tell."""
     if known is None or handle is None or known.index.state.item(entry) != PRESENT:
         return False
     return not is_in_memory(handle.fd, known.index.offset.item(entry))
-
-
-def chain_of_files(source: Source) -> tuple[LocalStore, FusedChain, Loops] | None:
-    """Store, encoding and loops of an array that the loops can read from files.
-
-    None if they cannot plan or read it, or are not loaded.
-    """
-    # Small reads ask each time, as long as there are no loops.
-    if _IN_FILES not in source.findings:
-        source.findings[_IN_FILES] = _in_files(source)
-    found = source.findings[_IN_FILES]
-    if found is None:
-        return None
-    store, chain = found
-    loops = loaded_loops(chain, source.options)
-    if loops is None or not loops.read:
-        return None
-    if chain.chunk_nbytes > source.options.max_chunk_nbytes:
-        return None  # other paths check how much of the plain elements is wanted
-    return store, chain, loops
-
-
-def _in_files(source: Source) -> tuple[LocalStore, FusedChain] | None:
-    store, chain = store_of_files(source), fused_chain(source)
-    return None if store is None or chain is None else (store, chain)

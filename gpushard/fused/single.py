@@ -17,12 +17,10 @@ import numpy as np
 from gpushard.errors import ObjectChangedError
 from gpushard.fetching.fetch import known_index
 from gpushard.fused.chain import FusedChain
-from gpushard.fused.choice import are_loaded
 from gpushard.fused.columns import BLOSC, FILLED, FIRST_LENGTH
 from gpushard.fused.laid import Coordinate, grid_of
-from gpushard.fused.one_call import MOST_NBYTES, OneCall, may_call, one_call
+from gpushard.fused.one_call import OneCall
 from gpushard.fused.room import address_of
-from gpushard.fused.short import chain_of_files
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.known import KnownIndex
 from gpushard.memory.misses import PART, WHOLE
@@ -32,7 +30,6 @@ from gpushard.planning.index import PRESENT
 from gpushard.source import Source
 from gpushard.stores.local import LocalStore
 
-_FINDING = "single way"
 # Libraries decode larger Blosc frames with several threads, unless little is wanted.
 _MOST_BLOSC_NBYTES, _LITTLE = 256 * KIB, 4
 # The columns `PART` and `ENTRY` of a box, which are not used here.
@@ -270,29 +267,3 @@ class SingleReader:
             *cut.lengths,
         )
         return self.call.read_box(own)
-
-
-def single_reader(source: Source) -> SingleReader | None:
-    """Reader of single inner chunks; None if the loops are not there or cannot read."""
-    # Asked first: what never has a reader must not look for one in every read.
-    if source.chunk_nbytes > MOST_NBYTES or not are_loaded():
-        return None
-    if not source.options.small_read_chunks:
-        return None
-    reader = source.findings.get(_FINDING)
-    if reader is None:
-        reader = _reader(source)
-        if reader is not None:
-            source.findings[_FINDING] = reader
-    if reader is None or source.has_large_indexes or source.room.is_tight:
-        return None
-    return reader if may_call(reader.call, source) else None
-
-
-def _reader(source: Source) -> SingleReader | None:
-    found = chain_of_files(source)
-    if found is None:
-        return None
-    store, chain, loops = found
-    call = one_call(source, chain, loops)
-    return None if call is None else SingleReader(source, store, chain, call)

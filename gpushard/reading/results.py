@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from gpushard.damage import ENDS_READ, Damage
 from gpushard.errors import CorruptShardError, SelectionError
 from gpushard.fetching.job import Job
-from gpushard.fused.choice import are_loaded, host_sink
-from gpushard.fused.short import count_small_read, short_reader
-from gpushard.fused.single import single_reader
+from gpushard.fused.choice import host_sink, note_small_read
+from gpushard.fused.ways import short_ways
 from gpushard.options import KIB
 from gpushard.placing.outputs import usable_output
 from gpushard.placing.scatter import check_cast
@@ -109,7 +108,7 @@ def read_single(source: Source, key: Any) -> Any:
     StoreError
         The store failed.
     """
-    reader = single_reader(source)
+    reader = short_ways(source).single
     return None if reader is None else reader.read(source, key)
 
 
@@ -121,7 +120,7 @@ def _read_small(
     selection, out = request.selections[0], arrays[0]
     if isinstance(selection, Listed):
         return False
-    reader = short_reader(source) if are_loaded() else None
+    reader = short_ways(source).short
     try:
         if reader is not None:
             # For a single little inner chunk, Python has less to prepare.
@@ -131,7 +130,7 @@ def _read_small(
                 return True
         is_read = read_small(source, selection, out)
         if is_read and reader is None:
-            count_small_read(source)
+            note_small_read(source)
     except CorruptShardError:
         if not request.damage.replaces:
             raise

@@ -1,0 +1,66 @@
+"""Which of the compiled short ways a source's reads may take."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpushard.fused.chain import fused_chain
+from gpushard.fused.choice import are_loaded, loops_for
+from gpushard.fused.one_call import one_call
+from gpushard.fused.short import ShortReader
+from gpushard.fused.single import SingleReader
+from gpushard.source import Source
+
+_FINDING = "compiled short ways"
+
+
+class Ways(NamedTuple):
+    """Readers of small selections of one source, in compiled loops.
+
+    Attributes
+    ----------
+    single
+        Reads a part of one inner chunk; None if large inner chunks or a low memory
+        limit rule that out.
+    short
+        Reads up to a thousand inner chunks; None if the loops cannot read the source.
+    """
+
+    single: SingleReader | None = None
+    short: ShortReader | None = None
+
+
+_NO_WAYS = Ways()
+
+
+def short_ways(source: Source) -> Ways:
+    """The short ways of a source, found at its first read after the loops are loaded.
+
+    Each read asks whether they are, until they are: any read of the process may have
+    them loaded.
+    """
+    ways = source.findings.get(_FINDING)
+    if ways is None:
+        ways = _find_ways(source) if are_loaded() else None
+        if ways is None:
+            return _NO_WAYS
+        source.findings[_FINDING] = ways
+    return ways
+
+
+def _find_ways(source: Source) -> Ways | None:
+    """The short ways of a source; None if other reads must come first."""
+    chain = fused_chain(source)
+    store = None if chain is None else chain.planned_files
+    if chain is None or store is None:
+        return _NO_WAYS
+    if source.has_large_indexes or not source.options.small_read_chunks:
+        return _NO_WAYS
+    loops = loops_for(chain, source.options)
+    if loops is None:
+        return None
+    call = one_call(source, chain, loops)
+    short = ShortReader(source, store, chain, loops, call)
+    if call is None:
+        return Ways(None, short)
+    return Ways(SingleReader(source, store, chain, call), short)
