@@ -78,17 +78,13 @@ def read_small(
     CorruptShardError, LimitError, StoreError
         As for any read.
     """
-    layout = source.layout
-    if layout.object_codecs or source.store.costs.prefers_whole_objects:
-        return False
-    if source.has_large_indexes or source.chunk_shape is None:
+    grid = _grid_of(source)
+    if grid is None:
         return False
     has_points = isinstance(selection, Points)
     if has_points and not out.flags.c_contiguous:
         return False
-    if limit is None:
-        limit = source.options.small_read_chunks
-    chunks = _grid_of(source).touched(selection, limit) if limit else None
+    chunks = grid.touched(selection, limit or source.options.small_read_chunks)
     if chunks is None or (len(chunks) > 1 and _are_large(source, len(chunks))):
         return False
     if out.nbytes > _MOST_NBYTES and _copies(selection):
@@ -96,7 +92,7 @@ def read_small(
     if chunks and not source.room.has_any:
         _refuse_large(source, chunks)
     view = out.reshape(-1) if has_points else selection.on_grid(out)
-    if out.dtype == layout.dtype:
+    if out.dtype == source.layout.dtype:
         _read_twice_at_most(source, chunks, view)
     else:
         # NumPy need not warn of a cast that overflows: the caller asked for the cast.
@@ -134,12 +130,19 @@ def _most_stored(source: Source, chunk: TouchedChunk) -> int:
     return room.alone_nbytes if _is_in_part(source, chunk) else room.most_stored_nbytes
 
 
-def _grid_of(source: Source) -> TouchedGrid:
-    """The array's grid, kept between reads."""
-    grid = source.findings.get(_FINDING)
-    if grid is None:
-        grid = source.findings[_FINDING] = TouchedGrid(source.layout)
-    return grid
+def _grid_of(source: Source) -> TouchedGrid | None:
+    """The array's grid, kept between reads; None if no read of the source is small."""
+    if _FINDING not in source.findings:
+        is_read = _reads_small(source)
+        source.findings[_FINDING] = TouchedGrid(source.layout) if is_read else None
+    return source.findings[_FINDING]
+
+
+def _reads_small(source: Source) -> bool:
+    is_whole = source.layout.object_codecs or source.store.costs.prefers_whole_objects
+    if is_whole or source.chunk_shape is None:
+        return False
+    return bool(source.options.small_read_chunks) and not source.has_large_indexes
 
 
 def _are_large(source: Source, n_chunks: int) -> bool:
