@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 
 from cuda_host.statuses import Status
-from gpushard.devices import declared
-from gpushard.devices.declared import declared_struct
+from gpushard.devices import structs
 from gpushard.devices.kernels import KernelSource, load_kernel_sources
-from gpushard.devices.scattering.launch import SCATTER
 from gpushard.devices.scattering.transfer import MAX_AXES
-from gpushard.devices.structs import BYTE_SHUFFLED, GATE, StreamClass
+from gpushard.devices.structs import (
+    BYTE_SHUFFLED,
+    GATE,
+    SCATTER,
+    StreamClass,
+    declared_struct,
+)
 from gpushard.errors import DeviceError
 
 HEADER = """
@@ -57,7 +61,7 @@ def kernels(monkeypatch):
         digest="",
     )
     own = {**load_kernel_sources(), "gs_own": source}
-    monkeypatch.setattr(declared, "load_kernel_sources", lambda: own)
+    monkeypatch.setattr(structs, "load_kernel_sources", lambda: own)
 
 
 def test_fields_lie_where_a_c_compiler_puts_them():

@@ -15,7 +15,7 @@ from gpushard.devices.decoding.row_tables import (
     DUMMIES,
     DUMMY_CAPACITY,
     LANDING,
-    STREAM_TABLES_NBYTES,
+    SCRATCH_NBYTES,
     TOTALS_NBYTES,
     RowTables,
 )
@@ -82,14 +82,14 @@ def test_tables_share_no_byte_and_begin_where_a_gpu_loads_their_items(codecs):
     words += [tables.place(k) for k in (0, 1, LANDING)]
     shuffles = [k for k, step in enumerate(chain.steps) if step.kind.value == "shuffle"]
     halves = [tables.status, *(at for k in shuffles for at in tables.filters_of(k))]
-    scratch_nbytes = (STREAM_TABLES_NBYTES + FAST_DIVISOR.itemsize + 48) * n_rows
+    assert max(4 * 8, FAST_DIVISOR.itemsize + 48) <= SCRATCH_NBYTES
     spans = [
         *((at, 8 * n_rows, 8) for at in words),
         *((at, 4 * n_rows, 4) for at in halves),
         *((tables.dummy(kind), len(DUMMIES[kind]), 16) for kind in DUMMIES),
         (tables.totals, TOTALS_NBYTES + 8, 8),
         (tables.n_realigned, 8, 8),
-        (tables.scratch, scratch_nbytes, 16),
+        (tables.scratch, SCRATCH_NBYTES * n_rows, 16),
         (tables.dummy_dst, DUMMY_CAPACITY, 16),
     ]
     if chain.fused_nbytes:

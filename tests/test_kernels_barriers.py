@@ -18,7 +18,8 @@ import pytest
 import scatter_cases
 from cuda_host.deaths import deaths_of
 from cuda_host.launch import SCHEDULES, Kernels
-from gpushard.devices.decoding.filters import FilterRows, ItemFilter
+from gpushard.devices.decoding.filters import ItemFilter
+from gpushard.devices.decoding.steps import filter_record
 from gpushard.devices.kernels import kernel_directory
 from kernel_rows import addresses, held, sizes
 from scatter_cases import launch
@@ -62,8 +63,9 @@ def sums(kernels, schedule):
     decoded = [np.zeros(1300, np.int64) for _ in rows]
     items = ItemFilter("gs_delta", 1300, np.dtype("i8"), np.dtype("i8"))
     tables = addresses(rows), sizes(rows), addresses(decoded), np.zeros(3, np.uint32)
-    at = (int(table.ctypes.data) for table in tables)
-    record = items.pack(FilterRows(*at, len(rows)))
+    names = "src", "src_nbytes", "dst", "status"
+    at = {name: t.ctypes.data for name, t in zip(names, tables, strict=True)}
+    record = filter_record(items, len(rows), **at)
     kernels.launch("gs_delta", 1, 256, [record], schedule=schedule)
     return decoded
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strategies as sts
-from gpushard.devices.scattering import launch
+from gpushard.devices import structs
 from gpushard.devices.scattering.grids import GridScatter
-from gpushard.devices.scattering.launch import Addresses
+from gpushard.devices.scattering.launch import Addresses, field_place
 from gpushard.devices.scattering.transfer import plan_transfer
 from gpushard.devices.slabs import TablePage
 from gpushard.devices.structs import fast_divisor
@@ -78,7 +78,7 @@ def test_fast_divisors_of_powers_and_their_neighbours_divide_the_largest_number(
 def test_structs_lie_in_memory_as_the_kernels_see_them():
     found = np.zeros(19, np.uint32)
     KERNELS.launch("gs_scatter_structs", 1, 32, [found])
-    place, s = launch.field_place, launch
+    place, s = field_place, structs
     scatter = s.SCATTER[4]
     assert found.tolist() == [
         s.LANDING.itemsize,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,16 +26,6 @@ _TYPES = {
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 # A double holds integers up to here exactly, and kernels take doubles.
 _LARGEST_EXACT = 1 << 53
-
-
-class FilterRows(NamedTuple):
-    """Device addresses of the tables of a filter kernel, with one entry per row."""
-
-    src: int
-    src_nbytes: int
-    dst: int
-    status: int
-    n_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +74,6 @@ class ItemFilter:
     def decoded_nbytes(self) -> int:
         """Size of a decoded inner chunk."""
         return self.n_items * self.decoded.itemsize
-
-    def pack(self, rows: FilterRows) -> Any:
-        """Parameter of the kernel: a record of `structs.FILTER`."""
-        # The import reads the kernel sources, which a read on the host does not need.
-        from gpushard.devices.structs import FILTER
-
-        record = np.zeros((), FILTER)
-        record["src"], record["src_nbytes"] = rows.src, rows.src_nbytes
-        record["dst"], record["status"] = rows.dst, rows.status
-        record["n_items"], record["n_rows"] = self.n_items, rows.n_rows
-        record["scale"], record["offset"] = self.scale, self.offset
-        record["from"], record["to"] = self.from_type, self.to_type
-        return record[()]
 
 
 def compile_filter(

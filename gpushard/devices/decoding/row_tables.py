@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,17 +49,33 @@ TOTALS_NBYTES = (3 * len(StreamClass) + 2) * 8
 _COUNTING_NBYTES = TOTALS_NBYTES + 8
 """The same, and the number of warps that have counted."""
 
-_N_SCRATCH_COLUMNS = 16
-# Stream tables (4 * 8), then Blosc's (3 * 4 + 4 * 5 + 2 * 8 + 16). The scatter reads
-# some of the latter.
-STREAM_TABLES_NBYTES = 32
-_SCRATCH_NBYTES_PER_ROW = STREAM_TABLES_NBYTES + 64
+# `Streams` (4 * 8), or columns of Blosc (16 + 2 * 8 + 3 * 4 + 5 * 4): a chain has one
+# compressor. The scatter reads some of the latter.
+SCRATCH_NBYTES = 64
+"""Scratch for the steps, for each row."""
 
 # Fields of `RowTables` that are no offsets.
 _NUMBERS = {"n_rows", "n_steps", "fused_nbytes"}
 
 LANDING = 2
 """Number of the places that the last step decodes rows to, behind the two arenas."""
+
+
+class Streams(NamedTuple):
+    """Tables of streams, uint64 each, under the names that kernels have for them."""
+
+    stream_src: int
+    stream_nbytes: int
+    stream_dst: int
+    stream_capacity: int
+
+
+class Shuffles(NamedTuple):
+    """Tables of shuffled rows, uint32 each, under the names that kernels have."""
+
+    filter: int
+    typesize: int
+    block_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +137,6 @@ class RowTables:
         n_rows, steps = len(src), chain.steps
         sizes = np.array([step.decoded_nbytes for step in steps], np.uint64)
         totals = page.add(np.zeros(_COUNTING_NBYTES + 8, np.uint8))
-        scratch_nbytes = _SCRATCH_NBYTES_PER_ROW * n_rows + 16 * _N_SCRATCH_COLUMNS
         return cls(
             n_rows=n_rows,
             n_steps=len(steps),
@@ -137,7 +152,7 @@ class RowTables:
             n_realigned=totals + _COUNTING_NBYTES,
             # Uploaded zeros save a call that clears the statuses.
             status=page.add(np.zeros(n_rows, np.uint32)),
-            scratch=page.reserve(scratch_nbytes),
+            scratch=page.reserve(SCRATCH_NBYTES * n_rows),
             dummy_dst=page.reserve(DUMMY_CAPACITY),
         )
 
@@ -150,9 +165,10 @@ class RowTables:
         """Table of the size of every row after a step: uint64."""
         return self.sizes + 8 * self.n_rows * step
 
-    def filters_of(self, step: int) -> list[int]:
-        """Tables of a `StepKind.SHUFFLE`: filter, item and block size; uint32 each."""
-        return [self.filters + 4 * self.n_rows * (3 * step + k) for k in range(3)]
+    def filters_of(self, step: int) -> Shuffles:
+        """Tables of a `StepKind.SHUFFLE`."""
+        first = self.filters + 12 * self.n_rows * step
+        return Shuffles(*columns(first, self.n_rows, 4, 4, 4))
 
     def place(self, k: int) -> int:
         """Table of the addresses of rows in arena `k`, or for `LANDING`; uint64."""
@@ -179,14 +195,9 @@ def _planes(chain: DeviceChain, n_rows: int) -> NDArray[Any]:
     return np.repeat(fast_divisor(chain.decoded_nbytes), n_rows)
 
 
-class Columns:
-    """Columns cut one after the other from a piece of memory, aligned to 16 bytes."""
+def columns(address: int, n: int, *widths: int) -> list[int]:
+    """Addresses of columns of `n` items, side by side from `address` on.
 
-    def __init__(self, address: int) -> None:
-        self._next = address
-
-    def take(self, nbytes: int) -> int:
-        """Address of the next column."""
-        address = self._next
-        self._next += -(-nbytes // 16) * 16
-        return address
+    `widths` are the sizes of their items, the widest first, so that all are aligned.
+    """
+    return [address + n * sum(widths[:k]) for k in range(len(widths))]

@@ -6,27 +6,33 @@ Only the Blosc step waits for the device, because its frames must be counted fir
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Any
 
 from gpushard.devices.decoding.blosc import (
-    BloscRows,
     decode_blosc,
     frames_land_anywhere,
 )
 from gpushard.devices.decoding.chain import Step, StepKind
-from gpushard.devices.decoding.filters import FilterRows, ItemFilter
+from gpushard.devices.decoding.filters import ItemFilter
 from gpushard.devices.decoding.row_tables import (
     DUMMIES,
     DUMMY_CAPACITY,
     LANDING,
-    Columns,
     RowTables,
+    Streams,
+    columns,
 )
-from gpushard.devices.decoding.streams import TAKES_UNSIZED, RowStreams, pieces, u4, u8
+from gpushard.devices.decoding.streams import (
+    TAKES_UNSIZED,
+    Coded,
+    RowStreams,
+    pieces,
+    u4,
+    u8,
+)
 from gpushard.devices.nvcomp import Nvcomp
 from gpushard.devices.nvcomp_abi import Algorithm
-from gpushard.devices.structs import GATE
+from gpushard.devices.structs import FILTER, GATE, record
 
 _GATES = {
     StepKind.ZSTD: ("gs_gate_zstd", Algorithm.ZSTD),
@@ -88,14 +94,14 @@ class Decoder:
 
     def _undo_filter(self, items: ItemFilter) -> None:
         """Undo a filter of numcodecs."""
-        dst, n_rows = self._next_arena(), self.tables.n_rows
-        status = self.tables.status
-        rows = FilterRows(self.src, self.src_nbytes, dst, status, n_rows)
+        dst, tables = self._next_arena(), self.tables
+        at = {"src": self.src, "src_nbytes": self.src_nbytes, "dst": dst}
+        told = filter_record(items, tables.n_rows, status=tables.status, **at)
         if items.kernel == "gs_delta_float":  # float sums depend on their order
-            self.streams.launch_over(items.kernel, n_rows, items.pack(rows))
+            self.streams.launch_over(items.kernel, tables.n_rows, told)
         else:
             n_pieces = 1 if items.is_sum else pieces(items.decoded_nbytes)
-            self.streams.launch(items.kernel, (n_rows, n_pieces), items.pack(rows))
+            self.streams.launch(items.kernel, (tables.n_rows, n_pieces), told)
         self.src = dst
 
     def _next_arena(self, *, is_last: bool = False) -> int:
@@ -107,33 +113,55 @@ class Decoder:
         """Enqueue gate, decoder and fold, with one stream for each row."""
         gate, algorithm = _GATES[step.kind]
         tables, n_rows = self.tables, self.tables.n_rows
-        columns = Columns(tables.scratch)
-        streams = [columns.take(8 * n_rows) for _ in range(4)]
-        record = np.zeros((), GATE)
-        record["src"], record["src_nbytes"] = self.src, self.src_nbytes
-        record["dst"], record["status"] = dst, tables.status
-        record["stream_src"], record["stream_nbytes"] = streams[0], streams[1]
-        record["stream_dst"], record["stream_capacity"] = streams[2], streams[3]
-        record["decoded_nbytes"] = step.decoded_nbytes
-        record["dummy_src"] = tables.dummy(algorithm)
-        record["dummy_nbytes"] = len(DUMMIES[algorithm])
-        record["dummy_dst"] = tables.dummy_dst
-        record["dummy_capacity"] = DUMMY_CAPACITY
-        record["n_rows"], record["accept_unsized"] = n_rows, TAKES_UNSIZED
-        self.streams.launch_over(gate, n_rows, record[()])
+        streams = Streams(*columns(tables.scratch, n_rows, 8, 8, 8, 8))
+        told = record(
+            GATE,
+            src=self.src,
+            src_nbytes=self.src_nbytes,
+            dst=dst,
+            status=tables.status,
+            **streams._asdict(),
+            decoded_nbytes=step.decoded_nbytes,
+            dummy_src=tables.dummy(algorithm),
+            dummy_nbytes=len(DUMMIES[algorithm]),
+            dummy_dst=tables.dummy_dst,
+            dummy_capacity=DUMMY_CAPACITY,
+            n_rows=n_rows,
+            accept_unsized=TAKES_UNSIZED,
+        )
+        self.streams.launch_over(gate, n_rows, told)
         if algorithm is Algorithm.DEFLATE:
-            self.streams.realign(streams[0], streams[1], n_rows)
+            self.streams.realign(*streams[:2], n_rows)
         largest = max(step.decoded_nbytes, DUMMY_CAPACITY)
-        self.streams.decode(algorithm, streams, n_rows, largest)
+        temp_nbytes = self.streams.lane.device.decoder.temp_nbytes(
+            algorithm, n_rows, largest, n_rows * largest
+        )
+        coded = Coded(algorithm, n_rows, temp_nbytes)
+        self.streams.decode([coded], streams, algorithm)
         self.src = dst
 
     def _blosc(self, step: Step, *, is_last: bool) -> None:
         """Enqueue decoding Blosc frames, with many streams for each row."""
         staging, dst = self._next_arena(), self._next_arena(is_last=is_last)
+        frames = {"src": self.src, "src_nbytes": self.src_nbytes}
+        frames |= {"staging": staging, "decoded": dst}
         fuses = is_last and bool(self.tables.fused_nbytes)
-        frames = self.src, self.src_nbytes, staging, dst, step.decoded_nbytes
-        decoded = decode_blosc(self.streams, BloscRows(*frames, fuses))
-        self.src, self.planes = decoded.src, decoded.planes or self.planes
+        nbytes = step.decoded_nbytes
+        self.src, planes = decode_blosc(self.streams, frames, nbytes, fuses=fuses)
+        self.planes = planes or self.planes
+
+
+def filter_record(items: ItemFilter, n_rows: int, **tables: int) -> Any:
+    """Parameter of a filter's kernel; `tables` are addresses in device memory."""
+    return record(
+        FILTER,
+        **tables,
+        n_items=items.n_items,
+        n_rows=n_rows,
+        scale=items.scale,
+        offset=items.offset,
+        **{"from": items.from_type, "to": items.to_type},
+    )
 
 
 def landing_alignment(decoder: Nvcomp, step: Step) -> int:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from gpushard.devices.base import Grid
-from gpushard.devices.decoding.row_tables import Columns, RowTables
+from gpushard.devices.decoding.row_tables import RowTables, Shuffles, Streams, columns
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.lane import Lane
 from gpushard.devices.nvcomp import StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm
-from gpushard.devices.structs import TRAILERS, UNFILTER
+from gpushard.devices.structs import TRAILERS, UNFILTER, record
 from gpushard.options import KIB
 
 TAKES_UNSIZED = 1
@@ -32,12 +32,20 @@ _MAX_BLOCKS = 1 << 16
 # Blocks that share a row: each one takes 16 KiB at a time.
 _PIECE_NBYTES, _MAX_PIECES = 16 * KIB, 64
 
-VERIFIERS = {
+# Kernels that verify the decoded streams of formats with a checksum.
+_VERIFIERS = {
     Algorithm.ZSTD: "gs_verify_zstd",
     Algorithm.DEFLATE: "gs_verify_zlib",
     Algorithm.GZIP: "gs_verify_gzip",
 }
-"""Kernels that verify the decoded streams of formats with a checksum."""
+
+
+class Coded(NamedTuple):
+    """Streams of one format, which the vendor decodes in one call with its scratch."""
+
+    algorithm: Algorithm
+    n_streams: int
+    temp_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,51 +67,45 @@ class RowStreams:
 
     def decode(
         self,
-        algorithm: Algorithm,
-        streams: Sequence[int],
-        n_streams: int,
-        largest: int,
+        coded: Sequence[Coded],
+        streams: Streams,
+        verified: Algorithm,
+        row_of_stream: int = 0,
     ) -> None:
-        """Enqueue decoding one stream for each row, and noting the outcome on the rows.
+        """Enqueue decoding streams, and noting on their rows which ones failed.
 
-        `streams` has the addresses of four tables: source, size, destination and
-        capacity of each stream.
+        Parameters
+        ----------
+        streams
+            Their tables. Streams of one format are neighbours, in the order of `coded`.
+        verified
+            Format of the streams whose checksums are verified, if it has any.
+        row_of_stream
+            Address of a table, uint32; 0 if stream k belongs to row k.
         """
-        decoder, total = self.lane.device.decoder, n_streams * largest
-        temp_nbytes = decoder.temp_nbytes(algorithm, n_streams, largest, total)
-        tables, temp = self.with_outcomes(streams, n_streams, temp_nbytes)
-        decoder.decompress_async(algorithm, tables, temp, temp_nbytes, self.lane.stream)
-        self.fold(VERIFIERS.get(algorithm), tables, 0, range(n_streams))
-
-    def with_outcomes(
-        self, streams: Sequence[int], n_streams: int, temp_nbytes: int
-    ) -> tuple[StreamTables, int]:
-        """Tables with room for the decoder's outcomes, and its scratch."""
-        columns = Columns(self.lane.temp.address(temp_nbytes + 12 * n_streams + 32))
-        actual, statuses = columns.take(8 * n_streams), columns.take(4 * n_streams)
-        src, nbytes, dst, capacity = streams
-        tables = StreamTables(n_streams, src, nbytes, dst, capacity, actual, statuses)
-        return tables, columns.take(temp_nbytes)
-
-    def fold(
-        self,
-        verifier: str | None,
-        tables: StreamTables,
-        row_of_stream: int,
-        verified: range,
-    ) -> None:
-        """Note on the rows which streams failed and which checksums differ.
-
-        `row_of_stream` is the address of a table, or 0 if stream k belongs to row k.
-        """
-        status, n_streams = self.tables.status, tables.count
-        if verifier:
-            record = _pack_trailers(tables, row_of_stream, status, verified)
-            self.launch(verifier, (n_streams, 1), record)
+        lane, n_streams = self.lane, sum(some.n_streams for some in coded)
+        temp_nbytes = -(-max(some.temp_nbytes for some in coded) // 16) * 16
+        temp = lane.temp.address(temp_nbytes + 12 * n_streams)
+        actual, statuses = columns(temp + temp_nbytes, n_streams, 8, 4)
+        first, checked = 0, range(0)
+        for algorithm, n, nbytes in coded:
+            src, src_nbytes, dst, capacity = (table + 8 * first for table in streams)
+            outcomes = actual + 8 * first, statuses + 4 * first
+            tables = StreamTables(n, src, src_nbytes, dst, capacity, *outcomes)
+            decoder = lane.device.decoder
+            decoder.decompress_async(algorithm, tables, temp, nbytes, lane.stream)
+            if algorithm is verified:
+                checked = range(first, first + n)
+            first += n
+        found = {"actual_nbytes": actual, "decoder_status": statuses}
+        rows = {"stream_row": row_of_stream, "status": self.tables.status}
+        if not checked or verified not in _VERIFIERS:
+            told = statuses, actual, streams.stream_capacity, *rows.values()
+            self.launch_over("gs_fold", n_streams, *map(u8, told), u4(n_streams))
             return
-        addresses = tables.statuses, tables.actual_nbytes, tables.capacity
-        columns = map(u8, (*addresses, row_of_stream, status))
-        self.launch_over("gs_fold", n_streams, *columns, u4(n_streams))
+        numbers = {"n_streams": n_streams, "first": checked.start, "stop": checked.stop}
+        trailers = record(TRAILERS, **streams._asdict(), **found, **rows, **numbers)
+        self.launch(_VERIFIERS[verified], (n_streams, 1), trailers)
 
     def realign(self, src: int, nbytes: int, n_streams: int) -> None:
         """Copy streams to multiples of 4 bytes, which nvCOMP's Deflate needs."""
@@ -124,38 +126,20 @@ class RowStreams:
         kernel: str,
         src: int,
         dst: int,
-        filters: Sequence[int],
+        filters: Shuffles,
         decoded_nbytes: int,
     ) -> None:
-        """Undo shuffles; `filters` has kind, item size and block size of each row."""
-        record = np.zeros((), UNFILTER)
-        record["src"], record["dst"] = src, dst
-        record["status"] = self.tables.status
-        record["filter"], record["typesize"], record["block_nbytes"] = filters
-        record["decoded_nbytes"] = decoded_nbytes
-        record["n_rows"] = self.tables.n_rows
-        grid = self.tables.n_rows, pieces(decoded_nbytes)
-        self.launch(kernel, grid, record[()])
-
-
-def _pack_trailers(
-    tables: StreamTables, row_of_stream: int, status: int, verified: range
-) -> Any:
-    """Parameter of the kernel: the decoder's tables, and the row of each stream.
-
-    `row_of_stream` is the address of a table, uint32, or 0 if stream k belongs to row
-    k. `verified` are the streams that have a checksum, if the tables hold streams of
-    several compressors.
-    """
-    record = np.zeros((), TRAILERS)
-    record["stream_src"], record["stream_nbytes"] = tables.src, tables.src_nbytes
-    record["stream_dst"], record["stream_capacity"] = tables.dst, tables.capacity
-    record["stream_row"], record["status"] = row_of_stream, status
-    record["decoder_status"] = tables.statuses
-    record["actual_nbytes"] = tables.actual_nbytes
-    record["n_streams"] = tables.count
-    record["first"], record["stop"] = verified.start, verified.stop
-    return record[()]
+        """Undo the shuffles of rows."""
+        told = record(
+            UNFILTER,
+            **filters._asdict(),
+            src=src,
+            dst=dst,
+            status=self.tables.status,
+            decoded_nbytes=decoded_nbytes,
+            n_rows=self.tables.n_rows,
+        )
+        self.launch(kernel, (self.tables.n_rows, pieces(decoded_nbytes)), told)
 
 
 def pieces(nbytes: int) -> int:

@@ -32,10 +32,6 @@ from gpushard.devices.scattering.boxes import (
 )
 from gpushard.devices.scattering.joining import JoinedGrids
 from gpushard.devices.scattering.launch import (
-    CELL,
-    COLUMN,
-    LOOP,
-    SCATTER,
     Parameter,
     ParameterWriter,
     ScatterBatch,
@@ -55,7 +51,7 @@ from gpushard.devices.scattering.transfer import (
     check_limit,
 )
 from gpushard.devices.slabs import TablePage
-from gpushard.devices.structs import fast_divisor
+from gpushard.devices.structs import CELL, COLUMN, LOOP, SCATTER, fast_divisor
 from gpushard.planning.grid import GridPart
 from gpushard.selecting.selection import Ints
 
@@ -93,7 +89,7 @@ class _GridWriter(ParameterWriter):
     """
 
     def __init__(
-        self, boxes: Boxes, rank: int, transfer: NDArray[Any], shuffle: Shuffle
+        self, boxes: Boxes, rank: int, transfer: Any, shuffle: Shuffle
     ) -> None:
         struct = SCATTER[rank]
         super().__init__(struct, transfer, shuffle)

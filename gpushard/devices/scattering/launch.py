@@ -20,24 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.declared import declared_struct
 from gpushard.devices.scattering.boxes import Landings
 from gpushard.devices.scattering.transfer import Shuffle, Transfer, fill_pattern
 from gpushard.devices.slabs import TablePage
-
-_ANY_BOXES = "gs_scatter_copy_2"
-
-LANDING = declared_struct(_ANY_BOXES, "Landing")
-CELL = declared_struct(_ANY_BOXES, "Cell")
-LOOP = declared_struct(_ANY_BOXES, "Loop")
-COLUMN = declared_struct(_ANY_BOXES, "Column")
-TRANSFER = declared_struct(_ANY_BOXES, "Transfer")
-
-SCATTER = {n: declared_struct(_ANY_BOXES, "Scatter", R=n) for n in (2, 4, 32)}
-"""Largest number of loops of a kernel -> data type of its parameter."""
-
-POINTS = declared_struct("gs_scatter_points", "Points")
-"""Parameter of ``gs_scatter_points``."""
+from gpushard.devices.structs import LANDING, TRANSFER, record
 
 # Blocks of a launch; the kernels loop over the rest.
 _MAX_BLOCKS = 1 << 20
@@ -128,9 +114,7 @@ class Parameter:
 class ParameterWriter:
     """Writer of a kernel's struct, and of a selection's tables that it points to."""
 
-    def __init__(
-        self, struct: np.dtype[Any], transfer: NDArray[Any], shuffle: Shuffle
-    ) -> None:
+    def __init__(self, struct: np.dtype[Any], transfer: Any, shuffle: Shuffle) -> None:
         self.record = np.zeros((), struct)
         self.record["transfer"] = transfer
         self.record["item_log2"] = shuffle.item_nbytes.bit_length() - 1
@@ -155,17 +139,21 @@ class ParameterWriter:
         return parameter, self._tables.packed()
 
 
-def transfer_record(transfer: Transfer) -> NDArray[Any]:
-    """`transfer` as a record of `TRANSFER`, 0-d."""
-    record = np.zeros((), TRANSFER)
-    record["from"], record["to"] = transfer.from_type, transfer.to_type
-    record["in_log2"] = transfer.in_unit_nbytes.bit_length() - 1
-    record["out_log2"] = transfer.out_unit_nbytes.bit_length() - 1
-    record["in_swap"], record["out_swap"] = transfer.in_swap, transfer.out_swap
-    if transfer.affine is not None:
-        record["is_affine"] = 1
-        record["scale"], record["offset"] = transfer.affine
-    return record
+def transfer_record(transfer: Transfer) -> Any:
+    """`transfer` as a record of `TRANSFER`."""
+    affine = transfer.affine
+    scale, offset = affine or (0, 0)
+    return record(
+        TRANSFER,
+        **{"from": transfer.from_type, "to": transfer.to_type},
+        in_log2=transfer.in_unit_nbytes.bit_length() - 1,
+        out_log2=transfer.out_unit_nbytes.bit_length() - 1,
+        in_swap=transfer.in_swap,
+        out_swap=transfer.out_swap,
+        is_affine=affine is not None,
+        scale=scale,
+        offset=offset,
+    )
 
 
 def landing_table(landings: Landings) -> NDArray[Any]:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from gpushard.devices.scattering.boxes import Landings
 from gpushard.devices.scattering.launch import (
-    POINTS,
     Parameter,
     ParameterWriter,
     ScatterBatch,
@@ -32,7 +31,7 @@ from gpushard.devices.scattering.transfer import (
     check_limit,
 )
 from gpushard.devices.slabs import TablePage
-from gpushard.devices.structs import fast_divisor
+from gpushard.devices.structs import POINTS, fast_divisor
 from gpushard.planning.points import PointPart
 from gpushard.selecting.selection import Ints
 
@@ -157,7 +156,7 @@ class PointScatter:
         return ScatterBatch(pointers, {"n_units": n_units}, n_units)
 
 
-def _point_units(transfer: Transfer) -> tuple[int, NDArray[Any]]:
+def _point_units(transfer: Transfer) -> tuple[int, Any]:
     """Number of bytes that a thread writes, and the transfer of one such unit."""
     if transfer.kernel == "cast" or transfer.from_type is ElementType.BOOL:
         return transfer.out_unit_nbytes, transfer_record(transfer)
