@@ -24,7 +24,7 @@ from device_fetch_cases import (
 from gpushard.devices import sink
 from gpushard.devices.budget import N_LANES
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.payload import fetching, landing
+from gpushard.devices.payload import landing, ring
 from gpushard.devices.payload.ring import Slot
 from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.options import KIB, MIB, Options
@@ -88,9 +88,9 @@ def test_a_slot_that_is_not_waited_for_would_show(tmp_path):
 def test_local_files_are_read_into_the_slot_itself(tmp_path, monkeypatch):
     stored(tmp_path, CHAINS["zstd"])
     seen = []
-    is_at = fetching._is_at
+    is_at = ring._is_at
     monkeypatch.setattr(
-        fetching, "_is_at", lambda *both: seen.append(is_at(*both)) or seen[-1]
+        ring, "_is_at", lambda *both: seen.append(is_at(*both)) or seen[-1]
     )
     a = gpushard.open_array(tmp_path)
     read_on_device(a, [whole(a.shape)], emulated())
@@ -199,10 +199,10 @@ def test_a_failing_fetch_gives_its_slot_back(tmp_path):
 def test_plain_elements_keep_their_alignment():
     requests = [ByteRequest("a", 100, 350), ByteRequest("b", 4097, 4098)]
     requests += [ByteRequest("c", 64, 128), ByteRequest("d", 7, 7)]
-    places, nbytes = fetching._laid_out(requests, landing.ALIGNMENT)
+    places, nbytes = landing.laid_out(requests, landing.ALIGNMENT)
     assert places == [36, 321, 384, 455]
     assert nbytes == 512
-    places, nbytes = fetching._laid_out(requests, 4096)
+    places, nbytes = landing.laid_out(requests, 4096)
     assert places == [100, 4097, 8256, 12295]
     assert nbytes == 16384
 
@@ -222,7 +222,7 @@ def test_bytes_of_plain_elements_keep_their_place_between_words(tmp_path):
     # Of each inner chunk, no byte of the first row and a half is fetched.
     part = expressions.basic((slice(1, None, 5), slice(35, 37)), a.shape)
     firsts = []
-    bring = landing.SlotLanding.bring
+    bring = ring.SlotLanding.bring
 
     def noting(landed, lane, encoded):
         addresses = bring(landed, lane, encoded)
@@ -230,7 +230,7 @@ def test_bytes_of_plain_elements_keep_their_place_between_words(tmp_path):
         firsts.append(addresses - encoded.low.astype(np.uint64))
         return addresses
 
-    with mock.patch.object(landing.SlotLanding, "bring", noting):
+    with mock.patch.object(ring.SlotLanding, "bring", noting):
         results, _ = read_on_device(a, [part], emulated(), max_rows=2)
     assert_same_bits(results[0], values[1::5, 35:37])
     assert not np.any(np.concatenate(firsts) % 16)

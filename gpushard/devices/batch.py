@@ -21,7 +21,8 @@ from gpushard.devices.decoding.steps import Decoder, landing_alignment
 from gpushard.devices.decoding.streams import RowStreams
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
-from gpushard.devices.payload.landing import Encoded, SlotLanding, brought_back
+from gpushard.devices.payload.landing import Encoded, brought_back
+from gpushard.devices.payload.ring import SlotLanding
 from gpushard.devices.scattering.launch import Addresses, ScatterBatch
 from gpushard.devices.scattering.targets import DeviceTarget, Rows, Targets
 from gpushard.devices.slabs import TablePage

@@ -17,7 +17,7 @@ from gpushard.devices.batch import Fetched, decode, decode_on_host, fill
 from gpushard.devices.budget import Budget
 from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, StepKind
 from gpushard.devices.lane import Lane
-from gpushard.devices.payload.fetching import choose_fetch
+from gpushard.devices.payload.direct import choose_fetch
 from gpushard.devices.payload.landing import Encoded
 from gpushard.devices.placement import estimate, load_of
 from gpushard.devices.scattering.targets import Targets, place_targets

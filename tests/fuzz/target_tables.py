@@ -22,7 +22,7 @@ from fuzz import target_device
 from fuzz.shard_cases import OneObject
 from fuzz.target_device import KEYS, PLAIN, agreed, arrays, outcome
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.payload.landing import SlotLanding
+from gpushard.devices.payload.ring import SlotLanding
 from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.errors import CorruptShardError
 from gpushard.report import Tally

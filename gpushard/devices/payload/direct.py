@@ -1,14 +1,39 @@
-"""Requests of a store -> ranges of files for kvikio, and a check after reading them."""
+"""Payload in a store -> device memory, read by kvikio, or else by the ring.
+
+What kvikio reads is checked afterwards, because files may be replaced meanwhile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gpushard.devices.lane import PAGE_NBYTES
-from gpushard.devices.payload.kvikio_file import KvikioFiles
-from gpushard.errors import UnsupportedError
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.devices.base import Device
+from gpushard.devices.budget import Budget
+from gpushard.devices.lane import PAGE_NBYTES, Lane
+from gpushard.devices.payload.kvikio_file import (
+    FileRange,
+    KvikioFiles,
+    find_kvikio,
+    find_kvikio_remote,
+)
+from gpushard.devices.payload.landing import (
+    Answers,
+    Encoded,
+    Landed,
+    cut,
+    laid_out,
+    nbytes_of,
+    read_back,
+)
+from gpushard.devices.payload.ring import RingFetch
+from gpushard.errors import DeviceMemoryError, StoreError, UnsupportedError
+from gpushard.fetching.job import Job
 from gpushard.options import KIB
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, lasts
@@ -60,11 +85,6 @@ def open_direct(
     return None
 
 
-def nbytes_of(request: ByteRequest) -> int:
-    """Number of bytes that a request with a `stop` asks for."""
-    return (request.stop or 0) - request.start
-
-
 def _open_local(
     files: KvikioFiles, store: LocalStore, requests: Sequence[ByteRequest], limit: int
 ) -> DirectRead | None:
@@ -111,3 +131,138 @@ def _open_remote(
         (request.start, request.start + nbytes_of(request)) for request in requests
     ]
     return DirectRead(opened, spans, refuse_changed)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLanding:
+    """Device memory of a lane, starting at `address`."""
+
+    lane: Lane
+    address: int
+
+    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
+        """Addresses at which the bytes are already."""
+        del lane
+        return (encoded.at + self.address).astype(np.uint64)
+
+    def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
+        """Copies that are read back from the device."""
+        src = self.bring(self.lane, encoded)
+        memory, at = read_back(self.lane, src, encoded.nbytes)
+        return cut(memory, at, encoded.nbytes)
+
+
+class DirectFetch:
+    """Has kvikio read ranges into device memory; uses the ring for what it cannot read.
+
+    `lane` returns a lane whose last batch is settled.
+    """
+
+    def __init__(
+        self,
+        files: KvikioFiles,
+        ring: RingFetch,
+        lane: Callable[[], AbstractContextManager[Lane]],
+        label: str,
+    ) -> None:
+        self.label = label
+        self._files = files
+        self._ring = ring
+        self._lane = lane
+
+    @contextmanager
+    def fetch(self, job: Job, requests: Sequence[ByteRequest]) -> Iterator[Answers]:
+        """Answers in the memory of a lane, which is held until the context ends.
+
+        Raises as any fetch.
+        """
+        direct = open_direct(self._files, job.source, requests)
+        places, nbytes = laid_out(requests, PAGE_NBYTES)
+        if direct is not None:
+            with self._lane() as lane:
+                landing = _landing(lane, nbytes)
+                if landing is not None:
+                    addresses = [landing.address + at for at in places]
+                    self._read(job, requests, direct, addresses)
+                    yield [Landed(landing, at) for at in places]
+                    return
+        with self._ring.fetch(job, requests) as answers:
+            yield answers
+
+    def _read(
+        self,
+        job: Job,
+        requests: Sequence[ByteRequest],
+        direct: DirectRead,
+        addresses: Sequence[int],
+    ) -> None:
+        """Read the ranges, and check that no file was replaced meanwhile."""
+        parts = zip(direct.files, direct.spans, addresses, requests, strict=True)
+        ranges = [
+            FileRange(file, first, last - first, address - (request.start - first))
+            for file, (first, last), address, request in parts
+        ]
+        source = job.source
+        with job.tally.stage("fetch"):
+            try:
+                self._files.read(ranges)
+            except StoreError as error:
+                # If the file was replaced, that is the better explanation.
+                direct.refuse_changed()
+                url, path = source.store.url, source.layout.path
+                error.add_context(store_url=url, array_path=path)
+                raise
+            direct.refuse_changed()
+        job.tally.add(n_direct_requests=len(requests))
+
+
+def choose_fetch(
+    device: Device,
+    source: Source,
+    budget: Budget,
+    lane: Callable[[], AbstractContextManager[Lane]],
+    *,
+    decodes: bool,
+) -> RingFetch | DirectFetch:
+    """The way for payload to a device; its `label` tells the reason.
+
+    `lane` returns a lane whose last batch is settled. `decodes` says whether the device
+    decodes.
+    """
+    if not decodes:
+        return RingFetch(device, budget, "the host decodes")
+    try:
+        files, label = _direct_files(source)
+    except UnsupportedError as error:
+        return RingFetch(device, budget, error.what)
+    ring = RingFetch(device, budget, "small ranges")
+    return DirectFetch(files, ring, lane, label)
+
+
+def _direct_files(source: Source) -> tuple[KvikioFiles, str]:
+    """Files of kvikio for an array's objects, and the name of this way for reports.
+
+    Raises `UnsupportedError`, which says why, if kvikio cannot be used.
+    """
+    store, options = source.store, source.options
+    if not source.layout.levels:
+        raise UnsupportedError("chunks outside of shards")
+    if isinstance(store, LocalStore):
+        if not options.gds:
+            raise UnsupportedError("the option gds is off")
+        files = find_kvikio()
+        return files, f"{files.label}, GPUDirect Storage"
+    if isinstance(store, RangedStore):
+        if not options.kvikio_remote:
+            raise UnsupportedError("the option kvikio_remote is off")
+        files = find_kvikio_remote()
+        return files, f"{files.label}, remote files"
+    raise UnsupportedError("a store of which kvikio knows nothing")
+
+
+def _landing(lane: Lane, nbytes: int) -> LaneLanding | None:
+    """Memory of a lane to read files into; None if there is not enough."""
+    try:
+        return LaneLanding(lane, lane.landing_address(nbytes))
+    except DeviceMemoryError:
+        return None

@@ -1,7 +1,8 @@
 """Where the bytes of fetched inner chunks lie before they are put into a batch.
 
-They lie in a pinned slot, from which a lane copies them; in the device memory of a
-lane; or in other host memory, such as inner chunks that a device refused.
+They lie in a pinned slot, from which a lane copies them (`ring`); in the device memory
+of a lane (`direct`); or in other host memory, such as inner chunks that a device
+refused.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.lane import Lane
-from gpushard.devices.payload.ring import Slot
-from gpushard.devices.straight import Copies
 from gpushard.fetching.ranged import RangedBlock
 from gpushard.selecting.selection import Ints
+from gpushard.stores.base import ByteRequest
 
 # Kernels access at most 16 bytes at once, and a cache line has 128. Bytes keep their
 # offset modulo 64, so that elements aligned in a file are also aligned on a device.
@@ -51,6 +51,10 @@ class Landed(NamedTuple):
 
     landing: Landing
     at: int
+
+
+Answers = Sequence[Landed | None]
+"""Answers to requests; None where there is no such object any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,37 +109,6 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotLanding:
-    """A pinned slot, kept until the fetch ends; `memory` has the fetched bytes."""
-
-    slot: Slot
-    memory: NDArray[np.uint8]
-    lane = None
-
-    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
-        """Addresses in the lane's encoded slab; the bytes are copied there at once."""
-        first = int(encoded.at.min())
-        first -= first % ALIGNMENT
-        last = int((encoded.at + encoded.nbytes).max())
-        address = lane.upload(self.memory[first:last])
-        self.slot.note_copy(lane)
-        return (encoded.at + (address - first)).astype(np.uint64)
-
-    def land(self, lane: Lane, copies: Copies) -> None:
-        """Enqueue copies to the final places of bytes, as the lane's batch."""
-        columns = (column.tolist() for column in copies)
-        for at, address, nbytes in zip(*columns, strict=True):
-            if nbytes:
-                lane.device.upload(address, self.memory[at : at + nbytes], lane.stream)
-        lane.note_harmless()
-        self.slot.note_copy(lane)
-
-    def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
-        """Views of the slot."""
-        return _cut(self.memory, encoded.at, encoded.nbytes)
-
-
-@dataclass(frozen=True, slots=True)
 class HostLanding:
     """Host memory: of a fetch when no more can be pinned, or of bytes read back."""
 
@@ -148,26 +121,7 @@ class HostLanding:
 
     def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
         """Views of the memory."""
-        return _cut(self.memory, encoded.at, encoded.nbytes)
-
-
-@dataclass(frozen=True, slots=True)
-class LaneLanding:
-    """Device memory of a lane, starting at `address`."""
-
-    lane: Lane
-    address: int
-
-    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
-        """Addresses at which the bytes are already."""
-        del lane
-        return (encoded.at + self.address).astype(np.uint64)
-
-    def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
-        """Copies that are read back from the device."""
-        src = self.bring(self.lane, encoded)
-        memory, at = read_back(self.lane, src, encoded.nbytes)
-        return _cut(memory, at, encoded.nbytes)
+        return cut(self.memory, encoded.at, encoded.nbytes)
 
 
 def brought_back(lane: Lane, encoded: Encoded, src: NDArray[np.uint64]) -> Encoded:
@@ -203,8 +157,27 @@ def read_back(
     return memory, start + base[of_run]
 
 
-def _cut(
+def nbytes_of(request: ByteRequest) -> int:
+    """Number of bytes that a request with a `stop` asks for."""
+    return (request.stop or 0) - request.start
+
+
+def laid_out(requests: Sequence[ByteRequest], alignment: int) -> tuple[list[int], int]:
+    """Offsets for the bytes of each request side by side, and their total size.
+
+    An offset modulo `alignment` is the same as in the file.
+    """
+    start = np.array([request.start for request in requests], np.int64)
+    nbytes = np.array([nbytes_of(request) for request in requests], np.int64)
+    ahead = start % alignment
+    room = -(-(ahead + nbytes) // alignment) * alignment
+    ends = np.cumsum(room)
+    return (ends - room + ahead).tolist(), int(ends[-1])
+
+
+def cut(
     memory: NDArray[np.uint8], start: Ints, nbytes: Ints
 ) -> list[NDArray[np.uint8]]:
+    """Views of ranges of host memory."""
     places = zip(start.tolist(), nbytes.tolist(), strict=True)
     return [memory[at : at + n] for at, n in places]

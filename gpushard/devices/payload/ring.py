@@ -1,18 +1,35 @@
-"""A ring of pinned slots: payload is fetched into them and copied out of them."""
+"""Payload in a store -> a ring of pinned slots, from which a device copies it."""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.base import Device, Event, Stream
+from gpushard.devices.budget import Budget
 from gpushard.devices.lane import Lane
+from gpushard.devices.payload.landing import (
+    ALIGNMENT,
+    Answers,
+    Encoded,
+    HostLanding,
+    Landed,
+    cut,
+    laid_out,
+    nbytes_of,
+)
 from gpushard.devices.slabs import PinnedSlab
+from gpushard.devices.straight import Copies
+from gpushard.errors import DeviceMemoryError
+from gpushard.fetching.fetch import fetch_wanted
+from gpushard.fetching.job import Job
+from gpushard.stores.base import ByteRequest
 
 
 class _Copy(NamedTuple):
@@ -61,20 +78,79 @@ class Slot:
         return self._slab.view(nbytes)
 
 
-class Ring:
-    """`n_slots` slots; each is reused once the device has copied its content.
+@dataclass(frozen=True, slots=True)
+class SlotLanding:
+    """A pinned slot, kept until the fetch ends; `memory` has the fetched bytes."""
 
-    Slots grow ahead of need up to `most_nbytes`. A larger request gets its own size.
+    slot: Slot
+    memory: NDArray[np.uint8]
+    lane = None
+
+    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
+        """Addresses in the lane's encoded slab; the bytes are copied there at once."""
+        first = int(encoded.at.min())
+        first -= first % ALIGNMENT
+        last = int((encoded.at + encoded.nbytes).max())
+        address = lane.upload(self.memory[first:last])
+        self.slot.note_copy(lane)
+        return (encoded.at + (address - first)).astype(np.uint64)
+
+    def land(self, lane: Lane, copies: Copies) -> None:
+        """Enqueue copies to the final places of bytes, as the lane's batch."""
+        columns = (column.tolist() for column in copies)
+        for at, address, nbytes in zip(*columns, strict=True):
+            if nbytes:
+                lane.device.upload(address, self.memory[at : at + nbytes], lane.stream)
+        lane.note_harmless()
+        self.slot.note_copy(lane)
+
+    def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
+        """Views of the slot."""
+        return cut(self.memory, encoded.at, encoded.nbytes)
+
+
+class RingFetch:
+    """Reads into the pinned slots of a ring, without a copy if the store can.
+
+    A fetch that finds no free slot waits for one, and for nothing else. `why` says why
+    no faster way is used.
     """
 
-    def __init__(self, device: Device, n_slots: int, most_nbytes: int) -> None:
-        self.n_slots = n_slots
+    def __init__(self, device: Device, budget: Budget, why: str) -> None:
+        self.label = f"ring of {budget.n_slots} pinned slots ({why})"
         self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
-        for _ in range(n_slots):
-            self._free.put(Slot(device, most_nbytes))
+        for _ in range(budget.n_slots):
+            self._free.put(Slot(device, budget.encoded_nbytes))
 
     @contextmanager
-    def slot(self) -> Iterator[Slot]:
+    def fetch(self, job: Job, requests: Sequence[ByteRequest]) -> Iterator[Answers]:
+        """Answers in a slot, which is held until the context ends.
+
+        Raises what the store and `fetch_wanted` raise.
+        """
+        places, nbytes = laid_out(requests, ALIGNMENT)
+        with self._slot() as slot:
+            landing = _landing(slot, nbytes)
+            memory = landing.memory
+            rooms = [
+                memory[at : at + nbytes_of(request)]
+                for request, at in zip(requests, places, strict=True)
+            ]
+            asked = [
+                r._replace(into=room) for r, room in zip(requests, rooms, strict=True)
+            ]
+            with job.tally.stage("fetch"):
+                answers = fetch_wanted(job.source, asked)
+                for room, answer in zip(rooms, answers, strict=True):
+                    if answer is not None and not _is_at(answer, room):
+                        room[:] = answer
+            yield [
+                None if answer is None else Landed(landing, at)
+                for answer, at in zip(answers, places, strict=True)
+            ]
+
+    @contextmanager
+    def _slot(self) -> Iterator[Slot]:
         """The slot that was handed back first, once its content has been copied.
 
         Raises as `Slot.reclaim`.
@@ -85,3 +161,15 @@ class Ring:
             yield slot
         finally:
             self._free.put(slot)
+
+
+def _landing(slot: Slot, nbytes: int) -> SlotLanding | HostLanding:
+    """Memory of a slot, or pageable memory if no more can be pinned."""
+    try:
+        return SlotLanding(slot, slot.memory(nbytes))
+    except DeviceMemoryError:
+        return HostLanding(np.empty(nbytes, np.uint8))
+
+
+def _is_at(data: NDArray[np.uint8], memory: NDArray[np.uint8]) -> bool:
+    return data.__array_interface__["data"][0] == memory.__array_interface__["data"][0]
