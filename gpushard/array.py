@@ -279,7 +279,7 @@ class Array(DescribedArray):
         source = self.source.limited(memory_limit)
         if self._device is None:
             return read_on_host(source, request)
-        from gpushard.devices.results import read_on_device
+        from gpushard.devices.reading import read_on_device
 
         return read_on_device(source, request, self._device)
 

@@ -37,7 +37,6 @@ WALK = (
     ("devices.batch",),
     ("reading", "devices.sink"),
     ("devices.reading",),
-    ("devices.results",),
     ("writing",),
     ("integrations.dask",),
     ("numpy_like",),

@@ -9,7 +9,7 @@ All tables of a batch lie on one page, which is uploaded at once: those of its r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +26,6 @@ from gpushard.devices.payload.ring import SlotLanding
 from gpushard.devices.scattering.launch import Addresses, ScatterBatch
 from gpushard.devices.scattering.targets import DeviceTarget, Rows, Targets
 from gpushard.devices.slabs import TablePage
-from gpushard.devices.straight import straight_copies
 from gpushard.devices.structs import FAST_DIVISOR
 from gpushard.fetching.job import Job
 from gpushard.placing.place import completed, decode_row
@@ -61,7 +60,7 @@ def fill(lane: Lane, targets: Targets, block: ShardBlock, columns: Ints) -> None
     `columns` are those of the block, sorted by the target that they land in.
     """
     rows = Rows.of(block, columns, targets.grouping)
-    _scatter(lane, targets.laid, rows, np.zeros(len(columns), np.uint64))
+    _scatter(lane, targets, rows, np.zeros(len(columns), np.uint64))
 
 
 def decode_on_host(
@@ -75,7 +74,7 @@ def decode_on_host(
     rows = Rows.of(fetched.block, encoded.column, targets.grouping)
     sizes = np.full(len(encoded), chain.decoded_nbytes)
     src = lane.upload_pieces(_decoded(chain, fetched), sizes)
-    _scatter(lane, targets.laid, rows, src)
+    _scatter(lane, targets, rows, src)
 
 
 def decode(
@@ -93,7 +92,7 @@ def decode(
     encoded = fetched.encoded
     rows = Rows.of(fetched.block, encoded.column, targets.grouping)
     if not chain.steps:
-        _place_plain(lane, targets.laid, rows, encoded)
+        _place_plain(lane, targets, rows, encoded)
         return
     src = encoded.landing.bring(lane, encoded)
 
@@ -101,7 +100,7 @@ def decode(
         found = brought_back(lane, encoded[refused], src[refused])
         settle(lane, fetched._replace(encoded=found))
 
-    statuses = _decode(lane, chain, targets.laid, rows, (src, encoded.nbytes))
+    statuses = _decode(lane, chain, targets, rows, (src, encoded.nbytes))
     lane.pending = Pending(statuses, settle_rows)
 
 
@@ -120,13 +119,11 @@ def _decoded(chain: DeviceChain, fetched: Fetched) -> Iterator[NDArray[np.uint8]
         yield chain.stored_bytes(decode_row(job, block, column, stored))
 
 
-def _place_plain(
-    lane: Lane, targets: Sequence[DeviceTarget], rows: Rows, encoded: Encoded
-) -> None:
+def _place_plain(lane: Lane, targets: Targets, rows: Rows, encoded: Encoded) -> None:
     """Enqueue copying plain elements to the outputs, or else scattering them."""
     landing = encoded.landing
     if isinstance(landing, SlotLanding):
-        copies = straight_copies(targets, rows, encoded.at - encoded.low)
+        copies = targets.copies(rows, encoded.at - encoded.low)
         if copies is not None:
             landing.land(lane, copies)
             return
@@ -134,9 +131,7 @@ def _place_plain(
     _scatter(lane, targets, rows, src)
 
 
-def _scatter(
-    lane: Lane, targets: Sequence[DeviceTarget], rows: Rows, src: NDArray[np.uint64]
-) -> None:
+def _scatter(lane: Lane, targets: Targets, rows: Rows, src: NDArray[np.uint64]) -> None:
     """Enqueue scattering inner chunks that need no decoding.
 
     `src`, uint64 of shape (n_rows,), host, has the device address of byte 0 of each; 0
@@ -154,7 +149,7 @@ def _scatter(
 def _decode(
     lane: Lane,
     chain: DeviceChain,
-    targets: Sequence[DeviceTarget],
+    targets: Targets,
     rows: Rows,
     payload: tuple[NDArray[np.uint64], Ints],
 ) -> NDArray[np.uint32]:
@@ -165,7 +160,9 @@ def _decode(
     lane.encoded_nbytes = int(payload[1].sum())
     page = TablePage()
     scatters = _lay_scatters(page, targets, rows)
-    places = _places(lane, chain, _landings(lane, chain, targets, rows))
+    alignment = landing_alignment(lane.device.decoder, chain.steps[-1])
+    landings = targets.landings(rows, chain.decoded_nbytes, alignment)
+    places = _places(lane, chain, landings)
     laid = RowTables.lay(page, chain, payload, places)
     address = lane.place_page(page)
     tables = laid.at(address)
@@ -175,20 +172,6 @@ def _decode(
     for scatter in scatters:
         _launch(lane, scatter, address, decoder.src, tables.status, decoder.planes)
     return lane.read_statuses(tables.status, tables.n_rows)
-
-
-def _landings(
-    lane: Lane, chain: DeviceChain, targets: Sequence[DeviceTarget], rows: Rows
-) -> Ints:
-    """Address in an output that each row is decoded to; 0 if it must be scattered."""
-    landings = np.zeros(len(rows.target), np.int64)
-    alignment = landing_alignment(lane.device.decoder, chain.steps[-1])
-    if alignment:
-        for t, some in rows.by_target():
-            position = rows.position[:, some]
-            found = targets[t].landings(position, chain.decoded_nbytes)
-            landings[some] = np.where(found % alignment, 0, found)
-    return landings
 
 
 def _places(lane: Lane, chain: DeviceChain, landings: Ints) -> list[Ints]:
@@ -215,15 +198,13 @@ def _n_writes(step: Step) -> int:
     return 2 if step.kind is StepKind.BLOSC else 1
 
 
-def _lay_scatters(
-    page: TablePage, targets: Sequence[DeviceTarget], rows: Rows
-) -> list[_Scatter]:
-    return [
-        _Scatter(
-            targets[t], some, targets[t].scatter.batch(rows.position[:, some], page)
-        )
-        for t, some in rows.by_target()
-    ]
+def _lay_scatters(page: TablePage, targets: Targets, rows: Rows) -> list[_Scatter]:
+    scatters: list[_Scatter] = []
+    for t, some in rows.by_target():
+        target = targets.laid[t]
+        batch = target.scatter.batch(rows.position[:, some], page)
+        scatters.append(_Scatter(target, some, batch))
+    return scatters
 
 
 def _launch(

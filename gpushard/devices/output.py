@@ -1,4 +1,4 @@
-"""An array in device memory, made by gpushard or by the caller."""
+"""An array in device memory, made by gpushard or by the caller with any library."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import numpy as np
 
 from gpushard.devices.base import Device, Stream
 from gpushard.devices.scattering.transfer import Affine
+from gpushard.errors import SelectionError
+
+_DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def stream_of(array: Any, interface: Mapping[str, Any]) -> Stream | None:
     return int(torch.cuda.current_stream(array.device).cuda_stream)
 
 
-def is_immutable(array: Any) -> bool:
+def _is_immutable(array: Any) -> bool:
     """Whether nobody may write to an array although DLPack gives its memory: JAX's.
 
     The flag that says so since DLPack 1.0 is not looked at by CuPy.
@@ -81,3 +84,85 @@ def _is_of(library: str, name: str, array: Any) -> bool:
     # No type while another thread imports the library.
     kind = getattr(sys.modules.get(library), name, None)
     return kind is not None and isinstance(array, kind)
+
+
+def output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]:
+    """Output that describes an array, and the stream that the array names, if any.
+
+    Uses the CUDA Array Interface, version 3, or DLPack. Raises `SelectionError` if the
+    array is not in writable memory of `device`.
+    """
+    given = array
+    array, interface = _told(array, device)
+    if interface is None:
+        raise SelectionError(
+            "out= is no array in device memory",
+            got=type(array).__name__,
+            hint="pass a CuPy array or a CUDA tensor, or open with device='cpu'",
+        )
+    if not lies_on(array, device):
+        raise SelectionError(
+            "out= lies on another device than the array is read on",
+            expected=device.label,
+            got=str(array.device),
+            hint="open the array with that device, or pass an array on this one",
+        )
+    address, is_read_only = interface["data"]
+    if is_read_only or _is_immutable(given):
+        raise SelectionError("out= is read-only", hint="pass a writable array")
+    dtype = np.dtype(interface["typestr"])
+    named = getattr(array, "dtype", None)
+    if dtype.kind == "V" and isinstance(named, np.dtype):
+        dtype = named  # bfloat16 and its like are raw bytes to the interface
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    if strides is None:
+        strides = contiguous_strides(shape, dtype.itemsize)
+    output = DeviceOutput(address, shape, tuple(strides), dtype)
+    return output, stream_of(array, interface)
+
+
+def _told(array: Any, device: Device) -> tuple[Any, Mapping[str, Any] | None]:
+    """Array and its interface, if any; adopted if its own description is not enough."""
+    try:
+        interface = getattr(array, "__cuda_array_interface__", None)
+    except RuntimeError as error:  # torch's, of a tensor with a gradient
+        raise SelectionError(
+            f"out= does not tell where its memory is ({error})",
+            got=type(array).__name__,
+            hint="pass a tensor without gradient, such as tensor.detach()",
+        ) from error
+    is_named = isinstance(getattr(array, "dtype", None), np.dtype)
+    is_raw = interface is not None and np.dtype(interface["typestr"]).kind == "V"
+    # Some arrays have DLPack only; and only DLPack says that raw bytes are bfloat16.
+    if (interface is None or (is_raw and not is_named)) and _is_on_gpu(array):
+        array = device.adopt(array)
+        interface = array.__cuda_array_interface__
+    return array, interface
+
+
+def _is_on_gpu(array: Any) -> bool:
+    tell = getattr(array, "__dlpack_device__", None)
+    return tell is not None and int(tell()[0]) in _DLPACK_CUDA
+
+
+def stream_handle(stream: Any, device: Device) -> Stream:
+    """Handle of a stream of any library; None is the stream that the caller works on.
+
+    Raises `SelectionError` if it is not a stream.
+    """
+    if stream is None:
+        return device.current_stream()
+    if isinstance(stream, int):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        _, handle = stream.__cuda_stream__()
+        return int(handle)
+    for name in ("ptr", "cuda_stream"):  # CuPy's, torch's
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    raise SelectionError(
+        "stream= is no CUDA stream",
+        got=type(stream).__name__,
+        hint="pass a CuPy or torch stream, or its handle",
+    )

@@ -1,9 +1,13 @@
-"""Selections of an array -> arrays in device memory, by way of `reading.read`."""
+"""Selections of an array -> arrays in device memory, by way of `reading.read`.
+
+`read_on_device` reads a request of the user, `device_job` prepares what a loader reads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,21 +17,27 @@ from gpushard.damage import ENDS_READ, Damage
 from gpushard.devices.base import Device, Event
 from gpushard.devices.budget import Budget
 from gpushard.devices.choice import choose_chain, room_nbytes
-from gpushard.devices.output import DeviceOutput
+from gpushard.devices.output import DeviceOutput, output_of, stream_handle
 from gpushard.devices.scattering.targets import lay_targets
 from gpushard.devices.sink import DeviceSink
-from gpushard.errors import DeviceMemoryError, UnsupportedError
+from gpushard.errors import DeviceMemoryError, SelectionError, UnsupportedError
 from gpushard.fetching.index_room import least_limit
 from gpushard.fetching.job import Job
 from gpushard.fetching.pieces import columns_nbytes, indexes_nbytes
 from gpushard.options import MIB
 from gpushard.placing.place import HostSink
+from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import ReadPlan, plan_read
 from gpushard.reading.read import execute
+from gpushard.reading.results import ReadRequest
+from gpushard.reading.rounds import read_in_rounds
 from gpushard.report import Tally
 from gpushard.selecting.patches import Taken
+from gpushard.selecting.selection import Selection
 from gpushard.source import Source
 
+# Tables of a listed element: the host makes them, pins a copy, and uploads that.
+_LISTED_NBYTES = 128
 # Results that the host decoded are copied through pinned memory of this size.
 _PIECE_NBYTES = 8 * MIB
 # The host lays out each inner chunk that it decodes, and copies it to pinned memory.
@@ -56,6 +66,60 @@ class DeviceRead(NamedTuple):
     tally: Tally
     entries: Sequence[Event] = ()
     damage: Damage = ENDS_READ
+
+
+def read_on_device(source: Source, request: ReadRequest, device: Device) -> list[Any]:
+    """One array in device memory for each selection, complete on return.
+
+    Work queued earlier on the caller's stream is done before anything is written.
+
+    Raises
+    ------
+    SelectionError
+        An array of the caller does not fit, the cast is refused, or `stream` is not a
+        stream.
+    CorruptShardError, StoreError, DeviceError
+        As the stages of a read.
+    """
+    device.check()
+    results: list[Any] = []
+    outputs: list[DeviceOutput] = []
+    streams = {stream_handle(request.stream, device)}
+    for selection, out in zip(request.selections, request.outs, strict=True):
+        made = device.empty(selection.shape, request.dtype) if out is None else out
+        output, stream = output_of(made, device)
+        if output.shape != selection.shape:
+            raise SelectionError(
+                "out= has another shape than the selection",
+                expected=selection.shape,
+                got=output.shape,
+            )
+        check_cast(source.layout.dtype, output.dtype)
+        results.append(made)
+        outputs.append(output)
+        if out is None:  # earlier work may still use the memory of a new array
+            streams.add(device.current_stream())
+        elif stream is not None and request.stream is None:
+            streams.add(stream)
+    if not any(prod(output.shape) for output in outputs):
+        # No batch would wait for the copies that a new sink queues.
+        return results
+    entries = [device.record(stream) for stream in sorted(streams)]
+    tally = request.tally or Tally()
+
+    def read(
+        part: Source, selections: Sequence[Selection], outputs: Sequence[Any]
+    ) -> None:
+        if part is not source:
+            # The columns of a round lie on the host and count against its limit, but
+            # must not reduce further what the device may hold.
+            columns_nbytes = source.options.memory_limit - part.options.memory_limit
+            part = part.with_batches(room_nbytes(source, device) - columns_nbytes)
+        what = part, selections, outputs, device
+        read_to_device(DeviceRead(*what, tally, entries, request.damage))
+
+    read_in_rounds(source, request.selections, outputs, read, _LISTED_NBYTES)
+    return results
 
 
 def read_to_device(read: DeviceRead) -> Job:

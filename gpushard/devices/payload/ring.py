@@ -24,8 +24,8 @@ from gpushard.devices.payload.landing import (
     laid_out,
     nbytes_of,
 )
+from gpushard.devices.scattering.targets import Copies
 from gpushard.devices.slabs import PinnedSlab
-from gpushard.devices.straight import Copies
 from gpushard.errors import DeviceMemoryError
 from gpushard.fetching.fetch import fetch_wanted
 from gpushard.fetching.job import Job

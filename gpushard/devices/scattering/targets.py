@@ -1,4 +1,7 @@
-"""Parts of a plan and their outputs -> targets in device memory for the kernels."""
+"""Parts of a plan and their outputs -> targets in device memory for the kernels.
+
+Also, which inner chunks reach them without a kernel.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,10 @@ from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part
 from gpushard.planning.points import PointPart
 from gpushard.selecting.selection import Ints, Orthogonal, SliceAxis
+
+# A copy is a driver call, and a scattered batch takes few calls (20). With more copies,
+# one large copy and a scatter are cheaper: device memory is much faster than the bus.
+_MAX_COPIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +99,95 @@ class DeviceTarget:
             return cls(out[0], points[0])
         return cls(out[0], PointScatter.join(points, offsets_of(out)))
 
-    def landings(self, position: Ints, decoded_nbytes: int) -> Ints:
-        """Addresses at which rows can be decoded in place; 0 for others.
 
-        `position` is as `Grouping.positions` gives it. The result is int64, of shape
-        (n_rows,).
-        """
-        runs = self.scatter.runs(position)
-        if runs is None:
-            return np.zeros(position.shape[1], np.int64)
-        is_whole = runs.nbytes == decoded_nbytes
-        return np.where(is_whole, self.out + runs.out_offset, 0)
+class Rows(NamedTuple):
+    """Inner chunks of a batch, sorted so that those of one target are neighbours.
+
+    Attributes
+    ----------
+    target
+        int64, shape (n_rows,), ascending.
+    position
+        int64, shape (n, n_rows). Positions as `Grouping.positions` returns them.
+    part
+        int64, shape (n_rows,). Part of the plan; each part has an output of its own.
+    """
+
+    target: Ints
+    position: Ints
+    part: Ints
+
+    @classmethod
+    def of(cls, block: ShardBlock, columns: Ints, grouping: Grouping) -> Rows:
+        """The given columns of a block, which are sorted by target."""
+        part = block.part[columns]
+        position = grouping.positions(block.position[:, columns], part)
+        return cls(grouping.of_part[part], position, part)
+
+    def by_target(self) -> Iterator[tuple[int, slice]]:
+        """Index of each target that has rows, and the slice of its rows."""
+        first = 0
+        while first < len(self.target):
+            t = int(self.target[first])
+            last = int(np.searchsorted(self.target, t, side="right"))
+            yield t, slice(first, last)
+            first = last
+
+
+class Copies(NamedTuple):
+    """Copies of fetched bytes into outputs: int64, shape (n,).
+
+    `nbytes` bytes at offset `at` of their landing go to the device address `address`.
+    """
+
+    at: Ints
+    address: Ints
+    nbytes: Ints
 
 
 class Targets(NamedTuple):
-    """Targets of all parts of a plan, one for each group, and the groups of parts."""
+    """Targets of all parts of a plan, one for each group, and the groups of parts.
+
+    Some rows need no scatter: those whose bytes are contiguous in the inner chunk and
+    in the output, and stay as they are.
+    """
 
     laid: tuple[DeviceTarget, ...]
     grouping: Grouping
+
+    def landings(self, rows: Rows, decoded_nbytes: int, alignment: int) -> Ints:
+        """Addresses in an output that rows can be decoded to; 0 for others.
+
+        They are whole inner chunks in the output, at multiples of `alignment`; 0: none
+        is. The result is int64, of shape (n_rows,).
+        """
+        landings = np.zeros(len(rows.target), np.int64)
+        for t, some in rows.by_target() if alignment else ():
+            target = self.laid[t]
+            runs = target.scatter.runs(rows.position[:, some])
+            if runs is not None:
+                found = target.out + runs.out_offset
+                is_right = (runs.nbytes == decoded_nbytes) & (found % alignment == 0)
+                landings[some] = np.where(is_right, found, 0)
+        return landings
+
+    def copies(self, rows: Rows, at: Ints) -> Copies | None:
+        """Copies that move rows to the outputs exactly as they are stored.
+
+        `at`, int64 of shape (n_rows,), is the offset in the landing of byte 0 of each
+        inner chunk, also if that byte was not fetched. None if one inner chunk needs a
+        scatter, or if there would be too many copies.
+        """
+        source, address, nbytes = np.empty((3, len(rows.target)), np.int64)
+        for t, some in rows.by_target():
+            target = self.laid[t]
+            runs = target.scatter.runs(rows.position[:, some])
+            if runs is None:
+                return None
+            source[some] = at[some] + runs.in_offset
+            address[some] = target.out + runs.out_offset
+            nbytes[some] = runs.nbytes
+        return _joined(rows.part, source, address, nbytes)
 
 
 def lay_targets(
@@ -148,40 +226,6 @@ def lay_targets(
     return Targets(tuple(laid), grouping)
 
 
-class Rows(NamedTuple):
-    """Inner chunks of a batch, sorted so that those of one target are neighbours.
-
-    Attributes
-    ----------
-    target
-        int64, shape (n_rows,), ascending.
-    position
-        int64, shape (n, n_rows). Positions as `Grouping.positions` returns them.
-    part
-        int64, shape (n_rows,). Part of the plan; each part has an output of its own.
-    """
-
-    target: Ints
-    position: Ints
-    part: Ints
-
-    @classmethod
-    def of(cls, block: ShardBlock, columns: Ints, grouping: Grouping) -> Rows:
-        """The given columns of a block, which are sorted by target."""
-        part = block.part[columns]
-        position = grouping.positions(block.position[:, columns], part)
-        return cls(grouping.of_part[part], position, part)
-
-    def by_target(self) -> Iterator[tuple[int, slice]]:
-        """Index of each target that has rows, and the slice of its rows."""
-        first = 0
-        while first < len(self.target):
-            t = int(self.target[first])
-            last = int(np.searchsorted(self.target, t, side="right"))
-            yield t, slice(first, last)
-            first = last
-
-
 def place_targets(device: Device, targets: Targets, stream: Stream) -> Targets:
     """The targets with addresses of their tables, which are uploaded in one copy."""
     page = TablePage()
@@ -195,6 +239,29 @@ def place_targets(device: Device, targets: Targets, stream: Stream) -> Targets:
         for target, place in zip(targets.laid, places, strict=True)
     ]
     return Targets(tuple(placed), targets.grouping)
+
+
+def _joined(part: Ints, source: Ints, address: Ints, nbytes: Ints) -> Copies | None:
+    """Copies with neighbours at both ends joined; None if too many remain.
+
+    Outputs that are neighbours are not joined: they may be separate allocations, and no
+    copy may span two of these.
+    """
+    order = np.argsort(source, kind="stable")
+    part, source = part[order], source[order]
+    address, nbytes = address[order], nbytes[order]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = part[1:] != part[:-1]
+    is_first[1:] |= _gaps(source, nbytes) | _gaps(address, nbytes)
+    firsts = np.flatnonzero(is_first)
+    if len(firsts) > _MAX_COPIES:
+        return None
+    return Copies(source[firsts], address[firsts], np.add.reduceat(nbytes, firsts))
+
+
+def _gaps(start: Ints, nbytes: Ints) -> NDArray[np.bool_]:
+    """Whether each item except the first starts elsewhere than the one before ends."""
+    return start[1:] != start[:-1] + nbytes[:-1]
 
 
 def _transfer(output: DeviceOutput, chain: DeviceChain) -> Transfer:

@@ -90,7 +90,7 @@ def _read_into(
     if not hasattr(array, "__cuda_array_interface__"):
         read_on_host(source, request)
         return
-    from gpushard.devices.results import read_on_device
+    from gpushard.devices.reading import read_on_device
 
     device = _device(array.device.id)
     if device is not None:
