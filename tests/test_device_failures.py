@@ -17,7 +17,7 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
-from gpushard.devices import sink
+from gpushard.devices import reading, sink
 from gpushard.errors import DeviceError, DeviceMemoryError
 from gpushard.placing.place import HostSink
 from gpushard.selecting.selection import whole
@@ -174,6 +174,29 @@ def test_the_callers_array_comes_back_from_no_failed_read(stored):
     assert failed.value.store_url == a.source.store.url
     assert isinstance(failed.value, MemoryError)
     assert device.is_idle
+
+
+@pytest.mark.parametrize("chain", ["none"])
+def test_an_interrupted_copy_of_what_the_host_read_ends_before_its_memory_goes(
+    stored, monkeypatch
+):
+    """Another read would get that memory, and the copy would bring its bytes."""
+    a, _ = stored
+    device, waits = emulated(), []
+    wait_for = device.wait_for
+
+    def interrupted(stream):
+        waits.append(stream)
+        if len(waits) == 1:
+            raise KeyboardInterrupt
+        wait_for(stream)
+
+    monkeypatch.setattr(reading, "_device_sink", lambda *_: None)
+    monkeypatch.setattr(device, "wait_for", interrupted)
+    with suppress(KeyboardInterrupt):
+        read(a, device)
+    device.drain()
+    assert device.create_stream() == waits[0]
 
 
 @pytest.mark.parametrize("chain", ["zstd-crc32c", "gzip"])

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
@@ -20,7 +21,12 @@ from gpushard.devices.choice import choose_chain, room_nbytes
 from gpushard.devices.output import DeviceOutput, output_of, stream_handle
 from gpushard.devices.scattering.targets import lay_targets
 from gpushard.devices.sink import DeviceSink
-from gpushard.errors import DeviceMemoryError, SelectionError, UnsupportedError
+from gpushard.errors import (
+    DeviceError,
+    DeviceMemoryError,
+    SelectionError,
+    UnsupportedError,
+)
 from gpushard.fetching.index_room import least_limit
 from gpushard.fetching.job import Job
 from gpushard.fetching.pieces import columns_nbytes, indexes_nbytes
@@ -256,18 +262,23 @@ def _copy_results(read: DeviceRead, results: Sequence[NDArray[Any]]) -> None:
     """Copy arrays of the host to the outputs, and wait until the copies are done."""
     device = read.device
     stream = device.create_stream()
-    for entry in read.entries:
-        device.await_event(stream, entry)
-    largest = max((result.nbytes for result in results), default=0)
-    room = _copying_room(device, min(largest, _PIECE_NBYTES))
-    for output, result in zip(read.outputs, results, strict=True):
-        plain = result.reshape(-1).view(np.uint8)
-        for first in range(0, len(plain), _PIECE_NBYTES):
-            piece = plain[first : first + _PIECE_NBYTES]
-            room[: len(piece)] = piece
-            device.upload(output.address + first, room[: len(piece)], stream)
+    try:
+        for entry in read.entries:
+            device.await_event(stream, entry)
+        largest = max((result.nbytes for result in results), default=0)
+        room = _copying_room(device, min(largest, _PIECE_NBYTES))
+        for output, result in zip(read.outputs, results, strict=True):
+            plain = result.reshape(-1).view(np.uint8)
+            for first in range(0, len(plain), _PIECE_NBYTES):
+                piece = plain[first : first + _PIECE_NBYTES]
+                room[: len(piece)] = piece
+                device.upload(output.address + first, room[: len(piece)], stream)
+                device.wait_for(stream)
+    finally:
+        # Also after an interrupt: the copy still uses the memory of both.
+        with suppress(DeviceError):
             device.wait_for(stream)
-    device.release_stream(stream)
+        device.release_stream(stream)
 
 
 def _copying_room(device: Device, nbytes: int) -> NDArray[np.uint8]:
