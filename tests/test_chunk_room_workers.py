@@ -147,6 +147,17 @@ def test_the_short_way_leaves_tight_reads_to_others(padded, monkeypatch):
     assert short_ways(source.limited(5 * N - 1)).short is None
 
 
+def test_a_read_in_one_call_is_for_limits_with_room_for_what_threads_keep(padded):
+    pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+    choice._load()
+    options = gpushard.Options(compile_nbytes=0)
+    for fact in ({}, {"is_crowded": True}, {"most_window_nbytes": 1}):
+        source = gpushard.open_array(padded, device="cpu", options=options).source
+        vars(source.room).update({"is_crowded": False, **fact})
+        assert (short_ways(source).single is None) == bool(fact)
+        assert short_ways(source).short is not None
+
+
 def test_columns_of_index_arrays_are_held_beside_the_rest(tmp_path):
     meta = document((1000,), (10,), LITTLE)
     a, _ = asked(put(tmp_path, meta), memory_limit=LEAST)

@@ -39,12 +39,12 @@ def short_ways(source: Source) -> Ways:
     Each read asks whether they are, until they are: any read of the process may have
     them loaded.
     """
-    ways = source.findings.get(_FINDING)
+    if _FINDING in source.findings:
+        return source.findings[_FINDING]
+    ways = _find_ways(source) if are_loaded() else None
     if ways is None:
-        ways = _find_ways(source) if are_loaded() else None
-        if ways is None:
-            return _NO_WAYS
-        source.findings[_FINDING] = ways
+        return _NO_WAYS
+    source.findings[_FINDING] = ways
     return ways
 
 
