@@ -127,6 +127,19 @@ def test_slices_that_take_whole_cells_are_known_to_take_as_many_of_each():
     assert LongSlice(SliceAxis(2, 7, 8), axis).common_length == 1
     assert LongSlice(SliceAxis(1, 1, 59), axis).common_length is None
     assert LongSlice(SliceAxis(0, 4, 15), axis).common_length is None
+    assert LongSlice(SliceAxis(0, 1, 59), axis).common_length is None
+    # The first two and the last cell, or the ends alone, have as many; others do not.
+    assert LongSlice(SliceAxis(2, 3, 16), GridAxis(50, 10)).common_length is None
+    assert LongSlice(SliceAxis(4, 3, 4), GridAxis(18, 6)).common_length is None
+    uneven = GridAxis(11, 0, np.array([0, 2, 4, 9, 11]))
+    assert LongSlice(SliceAxis(0, 1, 11), uneven).common_length is None
+
+
+def test_a_step_over_cells_makes_the_touched_cells_of_a_shard_fewer():
+    inner, outer = GridAxis(160, 2), GridAxis(160, 16)
+    selection = SliceAxis(0, 8, 20)
+    cells = LongSlice(selection, inner)
+    assert LongShards(cells, selection, inner, outer, (2,)).most_cells == 2
 
 
 def test_only_slices_over_many_cells_are_long():

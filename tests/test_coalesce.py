@@ -58,6 +58,12 @@ def test_every_range_is_served_once_and_lies_inside_its_request(
     assert sorted(served) == list(range(len(ranges)))
 
 
+def test_ranges_that_together_have_the_largest_size_are_one_request():
+    ranges = [(0, 3, 8), (0, 8, 13), (0, 13, 14)]
+    requests = requests_for(ranges, 0, 10, is_bound=True)
+    assert spelled(requests) == [(0, 3, 13, [0, 1]), (0, 13, 14, [2])]
+
+
 @given(byte_ranges, st.integers(0, 12), st.integers(1, 80))
 def test_no_request_spans_a_larger_gap_than_allowed(ranges, gap, largest):
     for source, start, stop, _ in spelled(requests_for(ranges, gap, largest)):
