@@ -116,6 +116,8 @@ def test_order_is_the_same_in_every_version():
     assert whole(drawn).tolist() == GOLDEN["drawn"]
     network = permutation(2**21, 2, 1)(np.arange(4))
     assert network.tolist() == GOLDEN["network"]
+    square = permutation(2**22, 2, 1)(np.arange(4))
+    assert square.tolist() == GOLDEN["network of a power of four"]
 
 
 GOLDEN = {
@@ -123,6 +125,7 @@ GOLDEN = {
     "blocks": [7, 6, 5, 3, 4, 0, 1, 2],
     "drawn": [4, 2, 5, 2, 3, 5, 0, 3],
     "network": [984097, 1113025, 1826153, 2004417],
+    "network of a power of four": [984097, 2712080, 3968065, 3861744],
 }
 
 
@@ -137,6 +140,14 @@ def test_a_read_ends_between_groups_of_blocks(mixed):
         assert order.cut(stop) == stop
         cut = stop
     assert order.cut(0) == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"replacement": True}, {"sampler": lambda epoch: np.arange(99)}]
+)
+def test_a_read_of_scattered_samples_may_end_anywhere(options):
+    order = shuffled(99, **options)
+    assert [order.cut(position) for position in (0, 7, 99, 120)] == [0, 7, 99, 99]
 
 
 def test_a_sequential_read_ends_between_inner_chunks():

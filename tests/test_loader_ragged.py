@@ -11,6 +11,7 @@ from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
 from gpushard import Loader, OptionError, Ragged
 from gpushard.loader import reading
+from gpushard.loader.arguments import laid_fields
 from gpushard.loader.memory import Memory
 from loader_data import ORDERS, N, stored
 
@@ -235,3 +236,25 @@ def test_long_samples_side_by_side_are_not_read_all_at_once(monkeypatch):
     batches = list(Loader(given, batch_size=1))
     assert [len(batch[0]) for batch in batches] == lengths.tolist()
     assert 10 < max(longest) <= 2 * 50  # of 200 rows in all
+
+
+def test_samples_of_rows_of_one_element_are_samples():
+    column = TOKENS[:, :1]
+    ragged = Ragged(stored(column, (16, 1), (64, 1)), OFFSETS)
+    batch, index = next(iter(Loader(ragged, batch_size=8, return_index=True)))
+    for got, i in zip(batch, index, strict=True):
+        assert np.array_equal(got, column[OFFSETS[i] : OFFSETS[i + 1]])
+
+
+def test_samples_touch_the_rows_that_they_have_and_take_memory_for_these():
+    _, (field,) = laid_fields(
+        Ragged(tokens(), [0, 4, 4, 9, 12]),
+        num_threads=None,
+        window=None,
+        lead=None,
+        conversions=dict.fromkeys(("dtype", "scale", "offset")),
+    )
+    touched = field.touches(np.arange(4)[:, None], 4, 9)
+    assert touched.tolist() == [False, False, True, False]
+    few, many = field.nbytes_of(np.array([1])), field.nbytes_of(np.array([1, 2]))
+    assert 0 < few < many - 5 * 4

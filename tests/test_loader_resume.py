@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import gpushard
 from gpushard import Loader, Mix, OptionError
+from gpushard.loader.state import Standing, parsed_standing
 from loader_data import IMAGES, LABELS, N, handed_out, images, labels, stored
 
 A = images()
@@ -247,6 +248,24 @@ def test_another_sampler_or_other_weights_are_refused():
     }.items():
         with pytest.raises(OptionError, match=name):
             made(**first).load_state_dict(made(**second).state_dict())
+
+
+@pytest.mark.parametrize("name", ["epoch", "step"])
+@pytest.mark.parametrize("number", [-1, 1.0, True, "1", None])
+def test_an_epoch_or_a_step_that_is_no_number_is_refused(name, number):
+    state = {"version": 1, "epoch": 2, "step": 3}
+    assert parsed_standing(state) == Standing(2, 3)
+    with pytest.raises(OptionError, match="whole numbers"):
+        parsed_standing({**state, name: number})
+
+
+@pytest.mark.parametrize(
+    ("step", "n_steps", "epoch"), [(0, 0, 4), (0, 1, 4), (1, 2, 4), (1, 1, 5)]
+)
+def test_only_an_epoch_of_which_batches_were_handed_out_can_be_over(
+    step, n_steps, epoch
+):
+    assert Standing(4, step).again(lambda: n_steps) == Standing(epoch, 0)
 
 
 @pytest.mark.parametrize("state", [None, [], {}, {"version": 99}, {"version": 1}])

@@ -14,7 +14,7 @@ from gpushard import Loader, OptionError
 from gpushard.loader import sizes
 from gpushard.loader.arguments import laid_fields
 from gpushard.loader.fields import Field
-from gpushard.loader.windows import Cut, rows_of_all
+from gpushard.loader.windows import Cut, lay_origins, rows_of_all
 from gpushard.selecting.selection import IndexAxis
 from loader_data import stored
 
@@ -281,3 +281,22 @@ def test_samples_without_elements_have_their_shape(options, shape):
     array = stored(np.zeros((5, 3, 0), "u2"), (2, 3, 1))
     (batch,) = Loader(array, batch_size=9, **options)
     assert batch.shape == shape
+
+
+@pytest.mark.parametrize("padding", ["drop", "fill"])
+def test_windows_keep_an_axis_of_one_element(padding):
+    rows = FIELD[:8, 0, :1]
+    found = loaded(stored(rows, (2, 1)), window=4, padding=padding)
+    assert np.array_equal(np.concatenate(list(found.values())), rows)
+
+
+def test_windows_that_all_end_beyond_the_array_are_read_up_to_its_end():
+    laid, is_whole = Cut((5, 3, 2), (8, 4)).patches(np.zeros((2, 2), np.int64))
+    assert not is_whole
+    assert [along.tolist() for along in laid.length] == [[5, 5], [3, 3], [2]]
+
+
+def test_rows_that_look_back_begin_where_there_is_something_to_look_at():
+    cuts = [Cut((6,)), Cut((6,), lead=-1)]
+    origins = lay_origins(cuts, (1,), "drop")
+    assert origins.of(np.arange(origins.n)).tolist() == [[1], [2], [3], [4], [5]]
