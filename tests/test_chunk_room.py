@@ -81,6 +81,7 @@ def test_what_does_not_fit_is_not_fetched(tmp_path, costs, is_sharded, n_small):
             a[3:5]
         assert not (limit < N and store.calls)
         requests = [r for call in store.calls for r in call]
+        assert all(r.start < 0 or r.stop or r.max_nbytes for r in requests)
         most = max((r.max_nbytes or 0 for r in requests), default=0)
         assert most <= max(0, limit - N) + 1 or costs
         if is_sharded and not costs:

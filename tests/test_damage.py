@@ -154,6 +154,7 @@ def test_a_damaged_nested_shard_costs_what_lies_in_it(way, inner, tmp_path):
         want[4 * i : 4 * i + 4, 4 * j : 4 * j + 4] = FILL
     assert np.array_equal(got, want)
     assert sorted(e.inner_chunk for e in found) == costs
+    assert {type(e) for e in found} == {CorruptShardError if inner else ChecksumError}
 
 
 @pytest.mark.parametrize("where", ["local", "memory", "remote"])

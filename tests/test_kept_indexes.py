@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from gpushard.options import Options
 from gpushard.stores.local import LocalStore
 from gpushard.stores.remote import RemoteStore
 from range_server import RangeServer
+from spec_shards import document, index_of, shard_of, sharding
 
 obstore = pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
@@ -87,6 +90,20 @@ def test_an_inner_chunk_that_comes_to_a_nested_shard_is_noticed(tmp_path):
         assert b[5:8].tolist() == [0, 1, 0]
         a[7] = 7
         assert b[7] == 7
+
+
+@pytest.mark.usefixtures("settled")
+def test_the_index_of_a_nested_shard_is_kept_until_the_file_changes(tmp_path):
+    meta = document((2,), (2,), sharding((2,), codecs=[sharding((1,))]))
+    (tmp_path / "zarr.json").write_text(json.dumps(meta))
+    (tmp_path / "c").mkdir()
+    b = gpushard.open_array(tmp_path, device="cpu", options=PLAIN)
+    for seconds, entries in enumerate([[(0, 1), (1, 1)], [(1, 1), (0, 1)]]):
+        path = tmp_path / "c/0"
+        path.write_bytes(shard_of(bytes([5, 6]) + index_of(entries)))
+        os.utime(path, (seconds, seconds))
+        assert b[...].tolist() == [5 + first for first, _ in entries]
+        assert b.explain(...).n_index_requests == 0
 
 
 @pytest.mark.usefixtures("settled")

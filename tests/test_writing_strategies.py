@@ -199,7 +199,9 @@ def test_compaction_drops_unused_space_and_copies_the_rest(tmp_path):
     want = a[...]
     assert gpushard.compact(a) == grown_nbytes - compact_nbytes
     assert shard_path(tmp_path / "a").stat().st_size == compact_nbytes
+    compacted = shard_path(tmp_path / "a").stat()
     assert gpushard.compact(a) == 0
+    assert shard_path(tmp_path / "a").stat() == compacted, "it was not written again"
     assert_same_bits(a[...], want)
     a[...] = 0
     gpushard.compact(a)
@@ -256,6 +258,21 @@ def test_a_torn_write_is_told_and_undone(
     if is_told:
         assert shard_path(place).read_bytes() == published
     assert not list(place.rglob(".*.undo"))
+
+
+def test_compaction_undoes_a_torn_write_first(tmp_path, monkeypatch):
+    a = new(tmp_path / "a", "fixed_order", "end", compressors=None)
+    a[...] = want = noise()
+    with monkeypatch.context() as patch:
+        cut_off_after(3, patch)
+        with pytest.raises(_Killed):
+            a[2:6, 2:6] = 9
+    with pytest.raises(gpushard.CorruptShardError):
+        a[...]
+    assert gpushard.compact(a) == 0
+    assert_same_bits(a[...], want)
+    shard_path(tmp_path / "a").unlink()
+    assert gpushard.compact(a) == 0
 
 
 @each_in_place
