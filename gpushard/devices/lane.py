@@ -71,8 +71,6 @@ class Lane:
         self.stream = device.create_stream()
         self.encoded_host = PinnedSlab(device)
         self.encoded = Slab(device, most_nbytes + 2 * PADDING_NBYTES)
-        self.landed = Slab(device, most_nbytes + LANDED_ROOM_NBYTES)
-        self.returned_host = PinnedSlab(device)
         self.arenas = (Slab(device), Slab(device))
         self.realigned = Slab(device)
         self.streams = Slab(device)
@@ -95,6 +93,9 @@ class Lane:
             self.statuses_host,
             self.totals_host,
         )
+        # Not released where memory runs out: they have the bytes that are put again.
+        self.landed = Slab(device, most_nbytes + LANDED_ROOM_NBYTES)
+        self.returned_host = PinnedSlab(device)
 
     def retire_all(self) -> None:
         """`retire` until nothing is under way: settling a batch may queue another."""

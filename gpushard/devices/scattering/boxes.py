@@ -237,45 +237,38 @@ def _lay_axis(
     axis: int, projection: Projected, in_stride: int, out_stride: int
 ) -> _Axis:
     if isinstance(projection, LongSlice):
-        return _lay_long(axis, projection, in_stride, out_stride)
-    lengths = projection.length
-    is_constant = len(lengths) == 0 or bool(np.all(lengths == lengths[0]))
-    length = int(lengths[0]) if is_constant and len(lengths) else 1
-    members = None
-    if projection.members is not None:
-        bounds, in_index, out_index = projection.members
-        members = Landings(in_index * in_stride, out_index * out_stride)
-        if is_constant and length == 1:
-            return _placed(axis, None, members)
-        zeros = np.zeros(len(lengths), np.int64)
-        starts = Landings(bounds[:-1], zeros)
-        if len(lengths) == 1:
-            return _Axis(Loop(length, 0, 0, members=members), None)
-        return _Axis(Loop(lengths, 0, 0, axis, starts, members), None)
-    starts = Landings(
-        projection.in_start * in_stride, projection.out_start * out_stride
-    )
+        length, lengths = projection.common_length, FarLengths(projection)
+        starts = FarLandings(projection, in_stride, out_stride)
+    else:
+        lengths = projection.length
+        is_common = bool(np.all(lengths == lengths[:1]))
+        length = (int(lengths[0]) if len(lengths) else 1) if is_common else None
+        if projection.members is not None:
+            bounds, in_index, out_index = projection.members
+            members = Landings(in_index * in_stride, out_index * out_stride)
+            return _lay_members(axis, lengths, bounds, members)
+        starts = Landings(
+            projection.in_start * in_stride, projection.out_start * out_stride
+        )
     strides = projection.step * in_stride, projection.out_step * out_stride
-    if not is_constant:
+    if length is None:
         return _Axis(Loop(lengths, *strides, axis, starts), None)
     return _placed(axis, Loop(length, *strides) if length > 1 else None, starts)
 
 
-def _lay_long(
-    axis: int, projection: LongSlice, in_stride: int, out_stride: int
-) -> _Axis:
-    starts = FarLandings(projection, in_stride, out_stride)
-    strides = projection.step * in_stride, projection.out_step * out_stride
-    length = projection.common_length
-    if length is None:
-        return _Axis(Loop(FarLengths(projection), *strides, axis, starts), None)
-    loop = Loop(length, *strides) if length > 1 else None
-    return _Axis(loop, Column(axis, starts))
+def _lay_members(axis: int, lengths: Ints, bounds: Ints, members: Landings) -> _Axis:
+    """An axis of listed elements; those of touched cell i are ``bounds[i:i + 2]``."""
+    if np.all(lengths == 1):
+        return _placed(axis, None, members)
+    if len(lengths) == 1:
+        return _Axis(Loop(int(lengths[0]), 0, 0, members=members), None)
+    starts = Landings(bounds[:-1], np.zeros(len(lengths), np.int64))
+    return _Axis(Loop(lengths, 0, 0, axis, starts, members), None)
 
 
-def _placed(axis: int, loop: Loop | None, starts: Landings) -> _Axis:
+def _placed(axis: int, loop: Loop | None, starts: Landings | FarLandings) -> _Axis:
     """An axis with the same length in all cells, so that its offsets are a column."""
-    if len(starts.in_offset) == 1:
+    if isinstance(starts, Landings) and len(starts.in_offset) == 1:
         return _Axis(loop, None, int(starts.in_offset[0]), int(starts.out_offset[0]))
     return _Axis(loop, Column(axis, starts))
 
