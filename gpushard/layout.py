@@ -271,6 +271,9 @@ class ArrayLayout:
         Shard shape in elements; None if the array is not sharded or rectilinear.
     data_path
         Path below which the stored objects lie; None means `path`.
+    fill_is_missing
+        Whether an element that equals the fill value is a missing one to xarray: in
+        Zarr v2, unless the fill value is null.
     """
 
     path: str
@@ -290,6 +293,7 @@ class ArrayLayout:
     attributes: Mapping[str, Any]
     dimension_names: tuple[str | None, ...] | None
     data_path: str | None = None
+    fill_is_missing: bool = False
 
     @property
     def elements(self) -> Elements:

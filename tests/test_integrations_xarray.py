@@ -196,6 +196,62 @@ def test_dimensions_may_be_named_as_xarray_did_before_version_3(tmp_path):
     assert_same_bits(t.values, data)
 
 
+ELEMENTS = {
+    "packed": ("i2", -9, [1, -9, 3, 4], {"scale_factor": 0.5}),
+    "named twice": ("i2", -9, [1, -9, 3, 4], {"_FillValue": 3}),
+    "lag": ("f8", -999.0, [1, -999, 3, 4], {}),
+    "nan": ("f4", np.nan, [1, np.nan, 3, 4], {}),
+    "days": ("i8", 0, [0, 1, 2, 3], {"units": "days since 2000-01-01"}),
+    "flag": ("?", False, [True, False, True, True], {}),
+    "wave": ("c8", 0, [1, 0, 2j, 3], {}),
+    "no fill value": ("i4", None, [0, 1, 0, 2], {}),
+    "text": (str, "", ["a", "", "c", "d"], {}),
+    "text without": (str, None, ["a", "", "c", "d"], {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The (codec|data type) .* Zarr:UserWarning")
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_the_fill_value_of_zarr_v2_is_a_missing_value(tmp_path, name):
+    dtype, fill, values, attributes = ELEMENTS[name]
+    group = zarr.create_group(tmp_path, zarr_format=2)
+    stored = group.create_array(
+        "v",
+        shape=(6,),
+        dtype=dtype,
+        chunks=(2,),
+        fill_value=fill,
+        attributes={**attributes, "_ARRAY_DIMENSIONS": ["x"]},
+    )
+    stored[:4] = values  # the last chunk is not stored
+    got, want = ours(tmp_path).load(), theirs(tmp_path).load()
+    xr.testing.assert_identical(got, want)
+    assert got.v.dtype == want.v.dtype
+    at, expected = (d.v.encoding.get("_FillValue") for d in (got, want))
+    np.testing.assert_equal(at, expected)
+
+
+def test_complex_fill_values_are_read_as_xarray_spells_them(tmp_path):
+    spelled = ["AAAAAAAAHEA=", "AAAAAAAA8L8="]  # 7 and -1, of 8 bytes each
+    zarr.create_group(tmp_path).create_array(
+        "wave",
+        data=np.array([1, 7 - 1j, 2j]),
+        dimension_names=["x"],
+        attributes={"_FillValue": spelled},
+    )
+    wave = ours(tmp_path).wave
+    assert wave.isnull().values.tolist() == [False, True, False]
+    assert wave.encoding["_FillValue"] == 7 - 1j
+
+
+def test_the_fill_value_of_zarr_v3_is_written_back(tmp_path):
+    made = xr.Dataset({"level": ("x", np.array([3, 4, 5], "i2"))})
+    made["level"].encoding["fill_value"] = 4
+    made.to_zarr(tmp_path / "a", zarr_format=3, consolidated=False)
+    ours(tmp_path / "a").to_zarr(tmp_path / "b", zarr_format=3, consolidated=False)
+    assert zarr.open_array(tmp_path / "b" / "level").fill_value == 4
+
+
 def test_arrays_without_names_of_dimensions_are_refused_by_name(tmp_path):
     zarr.create_group(tmp_path).create_array("bare", data=np.zeros((2, 3)))
     with pytest.raises(

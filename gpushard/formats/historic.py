@@ -63,6 +63,7 @@ class HistoricArray:
     dimension_names: tuple[str | None, ...] | None = None
     data_path: str | None = None
     paths: tuple[str, str, str] = ("shape", "chunks", "dtype")
+    fill_is_missing: bool = False
 
     def layout(self, path: str, options: Options) -> ArrayLayout:
         """Layout of the array at `path`."""
@@ -89,6 +90,7 @@ class HistoricArray:
             attributes=self.attributes,
             dimension_names=self.dimension_names,
             data_path=self.data_path,
+            fill_is_missing=self.fill_is_missing,
         )
 
     def _fill_value_json(self, is_variable_length: bool) -> Any:

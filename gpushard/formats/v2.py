@@ -81,6 +81,7 @@ def _parse(document: Mapping[str, Any]) -> HistoricArray:
         keys=ChunkKeys("v2", as_separator(separator, "dimension_separator"), rolled),
         attributes=attributes,
         dimension_names=_dimension_names(attributes, ndim),
+        fill_is_missing=document["fill_value"] is not None,
     )
 
 

@@ -249,10 +249,15 @@ def _dimensions(array: Array) -> tuple[str, ...]:
 def _attributes(array: Array) -> dict[str, Any]:
     """Attributes as xarray decodes them, without what only Zarr needs."""
     attributes = {k: v for k, v in array.attrs.items() if k != DIMENSION_NAMES}
+    if array.source.layout.fill_is_missing:
+        return {**attributes, "_FillValue": array.fill_value}
     fill = attributes.get("_FillValue")
     # xarray stores the `_FillValue` of floats in base64; other writers store numbers.
     if isinstance(fill, str) and array.dtype.kind in "f":
         attributes["_FillValue"] = FillValueCoder.decode(fill, array.dtype.str)
+    if isinstance(fill, list) and array.dtype.kind == "c":
+        parts: list[Any] = [FillValueCoder.decode(part, "f8") for part in fill]
+        attributes["_FillValue"] = complex(*parts)
     return attributes
 
 
@@ -267,4 +272,6 @@ def _encoding(array: Array, dimensions: tuple[str, ...]) -> dict[str, Any]:
         encoding["chunks"] = array.chunks
     if array.shards is not None:
         encoding["shards"] = array.shards
+    if not array.source.layout.fill_is_missing:
+        encoding["fill_value"] = array.fill_value
     return encoding
