@@ -30,7 +30,7 @@ _MOST_CHUNK_NBYTES = 2**62
 _REMOTE_WORKERS = 8
 # Where nobody asked for a cache, inner chunks of at least this decoded size are kept:
 # smaller ones are decoded in about the time that a cache takes. Fast codecs have more.
-_LEAST_KEPT_NBYTES, _LEAST_KEPT_FAST_NBYTES = 64 * KIB, 256 * KIB
+_LEAST_KEPT_NBYTES, _LEAST_KEPT_FAST_NBYTES = 32 * KIB, 256 * KIB
 
 
 @dataclass(frozen=True)

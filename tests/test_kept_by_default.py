@@ -279,3 +279,48 @@ def test_a_loader_reads_ahead_beside_a_cache_that_nobody_asked_for(tmp_path):
     with gpushard.Loader(a, batch_size=16) as loader:
         batches = [batch.copy() for batch in loader]
     assert_same_bits(np.concatenate(batches), VALUES)
+
+
+def test_large_reads_that_come_back_are_kept_too(tmp_path, options):
+    values = np.arange(4096 * 512, dtype="i4").reshape(4096, 512) * 7
+    written(tmp_path / "large", values, 32)
+    a = gpushard.open_array(tmp_path / "large", device="cpu", options=options)
+    key = np.s_[10:1600, 3:500]
+    seen = []
+    for _ in range(3):
+        assert_same_bits(a[key], values[key])
+        seen.append(n_kept(a))
+    assert seen == [0, 100, 100]
+    report = a.explain(key)
+    assert (report.n_kept_inner_chunks, report.n_payload_requests) == (100, 0)
+
+
+def test_what_large_reads_share_is_kept_wherever_they_begin(tmp_path, options):
+    values = np.arange(4096 * 512, dtype="i4").reshape(4096, 512) * 7
+    written(tmp_path, values, 32)
+    a = gpushard.open_array(tmp_path, device="cpu", options=options)
+    for first, last, n in ((0, 1920, 0), (960, 2880, 60), (1000, 1100, 60)):
+        assert_same_bits(a[first:last], values[first:last])
+        assert n_kept(a) == n
+
+
+def test_reads_of_more_than_fits_are_not_looked_for(tmp_path, options):
+    values = np.arange(4096 * 1280, dtype="i4").reshape(4096, 1280)  # 640 inner chunks
+    written(tmp_path, values, 32)
+    a = gpushard.open_array(tmp_path, device="cpu", options=options)
+    for _ in range(3):
+        assert_same_bits(a[:], values)
+    assert (n_kept(a), cache_of(a).held_nbytes) == (0, 0)
+
+
+def test_a_large_read_of_a_replaced_shard_is_read_anew(tmp_path, options):
+    values = np.arange(4096 * 512, dtype="i4").reshape(4096, 512)
+    z = written(tmp_path, values, 32)
+    a = gpushard.open_array(tmp_path, device="cpu", options=options)
+    for k in range(3):
+        for _ in range(3):
+            assert_same_bits(a[:1600], values[:1600])
+        assert n_kept(a) >= 100
+        values[700:800] = -k
+        z[700:800] = -k
+        settle()

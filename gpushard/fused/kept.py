@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -32,19 +31,17 @@ from gpushard.fused.laid import Mesh, Scattered
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.chunk_slots import Hold
 from gpushard.memory.known import KnownIndex
-from gpushard.memory.misses import PART, WHOLE
+from gpushard.memory.misses import ENOUGH, PART, WHOLE
+from gpushard.options import KIB
 from gpushard.placing.keeping import NO_KEY, cache_for, first_key, fits, keys_of
 from gpushard.planning.index import PRESENT
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
-
-class CacheUse(Enum):
-    """What a read does with the cache: nothing, or which inner chunks it keeps."""
-
-    NONE = 0
-    KEEP_MISSED_BEFORE = 1
-    KEEP_ALL = 2
+# Reads that take so long look for each of their inner chunks.
+_SOUGHT_US = 4000
+# Reads that take less are one call of the loops, and gain little from smaller ones.
+_CALL_US, _LEAST_CALLED_NBYTES = 800, 64 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ def kept_boxes(
     known: Sequence[KnownIndex | None],
     ends: Ints,
     n_wanted: int,
-    use: CacheUse = CacheUse.KEEP_MISSED_BEFORE,
+    weight: int | None = WHOLE,
 ) -> KeptBoxes | None:
     """Have planned boxes copied from kept inner chunks, and keep what others decode.
 
@@ -108,24 +105,31 @@ def kept_boxes(
         int64, shape (n_shards,). End of the boxes of each shard.
     n_wanted
         Number of inner chunks in the whole read.
-    use
-        What the read does with a sparing cache; others keep all if they are used.
+    weight
+        What the read spends on each of its inner chunks, from `misses`; None: it does
+        without the cache.
     """
     cache = cache_for(source, n_wanted)
-    if cache is None or use is CacheUse.NONE:
+    if cache is None or weight is None:
         return None
-    n_boxes = np.array(ends)
-    n_boxes[1:] -= ends[:-1]
-    shard = np.arange(len(known)).repeat(n_boxes)
+    shard = None
+    if len(known) > 1:
+        shard = np.arange(len(known)).repeat(np.diff(ends, prepend=0))
     keys = keys_of(source, known, shard, boxes[:, ENTRY])
     may_drop = fits(source, n_wanted)
-    return _mark_kept(cache, boxes, keys, may_drop=may_drop, use=use)
+    return _mark_kept(cache, boxes, keys, may_drop=may_drop, weight=weight)
 
 
-def cache_use(
-    source: Source, wanted: Mesh | Scattered, known: KnownIndex | None
-) -> CacheUse:
-    """What a short read does with the cache; if none, a sparing one notes that.
+def short_weight(
+    source: Source,
+    wanted: Mesh | Scattered,
+    known: KnownIndex | None,
+    chunk_us: float,
+) -> int | None:
+    """What a read spends on each inner chunk; None if it does without the cache.
+
+    To look for each inner chunk takes a tenth of a millisecond. So a read that takes
+    little time is known by its first inner chunk.
 
     Parameters
     ----------
@@ -133,21 +137,26 @@ def cache_use(
         What it reads.
     known
         Index of the first shard of `wanted`.
+    chunk_us
+        Time that it takes to decode an inner chunk.
     """
     is_mesh = isinstance(wanted, Mesh)
     cache = cache_for(source, wanted.n_most if is_mesh else wanted.points.shape[1])
     if cache is None:
-        return CacheUse.NONE
+        return None
     if not (is_mesh and cache.is_sparing):
-        return CacheUse.KEEP_MISSED_BEFORE
+        return WHOLE
+    weight = _weight_of(source, wanted)
+    work_us = wanted.n_most * chunk_us
+    if work_us >= _SOUGHT_US:
+        return weight
+    is_too_little = source.chunk_nbytes < _LEAST_CALLED_NBYTES and work_us < _CALL_US
     first = first_key(source, known)
-    if first is None or known is None:
-        return CacheUse.NONE
+    if is_too_little or first is None or known is None:
+        return None
     if known.index.state.item(wanted.entry) != PRESENT:
-        return CacheUse.NONE
-    key, weight = first + wanted.entry, _weight_of(source, wanted)
-    is_back = cache.is_back(key, wanted.n_most, weight)
-    return CacheUse.KEEP_ALL if is_back else CacheUse.NONE
+        return None
+    return ENOUGH if cache.is_back(first + wanted.entry, weight) else None
 
 
 def _weight_of(source: Source, wanted: Mesh) -> int:
@@ -162,10 +171,10 @@ def _weight_of(source: Source, wanted: Mesh) -> int:
 
 
 def _mark_kept(
-    cache: ChunkCache, boxes: Ints, keys: Ints, *, may_drop: bool, use: CacheUse
+    cache: ChunkCache, boxes: Ints, keys: Ints, *, may_drop: bool, weight: int
 ) -> KeptBoxes:
     """Do the work of `kept_boxes`; `keys`: int64, shape (n_boxes,)."""
-    found = cache.find(keys)
+    found = cache.find(keys if len(cache) else ())
     n_left = len(boxes) - len(found.taken)
     if found.taken:
         addresses = found.addresses
@@ -177,8 +186,8 @@ def _mark_kept(
     if not may_drop and not cache.has_room:
         return KeptBoxes(cache, found)
     new = np.where(boxes[:, FILE] == FILLED, NO_KEY, keys)
-    wanted = new if use is CacheUse.KEEP_ALL else cache.wanted(new)
-    if cache.is_sparing and max(wanted) < 0:
+    wanted = cache.wanted(new, weight)
+    if wanted is None:
         return KeptBoxes(cache, found)
     claimed = cache.claim(wanted, may_drop=may_drop)
     boxes[:, KEEP] = claimed.addresses

@@ -29,7 +29,7 @@ from gpushard.fused.files import (
     window_nbytes,
 )
 from gpushard.fused.filling import fill_for, little_fill
-from gpushard.fused.kept import CacheUse, cache_use, kept_boxes
+from gpushard.fused.kept import kept_boxes, short_weight
 from gpushard.fused.laid import Boxes, Coordinate, Mesh, Scattered, grid_of, laid
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.room import address_of
@@ -133,9 +133,10 @@ class ShortReader:
             [shard_row(k, h) for k, h in zip(known, handles, strict=True)], np.int64
         )
         planned = self._planned._replace(target=address_of(out))
-        use = cache_use(source, wanted, known[0])
-        call = self._call_for(source, wanted, out.nbytes, use)
-        if call is not None and isinstance(wanted, Mesh):
+        call = self._call_for(source, wanted, out.nbytes)
+        chunk_us = self._chain.pace.work_us(self._chain.chunk_nbytes)
+        weight = short_weight(source, wanted, known[0], chunk_us)
+        if call is not None and weight is None and isinstance(wanted, Mesh):
             is_near = not _waits(known[0], handles[0], wanted.entry)
             if is_near and call.read_axes(planned, wanted, rows):
                 self._confirm(handles)
@@ -148,7 +149,7 @@ class ShortReader:
         if fill is None and (columns[:, FILE] == FILLED).any():
             return False
         ends, n_wanted = rows[:, END], len(columns)
-        kept = kept_boxes(source, columns, known, ends, n_wanted, use)
+        kept = kept_boxes(source, columns, known, ends, n_wanted, weight)
         is_read = self._place(source, boxes, out.nbytes)
         if kept is None or not kept.is_all_found:
             self._confirm(handles)
@@ -166,12 +167,11 @@ class ShortReader:
         source: Source,
         wanted: Mesh | Scattered,
         out_nbytes: int,
-        use: CacheUse,
     ) -> OneCall | None:
         """What reads all boxes in one call of this thread; None if more is needed."""
         if self._call is None or out_nbytes >= LARGE_NBYTES:
             return None
-        if use is not CacheUse.NONE or isinstance(wanted, Scattered):
+        if isinstance(wanted, Scattered):
             return None
         nbytes = self._chain.chunk_nbytes
         if self._chain.kind == RAW:

@@ -15,14 +15,12 @@ import numpy as np
 
 from gpushard.memory.chunk_share import ChunkShare
 from gpushard.memory.chunk_slots import LINE_NBYTES, Hold, Keys, Slots
-from gpushard.memory.misses import WHOLE, Misses
+from gpushard.memory.misses import ENOUGH, WHOLE, Misses
 from gpushard.selecting.selection import Ints
 
-# A read of more inner chunks spends little on each, and would fill much of the memory.
-_MOST_SOUGHT = 64
-# At least so many misses are remembered by a sparing cache of large inner chunks. The
-# more are, the more random reads seem to come back.
-_LEAST_REMEMBERED = 16
+# Misses that a sparing cache remembers, for each inner chunk that there is room for. Of
+# more, most would be dropped again before the next read of them.
+_REMEMBERED = 2
 # The deque of holders that let go is counted off when it is longer than this.
 _MOST_LEFT = 64
 # From this many keys on, a lookup uses sorted columns. If far more inner chunks are
@@ -73,8 +71,8 @@ class ChunkCache:
         self._room = Slots(self._slot_nbytes, is_shared=self.is_sparing)
         self._slot_of: dict[int, int] = {}
         self._sorted: tuple[Ints, Ints] | None = None
-        least = _LEAST_REMEMBERED if self.is_sparing else 0
-        self._missed = Misses(max(self.n_most // 2, least))
+        n_remembered = self.n_most * (_REMEMBERED if self.is_sparing else 1)
+        self._missed = Misses(n_remembered)
 
     def give_up_half(self) -> None:
         """Drop half of the inner chunks and their memory, if nobody is using either.
@@ -140,7 +138,7 @@ class ChunkCache:
 
     def serves(self, n_chunks: int) -> bool:
         """Whether a read of `n_chunks` inner chunks is to use this cache at all."""
-        return not self.is_sparing or n_chunks <= min(self.n_most, _MOST_SOUGHT)
+        return not self.is_sparing or n_chunks <= self.n_most
 
     def wants(self, key: int, weight: int = WHOLE) -> bool:
         """Whether to keep an inner chunk that a read of a single one has missed.
@@ -156,22 +154,20 @@ class ChunkCache:
         """
         if not self.is_sparing and self.has_room:
             return True
-        missed = self._missed
-        if missed.weight(key) >= WHOLE:
-            return True
-        missed.note(key, weight if self.is_sparing else WHOLE)
-        return False
+        spent = self._missed.add(key, weight if self.is_sparing else WHOLE)
+        return spent >= ENOUGH
 
-    def wanted(self, keys: Keys, weight: int = WHOLE) -> Keys:
-        """The keys of missed inner chunks to keep; the others become -1."""
+    def wanted(self, keys: Ints, weight: int = WHOLE) -> Ints | None:
+        """The keys of missed inner chunks to keep; the others become -1.
+
+        None if nothing is to be kept.
+        """
         if not self.is_sparing:
             return keys
-        listed = _listed(keys)
-        # Each once: a read that takes several parts of one has missed it once.
-        kept = {key for key in set(listed) if key >= 0 and self.wants(key, weight)}
-        return [key if key in kept else -1 for key in listed]
+        is_back = self._missed.add_all(keys, weight) >= ENOUGH
+        return np.where(is_back, keys, -1) if is_back.any() else None
 
-    def is_back(self, key: int, n_chunks: int, weight: int = WHOLE) -> bool:
+    def is_back(self, key: int, weight: int = WHOLE) -> bool:
         """Whether a read of several inner chunks was lately at the first one of them.
 
         That one stands for all, as looking for each costs more than LZ4 takes to decode
@@ -181,16 +177,10 @@ class ChunkCache:
         ----------
         key
             Key of the first inner chunk.
-        n_chunks
-            Number of inner chunks of the read.
         weight
             What the read spends on each of them.
         """
-        missed = self._missed
-        if key in self._slot_of or missed.weight(key) >= WHOLE:
-            return True
-        missed.note(key, weight, n_chunks)
-        return False
+        return key in self._slot_of or self.wants(key, weight)
 
     def _slots(self, keys: Keys) -> Keys:
         """Slot of each key; -1: none."""

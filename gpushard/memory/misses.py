@@ -1,44 +1,58 @@
-"""Which inner chunks were read lately without being kept, and what that has cost."""
+"""What reads have lately spent on inner chunks that are not kept."""
 
 from __future__ import annotations
 
+import numpy as np
+
+from gpushard.selecting.selection import Ints
+
 WHOLE, PART = 4, 1
 """What a read spends on an inner chunk: all of it is decoded, or at most a quarter."""
+ENOUGH = WHOLE + 1
+"""On what comes back so much is spent: by the second read, or the fifth of parts."""
 
 
 class Misses:
     """Keys that were missed lately, each with what was spent on it since.
 
-    Threads that note keys at the same time forget a few.
+    A later key takes the place of an earlier one, so old keys are forgotten without
+    being looked for. Threads that add at the same time forget a few more.
 
     Parameters
     ----------
-    n_latest
-        As many of the latest inner chunks are remembered for sure, and twice as many at
-        most.
+    n_places
+        At most so many keys are remembered.
     """
 
-    def __init__(self, n_latest: int) -> None:
-        self._n_latest = n_latest
-        self._latest: dict[int, int] = {}
-        self._before: dict[int, int] = {}
-        self._n_noted = 0
+    def __init__(self, n_places: int) -> None:
+        # Odd: the keys of a column lie a power of two apart, and must not share places.
+        self._n_places = n_places | 1
+        # No key is in a new table: what was spent on any is 0.
+        self._keys = np.zeros(self._n_places, np.int64)
+        self._spent = np.zeros(self._n_places, np.int64)
 
     def __len__(self) -> int:
-        return len(self._latest) + len(self._before)
+        return int(np.count_nonzero(self._spent))
 
-    def weight(self, key: int) -> int:
-        """What was spent on an inner chunk lately."""
-        return self._latest.get(key) or self._before.get(key, 0)
+    def add(self, key: int, weight: int) -> int:
+        """What was lately spent on an inner chunk, with `weight`, which is added."""
+        at = key % self._n_places
+        if self._keys.item(at) == key:
+            weight += self._spent.item(at)
+        self._keys[at], self._spent[at] = key, weight
+        return weight
 
-    def note(self, key: int, weight: int, n_chunks: int = 1) -> None:
-        """Remember that `weight` was spent on an inner chunk.
+    def add_all(self, keys: Ints, weight: int) -> Ints:
+        """As `add` for each of `keys`; of equal keys, `weight` is added once.
 
-        It may stand for `n_chunks` that were read together.
+        Negative keys are of what cannot be kept: nothing was spent on it.
         """
-        latest = self._latest
-        if key not in latest:
-            self._n_noted += n_chunks
-        latest[key] = self.weight(key) + weight
-        if self._n_noted > self._n_latest:
-            self._before, self._latest, self._n_noted = latest, {}, 0
+        at = keys % self._n_places
+        spent = np.where(self._keys[at] == keys, self._spent[at], 0) + weight
+        if keys.min(initial=0) < 0:
+            real = keys >= 0
+            spent[~real] = 0
+            self._keys[at[real]], self._spent[at[real]] = keys[real], spent[real]
+        else:
+            self._keys[at], self._spent[at] = keys, spent
+        return spent

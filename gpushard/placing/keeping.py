@@ -48,7 +48,9 @@ def first_key(source: Source, known: KnownIndex | None) -> int | None:
     return known.first_key
 
 
-def keys_of(source: Source, known: Sequence[Any], shard: Ints, entry: Ints) -> Ints:
+def keys_of(
+    source: Source, known: Sequence[Any], shard: Ints | None, entry: Ints
+) -> Ints:
     """Keys of inner chunks: int64, shape (n_chunks,); negative where none can be kept.
 
     Parameters
@@ -57,11 +59,11 @@ def keys_of(source: Source, known: Sequence[Any], shard: Ints, entry: Ints) -> I
         Index of each shard; any other object if a shard is missing or damaged.
     shard, entry
         int64, shape (n_chunks,). The shard of each inner chunk, and its place in the
-        index of that shard.
+        index of that shard. `shard` may be None if there is only one.
     """
     first = [first_key(source, k) if isinstance(k, KnownIndex) else None for k in known]
     firsts = [NO_KEY if key is None else key for key in first]
-    if len(firsts) == 1:
+    if shard is None or len(firsts) == 1:
         return entry + firsts[0]
     return np.array(firsts, np.int64)[shard] + entry
 

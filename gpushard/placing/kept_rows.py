@@ -33,14 +33,19 @@ def find_kept(job: Job, block: ShardBlock, found: Found, rows: Ints) -> Places |
     return Places.of(cache, cache.find(keys), rows, len(block.shard))
 
 
-def claim(job: Job, kept: Places, rows: Ints) -> Places:
+def claim(job: Job, kept: Places, rows: Ints) -> Places | None:
     """Places for inner chunks that are about to be decoded, while there is room.
+
+    None if none of them is to be kept.
 
     `kept` is the result of `find_kept` for inner chunks that include `rows`.
     """
     may_drop = fits(job.source, job.plan.n_chunks)
     keys = np.asarray(kept.hold.keys)[kept.nth[rows]]
-    hold = kept.cache.claim(kept.cache.wanted(keys), may_drop=may_drop)
+    wanted = kept.cache.wanted(keys)
+    if wanted is None:
+        return None
+    hold = kept.cache.claim(wanted, may_drop=may_drop)
     return Places.of(kept.cache, hold, rows, len(kept.nth))
 
 
