@@ -42,3 +42,10 @@ def test_on_what_cannot_be_kept_nothing_is_spent():
     keys = np.array([-5, 3, -5, -(1 << 62) + 3])
     assert missed.add_all(keys, 9).tolist() == [0, 9, 0, 0]
     assert len(missed) == 1
+
+
+def test_fewer_are_remembered_of_keys_that_stand_for_several():
+    missed = Misses(20)
+    for key in range(6):
+        missed.add(key, 1, 4)
+    assert [missed.add(key, 1, 4) for key in (5, 4, 3, 2, 0)] == [2, 2, 2, 2, 1]

@@ -156,7 +156,8 @@ def short_weight(
         return None
     if known.index.state.item(wanted.entry) != PRESENT:
         return None
-    return ENOUGH if cache.is_back(first + wanted.entry, weight) else None
+    is_back = cache.is_back(first + wanted.entry, wanted.n_most, weight)
+    return ENOUGH if is_back else None
 
 
 def _weight_of(source: Source, wanted: Mesh) -> int:

@@ -167,7 +167,7 @@ class ChunkCache:
         is_back = self._missed.add_all(keys, weight) >= ENOUGH
         return np.where(is_back, keys, -1) if is_back.any() else None
 
-    def is_back(self, key: int, weight: int = WHOLE) -> bool:
+    def is_back(self, key: int, n_chunks: int, weight: int = WHOLE) -> bool:
         """Whether a read of several inner chunks was lately at the first one of them.
 
         That one stands for all, as looking for each costs more than LZ4 takes to decode
@@ -177,10 +177,14 @@ class ChunkCache:
         ----------
         key
             Key of the first inner chunk.
+        n_chunks
+            Number of inner chunks of the read.
         weight
             What the read spends on each of them.
         """
-        return key in self._slot_of or self.wants(key, weight)
+        if key in self._slot_of:
+            return True
+        return self._missed.add(key, weight, n_chunks) >= ENOUGH
 
     def _slots(self, keys: Keys) -> Keys:
         """Slot of each key; -1: none."""

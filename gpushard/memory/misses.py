@@ -34,9 +34,13 @@ class Misses:
     def __len__(self) -> int:
         return int(np.count_nonzero(self._spent))
 
-    def add(self, key: int, weight: int) -> int:
-        """What was lately spent on an inner chunk, with `weight`, which is added."""
-        at = key % self._n_places
+    def add(self, key: int, weight: int, n_chunks: int = 1) -> int:
+        """What was lately spent on an inner chunk, with `weight`, which is added.
+
+        If the key stands for `n_chunks`, it has the room of so many: of reads of
+        several inner chunks, fewer are remembered.
+        """
+        at = key % (self._n_places // n_chunks | 1)
         if self._keys.item(at) == key:
             weight += self._spent.item(at)
         self._keys[at], self._spent[at] = key, weight
