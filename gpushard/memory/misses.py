@@ -11,6 +11,8 @@ WHOLE, PART = 4, 1
 ENOUGH = WHOLE + 1
 """On what comes back so much is spent: by the second read, or the fifth of parts."""
 
+_MOST_PLACES = 1 << 16
+
 
 class Misses:
     """Keys that were missed lately, each with what was spent on it since.
@@ -21,12 +23,12 @@ class Misses:
     Parameters
     ----------
     n_places
-        At most so many keys are remembered.
+        At most so many keys are remembered, and at most 65,537.
     """
 
     def __init__(self, n_places: int) -> None:
         # Odd: the keys of a column lie a power of two apart, and must not share places.
-        self._n_places = n_places | 1
+        self._n_places = min(n_places, _MOST_PLACES) | 1
         # No key is in a new table: what was spent on any is 0.
         self._keys = np.zeros(self._n_places, np.int64)
         self._spent = np.zeros(self._n_places, np.int64)
