@@ -205,3 +205,10 @@ def test_a_group_is_told_array_by_array_and_in_all(damaged, tmp_path):
     assert lines[-1].startswith(f"{tmp_path / 'g'}: Damaged: 1 of 2 arrays, in ")
     run("verify", tmp_path / "g", "--html", tmp_path / "v.html", code=1)
     assert "Damaged: 1 of 2 arrays, in " in (tmp_path / "v.html").read_text()
+
+
+def test_one_thing_that_could_not_be_verified_is_told_in_the_singular(tmp_path):
+    zarr.create_group(tmp_path / "g")
+    (tmp_path / "g" / "round").symlink_to(tmp_path / "g" / "round")
+    result = run("verify", tmp_path / "g", code=2)
+    assert "1 thing could not be verified" in result.stdout

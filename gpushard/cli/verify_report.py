@@ -37,7 +37,8 @@ def verdict(verified: Verification) -> str:
     if verified.status == "whole":
         return "whole, as far as was checked"
     if verified.status == "unverified":
-        return f"{verified.n_unverified:,} things could not be verified"
+        things = "thing" if verified.n_unverified == 1 else "things"
+        return f"{verified.n_unverified:,} {things} could not be verified"
     n_findings, n_chunks = verified.n_damage, verified.n_damaged_inner_chunks
     cost = "finding costs" if n_findings == 1 else "findings cost"
     chunks = "inner chunk" if n_chunks == 1 else "inner chunks"
