@@ -163,10 +163,7 @@ class ShortReader:
                 self._store.confirm(handle)
 
     def _call_for(
-        self,
-        source: Source,
-        wanted: Mesh | Scattered,
-        out_nbytes: int,
+        self, source: Source, wanted: Mesh | Scattered, out_nbytes: int
     ) -> OneCall | None:
         """What reads all boxes in one call of this thread; None if more is needed."""
         if self._call is None or out_nbytes >= LARGE_NBYTES:

@@ -1,0 +1,49 @@
+"""Compaction drops what a shard does not use, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpushard
+from test_writing_strategies import (
+    Killed,
+    cut_off_after,
+    new,
+    noise,
+    shard_path,
+)
+from zarr_oracle import assert_same_bits
+
+
+def test_compaction_drops_unused_space_and_copies_the_rest(tmp_path):
+    a = new(tmp_path / "a", "append_only", "end")
+    a[...] = noise()
+    compact_nbytes = shard_path(tmp_path / "a").stat().st_size
+    for _ in range(3):
+        a[:8] = noise(2)[:8]
+    grown_nbytes = shard_path(tmp_path / "a").stat().st_size
+    want = a[...]
+    assert gpushard.compact(a) == grown_nbytes - compact_nbytes
+    assert shard_path(tmp_path / "a").stat().st_size == compact_nbytes
+    compacted = shard_path(tmp_path / "a").stat()
+    assert gpushard.compact(a) == 0
+    assert shard_path(tmp_path / "a").stat() == compacted, "it was not written again"
+    assert_same_bits(a[...], want)
+    a[...] = 0
+    gpushard.compact(a)
+    assert not shard_path(tmp_path / "a").exists()
+
+
+def test_compaction_undoes_a_torn_write_first(tmp_path, monkeypatch):
+    a = new(tmp_path / "a", "fixed_order", "end", compressors=None)
+    a[...] = want = noise()
+    with monkeypatch.context() as patch:
+        cut_off_after(3, patch)
+        with pytest.raises(Killed):
+            a[2:6, 2:6] = 9
+    with pytest.raises(gpushard.CorruptShardError):
+        a[...]
+    assert gpushard.compact(a) == 0
+    assert_same_bits(a[...], want)
+    shard_path(tmp_path / "a").unlink()
+    assert gpushard.compact(a) == 0
