@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from zarr.codecs import BloscCodec, ZstdCodec
 
 import gpushard
 from array_strategies import codec
@@ -141,6 +143,25 @@ def test_lists_of_many_pieces_stay_as_long_as_their_boxes(arrays, monkeypatch):
     key = random_points(4000)
     for place, threads in product(places, (1, 3)):
         assert_same_bits(opened(place, threads=threads).vindex[key], full[key])
+
+
+@pytest.mark.parametrize("codec_class", [ZstdCodec, BloscCodec])
+def test_parts_of_large_frames_reach_to_the_last_of_their_points(
+    codec_class, tmp_path, seen
+):
+    """Of 1 MiB only the blocks between the first and the last point are decoded."""
+    n, rng = 1 << 18, np.random.default_rng(0)
+    values = np.cumsum(rng.integers(0, 3, 8 * n), dtype="i4").reshape(8, n)
+    zarr.create_array(
+        tmp_path, data=values, chunks=(1, n), shards=(4, n), compressors=codec_class()
+    )
+    first = rng.integers(0, n // 2, (8, 1))
+    columns = np.sort(first + rng.integers(0, n // 4, (8, 150)))
+    rows = np.broadcast_to(np.arange(8)[:, None], columns.shape)
+    a = opened(str(tmp_path), threads=1)
+    for _ in range(2):
+        assert_same_bits(a.vindex[rows, columns], values[rows, columns])
+    assert_all_fused(seen)
 
 
 @pytest.mark.parametrize("chain", ["raw", "zstd", "lz4"])
