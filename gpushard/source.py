@@ -121,7 +121,9 @@ class Source(StoredArray):
         """
         if memory_limit is None:
             return self
-        limited = self._limited.get(memory_limit)
+        # Anything else is refused by the options, also where it equals the last limit.
+        is_whole = type(memory_limit) is int
+        limited = self._limited.get(memory_limit) if is_whole else None
         if limited is None:
             options = self.options.but(memory_limit=memory_limit)
             chunks = self.chunks if options.chunk_cache_nbytes else None

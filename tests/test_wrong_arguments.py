@@ -78,7 +78,7 @@ CASES: dict[str, tuple[Callable[[Place, Any], Any], tuple[Any, ...]]] = {
     "read(errors)": (lambda p, v: p.array.read(errors=v), (5, "x", None, {})),
     "read(memory_limit)": (
         lambda p, v: p.array.read(memory_limit=v),
-        (-1, "x", [], THING),
+        (-1, "x", [], THING, 0.5),
     ),
     "read_many": (lambda p, v: p.array.read_many(v), (5, None, "x", THING)),
     "read_many(out)": (
