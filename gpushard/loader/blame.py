@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpushard.errors import GpushardError
+from gpushard.layout import ArrayLayout
 from gpushard.loader.fields import Field
 from gpushard.selecting.selection import Ints
 
@@ -23,17 +24,29 @@ def name_samples(
     named = _field_of(error, fields)
     source = named.members[0].source
     error.add_context(store_url=source.store.url)
-    chunk = error.inner_chunk
-    if chunk and len(named.members) == 1:
-        axis = source.layout.inner_axes[0]
-        first = int(axis.start_of(chunk[0]))
-        stop = first + int(axis.length_of(chunk[0]))
-        samples = samples[named.touches(origins, first, stop)]
+    rows = _rows_of(error, source.layout) if len(named.members) == 1 else None
+    if rows is not None:
+        samples = samples[named.touches(origins, *rows)]
     told = np.sort(samples)[:_MOST_NAMED].tolist()
     more = "" if len(samples) <= _MOST_NAMED else f" and {len(samples) - len(told)}"
     which = ", ".join(map(str, told)) + (f"{more} more" if more else "")
     noun = "sample" if len(samples) == 1 else "samples"
     error.add_note(f"while a loader read {noun} {which} of {named.name}")
+
+
+def _rows_of(error: GpushardError, layout: ArrayLayout) -> tuple[int, int] | None:
+    """Rows of axis 0 in the inner chunk, or else the shard, that an error is about."""
+    keys, cell = layout.keys, error.inner_chunk
+    axes = layout.inner_axes
+    if cell is None and error.shard_key is not None:
+        key = error.shard_key.removeprefix(layout.key_prefix)
+        axes, cell = layout.axes, keys.stored_coordinates(key, layout.ndim)
+        if cell and keys.offset:
+            cell = (cell[0] - keys.offset[0],)
+    if not cell:
+        return None
+    first = int(axes[0].start_of(cell[0]))
+    return first, first + int(axes[0].length_of(cell[0]))
 
 
 def _field_of(error: GpushardError, fields: Sequence[Field]) -> Field:
