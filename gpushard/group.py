@@ -14,6 +14,7 @@ from gpushard.errors import (
     MetadataError,
     NoSuchArrayError,
     NotFoundError,
+    OptionError,
     naming,
 )
 from gpushard.hierarchies.documents import GroupDocument, cannot_list, join
@@ -35,6 +36,7 @@ def open_group(
     device: str | Device = "auto",
     storage_options: Mapping[str, Any] | None = None,
     options: Options = DEFAULT,
+    use_consolidated: bool | None = None,
 ) -> Group:
     """Open the group at `path` of a store: a mapping of names to arrays.
 
@@ -42,11 +44,16 @@ def open_group(
     ----------
     store, path, device, storage_options, options
         As for `open_array`.
+    use_consolidated
+        Whether the group's contents are those of its consolidated metadata, which may
+        be older than what the store has. None takes them where there are some.
 
     Raises
     ------
     NotFoundError
         There is no group at `path`.
+    OptionError
+        `use_consolidated` is True, and the group has no consolidated metadata.
     MetadataError
         Its metadata is malformed.
     StoreError
@@ -61,10 +68,20 @@ def open_group(
     ('month', 'level', 'latitude', 'longitude')
     """
     opened, place = located(store, path, device, storage_options, options)
+    if use_consolidated is not None:
+        instance(use_consolidated, "use_consolidated", bool)
+    reads_consolidated = use_consolidated is not False
     with naming(opened, place):
         with hinting(opened, place):
-            document = load_group(opened, place)
-        return Group(opened, document, device, options)
+            document = load_group(opened, place, reads_consolidated=reads_consolidated)
+        if use_consolidated and not document.is_consolidated:
+            raise OptionError(
+                "the group has no consolidated metadata",
+                expected="use_consolidated=False or None",
+                got="use_consolidated=True",
+                hint="leave the argument out, or run zarr.consolidate_metadata",
+            )
+        return Group(opened, document, device, options, reads_consolidated)
 
 
 class Group(Mapping[str, Array]):
@@ -81,6 +98,8 @@ class Group(Mapping[str, Array]):
     ----------
     store, document, device, options
         The group's store and contents, and the device and options of its arrays.
+    reads_consolidated
+        Whether consolidated metadata of groups below may be read.
     """
 
     def __init__(
@@ -89,11 +108,13 @@ class Group(Mapping[str, Array]):
         document: GroupDocument,
         device: str | Device,
         options: Options,
+        reads_consolidated: bool = True,
     ) -> None:
         self._store = store
         self._document = document
         self._device = device
         self._options = options
+        self._reads_consolidated = reads_consolidated
 
     @property
     def path(self) -> str:
@@ -133,8 +154,16 @@ class Group(Mapping[str, Array]):
         with naming(self._store, place):
             self._refuse_broken(name)
             known = group_below(self._document, name)
-            document = known or load_group(self._store, place)
-        return Group(self._store, document, self._device, self._options)
+            document = known or load_group(
+                self._store, place, reads_consolidated=self._reads_consolidated
+            )
+        return Group(
+            self._store,
+            document,
+            self._device,
+            self._options,
+            self._reads_consolidated,
+        )
 
     def __getitem__(self, name: str) -> Array:
         with naming(self._store, self._join(name)):

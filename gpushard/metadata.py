@@ -106,8 +106,13 @@ def parse_document(data: bytes, path: str, options: Options) -> ArrayLayout:
     return parse_array(decode_document(data, _DOCUMENT, path), path, options)
 
 
-def load_group(store: Store, path: str) -> GroupDocument:
+def load_group(
+    store: Store, path: str, *, reads_consolidated: bool = True
+) -> GroupDocument:
     """Group at `path` of a store, with what lies directly below it.
+
+    Consolidated metadata, which may be older than what they are about, are left alone
+    unless `reads_consolidated`.
 
     Raises
     ------
@@ -123,11 +128,11 @@ def load_group(store: Store, path: str) -> GroupDocument:
     path = path.strip("/")
     document = read_document(store, join(path, _DOCUMENT), path)
     if document is None or v3_draft.is_root(document):
-        return _load_older_group(store, path, document is None)
+        return _load_older_group(store, path, document is None, reads_consolidated)
     _check_node(document, path, "group")
     try:
         attributes = _attributes_of_group(document)
-        consolidated = _consolidated(document)
+        consolidated = _consolidated(document) if reads_consolidated else None
     except GpushardError as error:
         error.add_context(array_path=path)
         raise
@@ -198,9 +203,15 @@ def _attributes_of_group(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return as_object(document.get("attributes") or {}, "attributes", "attributes")
 
 
-def _load_older_group(store: Store, path: str, may_be_v2: bool) -> GroupDocument:
+def _load_older_group(
+    store: Store, path: str, may_be_v2: bool, reads_consolidated: bool
+) -> GroupDocument:
     """Group of Zarr v2, or of the draft of v3."""
-    group = v2_hierarchy.find_group(store, path) if may_be_v2 else None
+    group = None
+    if may_be_v2:
+        group = v2_hierarchy.find_group(
+            store, path, reads_consolidated=reads_consolidated
+        )
     if group is None:
         group = draft_hierarchy.find_group(store, path)
     if group is None:

@@ -151,6 +151,11 @@ def test_consolidated_metadata_is_used(place):
     assert_same_bits(g["below/deep"][...], np.array([1.5, 2.5]))
 
 
+def test_a_group_without_consolidated_metadata_is_refused_on_demand(place):
+    with pytest.raises(gpushard.OptionError, match="no consolidated metadata"):
+        gpushard.open_group(place, use_consolidated=True)
+
+
 def test_consolidated_metadata_have_the_groups_below_too(place):
     consolidate(place)
     for path in place.rglob("zarr.json"):
@@ -166,6 +171,22 @@ def test_consolidated_metadata_have_the_groups_below_too(place):
     assert list(below.group("deeper")) == list(g.group("below/deeper")) == ["c"]
     with pytest.raises(gpushard.NotFoundError):
         below.group("a")
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_consolidated_metadata_that_are_old_can_be_left_alone(tmp_path, zarr_format):
+    root = zarr.create_group(tmp_path, zarr_format=zarr_format)
+    below = root.create_group("below")
+    with quiet_zarr():
+        zarr.consolidate_metadata(tmp_path, "below", zarr_format=zarr_format)
+        zarr.consolidate_metadata(tmp_path, zarr_format=zarr_format)
+    for group in (root, below):
+        group.create_array("new", shape=(2,), chunks=(1,), dtype="i1")[...] = 5
+    old = gpushard.open_group(tmp_path, use_consolidated=True)
+    assert (list(old), list(old.group("below"))) == ([], [])
+    true = gpushard.open_group(tmp_path, use_consolidated=False)
+    assert (list(true), list(true.group("below"))) == (["new"], ["new"])
+    assert not true.group("below").is_consolidated
 
 
 def test_what_is_damaged_of_a_consolidated_group_below_is_told_there(place):

@@ -261,20 +261,6 @@ def test_arrays_without_names_of_dimensions_are_refused_by_name(tmp_path):
     assert not ours(tmp_path, drop_variables="bare")
 
 
-def test_consolidated_is_accepted_where_it_is_true(tmp_path):
-    group = zarr.create_group(tmp_path / "g")
-    group.create_array("x", shape=(4,), dtype="i4", dimension_names=["x"])[...] = 1
-    plain = xr.open_dataset(tmp_path / "g", engine="gpushard", consolidated=False)
-    with pytest.raises(gpushard.OptionError, match="consolidated=False or None"):
-        xr.open_dataset(tmp_path / "g", engine="gpushard", consolidated=True)
-    with pytest.warns(UserWarning, match="onsolidated"):
-        zarr.consolidate_metadata(tmp_path / "g")
-    held = xr.open_dataset(tmp_path / "g", engine="gpushard", consolidated=True)
-    assert held.equals(plain)
-    with pytest.raises(gpushard.OptionError, match="consolidated=True or None"):
-        xr.open_dataset(tmp_path / "g", engine="gpushard", consolidated=False)
-
-
 def test_a_broken_variable_is_named_and_can_be_left_out(tmp_path):
     group = zarr.create_group(tmp_path / "g")
     for name in ("x", "y", "below/z"):
@@ -306,14 +292,15 @@ def test_consolidated_metadata_are_demanded_or_declined(stored, tmp_path):
     zarr.open_group(tmp_path, mode="a")
     for wanted in (None, False):
         assert "a" in ours(tmp_path, consolidated=wanted)
-    with pytest.raises(OptionError, match="got consolidated=True"):
+    with pytest.raises(OptionError, match="no consolidated metadata"):
         ours(tmp_path, consolidated=True)
     with pytest.warns(match="Consolidated metadata"):
         zarr.consolidate_metadata(tmp_path)
-    for wanted in (None, True):
-        assert "a" in ours(tmp_path, consolidated=wanted)
-    with pytest.raises(OptionError, match="wherever a group has some"):
-        ours(tmp_path, consolidated=False)
+    zarr.create_array(
+        tmp_path / "new", shape=(2,), dtype="i1", dimension_names=["x"], chunks=(1,)
+    )
+    for wanted, names in ((None, {"a"}), (True, {"a"}), (False, {"a", "new"})):
+        assert set(ours(tmp_path, consolidated=wanted)) == names
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,10 @@ CASES: dict[str, tuple[Callable[[Place, Any], Any], tuple[Any, ...]]] = {
         NO_OPTIONS,
     ),
     "open_group(path)": (lambda p, v: gpushard.open_group(p.root, v), NO_TEXT),
+    "open_group(use_consolidated)": (
+        lambda p, v: gpushard.open_group(p.root / "g", use_consolidated=v),
+        (5, "yes", [], 1),
+    ),
     "open_group(options)": (
         lambda p, v: gpushard.open_group(p.root / "g", options=v),
         NO_OPTIONS,

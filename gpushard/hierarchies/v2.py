@@ -41,9 +41,13 @@ def find_array(store: Store, path: str) -> Document | None:
     return None
 
 
-def find_group(store: Store, path: str) -> GroupDocument | None:
+def find_group(
+    store: Store, path: str, *, reads_consolidated: bool = True
+) -> GroupDocument | None:
     """Group at `path`, with what lies below it; None if there is no node."""
-    consolidated = read_document(store, join(path, _CONSOLIDATED), path)
+    consolidated = None
+    if reads_consolidated:
+        consolidated = read_document(store, join(path, _CONSOLIDATED), path)
     if consolidated is not None:
         try:
             return _consolidated(consolidated, path)

@@ -79,8 +79,9 @@ class GpushardBackend(BackendEntrypoint):
             are read to, by default "cpu", even if there is a GPU; docs/xarray.md says
             why. `storage_options`, `options`: as for `open_group`. `drop_variables`:
             names of arrays that are not opened. `consolidated`: True refuses a group
-            without consolidated metadata, False one with it. `mask_and_scale`,
-            `decode_times`, `decode_coords`, ...: as in xarray.
+            without consolidated metadata, False leaves them alone; by default they are
+            used if there are any. `mask_and_scale`, `decode_times`, `decode_coords`,
+            ...: as in xarray.
 
         Raises
         ------
@@ -135,15 +136,8 @@ def _opened(  # noqa: PLR0913  what a caller may wish is a keyword each
         device=device,
         storage_options=storage_options,
         options=options,
+        use_consolidated=consolidated,
     )
-    if consolidated not in (None, opened.is_consolidated):
-        raise OptionError(
-            "gpushard reads consolidated metadata wherever a group has some",
-            array_path=opened.path,
-            expected=f"consolidated={opened.is_consolidated} or None",
-            got=f"consolidated={consolidated!r}",
-            hint="leave the argument out, or run zarr.consolidate_metadata",
-        )
     return opened, _names(drop_variables), decoding
 
 
