@@ -158,6 +158,8 @@ class Suite:
 
     def run(self, configs: list[Config], tell: Callable[[str], None]) -> None:
         """Measure every workload on every array, one array at a time."""
+        if self.settings.directory is not None:
+            self.settings.directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.settings.directory) as root:
             values: NDArray[Any] = np.empty(0)
             for i, config in enumerate(configs):
