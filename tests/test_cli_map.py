@@ -201,6 +201,17 @@ def test_svg_is_well_formed_and_labels_every_piece(path, tmp_path):
     assert any(t.startswith("index, bytes 28 to 96") for t in labels)
 
 
+def test_svg_of_an_array_with_a_control_character_in_its_name_is_well_formed(
+    path, tmp_path
+):
+    odd = tmp_path / "esc\x1b[31m"
+    path.rename(odd)
+    out = tmp_path / "map.svg"
+    run("map", odd, "--out", out)
+    texts = ElementTree.parse(out).getroot().itertext()
+    assert any(r"esc\x1b[31m" in text for text in texts)
+
+
 def test_png_is_a_png(path, tmp_path):
     pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
     out = tmp_path / "map.png"

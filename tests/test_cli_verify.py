@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 
 import numpy as np
@@ -42,6 +43,17 @@ def test_a_whole_array_is_told_with_what_was_not_checked(shards):
     assert "--decode" in lines[-1]
     assert result.stderr == ""
     assert "NOT checked" not in run("verify", shards, "--decode").stdout
+
+
+def test_names_that_are_no_text_are_spelled_out_in_the_page(tmp_path):
+    group = zarr.create_group(tmp_path / "g")
+    for name in ("esc\x1b", os.fsdecode(b"bad\xff")):
+        made = group.create_array("a", shape=(2,), chunks=(2,), dtype="i4")
+        made[:] = 1
+        os.rename(tmp_path / "g" / "a", tmp_path / "g" / name)
+    out = tmp_path / "v.html"
+    run("verify", tmp_path / "g", "--html", out, code=2)
+    assert {r"esc\x1b", r"bad\udcff"} <= set(re.findall(r"[\w\\]+", out.read_text()))
 
 
 def test_damage_exits_with_1_and_is_told_in_every_form(damaged, tmp_path):

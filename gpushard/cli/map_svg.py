@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from gpushard.cli.map_marks import KINDS, WIDTH, Mark, Panel
-from gpushard.cli.page import facts_table, page
+from gpushard.cli.page import escaped, facts_table, page
 
 _MARGIN, _TITLE = 16.0, 30.0
 # Dark to bright and blue to yellow, distinguishable with every kind of colour vision
@@ -93,7 +92,7 @@ def _panel_svg(panel: Panel, *, name: str) -> str:
     return (
         f'<svg class="picture" id="{name}" role="img"'
         f' viewBox="-1 -1 {WIDTH + 2:.0f} {height + 2:.0f}"'
-        f' tabindex="0" aria-label="{escape(panel.title)}">{_DEFS}{marks}</svg>'
+        f' tabindex="0" aria-label="{escaped(panel.title)}">{_DEFS}{marks}</svg>'
     )
 
 
@@ -101,13 +100,13 @@ def picture_svg(title: str, lines: Sequence[str], panels: Sequence[Panel]) -> st
     """SVG file of all pictures of a shard, below a title and lines of text."""
     x = _MARGIN
     y = _MARGIN + 18
-    body = [f'<text x="{x}" y="{y}" font-weight="bold">{escape(title)}</text>']
+    body = [f'<text x="{x}" y="{y}" font-weight="bold">{escaped(title)}</text>']
     for line in lines:
         y += 20
-        body.append(f'<text x="{x}" y="{y}">{escape(line)}</text>')
+        body.append(f'<text x="{x}" y="{y}">{escaped(line)}</text>')
     for panel in panels:
         y += _TITLE
-        body.append(f'<text x="{x}" y="{y}">{escape(panel.title)}</text>')
+        body.append(f'<text x="{x}" y="{y}">{escaped(panel.title)}</text>')
         y += 8
         marks = "".join(map(_mark, panel.marks))
         body.append(f'<g transform="translate({x} {y:.0f})">{marks}</g>')
@@ -132,7 +131,7 @@ def _legend(x: float, y: float) -> tuple[str, int]:
     ]
     text = "".join(
         f'{_mark(mark)}<text x="{mark.x + 40}" y="{mark.y + 12:.1f}">'
-        f"{escape(mark.label)}</text>"
+        f"{escaped(mark.label)}</text>"
         for mark in marks
     )
     return text, len(marks)
@@ -151,7 +150,7 @@ def _mark(mark: Mark) -> str:
     return (
         f'<rect class="mark {mark.kind}" x="{mark.x:.2f}" y="{mark.y:.2f}"'
         f' width="{mark.width:.2f}" height="{mark.height:.2f}"{fill}>'
-        f"<title>{escape(mark.label)}</title></rect>"
+        f"<title>{escaped(mark.label)}</title></rect>"
     )
 
 
@@ -160,11 +159,11 @@ def map_html(
 ) -> str:
     """The HTML of a page about what `title` names: its figures and its pictures."""
     pictures = "".join(
-        f"<h2>{escape(panel.title)}</h2>{_panel_svg(panel, name=f'picture-{i}')}"
+        f"<h2>{escaped(panel.title)}</h2>{_panel_svg(panel, name=f'picture-{i}')}"
         for i, panel in enumerate(panels)
     )
     body = (
-        f"<h1>{escape(title)}</h1>{facts_table(rows)}{pictures}"
+        f"<h1>{escaped(title)}</h1>{facts_table(rows)}{pictures}"
         '<p id="details" role="status">Point at a piece, or focus a picture and use'
         " the arrow keys, to see what it is.</p>"
         f"<h2>Legend</h2>{_legend_svg()}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from gpushard.cli.output import printable
+
 _STYLE = """
 :root { --ink: #1b1b1b; --paper: #ffffff; --soft: #f2f3f5; --line: #8a8a8a;
   --bad: #a3003f; --warn: #7a4b00; --good: #00614b; --link: #004a9f; }
@@ -50,15 +52,20 @@ def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)}</title><style>{_STYLE}{style}</style></head>"
+        f"<title>{escaped(title)}</title><style>{_STYLE}{style}</style></head>"
         f"<body><main>{body}</main>{tail}</body></html>\n"
     )
+
+
+def escaped(text: str) -> str:
+    """HTML of any text; XML, so that of an SVG too, has no control characters."""
+    return escape(printable(text))
 
 
 def facts_table(rows: Iterable[tuple[str, str]]) -> str:
     """HTML of a table of labels and texts."""
     lines = (
-        f'<tr><th scope="row">{escape(label)}</th><td>{escape(text)}</td></tr>'
+        f'<tr><th scope="row">{escaped(label)}</th><td>{escaped(text)}</td></tr>'
         for label, text in rows
     )
     return f"<table>{''.join(lines)}</table>"
@@ -68,7 +75,7 @@ def columns_table(
     names: Sequence[str], rows: Iterable[Sequence[str]], *, name: str
 ) -> str:
     """HTML of a table with a head, its cells escaped already."""
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in names)
+    head = "".join(f'<th scope="col">{escaped(text)}</th>' for text in names)
     lines = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return (

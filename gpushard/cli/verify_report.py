@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpushard.cli.files import write_text
-from gpushard.cli.page import columns_table, facts_table, page
+from gpushard.cli.page import columns_table, escaped, facts_table, page
 
 if TYPE_CHECKING:
     from gpushard.cli.verification import Outcome
@@ -123,9 +122,9 @@ def write_report(path: Path, outcome: Outcome) -> None:
     heading = f"Verification of {outcome.url}"
     n_findings = sum(verified.n_findings for verified in outcome.arrays)
     body = (
-        f"<h1>{escape(heading)}</h1>"
+        f"<h1>{escaped(heading)}</h1>"
         f'<p class="badge {_css(outcome.status)}" id="status">'
-        f"{escape(total(outcome))}</p>"
+        f"{escaped(total(outcome))}</p>"
         f"<h2>Findings ({n_findings:,})</h2>{_findings_html(outcome)}"
         + "".join(map(_array_html, outcome.arrays))
     )
@@ -138,7 +137,7 @@ def _css(status: str) -> str:
 
 def _array_html(verified: Verification) -> str:
     rows = [("verdict", verdict(verified)), *rows_of(verified)]
-    return f"<h2>{escape(verified.array or 'the array')}</h2>{facts_table(rows)}"
+    return f"<h2>{escaped(verified.array or 'the array')}</h2>{facts_table(rows)}"
 
 
 def _findings_html(outcome: Outcome) -> str:
@@ -161,9 +160,9 @@ def _cells(findings: list[Finding]) -> Iterator[tuple[str, ...]]:
     for found in findings:
         yield (
             f'<span class="badge {found.severity}">{found.severity}</span>',
-            escape(found.kind),
-            escape(found.shard_key),
-            escape(place(found)),
+            escaped(found.kind),
+            escaped(found.shard_key),
+            escaped(place(found)),
             f"{found.n_inner_chunks:,}",
-            escape(story(found)),
+            escaped(story(found)),
         )
