@@ -100,6 +100,21 @@ def test_info_lists_groups_and_what_cannot_be_read(tmp_path):
     assert "below/" in run("info", tmp_path).stdout
 
 
+def test_a_child_that_cannot_be_read_leaves_the_table_of_the_others_narrow(tmp_path):
+    group = zarr.create_group(tmp_path)
+    group.create_array("good", shape=(2,), chunks=(2,), dtype="i4")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "zarr.json").write_text("no JSON")
+    lines = run("info", tmp_path).stdout.splitlines()
+    assert [line.split() for line in lines[:2]] == [
+        ["name", "shape", "dtype", "inner", "chunks", "shards"],
+        ["good", "(2,)", "int32", "(2,)", "-"],
+    ]
+    assert max(map(len, lines[:2])) < 60
+    assert lines[2].startswith("bad  ")
+    assert "zarr.json" in lines[2]
+
+
 def test_info_of_an_empty_group_says_so(tmp_path):
     zarr.create_group(tmp_path)
     assert "empty" in run("info", tmp_path).stdout

@@ -37,6 +37,7 @@ def info(
             print_json(facts)
         elif facts["node_type"] == "group":
             print_table(_group_rows(facts))
+            print_table(_unread_rows(facts))
             print_table(_attribute_rows(facts))
         else:
             print_table([*_array_rows(facts), *_attribute_rows(facts)])
@@ -46,7 +47,7 @@ def info(
 
 
 def _group_rows(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One row for each child of a group."""
+    """One row for each child of a group that can be read."""
     if facts["why_not_listed"]:
         hint = f"name an array or a group in it: {facts['url'].rstrip('/')}/NAME"
         return [("a group", f"{facts['why_not_listed']}; {hint}")]
@@ -54,12 +55,16 @@ def _group_rows(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
         return [("the group is empty",)]
     rows: list[tuple[str, ...]] = [("name", "shape", "dtype", "inner chunks", "shards")]
     for name, child in facts["arrays"].items():
-        if "error" in child:
-            rows.append((name, child["error"]))
-        else:
+        if "error" not in child:
             cells = (child["shape"], child["dtype"], child["chunks"], child["shards"])
             rows.append((name, *map(_text, cells)))
     return [*rows, *((f"{name}/", "group") for name in facts["groups"])]
+
+
+def _unread_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Why the other children cannot be read; no column is as wide as these."""
+    children = facts["arrays"].items()
+    return [(name, child["error"]) for name, child in children if "error" in child]
 
 
 def _array_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
