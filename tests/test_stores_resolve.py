@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import os
 import pickle
 import subprocess
@@ -394,3 +395,20 @@ def test_an_array_inside_a_zip_file_is_named_by_one_path(tmp_path):
     assert store.get("deep/u/zarr.json")
     assert resolve(path)[1] == ""
     assert resolve(f"{path}/deep", "u")[1] == "deep/u"
+
+
+def test_a_link_that_leads_nowhere_is_called_a_link(tmp_path):
+    (tmp_path / "gone").symlink_to("no-such-directory")
+    (tmp_path / "round").symlink_to("round")
+    for name in ("gone", "round"):
+        with pytest.raises(NotFoundError, match=f"symbolic link .*{name}' leads nowhe"):
+            resolve(tmp_path / name)
+
+
+def test_a_path_that_may_not_be_searched_is_not_called_missing(tmp_path, monkeypatch):
+    def refused(path: object, **_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "stat", refused)
+    with pytest.raises(StoreError, match=r"a' ?: Permission denied; check the permiss"):
+        resolve(str(tmp_path / "a"))

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from gpushard.arguments import instance
-from gpushard.errors import NotFoundError, UnsupportedError
+from gpushard.errors import NotFoundError, StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
@@ -240,7 +240,25 @@ def _resolve_local(path: str, options: Options) -> tuple[Store, str]:
             got="a file",
             hint="name the directory that holds zarr.json",
         )
+    _refuse_unreachable(path)
     raise NotFoundError(f"there is no directory {path!r}", hint=_hint_on(path))
+
+
+def _refuse_unreachable(path: str) -> None:
+    """Refuse a path that may well name a directory, but does not lead there."""
+    try:
+        os.stat(path)
+    except PermissionError as error:
+        raise StoreError(
+            f"cannot look for {path!r}: {error.strerror}",
+            hint="check the permissions of the directories above it",
+        ) from error
+    except (OSError, ValueError):
+        if os.path.islink(path):
+            raise NotFoundError(
+                f"the symbolic link {path!r} leads nowhere",
+                hint="mount or fetch what it leads to, or correct the link",
+            ) from None
 
 
 def _hint_on(path: str) -> str:
