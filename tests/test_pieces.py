@@ -21,6 +21,7 @@ from gpushard.report import Tally
 from gpushard.selecting.expressions import basic
 from gpushard.selecting.patches import Patches
 from hostile_shards import ZSTD
+from lone_chunks import let_little_count
 from spec_shards import LITTLE, document, sharding
 from zarr_oracle import held
 
@@ -193,3 +194,18 @@ def test_pieces_have_nested_shards_whose_indexes_fit():
     assert max(len(set(places)) for places in nested) == n_fitting
     # No nested shard is in two pieces, so each index is read once.
     assert sum(len(set(places)) for places in nested) == 16
+
+
+def test_beside_an_inner_chunk_that_takes_most_of_the_limit_its_stored_bytes_fit(
+    monkeypatch,
+):
+    let_little_count(monkeypatch)
+    n = 10 * MIB
+    job = job_of(document((n,), (n,), LITTLE, ZSTD), ..., memory_limit=12 * MIB)
+    room = job.source.room
+    assert room.is_tight
+    assert 1 < room.most_stored_nbytes < 4 * MIB
+    assert job.batch_nbytes(n, 1) == room.most_stored_nbytes
+    wide = replace(job, source=job.source.limited(64 * MIB))
+    assert not wide.source.room.is_tight
+    assert wide.batch_nbytes(n, 1) == 4 * MIB
