@@ -30,7 +30,7 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import files, one_call, runner, short
+from gpushard.fused import files, one_call, runner
 from gpushard.fused.columns import FILE, HANDLE
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.room import Room
@@ -378,17 +378,3 @@ def test_boxes_that_seem_to_go_on_are_told_apart(seen, tmp_path):
     want = np.frombuffer(b"".join(halves), np.uint8).reshape(4, 8)
     assert_same_bits(a[1:, 5:], want[1:, 5:])
     assert_all_fused(seen)
-
-
-def test_disks_are_told_ahead_where_the_first_request_would_wait(
-    monkeypatch, seen, tmp_path
-):
-    told: list[tuple[int, int]] = []
-    for module in (files, short):
-        monkeypatch.setattr(module, "is_in_memory", lambda *_: False)
-    monkeypatch.setattr(files, "read_ahead", lambda _, *place: told.append(place))
-    place = stored([ZSTD]).placed("local", tmp_path)
-    a = gpushard.open_array(place, options=FUSED)
-    assert_same_bits(a[...], VALUES)
-    assert_all_fused(seen)
-    assert len(told) == 4  # once of each file

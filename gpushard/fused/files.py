@@ -69,6 +69,7 @@ class FileBoxes:
     window_nbytes: int
     finish: Callable[[FileBoxes], None]
     _n_announced: int = 0
+    _waits: bool = False
     _n_under_way: int = 0
     _is_over: bool = False
     _lock: Lock = field(default_factory=Lock)
@@ -106,11 +107,18 @@ class FileBoxes:
         return np.unique(np.searchsorted(bounds, at, "right") - 1).tolist()
 
     def _announce(self) -> None:
-        """Have the disk start on the shares that will be claimed soon."""
+        """Have the disk start on the shares that will be claimed soon.
+
+        Shares behind one that waits are not asked for: the system may have read on into
+        their first bytes.
+        """
         shares = self.shares
         last = shares.soon()
         for s in range(max(self._n_announced, shares.first_left), last):
-            announce(self.boxes[shares.cuts[s] : shares.cuts[s + 1]])
+            boxes = self.boxes[shares.cuts[s] : shares.cuts[s + 1]]
+            self._waits = self._waits or wait_for_disk(boxes)
+            if self._waits:
+                announce(boxes)
         self._n_announced = last
 
 
@@ -266,17 +274,25 @@ def spanned_nbytes(boxes: Ints) -> int:
     return int((np.maximum.reduceat(boxes[:, HIGH], firsts) - low).max())
 
 
+def wait_for_disk(boxes: Ints) -> bool:
+    """Whether the first box in a file has to be read from the disk.
+
+    To ask has the system read it, so that a later question may be answered otherwise.
+    """
+    if len(boxes) and boxes.item(0, FILE) < 0:
+        boxes = boxes[boxes[:, FILE] >= 0]
+    return len(boxes) > 0 and not is_in_memory(boxes.item(0, FILE), boxes.item(0, LOW))
+
+
 def announce(boxes: Ints) -> None:
-    """Have the disk start on all boxes, unless the first is in memory already.
+    """Have the disk start on all boxes.
 
     The loops themselves wait for one after the other. The disk is told once of boxes
     that the loops read together.
     """
-    if len(boxes) and boxes.item(0, FILE) < 0:
-        boxes = boxes[boxes[:, FILE] >= 0]
-    if not len(boxes) or is_in_memory(boxes.item(0, FILE), boxes.item(0, LOW)):
-        return
     file, low, high = boxes[boxes[:, FILE] >= 0][:, [FILE, LOW, HIGH]].T
+    if not len(file):
+        return
     is_near = (low[1:] >= low[:-1]) & (low[1:] <= high[:-1] + GAP_NBYTES)
     is_first = np.append(True, ~is_near | (file[1:] != file[:-1]))
     starts = np.flatnonzero(is_first)

@@ -25,6 +25,7 @@ from gpushard.fused.direct import shard_row
 from gpushard.fused.files import (
     announce,
     spanned_nbytes,
+    wait_for_disk,
     widest_nbytes,
     window_nbytes,
 )
@@ -136,9 +137,10 @@ class ShortReader:
         call = self._call_for(source, wanted, out.nbytes)
         chunk_us = self._chain.pace.work_us(self._chain.chunk_nbytes)
         weight = short_weight(source, wanted, known[0], chunk_us)
+        waits = False
         if call is not None and weight is None and isinstance(wanted, Mesh):
-            is_near = not _waits(known[0], handles[0], wanted.entry)
-            if is_near and call.read_axes(planned, wanted, rows):
+            waits = _waits(known[0], handles[0], wanted.entry)
+            if not waits and call.read_axes(planned, wanted, rows):
                 self._confirm(handles)
                 return True
         boxes = wanted.plan(self._loops.compiled, planned, rows)
@@ -150,7 +152,7 @@ class ShortReader:
             return False
         ends, n_wanted = rows[:, END], len(columns)
         kept = kept_boxes(source, columns, known, ends, n_wanted, weight)
-        is_read = self._place(source, boxes, out.nbytes)
+        is_read = self._place(source, boxes, out.nbytes, waits=waits)
         if kept is None or not kept.is_all_found:
             self._confirm(handles)
         if kept is not None and is_read:
@@ -201,10 +203,16 @@ class ShortReader:
         sound = [k for k in found if not isinstance(k, CorruptShardError)]
         return sound if len(sound) == len(found) else None
 
-    def _place(self, source: Source, planned: Boxes, out_nbytes: int) -> bool:
-        """Whether the loops could read, decode and place all boxes."""
+    def _place(
+        self, source: Source, planned: Boxes, out_nbytes: int, *, waits: bool
+    ) -> bool:
+        """Whether the loops could read, decode and place all boxes.
+
+        `waits` is whether the disk was found to be needed. It is not asked again then.
+        """
         boxes = planned.columns
-        announce(boxes)
+        if waits or wait_for_disk(boxes):
+            announce(boxes)
         placer = BoxPlacer(
             self._chain, self._loops, planned.strides, source.room, out_nbytes
         )
