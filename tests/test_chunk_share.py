@@ -160,6 +160,20 @@ def test_half_is_given_up_although_some_slots_were_never_used(monkeypatch):
     assert share.held_nbytes == 6 * NBYTES
 
 
+def test_slots_that_were_given_up_free_are_made_once_more_and_once_only(monkeypatch):
+    monkeypatch.setattr(chunk_slots, "_SHARED_SEGMENT_NBYTES", 2 * NBYTES)
+    cache = sparing(ChunkShare(8 * NBYTES), 4)
+    kept(cache, 0, 1)
+    cache.claim((2, 3))  # in vain, so the second half is free
+    cache.give_up_half()
+    assert kept(cache, 4, 5) == [4, 5]
+    assert kept(cache, 6) == [6]  # in place of another, as there are no more slots
+    found = cache.find(range(7))
+    there = [key for key in range(7) if found.slots[key] >= 0]
+    assert len(there) == 4
+    assert [found.bytes_of(key)[0] for key in there] == there
+
+
 def test_a_segment_of_fewer_slots_stays_while_readers_hold_them(monkeypatch):
     monkeypatch.setattr(chunk_slots, "_SHARED_SEGMENT_NBYTES", 2 * NBYTES)
     cache = sparing(ChunkShare(8 * NBYTES), 3)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import gpushard
+from gpushard.memory.known import IndexCache, KnownIndex
 from gpushard.options import Options
+from gpushard.planning.index import ShardIndex
 from gpushard.stores.local import LocalStore
 from gpushard.stores.remote import RemoteStore
 from range_server import RangeServer
@@ -104,6 +106,26 @@ def test_the_index_of_a_nested_shard_is_kept_until_the_file_changes(tmp_path):
         os.utime(path, (seconds, seconds))
         assert b[...].tolist() == [5 + first for first, _ in entries]
         assert b.explain(...).n_index_requests == 0
+
+
+def test_indexes_that_are_kept_fit_the_memory_for_them_and_the_latest_stay():
+    def kept(n: int) -> Any:
+        empty = np.zeros(n, np.int64)
+        return KnownIndex(ShardIndex(empty, empty, np.zeros(n, np.uint8), None), 0)
+
+    one = kept(100)
+    cache = IndexCache(3 * one.index.held_nbytes)
+    for key in [(0,), (1,), (1,), (1,), (2,)]:
+        cache.put(key, one)
+    assert cache.get((0,)) is one  # used, so not the first to go
+    cache.put((3,), one)
+    assert [key for key in range(4) if cache.get((key,))] == [0, 2, 3]
+    cache.put((2,), kept(1000))  # has no room, and what was there is of the past
+    assert [key for key in range(4) if cache.get((key,))] == [0, 3]
+    cache.drop_shard((0,))
+    cache.put((4,), one)
+    cache.put((5,), one)
+    assert [key for key in range(6) if cache.get((key,))] == [3, 4, 5]
 
 
 @pytest.mark.usefixtures("settled")

@@ -39,9 +39,11 @@ def test_keys_that_are_a_power_of_two_apart_do_not_displace_one_another():
 
 def test_on_what_cannot_be_kept_nothing_is_spent():
     missed = Misses(20)
-    keys = np.array([-5, 3, -5, -(1 << 62) + 3])
-    assert missed.add_all(keys, 9).tolist() == [0, 9, 0, 0]
-    assert len(missed) == 1
+    keys = np.array([-5, 3, -5, -(1 << 62) + 3, 0])
+    assert missed.add_all(keys, 9).tolist() == [0, 9, 0, 0, 9]
+    assert len(missed) == 2
+    assert missed.add_all(np.array([-1]), 9).tolist() == [0]
+    assert len(missed) == 2
 
 
 def test_fewer_are_remembered_of_keys_that_stand_for_several():
