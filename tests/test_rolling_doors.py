@@ -11,6 +11,8 @@ from zarr.storage import MemoryStore
 import gpushard
 from device_fetch_cases import emulated
 from gpushard.rolling import RollingArray, RollingView
+from gpushard.rolling.reader import RollingReader
+from gpushard.stores.local import LocalStore
 from rolling_arrays import rolling, steps
 
 
@@ -29,6 +31,15 @@ def test_a_view_is_an_array_over_the_last_steps(tmp_path):
     assert np.array_equal(both[...], steps(0, 8))
     with pytest.raises(gpushard.UnsupportedError, match="RollingArray"):
         last[0] = 1
+
+
+def test_a_rolling_array_is_written_to_by_its_steps_and_coordinates_alone(tmp_path):
+    a = rolling(tmp_path / "a", 0, 4)
+    reader = RollingReader(LocalStore(tmp_path / "a"), "")
+    for door in (a.oindex, a.vindex, reader.at):
+        with pytest.raises(gpushard.UnsupportedError, match="cannot be written"):
+            door[2:3] = -1
+    assert np.array_equal(a[...], steps(0, 4))
 
 
 def test_a_loader_reads_the_last_steps_while_the_array_rolls_on(tmp_path):

@@ -43,3 +43,18 @@ def test_the_end_of_an_object_of_two_sizes_is_none(server, store, told) -> None:
     server.answers_suffixes, server.head_nbytes = False, told
     with pytest.raises(StoreError, match=r"two sizes|416"):
         read_one(store, -20)
+
+
+def test_an_object_that_others_have_read_is_compared_afterwards(server, store) -> None:
+    version = read_one(store, -16).version
+    store.refuse_changed("c/0", version)
+    (server.directory / "c/0").write_bytes(b"x" * len(BODY))
+    with pytest.raises(ObjectChangedError, match="replaced"):
+        store.refuse_changed("c/0", version)
+    (server.directory / "c/0").unlink()
+    with pytest.raises(ObjectChangedError, match="no object"):
+        store.refuse_changed("c/0", version)
+    server.statuses["c/0"] = 403
+    with pytest.raises(StoreError, match="403") as caught:
+        store.refuse_changed("c/0", version)
+    assert not isinstance(caught.value, ObjectChangedError)

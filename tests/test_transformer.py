@@ -115,6 +115,15 @@ def test_a_chunk_is_written_with_two_reads_and_one_write(store, below):
     assert store[chunk(1, 1)] == b"d"
 
 
+def test_keys_beside_the_arrays_chunks_are_left_as_they_are(store, below):
+    beside = ["data/root/b/c0/0", "data/root/a/d0/0", "data/root/a/c0", "data/root/a/c"]
+    for key in beside:
+        store.set(key, b"other")
+        assert below.asked[-1] == ("set", key)
+        assert store.get_partial_values([(key, (0, None))]) == [b"other"]
+    assert store.get_partial_values([(chunk(0, 0), (0, None))]) == [b"aaaa"]
+
+
 def test_erasing_all_chunks_of_a_shard_erases_it_unread(store, below):
     store.erase_values([chunk(i, j) for i in (0, 1) for j in (0, 1)])
     assert below.asked == [("erase", SHARD_00)]
