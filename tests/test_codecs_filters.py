@@ -99,6 +99,13 @@ def test_shuffle_of_numcodecs_is_undone(element_nbytes: int) -> None:
     assert codec.encoded_nbytes(10) == 10
 
 
+@pytest.mark.parametrize(("nbytes", "exact"), [(8, True), (16, True), (16, False)])
+def test_shuffle_of_a_wrong_size_is_an_error(nbytes: int, exact: bool) -> None:
+    codec = bytes_codec("numcodecs.shuffle", elementsize=4)
+    with pytest.raises(CorruptShardError, match="wrong size"):
+        codec.decode(bytes(nbytes), 12, exact=exact)
+
+
 def test_shuffle_of_half_an_element_is_an_error() -> None:
     codec = bytes_codec("numcodecs.shuffle", elementsize=4)
     with pytest.raises(CorruptShardError, match="whole elements"):

@@ -203,3 +203,8 @@ def test_bytes_of_untold_size_may_be_more_than_were_thought_of(monkeypatch) -> N
     for start in range(0, len(RAW), 1000):
         gathered.add(RAW[start : start + 1000])
     assert gathered.all().tobytes() == RAW
+
+
+def test_for_a_stream_that_cannot_decode_to_so_much_no_memory_is_taken() -> None:
+    # Nothing that is given so few bytes is asked for the memory, which no host has.
+    assert libdeflate.decode_stream(stdlib_gzip.compress(RAW), 1 << 60, "gzip") is None

@@ -182,3 +182,15 @@ def test_one_large_value_that_does_not_fit_is_found(given_dtype, dtype, bad):
     value[-1] = bad
     with pytest.raises(gpushard.SelectionError):
         fitting_values(value, value.shape, np.dtype(dtype))
+
+
+@pytest.mark.parametrize("n", [300, 20_000])
+def test_of_many_values_for_one_element_the_last_wins(n, tmp_path):
+    a = gpushard.create_array(tmp_path, shape=24, dtype="i4", chunks=4, shards=12)
+    for by in ("oindex", "vindex"):
+        where = np.random.default_rng(n).integers(0, 24, n)
+        getattr(a, by)[where] = np.arange(n)
+        want = np.zeros(24, "i4")
+        want[where] = np.arange(n)
+        assert a[...].tolist() == want.tolist()
+        a[...] = 0
