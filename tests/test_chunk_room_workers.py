@@ -9,6 +9,7 @@ import struct
 import sys
 import tracemalloc
 import zlib
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -67,6 +68,19 @@ def test_threads_leave_room_for_what_their_libraries_keep(monkeypatch):
     fewer, _, fetched = room_for(3 * MIB)
     assert fewer * (3 * MIB + 2 * n) <= LEAST
     assert fetched <= LEAST - fewer * 3 * MIB - (3 + fewer) * n
+
+
+def test_memory_is_crowded_by_what_threads_keep_and_by_what_was_fetched():
+    room = source_of(MIB, memory_limit=8 * MIB).room
+    for keeps_fetched, fetched in ((False, 4 * MIB), (True, 8 * MIB)):
+        room = replace(room, keeps_fetched=keeps_fetched)
+        # Twice, as the C library keeps about as much as is in use.
+        each = (room.alone_nbytes - fetched) // (2 * room._n_threads)
+        more = each - room.whole_nbytes - room.work_nbytes
+        assert more > 0
+        assert not room.is_crowded_by(more)
+        assert room.is_crowded_by(more + 1)
+    assert not replace(room, is_raw=True).is_crowded_by(64 * MIB)
 
 
 def test_beside_an_inner_chunk_that_takes_most_no_more_is_fetched():

@@ -81,7 +81,7 @@ def test_inner_chunks_of_nested_shards_have_coordinates_of_the_whole_array(tmp_p
         compressors=None,
     )
     want = np.zeros((8, 12), "u1")
-    want[5, 7] = want[1, 10] = 1
+    want[5, 7] = want[7, 11] = want[1, 10] = 1
     z[...] = want
     source = gpushard.open_array(tmp_path / "a").source
     everything = contents_of(source, [(0, 0), (0, 1), (1, 0), (1, 1)])
@@ -92,7 +92,7 @@ def test_inner_chunks_of_nested_shards_have_coordinates_of_the_whole_array(tmp_p
         if c.chunks is not None
         for row in c.chunks.stored
     }
-    assert stored.keys() == {(2, 7), (0, 10)}
-    # Two indexes, the inner one with as many entries as a nested shard has.
-    assert len(stored[2, 7].chunks.index_start) == 2
+    assert stored.keys() == {(2, 7), (3, 11), (0, 10)}
+    # Three indexes, the inner ones with as many entries as a nested shard has.
+    assert len(stored[2, 7].chunks.index_start) == 3
     assert byte_use(stored[2, 7].chunks).unused_nbytes == 0

@@ -12,6 +12,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,10 @@ from array_strategies import codec, stored_arrays
 from fused_cases import CHAINS, stored
 from gpushard import CorruptShardError, Loader, ObjectChangedError, Options
 from gpushard.fused import choice
+from gpushard.options import MIB
 from gpushard.pipeline import HostPipeline
+from gpushard.placing.kept_rows import placing_tasks
+from gpushard.report import Tally
 from gpushard.stores import handles
 from gpushard.stores.local import LocalStore
 from selection_strategies import basic_keys, orthogonal_keys, take_orthogonal
@@ -229,6 +233,25 @@ def test_a_read_of_more_than_there_is_room_for_drops_nothing(tmp_path, options):
     assert np.array_equal(a[...], VALUES)
     assert len(a.source.chunks) == 4
     assert a.explain(np.s_[0:8, 0:16]).n_kept_inner_chunks == 2
+    b = gpushard.open_array(tmp_path, options=options.but(chunk_cache_nbytes=4 * 256))
+    b[0:8, 0:32]
+    b[16:]  # none of which is held meanwhile
+    assert b.explain(np.s_[0:8, 0:32]).n_kept_inner_chunks == 4
+
+
+@pytest.mark.parametrize("n", [1, 4 * MIB // 3, 4 * MIB, 5 * MIB])
+def test_tasks_copy_a_few_megabytes_of_what_is_kept(n):
+    placed: list[Any] = []
+    sink = SimpleNamespace(place_kept=lambda _job, _block, rows, _: placed.append(rows))
+    tally, source = Tally(), SimpleNamespace(chunk_nbytes=n)
+    job: Any = SimpleNamespace(sink=sink, tally=tally, source=source)
+    rows = np.arange(10)
+    for task in placing_tasks(job, None, None, rows):
+        task()
+    assert np.concatenate(placed).tolist() == rows.tolist()
+    assert {len(some) * n > 4 * MIB for some in placed if len(some) > 1} <= {False}
+    assert len(placed) == -(-10 // max(1, 4 * MIB // n))
+    assert not [*placing_tasks(job, None, None, rows[:0])]
 
 
 def test_views_share_what_is_kept_and_pickles_do_not(tmp_path):
