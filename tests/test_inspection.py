@@ -11,7 +11,10 @@ from zarr.codecs import BytesCodec, ShardingCodec
 import gpushard
 from gpushard.inspection.columns import StoredChunks, byte_use
 from gpushard.inspection.contents import contents_of
+from gpushard.inspection.shard_map import ShardMap, byte_bins, grid_bins, map_shard
 from gpushard.planning.index import MISSING, PRESENT
+from hostile_shards import ZSTD
+from spec_shards import EMPTY, LITTLE, document, index_of, opened, sharding
 
 
 def chunks_of(ranges, *, indexes=(), nbytes=None) -> StoredChunks:
@@ -96,3 +99,26 @@ def test_inner_chunks_of_nested_shards_have_coordinates_of_the_whole_array(tmp_p
     # Three indexes, the inner ones with as many entries as a nested shard has.
     assert len(stored[2, 7].chunks.index_start) == 3
     assert byte_use(stored[2, 7].chunks).unused_nbytes == 0
+
+
+def test_a_picture_of_a_shard_counts_bytes_and_inner_chunks_where_they_are():
+    ranges = [(10, 30), (EMPTY, EMPTY), (40, 5), (60, 1)]
+    data = bytes(70) + index_of(ranges)
+    meta = document((2, 2), (2, 2), sharding((1, 1), codecs=[LITTLE, ZSTD]))
+    source = opened(meta, **{"0/0": data}).source
+    shard = map_shard(source, (0, 0))
+    assert isinstance(shard, ShardMap)
+    facts = shard.facts(source.layout)
+    assert (facts["smallest_nbytes"], facts["largest_nbytes"]) == (1, 30)
+    grid = grid_bins(shard, source.layout, 2, 2)
+    assert grid.nbytes.tolist() == [[30, 0], [5, 1]]
+    assert grid.n_stored.tolist() == [[1, 0], [1, 1]]
+    assert grid_bins(shard, source.layout, 2, 1).nbytes.tolist() == [[30], [6]]
+    bins = byte_bins(shard, len(data) // 2)
+    index, unused = np.zeros(len(data)), np.ones(len(data))
+    index[70:] = 1
+    for start, stop in [(10, 45), (60, 61), (70, len(data))]:
+        unused[start:stop] = 0
+    pairs = np.stack([index, unused]).reshape(2, -1, 2).mean(axis=2)
+    np.testing.assert_allclose([bins.index, bins.unused], pairs, atol=1e-9)
+    assert np.flatnonzero(bins.n_chunks).tolist() == [5, 20, 30]

@@ -10,6 +10,7 @@ from zarr.storage import MemoryStore
 import gpushard
 from gpushard.stores.writers import writer_of
 from gpushard.writing.shard import Region, StoredShard
+from spec_shards import EMPTY, index_of
 
 
 @pytest.fixture
@@ -47,3 +48,15 @@ def test_a_shard_whose_index_is_damaged_is_not_written_to(array):
     with pytest.raises(gpushard.ChecksumError):
         array[:8] = 8
     assert array.source.store.get("c/0") == data
+
+
+def test_what_no_inner_chunk_takes_is_not_decoded_to_be_written_to(array):
+    n = 1 << 20
+    ranges = [(0, n)] + [(EMPTY, EMPTY)] * 3
+    data = np.frombuffer(bytes(n) + index_of(ranges), np.uint8)
+    writer_of(array.source.store).put("c/0", [data])
+    with pytest.raises(gpushard.CorruptShardError, match="any encoding of it needs"):
+        array[:8] = 8
+    assert array.source.store.get("c/0") == data.tobytes()
+    array[:16] = 8  # nothing of it is needed
+    assert (array[:] == [8] * 16 + [0] * 48).all()
