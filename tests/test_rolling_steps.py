@@ -386,3 +386,9 @@ def test_a_document_that_grew_beyond_its_cap_is_not_moved(where, tmp_path, monke
     with pytest.raises(gpushard.StoreError, match="document is too large") as caught:
         a.move_window(2, 8)
     assert caught.value.got == "101 bytes"
+
+
+def test_no_steps_are_taken_in_an_array_that_does_not_roll(tmp_path):
+    a = gpushard.create_array(tmp_path, shape=4, dtype="i4", chunks=2)
+    with pytest.raises(gpushard.UnsupportedError, match="only rolling arrays"):
+        Steps(a.source)
