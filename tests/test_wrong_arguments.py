@@ -222,3 +222,12 @@ def test_refusal_says_what_was_expected_and_what_came(place: Place) -> None:
     assert str(caught.value).startswith("selections is of the wrong kind (array '")
     assert caught.value.expected == "a list of keys as in a[key]"
     assert caught.value.got == "5 (int)"
+
+
+@pytest.mark.parametrize(
+    "target", ["s3://bucket/a", "http://localhost/a", "memory://a"]
+)
+def test_storage_options_that_are_no_mapping_are_refused(target):
+    options: Any = "key=test"
+    with pytest.raises(gpushard.OptionError, match="storage_options"):
+        gpushard.open_array(target, storage_options=options)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from gpushard.arguments import instance
+from gpushard.arguments import instance, mapping
 from gpushard.errors import NotFoundError, StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import Store
@@ -85,10 +85,12 @@ def resolve(
     StoreError
         The store refuses its settings.
     OptionError
-        `path` is not text, or `options` is not an `Options`.
+        `path` is not text, `options` is not an `Options`, or `storage_options` is not a
+        mapping.
     """
     path = instance(path, "path", str).strip("/")
     instance(options, "options", Options)
+    storage_options = mapping(storage_options, "storage_options", "names and values")
     if "fsspec" in sys.modules:
         from gpushard.stores.fsspec_store import as_store
 
