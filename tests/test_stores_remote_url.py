@@ -50,6 +50,13 @@ def test_headers_go_with_every_request_beside_the_one_that_forbids_encoding(opti
     }
 
 
+def test_an_expired_token_is_told_from_a_server_that_fails():
+    answer = "Server returned non-2xx status code: 400 Bad Request: <Error><Code>"
+    for code, hint in (("ExpiredToken", "renew the cred"), ("Bad", "check the addr")):
+        error = GenericError(f"GET https://x/y - {answer}{code}</Code>")
+        assert refusal_of(error).hint.startswith(hint)
+
+
 @pytest.mark.parametrize(
     "asked",
     [

@@ -43,6 +43,10 @@ _STATUS = re.compile(r"status code: (\d{3})\b")
 _MACHINE_CREDENTIALS = re.compile(
     r"//(169\.254\.\d+\.\d+|metadata\.google\.internal)\b"
 )
+# S3 answers 400 to a token of another time, and tells the reason in the body.
+_OLD_CREDENTIALS = re.compile(
+    r"<Code>(ExpiredToken|InvalidToken|TokenRefreshRequired)</Code>"
+)
 _RANGELESS = re.compile(r"(?i)content[-_](range header|length header missing)")
 
 # Process that owns the threads of obstore's runtime, once the runtime exists.
@@ -112,6 +116,8 @@ def refusal_of(error: Exception) -> RefusalError:
     elif isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
         status = 403 if isinstance(error, PermissionDeniedError) else 401
         hint = _CHECK_CREDENTIALS
+    elif _OLD_CREDENTIALS.search(told):
+        hint = "renew the credentials"
     is_rangeless = isinstance(error, NotSupportedError) or _RANGELESS.search(told)
     return RefusalError(
         told_by(error), status, is_rangeless=bool(is_rangeless), hint=hint
