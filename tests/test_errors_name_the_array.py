@@ -219,3 +219,13 @@ def test_the_command_line(place, selection):
 def test_the_command_line_about_damage(place):
     truncate(place / "raw" / "c" / "0" / "0")
     assert f"{place}/raw'" in run("read", f"{place}/raw", code=1).stderr
+
+
+def test_a_destination_that_is_taken_is_what_the_error_names(tmp_path):
+    zarr.create_group(tmp_path / "src")
+    for name in ("src", "dst"):
+        zarr.create_array(tmp_path / name / "a", shape=(4,), dtype="i4")
+    with pytest.raises(gpushard.OptionError, match="already") as raised:
+        gpushard.convert(tmp_path / "src", tmp_path / "dst")
+    assert "dst" in str(raised.value)
+    assert "src" not in str(raised.value)

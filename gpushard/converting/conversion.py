@@ -237,6 +237,10 @@ class Conversion:
     def _start(self, blueprint: Blueprint | None, mark: Mark) -> None:
         """Make a place ready: mark it if it is free, or resume what lies there."""
         place = mark.key.removesuffix(NAME).rstrip("/")
+        with naming(self.to, place):  # not the source, which the caller names
+            self._make_ready(place, blueprint, mark)
+
+    def _make_ready(self, place: str, blueprint: Blueprint | None, mark: Mark) -> None:
         found = find_mark(self.to, place) if self.resume or not self.overwrite else None
         if found is not None and self.resume and mark.matches(found):
             self._go_on(blueprint, mark, found)
