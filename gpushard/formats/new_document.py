@@ -15,6 +15,9 @@ from gpushard.errors import OptionError
 Shape = int | Sequence[int]
 
 
+_PART_OF_SHARDS = "pass shards={'shape': ..., 'index_location': 'start'}"
+
+
 class ArrayArguments(TypedDict, total=False):
     """The arguments of `zarr.create_array` that say what is stored.
 
@@ -83,6 +86,7 @@ def check_names(given: Mapping[str, Any]) -> None:
         raise OptionError(
             f"create_array has no argument {min(unknown)!r}",
             expected=", ".join(ArrayArguments.__annotations__),
+            hint=_PART_OF_SHARDS if min(unknown) == "index_location" else None,
         )
     for name in ("shape", "dtype", "chunks"):
         if name not in given:
