@@ -110,6 +110,23 @@ def test_samples_that_a_server_refuses_can_be_left_out(server):
     assert loader.stats()["samples_skipped"] == 12
 
 
+@pytest.mark.parametrize("n_arrays", [1, 2])
+def test_a_shard_that_is_slow_to_fail_is_not_tried_for_each_sample(
+    server, n_arrays, monkeypatch
+):
+    monkeypatch.setattr(reading, "LOAD_NBYTES", N * 12)
+    monkeypatch.setattr(reading, "_SLOW_S", -1.0)  # all failures are slow
+    server.statuses[SHARDS[2]] = server.statuses[SHARDS[5]] = 403
+    arrays = [gpushard.open_array(f"{server.url}/images") for _ in range(n_arrays)]
+    loader = Loader(dict(zip("ab", arrays, strict=False)), on_error="skip")
+    seen = sum(map(len, (batch["a"] for batch in loader)))
+    assert seen == N - 24
+    assert loader.stats()["samples_skipped"] == 24
+    # Four tries to read, one to find each shard, and four more for each.
+    assert server.count(SHARDS[2]) <= 9 * n_arrays
+    assert server.count(SHARDS[5]) <= 10 * n_arrays
+
+
 def test_an_epoch_over_s3_survives_a_failure(stored_images, monkeypatch):
     with s3_server() as endpoint:
         options = make_bucket(endpoint, monkeypatch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpushard.errors import GpushardError
 from gpushard.layout import ArrayLayout
@@ -24,14 +25,28 @@ def name_samples(
     named = _field_of(error, fields)
     source = named.members[0].source
     error.add_context(store_url=source.store.url)
-    rows = _rows_of(error, source.layout) if len(named.members) == 1 else None
-    if rows is not None:
-        samples = samples[named.touches(origins, *rows)]
+    touched = samples_about(error, fields, origins)
+    if touched is not None:
+        samples = samples[touched]
     told = np.sort(samples)[:_MOST_NAMED].tolist()
     more = "" if len(samples) <= _MOST_NAMED else f" and {len(samples) - len(told)}"
     which = ", ".join(map(str, told)) + (f"{more} more" if more else "")
     noun = "sample" if len(samples) == 1 else "samples"
     error.add_note(f"while a loader read {noun} {which} of {named.name}")
+
+
+def samples_about(
+    error: GpushardError, fields: Sequence[Field], origins: Ints
+) -> NDArray[np.bool_] | None:
+    """Which samples need the inner chunk or shard that an error is about.
+
+    bool, shape (n,), for samples that begin at `origins`; None if that is not known.
+    """
+    named = _field_of(error, fields)
+    if len(named.members) != 1:
+        return None
+    rows = _rows_of(error, named.members[0].source.layout)
+    return None if rows is None else named.touches(origins, *rows)
 
 
 def _rows_of(error: GpushardError, layout: ArrayLayout) -> tuple[int, int] | None:

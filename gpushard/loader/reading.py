@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from gpushard.errors import (
 )
 from gpushard.fetching.job import Job
 from gpushard.layout import GridAxis
-from gpushard.loader.blame import name_samples
+from gpushard.loader.blame import name_samples, samples_about
 from gpushard.loader.fields import Field, Finish, Rows
 from gpushard.loader.order import Order
 from gpushard.loader.places import Place
@@ -46,6 +47,8 @@ OnError = Literal["raise", "skip"]
 LOAD_NBYTES = 16 * MIB
 # Pauses before a failed read is tried again, in seconds.
 _PAUSES = (0.1, 0.4, 1.6)
+# A read that takes longer to fail is too slow to be tried for each inner chunk.
+_SLOW_S = 1.0
 # Loads grow by this factor, from a small first one. A load of samples that differ in
 # length is cut if it takes more than _LARGE times its mean size.
 _GROWTH, _LARGE = 4, 2
@@ -300,29 +303,47 @@ class Reader:
     def _readable(self, samples: Ints) -> NDArray[np.bool_]:
         """Which samples can be read: bool, shape (n_samples,).
 
-        A group that fails is halved and tried again, down to the samples of one inner
-        chunk. Groups are tried without pauses, because `_read` paused before. With
-        pauses for each group, a shard that is lost for good would take minutes.
+        A group that fails is divided and tried again, down to the samples of one inner
+        chunk, or of a shard that is slow to fail. Groups are tried without pauses,
+        because `_read` paused before. With pauses for each group, a shard that is lost
+        for good would take minutes.
         """
         kept = np.zeros(len(samples), np.bool_)
         first_row = self.origins.of(samples)[:, 0]
         cell = self.axis.cell_at(np.minimum(first_row, self.axis.extent - 1))
         order = np.argsort(samples, kind="stable")
-        pieces = [order]
+        pieces = [(order, False)]
         while pieces:
-            piece = pieces.pop()
-            is_one = self._is_one(piece, cell)
+            piece, is_one = pieces.pop()
+            is_one = is_one or self._is_one(piece, cell)
             pauses = (0.0,) * len(_PAUSES) if is_one else ()
+            started = monotonic()
             try:
                 self._read(self._begun(0, samples[piece]), pauses)
-            except (CorruptShardError, StoreError):
-                if is_one:
-                    continue
-                middle = len(piece) // 2
-                pieces += [piece[:middle], piece[middle:]]
+            except (CorruptShardError, StoreError) as error:
+                is_slow = monotonic() - started > _SLOW_S
+                if not is_one:
+                    pieces += self._parts(piece, samples, error if is_slow else None)
             else:
                 kept[piece] = True
         return kept
+
+    def _parts(
+        self, piece: Ints, samples: Ints, slow: GpushardError | None
+    ) -> list[tuple[Ints, bool]]:
+        """A group that failed, divided; and whether a part is not to be divided again.
+
+        If the store took long to fail, so does each try. The samples of the shard that
+        the error is about are then one part.
+        """
+        if isinstance(slow, StoreError):
+            origins = self.origins.of(samples[piece])
+            about = samples_about(slow, self.fields, origins)
+            if about is not None and about.any():
+                parts = [(piece[about], True), (piece[~about], False)]
+                return parts[: 1 if about.all() else 2]
+        middle = len(piece) // 2
+        return [(piece[:middle], False), (piece[middle:], False)]
 
     def _is_one(self, piece: Ints, cell: Ints) -> bool:
         """Whether the samples fail together: only one, or rows of one inner chunk."""
