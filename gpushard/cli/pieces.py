@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from types import EllipsisType
+from typing import Any, cast
 
 import numpy as np
 
 from gpushard.layout import GridAxis
+from gpushard.selecting.expressions import basic
 from gpushard.selecting.projection import project
-from gpushard.selecting.selection import SliceAxis
+from gpushard.selecting.selection import Orthogonal, SliceAxis
 
 AxisItem = int | range
 """The part of a basic index along one axis: one element, or a range of elements."""
@@ -38,21 +39,19 @@ class Piece:
         return result_shape(self.items)
 
 
-def per_axis(
-    key: Sequence[int | slice | EllipsisType], shape: tuple[int, ...]
-) -> tuple[AxisItem, ...]:
-    """The part of `key` along each axis; the key must fit an array of `shape`."""
-    whole = slice(None)
-    if ... in key:
-        at = key.index(...)
-        rest = [whole] * (len(shape) - len(key) + 1)
-        items = [*key[:at], *rest, *key[at + 1 :]]
-    else:
-        items = [*key, *[whole] * (len(shape) - len(key))]
-    return tuple(
-        range(*item.indices(n)) if isinstance(item, slice) else int(item) % n
-        for item, n in zip(items, shape, strict=True)
-    )
+def per_axis(key: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[AxisItem, ...]:
+    """The part of a basic index without new axes along each axis of an array.
+
+    Raises `SelectionError` if the key does not fit `shape`.
+    """
+    axes = cast("tuple[SliceAxis, ...]", cast("Orthogonal", basic(key, shape)).axes)
+    return tuple(axis.start if axis.drop else _elements(axis) for axis in axes)
+
+
+def _elements(axis: SliceAxis) -> range:
+    """Elements of a slice, in the order of the result."""
+    up = range(axis.start, axis.start + axis.length * axis.step, axis.step)
+    return up if axis.out_step > 0 else up[::-1]
 
 
 def result_shape(items: Sequence[AxisItem]) -> tuple[int, ...]:

@@ -24,7 +24,6 @@ from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.metadata import load_array
 from gpushard.nearby import hinting
 from gpushard.options import DEFAULT, MIB, Options
-from gpushard.selecting.expressions import basic
 from gpushard.stores.base import Store
 from gpushard.stores.resolve import resolve
 
@@ -190,7 +189,6 @@ def _pieces(
     key: tuple[Item, ...], layout: ArrayLayout
 ) -> tuple[tuple[int, ...], list[Piece]]:
     """Shape of the result of `key`, and the pieces in which it is read."""
-    basic(key, layout.shape)  # called for its errors; a valid key is cut here
     items = per_axis(key, layout.shape)
     pieces = cut(items, _grid(layout), layout.dtype.itemsize, PIECE_NBYTES)
     return result_shape(items), pieces
