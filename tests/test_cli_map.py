@@ -21,7 +21,7 @@ import zarr
 from cli_runs import run, run_json, sentence
 from gpushard import Options
 from gpushard.cli import mapping, output
-from gpushard.cli.map_svg import colour
+from gpushard.cli.map_marks import colour
 from gpushard.stores.local import LocalStore
 
 CRC = {"name": "crc32c"}

@@ -6,15 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpushard.cli.files import write_file
-from gpushard.cli.map_marks import KINDS, WIDTH, Mark, Panel
-from gpushard.cli.map_svg import hex_colour
+from gpushard.cli.map_marks import (
+    DAMAGED_COLOUR,
+    INDEX_COLOUR,
+    KINDS,
+    WIDTH,
+    Mark,
+    Panel,
+    hex_colour,
+)
 from gpushard.errors import UnsupportedError
 
 _COLOURS = {
-    "index": "#d55e00",
+    "index": INDEX_COLOUR,
     "unused": "#b8bcc4",
     "missing": "#e2e2e2",
-    "damaged": "#cc79a7",
+    "damaged": DAMAGED_COLOUR,
     "beyond": "#ffffff",
 }
 _DOTS_PER_UNIT = 100

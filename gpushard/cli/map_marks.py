@@ -1,4 +1,4 @@
-"""A shard's map as rectangles with a label each, whatever draws them."""
+"""A shard's map as rectangles with a label and a colour each, whatever draws them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ KINDS = {
     "beyond": "beyond the array's edge",
 }
 
+# The colours of marks that no shade distinguishes, wherever they are drawn.
+INDEX_COLOUR, DAMAGED_COLOUR = "#d55e00", "#cc79a7"
+# Dark to bright and blue to yellow, distinguishable with every kind of colour vision
+# (stops of the "cividis" map, rounded).
+_RAMP = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 184, 102))
+_BRIGHTEST = (254, 232, 56)
+
 
 class Mark(NamedTuple):
     """A rectangle: what it is, how dark from 0 to 1, and what it says."""
@@ -48,6 +55,23 @@ class Panel:
     title: str
     height: float
     marks: list[Mark]
+
+
+def colour(shade: float) -> tuple[int, int, int]:
+    """Red, green and blue for a place between the first (0) and the last (1)."""
+    stops = (*_RAMP, _BRIGHTEST)
+    at = min(max(shade, 0.0), 1.0) * (len(stops) - 1)
+    k = min(int(at), len(stops) - 2)
+    lower, upper, part = stops[k], stops[k + 1], at - k
+    red, green, blue = (
+        round(a + (b - a) * part) for a, b in zip(lower, upper, strict=True)
+    )
+    return red, green, blue
+
+
+def hex_colour(shade: float) -> str:
+    """The same colour in HTML's spelling."""
+    return "#{:02x}{:02x}{:02x}".format(*colour(shade))
 
 
 def panels(shard: ShardMap, layout: ArrayLayout) -> list[Panel]:
@@ -119,37 +143,41 @@ def _folded(
 def _binned_panel(shard: ShardMap) -> Panel:
     n_bins = _BIN_ROWS * _BIN_COLUMNS
     bins = byte_bins(shard, n_bins)
-    shades = _shades(shard, bins)
     width = WIDTH / _BIN_COLUMNS
     height = _ROW_HEIGHT + _ROW_GAP
     marks: list[Mark] = []
-    for i in range(n_bins):
+    for i, (kind, _, shade) in enumerate(contents_of(bins, shard)):
         row, column = divmod(i, _BIN_COLUMNS)
         index, unused = float(bins.index[i]), float(bins.unused[i])
-        kind = "chunk"
-        if max(index, unused) > 1 - index - unused:
-            kind = "index" if index >= unused else "unused"
         start, stop = int(bins.edges[i]), int(bins.edges[i + 1])
         label = (
             f"{_range(start, stop)}: {1 - index - unused:.0%} inner chunks,"
             f" {bins.n_chunks[i]:,} begin here; {unused:.0%} unused, {index:.0%} index"
         )
         marks.append(
-            Mark(column * width, row * height, width, height, kind, shades[i], label)
+            Mark(column * width, row * height, width, height, kind, shade, label)
         )
     title = f"Bytes of the object, {int(bins.edges[1]):,} a cell"
     return Panel(title, _BIN_ROWS * height, marks)
 
 
-def _shades(shard: ShardMap, bins: ByteBins) -> list[float]:
-    """Place in the grid, from 0 to 1, of the inner chunk in the middle of each bin."""
+def contents_of(bins: ByteBins, shard: ShardMap) -> Iterator[tuple[str, int, float]]:
+    """Kind of what uses most of each bin, and the inner chunk in the bin's middle.
+
+    That is told by its place in the object, and by its shade: its place in the grid,
+    from 0 to 1. Both are 0 if the object has no inner chunks.
+    """
     chunks, order = shard.chunks, shard.use.order
-    if not len(order):
-        return [0.0] * (len(bins.edges) - 1)
     middle = (bins.edges[1:] + bins.edges[:-1]) / 2
-    at = np.searchsorted(chunks.start[order], middle, side="right") - 1
-    rows = order[np.maximum(at, 0)]
-    return (rows / max(1, len(chunks.state) - 1)).tolist()
+    places = np.searchsorted(chunks.start[order], middle, side="right") - 1
+    n = max(1, len(chunks.state) - 1)
+    for index, unused, at in zip(bins.index, bins.unused, places.tolist(), strict=True):
+        place = max(0, at)
+        shade = int(order[place]) / n if len(order) else 0.0
+        kind = "chunk"
+        if max(index, unused) > 1 - index - unused or not len(order):
+            kind = "index" if index >= unused else "unused"
+        yield kind, place, shade
 
 
 def _grid_panel(shard: ShardMap, layout: ArrayLayout) -> Panel:

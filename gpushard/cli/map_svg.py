@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpushard.cli.map_marks import KINDS, WIDTH, Mark, Panel
+from gpushard.cli.map_marks import KINDS, WIDTH, Mark, Panel, hex_colour
 from gpushard.cli.page import escaped, facts_table, page
 
 _MARGIN, _TITLE = 16.0, 30.0
-# Dark to bright and blue to yellow, distinguishable with every kind of colour vision
-# (stops of the "cividis" map, rounded).
-_RAMP = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 184, 102))
-_BRIGHTEST = (254, 232, 56)
 
 _STYLE = """
 svg { --ink: #1b1b1b; --paper: #ffffff; --line: #6b6b6b; --hole: #e8e8e8;
@@ -66,23 +62,6 @@ for (const picture of document.querySelectorAll('svg.picture')) {
   });
 }
 """
-
-
-def colour(shade: float) -> tuple[int, int, int]:
-    """Red, green and blue for a place between the first (0) and the last (1)."""
-    stops = (*_RAMP, _BRIGHTEST)
-    at = min(max(shade, 0.0), 1.0) * (len(stops) - 1)
-    k = min(int(at), len(stops) - 2)
-    lower, upper, part = stops[k], stops[k + 1], at - k
-    red, green, blue = (
-        round(a + (b - a) * part) for a, b in zip(lower, upper, strict=True)
-    )
-    return red, green, blue
-
-
-def hex_colour(shade: float) -> str:
-    """The same colour in HTML's spelling."""
-    return "#{:02x}{:02x}{:02x}".format(*colour(shade))
 
 
 def _panel_svg(panel: Panel, *, name: str) -> str:

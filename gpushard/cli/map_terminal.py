@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 
-from gpushard.cli.map_svg import hex_colour
+from gpushard.cli.map_marks import (
+    DAMAGED_COLOUR,
+    INDEX_COLOUR,
+    contents_of,
+    hex_colour,
+)
 from gpushard.cli.output import stdout_as_a_store
 from gpushard.inspection.shard_map import ShardMap, byte_bins, grid_bins
 from gpushard.layout import ArrayLayout
@@ -31,7 +36,6 @@ _GRID_ROWS = 32
 
 Cell = tuple[str, str | None]
 """A character, and its colour."""
-_AN_INDEX: Cell = _INDEX, "#d55e00"
 
 
 def print_map(shard: ShardMap, layout: ArrayLayout) -> None:
@@ -67,22 +71,15 @@ def _spelling(encoding: str) -> dict[int, int]:
 
 def _strip(shard: ShardMap, columns: int) -> Iterator[list[Cell]]:
     n_rows = max(1, min(_STRIP_ROWS, -(-shard.chunks.end // columns)))
-    bins = byte_bins(shard, n_rows * columns)
-    order, chunks = shard.use.order, shard.chunks
-    starts = chunks.start[order]
-    n = max(1, len(chunks.state) - 1)
-    for first in range(0, n_rows * columns, columns):
-        row: list[Cell] = []
-        for i in range(first, first + columns):
-            index, unused = bins.index[i], bins.unused[i]
-            if max(index, unused) > 1 - index - unused or not len(order):
-                row.append(_AN_INDEX if index >= unused else (_UNUSED, None))
-                continue
-            middle = (bins.edges[i] + bins.edges[i + 1]) / 2
-            at = max(0, int(starts.searchsorted(middle, side="right")) - 1)
-            hue = hex_colour(int(order[at]) / n)
-            row.append((_OTHER_CHUNK if at % 2 else _CHUNK, hue))
+    contents = contents_of(byte_bins(shard, n_rows * columns), shard)
+    while row := [_strip_cell(*content) for content in islice(contents, columns)]:
         yield row
+
+
+def _strip_cell(kind: str, place: int, shade: float) -> Cell:
+    if kind == "chunk":
+        return _OTHER_CHUNK if place % 2 else _CHUNK, hex_colour(shade)
+    return (_INDEX, INDEX_COLOUR) if kind == "index" else (_UNUSED, None)
 
 
 def _grid(shard: ShardMap, layout: ArrayLayout, columns: int) -> Iterator[list[Cell]]:
@@ -94,7 +91,7 @@ def _grid(shard: ShardMap, layout: ArrayLayout, columns: int) -> Iterator[list[C
         for c in range(bins.n_chunks.shape[1]):
             cell: Cell = (_CHUNK, hex_colour(max(0, int(bins.row[r, c])) / n))
             if bins.n_damaged[r, c]:
-                cell = _DAMAGED, "#cc79a7"
+                cell = _DAMAGED, DAMAGED_COLOUR
             elif bins.n_missing[r, c] and bins.n_stored[r, c]:
                 cell = _MIXED, cell[1]
             elif not bins.n_stored[r, c]:
