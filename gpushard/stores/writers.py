@@ -109,9 +109,7 @@ class ObjectWriter:
     deletes_in_updates = False
     puts_whole = True
 
-    def __init__(
-        self, store: RemoteStore, tags: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, store: RemoteStore, tags: Mapping[str, str] | None) -> None:
         self._store = store
         self._tags = dict(tags) if tags else None
 

@@ -293,8 +293,8 @@ class ChunkedBody:
         return n
 
     def _next_chunk(self) -> None:
-        if not self._is_first:
-            self._end_line(2)
+        if not self._is_first and self._wire.until(_LINE_END, 2):
+            raise BrokenAnswerError("the server sends a malformed chunk")
         self._is_first = False
         found = _CHUNK_SIZE.fullmatch(self._wire.until(_LINE_END, _MOST_LINE_NBYTES))
         if found is None:
@@ -305,10 +305,6 @@ class ChunkedBody:
             while line := self._wire.until(_LINE_END, left):
                 left -= len(line)
             self.is_over = True
-
-    def _end_line(self, most_nbytes: int) -> None:
-        if self._wire.until(_LINE_END, most_nbytes):
-            raise BrokenAnswerError("the server sends a malformed chunk")
 
 
 class EndlessBody:
