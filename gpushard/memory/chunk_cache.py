@@ -302,5 +302,4 @@ def _clear_all() -> None:
         cache.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_clear_all)
+os.register_at_fork(after_in_child=_clear_all)

@@ -114,5 +114,4 @@ def _held_nbytes(sharer: Sharer) -> int:
 SHARE = ChunkShare(_LIMIT_NBYTES)
 """The share of all arrays whose options leave their cache open."""
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=SHARE.renew_lock)
+os.register_at_fork(after_in_child=SHARE.renew_lock)

@@ -19,8 +19,8 @@ class Freed:
 
     def __init__(self) -> None:
         self.renew()
-        if hasattr(os, "register_at_fork"):  # a child lacks threads with the lock
-            os.register_at_fork(after_in_child=self.renew)
+        # A child lacks threads with the lock.
+        os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
         """Start counting at zero, with a new lock."""

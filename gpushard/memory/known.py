@@ -112,5 +112,4 @@ def _renew_locks() -> None:
         cache.renew_lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)
+os.register_at_fork(after_in_child=_renew_locks)

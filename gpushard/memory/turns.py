@@ -22,8 +22,8 @@ class Turns:
 
     def __init__(self) -> None:
         self.renew()
-        if hasattr(os, "register_at_fork"):  # a child lacks threads with the locks
-            os.register_at_fork(after_in_child=self.renew)
+        # A child lacks threads with the locks.
+        os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
         """Make new locks, which nobody holds."""

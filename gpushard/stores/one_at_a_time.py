@@ -66,8 +66,7 @@ def _innermost(fs: Any) -> Any:
     return _innermost(fs.fs) if isinstance(fs, DirFileSystem) else fs
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 class OneAtATime(AsyncFileSystemWrapper):

@@ -32,8 +32,7 @@ def _begin_anew() -> None:
     _turn.lock = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 class ZarrWriter:

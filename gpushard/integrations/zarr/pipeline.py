@@ -214,5 +214,5 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_MOST_READS, thread_name_prefix="gpushard-zarr")
 
 
-if hasattr(os, "register_at_fork"):  # a forked child has none of the threads
-    os.register_at_fork(after_in_child=_pool.cache_clear)
+# A forked child has none of the threads.
+os.register_at_fork(after_in_child=_pool.cache_clear)
