@@ -37,23 +37,21 @@ input { font: inherit; padding: 0.3rem 0.5rem; width: 100%; max-width: 30rem;
 """
 
 
-def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
+def page(title: str, body: str, *, script: str, style: str = "") -> str:
     """Whole document, from the text of the title and the escaped HTML of the content.
 
-    `style` is additional CSS. Without the JavaScript `script`, the page still has all
-    its content.
+    `style` is additional CSS. A browser that runs no JavaScript still shows all of it.
     """
     # The page never fetches anything, whatever names in a store say.
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-    # A block gives the script its own scope.
-    tail = f"<script>{{{script}}}</script>" if script else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>{escaped(title)}</title><style>{_STYLE}{style}</style></head>"
-        f"<body><main>{body}</main>{tail}</body></html>\n"
+        # A block gives the script its own scope.
+        f"<body><main>{body}</main><script>{{{script}}}</script></body></html>\n"
     )
 
 
