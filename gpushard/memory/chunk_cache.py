@@ -6,13 +6,12 @@ other arrays, and keeps only inner chunks that reads come back to.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Sequence
-from weakref import WeakSet
 
 import numpy as np
 
+from gpushard.forks import after_fork
 from gpushard.memory.chunk_share import ChunkShare
 from gpushard.memory.chunk_slots import LINE_NBYTES, Hold, Keys, Slots
 from gpushard.memory.misses import ENOUGH, WHOLE, Misses
@@ -63,7 +62,7 @@ class ChunkCache:
         self._share = share
         self.is_sparing = share is not None
         self.clear()
-        _caches.add(self)
+        after_fork(self.clear)
 
     def clear(self) -> None:
         """Drop all inner chunks; slots that are held stay valid for their holders."""
@@ -291,15 +290,3 @@ class ChunkCache:
 
 def _listed(keys: Keys) -> Sequence[int]:
     return keys.tolist() if isinstance(keys, np.ndarray) else keys
-
-
-_caches: WeakSet[ChunkCache] = WeakSet()
-
-
-def _clear_all() -> None:
-    """Start with nothing in a forked process, as lost threads may have had locks."""
-    for cache in _caches:
-        cache.clear()
-
-
-os.register_at_fork(after_in_child=_clear_all)

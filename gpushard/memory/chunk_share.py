@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Protocol
 from weakref import WeakSet
 
+from gpushard.forks import after_fork
 from gpushard.options import MIB
 
 # All arrays that a process reads with the default options.
@@ -63,7 +63,8 @@ class ChunkShare:
         # a cache gave up.
         self._rooms: WeakSet[SharedRoom] = WeakSet()
         self._sharers: WeakSet[Sharer] = WeakSet()
-        self._lock = threading.Lock()
+        self.renew_lock()
+        after_fork(self.renew_lock)
 
     @property
     def held_nbytes(self) -> int:
@@ -92,7 +93,7 @@ class ChunkShare:
             return room.grow(n_most)
 
     def renew_lock(self) -> None:
-        """Replace the lock, which a thread that no longer exists may hold."""
+        """Make a new lock, which nobody holds."""
         self._lock = threading.Lock()
 
     def _fits(self, nbytes: int) -> bool:
@@ -113,5 +114,3 @@ def _held_nbytes(sharer: Sharer) -> int:
 
 SHARE = ChunkShare(_LIMIT_NBYTES)
 """The share of all arrays whose options leave their cache open."""
-
-os.register_at_fork(after_in_child=SHARE.renew_lock)

@@ -8,10 +8,11 @@ process grew to four times what it held. Other libraries return large blocks at 
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Callable
 from functools import cache
+
+from gpushard.forks import after_fork
 
 
 class Freed:
@@ -19,8 +20,7 @@ class Freed:
 
     def __init__(self) -> None:
         self.renew()
-        # A child lacks threads with the lock.
-        os.register_at_fork(after_in_child=self.renew)
+        after_fork(self.renew)
 
     def renew(self) -> None:
         """Start counting at zero, with a new lock."""

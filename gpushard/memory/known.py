@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 from itertools import count
 from time import monotonic
 from typing import Any
-from weakref import WeakSet
 
 from numpy.typing import NDArray
 
+from gpushard.forks import after_fork
 from gpushard.planning.index import ShardIndex
 
 # With at most this many, keys of the first 2**39 indexes of a process fit 63 bits.
@@ -63,8 +62,8 @@ class IndexCache:
         self._limit_nbytes = limit_nbytes
         self._held_nbytes = 0
         self._known: OrderedDict[IndexKey, KnownIndex] = OrderedDict()
-        self._lock = threading.Lock()
-        _caches.add(self)
+        self.renew_lock()
+        after_fork(self.renew_lock)
 
     def get(self, key: IndexKey) -> KnownIndex | None:
         """Index kept for `key`, if any; the caller checks whether it is current."""
@@ -99,17 +98,5 @@ class IndexCache:
             self._held_nbytes -= known.index.held_nbytes
 
     def renew_lock(self) -> None:
-        """Replace the lock, which a thread that no longer exists may hold."""
+        """Make a new lock, which nobody holds."""
         self._lock = threading.Lock()
-
-
-_caches: WeakSet[IndexCache] = WeakSet()
-
-
-def _renew_locks() -> None:
-    """Free a forked process from locks that other threads of its parent held."""
-    for cache in _caches:
-        cache.renew_lock()
-
-
-os.register_at_fork(after_in_child=_renew_locks)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
+
+from gpushard.forks import after_fork
 
 
 class Turns:
@@ -22,8 +23,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.renew()
-        # A child lacks threads with the locks.
-        os.register_at_fork(after_in_child=self.renew)
+        after_fork(self.renew)
 
     def renew(self) -> None:
         """Make new locks, which nobody holds."""

@@ -11,6 +11,7 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.forks import after_fork
 from gpushard.options import KIB
 from gpushard.stores.base import PassingVersion
 
@@ -140,8 +141,8 @@ class HandleTable:
     def __init__(self, limit: int) -> None:
         self._limit = max(1, limit)
         self._by_key: dict[str, Handle] = {}
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._renew_lock()
+        after_fork(self._renew_lock)
         _tables.add(ref(self, _tables.discard))
 
     def __len__(self) -> int:
@@ -156,7 +157,7 @@ class HandleTable:
 
     def keep(self, handle: Handle) -> None:
         """Keep `handle`, in place of any other handle of its key."""
-        with self._own_lock():
+        with self._lock:
             self._by_key.pop(handle.key, None)
             while len(self._by_key) >= self._limit:
                 self._evict_one()
@@ -164,13 +165,13 @@ class HandleTable:
 
     def drop(self, handle: Handle) -> None:
         """Drop `handle`, unless another handle took its place."""
-        with self._own_lock():
+        with self._lock:
             if self._by_key.get(handle.key) is handle:
                 del self._by_key[handle.key]
 
     def clear(self) -> None:
         """Drop all handles."""
-        with self._own_lock():
+        with self._lock:
             self._by_key.clear()
 
     @staticmethod
@@ -191,13 +192,8 @@ class HandleTable:
             self._by_key[handle.key] = handle
         del self._by_key[next(iter(self._by_key))]
 
-    def _own_lock(self) -> threading.Lock:
-        """Lock of this process; in a fork, a parent's thread may hold the old one."""
-        pid = os.getpid()
-        if pid != self._pid:
-            self._lock = threading.Lock()
-            self._pid = pid
-        return self._lock
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
 
 _tables: set[ref[HandleTable]] = set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from typing import Any
 from weakref import WeakValueDictionary
@@ -12,6 +11,8 @@ from fsspec.archive import AbstractArchiveFileSystem
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.dirfs import DirFileSystem
+
+from gpushard.forks import after_fork
 
 # Archives share one open file: with zipfile of Python 3.12, threads get bytes of other
 # places. A cache answers with as much of a file as another thread has written so far.
@@ -22,6 +23,10 @@ class _Turn:
     """Lock of the thread that reads."""
 
     def __init__(self) -> None:
+        self.renew()
+        after_fork(self.renew)
+
+    def renew(self) -> None:
         self.lock = threading.Lock()
 
 
@@ -34,12 +39,6 @@ _looking = _Turn()
 def _turn_of(fs: Any) -> _Turn:
     with _looking.lock:
         return _turns.setdefault(hash(fs), _Turn())
-
-
-def _renew_locks() -> None:
-    """Free a forked process from locks that other threads of its parent held."""
-    for turn in (_looking, *_turns.values()):
-        turn.lock = threading.Lock()
 
 
 def one_at_a_time(fs: Any) -> OneAtATime | None:
@@ -64,9 +63,6 @@ def _innermost(fs: Any) -> Any:
     if isinstance(fs, AsyncFileSystemWrapper):
         return _innermost(fs.sync_fs)
     return _innermost(fs.fs) if isinstance(fs, DirFileSystem) else fs
-
-
-os.register_at_fork(after_in_child=_renew_locks)
 
 
 class OneAtATime(AsyncFileSystemWrapper):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from gpushard.errors import StoreError, UnsupportedError
+from gpushard.forks import after_fork
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.failures import failed_write, refuse_unsafe_key
 from gpushard.stores.file_bytes import Pieces, Update, whole_object
@@ -21,18 +21,15 @@ class _Turn:
     Zarr stores have no locks, and one array may be open several times.
     """
 
-    lock = threading.RLock()
+    def __init__(self) -> None:
+        self.renew()
+        after_fork(self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.RLock()
 
 
 _turn = _Turn()
-
-
-def _begin_anew() -> None:
-    """Renew the lock in a forked process, as a thread of its parent may hold it."""
-    _turn.lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_begin_anew)
 
 
 class ZarrWriter:
