@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,10 @@ from gpushard.metadata import names_in
 from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import local_path_of
+
+_DOCUMENT = "zarr.json"
+# Entries of a directory that a hint is worth.
+_MOST_LOOKED_AT = 1000
 
 
 @contextmanager
@@ -50,7 +56,20 @@ def _told(target: Any, path: str) -> str | None:
             place = join(outside, above)
             group = f"the group {place!r}" if place else "the group there"
             return f"{group} has {likely_names('/'.join(parts[n:]), names)}"
-    return None
+    return _told_of_members(store, path) if isinstance(store, LocalStore) else None
+
+
+def _told_of_members(store: LocalStore, path: str) -> str | None:
+    """Hint on a directory that is no group, but has arrays or groups."""
+    with os.scandir(os.path.join(store.root, path)) as entries:
+        some = (entry for entry in islice(entries, _MOST_LOOKED_AT) if entry.is_dir())
+        members = [x.name for x in some if os.path.exists(f"{x.path}/{_DOCUMENT}")]
+    if not members:
+        return None
+    return (
+        f"it has {likely_names('', members)}: open one of these, or make it a group"
+        " with zarr.create_group"
+    )
 
 
 def _place(target: Any, path: str) -> tuple[Store, str, str]:

@@ -70,6 +70,19 @@ def test_an_absent_name_is_a_key_error_with_its_reason(place):
         g.group("absent")
 
 
+def test_a_directory_of_arrays_that_is_no_group_is_told_with_its_arrays(tmp_path):
+    for name in ("wind", "rain"):
+        zarr.create_array(tmp_path / name, shape=(4,), dtype="i4")
+    (tmp_path / "notes").mkdir()
+    for opening in (gpushard.open_group, gpushard.open_array):
+        with pytest.raises(
+            gpushard.NotFoundError, match=r"it has rain, wind: open one"
+        ):
+            opening(tmp_path)
+    with pytest.raises(gpushard.NotFoundError, match="check the address"):
+        gpushard.open_group(tmp_path / "notes")
+
+
 def test_what_is_not_there_is_told_with_what_is_nearest_first(place):
     """By whichever door it was asked for, and in few words."""
     root = zarr.open_group(place)
