@@ -235,9 +235,10 @@ def _partial_values(
     store: Store, key_ranges: Sequence[KeyRange]
 ) -> Sequence[bytes | None]:
     answers = store.read([_request(*key_range) for key_range in key_ranges])
+    # The last bytes of a value were asked for up to its end, whatever their length.
     return [
-        None if answer is None else _answered(answer.data.tobytes(), span)
-        for answer, (_, span) in zip(answers, key_ranges, strict=True)
+        None if answer is None else answer.data[:length].tobytes()
+        for answer, (_, (_, length)) in zip(answers, key_ranges, strict=True)
     ]
 
 
@@ -246,8 +247,3 @@ def _request(key: str, span: tuple[int, int | None]) -> ByteRequest:
     if start < 0 or length is None:
         return ByteRequest(key, start)
     return ByteRequest(key, start, start + length)
-
-
-def _answered(data: bytes, span: tuple[int, int | None]) -> bytes:
-    start, length = span
-    return data if start >= 0 or length is None else data[:length]
