@@ -6,7 +6,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from types import TracebackType
 from typing import Protocol, Self
 
 import numpy as np
@@ -193,12 +192,7 @@ class Answer(Protocol):
         """Return the answer itself."""
         ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, /, *_: object) -> None:
         """Stop reading; nothing waits for the rest of the body."""
         ...
 
