@@ -90,6 +90,8 @@ class Loader:
     padding
         What to do with a window that reaches beyond the array. "drop" leaves it out,
         "shift" moves it back inside, and "fill" fills it with the array's fill value.
+        With "fill", a window begins at every multiple of `stride` inside the array, so
+        several can reach beyond it; "shift" moves at most one along each axis.
     lead
         Number added to the start of the window along axis 0. A dict by name lets a
         target lie ahead of its input.
