@@ -151,6 +151,21 @@ def test_documents_that_take_much_memory_together_hide_no_other(
     assert group["c"].attrs["long"] == "x" * 100_000  # read by itself
 
 
+@pytest.mark.parametrize("is_consolidated", [False, True])
+def test_a_group_whose_document_takes_much_memory_is_told_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_consolidated: bool
+) -> None:
+    document: dict[str, Any] = {"zarr_format": 3, "node_type": "group"}
+    document["attributes"] = {"long": "x" * 100_000}
+    if is_consolidated:
+        document["consolidated_metadata"] = {"kind": "inline", "metadata": {}}
+    (tmp_path / "zarr.json").write_text(json.dumps(document))
+    monkeypatch.setattr(documents, "MAX_PARSED_NBYTES", 200_000)
+    told = "consolidate fewer" if is_consolidated else "shorten its attributes"
+    with pytest.raises(gpushard.LimitError, match=told):
+        gpushard.open_group(tmp_path, device="cpu")
+
+
 def lead_out(place: Path, document: str) -> None:
     outside = place.parent / "outside"
     outside.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import gpushard
-from gpushard import Options
+from gpushard import Options, StoreError
 from gpushard.options import MIB
 from gpushard.stores import patience
 from gpushard.stores.base import ByteRequest, Fetched
@@ -215,3 +216,12 @@ def test_a_part_that_is_cut_of_a_whole_object_does_not_hold_the_rest():
     all_of_it = cut_out(whole, ByteRequest("key", 0))
     assert all_of_it is not None
     assert np.shares_memory(all_of_it.data, whole.data)
+
+
+def test_a_server_that_is_silent_is_called_silent():
+    """One that sends slowly is another error, which says how slowly."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/a"
+        store = open_url(url, {}, Options(patience_s=0.3))
+        with pytest.raises(StoreError, match=r"is silent.*raise the option patience_s"):
+            store.get("zarr.json")

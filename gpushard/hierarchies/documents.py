@@ -187,12 +187,15 @@ def _parsed_nbytes(data: bytes) -> int:
 
 def _too_costly(name: str, path: str, data: bytes) -> LimitError:
     """Error for a small document that takes far more memory once it is parsed."""
+    hint = "shorten its attributes"
+    if b"consolidated" in bytes(data):
+        hint = "open arrays below by their own paths, or consolidate fewer at once"
     return LimitError(
         f"{name} would take too much memory once it is parsed",
         array_path=path,
         expected=f"at most {MAX_PARSED_NBYTES} bytes, with those beside it",
         got=f"about {_parsed_nbytes(data)} bytes from {len(data)} bytes of JSON",
-        hint="open arrays below by their own paths, or consolidate fewer at once",
+        hint=hint,
     )
 
 

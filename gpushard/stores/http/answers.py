@@ -122,4 +122,12 @@ class HttpAnswer:
         if isinstance(error, TimeoutError) and self._exchange.wire.deadline.is_over:
             limit_s = min(limit_s, self._settings.most_s)
             return too_slow(self._url, self._key, nbytes, limit_s)
-        return RefusalError(f"{type(error).__name__}: {told_by(error)}", is_lost=True)
+        return lost(error)
+
+
+def lost(error: OSError) -> RefusalError:
+    """What the failure of a connection is for a store, which may ask again."""
+    if isinstance(error, TimeoutError):
+        hint = "check the network and the server, or raise the option patience_s"
+        return RefusalError("the server is silent", is_lost=True, hint=hint)
+    return RefusalError(f"{type(error).__name__}: {told_by(error)}", is_lost=True)

@@ -21,7 +21,7 @@ from gpushard.stores.answers import (
     date_of,
 )
 from gpushard.stores.failures import failure, no_head, told_by
-from gpushard.stores.http.answers import HttpAnswer
+from gpushard.stores.http.answers import HttpAnswer, lost
 from gpushard.stores.http.connecting import (
     NoTunnelError,
     UntrustedError,
@@ -196,8 +196,7 @@ class HttpClient:
         except OSError as error:
             if isinstance(error, TimeoutError) and deadline.is_over:
                 raise no_head(self._url, key, limit_s) from error
-            why = f"{type(error).__name__}: {told_by(error)}"
-            raise RefusalError(why, is_lost=True) from error
+            raise lost(error) from error
 
     def _elsewhere(self, place: Place, location: str, head: Head) -> Place:
         """Where a redirect leads."""
