@@ -206,6 +206,35 @@ def test_quick_requests_stay_in_the_calling_thread(
     assert thread_names == {threading.current_thread().name}
 
 
+@pytest.mark.parametrize("is_cold", [True, False])
+def test_a_disk_is_asked_for_all_ranges_before_the_first_is_waited_for(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, is_cold: bool
+) -> None:
+    (root / "c" / "1").write_bytes(BODY)
+    (root / "c" / "2").mkdir()
+    told: list[tuple[int, int]] = []
+    probed: list[int] = []
+
+    def is_in_memory(fd: int, offset: int) -> bool:
+        probed.append(offset)
+        return not is_cold
+
+    def read_ahead(fd: int, offset: int, nbytes: int) -> None:
+        told.append((offset, nbytes))
+
+    monkeypatch.setattr(local, "is_in_memory", is_in_memory)
+    monkeypatch.setattr(local, "read_ahead", read_ahead)
+    monkeypatch.setattr(local, "_ASKED_AHEAD_NBYTES", 5)
+    requests = [ByteRequest("c/0", 1, 3), ByteRequest("c/9"), ByteRequest("c/1", 2, 9)]
+    first, missing, last = store.read(requests)
+    assert (first.data.tobytes(), last.data.tobytes()) == (BODY[1:3], BODY[2:9])
+    assert missing is None
+    assert probed == [1]
+    assert told == ([(1, 2), (2, 5)] if is_cold else [])
+    with pytest.raises(StoreError, match="c/2"):
+        store.read([ByteRequest("c/2"), ByteRequest("c/0")])
+
+
 def test_slow_requests_are_spread_over_threads_in_order(
     store: LocalStore, thread_names: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

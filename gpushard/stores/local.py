@@ -25,7 +25,9 @@ from gpushard.stores.handles import (
     FileVersion,
     Handle,
     HandleTable,
+    is_in_memory,
     is_still,
+    read_ahead,
     read_on,
     version_of,
 )
@@ -47,6 +49,12 @@ _COSTS = FetchCosts(
 # then only compete for the interpreter's lock.
 _SLOW_REQUEST_S = 20e-6
 _PATIENCE_S = 1e-3
+
+# What a disk is asked for at once, before one thread reads the ranges in turn: two cold
+# indexes of 64 KiB take 0.27 ms instead of 0.45 ms. More would fill the disk's queue,
+# and asking would wait for it.
+_N_ASKED_AHEAD = 32
+_ASKED_AHEAD_NBYTES = 128 * KIB
 
 
 def holds_plain_files(store: object) -> TypeGuard[LocalStore]:
@@ -128,6 +136,7 @@ class LocalStore:
             return [self._read_one(requests[0])]
         answers: list[Fetched | None] = []
         started = perf_counter()
+        self._ask_ahead(requests[:_N_ASKED_AHEAD])
         for n_done, request in enumerate(requests, 1):
             answers.append(self._read_one(request))
             elapsed = perf_counter() - started
@@ -177,16 +186,34 @@ class LocalStore:
         """Sorted names directly below the directory `prefix`; [] if there is none."""
         return self._directory.names_below(prefix)
 
-    def _read_one(self, request: ByteRequest) -> Fetched | None:
-        key, version = request.key, request.version
-        handle = self._handles.get(key)
-        if version is None:
-            handle = self._current(key, handle)
+    def _ask_ahead(self, requests: Sequence[ByteRequest]) -> None:
+        """Have the disk begin with all ranges at once, if it must be waited for at all.
+
+        What cannot be opened is left to the read itself, which knows its place.
+        """
+        is_known_cold = False
+        for request in requests:
+            try:
+                handle = self._handle_for(request)
+            except StoreError:
+                return
             if handle is None:
-                return None
-        elif handle is None or handle.version != version:
-            handle = self._reopen(key, version)
-        return self._read_range(handle, request)
+                continue
+            start, stop = request.within(handle.version[2])
+            if not is_known_cold and is_in_memory(handle.fd, start):
+                return
+            is_known_cold = True
+            read_ahead(handle.fd, start, min(stop - start, _ASKED_AHEAD_NBYTES))
+
+    def _read_one(self, request: ByteRequest) -> Fetched | None:
+        handle = self._handle_for(request)
+        return None if handle is None else self._read_range(handle, request)
+
+    def _handle_for(self, request: ByteRequest) -> Handle | None:
+        """Open file that a request is about; None if no file is there now."""
+        if request.version is None:
+            return self._current(request.key, self._handles.get(request.key))
+        return self.open_file(request.key, request.version)
 
     def _read_range(self, handle: Handle, request: ByteRequest) -> Fetched:
         """Bytes of a range, from the version of the file that the handle has open."""
