@@ -273,3 +273,12 @@ def test_a_bucket_that_is_gone_has_not_taken_a_shard(options):
     urllib.request.urlopen(urllib.request.Request(place, method="DELETE")).close()
     with pytest.raises(gpushard.StoreError, match="cannot write 'c/0'"):
         array[...] = 1
+
+
+def test_a_put_that_ends_in_a_runtime_error_is_a_store_error(array, monkeypatch):
+    def put(*_, **__):
+        raise RuntimeError("the runtime is gone")
+
+    monkeypatch.setattr(obstore, "put", put)
+    with pytest.raises(gpushard.StoreError, match="cannot write 'c/0/0'"):
+        array[...] = 2

@@ -20,6 +20,7 @@ from gpushard.stores.failures import failed_write, refuse_unsafe_key, told_by
 from gpushard.stores.file_bytes import Pieces, Update, whole_object
 from gpushard.stores.files import FileWriter
 from gpushard.stores.local import LocalStore
+from gpushard.stores.obstores import request_errors
 
 if TYPE_CHECKING:
     from gpushard.stores.remote import RemoteStore
@@ -124,7 +125,7 @@ class ObjectWriter:
             else:
                 body = whole_object(pieces)
                 obstore.put(self._store.object_store, key, body, tags=self._tags)
-        except _object_errors() as error:
+        except request_errors() as error:
             # A missing object counts as deleted. A put without its bucket has failed.
             if pieces is not None or not isinstance(error, FileNotFoundError):
                 raise failed_write(self._store.url, key, error) from error
@@ -161,7 +162,7 @@ class ObjectWriter:
             # For some stores a missing object is an error, and ends the request.
             for key in keys:
                 self.put(key, None)
-        except _object_errors() as error:
+        except request_errors() as error:
             raise failed_write(self._store.url, keys[0], error) from error
 
     def clear(self, prefix: str) -> None:
@@ -173,7 +174,7 @@ class ObjectWriter:
             for batch in obstore.list(store, prefix or None):
                 for item in batch:
                     obstore.delete(store, item["path"])
-        except _object_errors() as error:
+        except request_errors() as error:
             raise failed_write(self._store.url, prefix, error) from error
 
     def _put_if(self, key: str, pieces: Pieces, old: Fetched | None) -> bool:
@@ -201,7 +202,7 @@ class ObjectWriter:
             return self._is_marked(key, mark)
         except (NotSupportedError, NotImplementedError) as error:
             raise self._unconditional(key, told_by(error)) from error
-        except _object_errors() as error:
+        except request_errors() as error:
             if not self._is_marked(key, mark):
                 raise failed_write(self._store.url, key, error) from error
         return True
@@ -212,7 +213,7 @@ class ObjectWriter:
 
         try:
             answer = obstore.get(self._store.object_store, key, options={"head": True})
-        except _object_errors():
+        except request_errors():
             return False
         return answer.attributes.get(_MARK) == mark
 
@@ -266,9 +267,3 @@ class ObjectWriter:
             store_url=self._store.url,
             hint="write whole shards",
         )
-
-
-def _object_errors() -> tuple[type[Exception], ...]:
-    from obstore.exceptions import BaseError
-
-    return BaseError, OSError, ValueError
