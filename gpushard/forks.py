@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from weakref import WeakMethod
+from types import MethodType
+from typing import Any
+from weakref import WeakKeyDictionary
 
-_renewals: set[WeakMethod[Callable[[], None]]] = set()
+# A `WeakMethod` may fail, and say so on stderr, when it is collected with its object.
+_renewals: WeakKeyDictionary[object, Callable[[Any], None]] = WeakKeyDictionary()
 
 
-def after_fork(renew: Callable[[], None]) -> None:
-    """Call a method in each forked process, as long as its object is there."""
-    _renewals.add(WeakMethod(renew, _renewals.discard))
+def after_fork(renew: MethodType) -> None:
+    """Call a method in each forked process, as long as its object is there.
+
+    An object has one such method.
+    """
+    _renewals[renew.__self__] = renew.__func__
 
 
 def _renew_all() -> None:
-    for known in list(_renewals):
-        renew = known()
-        if renew is not None:
-            renew()
+    for owner, renew in list(_renewals.items()):
+        renew(owner)
 
 
 if hasattr(os, "register_at_fork"):
