@@ -1,4 +1,4 @@
-"""What the mark of a conversion holds for arrays of very many shards."""
+"""The mark of a conversion: of very many shards, and where it has no place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import zarr
+from zarr.storage import MemoryStore
 
+import gpushard
 from gpushard.converting import mark
 from gpushard.options import MIB
 
@@ -40,3 +43,41 @@ def test_shards_that_may_be_finished_are_listed_few_at_a_time(monkeypatch):
     assert store.n_asked == n - int(done.sum())
     assert np.array_equal(found.done, done | (number % 10 == 7))
     assert nbytes < 2 * MIB
+
+
+class Session(MemoryStore):
+    """A store that takes what belongs to arrays only, like a session of Icechunk."""
+
+    async def get(self, key: str, *args: Any, **named: Any) -> Any:
+        return await super().get(self._known(key), *args, **named)
+
+    async def set(self, key: str, *args: Any, **named: Any) -> None:
+        await super().set(self._known(key), *args, **named)
+
+    async def delete(self, key: str) -> None:
+        await super().delete(self._known(key))
+
+    @staticmethod
+    def _known(key: str) -> str:
+        *path, name = key.split("/")
+        if (
+            name not in ("zarr.json", ".zarray", ".zattrs", ".zgroup")
+            and "c" not in path
+        ):
+            raise ValueError(f"invalid zarr key format {key}")
+        return key
+
+
+Session.__module__ = "icechunk.store"
+
+
+def test_a_store_of_arrays_alone_takes_a_conversion_without_a_mark():
+    values = np.arange(100).reshape(10, 10)
+    source = zarr.create_group(MemoryStore())
+    source.create_array("x/y", data=values, chunks=(5, 5))
+    for path, made in (("", "x/y"), ("x/y", "")):
+        to = Session()
+        report = gpushard.convert(source.store, to, path)
+        assert [a.n_written for a in report.arrays.values()] == [1]
+        assert np.array_equal(zarr.open_array(to, path=made, mode="r")[...], values)
+        assert not any(mark.NAME in key for key in to._store_dict)

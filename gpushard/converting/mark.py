@@ -28,7 +28,7 @@ from gpushard.metadata import DOCUMENTS
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.files import FileWriter
 from gpushard.stores.writers import writer_of
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.zarr_store import ZarrStore, takes_any_key
 
 NAME = ".gpushard-convert.json"
 """Name of the mark, below the destination's path."""
@@ -97,7 +97,9 @@ class Mark:
         return mine == tuple(found.get(k) for k in ("version", "source", "document"))
 
     def write(self) -> None:
-        """Write the mark to the store."""
+        """Write the mark to the store, if that has a place for it."""
+        if not _takes_mark(self.store):
+            return
         members = {
             "what": "a conversion by gpushard is under way, or was interrupted",
             "version": _VERSION,
@@ -143,7 +145,8 @@ class Mark:
 
     def remove(self) -> None:
         """Delete the mark, as the conversion is complete."""
-        writer_of(self.store).put(self.key, None)
+        if _takes_mark(self.store):
+            writer_of(self.store).put(self.key, None)
 
 
 def refuse_lasting(store: Store) -> None:
@@ -156,9 +159,14 @@ def refuse_lasting(store: Store) -> None:
         )
 
 
+def _takes_mark(store: Store) -> bool:
+    """Whether a mark can be stored; without one, a conversion cannot be resumed."""
+    return not isinstance(store, ZarrStore) or takes_any_key(store.zarr_store)
+
+
 def find_mark(store: Store, place: str) -> dict[str, Any] | None:
     """The mark at the destination `place`; None if there is none."""
-    data = store.get(join(place, NAME))
+    data = store.get(join(place, NAME)) if _takes_mark(store) else None
     if data is None:
         return None
     try:

@@ -205,6 +205,15 @@ def refuses_beyond(store: ZarrAbstractStore) -> bool:
     return _is_of("icechunk", store)
 
 
+def takes_any_key(store: ZarrAbstractStore) -> bool:
+    """Whether a store takes objects that are neither documents nor chunks of Zarr.
+
+    Icechunk's does not: it keeps arrays, not objects, and shows nothing of a session
+    to anybody else before it is committed.
+    """
+    return not _is_of("icechunk", store)
+
+
 def _reads_on(store: ZarrAbstractStore) -> bool:
     """Whether a store answers a range with bytes that lie behind the object's end.
 
