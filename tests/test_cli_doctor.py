@@ -14,11 +14,12 @@ import gpushard
 from cli_runs import run, run_json
 from cuda_host import kvikio_standin
 from gpushard import codecs
-from gpushard.cli import codec_table, gpu_software
+from gpushard.cli import codec_table, diagnosis, gpu_software
 from gpushard.devices import find
 from gpushard.devices.payload import kvikio_file
 from gpushard.errors import UnsupportedError
 from gpushard.formats.codec_specs import KNOWN
+from gpushard.fused import kept_code
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +98,17 @@ def test_doctor_tells_versions_and_the_device_with_its_reason(driver):
     assert facts["gpu"]["driver"].startswith("none")
     assert facts["gpu"]["cupy"] is None
     assert set(facts["compiled loops"]) == {"numba", "blosc2", "cffi"}
+
+
+@pytest.mark.skipif(not kept_code.can_keep(), reason="no code is kept on this system")
+def test_doctor_tells_where_loops_are_kept_or_what_to_do(monkeypatch, tmp_path):
+    installed = dict.fromkeys(["numba", "blosc2", "cffi"], "1.0")
+    monkeypatch.setattr(diagnosis, "installed", lambda name: installed.get(name))
+    for place, told in ((tmp_path / "code.bin", str(tmp_path)), (None, None)):
+        monkeypatch.setattr(kept_code, "place", lambda place=place: place)
+        facts = run_json("doctor")
+        assert facts["loops are kept in"] == told
+        assert any("XDG_CACHE_HOME" in a for a in facts["advice"]) == (place is None)
 
 
 def test_doctor_tells_people_the_same(driver, monkeypatch):

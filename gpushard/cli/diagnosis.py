@@ -14,6 +14,7 @@ from gpushard.cli.gpu_software import conflicts, gpu_software, installed
 from gpushard.devices.find import find_device
 from gpushard.devices.placement import Rates
 from gpushard.devices.rates import kept_rates
+from gpushard.fused import kept_code
 from gpushard.options import DEFAULT
 
 _READERS = ("numpy", "zarr", "numcodecs", "zstandard", "cramjam", "crc32c")
@@ -44,6 +45,7 @@ def diagnose(place: Path) -> dict[str, Any]:
         "threads": DEFAULT.threads,
         "library": {name: installed(name) for name in _READERS},
         "compiled loops": {name: installed(name) for name in _FAST},
+        "loops are kept in": _loops_folder(),
         "optional": {name: installed(name) for name, _ in _OPTIONAL.values()},
         "gpu": gpu,
         "codecs": codec_table(gpu["nvcomp"]["version"]),
@@ -53,6 +55,13 @@ def diagnose(place: Path) -> dict[str, Any]:
         and kept_rates(found.device.model) is not None,
     }
     return facts | {"advice": list(_advice(facts)), "extras": list(_extras(facts))}
+
+
+def _loops_folder() -> str | None:
+    if not installed("numba"):
+        return None
+    place = kept_code.place()
+    return place and str(place.parent)
 
 
 def _told(rates: Mapping[str, Rates]) -> dict[str, dict[str, float]]:
@@ -76,6 +85,11 @@ def _advice(facts: dict[str, Any]) -> Iterator[str]:
         missing = [name for name, has in facts["compiled loops"].items() if not has]
         told = f"large reads on the CPU run in Python without {', '.join(missing)}"
         yield f"{told}: {_install('fast')}"
+    elif kept_code.can_keep() and not facts["loops are kept in"]:
+        told = (
+            "each process compiles the loops anew, as no folder for them can be written"
+        )
+        yield f"{told}: set XDG_CACHE_HOME to one that you can write to"
 
 
 def _extras(facts: dict[str, Any]) -> Iterator[str]:

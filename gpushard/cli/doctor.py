@@ -72,10 +72,11 @@ def _library_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         "compiled loops": facts["compiled loops"],
         "optional": facts["optional"],
     }
-    return [
+    rows = [
         (label, ", ".join(f"{name} {v or '(missing)'}" for name, v in found.items()))
         for label, found in groups.items()
     ]
+    return [*rows, ("loops kept in", facts["loops are kept in"] or "no folder")]
 
 
 def _gpu_rows(gpu: dict[str, Any]) -> list[tuple[str, str]]:

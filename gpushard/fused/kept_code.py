@@ -61,13 +61,18 @@ def sources() -> bytes:
     return b"".join((package / f"{name}.py").read_bytes() for name in SOURCES)
 
 
+def can_keep() -> bool:
+    """Whether code is kept on such a system at all."""
+    return sys.platform == "linux" and os.uname().machine == "x86_64"
+
+
 @cache
 def place() -> Path | None:
     """File for code of these sources, compilers and CPU; None if none is kept.
 
-    Code is kept only on Linux and x86-64, in a folder to which nobody else can write.
+    It is in a folder to which nobody else can write.
     """
-    if sys.platform != "linux" or os.uname().machine != "x86_64":
+    if not can_keep():
         return None
     try:
         parts = [_installation("numba"), _installation("llvmlite"), _cpu()]
