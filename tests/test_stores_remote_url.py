@@ -58,6 +58,15 @@ def test_an_expired_token_is_told_from_a_server_that_fails():
 
 
 @pytest.mark.parametrize(
+    ("code", "status"),
+    [("NoSuchBucket", None), ("ContainerNotFound", None), ("NoSuchKey", 404)],
+)
+def test_what_lies_in_no_bucket_is_no_missing_object(code, status):
+    error = FileNotFoundError(f"GET https://x/y - 404 Not Found: <Code>{code}</Code>")
+    assert refusal_of(error).status == status
+
+
+@pytest.mark.parametrize(
     "asked",
     [
         "PUT http://169.254.169.254/latest/api/token",

@@ -273,6 +273,9 @@ def test_a_bucket_that_is_gone_has_not_taken_a_shard(options):
     urllib.request.urlopen(urllib.request.Request(place, method="DELETE")).close()
     with pytest.raises(gpushard.StoreError, match="cannot write 'c/0'"):
         array[...] = 1
+    # Nor is what was in it missing, which would read as the fill value.
+    with pytest.raises(gpushard.StoreError, match=r"'c/0'.*no such bucket"):
+        array[...]
 
 
 def test_a_put_that_ends_in_a_runtime_error_is_a_store_error(array, monkeypatch):

@@ -47,6 +47,8 @@ _MACHINE_CREDENTIALS = re.compile(
 _OLD_CREDENTIALS = re.compile(
     r"<Code>(ExpiredToken|InvalidToken|TokenRefreshRequired)</Code>"
 )
+# Without its bucket nothing is known of an object. S3 and Google say the first.
+_NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)</Code>")
 _RANGELESS = re.compile(r"(?i)content[-_](range header|length header missing)")
 
 # Process that owns the threads of obstore's runtime, once the runtime exists.
@@ -56,6 +58,7 @@ _NO_CREDENTIALS = (
     "there are no credentials: pass some in storage_options, or "
     "storage_options={'skip_signature': True} for public data"
 )
+_CHECK_BUCKET = "there is no such bucket: check its name and the address of the server"
 _CHECK_CREDENTIALS = (
     "check the credentials, or pass storage_options={'skip_signature': True} for "
     "public data"
@@ -108,6 +111,8 @@ def refusal_of(error: Exception) -> RefusalError:
     if _MACHINE_CREDENTIALS.search(told):
         # What the machine answered is not about the object.
         status, hint = None, _NO_CREDENTIALS
+    elif _NO_BUCKET.search(told):
+        status, hint = None, _CHECK_BUCKET
     elif isinstance(error, FileNotFoundError):
         # obstore takes 405 for a missing object. Some servers send it for directories.
         status = status if status == 405 else 404
