@@ -110,6 +110,26 @@ def test_blocks_of_what_zarr_lists_give_all_of_it(kind, n_block, tmp_path, monke
         np.testing.assert_array_equal(ours, want, err_msg=str(key))
 
 
+@pytest.mark.parametrize("n_kept", [3, 100])
+def test_lists_reach_beyond_the_old_end_of_a_resized_array(
+    n_kept, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(batch, "KEPT_ELEMENTS", n_kept)
+    monkeypatch.setattr(lists, "BLOCK_ELEMENTS", 3)
+    values = np.arange(70 * 80, dtype="i4").reshape(70, 80)
+    rng = np.random.default_rng(2)
+    rows, columns = rng.integers(0, 70, 90), rng.integers(0, 80, 90)
+    with zarr.config.set(OURS):
+        made = {"dtype": "i4", "shards": (20, 20), "chunks": (5, 5)}
+        a = zarr.create_array(tmp_path, shape=(40, 30), **made)
+        a.resize(values.shape)
+        a[...] = values
+        for n in range(0, 90, 9):
+            key = rows[n : n + 9], columns[n : n + 9]
+            np.testing.assert_array_equal(a.vindex[key], values[key])
+            np.testing.assert_array_equal(a.oindex[key], values[np.ix_(*key)])
+
+
 def test_a_mask_that_is_changed_while_it_is_read_is_an_error():
     mask = np.ones(10, bool)
     taken = lists.ChunkLists([lists.Taken((0,), (mask,), range(10))])
