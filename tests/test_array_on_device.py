@@ -104,6 +104,36 @@ def test_nothing_is_written_before_what_the_callers_stream_does_first(
 
 
 @pytest.mark.parametrize("seed", range(5))
+def test_a_new_array_is_not_written_before_what_its_memory_was_used_for(
+    stored, seed, monkeypatch
+):
+    place, values = stored
+    device = EmulatedDevice(KERNELS, load_standin(), seed=seed)
+    empty = device.empty
+
+    def used(shape, dtype):
+        made = empty(shape, dtype)
+        for _ in range(50):
+            device.clear(made.buffer.address, values.nbytes, device.current_stream())
+        return made
+
+    monkeypatch.setattr(device, "empty", used)
+    a = gpushard.open_array(place, device=device)
+    assert_same_bits(a.read(stream=device.create_stream()).get(), values)
+
+
+def test_results_of_any_sizes_that_the_host_reads_are_copied_whole(stored, device):
+    place, values = stored
+    # No memory for the tables of targets, which come behind the results.
+    device.refuses = lambda kind, n: kind == "allocate" and n == 3
+    a = gpushard.open_array(place, device=device)
+    keys = [np.s_[:2, 1], np.s_[...], np.s_[5:9]]
+    for result, key in zip(a.read_many(keys), keys, strict=True):
+        assert_same_bits(result.get(), values[key])
+    assert not any("scatter" in what for _, _, what in device.log)
+
+
+@pytest.mark.parametrize("seed", range(5))
 def test_neither_is_it_where_the_host_reads_for_the_device(stored, seed):
     place, values = stored
     # No memory for the tables of targets, which come behind the result.
