@@ -18,6 +18,7 @@ from gpushard.devices.structs import (
     SCATTER,
     StreamClass,
     declared_struct,
+    fast_divisor,
 )
 from gpushard.errors import DeviceError
 
@@ -94,6 +95,25 @@ def test_a_struct_of_numbers_and_pointers_is_read_from_its_kernel():
     assert GATE.itemsize == 14 * 8
     assert GATE["decoded_nbytes"] == np.uint64
     assert GATE["n_rows"] == np.uint32
+
+
+def test_a_multiplication_by_a_divisors_constants_divides_by_it():
+    rng = np.random.default_rng(4)
+    powers = 2 ** np.arange(31)
+    many = rng.integers(1, 2**31, 2000)
+    divisors = np.concatenate([[1, 3, 7, 2**31 - 1], powers, powers[1:] + 1, many])
+    by = fast_divisor(divisors)
+    np.testing.assert_array_equal(by["divisor"], divisors)
+    magic = by["magic"].astype(np.uint64)
+    whole = divisors.astype(np.uint64)
+    highest = np.uint64(2**32 - 1)
+    last_multiple = highest // whole * whole
+    around = [last_multiple, last_multiple - np.uint64(1), whole, whole - np.uint64(1)]
+    for value in (*around, highest, np.uint64(0), rng.integers(0, 2**32, len(whole))):
+        n = np.broadcast_to(value, whole.shape).astype(np.uint64)
+        high = magic * n >> np.uint64(32)  # as `fast_quotient` of the kernels
+        found = (high + ((n - high) >> by["shift_first"])) >> by["shift_last"]
+        np.testing.assert_array_equal(found, n // whole)
 
 
 def test_axes_beyond_the_columns_of_the_scatter_kernels_are_refused():
