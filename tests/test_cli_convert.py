@@ -46,38 +46,57 @@ def test_a_group_is_converted_and_told_as_json(sample, tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("none", ["bytes"]),
-        ("zstd:7", ["bytes", "zstd"]),
-        ("gzip", ["bytes", "gzip"]),
-        ("blosc-lz4:1", ["bytes", "blosc"]),
-        ('[{"name": "gzip", "configuration": {"level": 1}}]', ["bytes", "gzip"]),
+        ("none", []),
+        ("zstd:7", [("zstd", {"level": 7, "checksum": False})]),
+        ("gzip", [("gzip", {"level": 5})]),
+        ("blosc-lz4:1", [("blosc", {"cname": "lz4", "clevel": 1})]),
+        ("blosc", [("blosc", {"cname": "zstd", "clevel": 5})]),
+        (
+            '[{"name": "gzip", "configuration": {"level": 1}}]',
+            [("gzip", {"level": 1})],
+        ),
     ],
 )
 def test_codecs_are_named_shortly_or_in_json(text, expected, tmp_path):
     src = write_shards(tmp_path / "src")
     run("convert", src, tmp_path / "dst", "--compressors", text, "--chunks", "5")
-    assert [codec["name"] for codec in inner_codecs(tmp_path / "dst")] == expected
-    level = text.partition(":")[2]
-    if level.isdecimal():
-        assert (
-            int(level) in inner_codecs(tmp_path / "dst")[-1]["configuration"].values()
-        )
+    first, *others = inner_codecs(tmp_path / "dst")
+    assert first["name"] == "bytes"
+    for codec, (name, configuration) in zip(others, expected, strict=True):
+        assert codec["name"] == name
+        assert codec["configuration"].items() >= configuration.items()
+
+
+def test_what_was_typed_reaches_the_conversion(tmp_path, monkeypatch):
+    given = {}
+
+    def asked(*_, **arguments):
+        given.update(arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpushard, "convert", asked, raising=False)
+    src = write_shards(tmp_path / "src")
+    typed = "--memory 3 --threads 2 --no-resume --shards 20 --chunks 2,5 --verify"
+    run("convert", src, tmp_path / "dst", *typed.split(), code=130)
+    assert given["memory_limit"] == 3 << 20
+    assert (given["num_threads"], given["resume"], given["verify"]) == (2, False, True)
+    assert (given["shards"], given["chunks"]) == (20, (2, 5))
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "said"),
     [
-        ["--shards", "a,b"],
-        ["--chunks", "0"],
-        ["--compressors", "zst"],
-        ["--compressors", "zstd:x"],
-        ["--compressors", "[{"],
-        ["--memory", "1", "--shards", "30000", "--chunks", "10000"],
+        (["--shards", "a,b"], "--shards is no shape"),
+        (["--chunks", "0"], ""),
+        (["--compressors", "zst"], "unknown codec"),
+        (["--compressors", "zstd:x"], "no such level"),
+        (["--compressors", "[{"], "no valid JSON"),
+        (["--memory", "1", "--shards", "30000", "--chunks", "10000"], ""),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(arguments, tmp_path):
+def test_what_cannot_be_is_refused_in_a_sentence(arguments, said, tmp_path):
     src = write_shards(tmp_path / "src")
-    sentence(run("convert", src, tmp_path / "dst", *arguments, code=2))
+    assert said in sentence(run("convert", src, tmp_path / "dst", *arguments, code=2))
 
 
 def test_progress_goes_to_stderr(tmp_path):

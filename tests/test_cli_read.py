@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -105,6 +106,9 @@ def test_read_writes_what_numpy_selects(array, tmp_path, selection, key):
     expected = zarr.open_array(array, mode="r")[...][key]
     assert np.load(out).dtype == expected.dtype
     np.testing.assert_array_equal(np.load(out), expected)
+    plain = io.BytesIO()
+    np.save(plain, np.ascontiguousarray(expected))
+    assert out.stat().st_size == plain.tell()
     told = "element" if expected.size == 1 else f"{expected.size:,} elements"
     assert text.endswith(f"verified: zarr-python reads the same {told}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "x.npy"]
