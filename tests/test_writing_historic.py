@@ -211,6 +211,13 @@ def test_structs_written_to_zarr_v2_are_read_by_zarr(dtype, tmp_path):
     np.testing.assert_array_equal(a[...], got)
 
 
+@every_format
+def test_a_filter_without_a_data_type_gets_that_of_the_array(format_name, tmp_path):
+    a = new(tmp_path, format_name, filters=[{"id": "delta"}])
+    a[...] = NUMBERS
+    assert_read_by_both(tmp_path, format_name, NUMBERS)
+
+
 def test_a_struct_is_stored_without_the_bytes_between_its_fields(tmp_path):
     aligned = np.dtype([("a", "i1"), ("b", ">i8")], align=True)
     a = new(tmp_path, PROTOTYPE, dtype=aligned, fill_value=(3, -4))
