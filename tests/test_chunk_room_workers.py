@@ -25,7 +25,8 @@ from gpushard.codecs import base
 from gpushard.fused import choice, runner
 from gpushard.fused.ways import short_ways
 from gpushard.layout import CodecSpec
-from gpushard.memory import pages
+from gpushard.memory import chunk_room, pages
+from gpushard.memory.chunk_room import usual_stored
 from gpushard.options import KIB, MIB
 from gpushard.reading import rounds
 from gpushard.reading.results import host_job
@@ -149,6 +150,17 @@ def test_windows_leave_room_for_an_inner_chunk_of_fill_values(monkeypatch):
     assert room.most_window_nbytes == (LEAST - LEAST // 8) // 4
     packed = source_of(N, memory_limit=LEAST).room
     assert packed.most_filling_nbytes == LEAST // 5  # as it counts one decoded
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_windows_fill_the_bound_beside_what_else_is_held(threads):
+    room = source_of(N, memory_limit=LEAST, threads=threads).room
+    # A frame may grow beyond what it decodes to: `whole_nbytes` counts no growth.
+    window = room.most_window_nbytes - (usual_stored(N) - N)
+    each = window + room.work_nbytes + chunk_room._CONTEXTS_NBYTES
+    held = threads * each + chunk_room._SPARE * room.work_nbytes
+    held += chunk_room._FIXED_NBYTES + LEAST // chunk_room._FREED_SHARE
+    assert LEAST - threads < held <= LEAST
 
 
 def test_the_short_way_leaves_tight_reads_to_others(padded, monkeypatch):

@@ -94,6 +94,23 @@ def test_there_are_as_many_slots_and_lanes_as_fit(nbytes, limit, expected, tmp_p
     assert budget.pinned_nbytes <= limit // 2 or nbytes > LIMIT // 2
 
 
+@pytest.mark.parametrize(
+    ("codecs", "decodes", "is_assembled"),
+    [([ZSTD], True, True), ([ZSTD], False, True), ([], True, False), ([], False, True)],
+)
+def test_what_the_host_may_have_to_decode_is_pinned_beside_the_slots(
+    codecs, decodes, is_assembled, tmp_path
+):
+    a = gpushard.open_array(put(tmp_path, 4, codecs), device="cpu")
+    chain, _ = choose_chain(a.source)
+    assert chain is not None
+    options = Options(memory_limit=LIMIT).resolved()
+    budget = Budget.of(chain, options, decodes=decodes)
+    beside_nbytes = budget.pinned_nbytes - budget.n_slots * budget.encoded_nbytes
+    rows_nbytes = budget.n_lanes * budget.n_rows * chain.decoded_nbytes
+    assert beside_nbytes == (rows_nbytes if is_assembled else 0)
+
+
 def test_rounds_of_a_device_have_room_for_its_tables(tmp_path, monkeypatch):
     """Half of the limit, of 96 bytes an element for columns, and 128 for tables."""
     rounds: list[Any] = []

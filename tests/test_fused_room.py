@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpushard.fused.room import address_of
+from gpushard.fused.room import WINDOW_NBYTES, Room, address_of
+from gpushard.options import MIB
 
 ROWS = np.zeros((4, 6), "f4")
 READ_ONLY = np.zeros(3)
@@ -40,3 +41,21 @@ def test_an_address_is_that_of_the_first_element(kind):
 def test_where_there_is_no_element_the_address_is_zero():
     assert address_of(None) == 0
     assert address_of(np.zeros((0, 3))) == 0
+
+
+@pytest.mark.parametrize(
+    ("keeps", "most"), [(True, 4 * MIB), (False, WINDOW_NBYTES)], ids=["kept", "freed"]
+)
+def test_a_thread_keeps_memory_up_to_a_size_that_depends_on_who_asks(keeps, most):
+    room = Room()
+    assert room.n_made == 0
+    large = room.buffer("window", most + 1, keeps=keeps)
+    assert large.nbytes > most
+    assert not room.held
+    fitting = room.buffer("window", most, keeps=keeps)
+    assert fitting.address % 64 == 0
+    for nbytes in (most, 1):
+        assert room.buffer("window", fitting.nbytes, keeps=keeps) is fitting
+        assert room.buffer("window", nbytes, keeps=keeps) is fitting
+    assert room.held == (fitting,)
+    assert room.n_made == 2
