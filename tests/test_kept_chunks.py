@@ -89,6 +89,16 @@ def written(place: Path, values: Any = VALUES, **how: Any) -> Any:
     return z
 
 
+@pytest.mark.parametrize("casts", [(None, "f8"), ("f8", None)])
+def test_turned_inner_chunks_that_the_loops_keep_others_read_too(casts, tmp_path):
+    turned = zarr.codecs.TransposeCodec(order=(1, 0))
+    written(tmp_path, filters=turned)
+    a = gpushard.open_array(tmp_path, options=WAYS["fused"])
+    for dtype in casts:  # the loops do not cast
+        assert_same_bits(a.read(dtype=dtype), VALUES.astype(dtype or a.dtype))
+    assert a.explain(...).n_kept_inner_chunks == 48
+
+
 @pytest.fixture(params=WAYS)
 def options(request):
     return WAYS[request.param]
