@@ -15,6 +15,7 @@ from numcodecs import Blosc
 
 import gpushard
 from array_strategies import codec, stored_arrays
+from asked_store import AskedStore
 from fused_cases import (
     CHAINS,
     CRC,
@@ -165,6 +166,35 @@ def test_any_array_reads_alike_with_and_without_the_loops(stored, data):
     assert_same_bits(a[key], b[key])
     across = data.draw(orthogonal_keys(stored.full.shape))
     assert_same_bits(a.oindex[across], take_orthogonal(stored.full, across))
+
+
+class Placing(AskedStore):
+    """Answers lie where the object's own start would be the start of `memory`."""
+
+    memory = np.zeros(4096, np.uint8)
+
+    def read(self, requests: Any) -> Any:
+        answers = super().read(requests)
+        for n, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+            place = self.memory[request.start :][: len(answer.data)]
+            place[:] = answer.data
+            answers[n] = answer._replace(data=place)
+        return answers
+
+
+@pytest.mark.parametrize("shards", [None, (8, 32)], ids=["unsharded", "sharded"])
+def test_rows_are_copied_wherever_their_inner_chunk_would_begin(shards, seen, tmp_path):
+    """Only the row is in memory; its inner chunk would begin where the row lands."""
+    values = np.arange(8 * 32, dtype="i4").reshape(8, 32)
+    layout = {"chunks": (8, 32), "shards": shards, "compressors": None}
+    zarr.create_array(tmp_path, data=values, **layout)
+    store = Placing(tmp_path)
+    a = gpushard.open_array(store, options=FUSED)
+    row = store.memory[: 32 * 4].view("i4")
+    store.memory[:] = 255
+    a.read(5, out=row)
+    assert_same_bits(row, values[5])
+    assert_all_fused(seen)
 
 
 def test_parts_that_share_inner_chunks_are_all_written(seen):

@@ -394,7 +394,7 @@ def place_boxes(
         else:
             box[KEEP] = 0
         is_placed[i] = decoded != 0
-        if decoded and (listed or decoded != target):
-            left = (run, n_axes)
-            copy_wanted(d, box, decoded + box[OFFSET], left, strides, work)
+        first = decoded + box[OFFSET]  # `decoded` may lie before what was fetched
+        if decoded and (listed or first != target):
+            copy_wanted(d, box, first, (run, n_axes), strides, work)
         i += 1
