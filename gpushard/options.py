@@ -164,9 +164,10 @@ class Options:
     chunk_cache_nbytes
         Memory for decoded inner chunks kept between reads into host memory, per array.
         It comes on top of `memory_limit`, so 0 keeps none. None, the default, keeps up
-        to 16 MiB of inner chunks of at least 32 KiB (LZ4: 256) that reads come back to,
-        and up to 64 MiB for all such arrays of a process, unless `memory_limit` is set.
-        A number pays where reads share more: docs/arrays.md says where.
+        to 16 MiB of inner chunks of at least 32 KiB (LZ4: 256) that reads come back to
+        or take parts of, and up to 64 MiB for all such arrays of a process, unless
+        `memory_limit` is set. A number pays where reads share more: docs/arrays.md says
+        where.
     compile_nbytes
         Decoded bytes that a process reads, in all its reads together, before loops are
         compiled for reads (numba), once per machine. A process that has read so much is

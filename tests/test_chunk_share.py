@@ -96,13 +96,6 @@ def test_what_was_missed_too_long_ago_is_forgotten():
     assert not misses.add(80, 0)
 
 
-@pytest.mark.parametrize(("n_most", "most"), [(8, 8), (1000, 1000)])
-def test_a_read_of_more_inner_chunks_than_fit_does_without(n_most, most):
-    cache = sparing(ChunkShare(1 << 20), n_most)
-    assert cache.serves(most)
-    assert not cache.serves(most + 1)
-
-
 # The bound
 
 

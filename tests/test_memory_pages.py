@@ -17,7 +17,7 @@ from gpushard.fetching import fetch, nested
 from gpushard.fetching.fetch import fetch_payload
 from gpushard.fused import choice
 from gpushard.memory import chunk_room, pages
-from gpushard.memory.pages import in_pages
+from gpushard.memory.pages import in_huge_pages, in_pages
 from gpushard.options import KIB, MIB
 from lone_chunks import let_little_count
 from memory_probe import status_nbytes
@@ -48,6 +48,40 @@ def test_a_little_room_is_had_from_the_c_library():
         made[:] = 7
         mapped = made.base is not None and made.base.obj  # type: ignore[union-attr]
         assert isinstance(mapped, mmap.mmap) is is_mapped
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "mapped_nbytes", "is_huge"),
+    [
+        (2 * MIB, 2 * MIB, True),
+        (2 * MIB - 256 * KIB, 2 * MIB, True),
+        (2 * MIB - 257 * KIB, 2 * MIB - 257 * KIB, False),
+        (MIB, MIB, False),
+        (4 * MIB + 64, 4 * MIB + 64, False),
+        (16 * MIB - KIB, 16 * MIB, True),
+    ],
+)
+def test_huge_pages_are_had_where_they_are_filled(
+    nbytes, mapped_nbytes, is_huge, monkeypatch
+):
+    asked: list[Any] = []
+
+    class Pages(mmap.mmap):
+        def __new__(cls, _: int, length: int, **how: Any) -> Any:
+            asked.append(length)
+            return super().__new__(cls, _, length, **how)
+
+        def madvise(self, *advice: Any) -> None:
+            asked.append(advice)
+            raise OSError(22, "Invalid argument")  # no kernel needs to have them
+
+    monkeypatch.setattr(pages.mmap, "mmap", Pages)
+    made = in_huge_pages(nbytes)
+    assert (len(made), made.dtype) == (nbytes, np.uint8)
+    made[:] = 7
+    has_any = hasattr(mmap, "MADV_HUGEPAGE")
+    assert asked[0] == (mapped_nbytes if has_any else nbytes)
+    assert asked[1:] == ([(mmap.MADV_HUGEPAGE,)] if has_any and is_huge else [])
 
 
 def test_where_the_system_has_no_pages_there_is_no_memory(monkeypatch):

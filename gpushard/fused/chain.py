@@ -90,6 +90,11 @@ class FusedChain:
     files: LocalStore | None = None
     planned_files: LocalStore | None = None
 
+    @property
+    def chunk_us(self) -> float:
+        """Microseconds to read and decode a whole inner chunk."""
+        return self.pace.work_us(self.chunk_nbytes)
+
 
 def fused_chain(source: Source) -> FusedChain | None:
     """Chain of an array in the loops' terms; None if they cannot read the array.

@@ -24,6 +24,7 @@ from gpushard.fused.columns import (
     END,
     FIRST_LENGTH,
     HIGH,
+    LENGTH,
     LOW,
 )
 from gpushard.fused.files import (
@@ -33,11 +34,12 @@ from gpushard.fused.files import (
     window_nbytes,
 )
 from gpushard.fused.filling import fill_for, little_fill
-from gpushard.fused.kept import KeptBoxes, kept_boxes
+from gpushard.fused.kept import KeptBoxes, Taken, are_kept_at_once, kept_boxes
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxRunner
 from gpushard.fused.shares import Shares
 from gpushard.memory.known import KnownIndex
+from gpushard.memory.misses import ENOUGH, WHOLE
 from gpushard.planning import blocks
 from gpushard.planning.blocks import Planned
 from gpushard.selecting.selection import Ints
@@ -77,6 +79,7 @@ class DirectRead:
         self._part = landing.part
         source = job.source
         self._cells = cells
+        self._taken = Taken(prod(landing.extents), _reach_of(cells, runner, landing))
         self._columns = np.concatenate([c.columns for c in self._cells], axis=1)
         self._fill = little_fill(source, runner.chain.chunk_nbytes)
         self._plan = runner.planner(landing.address, address_of(self._fill), source)
@@ -131,17 +134,20 @@ class DirectRead:
         self._left.update((first + np.flatnonzero(~is_read)).tolist())
         rows = [shard_row(k, h) for k, h in zip(known, handles, strict=True)]
         cell = _columns_at(_first_cells(self._cells), at)
+        n_wanted, source = self._job.plan.n_chunks, self._job.source
+        chunk_us = self._runner.chain.chunk_us
+        is_at_once = are_kept_at_once(source, self._taken, n_wanted, chunk_us)
+        weight = ENOUGH if is_at_once else WHOLE
         for ranges in _slabs(cell, count):
             boxes, bounds = self._boxes(first, rows, ranges)
-            n_wanted = self._job.plan.n_chunks
-            kept = kept_boxes(self._job.source, boxes, known, bounds[1:], n_wanted)
+            kept = kept_boxes(source, boxes, known, bounds[1:], n_wanted, weight)
             if kept is not None and self._job.tally.is_summed:
                 self._job.tally.add(n_kept_inner_chunks=kept.n_found)
             if self._job.tally.is_summed:
                 nbytes = int((boxes[:, HIGH] - boxes[:, LOW]).sum())
                 self._job.tally.add(payload_nbytes=nbytes)
             # Boxes that need a larger window are left over.
-            source, chunk_nbytes = self._job.source, self._runner.chain.chunk_nbytes
+            chunk_nbytes = self._runner.chain.chunk_nbytes
             spanned = widest_nbytes(boxes) if self._is_sliced else spanned_nbytes(boxes)
             spanned = min(spanned, source.room.most_window_nbytes)
             firsts = np.arange(len(boxes) + 1) if self._is_sliced else None
@@ -249,6 +255,15 @@ def direct_read(runner: BoxRunner, landing: Landing, job: Job) -> DirectRead | N
         if are_too_many(n_cells, projection.n_cells, landing.strides[axis]):
             return None
     return DirectRead(runner, landing, cells, job, chain.planned_files)
+
+
+def _reach_of(cells: Sequence[AxisCells], runner: BoxRunner, landing: Landing) -> int:
+    """Distance in bytes from the first to the last element taken of an inner chunk."""
+    strides = zip(runner.chain.strides, landing.steps, strict=False)
+    return sum(
+        (int(axis.columns[LENGTH].max(initial=1)) - 1) * stride * step
+        for axis, (stride, step) in zip(cells, strides, strict=True)
+    )
 
 
 def _has_long_axes(landing: Landing, source: Source) -> bool:

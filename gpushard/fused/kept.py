@@ -7,8 +7,8 @@ will be kept is decoded whole, to where it stays, and boxes are copied from ther
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,15 +33,37 @@ from gpushard.memory.chunk_slots import Hold
 from gpushard.memory.known import KnownIndex
 from gpushard.memory.misses import ENOUGH, PART, WHOLE
 from gpushard.options import KIB
-from gpushard.placing.keeping import NO_KEY, cache_for, first_key, fits, keys_of
+from gpushard.placing.keeping import NO_KEY, first_key, fits, keys_of, takes_part
 from gpushard.planning.index import PRESENT
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
-# Reads that take so long look for each of their inner chunks.
-_SOUGHT_US = 4000
+# Reads that take so long look for each of their inner chunks, and so do those of inner
+# chunks that take so long each.
+_LONG_US, _LONG_CHUNK_US = 4000, 500
 # Reads that take less are one call of the loops, and gain little from smaller ones.
 _CALL_US, _LEAST_CALLED_NBYTES = 800, 64 * KIB
+
+
+class Taken(NamedTuple):
+    """What a read takes of inner chunks.
+
+    Attributes
+    ----------
+    n_elements
+        Number of elements, of all inner chunks together.
+    reach_nbytes
+        Distance from the first to the last element that it takes of one, at most.
+    """
+
+    n_elements: int
+    reach_nbytes: int
+
+    def weight_in(self, source: Source) -> int:
+        """What the read spends on each inner chunk: `WHOLE`, or `PART`."""
+        decodes_any = source.range_strides is not None
+        is_part = decodes_any and 4 * self.reach_nbytes <= source.chunk_nbytes
+        return PART if is_part else WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +131,49 @@ def kept_boxes(
         What the read spends on each of its inner chunks, from `misses`; None: it does
         without the cache.
     """
-    cache = cache_for(source, n_wanted)
+    cache = source.chunks
     if cache is None or weight is None:
+        return None
+    may_drop = fits(source, n_wanted)
+    # Larger reads keep as much as there is room for, but are not remembered.
+    keeps = may_drop or not cache.is_sparing or weight >= ENOUGH
+    if not (keeps or len(cache)):
         return None
     shard = None
     if len(known) > 1:
         shard = np.arange(len(known)).repeat(np.diff(ends, prepend=0))
     keys = keys_of(source, known, shard, boxes[:, ENTRY])
-    may_drop = fits(source, n_wanted)
-    return _mark_kept(cache, boxes, keys, may_drop=may_drop, weight=weight)
+    kept, n_left = _mark_kept(cache, boxes, keys)
+    if n_left and keeps and (may_drop or cache.has_room):
+        return _mark_claimed(kept, boxes, keys, may_drop=may_drop, weight=weight)
+    return kept
+
+
+def are_kept_at_once(
+    source: Source, taken: Taken, n_chunks: int, chunk_us: float
+) -> bool:
+    """Whether a read keeps all inner chunks that it decodes, although none is back.
+
+    Whoever takes only a part of inner chunks often takes the rest of them next, as
+    neighbours do, or comes back. Where decoding them takes long, and decodes them
+    whole anyway, they are kept at once.
+
+    Parameters
+    ----------
+    taken, n_chunks
+        What the read takes of how many inner chunks.
+    chunk_us
+        Time that it takes to decode an inner chunk.
+    """
+    return (
+        _is_long(n_chunks, chunk_us)
+        and taken.weight_in(source) == WHOLE
+        and takes_part(source, taken.n_elements, n_chunks)
+    )
+
+
+def _is_long(n_chunks: int, chunk_us: float) -> bool:
+    return n_chunks * chunk_us >= _LONG_US or chunk_us >= _LONG_CHUNK_US
 
 
 def short_weight(
@@ -125,6 +181,7 @@ def short_weight(
     wanted: Mesh | Scattered,
     known: KnownIndex | None,
     chunk_us: float,
+    n_elements: int,
 ) -> int | None:
     """What a read spends on each inner chunk; None if it does without the cache.
 
@@ -139,42 +196,45 @@ def short_weight(
         Index of the first shard of `wanted`.
     chunk_us
         Time that it takes to decode an inner chunk.
+    n_elements
+        Number of elements that it takes.
     """
-    is_mesh = isinstance(wanted, Mesh)
-    cache = cache_for(source, wanted.n_most if is_mesh else wanted.points.shape[1])
+    cache = source.chunks
     if cache is None:
         return None
-    if not (is_mesh and cache.is_sparing):
+    if isinstance(wanted, Scattered) or not cache.is_sparing:
         return WHOLE
-    weight = _weight_of(source, wanted)
-    work_us = wanted.n_most * chunk_us
-    if work_us >= _SOUGHT_US:
-        return weight
-    is_too_little = source.chunk_nbytes < _LEAST_CALLED_NBYTES and work_us < _CALL_US
+    n_chunks, taken = wanted.n_most, Taken(n_elements, _reach_of(wanted))
+    weight = taken.weight_in(source)
+    if _is_long(n_chunks, chunk_us):
+        is_at_once = are_kept_at_once(source, taken, n_chunks, chunk_us)
+        return ENOUGH if is_at_once else weight
+    if not fits(source, n_chunks):
+        return None
+    is_little = n_chunks * chunk_us < _CALL_US
+    is_too_little = source.chunk_nbytes < _LEAST_CALLED_NBYTES and is_little
     first = first_key(source, known)
     if is_too_little or first is None or known is None:
         return None
-    if known.index.state.item(wanted.entry) != PRESENT:
-        return None
-    is_back = cache.is_back(first + wanted.entry, wanted.n_most, weight)
-    return ENOUGH if is_back else None
+    is_there = known.index.state.item(wanted.entry) == PRESENT
+    key = first + wanted.entry
+    return ENOUGH if is_there and cache.is_back(key, n_chunks, weight) else None
 
 
-def _weight_of(source: Source, wanted: Mesh) -> int:
-    """What a read spends on each of its inner chunks, from `misses`."""
-    if source.range_strides is None:
-        return WHOLE
-    extent = 0
+def _reach_of(wanted: Mesh) -> int:
+    """Distance in bytes from the first to the last element taken of an inner chunk."""
+    reach = 0
     for column in wanted.columns:
-        reach = min(column[N_ELEMENTS] * max(column[STEP], 1), column[CELL])
-        extent += (reach - 1) * column[CHUNK_STRIDE]
-    return PART if 4 * extent <= source.chunk_nbytes else WHOLE
+        length = min(column[N_ELEMENTS] * max(column[STEP], 1), column[CELL])
+        reach += (length - 1) * column[CHUNK_STRIDE]
+    return reach
 
 
-def _mark_kept(
-    cache: ChunkCache, boxes: Ints, keys: Ints, *, may_drop: bool, weight: int
-) -> KeptBoxes:
-    """Do the work of `kept_boxes`; `keys`: int64, shape (n_boxes,)."""
+def _mark_kept(cache: ChunkCache, boxes: Ints, keys: Ints) -> tuple[KeptBoxes, int]:
+    """Have boxes copied from kept inner chunks; the number of boxes that are left.
+
+    `keys`: int64, shape (n_boxes,).
+    """
     found = cache.find(keys if len(cache) else ())
     n_left = len(boxes) - len(found.taken)
     if found.taken:
@@ -182,14 +242,17 @@ def _mark_kept(
         at: Any = np.flatnonzero(addresses) if n_left else slice(None)
         boxes[at, SOURCE], boxes[at, NBYTES] = addresses[at], cache.chunk_nbytes
         boxes[at, LOW], boxes[at, HIGH], boxes[at, FILE] = 0, 0, FILLED
-    if not n_left:
-        return KeptBoxes(cache, found, is_all_found=True)
-    if not may_drop and not cache.has_room:
-        return KeptBoxes(cache, found)
+    return KeptBoxes(cache, found, is_all_found=not n_left), n_left
+
+
+def _mark_claimed(
+    kept: KeptBoxes, boxes: Ints, keys: Ints, *, may_drop: bool, weight: int
+) -> KeptBoxes:
+    """Have other inner chunks decoded to where they stay, as many as are to be kept."""
     new = np.where(boxes[:, FILE] == FILLED, NO_KEY, keys)
-    wanted = cache.wanted(new, weight)
+    wanted = kept.cache.wanted(new, weight)
     if wanted is None:
-        return KeptBoxes(cache, found)
-    claimed = cache.claim(wanted, may_drop=may_drop)
+        return kept
+    claimed = kept.cache.claim(wanted, may_drop=may_drop)
     boxes[:, KEEP] = claimed.addresses
-    return KeptBoxes(cache, found, claimed)
+    return replace(kept, claimed=claimed)

@@ -135,8 +135,8 @@ class ShortReader:
         )
         planned = self._planned._replace(target=address_of(out))
         call = self._call_for(source, wanted, out.nbytes)
-        chunk_us = self._chain.pace.work_us(self._chain.chunk_nbytes)
-        weight = short_weight(source, wanted, known[0], chunk_us)
+        chunk_us = self._chain.chunk_us
+        weight = short_weight(source, wanted, known[0], chunk_us, out.size)
         waits = False
         if call is not None and weight is None and isinstance(wanted, Mesh):
             waits = _waits(known[0], handles[0], wanted.entry)

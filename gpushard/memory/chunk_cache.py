@@ -1,7 +1,7 @@
 """Decoded inner chunks that are kept between reads, under keys that are never reused.
 
 A cache that nobody asked for is *sparing*: it shares its memory with the caches of
-other arrays, and keeps only inner chunks that reads come back to.
+other arrays, and keeps only inner chunks that reads come back to, or take in part.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ChunkCache:
     chunk_nbytes
         Size of an inner chunk.
     is_sparing
-        Whether only inner chunks that reads come back to are kept.
+        Whether only inner chunks that reads come back to, or take in part, are kept.
     """
 
     def __init__(
@@ -134,10 +134,6 @@ class ChunkCache:
             return None
         hold = self.find((key,))
         return hold if hold.taken else None
-
-    def serves(self, n_chunks: int) -> bool:
-        """Whether a read of `n_chunks` inner chunks is to use this cache at all."""
-        return not self.is_sparing or n_chunks <= self.n_most
 
     def wants(self, key: int, weight: int = WHOLE) -> bool:
         """Whether to keep an inner chunk that a read of a single one has missed.

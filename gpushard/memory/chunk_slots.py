@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.memory.pages import in_pages
+from gpushard.memory.pages import HUGE_NBYTES, in_huge_pages
 from gpushard.selecting.selection import Ints
 
 # Slots begin on a cache line.
@@ -21,8 +21,8 @@ LINE_NBYTES = 64
 # Slots are made in segments of this size: little memory stays unused, and if the system
 # has no more, the segments that exist remain.
 _SEGMENT_NBYTES = 4 << 20
-# Those of sparing caches, whose memory grows by what is kept.
-_SHARED_SEGMENT_NBYTES = 1 << 20
+# Those of sparing caches, whose memory grows by what is kept: a huge page.
+_SHARED_SEGMENT_NBYTES = HUGE_NBYTES
 
 
 # A list of integers, or int64 of shape (n,).
@@ -51,7 +51,7 @@ class Slots:
     def __init__(self, slot_nbytes: int, *, is_shared: bool = False) -> None:
         self._slot_nbytes = slot_nbytes
         # Shared memory has to return to the system when it is dropped.
-        self._allocate = in_pages if is_shared else _allocated
+        self._allocate = in_huge_pages if is_shared else _allocated
         segment_nbytes = _SHARED_SEGMENT_NBYTES if is_shared else _SEGMENT_NBYTES
         self._per_segment = max(1, segment_nbytes // slot_nbytes)
         self._segments: list[NDArray[np.uint8]] = []
@@ -85,13 +85,11 @@ class Slots:
         n = min(self._per_segment, n_most - n_slots)
         if n <= 0:
             return False
-        segment = self._allocate(n * self._slot_nbytes + LINE_NBYTES)
-        address = int(segment.__array_interface__["data"][0])
-        to_line = -address % LINE_NBYTES
+        segment = self._allocate(n * self._slot_nbytes)
+        first = int(segment.__array_interface__["data"][0])
         # An interrupt may have left more, which no slot refers to.
         del self._segments[-(-n_slots // self._per_segment) :]
-        self._segments.append(segment[to_line:])
-        first = address + to_line
+        self._segments.append(segment)
         made = [first + k * self._slot_nbytes for k in range(n)]
         self.addresses[n_slots:] = [*made, 0]
         self.n_holders[n_slots:] = [0] * n
@@ -202,4 +200,6 @@ class Hold:
 
 
 def _allocated(nbytes: int) -> NDArray[np.uint8]:
-    return np.empty(nbytes, np.uint8)
+    memory = np.empty(nbytes + LINE_NBYTES, np.uint8)
+    first = -int(memory.__array_interface__["data"][0]) % LINE_NBYTES
+    return memory[first : first + nbytes]

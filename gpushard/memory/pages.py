@@ -12,13 +12,17 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.options import KIB
+from gpushard.options import KIB, MIB
 
 # The C library serves smaller requests faster, from the gaps that it has.
 PAGED_NBYTES = 256 * KIB
 _PRIVATE = {}
 if hasattr(mmap, "MAP_PRIVATE"):  # not on Windows, where memory is private anyway
     _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+# The usual size of a huge page, of which at most this part may stay unused.
+HUGE_NBYTES = 2 * MIB
+_UNUSED_SHARE = 8
+_HUGE: int = getattr(mmap, "MADV_HUGEPAGE", 0)
 
 
 def in_pages(nbytes: int) -> NDArray[np.uint8]:
@@ -32,6 +36,26 @@ def in_pages(nbytes: int) -> NDArray[np.uint8]:
     if nbytes < PAGED_NBYTES:
         return np.empty(nbytes, np.uint8)
     return np.frombuffer(mapped(nbytes), np.uint8)
+
+
+def in_huge_pages(nbytes: int) -> NDArray[np.uint8]:
+    """Memory of whole pages, huge ones if it fills them: uint8, host, any content.
+
+    The system clears huge pages in an eighth of the time (0.07 ms instead of 0.5 for
+    each MiB), and they need fewer look-ups when elements are taken that lie far apart.
+
+    Raises
+    ------
+    MemoryError
+        The host has no more memory.
+    """
+    length = -(-nbytes // HUGE_NBYTES) * HUGE_NBYTES
+    if not _HUGE or (length - nbytes) * _UNUSED_SHARE > length:
+        return np.frombuffer(mapped(nbytes), np.uint8)
+    pages = mapped(length)
+    with suppress(OSError):  # the kernel may have no huge pages
+        pages.madvise(_HUGE)
+    return np.frombuffer(pages, np.uint8)[:nbytes]
 
 
 def pages_if_any(nbytes: int) -> NDArray[np.uint8] | None:

@@ -8,12 +8,12 @@ only inner chunks of that version.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.chunk_slots import Hold
 from gpushard.memory.known import KnownIndex
 from gpushard.memory.misses import WHOLE
@@ -21,6 +21,8 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import lasts
 
+# A read that takes up to three of four elements takes a part.
+_PARTS = 4
 # Low enough to stay negative when a place in an index is added to it.
 NO_KEY = -(1 << 62)
 
@@ -30,12 +32,6 @@ class KeptChunk(NamedTuple):
 
     elements: NDArray[Any]
     hold: Hold
-
-
-def cache_for(source: Source, n_chunks: int) -> ChunkCache | None:
-    """The cache that a read of `n_chunks` inner chunks uses, if any."""
-    cache = source.chunks
-    return cache if cache is not None and cache.serves(n_chunks) else None
 
 
 def first_key(source: Source, known: KnownIndex | None) -> int | None:
@@ -75,6 +71,23 @@ def fits(source: Source, n_chunks: int) -> bool:
     nothing that another such read could find.
     """
     return source.chunks is not None and n_chunks <= source.chunks.n_most
+
+
+def takes_part(source: Source, n_elements: int, n_chunks: int) -> bool:
+    """Whether a read takes only a part of its inner chunks: others may want the rest.
+
+    A read of a whole array takes all there is, although the last inner chunks along an
+    axis have more room than elements.
+
+    Parameters
+    ----------
+    n_elements, n_chunks
+        Number of elements that the read takes, and of inner chunks that have them.
+    """
+    layout = source.layout
+    itemsize = layout.dtype.itemsize
+    held_nbytes = min(n_chunks * source.chunk_nbytes, prod(layout.shape) * itemsize)
+    return _PARTS * n_elements * itemsize <= (_PARTS - 1) * held_nbytes
 
 
 def find_chunk(source: Source, key: int) -> KeptChunk | None:

@@ -10,8 +10,9 @@ import numpy as np
 from gpushard.fetching.job import Job
 from gpushard.fetching.locate import Found
 from gpushard.fetching.ranged import Places
+from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.options import MIB
-from gpushard.placing.keeping import cache_for, fits, keys_of
+from gpushard.placing.keeping import fits, keys_of
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.workers import Task
@@ -26,8 +27,10 @@ def find_kept(job: Job, block: ShardBlock, found: Found, rows: Ints) -> Places |
     The indexes of the block's shards are `found`.
     """
     source = job.source
-    cache = cache_for(source, job.plan.n_chunks)
+    cache = source.chunks
     if cache is None or job.sink.place_kept is None:
+        return None
+    if not (len(cache) or _keeps(job, cache)):
         return None
     keys = keys_of(source, found, block.shard[rows], block.entry[0][rows])
     return Places.of(cache, cache.find(keys), rows, len(block.shard))
@@ -40,6 +43,8 @@ def claim(job: Job, kept: Places, rows: Ints) -> Places | None:
 
     `kept` is the result of `find_kept` for inner chunks that include `rows`.
     """
+    if not _keeps(job, kept.cache):
+        return None
     may_drop = fits(job.source, job.plan.n_chunks)
     keys = np.asarray(kept.hold.keys)[kept.nth[rows]]
     wanted = kept.cache.wanted(keys)
@@ -47,6 +52,11 @@ def claim(job: Job, kept: Places, rows: Ints) -> Places | None:
         return None
     hold = kept.cache.claim(wanted, may_drop=may_drop)
     return Places.of(kept.cache, hold, rows, len(kept.nth))
+
+
+def _keeps(job: Job, cache: ChunkCache) -> bool:
+    """Whether the job keeps inner chunks; one of more than fit may only find some."""
+    return not cache.is_sparing or fits(job.source, job.plan.n_chunks)
 
 
 def placing_tasks(

@@ -21,7 +21,6 @@ from gpushard.fetching.gone import deleted, forget, refuse_replaced
 from gpushard.memory.misses import PART, WHOLE
 from gpushard.options import MIB
 from gpushard.placing.keeping import (
-    cache_for,
     find_chunk,
     first_key,
     fits,
@@ -228,7 +227,7 @@ def _read(
     for chunk in [chunk for chunk, place in found if place is None]:
         view[chunk.out] = source.layout.fill_value
     wanted = [_narrowed(source, chunk, place) for chunk, place in found if place]
-    if source.chunks is not None and cache_for(source, len(wanted)) is not None:
+    if source.chunks is not None:
         wanted = _not_kept(source, wanted, known, view)
     groups = [wanted] if len(wanted) == 1 else _grouped(source, wanted)
     requests: list[ByteRequest] = []
