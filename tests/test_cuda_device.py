@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -30,6 +31,7 @@ from gpushard.devices.cuda import CudaDevice
 from gpushard.devices.cuda_modules import CudaModules
 from gpushard.devices.kernels import load_kernel_sources
 from gpushard.devices.nvcomp_abi import Algorithm
+from gpushard.devices.placement import RATES
 from gpushard.errors import UnsupportedError
 from loader_data import IMAGES, images
 from zarr_oracle import assert_same_bits
@@ -109,6 +111,21 @@ def test_kernels_are_compiled_once_for_the_architecture(cupy, tmp_path):
     assert len(names) == len(set(names)) > 3
     assert all("--gpu-architecture=sm_90" in how for _, how in cupy.nvrtc.compiled)
     assert not any(cupy.nvrtc.programs)
+
+
+def no_home():
+    raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.mark.parametrize("home", [no_home, lambda: Path("/" + 300 * "h")])
+@pytest.mark.usefixtures("cupy")
+def test_kernels_are_compiled_for_a_user_without_a_home(tmp_path, monkeypatch, home):
+    """Or with one that cannot be searched, as where a container runs as any user."""
+    values = stored(tmp_path / "a")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", staticmethod(home))
+    assert_same_bits(opened(tmp_path / "a")[...].get(), values)
+    assert CudaDevice(0).rates is RATES
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 from gpushard.devices.kernels import (
@@ -87,11 +88,12 @@ class CudaModules:
         version = ".".join(map(str, self._cuda.nvrtc.getVersion()))
         major, minor = self._architecture
         name = f"{source.digest}-sm{major}{minor}-nvrtc{version}.cubin"
-        kept = cache_directory() / name
-        if kept.is_file():
-            return kept.read_bytes()
+        # Nobody may have a home, or search it: a container runs as any user.
+        with suppress(OSError):
+            return (cache_directory() / name).read_bytes()
         cubin = self._compile(source)
-        keep_file(kept, cubin)
+        with suppress(FileNotFoundError):
+            keep_file(cache_directory() / name, cubin)
         return cubin
 
     def _compile(self, source: KernelSource) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -161,15 +162,21 @@ def threads_of(kernel: str) -> int:
 
 
 def cache_directory() -> Path:
-    """Directory for compiled kernels (XDG base directories)."""
+    """Directory for compiled kernels (XDG base directories).
+
+    Raises `FileNotFoundError` if the user has no home, as in many containers.
+    """
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not root.is_absolute():  # the specification says to ignore relative paths
-        root = Path.home() / ".cache"
+        try:
+            root = Path.home() / ".cache"
+        except RuntimeError as error:
+            raise FileNotFoundError(str(error)) from error
     return root / "gpushard" / "kernels"
 
 
 def keep_file(path: Path, content: bytes) -> None:
-    """Write a file that other processes may write too; do nothing on a full disk."""
+    """Write a file that other processes may write too; do nothing if it cannot be."""
     # Containers that share a home have the same process numbers.
     part = path.with_name(f"{path.name}.{uuid4().hex}.part")
     try:
@@ -177,4 +184,5 @@ def keep_file(path: Path, content: bytes) -> None:
         part.write_bytes(content)
         part.replace(path)
     except OSError:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # a directory that cannot be searched
+            part.unlink(missing_ok=True)

@@ -89,7 +89,7 @@ def _folders() -> Iterator[Path]:
     In many containers there is no home, or nobody can write to it. Each process would
     compile the loops in the middle of a read.
     """
-    with suppress(RuntimeError):  # the user has no home
+    with suppress(FileNotFoundError):  # the user has no home
         yield cache_directory().parent / "loops"
     # Not by `tempfile`, which goes on to the working directory: code that was
     # downloaded there would run.
