@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from benchmarks.gpu import ratios
+from benchmarks.gpu.apart import begun, ended, kill
 from benchmarks.gpu.checks import verdicts
 from benchmarks.gpu.gpu import REAL
 from benchmarks.gpu.record import Record
@@ -25,6 +28,8 @@ _ROOT = Path(__file__).parents[2]
 _RESULTS = _ROOT / "benchmarks" / "results"
 # A task that has less than this is not begun.
 _LEAST_S = 15.0
+# Of what a task said before it failed: a hanging test tells where its threads are.
+_TOLD = 3000
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,42 +102,47 @@ def _run(
 ) -> None:
     """Run one task in a process, and keep its rows as they come."""
     paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
-    started = monotonic()
+    started, n_rows = monotonic(), len(record.rows)
     limit_s = min(task.limit_s, left_s)
     with (
         tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(  # noqa: S603 - this very suite, by this Python
+        begun(
             [sys.executable, "-m", "benchmarks.gpu.worker", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         ) as process,
     ):
-        timer = threading.Timer(limit_s, process.kill)
+        timer = threading.Timer(limit_s, kill, (process,))
         timer.start()
         try:
             _take_rows(record, process)
-            status = process.wait()
+            status = ended(process)
+        except BaseException:
+            kill(process)
+            raise
         finally:
             timer.cancel()
         errors.seek(0)
-        said = errors.read()[-2000:]
+        said = errors.read()[-_TOLD:]
     seconds = monotonic() - started
     error = ""
     if status:
-        error = f"status {status} after {seconds:.0f} s: {said[-600:]}"
+        error = f"status {status} after {seconds:.0f} s: {said}"
         record.tell(f"  {task.name} ended with {error}")
     is_cut = seconds >= limit_s and limit_s < task.limit_s and not is_first
+    # A question whose process died is not asked again, so others have their turn.
+    is_cut = is_cut or len(record.rows) > n_rows
     record.note(task.name, error=error, seconds=seconds, is_cut=is_cut)
 
 
 def _take_rows(record: Record, process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None  # noqa: S101 - pipes were asked for
     assert process.stdout is not None  # noqa: S101 - so it was
-    process.stdin.write(json.dumps(list(record.rows)))
-    process.stdin.close()
+    with suppress(BrokenPipeError):  # it died already
+        process.stdin.write(json.dumps(list(record.rows)))
+        process.stdin.close()
     for line in process.stdout:
         row = _row_of(line)
         if "facts" in row:
@@ -150,5 +160,11 @@ def _row_of(line: str) -> dict[str, Any]:
     return row if isinstance(row, dict) else {}
 
 
+def _end(*_: object) -> None:
+    sys.exit(128 + signal.SIGTERM)
+
+
 if __name__ == "__main__":
+    # What is under way is ended, too; it is in a group of its own.
+    signal.signal(signal.SIGTERM, _end)
     sys.exit(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +50,15 @@ class Layout:
         nbytes: int,
         inner_width: int | None = None,
     ) -> Layout:
-        """Array of `nbytes` bytes, its inner chunks as square as may be."""
+        """Array of `nbytes` bytes, its inner chunks as square as may be.
+
+        Or they are `inner_width` elements wide, as far as one row of it fits.
+        """
         n_elements = inner_nbytes // DTYPE.itemsize
         if inner_width is None:
             # Rows of a power of two, no shorter than an inner chunk is high.
             inner_width = min(sizes.width, 1 << n_elements.bit_length() // 2)
+        inner_width = min(inner_width, n_elements)
         row_nbytes = sizes.width * DTYPE.itemsize
         height = max(sizes.shard_nbytes // row_nbytes, n_elements // inner_width)
         n_shards = max(1, nbytes // (height * row_nbytes))
@@ -142,24 +146,28 @@ def store(layout: Layout, root: Path) -> Stored:
     first = values_of(layout, root)
     path = root / layout.slug
     if not path.exists():
+        # The distinct shards are an array of their own, so that arrays of other lengths
+        # have the same ones: encoding them takes up to half a minute.
+        few = replace(layout, n_shards=layout.n_distinct)
+        distinct = None if few == layout else store(few, root).path
         part = root / "part"
         # What a task left that was cut short.
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
-        # Only the distinct shards are encoded.
-        few = Layout(
-            layout.codec,
-            layout.inner_shape,
-            layout.shard_shape,
-            layout.n_distinct,
-            layout.n_distinct,
-        )
-        written = data.write(few, part, first)
-        document = json.dumps(layout.document())
-        (written / "zarr.json").write_text(document, encoding="utf-8")
-        for shard in range(layout.n_distinct, layout.n_shards):
-            again = written / f"c/{shard}/0"
-            again.parent.mkdir()
-            os.link(written / f"c/{shard % layout.n_distinct}/0", again)
+        if distinct is None:
+            written = data.write(layout, part, first)
+        else:
+            written = _repeated(layout, distinct, part / layout.slug)
         written.rename(path)
     return Stored(layout, path, first)
+
+
+def _repeated(layout: Layout, distinct: Path, path: Path) -> Path:
+    """The array at `path`, all its shards links to those of the array `distinct`."""
+    for shard in range(layout.n_shards):
+        linked = path / f"c/{shard}/0"
+        linked.parent.mkdir(parents=True)
+        os.link(distinct / f"c/{shard % layout.n_distinct}/0", linked)
+    document = json.dumps(layout.document())
+    (path / "zarr.json").write_text(document, encoding="utf-8")
+    return path

@@ -6,12 +6,12 @@ import glob
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.apart import heard
 from benchmarks.gpu.run import Run, Skipped
 
 _ROOT = Path(__file__).parents[2]
@@ -28,6 +28,9 @@ TESTS = {
 
 CONTACT = "contact"
 """The file that goes before all others, in one process: its tests are small."""
+
+# No test takes as long; less than a task may.
+_HANGING_S = 100
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
 _FOUND = 86
@@ -51,22 +54,18 @@ def run_tests(name: str, run: Run) -> None:
     test = str(_ROOT / "tests" / f"test_gpu_{TESTS.get(name, name)}.py")
     if name != CONTACT:
         test += f"::test_{name}"
-    arguments = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "--tb=short", test]
+    arguments = ["-m", "gpu", "-v", "-p", "no:cacheprovider", "--tb=short", test]
+    # A test that hangs until this process is killed tells where.
+    arguments += ["-o", f"faulthandler_timeout={_HANGING_S}"]
     # CuPy and torch are of any version here; what they warn of is told.
     arguments += ["-W", "default"]
     if run.sizes_name == "tiny":
         arguments.append("--collect-only")
-    done = subprocess.run(  # noqa: S603 - this very suite, by this Python
-        [sys.executable, "-m", "pytest", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=_ROOT,
-    )
-    said = done.stdout.splitlines()
+    status, output = heard([sys.executable, "-m", "pytest", *arguments], _ROOT)
+    said = output.splitlines()
     counts = {what: int(n) for n, what in _COUNT.findall(said[-1] if said else "")}
     output = "\n".join(said[-60:])
-    run.put(f"tests/{name}", status=done.returncode, **counts, output=output)
+    run.put(f"tests/{name}", status=status, **counts, output=output)
 
 
 _COUNT = re.compile(r"(\d+) (?:tests? )?(passed|failed|skipped|error|collected)")
@@ -83,18 +82,11 @@ def run_sanitizer(tool: str, run: Run) -> None:
     if tool != "memcheck":
         # What the vendor's kernels do to their own memory is not looked for.
         options += ["--kernel-name", "kernel_substring=gs_"]
-    done = subprocess.run(  # noqa: S603 - a tool over this very suite
-        [found, *options, *command],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=_ROOT,
-    )
-    said = f"{done.stdout}\n{done.stderr}"
+    status, said = heard([found, *options, *command], _ROOT)
     run.put(
         name,
-        status=done.returncode,
-        is_clean=done.returncode == 0 and any(line in said for line in _CLEAN),
+        status=status,
+        is_clean=status == 0 and any(line in said for line in _CLEAN),
         output=said[-6000:],
     )
 

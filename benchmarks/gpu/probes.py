@@ -7,9 +7,10 @@ put down as "crashed" before it is asked.
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections import Counter
 from collections.abc import Iterator
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import crc32c
@@ -199,10 +200,14 @@ def calls(name: str, run: Run) -> None:
 def slots(name: str, run: Run) -> None:
     """How many pinned slots saturate the bus, for plain elements."""
     sizes = run.sizes
-    layout = Layout.of(sizes, "none", sizes.usual, sizes.sweep_nbytes)
+    # Small slots are thousands of batches of a large array, which take minutes.
+    layout = Layout.of(sizes, "none", sizes.usual, sizes.peer_nbytes)
     stored = store(layout, run.root)
     for n_slots in (1, 2, 4, 8):
-        for share in (64 * KIB, 4 * MIB, 32 * MIB):
+        for share in (256 * KIB, 4 * MIB, 32 * MIB):
+            row = f"{name}/{n_slots}x{share * 3 // 4}"
+            if not run.wants(row):
+                continue
             options = Options(
                 placement="device", pinned_slots=n_slots, memory_limit=share * n_slots
             )
@@ -210,7 +215,6 @@ def slots(name: str, run: Run) -> None:
             a = open_array(stored.path, device=device, options=options)
             out = device.empty(layout.shape, a.dtype)
             seconds = [_read(a, out) for _ in range(sizes.repetitions + 1)][1:]
-            row = f"{name}/{n_slots}x{share * 3 // 4}"
             run.put(row, **rate(layout.nbytes, seconds))
 
 
@@ -220,10 +224,40 @@ def _read(a: Any, out: Any) -> float:
     return perf_counter() - started
 
 
+def limits(name: str, run: Run) -> None:
+    """How much a read may hold: large batches keep a GPU busy, small ones overlap.
+
+    A read is fetched, copied and decoded in pieces, and what is encoded in less than a
+    piece overlaps with nothing.
+    """
+    sizes = run.sizes
+    layout = Layout.of(sizes, "zstd", sizes.usual, sizes.sweep_nbytes)
+    stored = store(layout, run.root)
+    device: Any = run.machine.device
+    for parts in (256, 1024, 4096, 8192):
+        row = f"{name}/{parts}"
+        if not run.wants(row):
+            continue
+        nbytes = layout.nbytes * parts // 1024
+        options = Options(placement="device", memory_limit=nbytes)
+        a = open_array(stored.path, device=device, options=options)
+        out = device.empty(layout.shape, a.dtype)
+        began = process_time()
+        seconds = [_read(a, out) for _ in range(sizes.repetitions + 1)][1:]
+        cpu_seconds = (process_time() - began) / (sizes.repetitions + 1)
+        run.put(
+            row,
+            memory_limit=nbytes,
+            cpu_seconds=cpu_seconds,  # threads that wait for a GPU may spin
+            **rate(layout.nbytes, seconds),
+        )
+
+
 def small_reads(name: str, run: Run) -> None:
     """Seconds for a few rows at random, as a loader without batches would read."""
     sizes = run.sizes
     for inner in sizes.inner_nbytes[:2]:
+        # As wide as the array, or else parts of one row.
         layout = Layout.of(sizes, "zstd", inner, sizes.sweep_nbytes, sizes.width)
         stored = store(layout, run.root)
         device: Any = run.machine.device
@@ -242,7 +276,11 @@ def kvikio(name: str, run: Run) -> None:
     """Whether kvikio reads by GPUDirect Storage, and what it says of itself."""
     found = kvikio_facts()
     if not found:
-        raise Skipped("kvikio is not installed, or cannot be imported")
+        try:
+            importlib.import_module("kvikio")
+        except Exception as error:
+            why = str(error).partition("\n")[0]
+            raise Skipped(f"kvikio: {why}") from error
     run.put(name, **found)
 
 
@@ -255,6 +293,7 @@ PROBES = {
     "scratch": scratch,
     "calls": calls,
     "slots": slots,
+    "limits": limits,
     "small-reads": small_reads,
     "kvikio": kvikio,
 }

@@ -1,0 +1,121 @@
+"""A task that hangs or dies on a GPU host leaves nothing behind, and is heard of."""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import data
+from benchmarks.configs import KIB
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import apart
+from benchmarks.gpu.arrays import Layout, store
+from benchmarks.gpu.record import Record
+from benchmarks.gpu.replay import SCATTERS
+from benchmarks.gpu.sizes import FULL, TINY
+from benchmarks.gpu.tasks import Task
+
+# What it has begun would go on for a minute.
+BEGINS = "sleep 60 & "
+
+
+def has_ended(pipe):
+    """Whether nobody has the other end of a pipe any more."""
+    return bool(select.select([pipe], [], [], 20)[0]) and pipe.read() == ""
+
+
+def test_what_a_process_has_begun_ends_with_it():
+    crashes = BEGINS + "kill -SEGV $$"
+    with apart.begun(["sh", "-c", crashes], stdout=subprocess.PIPE) as process:
+        assert apart.ended(process) == -11
+        assert has_ended(process.stdout)
+        apart.kill(process)  # whose number may be another's by now
+
+
+def test_what_a_command_says_is_heard_at_once_and_at_its_end(tmp_path, capfd):
+    says = "import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)"
+    assert apart.heard([sys.executable, "-c", says], tmp_path) == (3, "one\ntwo\n")
+    assert capfd.readouterr().err == "one\ntwo\n"
+
+
+@pytest.fixture
+def record(tmp_path):
+    return Record(tmp_path / "r.json", tmp_path / "r.log", is_emulated=True)
+
+
+def run(monkeypatch, record, script, limit_s=30.0):
+    """State of a task whose process is a script of the shell."""
+    processes = []
+
+    def begun(_, **how):
+        processes.append(apart.begun(["sh", "-c", script], **how))
+        return processes[-1]
+
+    monkeypatch.setattr(command, "begun", begun)
+    task = Task("probes", "probes/x", print, limit_s)
+    command._run(record, task, [], 100.0, is_first=True)
+    assert processes[0].returncode is not None
+    return record.content["tasks"]["probes/x"]
+
+
+def test_a_task_that_hangs_is_ended_and_tells_what_it_said_last(monkeypatch, record):
+    script = "echo test_that_hangs >&2; " + BEGINS + "wait"
+    state = run(monkeypatch, record, script, limit_s=1.0)
+    assert "status -9" in state["error"]
+    assert "test_that_hangs" in state["error"]
+    assert state["n_failed"] == 1
+    assert state["seconds"] < 30
+
+
+def test_a_process_that_dies_before_it_is_told_what_to_do_is_a_failed_task(
+    monkeypatch, record
+):
+    for k in range(4000):  # more than a pipe holds
+        record.rows[f"whole/zstd/{k:040}"] = {}
+    state = run(monkeypatch, record, "exec <&-; exit 4")
+    assert "status 4" in state["error"]
+
+
+def test_a_task_whose_process_died_of_a_question_has_not_failed(monkeypatch, record):
+    row = json.dumps({"id": "probes/x/1", "crashed": True})
+    script = f"cat > /dev/null; echo '{row}'; kill -SEGV $$"
+    assert run(monkeypatch, record, script)["n_failed"] == 0
+    assert run(monkeypatch, record, script)["n_failed"] == 1  # it learned nothing
+
+
+@pytest.mark.parametrize(
+    ("inner", "width"),
+    [
+        *((inner, None) for inner in FULL.inner_nbytes),
+        *((inner, FULL.width) for inner in FULL.inner_nbytes),
+        *((FULL.usual, width) for width, _ in SCATTERS.values()),
+    ],
+)
+def test_inner_chunks_of_any_size_fill_the_shards_that_a_gpu_is_measured_with(
+    inner, width
+):
+    layout = Layout.of(FULL, "none", inner, FULL.sweep_nbytes, width)
+    high, wide = layout.inner_shape
+    assert high * wide * 4 == inner
+    assert layout.shard_shape[0] % high == layout.shard_shape[1] % wide == 0
+    assert layout.nbytes == FULL.sweep_nbytes
+
+
+def test_shards_are_encoded_once_for_arrays_of_any_length(tmp_path, monkeypatch):
+    written, write = [], data.write
+    monkeypatch.setattr(
+        data, "write", lambda *args: written.append(args[0]) or write(*args)
+    )
+    found = [
+        store(Layout.of(TINY, "none", 2 * KIB, k * TINY.shard_nbytes), tmp_path).path
+        for k in (1, 3, 2, 3)
+    ]
+    assert len(written) == 1
+    files = [{f.stat().st_ino for f in path.glob("c/*/*")} for path in found]
+    assert files == [files[0]] * 4
+    assert len(list(found[1].glob("c/*/0"))) == 3
+    assert found[1] == found[3]
