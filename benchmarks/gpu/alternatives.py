@@ -14,11 +14,14 @@ from benchmarks import data
 from benchmarks.configs import MIB
 from benchmarks.gpu.arrays import Layout, store
 from benchmarks.gpu.gpu import fetched, rate
-from benchmarks.gpu.streams import uploaded
+from benchmarks.gpu.run import Skipped
+from benchmarks.gpu.streams import ENCODERS, Batch, uploaded
 from benchmarks.gpu.vendor_crc import VendorCrc
+from benchmarks.gpu.vendor_gzip import LookaheadGzip
 from gpushard import Options, open_array
 from gpushard.devices.lane import PAGE_NBYTES
 from gpushard.devices.nvcomp import StreamTables
+from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.payload.kvikio_file import (
     FileRange,
     KvikioFiles,
@@ -111,6 +114,44 @@ def _vendors(
         lambda: vendor.enqueue(tables, told.address, conf, stream),
     )
     return seconds, fetched(device, told.address, 4 * n).view(np.uint32)
+
+
+def gzip(run: Run) -> None:
+    """Streams of gzip by the decoder that reads use, and by nvCOMP's other one."""
+    if run.is_emulated:
+        raise Skipped("no emulated device has more than one decoder of gzip")
+    for inner in run.sizes.inner_nbytes:
+        row = f"alternatives/gzip/{inner}"
+        if run.wants(row):
+            run.put(row, crashed=True)
+            run.put(row, **_gzip_of(run, inner))
+
+
+def _gzip_of(run: Run, inner: int) -> dict[str, Any]:
+    device: Any = run.machine.device
+    count = max(1, min(MAX_ROWS, run.sizes.stream_nbytes // inner))
+    plain = np.random.default_rng(2).integers(-4, 5, inner, np.int8).tobytes()
+    batch = Batch.lay(
+        device, Algorithm.GZIP, [ENCODERS[Algorithm.GZIP](plain)], [inner], repeat=count
+    )
+    stream = device.create_stream()
+    usual = run.timed(stream, lambda: batch.enqueue(stream))
+    other = LookaheadGzip(device.decoder.path)
+    temp_nbytes = other.temp_nbytes(count, inner, batch.nbytes, stream)
+    temp = device.allocate(max(temp_nbytes, 1))
+    seconds = run.timed(
+        stream,
+        lambda: other.enqueue(batch.tables, temp.address, temp_nbytes, stream),
+    )
+    told = fetched(device, batch.tables.statuses, 4 * count)
+    first = fetched(device, batch.decoded, inner)
+    return {
+        "nbytes": batch.nbytes,
+        "usual_gb_s": rate(batch.nbytes, usual)["gb_s"],
+        "lookahead_gb_s": rate(batch.nbytes, seconds)["gb_s"],
+        "temp_nbytes": temp_nbytes,
+        "is_right": not told.any() and first.tobytes() == plain,
+    }
 
 
 def fetch(run: Run) -> None:

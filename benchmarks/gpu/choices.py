@@ -11,13 +11,14 @@ Rows = dict[str, dict[str, Any]]
 # Less is not worth another way of doing it.
 _WORTH = 1.2
 _CRC, _FETCH = "alternatives/crc32c/", "alternatives/fetch/"
+_GZIP = "alternatives/gzip/"
 # What `gpushard.devices.payload.kvikio_file` sets, and kvikio by itself.
 _SET = "8x4"
 
 
 def choices(rows: Rows) -> list[str]:
     """A sentence for each choice that was measured, and the figures behind it."""
-    return [*_checksums(rows), *_fetch(rows)]
+    return [*_checksums(rows), *_gzip(rows), *_fetch(rows)]
 
 
 def _checksums(rows: Rows) -> Iterator[str]:
@@ -35,6 +36,21 @@ def _checksums(rows: Rows) -> Iterator[str]:
     for name, row in found.items():
         rates = f"ours {row['own_gb_s']} GB/s, nvCOMP's {row['nvcomp_gb_s']} GB/s"
         yield f"  {name.removeprefix(_CRC)} bytes: {rates}"
+
+
+def _gzip(rows: Rows) -> Iterator[str]:
+    measured = {n: row for n, row in rows.items() if n.startswith(_GZIP)}
+    for name, row in measured.items():
+        nbytes = name.removeprefix(_GZIP)
+        if not row.get("is_right"):
+            yield f"gzip: nvCOMP's lookahead decoder FAILED at {nbytes} bytes"
+            continue
+        gain = row["lookahead_gb_s"] / row["usual_gb_s"]
+        what = "take" if gain >= _WORTH else "leave"
+        yield (
+            f"gzip: {what} the lookahead decoder at {nbytes} bytes; its rate is "
+            f"{gain:.2f} of the usual one's, {row['usual_gb_s']} GB/s"
+        )
 
 
 def _fetch(rows: Rows) -> Iterator[str]:

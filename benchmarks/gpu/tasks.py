@@ -60,6 +60,7 @@ def tasks(sizes: Sizes) -> list[Task]:
         Task("ceilings", "ceilings/storage", ceilings.storage, 120),
         Task("ceilings", "ceilings/placement", ceilings.placement, 120),
         Task("ceilings", "alternatives/crc32c", alternatives.checksums, 120),
+        Task("ceilings", "alternatives/gzip", alternatives.gzip, 120),
         Task("ceilings", "alternatives/fetch", alternatives.fetch, 120),
         *(
             Task("ceilings", f"ceilings/{name}", partial(ceilings.decoder, name))
