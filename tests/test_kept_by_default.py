@@ -304,7 +304,7 @@ def test_what_large_reads_share_is_kept_wherever_they_begin(tmp_path, options):
         assert n_kept(a) == n
 
 
-def test_reads_of_more_than_fits_are_not_looked_for(tmp_path, options):
+def test_reads_of_more_than_fits_are_not_remembered(tmp_path, options):
     values = np.arange(4096 * 1280, dtype="i4").reshape(4096, 1280)  # 640 inner chunks
     written(tmp_path, values, 32)
     a = gpushard.open_array(tmp_path, device="cpu", options=options)
