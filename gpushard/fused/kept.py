@@ -206,19 +206,32 @@ def short_weight(
         return WHOLE
     n_chunks, taken = wanted.n_most, Taken(n_elements, _reach_of(wanted))
     weight = taken.weight_in(source)
-    if _is_long(n_chunks, chunk_us):
-        is_at_once = are_kept_at_once(source, taken, n_chunks, chunk_us)
-        return ENOUGH if is_at_once else weight
-    if not fits(source, n_chunks):
-        return None
+    if are_kept_at_once(source, taken, n_chunks, chunk_us):
+        return ENOUGH
+    if not _is_long(n_chunks, chunk_us):
+        is_back = _is_back(source, wanted, known, chunk_us, weight)
+        return ENOUGH if is_back else None
+    return weight if fits(source, n_chunks) or len(cache) else None
+
+
+def _is_back(
+    source: Source,
+    wanted: Mesh,
+    known: KnownIndex | None,
+    chunk_us: float,
+    weight: int,
+) -> bool:
+    """Whether a read that takes little time was lately at its first inner chunk."""
+    cache, n_chunks = source.chunks, wanted.n_most
     is_little = n_chunks * chunk_us < _CALL_US
     is_too_little = source.chunk_nbytes < _LEAST_CALLED_NBYTES and is_little
     first = first_key(source, known)
-    if is_too_little or first is None or known is None:
-        return None
+    if cache is None or known is None or first is None or is_too_little:
+        return False
     is_there = known.index.state.item(wanted.entry) == PRESENT
-    key = first + wanted.entry
-    return ENOUGH if is_there and cache.is_back(key, n_chunks, weight) else None
+    if not (is_there and fits(source, n_chunks)):
+        return False
+    return cache.is_back(first + wanted.entry, n_chunks, weight)
 
 
 def _reach_of(wanted: Mesh) -> int:
