@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gpushard.fused.columns import RAW
+from gpushard.fused.libraries import Library
 from gpushard.fused.room import WINDOW_NBYTES, Room, address_of
 from gpushard.options import MIB
 
@@ -59,3 +61,18 @@ def test_a_thread_keeps_memory_up_to_a_size_that_depends_on_who_asks(keeps, most
         assert room.buffer("window", nbytes, keeps=keeps) is fitting
     assert room.held == (fitting,)
     assert room.n_made == 2
+
+
+def test_a_context_that_a_read_in_between_has_made_stays():
+    """Its address is packed for later reads, which would use it after it was freed."""
+    room, owners = Room(), []
+
+    def make_context():
+        owners.append(object())
+        mine = len(owners)
+        if mine == 1:  # a signal arrives, whose handler reads
+            assert room.context(library) == 2
+        return mine, owners[-1]
+
+    library = Library("interrupted", RAW, make_context=make_context)
+    assert room.context(library) == room.context(library) == 2

@@ -54,7 +54,9 @@ class Room(threading.local):
         """Address of this thread's context of a decompressor; 0 if there is none."""
         made = self._contexts.get(library)
         if made is None:
-            made = self._contexts[library] = library.make_context()
+            # Meanwhile a signal's handler may have read, and packed its own context's
+            # address for later reads, so that one stays.
+            made = self._contexts.setdefault(library, library.make_context())
         return made[0]
 
     @property
