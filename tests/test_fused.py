@@ -197,6 +197,27 @@ def test_rows_are_copied_wherever_their_inner_chunk_would_begin(shards, seen, tm
     assert_all_fused(seen)
 
 
+@pytest.mark.parametrize("chain", ["zstd", "lz4", "blosc lz4 shuffle 0"])
+@pytest.mark.parametrize(
+    ("n", "overlapping"),
+    [(16, lambda x: x[:, ::-1]), (8, lambda x: x.reshape(-1)[:256].reshape(32, 8))],
+    ids=["reversed", "closer together"],
+)
+def test_the_later_of_outputs_that_overlap_is_as_without_the_loops(
+    n, overlapping, chain, seen
+):
+    """An inner chunk that is decoded into one output is not copied from there."""
+    store = held(stored(CHAINS[chain]).objects)
+    keys = [(slice(0, 32), slice(0, m)) for m in (16, n)]
+    for options in (FUSED, PLAIN):
+        x = np.zeros((32, 16), "i4")
+        a = gpushard.open_array(store, options=options)
+        later = a.read_many(keys, out=[x, overlapping(x)])[1]
+        assert_same_bits(later, VALUES[:32, :n])
+        assert options is PLAIN or seen.n_left == 0
+    assert isinstance(seen.sinks[0], FusedSink)
+
+
 def test_parts_that_share_inner_chunks_are_all_written(seen):
     a = gpushard.open_array(held(stored([ZSTD]).objects), options=FUSED)
     keys = [(slice(i, i + 40), slice(j, None, 2)) for i in (0, 9, 60) for j in (0, 33)]

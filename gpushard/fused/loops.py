@@ -290,11 +290,10 @@ def _read_plain(
     far = far_axis(run, n_axes, work)
     if not 0 < far[1] <= d.window_nbytes:
         return 0, 0
-    box = boxes[at[0]]
     if far[0]:
-        is_read = _read_slabs(d, box, left, far, work)
+        is_read = _read_slabs(d, boxes[at[0]], left, far, work)
     else:
-        is_read = _read_runs(d, box, run, n_axes, work)
+        is_read = _read_runs(d, boxes[at[0]], run, n_axes, work)
     return (1 if is_read else 0), 1
 
 
@@ -364,7 +363,6 @@ def place_boxes(
     """
     is_raw = d.kind == RAW and not d.has_crc
     is_plain = is_raw and d.change == COPY
-    held = work[4]
     i, stop = share
     decoded, before, before_nbytes, before_file = 0, 0, -1, NO_FILE
     while i < stop:
@@ -385,10 +383,12 @@ def place_boxes(
             address = source
             if file >= 0:
                 # Address that byte 0 of the inner chunk would have in the window.
-                is_there = _read_ahead(d, boxes, (i, stop), held)
-                address = d.window + source - held[1] if is_there else 0
+                is_there = _read_ahead(d, boxes, (i, stop), work[4])
+                address = d.window + source - work[4, 1] if is_there else 0
             is_whole = n_axes == 0 and run == d.chunk_nbytes and d.change == COPY
-            place = target if is_whole and not listed else d.scratch
+            # The next box's output may overlap this one.
+            is_last = i + 1 == stop or boxes[i + 1, SOURCE] != source
+            place = target if is_whole and is_last and not listed else d.scratch
             decoded = _decode_box(d, boxes, (i, stop), address, place, strides)
             before, before_nbytes, before_file = source, nbytes, file
         else:
