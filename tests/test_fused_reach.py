@@ -9,8 +9,21 @@ import pytest
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
 
-from gpushard.fused import loops
-from gpushard.fused.columns import FILE, FILLED, FIRST_LENGTH, GAP_NBYTES, HIGH, LOW
+from gpushard.fused import copies, loops
+from gpushard.fused.columns import (
+    FILE,
+    FILLED,
+    FIRST_LENGTH,
+    GAP_NBYTES,
+    HIGH,
+    LOW,
+    NBYTES,
+    NO_FILE,
+    SOURCE,
+    TARGET,
+    WORK_AXES,
+    WORK_ROWS,
+)
 
 NEAR, FAR = 200 + GAP_NBYTES, 201 + GAP_NBYTES
 FIRST = (3, 100, 200)
@@ -113,3 +126,122 @@ def test_where_a_file_ends_early_the_window_has_what_there_is(read):
     assert read((3, 250, 301), room=99) == (False, [(3, 250, 51)], (3, 250, 300))
     behind = (3, 250, 300), (3, 300, 340)
     assert read(*behind, room=99) == (True, [(3, 250, 90)], (3, 250, 300))
+
+
+@pytest.fixture
+def straight(monkeypatch):
+    """Result of a step that reads plain elements, and what it has read to where.
+
+    Files have `n_there` bytes, and the window `room`. What is copied from the window is
+    not noted.
+    """
+
+    def straight(step, *arguments, n_there=1 << 20, room=1 << 20):
+        asked = []
+
+        def read_at(_, file, target, nbytes, offset):
+            asked.append((file, target, offset, nbytes))
+            return max(min(nbytes, n_there - offset), 0)
+
+        monkeypatch.setattr(loops, "_read_at", read_at)
+        monkeypatch.setattr(loops, "copy_box", lambda *_: None)
+        for name in ("far_axis", "merge_axes", "next_line"):
+            monkeypatch.setattr(loops, name, getattr(copies, name).py_func)
+        for name in ("_read_runs", "_read_slabs"):
+            plain = getattr(loops, name)
+            monkeypatch.setattr(loops, name, getattr(plain, "py_func", plain))
+        sizes = {"itemsize": 4, "chunk_nbytes": 400, "window_nbytes": room}
+        d = SimpleNamespace(window=WINDOW, **sizes)
+        step = getattr(loops, step)
+        return getattr(step, "py_func", step)(d, *arguments), asked
+
+    return straight
+
+
+def far_apart():
+    """A box, and memory to work in: three runs of 8 bytes, 9000 bytes apart."""
+    work = np.zeros((WORK_ROWS, WORK_AXES), np.int64)
+    work[:3, 0] = 3, 9000, 8
+    work[4, :3] = 3, 0, 500  # the window has the first bytes of the file
+    box = columns_of((3, 0, 0))[0]
+    box[SOURCE], box[TARGET] = 100, 1000
+    return box, work
+
+
+PLACES = [100, 9100, 18100]
+
+
+@pytest.mark.parametrize(("n_there", "is_read"), [(18108, True), (18107, False)])
+def test_runs_far_apart_are_read_to_their_places_unless_the_file_ends_within(
+    n_there, is_read, straight
+):
+    box, work = far_apart()
+    result, asked = straight("_read_runs", box, 8, 1, work, n_there=n_there)
+    assert result is is_read
+    assert asked == [(3, 1000 + 8 * k, at, 8) for k, at in enumerate(PLACES)]
+
+
+@pytest.mark.parametrize(("n_there", "is_read"), [(18108, True), (18107, False)])
+def test_slabs_far_apart_go_through_the_window_which_then_has_nothing_else(
+    n_there, is_read, straight
+):
+    """A later box would take what was there before for its own bytes."""
+    box, work = far_apart()
+    arguments = box, (8, 1), (0, 8), work
+    result, asked = straight("_read_slabs", *arguments, n_there=n_there)
+    assert result is is_read
+    assert asked == [(3, WINDOW, at, 8) for at in PLACES]
+    assert work[4, 0] == NO_FILE
+
+
+@pytest.mark.parametrize(("room", "n_tried"), [(40, 1), (39, 0)])
+def test_slabs_that_the_window_does_not_take_are_not_read(room, n_tried, straight):
+    box, work = far_apart()
+    work[:3, 1] = work[:3, 0]
+    work[:3, 0] = 3, 16, 8  # three runs within each slab of 40 bytes
+    arguments = box[np.newaxis], (0, 1), (8, 2), None, work
+    result, asked = straight("_read_plain", *arguments, room=room)
+    assert result == (n_tried, n_tried)
+    assert asked == [(3, WINDOW, at, 40) for at in PLACES] * n_tried
+
+
+def adjacent():
+    """Columns of three inner chunks that follow each other in a file and an output."""
+    columns = np.zeros((3, FIRST_LENGTH + 1), np.int64)
+    columns[:, FILE], columns[:, NBYTES], columns[:, FIRST_LENGTH] = 3, 400, 100
+    columns[:, SOURCE], columns[:, TARGET] = [[0, 400, 800], [5000, 5400, 5800]]
+    return columns
+
+
+@pytest.fixture
+def read_into(straight):
+    """Boxes done and tried, the bytes asked for; see `straight`."""
+
+    def read_into(columns, **files):
+        strides = np.full((2, 1, 1), 4, np.int64)
+        work = np.zeros((WORK_ROWS, WORK_AXES), np.int64)
+        arguments = columns, (0, len(columns)), 400, strides, work
+        counts, asked = straight("_read_into", *arguments, **files)
+        ((file, target, offset, nbytes),) = asked
+        assert (file, target, offset) == (3, 5000, 0)
+        return *counts, nbytes
+
+    return read_into
+
+
+def test_adjacent_boxes_are_read_at_once_and_none_is_done_where_the_file_ends(
+    read_into,
+):
+    assert read_into(adjacent()) == (3, 3, 1200)
+    assert read_into(adjacent(), n_there=1199) == (0, 3, 1200)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [(FILE, 4), (SOURCE, 404), (TARGET, 5404), (NBYTES, 404)],
+    ids=["file", "place", "target", "size"],
+)
+def test_a_box_that_does_not_follow_in_all_is_read_by_itself(column, value, read_into):
+    columns = adjacent()
+    columns[1, column] = value
+    assert read_into(columns) == (1, 1, 400)

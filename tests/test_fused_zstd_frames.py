@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import zstandard
 from hypothesis import given
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 import gpushard
 from asked_store import put
 from hostile_shards import all_rows
+from lz4_blocks import GuardedRoom
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
 pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
@@ -32,10 +32,10 @@ def is_one_frame():
 
     called = zstd_frames.is_one_frame  # by compiled code alone
     is_one = njit(lambda address, nbytes: called(address, nbytes))
+    room = GuardedRoom(1 << 19)
 
     def asked(data: bytes) -> bool:
-        held = np.frombuffer(data, np.uint8)
-        return bool(is_one(held.ctypes.data, len(data)))
+        return bool(is_one(room.place(data, at_end=True), len(data)))
 
     return asked
 
@@ -77,8 +77,15 @@ def test_a_single_frame_is_taken_and_no_part_of_it(what, data, is_one_frame):
         b"\x00" + window(31),
         b"\xc0" + window(27, 1) + UNTOLD,
         bytes([0xC0 | SINGLE]) + UNTOLD,
+        bytes([0xC1 | SINGLE]) + b"\0" + UNTOLD,
     ],
-    ids=["just too large", "2 GiB", "8 bytes of no size", "no window and no size"],
+    ids=[
+        "just too large",
+        "2 GiB",
+        "8 bytes of no size",
+        "no window and no size",
+        "no window and no size, a dictionary's number in place of a window",
+    ],
 )
 def test_a_large_window_of_an_untold_size_is_left_to_the_plain_way(
     header, is_one_frame
