@@ -77,6 +77,23 @@ def test_kept_inner_chunks_are_passed_over():
     assert reach(FIRST, kept, (3, FAR, FAR + 50)) == 200
 
 
+def shared(*boxes, end=None):
+    """Whether the first of boxes is not the only one of its inner chunk."""
+    columns = columns_of(*boxes)
+    columns[:, SOURCE] = columns[:, LOW]
+    return copies.is_shared.py_func(columns, 0, end or len(boxes))
+
+
+def test_an_inner_chunk_is_shared_with_the_next_box_of_the_same_place_and_file():
+    """Otherwise it is decoded straight to its output."""
+    assert shared(FIRST, FIRST)
+    assert not shared(FIRST, FIRST, end=1)
+    assert not shared(FIRST)
+    assert not shared(FIRST, (3, 101, 200))
+    # The first inner chunks of files lie in the same place.
+    assert not shared(FIRST, (4, 100, 200))
+
+
 @pytest.fixture
 def read(monkeypatch):
     """Whether the first of boxes is in the window, what was read, what the window has.

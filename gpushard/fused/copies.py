@@ -8,6 +8,7 @@ from gpushard.fused import calls
 from gpushard.fused.columns import (
     BOOL,
     COPY,
+    FILE,
     FIRST_LENGTH,
     GAP_NBYTES,
     LIST_AXIS,
@@ -17,6 +18,7 @@ from gpushard.fused.columns import (
     LISTED,
     N_LISTED,
     PART,
+    SOURCE,
     TARGET,
     Decoder,
 )
@@ -30,6 +32,18 @@ _LARGEST_INLINE_NBYTES = 512
 # size on they are written past the caches, which then need not fetch what is
 # overwritten.
 _SMALLEST_STREAMED_NBYTES = 512
+
+
+@calls.inner
+def is_shared(boxes: Any, i: int, stop: int) -> bool:
+    """Whether the next box before `stop` copies from the same inner chunk.
+
+    Its output may overlap that of box `i`.
+    """
+    box, n = boxes[i], i + 1
+    if n >= stop or boxes[n, FILE] != box[FILE]:
+        return False
+    return boxes[n, SOURCE] == box[SOURCE]
 
 
 @calls.inner

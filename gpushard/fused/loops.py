@@ -37,6 +37,7 @@ from gpushard.fused.copies import (
     copy_box,
     copy_wanted,
     far_axis,
+    is_shared,
     merge_axes,
     next_line,
 )
@@ -386,9 +387,8 @@ def place_boxes(
                 is_there = _read_ahead(d, boxes, (i, stop), work[4])
                 address = d.window + source - work[4, 1] if is_there else 0
             is_whole = n_axes == 0 and run == d.chunk_nbytes and d.change == COPY
-            # The next box's output may overlap this one.
-            is_last = i + 1 == stop or boxes[i + 1, SOURCE] != source
-            place = target if is_whole and is_last and not listed else d.scratch
+            is_only = not is_shared(boxes, i, stop)
+            place = target if is_whole and is_only and not listed else d.scratch
             decoded = _decode_box(d, boxes, (i, stop), address, place, strides)
             before, before_nbytes, before_file = source, nbytes, file
         else:
