@@ -100,7 +100,7 @@ N, LAST = len(SPLIT), len(SPLIT) - 7  # the last block is the last stream
             ("longer than its bytes", 12, "<I", N + 1),
             ("shorter than its bytes", 12, "<I", N - 1),
             ("a block among the offsets", 24, "<I", 16),
-            ("a block of two bytes", 24, "<I", N - 2),
+            ("a block of three bytes", 24, "<I", N - 3),
             ("a block behind all", 24, "<I", 1 << 31),
             ("an empty stream", LAST, "<I", 0),
             ("a stream that ends a byte too late", LAST, "<I", 4),
@@ -108,6 +108,7 @@ N, LAST = len(SPLIT), len(SPLIT) - 7  # the last block is the last stream
         ]
     ]
     + [
+        pytest.param(changed(SPLIT[:16], 12, "<I", 16), id="a header alone"),
         pytest.param(MEMCPY + b"f", id="memcpyed, other than its bytes"),
         pytest.param(
             changed(MEMCPY + b"f", 12, "<I", 22), id="memcpyed, too many bytes"
