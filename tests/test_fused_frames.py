@@ -14,7 +14,7 @@ from gpushard.fused import frames
 
 REFUSED, FOR_LIBRARY, STORED, PLAIN_LZ4 = range(4)
 SHUFFLE, MEMCPYED, BITSHUFFLE, UNSPLIT = 1, 2, 4, 16
-BLOSCLZ, LZ4, SNAPPY, ZSTD = 0, 1 << 5, 2 << 5, 4 << 5
+BLOSCLZ, LZ4, SNAPPY, ZLIB, ZSTD = (k << 5 for k in range(5))
 NBYTES, BLOCK_NBYTES = 1280, 512  # two blocks of four streams, and a short one
 
 
@@ -39,7 +39,7 @@ def check():
 
     called = frames._check_frame  # by compiled code alone
     run = njit(lambda address, nbytes, expected: called(address, nbytes, expected))
-    room = GuardedRoom(4096)
+    room = GuardedRoom(9 << 20)
 
     def check(data: bytes, expected: int | None = None) -> int:
         if expected is None:
@@ -139,3 +139,16 @@ def test_a_frame_of_another_size_than_the_inner_chunk_is_left_to_others(check):
     for data, nbytes in ((SPLIT, NBYTES), (MEMCPY, 5)):
         for expected in (nbytes - 1, nbytes + 1):
             assert check(data, expected) == REFUSED
+
+
+def test_a_stream_that_blosclz_may_count_wrong_is_left_to_others(check):
+    """A length in 32 bits grows by 255 with a byte."""
+    n = (1 << 31) // 255
+    for kind, nbytes, how in [
+        (BLOSCLZ, n, REFUSED),
+        (BLOSCLZ, n - 1, FOR_LIBRARY),
+        (ZLIB, n, FOR_LIBRARY),
+    ]:
+        sizes = 100, 100, 24 + nbytes, 20, nbytes
+        head = struct.pack("<4B5I", 2, 1, kind | UNSPLIT, 4, *sizes)
+        assert check(head + bytes(nbytes)) == how

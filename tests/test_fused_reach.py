@@ -11,18 +11,26 @@ pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`
 
 from gpushard.fused import copies, loops
 from gpushard.fused.columns import (
+    BLOSC,
     FILE,
     FILLED,
     FIRST_LENGTH,
     GAP_NBYTES,
     HIGH,
+    INFLATE,
+    LIBDEFLATE,
     LOW,
+    LZ4,
     NBYTES,
     NO_FILE,
+    OFFSET,
+    PART,
+    RAW,
     SOURCE,
     TARGET,
     WORK_AXES,
     WORK_ROWS,
+    ZSTD,
 )
 
 NEAR, FAR = 200 + GAP_NBYTES, 201 + GAP_NBYTES
@@ -92,6 +100,40 @@ def test_an_inner_chunk_is_shared_with_the_next_box_of_the_same_place_and_file()
     assert not shared(FIRST, (3, 101, 200))
     # The first inner chunks of files lie in the same place.
     assert not shared(FIRST, (4, 100, 200))
+
+
+def wanted(*boxes, kind=ZSTD, end=None):
+    """Bytes to decode for the first of boxes, given as (place, part, offset, length).
+
+    The inner chunk has 1000 bytes. Wanted elements, of 4 bytes each, are neighbours in
+    part 0 and 40 bytes apart in part 1.
+    """
+    columns = np.zeros((len(boxes), FIRST_LENGTH + 1), np.int64)
+    columns[:, [SOURCE, PART, OFFSET, FIRST_LENGTH]] = boxes
+    d = SimpleNamespace(kind=kind, chunk_nbytes=1000, itemsize=4)
+    strides = np.array([[[4], [40]], [[8], [8]]])
+    return loops._wanted.py_func(d, columns, 0, end or len(boxes), strides)
+
+
+@pytest.mark.parametrize("kind", [ZSTD, BLOSC])
+def test_decoding_reaches_from_the_first_to_the_end_of_the_last_wanted_byte(kind):
+    assert wanted((7, 0, 512, 1), kind=kind) == (512, 516)
+    assert wanted((7, 0, 512, 3), kind=kind) == (512, 524)
+    assert wanted((7, 1, 512, 3), kind=kind) == (512, 596)
+    boxes = (7, 0, 600, 1), (7, 1, 400, 2), (7, 0, 500, 9)
+    for order in (boxes, boxes[::-1]):
+        assert wanted(*order, kind=kind) == (400, 604)
+    assert wanted(*boxes, (8, 0, 0, 1), kind=kind) == (400, 604)
+    assert wanted(*boxes, kind=kind, end=2) == (400, 604)
+    assert wanted(*boxes, kind=kind, end=1) == (600, 604)
+
+
+def test_all_is_decoded_where_parts_are_not_or_would_cost_more():
+    for kind in (RAW, LZ4, INFLATE, LIBDEFLATE):
+        assert wanted((7, 0, 512, 1), kind=kind) == (0, 1000)
+    assert wanted((7, 0, 100, 125), kind=BLOSC) == (100, 600)
+    assert wanted((7, 0, 100, 126), kind=BLOSC) == (0, 1000)
+    assert wanted((7, 0, 100, 126)) == (100, 604)
 
 
 @pytest.fixture
