@@ -28,12 +28,15 @@ from fused_cases import (
     stored,
     watch_sinks,
 )
+from gpushard.fused import choice
 from gpushard.fused.laid import MOST_BOXES
+from gpushard.fused.short import ShortReader
 from gpushard.fused.sink import FusedSink
 from gpushard.placing.place import HostSink
 from gpushard.planning import blocks
 from gpushard.selecting.index_arrays import KEPT_ELEMENTS
 from selection_strategies import masks, point_keys
+from spec_shards import index_of
 from zarr_oracle import assert_same_bits, held
 
 need_fast_packages()
@@ -202,3 +205,28 @@ def test_points_of_damaged_inner_chunks_are_named_or_filled(chain, tmp_path, see
     with pytest.raises(gpushard.errors.CorruptShardError) as caught:
         opened(place).vindex[key]
     assert caught.value.inner_chunk == found[0].inner_chunk
+
+
+def test_nothing_is_read_where_an_inner_chunk_lies_beyond_its_shard(
+    monkeypatch, tmp_path, seen
+):
+    """Of its box no column says where to read."""
+    choice._load()
+    made = stored([ZSTD])
+    place = made.placed("local", tmp_path)
+    data = (place / "c/0/0").read_bytes()
+    n_index = 8 * 16 + 4
+    entries = np.frombuffer(data[-n_index:-4], "<u8").reshape(8, 2).copy()
+    entries[5, 1] += len(data)
+    (place / "c/0/0").write_bytes(data[:-n_index] + index_of(entries.tolist()))
+    a = gpushard.open_array(place, options=FUSED.but(small_read_chunks=1))
+    rows, columns = np.array([3, 40, 70, 99]), np.array([5, 20, 80, 2])
+    for read in (lambda: a.vindex[rows, columns], lambda: a[40], lambda: a[40, 20]):
+        with monkeypatch.context() as patch:
+            patch.setattr(ShortReader, "_place", lambda *_, **__: pytest.fail("placed"))
+            with pytest.raises(gpushard.CorruptShardError, match="entry 5"):
+                read()
+    sound = rows != 40
+    got = a.vindex[rows[sound], columns[sound]]
+    assert_same_bits(got, made.full[rows[sound], columns[sound]])
+    assert seen.n_short == 1
