@@ -10,7 +10,7 @@ from types import ModuleType
 
 from fuzz import running
 
-KERNELS, TABLES = "kernels", "tables"
+KERNELS, TABLES, HISTORIES = "kernels", "tables", "histories"
 KEPT = Path(__file__).resolve().parents[2] / ".pytest_cache" / "fuzz"
 
 
@@ -25,6 +25,11 @@ def main() -> None:
         from fuzz.sanitized import fuzz_tables
 
         fuzz_tables(arguments.runs, arguments.seed)
+    elif arguments.target == HISTORIES:
+        from fuzz.histories import explored
+
+        done = explored(arguments.runs, arguments.seed)
+        tell(f"{arguments.runs} histories: {dict(done)}")
     elif arguments.inputs:
         replay(running.load(arguments.target), arguments.inputs)
     else:
@@ -33,7 +38,9 @@ def main() -> None:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python tests/fuzz", description=main.__doc__)
-    parser.add_argument("target", choices=[*running.TARGETS, KERNELS, TABLES])
+    parser.add_argument(
+        "target", choices=[*running.TARGETS, KERNELS, TABLES, HISTORIES]
+    )
     parser.add_argument("inputs", nargs="*", type=Path, help="run only these files")
     parser.add_argument("--runs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)

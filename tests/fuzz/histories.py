@@ -1,0 +1,390 @@
+"""Histories: random steps on one open array, after each of which it is as NumPy says.
+
+In a step, up to four threads read, by any door and into outputs of any strides; or
+gpushard or zarr-python writes; or an object is deleted, damaged, mended, or replaced by
+what it was before, maybe while it is read. Outputs lie at random places beside what the
+store answers with, have guards around them, and hold a byte that differs each time.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+import gpushard
+from fuzz.history_arrays import (
+    Arena,
+    Files,
+    Output,
+    objects_of,
+    random_document,
+    random_options,
+    target_of,
+)
+from fuzz.history_keys import Chosen, random_key, region
+from fuzz.refusals import assert_is_told
+from gpushard import GpushardError, WriteOptions, source, stored
+from gpushard.errors import OptionError, UnsupportedError
+from gpushard.fetching import job
+from gpushard.fused import runner, shares, short
+from gpushard.placing import outputs
+from gpushard.stores import handles
+from tiny_bounds import tiny_bounds
+from zarr_oracle import quiet_zarr
+
+N_STEPS = 30
+_CASTS = {"b": "u1", "u": "i4", "i": "f8", "f": ">f8"}
+_STRATEGIES = ("rewrite", "rewrite", "fixed_order", "append_only", "random_write")
+# With these, little is shared among threads, kept, decoded in part and streamed.
+_BOUNDS: tuple[tuple[Any, str, int], ...] = (
+    (job, "SMALLEST_SHARE_NBYTES", 500),
+    (shares, "_SMALLEST_NBYTES", 500),
+    (short, "_SHARE_US", 1),
+    (source, "_LEAST_KEPT_NBYTES", 50),
+    (source, "_LEAST_KEPT_FAST_NBYTES", 50),
+    (stored, "_DIVISIBLE_NBYTES", 300),
+    (runner, "LARGE_NBYTES", 2000),
+    (outputs, "LARGE_NBYTES", 2000),
+)
+_pool = ThreadPoolExecutor(4)
+
+
+class Doubt(NamedTuple):
+    """Where elements may be others; a read of some of them may be refused."""
+
+    mask: NDArray[np.bool_]
+    others: NDArray[Any]
+
+
+class History:
+    """An open array, and what is known of it.
+
+    Parameters
+    ----------
+    seed
+        Chooses the array, and each step, whatever the other steps are.
+    place
+        A directory for files.
+
+    Attributes
+    ----------
+    done
+        The steps so far: number and name of each.
+    """
+
+    def __init__(self, seed: int, place: Path) -> None:
+        self.seed, self.rng = seed, random.Random(seed)
+        self.done: list[tuple[int, str]] = []
+        self.hurt: dict[str, bytes] = {}
+        self.saved: list[tuple[str, bytes | None, NDArray[Any]]] = []
+        self.arena = Arena(self.rng.choice((1 << 14, 1 << 16, 1 << 20)))
+        document, self.sees_flips = random_document(self.rng)
+        self.objects = objects_of(document, place if self.rng.random() < 0.5 else None)
+        with quiet_zarr():
+            self.zarr = zarr.open_array(self.objects.place, mode="r+")
+        dtype = self.zarr.dtype.newbyteorder("=")
+        chunk_nbytes = math.prod(self.zarr.chunks) * dtype.itemsize
+        self.target = target_of(self.objects, self.arena, self.rng, chunk_nbytes)
+        self.array = gpushard.open_array(
+            self.target, device="cpu", options=random_options(self.rng)
+        )
+        self.cell = self.zarr.shards or self.zarr.chunks
+        self.fill = np.array(self.zarr.fill_value, dtype)
+        self.want = np.full(self.zarr.shape, self.fill)
+        grid = [
+            -(-n // c) for n, c in zip(self.want.shape, self.zarr.chunks, strict=True)
+        ]
+        for at in np.ndindex(*grid):
+            if self.rng.random() < 0.7:
+                inside = self.want[region(at, self.zarr.chunks)]
+                inside[...] = self._values(inside.shape)
+        with quiet_zarr():
+            self.zarr[...] = self.want
+
+    def run(self, steps: Sequence[int]) -> None:
+        """Do the steps of these numbers."""
+        for n in steps:
+            self.rng = random.Random(f"{self.seed} {n}")
+            step = self.rng.choices([*STEPS], [*STEPS.values()])[0]
+            self.done.append((n, step.__name__))
+            step(self)
+
+    # ---- reads
+
+    def read(self) -> None:
+        """Read in one thread or several."""
+        mask = np.zeros(self.want.shape, np.bool_)
+        for key in self.hurt:
+            mask[self._region_of(key)] = True
+        doubt = Doubt(mask, np.full_like(self.want, self.fill))
+        n = self.rng.choice((1, 2, 4, 12))
+        self._read_beside([self._a_read(doubt) for _ in range(n)])
+
+    def replace_while_read(self) -> None:
+        """Put an object back while others read: each element is of before or after."""
+        tells = isinstance(self.objects, Files) or getattr(
+            self.target, "tells_version", 0
+        )
+        if not self.saved or not tells:
+            return
+        self.mend()
+        key, data, values = self.rng.choice(self.saved)
+        doubt = Doubt(np.zeros(self.want.shape, np.bool_), self.want.copy())
+        doubt.mask[self._region_of(key)] = True
+        doubt.others[self._region_of(key)] = values
+        reads = [self._a_read(doubt) for _ in range(12)]
+        self._read_beside(reads, lambda: self.objects.put(key, data))
+        self.want = doubt.others
+
+    def _read_beside(
+        self, reads: list[Callable[[], None]], change: Callable[[], None] | None = None
+    ) -> None:
+        under_way = [_pool.submit(read) for read in reads]
+        if change is not None:
+            change()
+        errors = [one.exception() for one in under_way]
+        for error in filter(None, errors):
+            raise error
+
+    def _a_read(self, doubt: Doubt) -> Callable[[], None]:
+        """What reads, and looks at what it gave; all is drawn before it begins."""
+        rng, how = self.rng, dict[str, Any]()
+        form = rng.choice(("door", "read", "out", "out", "many", "many into"))
+        some = [
+            self._a_key() for _ in range(rng.choice((1, 2, 4)) if "many" in form else 1)
+        ]
+        if "many" in form and rng.random() < 0.5:
+            some += some[:1]
+        if form != "door":
+            if rng.random() < 0.3:
+                how["memory_limit"] = rng.choice((1, 3000, 20_000, 1 << 20))
+            if rng.random() < 0.3:
+                how["errors"] = rng.choice(("fill", list[Any]().append))
+        is_cast = form != "door" and rng.random() < 0.2
+        dtype = np.dtype(_CASTS[self.want.dtype.kind]) if is_cast else self.want.dtype
+        if form in ("read", "many"):
+            how["dtype"] = dtype
+        outs = []
+        if form in ("out", "many into"):
+            shapes = [np.shape(one.take(self.want)) for one in some]
+            outs = [Output(self.arena, rng, shape, dtype) for shape in shapes]
+            how["out"] = [out.view for out in outs]
+        return partial(self._check_read, some, (dtype, outs), how, doubt)
+
+    def _check_read(
+        self, some: list[Chosen], into: tuple[Any, list[Output]], how: Any, doubt: Doubt
+    ) -> None:
+        dtype, outs = into
+        in_doubt = [one.take(doubt.mask) for one in some]
+        try:
+            got = read_by(self.array, some, how)
+        except GpushardError as error:
+            if not any(map(np.any, in_doubt)):
+                raise
+            assert_is_told(error)
+            got = []
+        for out in outs:
+            out.check_rest()
+        for one, result, mask in zip(some, got, in_doubt, strict=False):
+            want = np.asarray(one.take(self.want)).astype(dtype)
+            assert (np.shape(result), result.dtype) == (want.shape, dtype)
+            is_right = result == want
+            if "errors" in how or not self.hurt:
+                is_right |= mask & (result == one.take(doubt.others).astype(dtype))
+            is_wrong = ~np.asarray(is_right)
+            assert not is_wrong.any(), (
+                f"{one.key}: {np.argwhere(is_wrong)[:5].tolist()}"
+            )
+
+    def _a_key(self, *, is_written: bool = False) -> Chosen:
+        return random_key(self.rng, self.array, self.cell, is_written=is_written)
+
+    # ---- changes
+
+    def write(self) -> None:
+        """Write by gpushard, by the array that is read or by another one."""
+        self.mend()
+        rng, one = self.rng, self._a_key(is_written=True)
+        how = WriteOptions(
+            strategy=rng.choice(_STRATEGIES),
+            order=rng.choice(("morton", "c", "f")),
+            write_empty_chunks=rng.random() < 0.2,
+            max_unused_fraction=rng.choice((0, 0.5, 1)),
+        )
+        array = self.array
+        if rng.random() < 0.5 or self.target is not self.objects.place:
+            options = random_options(rng).but(write=how)
+            array = gpushard.open_array(
+                self.objects.place, device="cpu", options=options
+            )
+        # Of numbers of the elements, the key takes those that are written.
+        numbers = one.take(np.arange(self.want.size).reshape(self.want.shape))
+        values = self._values(np.shape(numbers))
+        try:
+            (getattr(array, one.door) if one.door else array)[one.key] = values
+        except (UnsupportedError, OptionError):
+            if how.strategy == "rewrite":  # others do not suit every array
+                raise
+        else:
+            self.want.reshape(-1)[numbers] = values
+        self.settle()
+
+    def write_by_zarr(self) -> None:
+        """Write by zarr-python."""
+        self.mend()
+        bounds = [
+            sorted(self.rng.randrange(n + 1) for _ in range(2)) for n in self.want.shape
+        ]
+        key = tuple(slice(*both) for both in bounds)
+        self.want[key] = self._values(self.want[key].shape)
+        with quiet_zarr():
+            self.zarr[key] = self.want[key]
+        self.settle()
+
+    def save(self) -> None:
+        """Note what an object is, to put it back later."""
+        self.mend()
+        for key in self._some_key():
+            values = self.want[self._region_of(key)].copy()
+            self.saved.append((key, self.objects.get(key), values))
+
+    def put_back(self) -> None:
+        """Replace an object by what it was before."""
+        if self.saved:
+            self._put(*self.rng.choice(self.saved))
+
+    def delete(self) -> None:
+        """Delete an object."""
+        for key in self._some_key():
+            self._put(key, None, self.fill)
+
+    def _put(self, key: str, data: bytes | None, values: NDArray[Any]) -> None:
+        self.hurt.pop(key, None)
+        self.objects.put(key, data)
+        self.want[self._region_of(key)] = values
+
+    def damage(self) -> None:
+        """Cut an object off, or flip a bit of it where that is seen."""
+        rng = self.rng
+        for key in self._some_key():
+            data = bytearray(self.objects.get(key) or b"\0")
+            self.hurt.setdefault(key, bytes(data))
+            at = rng.randrange(len(data))
+            if self.sees_flips and rng.random() < 0.5:
+                data[at] ^= 1 << rng.randrange(8)
+            else:
+                del data[rng.choice((0, at, len(data) - 1)) :]
+            self.objects.put(key, bytes(data), in_place=rng.random() < 0.5)
+        self.settle()
+
+    def mend(self) -> None:
+        """Mend all that is damaged."""
+        for key, data in self.hurt.items():
+            self.objects.put(key, data, in_place=self.rng.random() < 0.5)
+        self.hurt.clear()
+        self.settle()
+
+    def settle(self) -> None:
+        """Date the changes, unless the file system's clock is to do so."""
+        if not has_clock(self.seed):
+            self.objects.date()
+
+    def _some_key(self) -> list[str]:
+        keys = self.objects.keys()
+        return [self.rng.choice(keys)] if keys else []
+
+    def _region_of(self, key: str) -> tuple[slice, ...]:
+        numbers = key.removeprefix("c/").replace(".", "/").split("/")
+        return region([*map(int, numbers)], self.cell)
+
+    def _values(self, shape: tuple[int, ...]) -> NDArray[Any]:
+        rng = np.random.default_rng(self.rng.getrandbits(32))
+        most = 2 if self.want.dtype.kind == "b" else 120
+        noise = rng.integers(0, most, shape)
+        return self.rng.choice(
+            (
+                noise,
+                noise,
+                np.full(shape, self.fill),
+                np.full(shape, rng.integers(most)),
+            )
+        ).astype(self.want.dtype)
+
+
+STEPS: dict[Callable[[History], None], float] = {
+    History.read: 16,
+    History.replace_while_read: 2,
+    History.write: 3,
+    History.write_by_zarr: 2,
+    History.save: 2,
+    History.put_back: 2,
+    History.delete: 1,
+    History.damage: 2,
+    History.mend: 1,
+}
+
+
+def read_by(array: Any, some: list[Chosen], how: dict[str, Any]) -> list[Any]:
+    """Results of a read: by a door if nothing is said of how, else by `read`."""
+    one, outs = some[0], how.get("out", [None])
+    if not how:
+        return [(getattr(array, one.door) if one.door else array)[one.key]]
+    if len(some) > 1:
+        return array.read_many([one.wanted for one in some], **how)
+    return [array.read(one.wanted, **how | {"out": outs[0]})]
+
+
+def has_clock(seed: int) -> bool:
+    """Whether the file system's clock dates changes, and may not tick between two."""
+    return seed % 5 == 0
+
+
+def circumstances(seed: int) -> Iterator[AbstractContextManager[Any]]:
+    """What is other than usual in this history."""
+    rng = random.Random(f"circumstances {seed}")
+    if not has_clock(seed):  # then what was read is kept at once
+        yield mock.patch.object(handles, "_is_settled", return_value=True)
+    if rng.random() < 0.5:
+        yield from (mock.patch.object(*bound) for bound in _BOUNDS)
+    if rng.random() < 0.1:
+        yield tiny_bounds()
+
+
+def tried(seed: int, steps: Sequence[int] = range(N_STEPS)) -> list[tuple[int, str]]:
+    """Steps that one history did; with fewer `steps`, a finding may be reduced."""
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        place = Path(tempfile.mkdtemp())
+        stack.callback(shutil.rmtree, place)
+        for context in circumstances(seed):
+            stack.enter_context(context)
+        history = History(seed, place)
+        history.settle()
+        try:
+            history.run(steps)
+        except Exception as error:
+            error.add_note(f"history {seed}: {history.done}")
+            raise
+        return history.done
+
+
+def explored(n: int, seed: int) -> Counter[str]:
+    """How often `n` histories, of that seed and those behind it, did each step."""
+    done = (tried(number) for number in range(seed, seed + n))
+    return Counter(name for steps in done for _, name in steps)
