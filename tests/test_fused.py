@@ -38,7 +38,7 @@ from gpushard.fused.sink import FusedSink
 from gpushard.options import MIB
 from gpushard.placing.place import HostSink
 from selection_strategies import basic_keys, orthogonal_keys, take_orthogonal
-from spec_shards import document, shard_of, sharding
+from spec_shards import document, index_of, shard_of, sharding
 from zarr_oracle import assert_same_bits, held
 
 need_fast_packages()
@@ -216,6 +216,24 @@ def test_the_later_of_outputs_that_overlap_is_as_without_the_loops(
         assert_same_bits(later, VALUES[:32, :n])
         assert options is PLAIN or seen.n_left == 0
     assert isinstance(seen.sinks[0], FusedSink)
+
+
+@pytest.mark.parametrize("chain", ["crc32c", "zstd", "gzip", "blosc lz4 shuffle 0"])
+def test_an_inner_chunk_that_ends_within_another_is_not_taken_for_that(chain, tmp_path):
+    """Both begin in the same place, but one of them is damaged."""
+    place = stored(CHAINS[chain]).placed("local", tmp_path)
+    data = (place / "c/0/0").read_bytes()
+    n_index = 8 * 16 + 4
+    entries = np.frombuffer(data[-n_index:-4], "<u8").reshape(8, 2).copy()
+    entries[1] = entries[0]
+    entries[1, 1] -= 1
+    (place / "c/0/0").write_bytes(data[:-n_index] + index_of(entries.tolist()))
+    for options in (FUSED, PLAIN):
+        a = gpushard.open_array(place, options=options)
+        with pytest.raises(gpushard.CorruptShardError) as caught:
+            a[:32, :32]
+        assert caught.value.inner_chunk == (0, 1)
+        assert_same_bits(a[:32, :16], VALUES[:32, :16])
 
 
 def test_parts_that_share_inner_chunks_are_all_written(seen):
