@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import gpushard
 from array_strategies import codec
-from fused_cases import CHAINS, CRC, ZSTD, stored
+from fused_cases import CHAINS, CRC, VALUES, ZSTD, stored
 from gpushard import Options
 from gpushard.errors import ObjectChangedError
 from gpushard.fused import choice
@@ -21,6 +21,7 @@ from gpushard.fused.ways import short_ways
 from gpushard.pipeline import HostPipeline
 from gpushard.stores import handles
 from gpushard.stores.local import LocalStore
+from spec_shards import index_of
 from zarr_oracle import assert_same_bits
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
@@ -164,3 +165,26 @@ def test_without_room_for_an_inner_chunk_none_is_kept(taken, tmp_path):
     for _ in range(3):
         assert_same_bits(a[INSIDE], array.full[INSIDE])
     assert taken == [True] * 3
+
+
+@pytest.mark.parametrize("keys", [np.s_[:32, :32], np.s_[3:9:2, 5:30]])
+@pytest.mark.parametrize("small", [0, 8], ids=["long", "short"])
+def test_of_inner_chunks_that_share_their_bytes_only_what_was_decoded_is_kept(
+    keys, small, tmp_path
+):
+    """The second is copied from the first, and nothing is decoded to its own place."""
+    place = stored([ZSTD]).placed("local", tmp_path)
+    data = (place / "c/0/0").read_bytes()
+    n_index = 8 * 16 + 4
+    entries = np.frombuffer(data[-n_index:-4], "<u8").reshape(8, 2).copy()
+    entries[1] = entries[0]
+    (place / "c/0/0").write_bytes(data[:-n_index] + index_of(entries.tolist()))
+    want = VALUES[:32, :32].copy()
+    want[:, 16:] = want[:, :16]
+    whole = np.zeros_like(VALUES)
+    whole[:32, :32] = want
+    options = CACHED.but(small_read_chunks=small)
+    a = gpushard.open_array(place, options=options, device="cpu")
+    for _ in range(3):
+        assert_same_bits(a[keys], whole[keys].copy())
+    assert len(a.source.chunks) > 0
