@@ -152,3 +152,19 @@ def test_a_stream_that_blosclz_may_count_wrong_is_left_to_others(check):
         sizes = 100, 100, 24 + nbytes, 20, nbytes
         head = struct.pack("<4B5I", 2, 1, kind | UNSPLIT, 4, *sizes)
         assert check(head + bytes(nbytes)) == how
+
+
+def test_blocks_that_share_a_stream_are_cut_out_only_if_there_is_room():
+    """Each of them takes its own bytes then, more than the whole frame has."""
+    from numba import njit
+
+    called = frames._cut_frame
+    cut = njit(lambda at, room, nbytes: called(at, 1500, (room, nbytes), 0, 3))
+    body = struct.pack("<4I100s", 28, 28, 28, 100, bytes(range(100)))
+    head = struct.pack("<4B3I", 2, 1, ZSTD | UNSPLIT, 4, 1500, 500, 16 + len(body))
+    source, room = GuardedRoom(4096), GuardedRoom(4096)
+    at = source.place(head + body, at_end=True)
+    n = 28 + 3 * 104
+    assert cut(at, room.stop - n, n) == n
+    for less in (n - 1, n - 104, 132, 28, 27, 16):
+        assert cut(at, room.stop - less, less) == 0
