@@ -395,6 +395,6 @@ def place_boxes(
             box[KEEP] = 0
         is_placed[i] = decoded != 0
         first = decoded + box[OFFSET]  # `decoded` may lie before what was fetched
-        if decoded and (listed or first != target):
+        if decoded and (listed or d.change != COPY or first != target):
             copy_wanted(d, box, first, (run, n_axes), strides, work)
         i += 1
