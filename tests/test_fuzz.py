@@ -31,21 +31,21 @@ from gpushard.stores.writers import ObjectWriter
 from gpushard.writing import in_place
 
 ROOT = Path(__file__).parents[1]
-# Inputs of the short run, chosen to take about a second each.
+# Inputs of the short run, chosen to take about half a second each.
 N_INPUTS = {
-    "metadata": 600,
-    "historic": 500,
-    "index": 5000,
-    "streams": 5000,
-    "shards": 500,
-    "loops": 300,
-    "device": 120,
-    "writing": 400,
+    "metadata": 300,
+    "historic": 250,
+    "index": 2500,
+    "streams": 2500,
+    "shards": 250,
+    "loops": 150,
+    "device": 60,
+    "writing": 200,
     "conversion": 150,
-    "rolling": 90,
+    "rolling": 45,
     "answers": 250,
-    "puts": 100,
-    "selections": 5000,
+    "puts": 50,
+    "selections": 2500,
 }
 HAS_LOOPS = all(map(find_spec, ("numba", "cffi", "blosc2")))
 NO_LOOPS = "the compiled loops need numba, cffi and blosc2 (extra `fast`)"

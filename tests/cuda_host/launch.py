@@ -33,8 +33,8 @@ from gpushard.devices.kernels import (
 ALL_SCHEDULES = (0, 1, 2, 3)
 """Ascending, descending, pseudo-random, and pseudo-random with threads held back."""
 
-SCHEDULES = (0, 2, 3) if BUILD == "asan" else ALL_SCHEDULES
-"""Schedules of tests; where it counts which bytes are touched, three of them do."""
+SCHEDULES = (0, 3) if BUILD == "asan" else ALL_SCHEDULES
+"""Schedules of tests; where it counts which bytes are touched, two of them do."""
 
 
 _BAD_SHAPE, _BAD_COUNT, _BAD_NBYTES = 1, 2, 16  # schedule.h
@@ -180,6 +180,7 @@ def sanitized_environment() -> dict[str, str]:
         ":malloc_context_size=1:quarantine_size_mb=16",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "GPUSHARD_KERNEL_BUILD": "asan",
+        "PYTEST_ADDOPTS": "",  # what it prints is looked at
         # Python objects that hold bytes are allocations of their own, too.
         "PYTHONMALLOC": "malloc",
     }

@@ -29,7 +29,7 @@ def pytest_configure(config):
         "zarr-suite",
         deadline=None,
         derandomize=True,
-        max_examples=int(os.environ.get("GPUSHARD_ZARR_SUITE_EXAMPLES", "20")),
+        max_examples=int(os.environ.get("GPUSHARD_ZARR_SUITE_EXAMPLES", "10")),
         suppress_health_check=list(HealthCheck),
     )
     settings.load_profile("zarr-suite")
