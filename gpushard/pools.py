@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal, TypeVar
 
+from gpushard.alone import Alone, is_inside
+
 Answer = TypeVar("Answer")
 Purpose = Literal["read", "store", "rare"]
 
 _pools: dict[tuple[int, Purpose, int], ThreadPoolExecutor] = {}
+# Process -> who hands a task to a pool, which has locks for that.
+_handing: dict[int, Alone] = {}
 
 
 def pool_of(purpose: Purpose, n_workers: int) -> ThreadPoolExecutor:
@@ -31,15 +35,19 @@ def begun(
 ) -> list[Future[Answer]]:
     """Futures of tasks, of as many as there are threads to be had for.
 
-    None are while the interpreter ends: at exit, and in threads that are left then. A
-    task without a future is never run.
+    None are while the interpreter ends: at exit, and in threads that are left then; nor
+    in the handler of a signal, if others may wait for what it has stopped. A task
+    without a future is never run.
     """
+    if is_inside():
+        return []
+    hand = _handing.get(os.getpid()) or _handing.setdefault(os.getpid(), Alone())
     futures: list[Future[Answer]] = []
     for task in tasks:
         future: Future[Answer] = Future()
         handed = [(future, task)]
         try:
-            pool.submit(_run, handed)
+            hand(pool.submit, _run, handed)
         except RuntimeError:
             # The pool queues a task before it begins a thread for it. If it cannot,
             # another of its threads would run the task, beside the caller or later. If

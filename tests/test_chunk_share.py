@@ -13,6 +13,7 @@ from gpushard.memory import chunk_slots
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.chunk_share import ChunkShare
 from gpushard.memory.misses import PART, WHOLE, Misses
+from held_alone import held_by_another_thread
 
 NBYTES = 64
 
@@ -202,7 +203,7 @@ def test_nobody_waits_for_a_cache_that_is_in_use():
     share = ChunkShare(8 * NBYTES)
     first, second = sparing(share), sparing(share)
     kept(first, *range(8))
-    with first._lock:
+    with held_by_another_thread(first._alone):
         assert kept(second, 20) == []
     assert len(first) == 8
     with share._lock:  # as in the handler of a signal, in the same thread

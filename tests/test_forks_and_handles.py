@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ from zarr.storage import MemoryStore
 import gpushard
 from cuda_host.device import EmulatedDevice
 from damaged_arrays import emulated
+from forked import answers_in_a_fork
 from gpushard import Options
 from gpushard.fused import choice
 from gpushard.machine import usable_cpu_count
@@ -32,27 +32,12 @@ from gpushard.stores import handles, zarr_writer
 from gpushard.stores.local import LocalStore
 from gpushard.stores.remote_url import store_of
 from gpushard.workers import run_in_turn
+from held_alone import held_by_another_thread
 from range_server import RangeServer
 from small_array import VALUES, write_values
 from zarr_oracle import assert_same_bits
 
 _PIECE = np.s_[3:17, 5:25]
-
-
-def answers_in_a_fork(work: Callable[[], bool]) -> bool:
-    """Whether `work` is true in a forked process, which has half a minute for it."""
-    with warnings.catch_warnings():
-        # Python warns of forks of a process that has threads; that is what is tested.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process = multiprocessing.get_context("fork").Process(
-            target=lambda: os._exit(0 if work() else 1)
-        )
-        process.start()
-    process.join(30)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-    return process.exitcode == 0
 
 
 @pytest.mark.network
@@ -142,13 +127,13 @@ def test_a_fork_waits_for_no_thread_of_its_parent(held, tmp_path, monkeypatch):
     options = Options(small_read_chunks=0, compile_nbytes=0, chunk_cache_nbytes=MIB)
     a = gpushard.open_array(write_values(tmp_path / "a"), options=options)
     assert a.source.chunks is not None
-    lock = {
-        "indexes": a.source.indexes._lock,
-        "inner chunks": a.source.chunks._lock,
-        "handles": a.source.store._handles._lock,
-        "loops": choice._turn.lock,
+    alone = {
+        "indexes": a.source.indexes._alone,
+        "inner chunks": a.source.chunks._alone,
+        "handles": a.source.store._handles._alone,
+        "loops": choice._turn.alone,
     }[held]
-    with lock:
+    with held_by_another_thread(alone):
         assert answers_in_a_fork(lambda: np.array_equal(a[...], VALUES))
     assert_same_bits(a[...], VALUES)
 
@@ -175,7 +160,7 @@ def test_a_fork_does_without_the_loops_that_its_parent_was_just_loading(monkeypa
     monkeypatch.setattr(choice, "_loaded", [])
     monkeypatch.setattr(choice, "_kept", lambda: asked.append(os.getpid()))
     monkeypatch.setattr(choice._turn, "is_loading", True)
-    with choice._turn.lock:
+    with held_by_another_thread(choice._turn.alone):
         assert answers_in_a_fork(lambda: choice._load() is None and not asked)
     assert not choice._loaded
 

@@ -25,6 +25,7 @@ from gpushard.fused.aside import Aside
 from gpushard.fused.sink import FusedSink
 from gpushard.options import Options
 from gpushard.placing.place import HostSink
+from held_alone import held_by_another_thread
 from zarr_oracle import held
 
 HERE = sys.platform == "linux" and os.uname().machine == "x86_64"
@@ -214,11 +215,10 @@ def test_folders_that_no_process_can_be_told_of_cost_no_read(folder, monkeypatch
 
 def test_a_fork_gives_up_what_was_being_loaded_and_nothing_else(monkeypatch):
     monkeypatch.setattr(choice, "_loaded", [])
-    with choice._turn.lock:  # as another thread has it that asks for the process
+    with held_by_another_thread(choice._turn.alone):  # which asks for the process
         choice._give_up_loading()
     assert choice._loaded == []
-    loads = choice._turn.lock
-    with loads, choice._loading():
+    with held_by_another_thread(choice._turn.alone), choice._loading():
         choice._give_up_loading()
     assert choice._loaded == [None]
-    assert not choice._turn.lock.locked()
+    assert not choice._turn.alone.is_entered

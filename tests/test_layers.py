@@ -20,7 +20,8 @@ PACKAGE = ROOT / "gpushard"
 # that is a package, for every module in it that has no rank of its own. Rooms of the
 # same rank do not import one another; the modules of one package may.
 WALK = (
-    ("errors", "machine", "pools", "forks"),
+    ("errors", "machine", "forks", "alone"),
+    ("pools",),
     ("options", "report", "workers", "damage", "arguments"),
     ("layout", "memory.pages"),
     ("selecting", "stores.base", "rolling.window"),

@@ -154,11 +154,11 @@ many = [ByteRequest("c/0", i, i + 1) for i in range(64)]
 store.read(many)
 # Every thread of the pool is started: a child that took it over would wait for them.
 workers.run_side_by_side(time.sleep, [0.05] * 8, 8)
-store._handles._lock.acquire()
+store._handles._alone._lock.acquire()
 pid = os.fork()
 if pid == 0:
     os._exit(0 if len(store.read(many + [ByteRequest("c/1")])) == 65 else 1)
-store._handles._lock.release()
+store._handles._alone._lock.release()
 store.read(many)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -11,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from gpushard.alone import Alone
 from gpushard.codecs import libzstd
 from gpushard.fetching.job import Sink
 from gpushard.fused.aside import Aside
@@ -51,9 +51,9 @@ class _Counted:
 
 
 class _Turn:
-    """Lock of the thread that loads the loops; `is_loading` while it does."""
+    """Whose turn it is to load the loops; `is_loading` while somebody does."""
 
-    lock = threading.Lock()
+    alone = Alone()
     is_loading = False
 
 
@@ -71,7 +71,7 @@ def _give_up_loading() -> None:
     """
     if _turn.is_loading and not _loaded:
         _loaded.append(None)
-    _turn.lock, _turn.is_loading = threading.Lock(), False
+    _turn.alone, _turn.is_loading = Alone(), False
 
 
 if hasattr(os, "register_at_fork"):
@@ -114,7 +114,7 @@ def note_small_read(source: Source) -> None:
         return
     _counted.all_nbytes += _SMALL_READ_NBYTES
     is_due = _counted.all_nbytes >= source.options.compile_nbytes // _KEPT_SHARE
-    if is_due and not _turn.lock.locked():
+    if is_due and not _turn.alone.is_entered:
         _load(compiles=False)
         _counted.is_settled = True
 
@@ -186,9 +186,13 @@ def _load(*, compiles: bool = True, waits: bool = True) -> Any:
 
     Unless this process `waits`, it is None until another process has compiled them.
     """
-    with _turn.lock:
-        if not _loaded and (kept := _kept()) is not None:
-            _loaded.append(kept)
-        if not _loaded and compiles and (waits or _aside.is_over()):
-            _loaded.append(_compiled())
+    if not _loaded:
+        _turn.alone(_look_for_loops, compiles, waits)
     return _loaded[0] if _loaded else None
+
+
+def _look_for_loops(compiles: bool, waits: bool) -> None:
+    if not _loaded and (kept := _kept()) is not None:
+        _loaded.append(kept)
+    if not _loaded and compiles and (waits or _aside.is_over()):
+        _loaded.append(_compiled())

@@ -6,11 +6,11 @@ other arrays, and keeps only inner chunks that reads come back to, or take in pa
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from gpushard.alone import Alone
 from gpushard.forks import after_fork
 from gpushard.memory.chunk_share import ChunkShare
 from gpushard.memory.chunk_slots import LINE_NBYTES, Hold, Keys, Slots
@@ -31,7 +31,8 @@ _MOST_SORTED = 8
 class ChunkCache:
     """Decoded inner chunks of one array; those not used for long are dropped first.
 
-    Safe for several threads. A forked process starts with an empty cache.
+    Safe for several threads. A forked process starts with an empty cache. The handler
+    of a signal that reads while its own thread is in here does without the cache.
 
     Parameters
     ----------
@@ -66,7 +67,7 @@ class ChunkCache:
 
     def clear(self) -> None:
         """Drop all inner chunks; slots that are held stay valid for their holders."""
-        self._lock = threading.Lock()
+        self._alone = Alone()
         self._room = Slots(self._slot_nbytes, is_shared=self.is_sparing)
         self._slot_of: dict[int, int] = {}
         self._sorted: tuple[Ints, Ints] | None = None
@@ -79,14 +80,15 @@ class ChunkCache:
         It does not wait for who uses the cache: that may be the caller, which the
         handler of a signal has stopped.
         """
-        if self._lock.locked():
-            return
-        with self._lock:
-            n_left = self._room.n_without_later_half()
-            left = {k: slot for k, slot in self._slot_of.items() if slot < n_left}
-            # First: an interrupt must not leave keys of slots that are gone.
-            self._slot_of, self._sorted = left, None
-            self._room.shrink(n_left)
+        if not self._alone.is_entered:
+            self._alone(self._halve)
+
+    def _halve(self) -> None:
+        n_left = self._room.n_without_later_half()
+        left = {k: slot for k, slot in self._slot_of.items() if slot < n_left}
+        # First: an interrupt must not leave keys of slots that are gone.
+        self._slot_of, self._sorted = left, None
+        self._room.shrink(n_left)
 
     def __len__(self) -> int:
         return len(self._slot_of)
@@ -99,9 +101,11 @@ class ChunkCache:
     @property
     def has_room(self) -> bool:
         """Whether a slot is free or can still be made."""
-        with self._lock:
-            self._room.count_off()
-            return self._n_free > 0
+        return bool(self._alone(self._counted_n_free))
+
+    def _counted_n_free(self) -> int:
+        self._room.count_off()
+        return self._n_free
 
     @property
     def _n_free(self) -> int:
@@ -110,23 +114,25 @@ class ChunkCache:
 
     def find(self, keys: Keys) -> Hold:
         """Slots of the inner chunks among `keys` that are kept."""
-        with self._lock:
-            room = self._room
-            if len(room.let_go) > _MOST_LEFT:
-                room.count_off()
-            slots = self._slots(keys)
-            if isinstance(slots, np.ndarray):
-                taken: list[int] = slots[slots >= 0].tolist()
-            else:
-                taken = [slot for slot in slots if slot >= 0]
-            n_holders, is_used = room.n_holders, room.is_used
-            # Counted before there is a hold that lets them go: after an interrupt here
-            # some stay held for good. The other way round, slots that others hold
-            # would be claimed and overwritten.
-            for slot in taken:
-                n_holders[slot] += 1
-                is_used[slot] = True
-            return Hold(room, keys, slots, taken)
+        return self._alone(self._found, keys) or self._hold_of_none(keys)
+
+    def _found(self, keys: Keys) -> Hold:
+        room = self._room
+        if len(room.let_go) > _MOST_LEFT:
+            room.count_off()
+        slots = self._slots(keys)
+        if isinstance(slots, np.ndarray):
+            taken: list[int] = slots[slots >= 0].tolist()
+        else:
+            taken = [slot for slot in slots if slot >= 0]
+        n_holders, is_used = room.n_holders, room.is_used
+        # Counted before there is a hold that lets them go: after an interrupt here
+        # some stay held for good. The other way round, slots that others hold
+        # would be claimed and overwritten.
+        for slot in taken:
+            n_holders[slot] += 1
+            is_used[slot] = True
+        return Hold(room, keys, slots, taken)
 
     def find_one(self, key: int) -> Hold | None:
         """Slot of the inner chunk that is kept under `key`; None if there is none."""
@@ -210,21 +216,27 @@ class ChunkCache:
             Whether to drop other inner chunks to make room; else only free room is
             used.
         """
+        claimed = self._alone(self._claimed, keys, may_drop)
+        return claimed or self._hold_of_none(keys)
+
+    def _claimed(self, keys: Keys, may_drop: bool) -> Hold:
         slots = [-1] * len(keys)
-        with self._lock:
-            self._room.count_off()
-            slot_of = self._slot_of
-            wanted: Sequence[int] = ()
-            if may_drop or self._n_free:
-                wanted = keys = _listed(keys)
-            # Written from the back, so that the first of equal keys remains.
-            first = {wanted[i]: i for i in reversed(range(len(wanted)))}
-            at = [i for key, i in first.items() if key >= 0 and key not in slot_of]
-            at.reverse()
-            taken = self._take(len(at), may_drop=may_drop)
-            for slot, i in zip(taken, at, strict=False):
-                slots[i] = slot
-            return Hold(self._room, keys, slots, taken)
+        self._room.count_off()
+        slot_of = self._slot_of
+        wanted: Sequence[int] = ()
+        if may_drop or self._n_free:
+            wanted = keys = _listed(keys)
+        # Written from the back, so that the first of equal keys remains.
+        first = {wanted[i]: i for i in reversed(range(len(wanted)))}
+        at = [i for key, i in first.items() if key >= 0 and key not in slot_of]
+        at.reverse()
+        taken = self._take(len(at), may_drop=may_drop)
+        for slot, i in zip(taken, at, strict=False):
+            slots[i] = slot
+        return Hold(self._room, keys, slots, taken)
+
+    def _hold_of_none(self, keys: Keys) -> Hold:
+        return Hold(self._room, keys, [-1] * len(keys), [])
 
     def keep(self, hold: Hold, which: Iterable[int] | None = None) -> None:
         """Make claimed slots available to `find`, after they were written.
@@ -234,20 +246,22 @@ class ChunkCache:
         which
             Indexes into ``hold.keys`` of the slots that were written; None: all.
         """
-        with self._lock:
-            if hold.room is not self._room:
-                return
-            self._sorted = None
-            keys, slots = hold.keys, hold.slots
-            key_of, slot_of = self._room.keys, self._slot_of
-            for i in range(len(keys)) if which is None else which:
-                key, slot = keys[i], slots[i]
-                # If two threads decode the same inner chunk, the first one's is kept.
-                if slot >= 0 and key not in slot_of:
-                    # In this order: an interrupt between the two must not leave a slot
-                    # that is found, but free to be claimed for another inner chunk.
-                    key_of[slot] = key
-                    slot_of[key] = slot
+        self._alone(self._keep, hold, which)
+
+    def _keep(self, hold: Hold, which: Iterable[int] | None) -> None:
+        if hold.room is not self._room:
+            return
+        self._sorted = None
+        keys, slots = hold.keys, hold.slots
+        key_of, slot_of = self._room.keys, self._slot_of
+        for i in range(len(keys)) if which is None else which:
+            key, slot = keys[i], slots[i]
+            # If two threads decode the same inner chunk, the first one's is kept.
+            if slot >= 0 and key not in slot_of:
+                # In this order: an interrupt between the two must not leave a slot
+                # that is found, but free to be claimed for another inner chunk.
+                key_of[slot] = key
+                slot_of[key] = slot
 
     def _take(self, n: int, *, may_drop: bool) -> list[int]:
         """Up to `n` slots without an inner chunk, held only by the caller.

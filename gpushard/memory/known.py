@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Hashable
+from contextlib import suppress
 from itertools import count
 from time import monotonic
 from typing import Any
 
 from numpy.typing import NDArray
 
+from gpushard.alone import Alone
 from gpushard.forks import after_fork
 from gpushard.planning.index import ShardIndex
 
@@ -52,6 +53,9 @@ class KnownIndex:
 class IndexCache:
     """Shard indexes that are kept between reads; the least recently used go first.
 
+    Safe for several threads. What the handler of a signal reads while its own thread is
+    in here is not kept.
+
     Parameters
     ----------
     limit_nbytes
@@ -62,41 +66,46 @@ class IndexCache:
         self._limit_nbytes = limit_nbytes
         self._held_nbytes = 0
         self._known: OrderedDict[IndexKey, KnownIndex] = OrderedDict()
-        self.renew_lock()
-        after_fork(self.renew_lock)
+        self.renew()
+        after_fork(self.renew)
 
     def get(self, key: IndexKey) -> KnownIndex | None:
         """Index kept for `key`, if any; the caller checks whether it is current."""
         known = self._known.get(key)
         if known is not None:
-            with self._lock:
-                if key in self._known:
-                    self._known.move_to_end(key)
+            with suppress(KeyError):  # another thread may have dropped it by now
+                self._known.move_to_end(key)
         return known
 
     def put(self, key: IndexKey, known: KnownIndex) -> None:
         """Keep an index; the least recently used ones make room for it."""
-        with self._lock:
-            self._drop(key)
-            if known.index.held_nbytes > self._limit_nbytes:
-                return
-            self._known[key] = known
-            self._held_nbytes += known.index.held_nbytes
-            while self._held_nbytes > self._limit_nbytes and self._known:
-                self._drop(next(iter(self._known)))
+        self._alone(self._put, key, known)
+
+    def _put(self, key: IndexKey, known: KnownIndex) -> None:
+        self._drop(key)
+        if known.index.held_nbytes > self._limit_nbytes:
+            return
+        self._known[key] = known
+        self._held_nbytes += known.index.held_nbytes
+        while self._held_nbytes > self._limit_nbytes and self._known:
+            # Not by an iterator, in the middle of which `get` could move something.
+            _, dropped = self._known.popitem(last=False)
+            self._held_nbytes -= dropped.index.held_nbytes
 
     def drop_shard(self, coordinate: tuple[int, ...]) -> None:
         """Forget a shard's index and those of the shards nested in it."""
-        with self._lock:
-            n = len(coordinate)
-            for key in [k for k in self._known if k[:n] == coordinate]:
-                self._drop(key)
+        self._alone(self._drop_shard, coordinate)
+
+    def _drop_shard(self, coordinate: tuple[int, ...]) -> None:
+        n = len(coordinate)
+        for key in [k for k in list(self._known) if k[:n] == coordinate]:
+            self._drop(key)
 
     def _drop(self, key: IndexKey) -> None:
         known = self._known.pop(key, None)
         if known is not None:
             self._held_nbytes -= known.index.held_nbytes
 
-    def renew_lock(self) -> None:
-        """Make a new lock, which nobody holds."""
-        self._lock = threading.Lock()
+    def renew(self) -> None:
+        """Let in the next thread, whoever was in here."""
+        self._alone = Alone()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from time import time_ns
 from weakref import ref
@@ -11,6 +10,7 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.alone import Alone
 from gpushard.forks import after_fork
 from gpushard.options import KIB
 from gpushard.stores.base import PassingVersion
@@ -135,14 +135,15 @@ class HandleTable:
     """Handles by key; if the table is full, one that was not used lately is dropped.
 
     `get` takes no lock, because every small read calls it. A handle that leaves the
-    table stays open for the threads that still read from it.
+    table stays open for the threads that still read from it. What the handler of a
+    signal opens while its own thread is in here is not kept.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = max(1, limit)
         self._by_key: dict[str, Handle] = {}
-        self._renew_lock()
-        after_fork(self._renew_lock)
+        self._renew()
+        after_fork(self._renew)
         _tables.add(ref(self, _tables.discard))
 
     def __len__(self) -> int:
@@ -157,22 +158,25 @@ class HandleTable:
 
     def keep(self, handle: Handle) -> None:
         """Keep `handle`, in place of any other handle of its key."""
-        with self._lock:
-            self._by_key.pop(handle.key, None)
-            while len(self._by_key) >= self._limit:
-                self._evict_one()
-            self._by_key[handle.key] = handle
+        self._alone(self._keep, handle)
+
+    def _keep(self, handle: Handle) -> None:
+        self._by_key.pop(handle.key, None)
+        while len(self._by_key) >= self._limit:
+            self._evict_one()
+        self._by_key[handle.key] = handle
 
     def drop(self, handle: Handle) -> None:
         """Drop `handle`, unless another handle took its place."""
-        with self._lock:
-            if self._by_key.get(handle.key) is handle:
-                del self._by_key[handle.key]
+        self._alone(self._drop, handle)
+
+    def _drop(self, handle: Handle) -> None:
+        if self._by_key.get(handle.key) is handle:
+            del self._by_key[handle.key]
 
     def clear(self) -> None:
         """Drop all handles."""
-        with self._lock:
-            self._by_key.clear()
+        self._alone(self._by_key.clear)
 
     @staticmethod
     def clear_all() -> None:
@@ -192,8 +196,8 @@ class HandleTable:
             self._by_key[handle.key] = handle
         del self._by_key[next(iter(self._by_key))]
 
-    def _renew_lock(self) -> None:
-        self._lock = threading.Lock()
+    def _renew(self) -> None:
+        self._alone = Alone()
 
 
 _tables: set[ref[HandleTable]] = set()

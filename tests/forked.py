@@ -1,0 +1,24 @@
+"""What a forked process answers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import warnings
+from collections.abc import Callable
+
+
+def answers_in_a_fork(work: Callable[[], bool]) -> bool:
+    """Whether `work` is true in a forked process, which has half a minute for it."""
+    with warnings.catch_warnings():
+        # Python warns of forks of a process that has threads; that is what is tested.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = multiprocessing.get_context("fork").Process(
+            target=lambda: os._exit(0 if work() else 1)
+        )
+        process.start()
+    process.join(30)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    return process.exitcode == 0

@@ -1,0 +1,139 @@
+"""The handler of a signal that reads, wherever its thread was stopped.
+
+Python runs it between any two steps of the main thread. A read that waits for its own
+thread never ends, so each of these is done in a forked process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpushard
+from forked import answers_in_a_fork
+from gpushard import Options
+from gpushard.alone import Alone, is_inside
+from gpushard.fused import choice
+from gpushard.memory.chunk_cache import ChunkCache
+from gpushard.memory.known import IndexCache
+from gpushard.options import MIB
+from gpushard.stores import handles
+from gpushard.workers import run_side_by_side
+from held_alone import held_by_another_thread
+from small_array import VALUES, write_values
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="this platform cannot fork"
+)
+OPTIONS = Options(
+    small_read_chunks=0, compile_nbytes=0, chunk_cache_nbytes=MIB, threads=4
+)
+
+# What a read does while no other thread may, by where it is.
+STEPS: dict[str, tuple[Any, str]] = {
+    "an index is kept": (IndexCache, "_put"),
+    "inner chunks are looked for": (ChunkCache, "_found"),
+    "memory for inner chunks is claimed": (ChunkCache, "_claimed"),
+    "inner chunks are kept": (ChunkCache, "_keep"),
+    "a file is kept open": (handles.HandleTable, "_keep"),
+    "compiled loops are looked for": (choice, "_look_for_loops"),
+}
+
+
+def read_in_the_middle_of(step: tuple[Any, str], read: Callable[[], bool]) -> bool:
+    """Whether `read` is true, inside of a step and around it."""
+    owner, name = step
+    good, told = getattr(owner, name), []
+
+    def stopped(*args: Any, **kwargs: Any) -> Any:
+        setattr(owner, name, good)  # a handler's own read is not stopped again
+        told.append(read())
+        return good(*args, **kwargs)
+
+    setattr(owner, name, stopped)
+    return read() and told == [True]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_handler_reads_while(step, tmp_path, monkeypatch):
+    monkeypatch.setattr(handles, "_SETTLED_NS", 0)  # keep what was just written, too
+    place = write_values(tmp_path / "a")
+    if "loops" in step:
+        choice._load()  # to compile them could take the fork longer than it has
+        monkeypatch.setattr(choice, "_loaded", [])
+
+    def work() -> bool:
+        a = gpushard.open_array(place, options=OPTIONS)
+        return read_in_the_middle_of(STEPS[step], lambda: (a[...] == VALUES).all())
+
+    assert answers_in_a_fork(work)
+
+
+def test_a_handler_has_tasks_run_while_its_thread_gives_one_away():
+    def is_run() -> bool:
+        return run_side_by_side(str, range(8), 4) == [*map(str, range(8))]
+
+    with_locks_of_the_pool = ThreadPoolExecutor, "_adjust_thread_count"
+    assert answers_in_a_fork(
+        lambda: read_in_the_middle_of(with_locks_of_the_pool, is_run)
+    )
+
+
+def test_a_handler_reads_whenever_it_is_called(tmp_path):
+    place = write_values(tmp_path / "a")
+
+    def work() -> bool:
+        a = gpushard.open_array(place, options=OPTIONS)
+        rng, told = np.random.default_rng(0), []
+
+        def read(*_: Any) -> None:
+            told.append(bool((a[...] == VALUES).all() and (a[3] == VALUES[3]).all()))
+
+        signal.signal(signal.SIGALRM, read)
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            signal.setitimer(signal.ITIMER_REAL, 1e-5 + 1e-3 * rng.random())
+            read()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return all(told)
+
+    assert answers_in_a_fork(work)
+
+
+def test_what_is_done_alone_is_not_begun_again_by_its_own_thread():
+    alone, done = Alone(), []
+
+    def outer() -> str:
+        done.append((is_inside(), alone(lambda: "inner")))
+        return "outer"
+
+    assert alone(outer) == "outer"
+    assert done == [(True, None)]
+    assert not is_inside()
+
+
+def test_what_fails_alone_leaves_it_to_the_next():
+    alone = Alone()
+    with pytest.raises(ZeroDivisionError):
+        alone(lambda: 1 // 0)
+    assert not alone.is_entered
+    assert not is_inside()
+    assert alone(is_inside) is True
+
+
+def test_another_thread_waits_for_what_is_done_alone():
+    alone, order = Alone(), []
+    with ThreadPoolExecutor(1) as pool:
+        with held_by_another_thread(alone):
+            later = pool.submit(alone, order.append, "later")
+            time.sleep(0.02)
+            order.append("first")
+        later.result()
+    assert order == ["first", "later"]
