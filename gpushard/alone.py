@@ -7,20 +7,15 @@ wait for it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from threading import RLock, get_ident
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
 
-class _Here(threading.local):
-    """How many calls of `Alone` this thread is in."""
-
-    n_calls = 0
-
-
-_here = _Here()
+# Each thread that is in a call of `Alone`, once for each.
+_inside: list[int] = []
 
 
 def is_inside() -> bool:
@@ -28,7 +23,7 @@ def is_inside() -> bool:
 
     Only the handler of a signal learns that it is. Other threads may wait for it.
     """
-    return _here.n_calls > 0
+    return get_ident() in _inside
 
 
 class Alone:
@@ -45,17 +40,20 @@ class Alone:
     def __init__(self) -> None:
         # Unlike other locks, this one lets in a thread that has it. If the function has
         # begun, the thread finds `is_entered`.
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self.is_entered = False
 
-    def __call__(self, do: Callable[..., _T], *arguments: Any) -> _T | None:
+    def call(self, do: Callable[..., _T], *arguments: Any) -> _T | None:
         """Result of ``do(*arguments)``; None if this thread is in here already."""
         with self._lock:
             if self.is_entered:
                 return None
-            n_before = _here.n_calls
+            thread = get_ident()
+            # An interrupt comes after a call, not before it: both are done, or neither.
             try:
-                _here.n_calls, self.is_entered = n_before + 1, True
+                _inside.append(thread)
+                self.is_entered = True
                 return do(*arguments)
             finally:
-                _here.n_calls, self.is_entered = n_before, False
+                self.is_entered = False
+                _inside.remove(thread)

@@ -47,7 +47,7 @@ def begun(
         future: Future[Answer] = Future()
         handed = [(future, task)]
         try:
-            hand(pool.submit, _run, handed)
+            hand.call(pool.submit, _run, handed)
         except RuntimeError:
             # The pool queues a task before it begins a thread for it. If it cannot,
             # another of its threads would run the task, beside the caller or later. If

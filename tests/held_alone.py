@@ -18,7 +18,7 @@ def held_by_another_thread(alone: Alone) -> Iterator[None]:
         has_begun.set()
         may_end.wait(60)
 
-    thread = threading.Thread(target=alone, args=(hold,))
+    thread = threading.Thread(target=alone.call, args=(hold,))
     thread.start()
     has_begun.wait(60)
     try:

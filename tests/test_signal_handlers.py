@@ -111,10 +111,10 @@ def test_what_is_done_alone_is_not_begun_again_by_its_own_thread():
     alone, done = Alone(), []
 
     def outer() -> str:
-        done.append((is_inside(), alone(lambda: "inner")))
+        done.append((is_inside(), alone.call(lambda: "inner")))
         return "outer"
 
-    assert alone(outer) == "outer"
+    assert alone.call(outer) == "outer"
     assert done == [(True, None)]
     assert not is_inside()
 
@@ -122,17 +122,17 @@ def test_what_is_done_alone_is_not_begun_again_by_its_own_thread():
 def test_what_fails_alone_leaves_it_to_the_next():
     alone = Alone()
     with pytest.raises(ZeroDivisionError):
-        alone(lambda: 1 // 0)
+        alone.call(lambda: 1 // 0)
     assert not alone.is_entered
     assert not is_inside()
-    assert alone(is_inside) is True
+    assert alone.call(is_inside) is True
 
 
 def test_another_thread_waits_for_what_is_done_alone():
     alone, order = Alone(), []
     with ThreadPoolExecutor(1) as pool:
         with held_by_another_thread(alone):
-            later = pool.submit(alone, order.append, "later")
+            later = pool.submit(alone.call, order.append, "later")
             time.sleep(0.02)
             order.append("first")
         later.result()

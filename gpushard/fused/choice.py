@@ -187,7 +187,7 @@ def _load(*, compiles: bool = True, waits: bool = True) -> Any:
     Unless this process `waits`, it is None until another process has compiled them.
     """
     if not _loaded:
-        _turn.alone(_look_for_loops, compiles, waits)
+        _turn.alone.call(_look_for_loops, compiles, waits)
     return _loaded[0] if _loaded else None
 
 

@@ -81,7 +81,7 @@ class ChunkCache:
         handler of a signal has stopped.
         """
         if not self._alone.is_entered:
-            self._alone(self._halve)
+            self._alone.call(self._halve)
 
     def _halve(self) -> None:
         n_left = self._room.n_without_later_half()
@@ -101,7 +101,7 @@ class ChunkCache:
     @property
     def has_room(self) -> bool:
         """Whether a slot is free or can still be made."""
-        return bool(self._alone(self._counted_n_free))
+        return bool(self._alone.call(self._counted_n_free))
 
     def _counted_n_free(self) -> int:
         self._room.count_off()
@@ -114,7 +114,7 @@ class ChunkCache:
 
     def find(self, keys: Keys) -> Hold:
         """Slots of the inner chunks among `keys` that are kept."""
-        return self._alone(self._found, keys) or self._hold_of_none(keys)
+        return self._alone.call(self._found, keys) or self._hold_of_none(keys)
 
     def _found(self, keys: Keys) -> Hold:
         room = self._room
@@ -216,7 +216,7 @@ class ChunkCache:
             Whether to drop other inner chunks to make room; else only free room is
             used.
         """
-        claimed = self._alone(self._claimed, keys, may_drop)
+        claimed = self._alone.call(self._claimed, keys, may_drop)
         return claimed or self._hold_of_none(keys)
 
     def _claimed(self, keys: Keys, may_drop: bool) -> Hold:
@@ -246,7 +246,7 @@ class ChunkCache:
         which
             Indexes into ``hold.keys`` of the slots that were written; None: all.
         """
-        self._alone(self._keep, hold, which)
+        self._alone.call(self._keep, hold, which)
 
     def _keep(self, hold: Hold, which: Iterable[int] | None) -> None:
         if hold.room is not self._room:

@@ -79,7 +79,7 @@ class IndexCache:
 
     def put(self, key: IndexKey, known: KnownIndex) -> None:
         """Keep an index; the least recently used ones make room for it."""
-        self._alone(self._put, key, known)
+        self._alone.call(self._put, key, known)
 
     def _put(self, key: IndexKey, known: KnownIndex) -> None:
         self._drop(key)
@@ -94,7 +94,7 @@ class IndexCache:
 
     def drop_shard(self, coordinate: tuple[int, ...]) -> None:
         """Forget a shard's index and those of the shards nested in it."""
-        self._alone(self._drop_shard, coordinate)
+        self._alone.call(self._drop_shard, coordinate)
 
     def _drop_shard(self, coordinate: tuple[int, ...]) -> None:
         n = len(coordinate)

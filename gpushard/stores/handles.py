@@ -158,7 +158,7 @@ class HandleTable:
 
     def keep(self, handle: Handle) -> None:
         """Keep `handle`, in place of any other handle of its key."""
-        self._alone(self._keep, handle)
+        self._alone.call(self._keep, handle)
 
     def _keep(self, handle: Handle) -> None:
         self._by_key.pop(handle.key, None)
@@ -168,7 +168,7 @@ class HandleTable:
 
     def drop(self, handle: Handle) -> None:
         """Drop `handle`, unless another handle took its place."""
-        self._alone(self._drop, handle)
+        self._alone.call(self._drop, handle)
 
     def _drop(self, handle: Handle) -> None:
         if self._by_key.get(handle.key) is handle:
@@ -176,7 +176,7 @@ class HandleTable:
 
     def clear(self) -> None:
         """Drop all handles."""
-        self._alone(self._by_key.clear)
+        self._alone.call(self._by_key.clear)
 
     @staticmethod
     def clear_all() -> None:
