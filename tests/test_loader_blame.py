@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import zarr
 
@@ -54,6 +55,33 @@ def test_a_damaged_index_names_the_samples_of_its_shard(place, order):
     assert caught.value.inner_chunk is None
     assert named_samples(caught.value)
     assert named_samples(caught.value) <= set(range(24, 36))
+
+
+def test_an_error_names_no_patches_beside_its_shard(tmp_path):
+    options = {"dtype": "u2", "chunks": (4, 1, 3), "shards": (12, 1, 3)}
+    wide = zarr.create_array(tmp_path, shape=(36, 2, 3), **options)
+    wide[...] = IMAGES[:36]
+    (tmp_path / "c/2/1/0").write_bytes(b"?")
+    patches = {"window": (3, 1), "batch_size": 24}  # two beside each other
+    with pytest.raises(gpushard.CorruptShardError) as caught:
+        list(Loader(gpushard.open_array(tmp_path), **patches))
+    assert named_samples(caught.value) == {17, 19, 21, 23}
+
+
+@pytest.mark.parametrize("n_columns", [3, 300])  # short rows, which are gathered; long
+@pytest.mark.parametrize(("lead", "others"), [(-5, [0]), (5, [7]), (-5, [0, 7])])
+def test_a_damaged_row_that_only_lies_nearest_to_a_window_is_not_read(
+    tmp_path, n_columns, lead, others
+):
+    options = {"dtype": "u2", "chunks": (1, n_columns), "fill_value": 9}
+    z = zarr.create_array(tmp_path, shape=(8, n_columns), compressors=None, **options)
+    z[...] = np.arange(8)[:, None]
+    for end in (0, 7):
+        (tmp_path / f"c/{end}/0").write_bytes(b"?")
+    windows = {"window": 1, "lead": lead, "padding": "fill"}
+    loader = Loader(gpushard.open_array(tmp_path), sampler=others, **windows)
+    got = [int(batch.min()) for batch in loader]
+    assert got == [9 if n == (0 if lead < 0 else 7) else n + lead for n in others]
 
 
 def test_a_damaged_index_of_a_rolled_window_names_samples_of_the_window(tmp_path):

@@ -254,7 +254,9 @@ def test_samples_touch_the_rows_that_they_have_and_take_memory_for_these():
         lead=None,
         conversions=dict.fromkeys(("dtype", "scale", "offset")),
     )
-    touched = field.touches(np.arange(4)[:, None], 4, 9)
-    assert touched.tolist() == [False, False, True, False]
+    samples = np.arange(4)[:, None]
+    for rows, want in [((4, 9), [2]), ((3, 6), [0, 2]), ((9, 12), [3])]:
+        touched = field.touches(samples, [rows])
+        assert np.flatnonzero(touched).tolist() == want  # sample 1 is empty
     few, many = field.nbytes_of(np.array([1])), field.nbytes_of(np.array([1, 2]))
     assert 0 < few < many - 5 * 4

@@ -265,7 +265,7 @@ def test_samples_that_touch_rows_are_told_without_listing_theirs():
     for first, stop in [(0, 1), (220, 221), (1000, 1300), (4000, 5000)]:
         listed = field.cut.rows(origins)
         want = ((listed >= first) & (listed < stop)).any(axis=1)
-        assert field.touches(origins, first, stop).tolist() == want.tolist()
+        assert field.touches(origins, [(first, stop)]).tolist() == want.tolist()
 
 
 @pytest.mark.parametrize(

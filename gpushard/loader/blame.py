@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gpushard.errors import GpushardError
 from gpushard.layout import ArrayLayout
-from gpushard.loader.fields import Field
+from gpushard.loader.fields import Box, Field
 from gpushard.selecting.selection import Ints
 
 _MOST_NAMED = 8
@@ -45,23 +45,24 @@ def samples_about(
     named = _field_of(error, fields)
     if len(named.members) != 1:
         return None
-    rows = _rows_of(error, named.members[0].source.layout)
-    return None if rows is None else named.touches(origins, *rows)
+    box = _box_of(error, named.members[0].source.layout)
+    return None if box is None else named.touches(origins, box)
 
 
-def _rows_of(error: GpushardError, layout: ArrayLayout) -> tuple[int, int] | None:
-    """Rows of axis 0 in the inner chunk, or else the shard, that an error is about."""
+def _box_of(error: GpushardError, layout: ArrayLayout) -> Box | None:
+    """Elements of the inner chunk, or else the shard, that an error is about."""
     keys, cell = layout.keys, error.inner_chunk
     axes = layout.inner_axes
     if cell is None and error.shard_key is not None:
         key = error.shard_key.removeprefix(layout.key_prefix)
         axes, cell = layout.axes, keys.stored_coordinates(key, layout.ndim)
         if cell and keys.offset:
-            cell = (cell[0] - keys.offset[0],)
+            cell = tuple(n - by for n, by in zip(cell, keys.offset, strict=True))
     if not cell:
         return None
-    first = int(axes[0].start_of(cell[0]))
-    return first, first + int(axes[0].length_of(cell[0]))
+    firsts = [int(axis.start_of(n)) for axis, n in zip(axes, cell, strict=True)]
+    lengths = [int(axis.length_of(n)) for axis, n in zip(axes, cell, strict=True)]
+    return [(n, n + length) for n, length in zip(firsts, lengths, strict=True)]
 
 
 def _field_of(error: GpushardError, fields: Sequence[Field]) -> Field:

@@ -44,6 +44,9 @@ class Rows(Protocol):
     def __getitem__(self, rows: slice, /) -> Rows: ...
 
 
+Box = Sequence[tuple[int, int]]
+"""First and last element, the latter plus one, along each axis of an array."""
+
 Finish = Callable[[], Any]
 """Called when the jobs are done; returns their `Rows`, with one sample per row."""
 
@@ -156,10 +159,15 @@ class Field:
         """
         return stored_axis(self.array, unit)
 
-    def touches(self, origins: Ints, first: int, stop: int) -> NDArray[np.bool_]:
-        """Which samples have any of rows ``first:stop``: bool, shape (n_samples,)."""
-        begin = origins[:, 0] + self.cut.lead
-        return (begin < stop) & (begin + self.cut.window[0] > first)
+    def touches(self, origins: Ints, box: Box) -> NDArray[np.bool_]:
+        """Which samples have any elements of a box: bool, shape (n_samples,)."""
+        found = np.ones(len(origins), np.bool_)
+        # Samples take the other axes whole.
+        for d, length in enumerate(self.cut.window):
+            first, stop = box[d]
+            begin = origins[:, d] + (self.cut.lead if d == 0 else 0)
+            found &= (begin < stop) & (begin + length > first)
+        return found
 
     def facts(self) -> list[Any]:
         """Properties that decide where samples lie, as JSON."""
@@ -201,7 +209,12 @@ class Field:
         rows, order, outside = flat, None, None
         if flat.min(initial=0) < 0 or flat.max(initial=0) >= n_rows:
             outside = (flat < 0) | (flat >= n_rows)
-            rows = flat.clip(0, max(n_rows - 1, 0))
+            inside = flat[~outside]
+            if not len(inside):
+                return self._read_patches(origins, memory)
+            # Rows outside stand for others that are read anyway: one that no sample
+            # wants may be damaged.
+            rows = flat.clip(inside.min(), inside.max())
         if not self._has_long_rows:
             rows, order = _distinct(rows)
         values = memory.take((len(rows), *self.cut.shape[1:]), self.array.dtype)

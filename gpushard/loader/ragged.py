@@ -16,7 +16,7 @@ from gpushard.array import Array
 from gpushard.errors import OptionError
 from gpushard.fetching.job import Job
 from gpushard.layout import GridAxis
-from gpushard.loader.fields import Field, Finish, Rows, concatenated
+from gpushard.loader.fields import Box, Field, Finish, Rows, concatenated
 from gpushard.loader.memory import Memory
 from gpushard.selecting.patches import Patches
 from gpushard.selecting.selection import Ints
@@ -121,10 +121,11 @@ class RaggedField(Field):
         bounds = np.unique(np.append(first, [0, n])).astype(np.int64)
         return GridAxis(n, 0, bounds)
 
-    def touches(self, origins: Ints, first: int, stop: int) -> NDArray[np.bool_]:
-        """See `Field`."""
-        sample = origins[:, 0]
-        return (self.offsets[sample] < stop) & (self.offsets[sample + 1] > first)
+    def touches(self, origins: Ints, box: Box) -> NDArray[np.bool_]:
+        """See `Field`; an empty sample has none."""
+        (first, stop), sample = box[0], origins[:, 0]
+        begin = np.maximum(self.offsets[sample], first)
+        return begin < np.minimum(self.offsets[sample + 1], stop)
 
     def read(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
         """See `Field`: the samples are read to one array, one after the other."""
