@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from gpushard.devices import find, reading, sink
 from gpushard.devices.find import Found
 from gpushard.devices.sink import DeviceSink
 from gpushard.errors import UnsupportedError
+from tiny_bounds import tiny_bounds
 from zarr_oracle import assert_same_bits
 
 KERNELS = Kernels()
@@ -131,6 +133,26 @@ def test_results_of_any_sizes_that_the_host_reads_are_copied_whole(stored, devic
     for result, key in zip(a.read_many(keys), keys, strict=True):
         assert_same_bits(result.get(), values[key])
     assert not any("scatter" in what for _, _, what in device.log)
+
+
+@pytest.mark.parametrize("refused", [1, 9, None])
+def test_listed_elements_that_the_host_reads_in_rounds_are_all_copied(
+    stored, device, monkeypatch, refused
+):
+    place, values = stored
+    rng = np.random.default_rng(2)
+    rows, columns = rng.integers(0, 64, 40), rng.integers(0, 48, 40)
+    # No memory for the tables of a round; or a device that scatters nothing.
+    device.refuses = lambda kind, n: kind == "allocate" and n == refused
+    if refused is None:
+        monkeypatch.setattr(reading, "choose_chain", lambda _: (None, "no reason"))
+    # New memory has nothing of the round before, as it would have by chance.
+    full = SimpleNamespace(empty=lambda *of: np.full(of[0], 77, of[1]), uint8=np.uint8)
+    monkeypatch.setattr(reading, "np", full)
+    a = gpushard.open_array(place, device=device)
+    with tiny_bounds():
+        result = a.vindex[rows, columns].get()
+    assert_same_bits(result, values[rows, columns])
 
 
 @pytest.mark.parametrize("seed", range(5))

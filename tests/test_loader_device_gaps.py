@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -72,3 +73,23 @@ def test_the_fill_value_is_there_before_a_load_can_fail(device, tmp_path, monkey
         pytest.raises(gpushard.StoreError),
     ):
         list(loader)
+
+
+@pytest.mark.parametrize("window", [None, 1, (2, 2)], ids=["rows", "filled", "patches"])
+@pytest.mark.parametrize("n_arrays", [1, 2])
+def test_the_host_reads_what_there_is_no_room_to_lay_out_on_the_device(
+    device, tmp_path, window, n_arrays
+):
+    array = damaged_scans(tmp_path, 0)
+    arrays = gpushard.concat([array] * n_arrays) if n_arrays > 1 else array
+    options = {"padding": "fill", "lead": -1} if window else {}
+    options |= {"window": window, "batch_size": 100, "prefetch_factor": 0}
+    (want,) = gpushard.Loader(arrays, device="cpu", **options)
+    for victim in range(4):
+        device.refuses = lambda *_: False
+        loader = gpushard.Loader(arrays, device=device, **options)
+        nth = device.n_takes + victim
+        device.refuses = lambda kind, n, nth=nth: kind == "allocate" and n == nth
+        with suppress(gpushard.DeviceMemoryError):  # not even for the samples
+            (got,) = loader
+            assert np.array_equal(got.get(), want)

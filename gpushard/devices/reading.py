@@ -31,11 +31,10 @@ from gpushard.fetching.index_room import least_limit
 from gpushard.fetching.job import Job
 from gpushard.fetching.pieces import columns_nbytes, indexes_nbytes
 from gpushard.options import MIB
-from gpushard.placing.place import HostSink
 from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import ReadPlan, plan_read
 from gpushard.reading.read import execute
-from gpushard.reading.results import ReadRequest
+from gpushard.reading.results import ReadRequest, host_job
 from gpushard.reading.rounds import read_in_rounds
 from gpushard.report import Tally
 from gpushard.selecting.patches import Taken
@@ -122,10 +121,21 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
             columns_nbytes = source.options.memory_limit - part.options.memory_limit
             part = part.with_batches(room_nbytes(source, device) - columns_nbytes)
         what = part, selections, outputs, device
-        read_to_device(DeviceRead(*what, tally, entries, request.damage))
+        if _read_there(DeviceRead(*what, tally, entries, request.damage)) is None:
+            raise _LeftToHostError
 
-    read_in_rounds(source, request.selections, outputs, read, _LISTED_NBYTES)
+    wanted = request.selections
+    try:
+        read_in_rounds(source, wanted, outputs, read, _LISTED_NBYTES)
+    except _LeftToHostError:
+        # All of it: the host copies whole results, and so not those of one round.
+        what = source, (), outputs, device
+        _read_by_host(DeviceRead(*what, tally, entries, request.damage), wanted)
     return results
+
+
+class _LeftToHostError(Exception):
+    """The device cannot scatter, so that the host has to read."""
 
 
 def read_to_device(read: DeviceRead) -> Job:
@@ -139,9 +149,14 @@ def read_to_device(read: DeviceRead) -> Job:
         The device failed or has not enough memory, or it failed before in a way that a
         process cannot recover from.
     """
+    return _read_there(read) or _read_by_host(read, read.selections)
+
+
+def _read_there(read: DeviceRead) -> Job | None:
+    """As `read_to_device`; None if the host has to scatter."""
     job = device_job(read)
     if job is None:
-        return _read_by_host(read)
+        return None
     try:
         execute([job])
     except BaseException:
@@ -239,9 +254,12 @@ def _device_sink(read: DeviceRead, plan: ReadPlan) -> DeviceSink | None:
     )
 
 
-def _read_by_host(read: DeviceRead) -> Job:
-    """Read on the host and copy the results, if a device cannot scatter them."""
-    plan = plan_read(read.source.layout, read.selections)
+def _read_by_host(read: DeviceRead, wanted: Sequence[Any]) -> Job:
+    """Read on the host and copy the results, if a device cannot scatter them.
+
+    `wanted` are the selections, of any kind, which fill the outputs. Gives the last of
+    the jobs.
+    """
     results: list[NDArray[Any]] = []
     for output in read.outputs:
         if not output.is_contiguous:
@@ -251,11 +269,17 @@ def _read_by_host(read: DeviceRead) -> Job:
                 hint="leave out= away and copy the result",
             )
         results.append(np.empty(output.shape, output.dtype))
-    sink = HostSink(plan.parts, results)
-    job = Job(read.source, plan, sink, read.tally, read.damage)
-    execute([job])
+    jobs: list[Job] = []
+
+    def read_round(
+        part: Source, selections: Sequence[Selection], outs: Sequence[Any]
+    ) -> None:
+        jobs[:] = [host_job(part, selections, outs, read.tally, read.damage)]
+        execute(jobs)
+
+    read_in_rounds(read.source, wanted, results, read_round)
     _copy_results(read, results)
-    return job
+    return jobs[0]
 
 
 def _copy_results(read: DeviceRead, results: Sequence[NDArray[Any]]) -> None:

@@ -143,9 +143,7 @@ class DevicePlace:
     def read(self, field: Field, origins: Ints) -> tuple[list[Job], Finish]:
         """See `Place`."""
         if not takes(field):
-            jobs, finish = field.read(origins, self._host)
-            return jobs, lambda: self._uploaded(finish())
-        field.tally.add(loaded_samples=len(origins))
+            return self._read_by_host(field, origins)
         shape = (len(origins), *field.cut.sample_shape)
         wanted = _rows(field, origins) if field.lists_rows_on_device else None
         landing = wanted or _patches(field, origins)
@@ -155,7 +153,14 @@ class DevicePlace:
         entries = (self._device.record(self._memory.stream),)
         out = rows.output(_affine(field))
         jobs = self._jobs(field, landing.selection, out, entries)
+        if jobs is None:
+            return self._read_by_host(field, origins)
+        field.tally.add(loaded_samples=len(origins))
         return jobs, lambda: rows.reshaped(shape)
+
+    def _read_by_host(self, field: Field, origins: Ints) -> tuple[list[Job], Finish]:
+        jobs, finish = field.read(origins, self._host)
+        return jobs, lambda: self._uploaded(finish())
 
     def _uploaded(self, rows: Any) -> Any:
         if isinstance(rows, RaggedRows):
@@ -180,7 +185,8 @@ class DevicePlace:
         selection: Taken,
         out: DeviceOutput,
         entries: Sequence[Event],
-    ) -> list[Job]:
+    ) -> list[Job] | None:
+        """Jobs of all arrays; None if the tables of one do not fit the device."""
         from gpushard.devices.reading import DeviceRead, device_job
 
         how = self._device, field.tally, entries
@@ -191,8 +197,13 @@ class DevicePlace:
                 DeviceRead(array.source, mine, [out], *how)
                 for array, mine, _ in field.array.shares([selection])
             ]
-        made = [device_job(read, self._n_sharing) for read in reads]
-        jobs = [one for one in made if one is not None]
+        jobs: list[Job] = []
+        for read in reads:
+            job = device_job(read, self._n_sharing)
+            if job is None:
+                self.abandon(jobs)
+                return None
+            jobs.append(job)
         field.count(jobs)
         return jobs
 
