@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -92,6 +94,40 @@ def test_an_inner_chunk_that_comes_to_a_nested_shard_is_noticed(tmp_path):
         assert b[5:8].tolist() == [0, 1, 0]
         a[7] = 7
         assert b[7] == 7
+
+
+@pytest.mark.parametrize("few", [0, 8], ids=["plain", "small"])
+def test_a_shard_that_was_deleted_before_is_missing_for_two_reads_at_once(
+    few, tmp_path
+):
+    made(tmp_path / "a")
+    with RangeServer(tmp_path) as server, ThreadPoolExecutor(2) as pool:
+        options = PLAIN.but(small_read_chunks=few, chunk_cache_nbytes=0)
+        b = gpushard.open_array(f"{server.url}/a", device="cpu", options=options)
+        assert b[4:6].tolist() == [1, 1]
+        (tmp_path / "a/c/1").unlink()
+        turns, both = iter(range(2)), Barrier(2)
+
+        def meet(*_: str) -> None:
+            """Let both ask by the kept index before either is told that it is gone."""
+            if next(turns, None) is not None:
+                both.wait(10)
+
+        server.before_answer = meet
+        for got in pool.map(lambda _: b[4:8].tolist(), range(2)):
+            assert got == [0, 0, 0, 0]
+
+
+def test_a_shard_that_was_deleted_before_is_missing_for_an_array_joined_to_itself(
+    tmp_path,
+):
+    a = made(tmp_path / "a")
+    with RangeServer(tmp_path) as server:
+        b = gpushard.open_array(f"{server.url}/a", device="cpu", options=PLAIN)
+        twice = gpushard.concat([b, b])
+        assert twice[...].tolist() == 2 * a[...].tolist()
+        (tmp_path / "a/c/1").unlink()
+        assert twice[...].tolist() == 2 * a[...].tolist()
 
 
 @pytest.mark.usefixtures("settled")

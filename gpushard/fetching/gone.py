@@ -64,13 +64,14 @@ def forget(
 
     If one of those is gone now, that is an error. The indexes of the others were kept
     from before `begun`, when the read began, and nothing has checked them since: their
-    objects may have been gone for long.
+    objects may have been gone for long. Another read may have found that before, and
+    have dropped their indexes.
     """
     seen = set(changed)
     for shard in shards:
-        known, key = source.indexes.get(shard), source.key(shard)
+        since, key = source.indexes.since(shard), source.key(shard)
         is_asked, _ = source.store.current_version(key)
-        if known is not None and known.since < begun and not is_asked:
+        if since is not None and since < begun and not is_asked:
             seen.discard(key)
         source.indexes.drop_shard(shard)
     return frozenset(seen)

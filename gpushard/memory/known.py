@@ -17,6 +17,8 @@ from gpushard.planning.index import ShardIndex
 
 # With at most this many, keys of the first 2**39 indexes of a process fit 63 bits.
 _MOST_ENTRIES = 1 << 24
+# Dropped indexes whose time is remembered: of shards that change while they are read.
+_MOST_DROPPED = 1 << 10
 _serials = count()
 
 IndexKey = tuple[int, ...]
@@ -66,6 +68,7 @@ class IndexCache:
         self._limit_nbytes = limit_nbytes
         self._held_nbytes = 0
         self._known: OrderedDict[IndexKey, KnownIndex] = OrderedDict()
+        self._dropped: OrderedDict[IndexKey, float] = OrderedDict()
         self.renew()
         after_fork(self.renew)
 
@@ -83,6 +86,7 @@ class IndexCache:
 
     def _put(self, key: IndexKey, known: KnownIndex) -> None:
         self._drop(key)
+        self._dropped.pop(key, None)
         if known.index.held_nbytes > self._limit_nbytes:
             return
         self._known[key] = known
@@ -98,8 +102,17 @@ class IndexCache:
 
     def _drop_shard(self, coordinate: tuple[int, ...]) -> None:
         n = len(coordinate)
+        if coordinate in self._known:
+            self._dropped[coordinate] = self._known[coordinate].since
+        if len(self._dropped) > _MOST_DROPPED:
+            self._dropped.popitem(last=False)
         for key in [k for k in list(self._known) if k[:n] == coordinate]:
             self._drop(key)
+
+    def since(self, coordinate: tuple[int, ...]) -> float | None:
+        """When a shard's index was read that is kept, or that another read dropped."""
+        known = self._known.get(coordinate)
+        return self._dropped.get(coordinate) if known is None else known.since
 
     def _drop(self, key: IndexKey) -> None:
         known = self._known.pop(key, None)

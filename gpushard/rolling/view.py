@@ -66,6 +66,10 @@ class ShiftedIndexes(IndexCache):
         """Forget a shard's index and those of the shards nested in it."""
         self._kept.drop_shard(self._stored(coordinate))
 
+    def since(self, coordinate: tuple[int, ...]) -> float | None:
+        """When a shard's index was read that is kept, or that another read dropped."""
+        return self._kept.since(self._stored(coordinate))
+
     def _stored(self, key: IndexKey) -> IndexKey:
         n = len(self._origin)
         shifted = (i + o for i, o in zip(key[:n], self._origin, strict=True))
