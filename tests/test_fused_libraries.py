@@ -26,7 +26,7 @@ from fused_cases import (
     stored,
 )
 from gpushard.fused import choice, libraries, runner
-from gpushard.fused.columns import GZIP, INFLATE, LIBDEFLATE
+from gpushard.fused.columns import GZIP, INFLATE, LIBDEFLATE, Decoder
 from gpushard.fused.room import Room
 from gpushard.placing.place import HostSink
 from spec_shards import document, shard_of, sharding
@@ -216,6 +216,50 @@ def test_damaged_gzip_streams_are_refused_alike(what, library):
 @pytest.mark.parametrize("what", DAMAGED_ZLIB_STREAMS)
 def test_damaged_zlib_streams_are_refused_alike(what, library):
     assert not assert_same_outcome(array_with("zlib", DAMAGED_ZLIB_STREAMS[what]))
+
+
+# What the loops ask of the libraries, as Python runs them.
+
+DECODER = Decoder(*range(1000, 1000 + len(Decoder._fields)))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The loops of deflate, and arguments of what they call, which always fails."""
+    from gpushard.fused import loops
+
+    calls = []
+
+    def call(_, arguments):
+        calls.append(arguments)
+        return -1
+
+    for name in ("call_reset", "call_inflate", "call_libdeflate"):
+        monkeypatch.setattr(loops.calls, name, call)
+    monkeypatch.setattr(loops.calls, "load_32", None)  # there is nothing to read
+    return loops, calls
+
+
+def test_a_stream_of_more_bytes_than_libz_counts_is_left_to_the_plain_way(asked):
+    loops, calls = asked
+    assert not loops._inflate.py_func(DECODER, 0, 1 << 32, 0)
+    assert not calls
+    assert not loops._inflate.py_func(DECODER, 0, (1 << 32) - 1, 0)
+    assert calls == [(DECODER.context,)]
+
+
+def test_nothing_beyond_a_stream_of_a_few_bytes_is_read(asked):
+    loops, calls = asked
+    for nbytes in range(4):
+        assert not loops._libdeflate.py_func(DECODER, 0, nbytes, 0)
+    assert len(calls) == 4
+
+
+def test_libdeflate_counts_in_the_bytes_ahead_of_the_scratch(asked):
+    loops, calls = asked
+    loops._libdeflate.py_func(DECODER, 0, 0, 0)
+    [(*_, count, _)] = calls
+    assert DECODER.scratch - 16 <= count <= DECODER.scratch - 8
 
 
 # Contexts
