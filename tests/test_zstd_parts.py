@@ -149,6 +149,59 @@ def test_a_frame_that_is_cut_off_between_two_blocks_is_refused(way, tmp_path):
         a[:9]
 
 
+def blocks_of(*sizes: int) -> bytes:
+    """Stored zeros in blocks of these sizes, the last of which is damaged."""
+    frame = b"".join((n << 3).to_bytes(3, "little") + bytes(n) for n in sizes[:-1])
+    return frame + (sizes[-1] << 3 | 7).to_bytes(3, "little") + bytes(sizes[-1])
+
+
+def test_a_small_last_block_is_checked_with_what_lies_before_it(way, tmp_path):
+    blocks = blocks_of(*[BLOCK_NBYTES] * 3, BLOCK_NBYTES - ROW_NBYTES, ROW_NBYTES)
+    frame = MAGIC + b"\xa0" + NBYTES.to_bytes(4, "little") + blocks
+    a = opened(placed(tmp_path / "a", frame, frames()[1]), way)
+    assert not a[383].any()
+    for row in (384, 510):
+        with pytest.raises(gpushard.CorruptShardError):
+            a[row]
+
+
+def test_a_size_of_eight_bytes_is_one(way, tmp_path):
+    first, second = frames()
+    told = MAGIC + b"\xe0" + NBYTES.to_bytes(8, "little") + damaged(first, 2)[9:]
+    lies = MAGIC + b"\xe0" + (NBYTES - 1).to_bytes(8, "little") + second[9:]
+    a = opened(placed(tmp_path / "a", told, lies), way)
+    assert_same_bits(a[5], values()[5])
+    for row in (256, N_ROWS + 5):
+        with pytest.raises(gpushard.CorruptShardError):
+            a[row]
+
+
+def test_a_block_that_looks_like_a_size_is_none(way, tmp_path):
+    blocks = blocks_of(NBYTES >> 3, *[BLOCK_NBYTES] * 3, NBYTES >> 3)
+    assert blocks.startswith(NBYTES.to_bytes(8, "little"))
+    frame = MAGIC + b"\x00\x50" + blocks  # a window of 1 MiB, and no size
+    with pytest.raises(gpushard.CorruptShardError):
+        opened(placed(tmp_path / "a", frame, frames()[1]), way)[5]
+
+
+def test_parts_are_decoded_in_memory_that_is_zero(way, monkeypatch, tmp_path):
+    def buffer(*arguments, **keywords):
+        found = plain(*arguments, **keywords)
+        found.memory[:] = 0
+        return found
+
+    plain = Room.buffer
+    monkeypatch.setattr(Room, "buffer", buffer)
+    monkeypatch.setattr(runner, "_room", Room())
+    a = opened(placed(tmp_path / "a", damaged(frames()[0], 2), frames()[1]), way)
+    assert_same_bits(a[255], values()[255])
+
+
+def test_the_first_byte_alone_is_decoded(way, sound):
+    a, rows = opened(sound, way), [N_ROWS, 0, N_ROWS]
+    assert [a[row, 0] for row in rows] == values()[rows, 0].tolist() == [6, 2, 6]
+
+
 def test_a_frame_that_tells_no_size_is_decoded_whole(way, tmp_path):
     chunks = frames(tells=False)
     a = opened(placed(tmp_path / "a", damaged(chunks[0], 2), chunks[1]), way)
