@@ -30,7 +30,7 @@ from gpushard.fused.columns import GZIP, INFLATE, LIBDEFLATE, Decoder
 from gpushard.fused.room import Room
 from gpushard.placing.place import HostSink
 from spec_shards import document, shard_of, sharding
-from zarr_oracle import assert_same_bits, held
+from zarr_oracle import StoredArray, assert_same_bits, held
 
 need_fast_packages()
 
@@ -106,15 +106,18 @@ ELEMENTS = np.random.default_rng(4).integers(0, 5, (4, 16, 32), np.uint8)
 RAW = ELEMENTS[1].tobytes()
 
 
-def array_with(name: str, stream: bytes):
+def objects_with(name: str, stream: bytes) -> dict[str, bytes]:
     pack = gzip.compress if name == "gzip" else zlib.compress
     streams = [pack(chunk.tobytes()) for chunk in ELEMENTS]
     streams[1] = stream
     here = document(
         (64, 32), (64, 32), sharding((16, 32), codecs=[BYTES, *CHAINS[name]])
     )
-    objects = {"zarr.json": json.dumps(here).encode(), "c/0/0": shard_of(*streams)}
-    return held(objects)
+    return {"zarr.json": json.dumps(here).encode(), "c/0/0": shard_of(*streams)}
+
+
+def array_with(name: str, stream: bytes):
+    return held(objects_with(name, stream))
 
 
 def deflated(data: bytes, wbits: int, level: int = 6, strategy: int = 0) -> bytes:
@@ -216,6 +219,22 @@ def test_damaged_gzip_streams_are_refused_alike(what, library):
 @pytest.mark.parametrize("what", DAMAGED_ZLIB_STREAMS)
 def test_damaged_zlib_streams_are_refused_alike(what, library):
     assert not assert_same_outcome(array_with("zlib", DAMAGED_ZLIB_STREAMS[what]))
+
+
+def test_a_stream_of_more_bytes_than_any_encoding_needs_is_refused(way, seen, tmp_path):
+    source = gpushard.open_array(array_with("gzip", WHOLE)).source
+    most = source.pipeline.encoded_limit((16, 32))
+    for nbytes in (most, most + 1):
+        name = b"n" * (nbytes - len(member(8, b"\0"))) + b"\0"
+        objects = objects_with("gzip", member(8, name))
+        place = StoredArray(objects, ELEMENTS).placed("local", tmp_path)
+        a = gpushard.open_array(place, options=FUSED)
+        if nbytes == most:
+            assert np.array_equal(a[...], ELEMENTS.reshape(64, 32))
+            assert_all_fused(seen)
+        else:
+            with pytest.raises(gpushard.CorruptShardError, match="than any encoding"):
+                a[...]
 
 
 # What the loops ask of the libraries, as Python runs them.
