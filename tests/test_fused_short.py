@@ -396,6 +396,21 @@ def test_each_point_is_a_box_of_one_element_in_the_order_of_the_bytes(
     assert (boxes[:, [columns.PART, columns.KEEP, columns.LISTED]] == 0).all()
 
 
+def test_boxes_are_placed_in_the_order_of_the_bytes(backwards, monkeypatch):
+    low = []
+
+    def place_boxes(self, decoder, boxes, *rest):
+        low.extend(boxes[:, columns.LOW].tolist())
+        return plain(self, decoder, boxes, *rest)
+
+    plain = loading.Compiled.place_boxes
+    monkeypatch.setattr(loading.Compiled, "place_boxes", place_boxes)
+    with guarded_planning():
+        a = gpushard.open_array(backwards, options=SHORT)
+        assert_same_bits(a[60:66], np.arange(60, 66, dtype="i4"))
+    assert low == [4 * (63 - k) for k in (63, 62, 61, 60, 1, 0)]
+
+
 @given(st.data())
 def test_a_read_in_one_call_stays_within_its_room(stored_volume, data):
     key = data.draw(orthogonal_keys(VOLUME.shape))
