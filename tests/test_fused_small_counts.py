@@ -8,6 +8,7 @@ import gpushard
 from fused_cases import VALUES, ZSTD, stored
 from gpushard import Options
 from gpushard.fused import choice
+from held_alone import held_by_another_thread
 from zarr_oracle import assert_same_bits, held
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
@@ -68,22 +69,8 @@ def test_small_reads_have_nothing_compiled(nbytes, place, asked, monkeypatch):
     assert len(asked) == 1  # looking for them takes as long as hundreds of reads
 
 
-class Taken:
-    """A lock that another thread has."""
-
-    def locked(self) -> bool:
-        return True
-
-    def __enter__(self) -> None:
-        pytest.fail("waited")
-
-    def __exit__(self, *_) -> None:
-        """Be a context manager."""
-
-
 def test_small_reads_do_not_wait_for_a_thread_that_compiles(place, asked, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(choice._turn, "lock", Taken())
+    with held_by_another_thread(choice._turn.alone):
         read(place, N_READS)
     assert not asked
     read(place, 1)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
-from contextlib import nullcontext
 from itertools import count
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from gpushard.loader.memory import Memory
-from gpushard.memory import chunk_cache, chunk_slots
+from gpushard.memory import chunk_slots
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.chunk_share import ChunkShare
 from gpushard.memory.chunk_slots import Hold, Slots
@@ -87,17 +85,6 @@ def assert_lent_once(take: Callable[[], Any], owner: type) -> None:
         assert len({a.__array_interface__["data"][0] for a in held}) == N
 
 
-class NoLock(nullcontext[None]):
-    def locked(self) -> bool:
-        return False
-
-
-@pytest.fixture
-def unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No lock: an interrupt comes before a release only where it is traced."""
-    monkeypatch.setattr(chunk_cache, "threading", SimpleNamespace(Lock=NoLock))
-
-
 def keep(cache: ChunkCache, keys: list[int]) -> None:
     """Keep inner chunks whose bytes are their keys."""
     hold = cache.claim(keys)
@@ -113,9 +100,7 @@ def assert_whole(hold: Hold, keys: list[int]) -> None:
         assert slot < 0 or (hold.bytes_of(i) == keys[i]).all()
 
 
-def test_inner_chunks_that_others_read_stay_after_any_interrupt_of_a_search(
-    unlocked: None,
-):
+def test_inner_chunks_that_others_read_stay_after_any_interrupt_of_a_search():
     keys = [1, 2, 3]
     cache = ChunkCache(4 * NBYTES, NBYTES)
 
@@ -141,7 +126,7 @@ def assert_apart(hold: Hold, keys: list[int]) -> None:
 
 
 def test_memory_grows_and_shrinks_as_before_after_any_interrupt(
-    unlocked: None, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(chunk_slots, "_SHARED_SEGMENT_NBYTES", 2 * NBYTES)
     keys = list(range(8))
@@ -162,9 +147,7 @@ def test_memory_grows_and_shrinks_as_before_after_any_interrupt(
                 cache.give_up_half()
 
 
-def test_what_is_found_is_what_its_key_says_after_any_interrupt_of_keeping(
-    unlocked: None,
-):
+def test_what_is_found_is_what_its_key_says_after_any_interrupt_of_keeping():
     cache = ChunkCache(4 * NBYTES, NBYTES)
     for _ in interrupted(lambda: keep(cache, [1, 2, 3]), ChunkCache, Slots):
         keep(cache, [5, 6])  # takes room that the interrupted one let go
