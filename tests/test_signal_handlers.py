@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from gpushard.stores import handles
 from gpushard.workers import run_side_by_side
 from held_alone import held_by_another_thread
 from small_array import VALUES, write_values
+from zarr_oracle import held
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="this platform cannot fork"
@@ -84,6 +86,56 @@ def test_a_handler_has_tasks_run_while_its_thread_gives_one_away():
     assert answers_in_a_fork(
         lambda: read_in_the_middle_of(with_locks_of_the_pool, is_run)
     )
+
+
+# Where locks are taken that a handler might wait for.
+WAITING = ("/threading.py", "/concurrent/", "/asyncio/", "/zarr/", "/stores/")
+
+
+def interrupted_at(n_line: int, read: Callable[[], bool]) -> tuple[bool, bool]:
+    """Whether a read is right that makes way for another, and whether it did.
+
+    It does so before its line `n_line` of those where it might wait.
+    """
+    told: list[bool] = []
+    n_left = n_line
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal n_left
+        if event == "call" and not any(w in frame.f_code.co_filename for w in WAITING):
+            return None
+        n_left -= event == "line"
+        if n_left == 0 and not told:
+            sys.settrace(None)
+            told.append(read())
+        return trace
+
+    sys.settrace(trace)
+    try:
+        is_right = read()
+    finally:
+        sys.settrace(None)
+    return is_right and all(told), bool(told)
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_a_handler_reads_before_any_line_of_what_may_wait(kind, tmp_path):
+    place: Any = write_values(tmp_path / "a")
+    if kind == "memory":
+        paths = [path for path in place.rglob("*") if path.is_file()]
+        place = held({str(p.relative_to(place)): p.read_bytes() for p in paths})
+
+    def work() -> bool:
+        a = gpushard.open_array(place, options=OPTIONS)
+        n_line, is_right, has_come = 1, True, True
+        while is_right and has_come:
+            is_right, has_come = interrupted_at(
+                n_line, lambda: (a[...] == VALUES).all()
+            )
+            n_line += 1
+        return is_right and n_line > 20
+
+    assert answers_in_a_fork(work)
 
 
 def test_a_handler_reads_whenever_it_is_called(tmp_path):

@@ -22,6 +22,7 @@ from gpushard.memory.pages import in_pages
 from gpushard.options import KIB, MIB
 from gpushard.stores.answers import CHECK_SERVER, RefusalError
 from gpushard.stores.base import FetchCosts
+from gpushard.stores.event_loops import result_in
 from gpushard.stores.failures import failure, told_by
 from gpushard.stores.ranged import NETWORK_COSTS
 
@@ -76,7 +77,7 @@ _ADDRESSES = {
 _PIECE_NBYTES, _LEAST_PIECE_NBYTES = 2 * MIB, 64 * KIB
 _PIECES = 256
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # the handler of a signal may come again
 # Process -> its loop; one for each process, as a fork has no threads of its parent.
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 
@@ -191,11 +192,7 @@ def body_of(
         The body was not complete after `limit_s`. Nothing waits for it any longer.
     """
     body = _collect(result, nbytes, limit_s, most or _PIECE_NBYTES)
-    waiting = asyncio.run_coroutine_threadsafe(body, _loop())
-    try:
-        return waiting.result()
-    finally:
-        waiting.cancel()  # needed if this wait was interrupted
+    return result_in(_loop(), body)
 
 
 async def _collect(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from concurrent import futures
-from typing import Any, TypeVar
+from collections.abc import Coroutine
+from typing import Any
 
 from gpushard.errors import StoreError
-
-Result = TypeVar("Result")
+from gpushard.stores.event_loops import Result, result_in
 
 
 def run(
@@ -26,9 +24,7 @@ def run(
     StoreError
         The caller runs inside of that loop, or the coroutine was cancelled.
     """
-    from zarr.core.sync import _get_loop, sync
-
-    its_loop = loop or _get_loop()
+    its_loop = loop or _zarrs_loop()
     try:
         is_inside = asyncio.get_running_loop() is its_loop
     except RuntimeError:
@@ -39,32 +35,22 @@ def run(
             "a read cannot wait for zarr's event loop from inside of it",
             hint="call it from another thread, with asyncio.to_thread",
         )
-    tasks: list[asyncio.Task[Any]] = []
-    tracked = _tracked(coroutine, tasks)
     try:
-        if loop is None:
-            return sync(tracked)
-        return asyncio.run_coroutine_threadsafe(tracked, loop).result()
-    except (asyncio.CancelledError, futures.CancelledError) as error:
-        # Cancelled by others: this wait cancels only below, after an interrupt.
+        return result_in(its_loop, contained(coroutine))
+    except asyncio.CancelledError as error:  # by others, not by an interrupt
         raise StoreError(
             "a request to the zarr store was cancelled",
             hint="read again; see whether the store, or who runs zarr's loop, gives up",
         ) from error
-    except BaseException:
-        if not (tasks and tasks[0].done()):  # the wait was interrupted, not the work
-            asyncio.run_coroutine_threadsafe(_ended(tasks), its_loop).result()
-        raise
 
 
-async def _tracked(
-    coroutine: Coroutine[Any, Any, Result], tasks: list[asyncio.Task[Any]]
-) -> Result:
-    """Result of a coroutine; its task is added to `tasks` when it begins."""
-    task = asyncio.current_task()
-    assert task is not None  # noqa: S101 - a coroutine runs in one
-    tasks.append(task)
-    return await contained(coroutine)
+def _zarrs_loop() -> asyncio.AbstractEventLoop:
+    from zarr import config
+    from zarr.core.sync import _get_executor, _get_loop
+
+    if config.get("threading.max_workers", None) is not None:
+        _get_executor()  # bounds the threads that stores call from that loop
+    return _get_loop()
 
 
 async def contained(coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -84,11 +70,3 @@ async def contained(coroutine: Coroutine[Any, Any, Result]) -> Result:
             f"the zarr store gave up: {type(error).__name__}: {error}",
             hint="see what the store calls; it must not exit from where it is called",
         ) from error
-
-
-async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel tasks that have begun, and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    if tasks:  # none, if the wait was interrupted before it began
-        await asyncio.wait(tasks)

@@ -1,0 +1,62 @@
+"""Coroutine -> its result, from outside of the event loop that it runs in.
+
+A `concurrent.futures.Future` would do, but for the handlers of signals. Python runs one
+between any two steps of the main thread, also while that thread has the lock of its
+future. If the handler waits for the same loop then, the loop waits for the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
+
+Result = TypeVar("Result")
+
+
+def result_in(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Result]
+) -> Result:
+    """Result of a coroutine that runs in `loop`, which another thread runs.
+
+    On return or error the coroutine has ended. An interrupt cancels it.
+
+    Raises
+    ------
+    Exception
+        What the coroutine raised.
+    asyncio.CancelledError
+        Others have cancelled the coroutine.
+    """
+    tasks: list[asyncio.Task[Result]] = []
+    ended: SimpleQueue[None] = SimpleQueue()
+
+    def tell(task: asyncio.Task[Result]) -> None:
+        if not task.cancelled():
+            task.exception()  # asyncio logs errors that nobody has seen
+        ended.put(None)
+
+    def begin() -> None:
+        tasks.append(loop.create_task(coroutine))
+        tasks[0].add_done_callback(tell)
+
+    def end() -> None:
+        if not tasks:
+            coroutine.close()
+            ended.put(None)
+            return
+        tasks[0].cancel()
+        # Again: the interrupted thread may have taken what the first one told.
+        tasks[0].add_done_callback(tell)
+
+    try:
+        loop.call_soon_threadsafe(begin)
+        ended.get()
+    except BaseException:
+        loop.call_soon_threadsafe(end)
+        ended.get()
+        raise
+    return tasks.pop().result()  # kept by nobody: an error's frames hold `tasks`
