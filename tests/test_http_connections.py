@@ -274,6 +274,24 @@ def test_an_interrupt_between_two_lines_leaves_no_connection_open(monkeypatch):
             assert store.get("a") == b"body"
 
 
+def test_a_connection_that_an_interrupt_closed_when_it_was_kept_is_not_used(
+    monkeypatch,
+):
+    plain = pool.Pool.put
+
+    def put(*args: Any) -> None:
+        plain(*args)
+        raise KeyboardInterrupt
+
+    with RawServer(lambda *_: [sized(b"body")]) as server:
+        store = open_url(server.url, {})
+        with monkeypatch.context() as planted:
+            planted.setattr(pool.Pool, "put", put)
+            with pytest.raises(KeyboardInterrupt):
+                store.get("a")
+        assert store.get("a") == b"body"
+
+
 def test_when_one_kept_connection_is_silent_the_others_are_not_asked():
     """So it is if a translator of addresses has forgotten them."""
     with RawServer(lambda *_: [sized(b"body")]) as server, ExitStack() as ends:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import signal
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 from gpushard.errors import StoreError
 from gpushard.stores import zarr_loop
 from gpushard.stores.base import ByteRequest, Store
+from gpushard.stores.event_loops import result_in
 from gpushard.stores.zarr_store import ZarrStore
 from range_server import RangeServer
 from stored_object import BODY, RANGES
@@ -318,6 +321,57 @@ def test_an_interrupted_read_leaves_no_request_running() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert asked.n_running == 0
+
+
+class Interrupted:
+    """Its loop takes nothing: an interrupt comes first, or after the first call."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, is_late: bool) -> None:
+        self._loop = loop
+        self._is_late = is_late
+        self.n_calls = 0
+
+    def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
+        self.n_calls += 1
+        if self.n_calls == 1 and not self._is_late:
+            raise KeyboardInterrupt
+        self._loop.call_soon_threadsafe(call)
+        if self.n_calls == 1:
+            time.sleep(0.05)  # the task ends before the interrupt is seen
+            raise KeyboardInterrupt
+
+    def create_task(self, coroutine: Any) -> asyncio.Task[Any]:
+        return self._loop.create_task(coroutine)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_interrupt_before_or_after_the_work_of_a_loop_waits_for_none(is_late):
+    async def work() -> None:
+        raise ValueError
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    interrupted: Any = Interrupted(loop, is_late=is_late)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            result_in(interrupted, work)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+    gc.collect()  # an error of a task that nobody saw, and a coroutine, would be told
+
+
+def test_a_store_that_fails_before_it_makes_a_coroutine_is_heard(
+    store: ZarrStore, monkeypatch
+) -> None:
+    def broken(_: Any) -> Any:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(store, "_list", broken)
+    with pytest.raises(ValueError, match="broken"):
+        store.list_children("")
 
 
 @pytest.mark.parametrize("leave", [KeyboardInterrupt, SystemExit])

@@ -7,7 +7,7 @@ future. If the handler waits for the same loop then, the loop waits for the lock
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     import asyncio
 
 Result = TypeVar("Result")
+Work = Callable[[], Coroutine[Any, Any, Result]]
+"""Makes a coroutine, in the loop: an interrupt leaves none that was never awaited."""
 
 
-def result_in(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Result]
-) -> Result:
+def result_in(loop: asyncio.AbstractEventLoop, work: Work[Result]) -> Result:
     """Result of a coroutine that runs in `loop`, which another thread runs.
 
     On return or error the coroutine has ended. An interrupt cancels it.
@@ -39,13 +39,15 @@ def result_in(
             task.exception()  # asyncio logs errors that nobody has seen
         ended.put(None)
 
+    async def working() -> Result:
+        return await work()
+
     def begin() -> None:
-        tasks.append(loop.create_task(coroutine))
+        tasks.append(loop.create_task(working()))
         tasks[0].add_done_callback(tell)
 
     def end() -> None:
         if not tasks:
-            coroutine.close()
             ended.put(None)
             return
         tasks[0].cancel()

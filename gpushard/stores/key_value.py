@@ -207,7 +207,7 @@ class ZarrKeyValueStore:
         async def found() -> list[str]:
             return [key async for key in self._zarr_store.list_prefix(above)]
 
-        return sorted(key for key in run(found()) if key.startswith(prefix))
+        return sorted(key for key in run(found) if key.startswith(prefix))
 
     def list_dir(self, prefix: str) -> tuple[Sequence[str], Sequence[str]]:
         """Sorted keys, and prefixes that end in a slash, directly below `prefix`."""
@@ -219,7 +219,7 @@ class ZarrKeyValueStore:
             keys = [f"{below}{name.strip('/')}" for name in names]
             return [(key, await store.exists(key)) for key in keys]
 
-        names = run(found())
+        names = run(found)
         keys = sorted(name for name, is_key in names if is_key)
         return keys, sorted(f"{name}/" for name, is_key in names if not is_key)
 

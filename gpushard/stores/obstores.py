@@ -191,8 +191,8 @@ def body_of(
     TimeoutError
         The body was not complete after `limit_s`. Nothing waits for it any longer.
     """
-    body = _collect(result, nbytes, limit_s, most or _PIECE_NBYTES)
-    return result_in(_loop(), body)
+    most = most or _PIECE_NBYTES
+    return result_in(_loop(), lambda: _collect(result, nbytes, limit_s, most))
 
 
 async def _collect(

@@ -7,13 +7,10 @@ from collections.abc import Coroutine
 from typing import Any
 
 from gpushard.errors import StoreError
-from gpushard.stores.event_loops import Result, result_in
+from gpushard.stores.event_loops import Result, Work, result_in
 
 
-def run(
-    coroutine: Coroutine[Any, Any, Result],
-    loop: asyncio.AbstractEventLoop | None = None,
-) -> Result:
+def run(work: Work[Result], loop: asyncio.AbstractEventLoop | None = None) -> Result:
     """Result of a coroutine that runs in `loop`, or else in zarr's own event loop.
 
     Network sessions of a zarr store belong to that loop and work in no other. zarr has
@@ -30,13 +27,12 @@ def run(
     except RuntimeError:
         is_inside = False
     if is_inside:
-        coroutine.close()
         raise StoreError(
             "a read cannot wait for zarr's event loop from inside of it",
             hint="call it from another thread, with asyncio.to_thread",
         )
     try:
-        return result_in(its_loop, contained(coroutine))
+        return result_in(its_loop, lambda: contained(work()))
     except asyncio.CancelledError as error:  # by others, not by an interrupt
         raise StoreError(
             "a request to the zarr store was cancelled",

@@ -100,7 +100,7 @@ class ZarrStore:
         """Answer each request, in order; None for an object that does not exist."""
         for request in requests:
             refuse_unsafe_key(request.key, self.url)
-        return run(self._read_all(requests), self._loop)
+        return run(lambda: self._read_all(requests), self._loop)
 
     def current_version(
         self,
@@ -121,7 +121,7 @@ class ZarrStore:
         prefix = prefix.strip("/")
         if prefix:
             refuse_unsafe_key(prefix, self.url)
-        return run(self._list(prefix), self._loop)
+        return run(lambda: self._list(prefix), self._loop)
 
     async def _list(self, prefix: str) -> list[str]:
         await self._ensure_open()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.forks import after_fork
 from gpushard.stores.base import ByteRequest
+from gpushard.stores.event_loops import Work
 from gpushard.stores.failures import failed_write, refuse_unsafe_key
 from gpushard.stores.file_bytes import Pieces, Update, whole_object
 from gpushard.stores.zarr_loop import run
@@ -93,7 +93,8 @@ class ZarrWriter:
         """Delete all objects below `prefix`, or all objects of the store for ""."""
         if prefix:
             refuse_unsafe_key(prefix, self._store.url)
-        self._run(self._store.zarr_store.delete_dir(prefix), prefix, deletes=True)
+        store = self._store.zarr_store
+        self._run(lambda: store.delete_dir(prefix), prefix, deletes=True)
 
     @property
     def _is_in_memory(self) -> bool:
@@ -104,16 +105,16 @@ class ZarrWriter:
     def _put(self, key: str, pieces: Pieces | None) -> None:
         store = self._store.zarr_store
         if pieces is None:
-            self._run(store.delete(key), key, deletes=True)
+            self._run(lambda: store.delete(key), key, deletes=True)
             return
         from zarr.core.buffer import default_buffer_prototype
 
         buffer = default_buffer_prototype().buffer.from_bytes(whole_object(pieces))
-        self._run(store.set(key, buffer), key)
+        self._run(lambda: store.set(key, buffer), key)
 
-    def _run(self, coroutine: Any, key: str, *, deletes: bool = False) -> None:
+    def _run(self, work: Work[None], key: str, *, deletes: bool = False) -> None:
         try:
-            run(coroutine)
+            run(work)
         except StoreError:
             raise
         except Exception as error:

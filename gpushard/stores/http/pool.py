@@ -137,7 +137,13 @@ def pool_of(settings: HttpSettings) -> Pool:
 
 
 def _has_news(connected: socket.socket) -> bool:
-    """Whether an idle server closed its end, or sent what nobody asked for."""
+    """Whether an idle server closed its end, or sent what nobody asked for.
+
+    A connection that this process has closed counts: an interrupt may come between
+    keeping it and knowing that it is kept.
+    """
+    if connected.fileno() < 0:
+        return True
     if hasattr(select, "poll"):
         asked = select.poll()
         asked.register(connected, select.POLLIN)
