@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import TypeVar
 
-from gpushard.pools import begun, pool_of
+from gpushard.pools import Handed, begun, end, pool_of
 
 Task = Callable[[], None]
 Item = TypeVar("Item")
@@ -61,7 +61,7 @@ def run_tasks(
             _run_here(work)
             del work  # what it fetched is let go of before the next one fetches
         return
-    helpers: list[Future[None]] = []
+    helpers: list[Handed[None]] = []
 
     def hire() -> None:
         helpers.extend(_helpers(line, n_workers))
@@ -93,27 +93,27 @@ class Begun:
         """Start no more tasks; afterwards none runs, except inside `finish`."""
         for line, helpers in self._begun:
             line.close()
-            _finish(helpers)
+            end(helpers)
 
 
-def _helpers(line: _Line, n_workers: int) -> list[Future[None]]:
+def _helpers(line: _Line, n_workers: int) -> list[Handed[None]]:
     """All workers at a line except the calling thread."""
     return begun(pool_of("read", n_workers - 1), [line.work_off] * (n_workers - 1))
 
 
-def _work_off(line: _Line, helpers: Sequence[Future[None]]) -> None:
+def _work_off(line: _Line, helpers: Sequence[Handed[None]]) -> None:
     """Work at a line until it ends, wait for others, and raise the earliest error."""
     try:
-        line.work_off()
+        try:
+            line.work_off()
+        finally:
+            line.close()
     finally:
-        line.close()
-        _finish(helpers)
+        end(helpers)
     line.raise_earliest()
     for helper in helpers:
-        if not helper.cancelled():
-            # Exceptions that no worker catches, such as SystemExit, must not look like
-            # success.
-            helper.result()
+        # What no worker catches, such as SystemExit, must not look like success.
+        helper.raise_error()
 
 
 def _run_here(work: Work) -> None:
@@ -160,7 +160,10 @@ class _Line:
         self._most_nbytes = most_nbytes
         self._hire = hire
         self._is_hired = False
-        self._changed = threading.Condition()
+        # A `Condition` does the same in lines of Python; an interrupt of one of them
+        # would leave its lock taken.
+        self._lock = threading.Lock()
+        self._waiting: list[SimpleQueue[None]] = []
         self._ready: deque[tuple[Task, _Open]] = deque()
         self._ahead: deque[Work] = deque()
         self._is_drawing = False
@@ -187,9 +190,9 @@ class _Line:
 
     def close(self) -> None:
         """Stop drawing tasks."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
+            self._tell_all()
 
     def raise_earliest(self) -> None:
         """Raise the error of the earliest task that failed, if any did."""
@@ -198,7 +201,7 @@ class _Line:
             try:
                 raise min(errors, key=itemgetter(0))[1]
             finally:
-                del errors  # as in `run_in_turn`
+                del errors  # they know this frame
 
     def _run(self, work: Work, opened: _Open) -> bool:
         """Run a task or open an opener; returns whether the work is done by that."""
@@ -217,7 +220,7 @@ class _Line:
     def _take(self) -> tuple[Work, _Open] | None:
         """The next work; None if nothing is left and nothing can be added."""
         while True:
-            with self._changed:
+            with self._lock:
                 if self._is_closed:
                     return None
                 if self._ready:
@@ -226,11 +229,15 @@ class _Line:
                     return self._open(self._ahead.popleft())
                 if self._is_over:
                     return None
+                news: SimpleQueue[None] | None = None
                 if self._ahead or self._is_drawn or self._is_drawing:
-                    self._changed.wait()
-                    continue
-                self._is_drawing = True
-            self._draw()
+                    self._waiting.append(news := SimpleQueue())
+                else:
+                    self._is_drawing = True
+            if news is None:
+                self._draw()
+            else:
+                news.get()
 
     @property
     def _is_over(self) -> bool:
@@ -253,7 +260,7 @@ class _Line:
                 self._is_drawn = True
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(self._n_taken + len(drawn), error)
-        with self._changed:
+        with self._lock:
             self._ahead.extend(drawn)
             self._is_drawing = False
             self._grown(len(drawn))
@@ -276,49 +283,40 @@ class _Line:
 
     def _add(self, tasks: Sequence[Task], opened: _Open) -> None:
         """Put the tasks of an opener before other work."""
-        with self._changed:
+        with self._lock:
             opened.n_left = len(tasks)
             self._ready.extend((task, opened) for task in tasks)
             self._grown(len(tasks))
+
+    def _tell_all(self) -> None:
+        """Let all look again who wait; the lock is held.
+
+        In this order: after an interrupt they are told again, by `close`.
+        """
+        for news in self._waiting:
+            news.put(None)
+        self._waiting.clear()
 
     def _grown(self, n: int) -> None:
         """Notify others that there is more to do."""
         if n > 1 and not self._is_hired:
             self._is_hired = True
             self._hire()
-        self._changed.notify_all()
+        self._tell_all()
 
     def _close(self, opened: _Open) -> None:
-        with self._changed:
+        with self._lock:
             opened.n_left -= 1
             if not opened.n_left:
                 self._n_giving -= opened.gives
                 self._held_nbytes -= opened.nbytes
-                self._changed.notify_all()
+                self._tell_all()
 
     def _fail(self, number: int, error: BaseException) -> None:
-        with self._changed:
+        with self._lock:
             self._errors.append((number, error))
             self._is_closed = True
-            self._changed.notify_all()
-
-
-def _finish(futures: Sequence[Future[Any]]) -> None:
-    """Cancel futures that have not started, and wait for the others.
-
-    Interrupts do not end the wait; the last one is raised afterwards. Otherwise a
-    running task could write to an output that its owner uses again.
-    """
-    interrupt: KeyboardInterrupt | None = None
-    while True:
-        try:
-            for future in [future for future in futures if not future.cancel()]:
-                future.exception()
-            break
-        except KeyboardInterrupt as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
+            self._tell_all()
 
 
 def run_side_by_side(
@@ -339,15 +337,20 @@ def run_side_by_side(
         partial(_run_all, function, items[first::n_tasks], is_over)
         for first in range(n_tasks)
     ]
-    futures = begun(pool_of("store", n_workers), tasks)
+    there = begun(pool_of("store", n_workers), tasks)
     try:
-        here = [task() for task in tasks[len(futures) :]]
-        # No frame of ours knows a future.
-        shares = [*map(Future.result, futures), *here]
+        here = [task() for task in tasks[len(there) :]]
+        shares = [
+            # Its thread may still be busy with what others have handed to it.
+            task() if handed.take_back() else handed.result()
+            for handed, task in zip(there, tasks, strict=False)
+        ]
+        shares += here
     finally:
-        is_over.set()
-        _finish(futures)
-        futures.clear()  # as in `run_in_turn`
+        try:
+            is_over.set()
+        finally:
+            end(there)
     return [shares[i % n_tasks][i // n_tasks] for i in range(len(items))]
 
 
@@ -358,16 +361,13 @@ def run_in_turn(function: Callable[[], Answer]) -> Answer:
     threads did such work, each would keep as much. When this returns or raises,
     `function` is not running.
     """
-    futures = begun(pool_of("rare", 1), [function])
-    if not futures:
+    there = begun(pool_of("rare", 1), [function])
+    if not there:
         return function()
     try:
-        return futures[0].result()
+        return there[0].result()
     finally:
-        _finish(futures)
-        # An error refers to this frame and its variables. In a cycle with a future that
-        # refers to the error, all of them would wait for the garbage collector.
-        futures.clear()
+        end(there)
 
 
 def _run_all(

@@ -282,8 +282,8 @@ try:
     a[...]
 except KeyboardInterrupt:
     from gpushard.pools import _pools
-    busy = [p._work_queue.qsize() for p in _pools.values()]
-    idle = all(p._idle_semaphore._value == len(p._threads) for p in _pools.values())
+    busy = [p._tasks.qsize() for p in _pools.values()]
+    idle = all(p._serving and not p._unended for p in _pools.values())
     print("interrupted", sum(busy), idle, flush=True)
 """
 

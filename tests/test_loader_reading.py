@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import wait
 
 import numpy as np
 import pytest
@@ -133,7 +132,11 @@ def planned(tmp_path, monkeypatch):
 def are_done(begun, timeout=10):
     """Whether other threads have done what they were asked for."""
     ((_, helpers),) = begun._begun
-    return not wait(helpers, timeout).not_done
+    for helper in helpers:
+        if not helper._is_running.acquire(timeout=timeout):
+            return False
+        helper._is_running.release()
+    return True
 
 
 def test_others_begin_with_a_read_as_soon_as_it_is_planned(planned, monkeypatch):

@@ -25,6 +25,7 @@ from gpushard.fused import choice
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.known import IndexCache
 from gpushard.options import MIB
+from gpushard.pools import Pool
 from gpushard.stores import handles
 from gpushard.workers import run_side_by_side
 from held_alone import held_by_another_thread
@@ -82,10 +83,8 @@ def test_a_handler_has_tasks_run_while_its_thread_gives_one_away():
     def is_run() -> bool:
         return run_side_by_side(str, range(8), 4) == [*map(str, range(8))]
 
-    with_locks_of_the_pool = ThreadPoolExecutor, "_adjust_thread_count"
-    assert answers_in_a_fork(
-        lambda: read_in_the_middle_of(with_locks_of_the_pool, is_run)
-    )
+    begun = Pool, "_begin_thread"
+    assert answers_in_a_fork(lambda: read_in_the_middle_of(begun, is_run))
 
 
 # Where locks are taken that a handler might wait for.

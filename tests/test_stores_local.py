@@ -13,6 +13,7 @@ import pytest
 
 from gpushard import workers
 from gpushard.errors import ObjectChangedError, StoreError
+from gpushard.pools import Handed
 from gpushard.stores import local
 from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.local import LocalStore
@@ -281,15 +282,18 @@ def test_nothing_more_is_begun_once_a_worker_has_failed() -> None:
 
 def test_nothing_more_is_begun_once_the_wait_was_interrupted(monkeypatch) -> None:
     begun: list[int] = []
-
-    def work(item: int) -> None:
-        begun.append(item)
-        time.sleep(0.02)
+    caller = threading.current_thread()
 
     def interrupted(_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workers.Future, "result", interrupted)
+    def work(item: int) -> None:
+        begun.append(item)
+        if threading.current_thread() is caller:
+            interrupted(item)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(Handed, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         workers.run_side_by_side(work, range(100), 2)
     assert len(begun) < 10

@@ -8,13 +8,13 @@ import sys
 import threading
 import time
 import weakref
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from unittest import mock
 
 import pytest
 
+from gpushard.pools import Handed
 from gpushard.workers import Opener, run_in_turn, run_side_by_side, run_tasks
 
 WORKERS = [1, 2, 4]
@@ -149,7 +149,7 @@ def test_an_interrupt_leaves_no_task_running():
 def test_interrupts_of_the_wait_for_tasks_leave_none_running_either(monkeypatch):
     running = Running()
     begun, goes_on = threading.Event(), threading.Event()
-    caller, wait, n_left = threading.current_thread(), Future.exception, iter("ab")
+    caller, wait, n_left = threading.current_thread(), Handed.wait, iter("ab")
 
     def task(i):
         if threading.current_thread() is caller:
@@ -159,13 +159,13 @@ def test_interrupts_of_the_wait_for_tasks_leave_none_running_either(monkeypatch)
         assert goes_on.wait(10)
         running.task(i, 0.05)
 
-    def interrupted(future, timeout=None):
+    def interrupted(handed):
         if next(n_left, None):
             raise KeyboardInterrupt
         goes_on.set()
-        return wait(future, timeout)
+        wait(handed)
 
-    monkeypatch.setattr(Future, "exception", interrupted)
+    monkeypatch.setattr(Handed, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_tasks([partial(task, i) for i in range(10)], 2)
     assert len(running.done) == 1

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
-from typing import cast
 
 import pytest
 
 from gpushard import pools
+from gpushard.pools import Pool
 from gpushard.workers import Begun, run_in_turn, run_side_by_side, run_tasks
 
 
 @pytest.fixture(params=[0, 1])
 def refused(request, monkeypatch) -> None:
     """Pools take so many tasks, and no more, as when the interpreter ends."""
-    left, submit = [request.param], ThreadPoolExecutor.submit
+    left, take = [request.param], Pool.take
 
-    def submit_if_any(*given):
-        if not left[0]:
-            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+    def take_if_any(*given):
         left[0] -= 1
-        return submit(*given)
+        return left[0] >= 0 and take(*given)
 
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit_if_any)
+    monkeypatch.setattr(Pool, "take", take_if_any)
 
 
 @pytest.mark.usefixtures("refused")
@@ -54,11 +54,11 @@ def test_a_pool_that_gets_no_thread_keeps_nothing_of_its_tasks(monkeypatch):
     class Item:
         pass
 
-    def refuse(_):
+    def refuse(*_):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(pools, "_pools", {})
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(pools, "start_new_thread", refuse)
     items = [Item() for _ in range(4)]
     left = [weakref.ref(item) for item in items]
     assert run_side_by_side(type, items, 4) == [Item] * 4
@@ -69,17 +69,16 @@ def test_a_pool_that_gets_no_thread_keeps_nothing_of_its_tasks(monkeypatch):
 @pytest.fixture
 def one_thread_each(monkeypatch) -> None:
     """Pools get a thread, and no second one, as at a container's limit of threads."""
-    begin, begun = threading.Thread.start, set()
+    begin, begun = pools.start_new_thread, []
 
-    def begin_one(thread):
-        pool = thread.name.rpartition("_")[0]
-        if pool in begun:
+    def begin_one(serve, given):
+        if serve.__self__ in begun:
             raise RuntimeError("can't start new thread")
-        begun.add(pool)
-        begin(thread)
+        begun.append(serve.__self__)
+        begin(serve, given)
 
     monkeypatch.setattr(pools, "_pools", {})
-    monkeypatch.setattr(threading.Thread, "start", begin_one)
+    monkeypatch.setattr(pools, "start_new_thread", begin_one)
 
 
 @pytest.mark.usefixtures("one_thread_each")
@@ -108,27 +107,88 @@ def test_no_thread_works_for_a_caller_that_does_not_wait_for_it():
         is_seen.set()
         goes_on.wait(10)
 
-    futures = pools.begun(pool, [first, ran.set])
+    (handed,) = pools.begun(pool, [first, ran.set])
     assert is_seen.wait(10)
-    assert len(futures) == 1
     goes_on.set()
-    futures[0].result(10)
+    handed.result()
     assert not ran.wait(0.1)
 
 
-def test_a_task_that_began_before_its_pool_failed_is_waited_for():
-    class Pool:
-        """Begins a task in another thread, and then fails."""
+def test_what_was_handed_over_before_an_interrupt_has_ended_or_never_begins():
+    ran = []
 
-        def submit(self, run, handed):
-            threading.Thread(target=run, args=(handed,)).start()
-            is_begun.wait(10)
-            raise RuntimeError("can't start new thread")
+    def work() -> None:
+        time.sleep(0.02)
+        ran.append(None)
 
-    def task() -> int:
-        is_begun.set()
-        return 7
+    def tasks():
+        yield work
+        yield work
+        raise KeyboardInterrupt
 
-    is_begun = threading.Event()
-    (future,) = pools.begun(cast("ThreadPoolExecutor", Pool()), [task, task])
-    assert future.result(10) == 7
+    with pytest.raises(KeyboardInterrupt):
+        pools.begun(pools.pool_of("store", 2), tasks())
+    n_ran = len(ran)
+    time.sleep(0.1)
+    assert len(ran) == n_ran
+
+
+def test_a_pool_begins_no_more_threads_than_are_busy():
+    pool = Pool("store", 3)
+    for _ in range(4):
+        (handed,) = pools.begun(pool, [int])
+        assert handed.result() == 0
+    assert len(pool._serving) == 1
+    goes_on = threading.Event()
+    there = pools.begun(pool, [goes_on.wait] * 5)
+    assert len(there) == 5
+    assert len(pool._serving) == 3
+    goes_on.set()
+    assert all(handed.result() for handed in there)
+
+
+def test_a_task_that_waits_for_a_busy_thread_is_done_by_its_caller():
+    goes_on, is_seen = threading.Event(), threading.Event()
+
+    def first() -> None:
+        is_seen.set()
+        goes_on.wait(10)
+
+    (busy,) = pools.begun(pools.pool_of("store", 2), [first])
+    others = pools.begun(pools.pool_of("store", 2), [goes_on.wait])
+    assert is_seen.wait(10)
+    assert run_side_by_side(lambda k: -k, range(2), 2) == [0, -1]
+    goes_on.set()
+    pools.end([busy, *others])
+
+
+AT_EXIT = """
+import threading, time
+from gpushard import pools
+from gpushard.pools import Pool
+
+def work():
+    begun.set()
+    time.sleep(0.2)
+    print("ended", flush=True)
+
+begun, pool = threading.Event(), pools.pool_of("read", 2)
+pools.begun(pool, [work])
+begun.wait()
+"""
+
+
+def test_the_interpreter_waits_for_what_runs_in_a_pool():
+    told = subprocess.run(
+        [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "ended\n"
+    assert not told.stderr
+
+
+def test_a_pool_that_has_ended_begins_nothing():
+    pool = Pool("read", 2)
+    (handed,) = pools.begun(pool, [int])
+    pool.end()
+    assert handed.result() == 0
+    assert pools.begun(pool, [int]) == []

@@ -1,0 +1,102 @@
+"""An interrupt at any line of what runs tasks leaves no lock taken and no task running.
+
+A lock that stays taken never ends the next wait for it, so this is done in a fork.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+
+from forked import answers_in_a_fork
+from gpushard.workers import Opener, run_in_turn, run_side_by_side, run_tasks
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="this platform cannot fork"
+)
+MODULES = ("gpushard/workers.py", "gpushard/pools.py", "/threading.py", "/futures/")
+# Python looks for signals at calls and at the ends of loops: not between a lock and the
+# block that gives it back, nor before the `try` of `end`.
+UNREACHED = (
+    "with self._lock:",
+    "with self._is_running:",
+    "pass",
+    "end(helpers)",
+    "end(there)",
+    "interrupt: KeyboardInterrupt | None = None",
+    "while True:",
+    "try:",
+    "for handed in [handed for handed in all_handed if not handed.take_back()]:",
+)
+
+
+def is_cut_off(work: Callable[[], Any], n_line: int) -> bool:
+    """Whether `work` has so many lines; if so it is interrupted before that one."""
+    n_left = n_line
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal n_left
+        path = frame.f_code.co_filename
+        if event == "call" and not any(module in path for module in MODULES):
+            return None
+        if event == "line" and n_left:
+            line = linecache.getline(path, frame.f_lineno).strip()
+            n_left -= line not in UNREACHED
+            if not n_left:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def in_line(task: Callable[[int], Any]) -> None:
+    run_tasks([lambda k=k: task(k) for k in range(4)], 3)
+
+
+def opened(task: Callable[[int], Any]) -> None:
+    opener = Opener(lambda: [lambda k=k: task(k) for k in range(2)], 1)
+    run_tasks([opener, opener], 3, most_nbytes=2)
+
+
+def side_by_side(task: Callable[[int], Any]) -> None:
+    run_side_by_side(task, range(4), 3)
+
+
+def in_turn(task: Callable[[int], Any]) -> None:
+    run_in_turn(lambda: task(0))
+
+
+@pytest.mark.parametrize("way", [in_line, opened, side_by_side, in_turn])
+def test_after_an_interrupt_at_any_line_no_task_runs_and_the_next_ones_do(way):
+    def work() -> bool:
+        running: list[int] = []
+
+        def task(k: int) -> None:
+            running.append(k)
+            time.sleep(0.0005)
+            running.remove(k)
+
+        for n_line in count(1):
+            was_cut_off = is_cut_off(lambda: way(task), n_line)
+            if running:
+                return False
+            way(task)
+            if not was_cut_off:
+                return n_line > 20
+        return False
+
+    assert answers_in_a_fork(work)
