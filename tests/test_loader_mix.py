@@ -133,6 +133,21 @@ def test_the_state_of_another_mix_is_refused(other, said):
         mix().load_state_dict(mix().state_dict() | {"states": []})
 
 
+@pytest.mark.parametrize("spoiled", ["loader", "rounds"])
+def test_a_mix_whose_state_is_refused_is_where_it_was(spoiled):
+    stopped, other = mix("all", weights=[1, 1]), mix("all", weights=[1, 1])
+    for _ in zip(range(6), stopped, strict=False):
+        pass
+    state = stopped.state_dict()
+    if spoiled == "loader":
+        state["states"][1] |= {"global_batch": 5}
+    else:
+        state["rounds"] = [0, "many"]
+    with pytest.raises(OptionError, match=r"global_batch|rounds"):
+        other.load_state_dict(state)
+    assert told(other) == told(mix("all", weights=[1, 1]))
+
+
 def test_epochs_draw_loaders_differently():
     mixed = mix("all", weights=[1, 1])
     first, second = ([source for source, _ in told(mixed)] for _ in range(2))

@@ -312,6 +312,10 @@ class Loader:
             The arrays, the seed, the shuffling or the global batch differ. The message
             says which.
         """
+        self._stand(self._standing_in(state), is_resumed=True)
+
+    def _standing_in(self, state: Any) -> Standing:
+        """Position that a state tells; raises as `load_state_dict`."""
         standing = parsed_standing(state)
         settings = self._settings
         refuse_other(state, settings.facts(standing.epoch))
@@ -321,7 +325,7 @@ class Loader:
                 "the state of a loader counts more batches than an epoch has",
                 got=standing.step,
             )
-        self._stand(standing, is_resumed=True)
+        return standing
 
     def stats(self) -> dict[str, Any]:
         """Figures since the loader was made.

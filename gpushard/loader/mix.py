@@ -244,10 +244,15 @@ class Mix:
         for entries in (states, rounds):
             if not isinstance(entries, list) or len(entries) != n:
                 raise OptionError("the state must be that of a mix of as many loaders")
-        for loader, its in zip(self._loaders, states, strict=True):
+        rounds = [whole_number(r, "rounds", 0) for r in rounds]
+        resumed = list(zip(self._loaders, states, strict=True))
+        # All are looked at before one moves: a mix whose state is refused goes on.
+        for loader, its in resumed:
+            loader._standing_in(its)  # noqa: SLF001
+        for loader, its in resumed:
             loader.load_state_dict(its)
         self._stand(standing)
-        self._rounds = [whole_number(r, "rounds", 0) for r in rounds]
+        self._rounds = rounds
         self._is_resumed = True
 
     def stats(self) -> dict[str, Any]:
