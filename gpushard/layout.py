@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import sha256
 from itertools import product
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -41,7 +42,7 @@ class GridAxis:
 
     extent: int
     cell: int
-    boundaries: NDArray[np.int64] | None = None
+    boundaries: NDArray[np.int64] | None = field(default=None, repr=False)
 
     @property
     def n_cells(self) -> int:
@@ -280,7 +281,7 @@ class ArrayLayout:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     data_type_json: Any
-    fill_value: NDArray[Any]
+    fill_value: NDArray[Any] = field(repr=False)
     fill_value_json: Any
     axes: tuple[GridAxis, ...]
     levels: tuple[ShardLevel, ...]
@@ -306,6 +307,18 @@ class ArrayLayout:
     def ndim(self) -> int:
         """Number of axes."""
         return len(self.shape)
+
+    def digest(self, *beside: Any) -> str:
+        """SHA-256 of all of this and of what stands beside it, as hexadecimal digits.
+
+        It is the same in every process. NumPy's texts are not part of it: it prints
+        some dates not at all, and of long arrays a part.
+        """
+        digest = sha256(repr((self, beside)).encode())
+        for axis in self.axes:
+            if axis.boundaries is not None:
+                digest.update(axis.boundaries)
+        return digest.hexdigest()
 
     @property
     def size(self) -> int:

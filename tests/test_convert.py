@@ -125,6 +125,7 @@ def test_a_rolled_array_is_converted_to_its_own_origin(tmp_path):
         ("f2", np.nan),
         ("c8", 1 - 2j),
         ("<M8[s]", np.datetime64(3, "s")),
+        ("<M8[10us]", 2**62),  # which NumPy cannot print
         ("<U3", "xyz"),
     ],
     ids=str,

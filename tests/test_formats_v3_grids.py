@@ -134,3 +134,13 @@ def test_rectilinear_boundaries_are_those_that_zarr_reads():
         parsed = v3.RectilinearChunkGridMetadata.from_dict(rectilinear(spec, 12))
         ours = parse(chunk_grid=rectilinear(spec, 12)).axes[0]
         np.testing.assert_array_equal(np.diff(ours.boundaries), parsed.chunk_shapes[0])
+
+
+def test_long_grids_that_differ_in_the_middle_have_other_digests():
+    digests = {
+        parse(
+            shape=[2003], chunk_grid=rectilinear([[1, 1000], *middle, [1, 1000]])
+        ).digest()
+        for middle in ([2, 1], [1, 2], [1, 2])
+    }
+    assert len(digests) == 2

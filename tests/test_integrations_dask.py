@@ -117,6 +117,14 @@ def test_names_are_those_of_the_data(tmp_path):
     assert stored(place).to_dask().name != name  # written anew
 
 
+def test_a_fill_value_that_numpy_cannot_print_has_a_name(tmp_path):
+    far = np.full(4, 2**62).view("M8[10us]")
+    a = stored(tmp_path, far, chunks=2, shards=None, fill_value=far[0])
+    with pytest.raises(OverflowError):
+        repr(a.fill_value)
+    assert_same_bits(a.to_dask().compute(), far)
+
+
 def test_graphs_hold_addresses_and_unpickle_where_the_store_is_not(a, tmp_path):
     graph = pickle.dumps(a.to_dask().dask)
     assert VALUES.tobytes()[:64] not in graph

@@ -13,7 +13,6 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from hashlib import sha256
 from itertools import islice
 from time import monotonic
 from typing import Any
@@ -57,8 +56,7 @@ def source_fingerprint(store: Store, layout: ArrayLayout) -> str:
     documents = [join(layout.path, name) for name in DOCUMENTS]
     answers = store.read([ByteRequest(key, 0, 1) for key in (*documents, *sampled)])
     versions = [None if a is None else repr(a.version) for a in answers]
-    told = repr((store.url, layout, versions))
-    return sha256(told.encode()).hexdigest()
+    return layout.digest(store.url, versions)
 
 
 def unravelled(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
