@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from zarr.storage import MemoryStore
 
 import gpushard
 from test_writing_strategies import (
@@ -47,3 +48,16 @@ def test_compaction_undoes_a_torn_write_first(tmp_path, monkeypatch):
     assert_same_bits(a[...], want)
     shard_path(tmp_path / "a").unlink()
     assert gpushard.compact(a) == 0
+
+
+@pytest.mark.parametrize("maintain", [gpushard.compact, gpushard.repair])
+def test_arrays_that_need_no_maintenance_are_refused_by_what_they_lack(
+    tmp_path, maintain
+):
+    how = {"shape": (4,), "chunks": (2,), "dtype": "i4"}
+    plain = gpushard.create_array(tmp_path / "a", **how)
+    with pytest.raises(gpushard.UnsupportedError, match="got an array without shards"):
+        maintain(plain)
+    held = gpushard.create_array(MemoryStore(), shards=(4,), **how)
+    with pytest.raises(gpushard.UnsupportedError, match="got memory://"):
+        maintain(held)

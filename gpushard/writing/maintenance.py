@@ -42,10 +42,11 @@ def repair_shards(source: Source) -> list[str]:
 def _files(session: WriteSession) -> Iterator[tuple[LockedFile, Region]]:
     """Each shard that exists or existed, locked against other writers."""
     source, writer = session.source, session.writer
-    if not isinstance(writer, FileWriter) or not source.layout.levels:
+    is_local = isinstance(writer, FileWriter)
+    if not is_local or not source.layout.levels:
         raise UnsupportedError(
-            "only shards in a local directory are written in place",
-            got=source.store.url,
+            "only shards in a local directory are compacted or repaired",
+            got="an array without shards" if is_local else source.store.url,
         )
     if source.layout.object_codecs:
         return
