@@ -167,6 +167,20 @@ def test_repair_brings_the_last_published_shard_back(
     assert again["restored"] == []
 
 
+def test_what_cannot_be_repaired_is_told_beside_all_else_that_is_verified(tmp_path):
+    for name in "ab":
+        write_shards(tmp_path / "g" / name)
+    zarr.open_group(tmp_path / "g", mode="a")
+    torn = tmp_path / "g/a/c/1/0"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    torn.with_name(".0.undo").write_bytes(b"junk")
+    first, second = run_json("verify", tmp_path / "g", "--repair", code=1)["arrays"]
+    (finding,) = first["findings"]
+    assert (finding["kind"], finding["shard_key"]) == ("torn", "a/c/1/0")
+    assert re.match("the note .* is damaged: .*'rewrite'", finding["hint"])
+    assert (second["array"], second["status"]) == ("b", "whole")
+
+
 def test_repair_leaves_damage_that_no_write_has_noted(damaged):
     before = (damaged / "c/1/0").read_bytes()
     facts = run_json("verify", damaged, "--repair", code=1)

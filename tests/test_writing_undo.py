@@ -76,6 +76,43 @@ def test_a_note_that_no_writer_left_is_told_and_changes_nothing(name, tmp_path):
         assert (shard.read_bytes(), noted.read_bytes()) == (torn, NOTES[name])
 
 
+def two_torn(place) -> tuple[gpushard.Array, np.ndarray]:
+    """Two shards whose writes were cut off; the note of the first is damaged."""
+    a = gpushard.create_array(
+        place, "g/a", shape=(2, 8), dtype="u4", chunks=(1, 4), shards=(1, 8),
+        compressors=None, write_strategy="fixed_order",
+    )  # fmt: skip
+    a[...] = want = np.arange(1, 17, dtype="u4").reshape(2, 8)
+    for k in range(2):
+        shard = place / f"g/a/c/{k}/0"
+        data = bytearray(shard.read_bytes())
+        last = len(data) - 1
+        intact = note(len(data), (last, 1), data=data[last:])
+        shard.with_name(".0.undo").write_bytes(intact if k else b"junk")
+        data[last] ^= 1
+        shard.write_bytes(data)
+    return a, want
+
+
+def test_a_note_that_is_damaged_keeps_no_other_shard_from_being_restored(tmp_path):
+    a, want = two_torn(tmp_path)
+    with pytest.raises(gpushard.CorruptShardError, match="note") as caught:
+        gpushard.repair(a)
+    assert caught.value.shard_key == "g/a/c/0/0"
+    assert_same_bits(a[1], want[1])
+    assert not (tmp_path / "g/a/c/1/.0.undo").exists()
+
+
+def test_a_whole_shard_is_replaced_beside_a_damaged_note(tmp_path):
+    a, want = two_torn(tmp_path)
+    with pytest.raises(gpushard.CorruptShardError, match=r"note.*'rewrite'"):
+        a[0] = want[0]
+    gpushard.open_array(tmp_path, "g/a")[0] = want[0]
+    assert gpushard.repair(a) == ["g/a/c/1/0"]
+    assert_same_bits(a[...], want)
+    assert not list(tmp_path.rglob(".*.undo"))
+
+
 class _KilledError(BaseException):
     """The process is gone."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -22,7 +22,7 @@ from gpushard.options import Options
 from gpushard.source import Source
 from gpushard.stores.base import Store
 from gpushard.stores.resolve import resolve
-from gpushard.writing.maintenance import repair_shards
+from gpushard.writing.maintenance import Repaired, repair_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,23 +120,32 @@ def _verified(
     with naming(store, place):
         if isinstance(found, GpushardError):
             return _unread(place, found)
-        restored: list[str] = []
+        done = Repaired([], [])
         if wanted.repairs and found.layout.levels:
-            restored = repair_shards(found)
+            done = repair_shards(found)
         label = place or "/"
         progress = begin(label, found.layout.n_objects)
         try:
             result = verify_array(found, decodes=wanted.decodes, progress=progress)
         except LimitError as error:
             return _unread(place, error)
-        result.restored = restored
+        result.restored = done.restored
         if wanted.device is not None:
             device = find_device(wanted.device).device
             progress = begin(f"{label} on {wanted.device}", found.layout.n_objects)
             with suppress(LimitError):  # which is among the findings
                 compare_devices(found, device, result, progress)
-        result.findings = [replace(f, hint=in_words(f.hint)) for f in result.findings]
+        lost = {error.shard_key: error for error in done.failed}
+        result.findings = [_worded(finding, lost) for finding in result.findings]
         return result
+
+
+def _worded(finding: Finding, lost: Mapping[Any, GpushardError]) -> Finding:
+    """The finding with a hint for the command line; `lost` are shards not repaired."""
+    hint = in_words(finding.hint)
+    if finding.kind == "torn" and (why := lost.get(finding.shard_key)):
+        hint = f"{why.what}: {why.hint}"
+    return replace(finding, hint=hint)
 
 
 def _unread(place: str, error: GpushardError) -> Verification:

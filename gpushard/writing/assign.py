@@ -161,7 +161,9 @@ class WriteSession:
     def _write_file(
         self, file: LockedFile, region: Region, change: Change, *, is_whole: bool
     ) -> None:
-        if self.source.layout.levels and file.has_note():
+        # What replaces the whole file needs nothing of it, nor a note that is intact.
+        replaces = is_whole and self.source.options.write.strategy == "rewrite"
+        if self.source.layout.levels and not replaces and file.has_note():
             self.recover(file, region)
         # Only the index and the changed inner chunks are read.
         with nullcontext() if is_whole else file.opened() as data:

@@ -127,10 +127,15 @@ def repair(array: Array) -> list[str]:
     ------
     UnsupportedError
         The array is not in a local directory, or has no shards.
+    CorruptShardError
+        What an interrupted write has noted is damaged; all other shards are restored.
     """
     array = instance(array, "array", Array)
     with naming(array.source.store, array.path):
-        return repair_shards(array.source)
+        done = repair_shards(array.source)
+        if done.failed:
+            raise done.failed[0]
+    return done.restored
 
 
 @contextmanager

@@ -205,9 +205,9 @@ def _refuse_impossible(file: LockedFile, note: _Note, stored_nbytes: int) -> Non
 def _wrong_note(file: LockedFile, got: str) -> CorruptShardError:
     return CorruptShardError(
         "the note of a cut-off write in place is damaged",
-        shard_key=file.name,
         got=got,
-        hint=f"if the shard verifies, delete {file.undo_name!r} beside it",
+        hint=f"bring {file.undo_name!r} beside the shard back, or write the whole shard"
+        " with the strategy 'rewrite'",
     )
 
 

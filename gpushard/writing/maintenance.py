@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
-from gpushard.errors import GpushardError, UnsupportedError
+from gpushard.errors import CorruptShardError, GpushardError, UnsupportedError
 from gpushard.source import Source
 from gpushard.stores.files import FileWriter, LockedFile
 from gpushard.writing.assign import WriteSession
@@ -15,32 +17,50 @@ from gpushard.writing.strategies import unused_nbytes
 def compact_shards(source: Source) -> int:
     """Rewrite each shard that has unused space; returns the bytes gained."""
     session, n_gained = WriteSession(source), 0
-    for file, region in _files(session):
-        session.recover(file, region)
-        with file.opened() as stored:
-            if stored is None:
-                continue
-            shard = StoredShard.parse(region, stored)
-            if unused_nbytes(region, shard) == 0:
-                continue
-            pieces = session.encoder.object_pieces(region, stored, None)
-            file.replace(pieces)
-        n_gained += len(stored) - sum(map(len, pieces or []))
+    writer = _local_writer(session)
+    for coordinate in _with_traces(source, writer):
+        with _locked(source, writer, coordinate) as (file, region):
+            session.recover(file, region)
+            n_gained += _compacted(session, file, region)
     return n_gained
 
 
-def repair_shards(source: Source) -> list[str]:
-    """Undo interrupted writes in place; returns the keys of restored shards."""
-    session = WriteSession(source)
-    return [
-        source.key(region.coordinate)
-        for file, region in _files(session)
-        if session.recover(file, region)
-    ]
+def _compacted(session: WriteSession, file: LockedFile, region: Region) -> int:
+    """Rewrite a shard if it has unused space; returns the bytes gained."""
+    with file.opened() as stored:
+        if stored is None:
+            return 0
+        shard = StoredShard.parse(region, stored)
+        if unused_nbytes(region, shard) == 0:
+            return 0
+        pieces = session.encoder.object_pieces(region, stored, None)
+        file.replace(pieces)
+    return len(stored) - sum(map(len, pieces or []))
 
 
-def _files(session: WriteSession) -> Iterator[tuple[LockedFile, Region]]:
-    """Each shard that exists or existed, locked against other writers."""
+class Repaired(NamedTuple):
+    """Keys of the shards that were restored, and the errors of those that were not."""
+
+    restored: list[str]
+    failed: list[CorruptShardError]
+
+
+def repair_shards(source: Source) -> Repaired:
+    """Undo interrupted writes in place, of each shard whatever is wrong with others."""
+    session, done = WriteSession(source), Repaired([], [])
+    writer = _local_writer(session)
+    for coordinate in _with_traces(source, writer):
+        try:
+            with _locked(source, writer, coordinate) as (file, region):
+                if session.recover(file, region):
+                    done.restored.append(source.key(coordinate))
+        except CorruptShardError as error:
+            done.failed.append(error)
+    return done
+
+
+def _local_writer(session: WriteSession) -> FileWriter:
+    """Writer of an array whose shards are files."""
     source, writer = session.source, session.writer
     is_local = isinstance(writer, FileWriter)
     if not is_local or not source.layout.levels:
@@ -48,17 +68,29 @@ def _files(session: WriteSession) -> Iterator[tuple[LockedFile, Region]]:
             "only shards in a local directory are compacted or repaired",
             got="an array without shards" if is_local else source.store.url,
         )
+    return writer
+
+
+def _with_traces(source: Source, writer: FileWriter) -> Iterator[tuple[int, ...]]:
+    """Coordinate of each shard that exists or existed."""
     if source.layout.object_codecs:
         return
     for coordinate in source.layout.coordinates():
-        key = source.key(coordinate)
-        if not writer.has_traces(key):
-            continue
-        try:
-            with writer.locked(key) as file:
-                yield file, Region.of_object(source, coordinate)
-        except GpushardError as error:
-            error.add_context(shard_key=key)
-            raise
-        finally:
-            source.indexes.drop_shard(coordinate)
+        if writer.has_traces(source.key(coordinate)):
+            yield coordinate
+
+
+@contextmanager
+def _locked(
+    source: Source, writer: FileWriter, coordinate: tuple[int, ...]
+) -> Iterator[tuple[LockedFile, Region]]:
+    """A shard that other writers leave alone meanwhile; its errors name it."""
+    key = source.key(coordinate)
+    try:
+        with writer.locked(key) as file:
+            yield file, Region.of_object(source, coordinate)
+    except GpushardError as error:
+        error.add_context(shard_key=key)
+        raise
+    finally:
+        source.indexes.drop_shard(coordinate)
