@@ -118,6 +118,33 @@ def test_a_mix_resumes_with_the_very_next_batch(stop, n_before):
     assert told(resumed) == second
 
 
+@pytest.mark.parametrize("stop", ["first", "all", "restart"])
+@pytest.mark.parametrize("move", [list, lambda mixed: mixed.set_epoch(1)])
+def test_a_state_from_between_two_epochs_resumes_the_next_one(stop, move):
+    whole, stopped = mix(stop, weights=[1, 1]), mix(stop, weights=[1, 1])
+    told(whole)
+    move(stopped)
+    resumed = mix(stop, weights=[1, 1])
+    resumed.load_state_dict(stopped.state_dict())
+    assert told(resumed) == told(whole)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_new_iteration_begins_all_loaders_again_also_those_not_drawn_yet(is_resumed):
+    first, begun = told(mix("all")), mix("all")
+    for _ in zip(range(30), begun, strict=False):
+        pass
+    if is_resumed:
+        state, begun = begun.state_dict(), mix("all")
+        begun.load_state_dict(state)
+        next(iter(begun))
+    next(iter(begun))
+    saved = begun.state_dict()
+    assert told(begun) == first
+    begun.load_state_dict(saved)
+    assert told(begun) == first[1:]
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [

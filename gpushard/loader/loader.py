@@ -189,6 +189,10 @@ class Loader:
             self._stand(Standing(wanted, 0), is_resumed=False)
         self._is_asked = True
 
+    def _start(self, epoch: int) -> None:
+        """Go to the start of an epoch, even if a later step of it was resumed."""
+        self._stand(Standing(epoch, 0), is_resumed=False)
+
     def _stand(self, standing: Standing, *, is_resumed: bool) -> None:
         # A running iteration would move the loader to its own next step.
         self._leave()
@@ -293,7 +297,10 @@ class Loader:
 
         Counts batches that were handed out, not those that were read ahead.
         """
-        return state_of(self._standing, self._settings.facts(self._standing.epoch))
+        return self._state_at(self._standing)
+
+    def _state_at(self, standing: Standing) -> dict[str, Any]:
+        return state_of(standing, self._settings.facts(standing.epoch))
 
     def load_state_dict(self, state: Any) -> None:
         """Go to the position of another loader: its next batch is then the next here.

@@ -157,7 +157,7 @@ class Mix:
             n_steps = None if self._is_asked else lambda: len(self)
             self._stand(self._standing.again(n_steps))
             for loader in self._loaders:
-                loader.set_epoch(self._standing.epoch)
+                loader._start(self._standing.epoch)  # noqa: SLF001
         self._is_resumed = self._is_asked = False
         self._pass = begun = object()
         return self._iterate(begun)
@@ -222,10 +222,14 @@ class Mix:
 
     def state_dict(self) -> dict[str, Any]:
         """Positions of the mix and its loaders, as small JSON; same on all ranks."""
+        standing, rounds = self._standing, list(self._rounds)
         states = [loader.state_dict() for loader in self._loaders]
+        if standing.step == 0:  # until the first batch, loaders may stand elsewhere
+            rounds = [0] * len(rounds)
+            states = [loader._state_at(standing) for loader in self._loaders]  # noqa: SLF001
         return {
-            **state_of(self._standing, self._facts()),
-            "rounds": list(self._rounds),
+            **state_of(standing, self._facts()),
+            "rounds": rounds,
             "states": states,
         }
 
