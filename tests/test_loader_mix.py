@@ -175,6 +175,26 @@ def test_a_mix_whose_state_is_refused_is_where_it_was(spoiled):
     assert told(other) == told(mix("all", weights=[1, 1]))
 
 
+@pytest.mark.parametrize("stop", ["first", "all", "restart"])
+def test_the_length_is_that_of_the_epoch_wherever_loaders_stand(stop):
+    def changing():
+        varied = few(shuffle=False, sampler=lambda epoch: range(40 - 8 * (epoch % 4)))
+        return Mix([varied, many()], weights=[1, 1], stop=stop)
+
+    lengths = []
+    for epoch in range(3):
+        mixed = changing()
+        mixed.set_epoch(epoch)
+        lengths.append(len(mixed))
+        assert {len(mixed) for _ in mixed} == {lengths[-1]}
+    assert lengths == [len([*mixed]) for mixed in [changing()] for _ in range(3)]
+
+
+def test_a_mix_with_an_empty_loader_is_as_long_as_its_draws():
+    mixed = Mix([few(), few(num_samples=0)], weights=[9, 1], stop="first", seed=2)
+    assert len(mixed) == len(list(mixed)) > 0
+
+
 def test_epochs_draw_loaders_differently():
     mixed = mix("all", weights=[1, 1])
     first, second = ([source for source, _ in told(mixed)] for _ in range(2))

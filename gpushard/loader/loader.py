@@ -207,7 +207,11 @@ class Loader:
 
     def __len__(self) -> int:
         """Number of batches of this rank in the current epoch."""
-        order = self._settings.shuffling.order(self._standing.epoch)
+        return self._n_steps(self._standing.epoch)
+
+    def _n_steps(self, epoch: int) -> int:
+        """Number of batches of this rank in an epoch."""
+        order = self._settings.shuffling.order(epoch)
         return self._settings.share(order.n).n_steps
 
     def __iter__(self) -> Iterator[Any]:

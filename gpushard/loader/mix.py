@@ -123,12 +123,12 @@ class Mix:
 
     def __len__(self) -> int:
         """Number of batches in the current epoch."""
-        lengths = np.array([len(loader) for loader in self._loaders])
+        # Loaders may stand in another epoch: the last one, or one that they repeat.
+        epoch = self._standing.epoch
+        lengths = [loader._n_steps(epoch) for loader in self._loaders]  # noqa: SLF001
         if self._stop == "all":
-            return int(lengths.sum())
-        if not lengths.all():
-            return 0
-        ends = self._ends(lengths.tolist())
+            return sum(lengths)
+        ends = self._ends(lengths)
         return min(ends) if self._stop == "first" else max(ends)
 
     def _ends(self, lengths: Sequence[int]) -> list[int]:
