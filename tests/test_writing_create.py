@@ -273,3 +273,33 @@ def test_a_creation_that_is_refused_makes_no_group(tmp_path):
     with pytest.raises(gpushard.OptionError, match="an array or a group already"):
         gpushard.create_array(tmp_path / "s", "a/b", **PLAIN)
     assert keys_below(tmp_path / "s") == ["a/b/zarr.json"]
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("above", ["", "g/a"])
+def test_no_array_is_made_below_an_array(above, zarr_format, tmp_path):
+    zarr.create_array(
+        tmp_path, name=above, shape=(4,), dtype="u1", zarr_format=zarr_format
+    )
+    before = keys_below(tmp_path)
+    path = f"{above}/b/c".strip("/")
+    for overwrite in (False, True):
+        with pytest.raises(gpushard.OptionError, match="only groups have arrays below"):
+            gpushard.create_array(tmp_path, path, **PLAIN, overwrite=overwrite)
+    assert keys_below(tmp_path) == before
+
+
+def test_no_array_is_converted_to_a_place_below_an_array(tmp_path):
+    gpushard.create_array(tmp_path / "src", **PLAIN)
+    gpushard.create_array(tmp_path / "dst", "a", **PLAIN)
+    before = keys_below(tmp_path)
+    with pytest.raises(gpushard.OptionError, match="only groups have arrays below"):
+        gpushard.convert(tmp_path / "src", tmp_path / "dst", dst_path="a/b")
+    assert keys_below(tmp_path) == before
+
+
+def test_a_broken_document_above_is_no_array(tmp_path):
+    (tmp_path / "zarr.json").write_text("{")
+    a = gpushard.create_array(tmp_path, "a", **PLAIN)
+    a[0, 0] = 1
+    assert a[0, 0] == 1

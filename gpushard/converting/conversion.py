@@ -41,6 +41,7 @@ from gpushard.writing.blueprint import (
     Blueprint,
     plain_keys,
     put_groups_above,
+    refuse_below_array,
     refuse_occupied,
 )
 
@@ -153,6 +154,7 @@ class Conversion:
         """Plan each array; raises before any work if an array cannot be converted."""
         writer_of(self.to)  # here, where the error names the destination
         refuse_lasting(self.to)
+        refuse_below_array(self.to, self.place)
         jobs: dict[str, _Job] = {}
         for path, layout in nodes.arrays.items():
             with naming(self.store, layout.path):

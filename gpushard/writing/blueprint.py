@@ -18,7 +18,7 @@ from gpushard.formats.new_historic import (
 )
 from gpushard.formats.v3_draft import is_root, root_document
 from gpushard.formats.v3_draft import parse_array as parse_draft_array
-from gpushard.hierarchies.documents import decode_document, join
+from gpushard.hierarchies.documents import decode_document, join, read_documents
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import parse_array, parse_document
 from gpushard.options import Options
@@ -29,7 +29,8 @@ ArrayFormat = Literal["v3", "v3-draft-transformer", "v2-prototype-ii"]
 """Formats that arrays are written in."""
 
 _ROOT = "zarr.json"
-_DOCUMENTS = (_ROOT, ".zarray", ".zgroup")
+_V2_ARRAY = ".zarray"
+_DOCUMENTS = (_ROOT, _V2_ARRAY, ".zgroup")
 _V3_GROUP = (
     _ROOT,
     document_bytes({"zarr_format": 3, "node_type": "group", "attributes": {}}),
@@ -64,6 +65,16 @@ class Blueprint:
     root: tuple[str, bytes] | None = None
     group: tuple[str, bytes] | None = None
 
+    def make(self, store: Store, *, overwrite: bool) -> None:
+        """Make the array, and the groups above it up to the root, where nothing is."""
+        if self.group is not None:
+            refuse_below_array(store, self.layout.path)
+        if overwrite:
+            self.clear(store)
+        self.put(store)
+        if self.group is not None:
+            put_groups_above(store, self.layout.path, self.group)
+
     def clear(self, store: Store) -> None:
         """Delete everything at the array's place."""
         writer = writer_of(store)
@@ -84,11 +95,6 @@ class Blueprint:
             writer.put(other, [np.frombuffer(data, np.uint8)])
         if not writer.create(key, [np.frombuffer(document, np.uint8)]):
             raise _occupied()
-
-    def put_groups(self, store: Store) -> None:
-        """Make a group of each place above the array, up to the root, that is none."""
-        if self.group is not None:
-            put_groups_above(store, self.layout.path, self.group)
 
     def _put_root(self, store: Store, key: str, document: bytes) -> None:
         pieces = [np.frombuffer(document, np.uint8)]
@@ -131,6 +137,21 @@ def put_groups_above(
         if not _is_occupied(store, plain_keys(place)):
             pieces = [np.frombuffer(document, np.uint8)]
             writer_of(store).create(join(place, name), pieces)
+
+
+def refuse_below_array(store: Store, place: str) -> None:
+    """Refuse a place below an array; broken documents above it refuse nothing."""
+    parts = place.split("/") if place else []
+    above = ["/".join(parts[:n]) for n in range(len(parts))]
+    keys = [join(path, name) for path in above for name in (_ROOT, _V2_ARRAY)]
+    for key, document in read_documents(store, keys)[0].items():
+        path, _, name = key.rpartition("/")
+        if name == _V2_ARRAY or document.get("node_type") == "array":
+            raise OptionError(
+                "a place above is an array, and only groups have arrays below them",
+                got=f"an array at {path!r}" if path else "an array at the root",
+                hint="choose a path beside that array",
+            )
 
 
 def refuse_occupied(store: Store, keys: Iterable[str]) -> None:

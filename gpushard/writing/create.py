@@ -62,8 +62,8 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
     Raises
     ------
     OptionError
-        There is an array or group at `path` already, zarr refuses an argument, or the
-        write strategy does not suit the array.
+        There is an array or group at `path` already or an array above it, zarr refuses
+        an argument, or the write strategy does not suit the array.
     UnsupportedError
         gpushard cannot read or write such an array, or cannot write to the store.
     StoreError
@@ -84,10 +84,7 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
             if place != plan.layout.path:
                 plan = blueprint(format, array, place, options)
             WriteSession(Source.prepare(plan.layout, opened, options))
-            if overwrite:
-                plan.clear(opened)
-            plan.put(opened)
-            plan.put_groups(opened)
+            plan.make(opened, overwrite=overwrite)
     return open_array(
         store, path, device=device, storage_options=storage_options, options=options
     )
