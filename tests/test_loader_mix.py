@@ -266,3 +266,9 @@ def test_what_is_no_mix_is_refused(loaders, options, said):
     given = {"few": few(), "many": many()} if loaders is None else loaders
     with pytest.raises(gpushard.OptionError, match=said):
         Mix(given, **options)
+
+
+def test_a_loader_is_in_a_mix_once():
+    twice = few()
+    with pytest.raises(gpushard.OptionError, match="in the mix twice"):
+        Mix([twice, many(), twice])

@@ -52,8 +52,8 @@ class Mix:
     Raises
     ------
     OptionError
-        There are no loaders, the weights are not positive numbers, or the ranks would
-        not take the same steps.
+        There are no loaders, or one of them twice, the weights are not positive
+        numbers, or the ranks would not take the same steps.
 
     Examples
     --------
@@ -82,6 +82,11 @@ class Mix:
         if not all(isinstance(loader, Loader) for loader in self._loaders):
             raise OptionError(
                 "a mix takes only loaders", hint="pass objects of gpushard.Loader"
+            )
+        if len({id(loader) for loader in self._loaders}) < len(self._loaders):
+            raise OptionError(
+                "a loader is in the mix twice, and has one iteration at a time",
+                hint="make a loader for each place in the mix, or change its weight",
             )
         if not all(loader.is_even for loader in self._loaders):
             raise OptionError(
