@@ -146,6 +146,7 @@ def test_points_that_do_not_fit_are_refused_with_the_reason(key, said):
 @pytest.mark.parametrize(
     ("key", "said"),
     [
+        ([0], r"the index for axis 0 is no integer or slice: got \[0\]"),
         (2, "block 2 is out of bounds for axis 0 with 2 blocks"),
         (-3, "block -3 is out of bounds for axis 0 with 2 blocks"),
         ((0, 3), "block 3 is out of bounds for axis 1 with 3 blocks.*use -3 to 2"),

@@ -145,7 +145,8 @@ def blocks(key: Any, axes: Sequence[GridAxis]) -> Orthogonal:
                     f"block slices have no step (axis {d})", expected="step 1", got=step
                 )
         else:
-            first = _wrapped(index_of(item, d), axis.n_cells, d, ("block", "blocks"))
+            first = index_of(item, d, "integer or slice")
+            first = _wrapped(first, axis.n_cells, d, ("block", "blocks"))
             stop = first + 1
         if stop <= first:
             selected.append(SliceAxis(0, 1, 0))

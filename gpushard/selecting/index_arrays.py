@@ -37,10 +37,12 @@ def as_array(item: Any) -> NDArray[Any]:
         ) from None
 
 
-def index_of(item: Any, axis: int) -> int:
+def index_of(
+    item: Any, axis: int, kinds: str = "integer, slice, integer array or mask"
+) -> int:
     """Anything that NumPy accepts as an integer, as Python's integer.
 
-    Raises `SelectionError` for anything else.
+    Raises `SelectionError` for anything else; `kinds` says what could stand there.
     """
     if isinstance(item, bool | np.bool_):
         raise SelectionError(f"a boolean is no index for axis {axis}")
@@ -48,8 +50,7 @@ def index_of(item: Any, axis: int) -> int:
         return operator.index(item)
     except TypeError:
         raise SelectionError(
-            f"the index for axis {axis} is no integer, slice, integer array or mask",
-            got=repr(item),
+            f"the index for axis {axis} is no {kinds}", got=repr(item)
         ) from None
 
 
