@@ -117,7 +117,18 @@ def test_a_child_that_cannot_be_read_leaves_the_table_of_the_others_narrow(tmp_p
 
 def test_info_of_an_empty_group_says_so(tmp_path):
     zarr.create_group(tmp_path)
-    assert "empty" in run("info", tmp_path).stdout
+    assert run("info", tmp_path).stdout.splitlines() == ["the group is empty"]
+
+
+def test_an_empty_line_is_only_before_the_attributes_of_a_group(tmp_path):
+    group = zarr.create_group(tmp_path, attributes={"units": "K"})
+    group.create_array("a", shape=(2,), dtype="i4")
+    for is_broken in (False, True):
+        if is_broken:
+            (tmp_path / "bad").mkdir()
+            (tmp_path / "bad" / "zarr.json").write_text("no JSON")
+        *_, empty, attributes = run("info", tmp_path).stdout.splitlines()
+        assert (empty, attributes.split()) == ("", ["attributes", "units:", "K"])
 
 
 def test_info_is_strict_json_whatever_the_numbers(tmp_path):

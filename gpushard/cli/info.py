@@ -10,7 +10,7 @@ import typer
 
 from gpushard.cli.failures import failures_in_a_sentence
 from gpushard.cli.limits import Limits, options_of
-from gpushard.cli.output import AsJson, Debug, print_json, print_table
+from gpushard.cli.output import AsJson, Debug, print_json, print_table, print_text
 from gpushard.options import MIB
 
 # Some formats keep whole documents in an attribute.
@@ -38,7 +38,9 @@ def info(
         elif facts["node_type"] == "group":
             print_table(_group_rows(facts))
             print_table(_unread_rows(facts))
-            print_table(_attribute_rows(facts))
+            if facts["attributes"]:
+                print_text("")
+                print_table(_attribute_rows(facts))
         else:
             print_table([*_array_rows(facts), *_attribute_rows(facts)])
             if advise:

@@ -80,7 +80,10 @@ def print_text(*lines: str) -> None:
 
 
 def print_table(rows: Iterable[Sequence[str]]) -> None:
-    """Print rows in columns on stdout, wrapped to the width of a terminal."""
+    """Print rows in columns on stdout, wrapped to the width of a terminal.
+
+    Without rows nothing is printed, where rich prints an empty line.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -88,6 +91,8 @@ def print_table(rows: Iterable[Sequence[str]]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*(Text(printable(cell), overflow="fold") for cell in row))
+    if not table.row_count:
+        return
     with stdout_as_a_store():
         console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
         with console.capture() as lines:
