@@ -178,5 +178,15 @@ def test_an_array_without_elements_or_axes_has_no_workloads(shape):
     assert timing.workloads(shape, 4, 1 << 20) == []
 
 
+def test_an_array_without_workloads_is_told_from_a_table_that_is_lost(tmp_path):
+    zarr.create_array(tmp_path, shape=(), dtype="i4")
+    assert "there is nothing to time" in run("bench", tmp_path).stdout
+
+
+@pytest.mark.parametrize(("n_rows", "n_workloads"), [(2, 3), (3, 1)])
+def test_random_rows_are_read_where_all_of_them_are_allowed(n_rows, n_workloads):
+    assert len(timing.workloads((n_rows,), 1000, 2000)) == n_workloads
+
+
 def test_what_is_no_array_is_refused_in_a_sentence(tmp_path):
     assert "there is no directory" in sentence(run("bench", tmp_path / "none", code=2))

@@ -42,6 +42,8 @@ def bench(
         team, rows = measure(array, most_nbytes=mib * MIB, repetitions=repetitions)
         if as_json:
             print_json(_facts(url, team, rows))
+        elif not rows:
+            print_text("there is nothing to time: the array has no axes or no elements")
         else:
             print_table(_table(team, rows))
             print_text("")

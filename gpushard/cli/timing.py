@@ -49,7 +49,7 @@ def workloads(shape: Sequence[int], itemsize: int, most_nbytes: int) -> list[Wor
     row_nbytes = prod(shape[1:]) * itemsize
     n_rows = min(shape[0], max(1, most_nbytes // max(row_nbytes, 1)))
     found = [_leading(shape, n_rows)]
-    if row_nbytes * _N_BATCH <= most_nbytes:
+    if row_nbytes * min(_N_BATCH, shape[0]) <= most_nbytes:
         found += [_single(shape), _batch(shape)]
     return [*found, _line(shape)] if len(shape) > 1 else found
 
