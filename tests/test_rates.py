@@ -94,4 +94,4 @@ def gpu_files():
 
 def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch):
     monkeypatch.setattr(measuring, "find_device", lambda _: find.Found(None, "no GPU"))
-    assert "nothing to measure" in sentence(run("doctor", "--measure", code=2))
+    assert "nothing to measure: no GPU" in sentence(run("doctor", "--measure", code=2))

@@ -73,7 +73,7 @@ def measure_and_keep() -> None:
     """
     found = find_device("auto")
     if found.device is None:
-        raise UnsupportedError("there is nothing to measure", got=found.why)
+        raise UnsupportedError(f"there is nothing to measure: {found.why}")
     keep_rates(found.device.model, measure_rates(found.device))
 
 
