@@ -117,6 +117,11 @@ class Group(Mapping[str, Array]):
         self._reads_consolidated = reads_consolidated
 
     @property
+    def store(self) -> Store:
+        """The store that the group lies in."""
+        return self._store
+
+    @property
     def path(self) -> str:
         """Path of the group in its store; "" is the root."""
         return self._document.path

@@ -288,7 +288,7 @@ def test_a_group_is_converted_with_all_below_it(tmp_path):
     assert not list((tmp_path / "dst").rglob(".gpushard*"))
 
 
-def test_stores_of_zarr_and_obstore_and_arrays_are_taken(tmp_path):
+def test_stores_of_zarr_and_obstore_arrays_and_groups_are_taken(tmp_path):
     obstore = pytest.importorskip("obstore", reason="obstore is not installed")
     memory, objects = MemoryStore(), obstore.store.MemoryStore()
     src = gpushard.open_array(zarr_array(tmp_path / "src"), device="cpu")
@@ -299,7 +299,10 @@ def test_stores_of_zarr_and_obstore_and_arrays_are_taken(tmp_path):
     names = [item["path"] for batch in obstore.list(objects) for item in batch]
     assert len(names) == 11, names
     assert list(gpushard.open_group(objects, device="cpu")) == ["b"]
-    assert list(gpushard.open_group(memory, "x", device="cpu")) == ["a"]
+    group = gpushard.open_group(memory, "x", device="cpu")
+    assert list(group) == ["a"]
+    assert list(gpushard.convert(group, tmp_path / "group").arrays) == ["a"]
+    assert list(gpushard.convert(group, tmp_path / "array", "/a/").arrays) == [""]
 
 
 def test_progress_is_told_in_bytes_up_to_all_of_them(tmp_path):

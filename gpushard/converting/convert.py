@@ -12,12 +12,14 @@ from gpushard.converting.kept import TargetArguments
 from gpushard.converting.nodes import nodes_at, refuse_overlap
 from gpushard.converting.progress import Progress
 from gpushard.errors import OptionError, naming
+from gpushard.group import Group
 from gpushard.hierarchies.documents import join
 from gpushard.options import DEFAULT, Options, ReadOptions
 from gpushard.stores.resolve import resolve
 from gpushard.writing.create import opened_or_made
 
 if TYPE_CHECKING:
+    from gpushard.stores.base import Store
     from gpushard.stores.resolve import Target
 
 
@@ -38,7 +40,7 @@ class ConvertArguments(TargetArguments, total=False):
 
 
 def convert(  # noqa: PLR0913 - four by position, the rest by name
-    src: Target | Array,
+    src: Target | Array | Group,
     dst: Target,
     src_path: str = "",
     dst_path: str = "",
@@ -61,7 +63,7 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
     Parameters
     ----------
     src, src_path, dst, dst_path
-        Source: anything that `open_array` or `open_group` opens, or an `Array`.
+        Source: anything that `open_array` or `open_group` opens, or what they return.
         Destination: as for `create_array`.
     overwrite
         Whether to delete everything at `dst` first. If an interrupted run of the same
@@ -87,16 +89,26 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
         The source is damaged, or `verify` found a difference.
     """
     options = _limited(instance(options, "options", Options), target)
-    if isinstance(src, Array):
-        source = src.source.store, join(src.path, instance(src_path, "path", str))
-    else:
-        source = resolve(src, src_path, options, storage_options)
+    source = _source(src, src_path, options, storage_options)
     nodes = nodes_at(*source, options)
     to_open = opened_or_made(dst, dst_path, options, dst_storage_options)
     with naming(str(dst), dst_path), to_open as to:
         refuse_overlap(source, to)
         conversion = Conversion(source[0], *to, options, resume, overwrite)
         return conversion.run(nodes, target, progress, verify=verify)
+
+
+def _source(
+    src: Target | Array | Group,
+    path: str,
+    options: Options,
+    storage_options: Mapping[str, Any] | None,
+) -> tuple[Store, str]:
+    """Store that has the source, and the path in it."""
+    if not isinstance(src, Array | Group):
+        return resolve(src, path, options, storage_options)
+    store = src.source.store if isinstance(src, Array) else src.store
+    return store, join(src.path, instance(path, "path", str).strip("/"))
 
 
 def _limited(options: Options, target: ConvertArguments) -> ReadOptions:
