@@ -135,9 +135,10 @@ def test_sample_takes_an_empty_directory(tmp_path):
     assert (tmp_path / "u" / "zarr.json").is_file()
 
 
-@pytest.mark.parametrize("dest", ["file/below", "file", "s3://bucket/demo.zarr"])
+@pytest.mark.parametrize("dest", ["file/below", "file", "", "s3://bucket/demo.zarr"])
 def test_sample_refuses_what_is_no_directory(dest, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    sentence(run("sample", dest, code=2))
+    line = sentence(run("sample", dest, code=2))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert "remove this one" not in line

@@ -367,3 +367,12 @@ def test_an_array_inside_a_zip_file_is_named_by_one_path(tmp_path):
     assert store.get("deep/u/zarr.json")
     assert resolve(path)[1] == ""
     assert resolve(f"{path}/deep", "u")[1] == "deep/u"
+
+
+def test_an_empty_path_is_not_the_current_directory(tmp_path, monkeypatch):
+    zarr.create_array(tmp_path / "a", data=np.arange(4))
+    monkeypatch.chdir(tmp_path)
+    for open_one in (gpushard.open_array, gpushard.open_group):
+        with pytest.raises(gpushard.OptionError, match=r"is empty; pass '\.' for the"):
+            open_one("")
+    assert gpushard.open_array(".", "a").shape == (4,)

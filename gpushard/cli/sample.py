@@ -77,13 +77,15 @@ def _write_sample(dest: str) -> dict[str, Any]:
 def _new_directory(dest: str) -> Path:
     """Path of `dest`, which is now an empty directory.
 
-    Raises `StoreError` if it is a URL, is not empty, or cannot be made.
+    Raises `StoreError` if it is a URL or no name, is not empty, or cannot be made.
     """
     if "://" in dest:
         raise StoreError(
             f"the sample is written to local directories only, not to {dest}",
             hint="write it to a directory and upload that",
         )
+    if not dest:
+        raise StoreError("the name of the directory is empty", hint="name one to make")
     path = Path(dest)
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from gpushard.arguments import instance, mapping
-from gpushard.errors import NotFoundError, StoreError, UnsupportedError
+from gpushard.errors import NotFoundError, OptionError, StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
@@ -85,8 +85,8 @@ def resolve(
     StoreError
         The store refuses its settings.
     OptionError
-        `path` is not text, `options` is not an `Options`, or `storage_options` is not a
-        mapping.
+        The target is empty text, `path` is not text, `options` is not an `Options`, or
+        `storage_options` is not a mapping.
     """
     path = instance(path, "path", str).strip("/")
     instance(options, "options", Options)
@@ -228,6 +228,11 @@ def _local_path(url: str) -> str:
 
 def _resolve_local(path: str, options: Options) -> tuple[Store, str]:
     """Store of a local directory; or of a zip file, with the path inside it."""
+    if not path:
+        raise OptionError(
+            "the path of the store is empty",
+            hint="pass '.' for the current directory",
+        )
     path = os.path.expanduser(path)
     if os.path.isdir(path):
         return LocalStore(path, options), ""
