@@ -391,9 +391,3 @@ def test_read_from_a_zip_file_is_verified(tmp_path):
     with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
         zarr.create_array(store, data=np.arange(10), chunks=(5,))
     assert run_json("read", f"{tmp_path}/a.zip[::-3]", "--verify")["max"] == 9
-
-
-@pytest.mark.parametrize("selection", ["[0, 1", "[0,"])
-def test_a_selection_that_does_not_end_is_told_from_a_wrong_path(array, selection):
-    line = sentence(run("read", f"{array}{selection}", code=2))
-    assert line.endswith("; end a selection with ], and quote it for the shell.")

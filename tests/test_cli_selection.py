@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli_runs import run, sentence, write_shards
 from gpushard.cli.pieces import cut, per_axis, result_shape
 from gpushard.cli.selection_text import parse_selection, split_target
 from gpushard.errors import SelectionError
@@ -17,6 +18,8 @@ from gpushard.layout import GridAxis
 BOUND = st.none() | st.integers(-9, 9)
 STEP = st.none() | st.integers(-4, 4).filter(bool)
 SPACE = st.sampled_from(["", " ", "\t "])
+UNENDED = "end a selection with ], and quote it for the shell."
+LISTS = "a selection has no lists in it: write integers, slices and ..."
 
 
 @st.composite
@@ -229,3 +232,16 @@ def test_a_descending_selection_is_cut_where_its_shards_end():
 def test_a_piece_of_just_the_wanted_size_grows_no_more():
     pieces = cut(per_axis((...,), (100,)), [GridAxis(100, 10)], 1, 20)
     assert [piece.shape for piece in pieces] == [(20,)] * 5
+
+
+@pytest.mark.parametrize(
+    ("selection", "hint"),
+    [("[0, 1", UNENDED), ("[0,", UNENDED), ("[0, [1, 2]]", LISTS)],
+)
+def test_a_selection_that_does_not_end_is_told_from_a_wrong_path(
+    selection, hint, tmp_path
+):
+    array = write_shards(tmp_path / "a.zarr")
+    assert f"; {hint}" in sentence(run("read", f"{array}{selection}", code=2))
+    wrong_path = sentence(run("read", f"{array}[x]/wrong[0]", code=2))
+    assert wrong_path.endswith("check the path's spelling.")

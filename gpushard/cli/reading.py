@@ -17,7 +17,12 @@ from gpushard.array import Array, array_over
 from gpushard.cli.comparison import Mismatch, Reference
 from gpushard.cli.npy import NpyFile, stored_dtype
 from gpushard.cli.pieces import Piece, cut, per_axis, result_shape
-from gpushard.cli.selection_text import Item, parse_selection, split_target
+from gpushard.cli.selection_text import (
+    SELECTION_HINT,
+    Item,
+    parse_selection,
+    split_target,
+)
 from gpushard.converting.progress import counted
 from gpushard.errors import NotFoundError, naming
 from gpushard.layout import ArrayLayout, GridAxis
@@ -143,7 +148,7 @@ def run(
     """
     started = perf_counter()
     url, text = split_target(target)
-    store, path = _resolved(url)
+    store, path = _resolved(url, text)
     with naming(store, path):
         key = (...,) if text is None else parse_selection(text)
         with hinting(store, path):
@@ -174,14 +179,16 @@ def run(
     )
 
 
-def _resolved(url: str) -> tuple[Store, str]:
-    """Store and path of an address; raises as `resolve`."""
+def _resolved(url: str, selection: str | None) -> tuple[Store, str]:
+    """Store and path of an address before a selection; raises as `resolve`."""
     try:
         with hinting(url):
             return resolve(url)
     except NotFoundError as error:
-        if "[" in url:
+        if selection is None and "[" in url:
             error.hint = "end a selection with ], and quote it for the shell"
+        elif url.count("[") > url.count("]"):
+            error.hint = f"a selection has no lists in it: {SELECTION_HINT}"
         raise
 
 

@@ -20,7 +20,7 @@ Item = int | slice | EllipsisType
 
 # More digits than any extent has; Python refuses to convert thousands of digits.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
-_HINT = "write integers, slices and ... as in u[0, :, 60:120, ::-2]"
+SELECTION_HINT = "write integers, slices and ... as in u[0, :, 60:120, ::-2]"
 
 
 def split_target(target: str) -> tuple[str, str | None]:
@@ -57,7 +57,7 @@ def _parse_item(item: str, text: str) -> Item:
             f"cannot read the selection [{text}]",
             expected="at most two colons in a slice",
             got=repr(item),
-            hint=_HINT,
+            hint=SELECTION_HINT,
         )
     bounds = [_integer(part, text) if part else None for part in parts]
     key = slice(*bounds)
@@ -74,6 +74,6 @@ def _integer(part: str, text: str) -> int:
             f"cannot read the selection [{text}]",
             expected="an integer, a slice or ...",
             got=repr(part),
-            hint=_HINT,
+            hint=SELECTION_HINT,
         )
     return int(part)
