@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import BytesCodec
 
 import gpushard
 from s3_server import make_bucket, s3_server
@@ -138,6 +139,13 @@ def test_graphs_hold_addresses_and_unpickle_where_the_store_is_not(a, tmp_path):
         assert_same_bits(block.compute(scheduler="sync"), VALUES)
 
 
+def test_a_process_opens_an_array_anew_that_was_made_anew(tmp_path):
+    for endian in ("little", "big"):
+        lazy = stored(tmp_path / "a", serializer=BytesCodec(endian=endian)).to_dask()
+        elsewhere = pickle.loads(pickle.dumps(lazy))
+        assert_same_bits(elsewhere.compute(scheduler="synchronous"), VALUES)
+
+
 def test_results_of_a_device_give_metas_of_the_device(a):
     from cuda_host.arrays import EmulatedArray
     from cuda_host.device import EmulatedDevice
@@ -150,7 +158,7 @@ def test_results_of_a_device_give_metas_of_the_device(a):
     empty = on_device.read((slice(0, 0),) * 2)
     assert isinstance(empty, EmulatedArray)
     assert empty.shape == (0, 0)
-    assert_same_bits(Handle(on_device)[3:5, 7].get(), VALUES[3:5, 7])
+    assert_same_bits(Handle(on_device, "token")[3:5, 7].get(), VALUES[3:5, 7])
 
 
 @pytest.fixture(scope="module")

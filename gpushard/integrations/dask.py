@@ -41,10 +41,11 @@ def dask_array(array: _Readable, chunks: Any) -> dask.array.Array:
             "dask is not installed", hint="run: pip install 'gpushard[dask]'"
         ) from error
     blocks = _blocks(array, chunks)
+    token = tokenize(array)
     return da.from_array(
-        Handle(array),
+        Handle(array, token),
         blocks,
-        name=f"gpushard-{tokenize(array, blocks)}",
+        name=f"gpushard-{tokenize(token, blocks)}",
         asarray=False,
         # dask may pass slices on to the read, but no lists, which it reads differently.
         fancy=False,
@@ -73,42 +74,49 @@ def _blocks(array: Any, chunks: Any) -> Any:
 class Handle:
     """An array in the graph of the process that opened it.
 
-    A pickle has only its address: the scheduler, which unpickles graphs too, never has
-    to reach the store.
+    A pickle has only its address and its token: the scheduler, which unpickles graphs
+    too, never has to reach the store.
     """
 
-    def __init__(self, array: _Readable) -> None:
+    def __init__(self, array: _Readable, token: str) -> None:
         self.shape = array.shape
         self.dtype = array.dtype
         self.ndim = len(array.shape)
         self._array = array
+        self._token = token
 
     def __getitem__(self, key: Any) -> Any:
         return self._array.read(key)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return RemoteHandle, (pickle.dumps(self._array), self.shape, self.dtype)
+        address = pickle.dumps(self._array), self._token
+        return RemoteHandle, (address, self.shape, self.dtype)
 
 
 class RemoteHandle:
     """An array in a graph that was sent to another process, which opens it to read it.
 
-    It is pickled as its address.
+    It is pickled as its address and token.
     """
 
     def __init__(
-        self, pickled: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]
+        self, address: tuple[bytes, str], shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
         self.shape = shape
         self.dtype = dtype
         self.ndim = len(shape)
-        self._pickled = pickled
+        self._address = address
 
     def __getitem__(self, key: Any) -> Any:
-        return _opened(self._pickled).read(key)
+        return _opened(*self._address).read(key)
 
 
 @lru_cache(maxsize=_OPEN_ARRAYS)
-def _opened(pickled: bytes) -> Any:
-    """Array at an address, opened once for all blocks that a process reads."""
+def _opened(pickled: bytes, token: str) -> Any:
+    """Array at an address, opened once for all blocks that a process reads.
+
+    Once the array is made anew, its token is another, and a new graph has it opened
+    anew: the metadata of the one that is open would mean other elements.
+    """
+    del token
     return pickle.loads(pickled)
