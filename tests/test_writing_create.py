@@ -214,6 +214,19 @@ def test_a_path_below_a_file_is_refused(tmp_path):
         gpushard.create_array(tmp_path / "file" / "a", **PLAIN)
 
 
+def test_a_path_of_a_zip_file_is_refused(tmp_path):
+    (tmp_path / "there.zip").write_bytes(b"")
+    (tmp_path / "folder.zip").mkdir()
+    for path in ("new.zip", "there.zip", "there.zip/a"):
+        for make in (gpushard.create_array, gpushard.rolling.RollingArray.create):
+            with pytest.raises(gpushard.UnsupportedError, match="can only be read"):
+                make(tmp_path / path, **PLAIN)
+    a = gpushard.create_array(tmp_path / "folder.zip", **PLAIN)
+    with pytest.raises(gpushard.UnsupportedError, match="can only be read"):
+        gpushard.convert(a, tmp_path / "other.ZIP")
+    assert {p.name for p in tmp_path.iterdir()} == {"there.zip", "folder.zip"}
+
+
 def test_reading_loads_nothing_of_the_writer(tmp_path):
     gpushard.create_array(tmp_path / "a", **PLAIN)[...] = 1
     code = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from gpushard.arguments import instance
 from gpushard.array import Array, open_array
-from gpushard.errors import OptionError, naming
+from gpushard.errors import OptionError, UnsupportedError, naming
 from gpushard.formats.new_document import ArrayArguments
 from gpushard.options import DEFAULT, Options, WriteStrategy
 from gpushard.source import Source
@@ -157,6 +157,7 @@ def opened_or_made(
                     got=repr(local),
                     hint=FOLDED_URL_HINT,
                 )
+            _refuse_zip(Path(local))
             _make(local, made)
         opened, place = resolve(store, path, options, storage_options)
         if isinstance(opened, LocalStore):
@@ -168,6 +169,18 @@ def opened_or_made(
             with suppress(OSError):
                 directory.rmdir()
         raise
+
+
+def _refuse_zip(path: Path) -> None:
+    """Refuse the path of a zip file, or of one that is to be made, or a path in it."""
+    is_new_zip = path.suffix.lower() == ".zip" and not path.exists()
+    outer = (place for place in (path, *path.parents) if place.suffix.lower() == ".zip")
+    if is_new_zip or any(place.is_file() for place in outer):
+        raise UnsupportedError(
+            "the path of a zip file can only be read",
+            got=repr(str(path)),
+            hint="write to a directory and pack that, or to a ZipStore of zarr",
+        )
 
 
 def _make(directory: str, made: list[Path]) -> None:
