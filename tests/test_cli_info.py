@@ -68,6 +68,35 @@ def test_info_counts_missing_shards(array):
     assert (facts["n_shards"], facts["n_stored"]) == (6, 4)
 
 
+@pytest.mark.parametrize("separator", ["/", "."])
+@pytest.mark.parametrize("shape", [(), (5, 3)])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_info_counts_objects_and_no_files_beside_them(
+    zarr_format, shape, separator, tmp_path
+):
+    name = "v2" if zarr_format == 2 else "default"
+    a = zarr.create_array(
+        tmp_path,
+        shape=shape,
+        chunks=(2,) * len(shape),
+        dtype="i4",
+        compressors=None,
+        chunk_key_encoding={"name": name, "separator": separator},
+        zarr_format=zarr_format,
+    )
+    a[...] = 1
+    objects = [p for p in tmp_path.rglob("*") if p.is_file() and p.name[0] not in ".z"]
+    expected = [len(objects), sum(p.stat().st_size for p in objects)]
+    beside = [objects[0].with_name(f".{objects[0].name}.part"), tmp_path / "9/9/9"]
+    beside += [tmp_path / "c.9.9", tmp_path / "9.9", tmp_path / "README"]
+    for file in beside:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"12345")
+    facts = run_json("info", tmp_path)
+    assert [facts["n_stored"], facts["stored_nbytes"]] == expected
+    assert facts["n_stored"] == facts["n_shards"]
+
+
 def test_info_of_an_unsharded_array_has_chunks_only(sample):
     facts = run_json("info", sample / "level")
     assert (facts["chunks"], facts["shards"], facts["sharding"]) == ([3], None, [])

@@ -28,8 +28,6 @@ from gpushard.stores.resolve import resolve
 _MAX_FILES = 100_000
 # Shard indexes that are read to count inner chunks.
 _MAX_INDEXES = 1_000
-_DOCUMENTS = ("zarr.json", ".zarray", ".zattrs")
-
 
 _ADVICE_BASIS = {
     "p": "published by others",
@@ -142,14 +140,30 @@ def _stored(layout: ArrayLayout, store: Store) -> tuple[int | None, int | None]:
     if not isinstance(store, LocalStore):
         return None, None
     try:
-        sizes = list(
-            islice(_sizes(f"{store.root}/{layout.key_prefix}"), _MAX_FILES + 1)
-        )
+        files = _files(f"{store.root}/{layout.key_prefix}", "")
+        found = list(islice(files, _MAX_FILES + 1))
     except OSError:  # a store that cannot list can still be read
         return None, None
-    if len(sizes) > _MAX_FILES:
+    if len(found) > _MAX_FILES:
         return None, None
+    sizes = [nbytes for key, nbytes in found if _is_object(layout, key)]
     return len(sizes), sum(sizes)
+
+
+def _is_object(layout: ArrayLayout, key: str) -> bool:
+    """Whether a key below the array is one of its objects, and not a file beside them.
+
+    Programs that copy or write leave such files for a time, or for ever.
+    """
+    keys = layout.keys
+    if not layout.ndim:
+        return key == keys.key(())
+    at = keys.stored_coordinates(key, layout.ndim)
+    first = keys.offset or (0,) * layout.ndim
+    return at is not None and all(
+        0 <= place - start < n
+        for place, start, n in zip(at, first, layout.grid, strict=True)
+    )
 
 
 def _counts(source: Source) -> dict[str, Any]:
@@ -183,14 +197,14 @@ def _why_not_counted(source: Source) -> str | None:
     return None
 
 
-def _sizes(directory: str) -> Iterator[int]:
-    """Sizes of the files below a directory, without metadata documents."""
+def _files(directory: str, prefix: str) -> Iterator[tuple[str, int]]:
+    """Key and size of each file below a directory, whose own key is `prefix`."""
     with os.scandir(directory) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                yield from _sizes(entry.path)
-            elif entry.name not in _DOCUMENTS:
-                yield entry.stat().st_size
+                yield from _files(entry.path, f"{prefix}{entry.name}/")
+            else:
+                yield f"{prefix}{entry.name}", entry.stat().st_size
 
 
 def _group_facts(group: Group) -> dict[str, Any]:
