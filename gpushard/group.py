@@ -156,7 +156,7 @@ class Group(Mapping[str, Array]):
             As for `open_group`.
         """
         place = self._join(name)
-        with naming(self._store, place):
+        with naming(self._store, place), hinting(self._store, place):
             self._refuse_broken(name)
             known = group_below(self._document, name)
             document = known or load_group(
@@ -183,6 +183,14 @@ class Group(Mapping[str, Array]):
             if known is not None and known.get("node_type") == "array":
                 return parse_array(known, place, self._options)
             return load_array(self._store, place, self._options)
+        except MetadataError as error:
+            if error.json_path != "node_type" or error.hint is None:
+                raise
+            raise NoSuchArrayError(  # the error was `group_instead`
+                f"{name!r} is a group, not an array",
+                array_path=self.path,
+                hint=f"open it with group({name!r})",
+            ) from error
         except NotFoundError as error:
             names = self._document.children
             raise NoSuchArrayError(

@@ -122,10 +122,24 @@ def test_a_group_is_no_array_and_an_array_is_no_group(place):
         gpushard.open_array(place)
     with pytest.raises(gpushard.MetadataError):
         gpushard.open_group(place / "a")
-    with pytest.raises(gpushard.GpushardError):
-        g["below"]
-    with pytest.raises(gpushard.GpushardError):
+    with pytest.raises(gpushard.MetadataError):
         g.group("a")
+
+
+def test_a_group_is_none_of_the_arrays_of_the_group_above(place):
+    plain = gpushard.open_group(place)
+    consolidate(place)
+    for g in (plain, gpushard.open_group(place)):
+        for name in ("below", "below/deeper"):
+            assert name not in g
+            assert g.get(name) is None
+            with pytest.raises(gpushard.NoSuchArrayError, match=r"is a group.*group\("):
+                g[name]
+
+
+def test_an_absent_group_is_told_with_what_there_is(place):
+    with pytest.raises(gpushard.NotFoundError, match=r"the group there has .*below"):
+        gpushard.open_group(place).group("belwo")
 
 
 def test_what_is_not_there_is_not_found(place, tmp_path):
