@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 from gpushard.errors import OptionError
@@ -241,6 +242,9 @@ class Options:
             value = getattr(self, name)
             if name in _LEFT_OPEN and value is None:
                 continue
+            if isinstance(value, Integral) and not isinstance(value, int):
+                value = int(value)  # of NumPy
+                object.__setattr__(self, name, value)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             is_whole = name in _FRACTIONS or isinstance(value, int)
             if not (is_number and is_whole and least <= value <= most):

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gpushard.errors import OptionError
@@ -93,6 +94,13 @@ def test_but_refuses_a_knob_that_is_none():
 def test_a_size_that_is_no_whole_number_is_refused(value):
     with pytest.raises(OptionError, match=f"a whole number from 1 .*got {value!r}"):
         DEFAULT.but(memory_limit=value)
+
+
+def test_integers_of_numpy_become_pythons():
+    limit = DEFAULT.but(memory_limit=np.int64(MIB)).memory_limit
+    assert (limit, type(limit)) == (MIB, int)
+    with pytest.raises(OptionError, match="got 0"):
+        DEFAULT.but(memory_limit=np.uint8(0))
 
 
 def test_a_strategy_in_the_place_of_write_options_is_refused():
