@@ -288,7 +288,7 @@ WRONG = [
     ({"weights": [-1] * N, "replacement": True}, "weights"),
     ({"num_samples": N + 1}, "num_samples"),
     ({"sampler": [0], "shuffle": True}, "sampler"),
-    ({"dtype": {"x": "f4"}}, "dtype"),
+    ({"dtype": {"array": "f4"}}, "those of the loader have no names"),
     ({"dtype": "no type"}, "dtype"),
     ({"dtype": "S3"}, "numbers"),
     ({"transform": 3}, "transform"),
@@ -303,7 +303,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("options", "named"), WRONG)
 def test_arguments_that_make_no_sense_are_refused(options, named):
-    with pytest.raises(gpushard.GpushardError, match=named):
+    with pytest.raises(OptionError, match=named):
         Loader(A, **options)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gpushard.arguments import whole_number
 from gpushard.array import Array
 from gpushard.devices.find import find_device
-from gpushard.errors import OptionError, UnsupportedError
+from gpushard.errors import OptionError, SelectionError, UnsupportedError
 from gpushard.layout import GridAxis
 from gpushard.loader.batches import Form, Kind
 from gpushard.loader.conversion import Conversion
@@ -161,7 +161,10 @@ def _field(
 
 def _conversion(stored: np.dtype[Any], options: dict[str, Any]) -> Conversion:
     dtype, scale, offset = options["dtype"], options["scale"], options["offset"]
-    wanted = None if dtype is None else parsed_dtype(dtype)
+    try:
+        wanted = None if dtype is None else parsed_dtype(dtype)
+    except SelectionError as error:  # as it is for a read
+        raise OptionError(error.what, got=error.got, hint=error.hint) from error
     try:
         made = Conversion.to(stored, wanted, scale, offset)
     except (TypeError, ValueError) as error:

@@ -135,7 +135,13 @@ class Form:
                 )
             return value
         if isinstance(value, dict):
-            if self.kind != "dict" or not set(value) <= set(self.names):
+            if self.kind != "dict":
+                raise OptionError(
+                    f"{option} names arrays, and those of the loader have no names",
+                    got=", ".join(map(str, value)),
+                    hint="pass the arrays as a dict, or one value for all of them",
+                )
+            if not set(value) <= set(self.names):
                 raise OptionError(
                     f"{option} names arrays that the loader does not have",
                     expected=", ".join(self.names),
