@@ -168,9 +168,13 @@ def test_what_zarr_cannot_open_is_timed_without_it(path, monkeypatch):
 
 def test_a_large_array_is_read_as_far_as_it_is_allowed(path):
     a = gpushard.open_array(path)
-    (full, *_) = timing.workloads(a.shape, 4, most_nbytes=8 * 8 * 4 * 10)
+    full, line = timing.workloads(a.shape, 4, most_nbytes=8 * 8 * 4 * 10)
     assert full.keys(1) == [(slice(0, 10),)]
     assert full.about == "the first 10 rows"
+    assert line.keys(1)[0][0] == slice(0, 300)
+    *_, line = timing.workloads(a.shape, 4, most_nbytes=80)
+    assert line.keys(1)[0][0] == slice(0, 20)
+    assert line.about == "the first 20 of the first axis at one place"
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (3, 0)])

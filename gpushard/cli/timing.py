@@ -51,7 +51,8 @@ def workloads(shape: Sequence[int], itemsize: int, most_nbytes: int) -> list[Wor
     found = [_leading(shape, n_rows)]
     if row_nbytes * min(_N_BATCH, shape[0]) <= most_nbytes:
         found += [_single(shape), _batch(shape)]
-    return [*found, _line(shape)] if len(shape) > 1 else found
+    n_along = min(shape[0], max(1, most_nbytes // itemsize))
+    return [*found, _line(shape, n_along)] if len(shape) > 1 else found
 
 
 def _leading(shape: Sequence[int], n_rows: int) -> Workload:
@@ -79,12 +80,13 @@ def _batch(shape: Sequence[int]) -> Workload:
     return Workload("batch", f"{n} random rows in one read", keys)
 
 
-def _line(shape: Sequence[int]) -> Workload:
+def _line(shape: Sequence[int], n_along: int) -> Workload:
     def keys(repetition: int) -> list[Key]:
         rng = np.random.default_rng([3, repetition])
-        return [(slice(None), *(int(rng.integers(n)) for n in shape[1:]))]
+        return [(slice(0, n_along), *(int(rng.integers(n)) for n in shape[1:]))]
 
-    return Workload("line", "all of the first axis at one place", keys)
+    length = "all" if n_along == shape[0] else f"the first {n_along:,}"
+    return Workload("line", f"{length} of the first axis at one place", keys)
 
 
 def measure(
