@@ -245,8 +245,10 @@ def sample_axis(field: Field, origins: Origins, block: str | int) -> GridAxis:
         return axis
     first = axis.start_of(np.arange(axis.n_cells, dtype=np.int64))
     at = -((origins.start[0] - first) // origins.stride[0])
-    bounds = np.append(at.clip(0, origins.counts[0]), [0, origins.counts[0]])
-    return GridAxis(n, 0, np.unique(bounds) * prod(origins.counts[1:]))
+    # They ascend, so that equal ones are neighbours.
+    bounds = np.concatenate([[0], at.clip(0, origins.counts[0]), [origins.counts[0]]])
+    bounds = np.append(bounds[:1], bounds[1:][np.diff(bounds) > 0])
+    return GridAxis(n, 0, bounds * prod(origins.counts[1:]))
 
 
 def block_of(block: Any) -> str | int:
