@@ -227,14 +227,21 @@ class NumpyLike(ABC):
         return self._rows()
 
     def _rows(self) -> Iterator[Any]:
-        """Elements along axis 0, several per read, since a chunk has several."""
+        """Elements along axis 0, by reads of more and more whole blocks.
+
+        Who wants only the first ones waits for one block of them.
+        """
         n_rows, *rest = self.shape
         row_nbytes = max(1, prod(rest) * self.dtype.itemsize)
-        step = max(1, _SLAB_NBYTES // row_nbytes)
-        if self.block_shape is not None and self.block_shape[0] <= step:
+        step = most = max(1, _SLAB_NBYTES // row_nbytes)
+        if self.block_shape is not None and self.block_shape[0] <= most:
             step = self.block_shape[0]
-        for start in range(0, n_rows, step):
-            yield from self.read(slice(start, min(start + step, n_rows)))
+            most -= most % step
+        start = 0
+        while start < n_rows:
+            stop = min(start + step, n_rows)
+            yield from self.read(slice(start, stop))
+            start, step = stop, min(2 * step, most)
 
     def __array__(
         self, dtype: DTypeLike | None = None, copy: bool | None = None

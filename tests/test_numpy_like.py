@@ -42,9 +42,12 @@ def test_size_length_and_text_are_those_of_an_array(either):
     assert "shape=(33, 40) dtype=float32" in repr(either)
 
 
-@pytest.mark.parametrize("slab_rows", [1000, 3])
-def test_iteration_gives_rows_and_reads_several_at_a_time(
-    either, slab_rows, monkeypatch
+@pytest.mark.parametrize(
+    ("slab_rows", "starts"),
+    [(1000, [0, 16]), (20, [0, 16, 32]), (3, [*range(0, 33, 3)])],
+)
+def test_iteration_gives_rows_and_reads_more_and_more_at_a_time(
+    either, slab_rows, starts, monkeypatch
 ):
     monkeypatch.setattr(numpy_like, "_SLAB_NBYTES", slab_rows * 160)
     kind, reads = type(either), []
@@ -56,7 +59,23 @@ def test_iteration_gives_rows_and_reads_several_at_a_time(
     assert_same_bits(next(rows), VALUES[0])
     assert reads == [slice(0, min(16, slab_rows))]
     assert_same_bits(np.stack([VALUES[0], *rows]), VALUES)
-    assert len(reads) == -(-33 // min(16, slab_rows))
+    assert [key.start for key in reads] == starts
+
+
+def test_iteration_over_small_blocks_makes_few_reads(tmp_path, monkeypatch):
+    z = zarr.create_array(tmp_path / "x", shape=(100, 2), chunks=(1, 2), dtype="i4")
+    z[...] = np.arange(200).reshape(100, 2)
+    x = gpushard.open_array(tmp_path / "x")
+    read, n_rows = type(x).read, []
+
+    def noted(self, key):
+        n_rows.append(key.stop - key.start)
+        return read(self, key)
+
+    monkeypatch.setattr(type(x), "read", noted)
+    monkeypatch.setattr(numpy_like, "_SLAB_NBYTES", 19 * 8)
+    assert_same_bits(np.stack([*x]), z[...])
+    assert n_rows == [1, 2, 4, 8, 16, 19, 19, 19, 12]
 
 
 def test_iteration_along_one_axis_gives_scalars(tmp_path):
