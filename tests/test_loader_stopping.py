@@ -11,6 +11,7 @@ import pytest
 from gpushard.fetching.job import Job
 from gpushard.loader import prefetch
 from gpushard.loader.prefetch import Prefetched, Waits
+from gpushard.loader.stop_flag import StopFlag
 from gpushard.loader.stopping import Stopped, stoppable
 
 NOTHING: Any = None
@@ -51,9 +52,9 @@ WAYS = {
 }
 
 
-def stoppable_sink() -> tuple[Noted, threading.Event, Any]:
+def stoppable_sink() -> tuple[Noted, StopFlag, Any]:
     noted: Any = Noted()
-    stop = threading.Event()
+    stop = StopFlag()
     job = stoppable(Job(NOTHING, NOTHING, noted, NOTHING), stop)
     return noted, stop, job.sink
 
@@ -102,7 +103,7 @@ def test_a_thread_ends_though_an_interrupt_kept_it_from_being_told(
     is_forgotten, monkeypatch
 ):
     monkeypatch.setattr(prefetch, "_LOOK_AGAIN_S", 0.01)
-    stage = Prefetched(iter("abc"), 1, threading.Event(), Waits())
+    stage = Prefetched(iter("abc"), 1, StopFlag(), Waits())
     stage.start()
     while not stage._line.items.qsize():
         time.sleep(0.001)
@@ -117,3 +118,21 @@ def test_a_thread_ends_though_an_interrupt_kept_it_from_being_told(
         stage.close()
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_a_flag_is_set_for_good_and_wakes_all_who_wait():
+    flag, told = StopFlag(), []
+    assert not flag.is_set()
+    assert not flag.wait(0.001)
+    threads = [
+        threading.Thread(target=lambda: told.append(flag.wait(30))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        flag.set()
+    for thread in threads:
+        thread.join(10)
+    assert told == [True] * 3
+    assert flag.is_set()
+    assert flag.wait(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from gpushard.loader.order import Order
 from gpushard.loader.prefetch import Prefetched, Waits
 from gpushard.loader.reading import Reader
 from gpushard.loader.shares import Share
+from gpushard.loader.stop_flag import StopFlag
 
 # Longest waits for a thread to end, in seconds. A thread ends after its current task: a
 # batch of requests, or compiling the loops. An interrupt does not wait for the latter.
@@ -30,7 +30,7 @@ class Pass:
         Set to end the pass.
     """
 
-    stop: threading.Event = field(default_factory=threading.Event)
+    stop: StopFlag = field(default_factory=StopFlag)
     _stages: list[Prefetched[Any]] = field(default_factory=list[Prefetched[Any]])
 
     def batches(

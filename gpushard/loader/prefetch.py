@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from weakref import finalize, ref
 
 from gpushard.errors import UnsupportedError
+from gpushard.loader.stop_flag import StopFlag
 
 Item = TypeVar("Item")
 
@@ -63,7 +64,7 @@ class _Line(Generic[Item]):
         One entry for each item that may be made.
     """
 
-    stop: threading.Event
+    stop: StopFlag
     items: SimpleQueue[Item | _End] = field(default_factory=lambda: SimpleQueue())
     room: SimpleQueue[None] = field(default_factory=lambda: SimpleQueue())
 
@@ -102,7 +103,7 @@ class Prefetched(Generic[Item]):
     """
 
     def __init__(
-        self, items: Iterator[Item], depth: int, stop: threading.Event, waits: Waits
+        self, items: Iterator[Item], depth: int, stop: StopFlag, waits: Waits
     ) -> None:
         self._line: _Line[Item] = _Line(stop)
         for _ in range(min(depth, _MOST_AHEAD)):

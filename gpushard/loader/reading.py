@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,15 +29,13 @@ from gpushard.loader.order import Order
 from gpushard.loader.places import Place
 from gpushard.loader.shares import Share
 from gpushard.loader.sizes import load_nbytes, load_samples
+from gpushard.loader.stop_flag import StopFlag
 from gpushard.loader.stopping import Stopped, stoppable
 from gpushard.loader.windows import Origins
 from gpushard.options import MIB
 from gpushard.reading.read import Prepared, begin, begin_early, finish, prepare
 from gpushard.selecting.selection import Ints
 from gpushard.workers import Begun
-
-if TYPE_CHECKING:
-    from threading import Event
 
 OnError = Literal["raise", "skip"]
 
@@ -143,7 +141,7 @@ class Reader:
     axis: GridAxis
     place: Place
     on_error: OnError
-    stop: Event
+    stop: StopFlag
     incidents: Incidents = field(default_factory=Incidents)
     n_behind: int = 0
 

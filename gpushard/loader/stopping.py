@@ -17,6 +17,7 @@ from gpushard.fetching.job import (
     Sink,
 )
 from gpushard.fetching.ranged import RangedBlock
+from gpushard.loader.stop_flag import StopFlag
 from gpushard.planning.blocks import Planned, ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import ByteRequest
@@ -24,14 +25,13 @@ from gpushard.workers import Task
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from threading import Event
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error
     """Raised when nobody waits for a read any more; it never reaches a user."""
 
 
-def stoppable(job: Job, stop: Event) -> Job:
+def stoppable(job: Job, stop: StopFlag) -> Job:
     """The same job; it ends once `stop` is set."""
     return replace(job, sink=_StoppableSink(job.sink, stop))
 
@@ -62,7 +62,7 @@ class _StoppableSink:
     """A sink that refuses further work once nobody waits for it."""
 
     sink: Sink
-    stop: Event
+    stop: StopFlag
 
     @property
     def batch_nbytes(self) -> int | None:
