@@ -177,10 +177,10 @@ def begun(pool: Pool, tasks: Iterable[Callable[[], Answer]]) -> list[Handed[Answ
             if not pool.take(handed):
                 all_handed.pop()
                 break
+        return all_handed  # an interrupt may come here, too
     except BaseException:  # an interrupt: nobody else knows of them
         end(all_handed)
         raise
-    return all_handed
 
 
 def end(all_handed: Sequence[Handed[Any]]) -> None:

@@ -362,10 +362,8 @@ def run_in_turn(function: Callable[[], Answer]) -> Answer:
     `function` is not running.
     """
     there = begun(pool_of("rare", 1), [function])
-    if not there:
-        return function()
     try:
-        return there[0].result()
+        return there[0].result() if there else function()
     finally:
         end(there)
 

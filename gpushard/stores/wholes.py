@@ -63,8 +63,7 @@ class Wholes:
         self.most_nbytes = min(
             MOST_WHOLE_NBYTES, options.resolved().bound_nbytes // _SHARE
         )
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition()
         self._held: dict[object, int] = {}
 
     @contextmanager
@@ -78,7 +77,7 @@ class Wholes:
         group = group or Together()
         holder = object()
         try:
-            with self._lock:
+            with self._changed:
                 had_room = self._has_room(nbytes)
                 while not self._has_room(nbytes):
                     self._changed.wait(_LOOK_AGAIN_S)
@@ -91,7 +90,7 @@ class Wholes:
         finally:
             # First of all, as an interrupt may cut off the rest; and without a lock.
             self._held.pop(holder, None)
-            with self._lock:
+            with self._changed:
                 self._changed.notify_all()
 
     def _has_room(self, nbytes: int) -> bool:
