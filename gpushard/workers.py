@@ -161,8 +161,9 @@ class _Line:
         self._hire = hire
         self._is_hired = False
         # A `Condition` does the same in lines of Python; an interrupt of one of them
-        # would leave its lock taken.
-        self._lock = threading.Lock()
+        # would leave its lock taken. The handler of a signal may close the line that it
+        # has stopped.
+        self._lock = threading.RLock()
         self._waiting: list[SimpleQueue[None]] = []
         self._ready: deque[tuple[Task, _Open]] = deque()
         self._ahead: deque[Work] = deque()

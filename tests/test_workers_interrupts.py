@@ -8,6 +8,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from itertools import count
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from forked import answers_in_a_fork
+from gpushard import workers
 from gpushard.workers import Opener, run_in_turn, run_side_by_side, run_tasks
 
 pytestmark = pytest.mark.skipif(
@@ -100,3 +102,21 @@ def test_after_an_interrupt_at_any_line_no_task_runs_and_the_next_ones_do(way):
         return False
 
     assert answers_in_a_fork(work)
+
+
+def test_tasks_may_be_ended_in_the_middle_of_any_step_of_their_thread(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """So does the handler of a signal that closes a loader."""
+    tell_all = workers._Line._tell_all
+
+    def told(line: Any) -> None:
+        monkeypatch.undo()
+        line.close()
+        tell_all(line)
+
+    monkeypatch.setattr(workers._Line, "_tell_all", told)
+    thread = threading.Thread(target=run_tasks, args=([int] * 9, 2), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
