@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import array_strategies as arrays
 import gpushard
+from gpushard.devices import sink
 from gpushard.devices.cuda import CudaDevice
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import DeviceRead, read_to_device
@@ -22,7 +25,7 @@ from gpushard.errors import UnsupportedError
 from gpushard.report import Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
-from selection_strategies import basic_keys, orthogonal_keys
+from selection_strategies import basic_keys, masks, orthogonal_keys, point_keys
 from zarr_oracle import assert_same_bits
 
 pytestmark = pytest.mark.gpu
@@ -85,6 +88,11 @@ def read_on_gpu(a, selections, device, dtype=None):
     return results, job
 
 
+def batches_of(max_rows):
+    """Batches have so many rows at most."""
+    return mock.patch.object(sink, "MAX_ROWS", max_rows)
+
+
 @pytest.mark.parametrize("chunk", [(8, 10), (128, 256), (512, 1024)])
 @pytest.mark.parametrize("chain", CHAINS)
 def test_every_chain_is_decoded_on_the_device(tmp_path, device, chain, chunk):
@@ -127,8 +135,8 @@ def test_interop_samples_are_read_as_on_the_host(device, name):
 
 
 @settings(suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_any_array_is_read_as_on_the_host(device, data):
+@given(data=st.data(), max_rows=st.sampled_from([3, sink.MAX_ROWS]))
+def test_any_array_is_read_as_on_the_host(device, data, max_rows):
     stored = data.draw(arrays.stored_arrays()).placed("memory", None)
     a = gpushard.open_array(stored, device="cpu")  # the oracle, too
     assume(not a.dtype.hasobject and a.dtype.kind != "T")  # no device has those
@@ -136,9 +144,80 @@ def test_any_array_is_read_as_on_the_host(device, data):
         expressions.basic(data.draw(basic_keys(a.shape)), a.shape),
         expressions.orthogonal(data.draw(orthogonal_keys(a.shape)), a.shape),
     ]
-    results, _ = read_on_gpu(a, selections, device)
+    if a.shape and 0 not in a.shape:
+        selections += [
+            expressions.points(data.draw(point_keys(a.shape)), a.shape),
+            expressions.points((data.draw(masks(a.shape)),), a.shape),
+        ]
+    with batches_of(max_rows):
+        results, _ = read_on_gpu(a, selections, device)
     for got, want in zip(results, a.read_many(selections), strict=True):
         assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("max_rows", [2, 64, sink.MAX_ROWS])
+@pytest.mark.parametrize("chain", ["none", "zstd-crc32c", "gzip", "blosc-lz4"])
+def test_lanes_that_overlap_change_nothing(tmp_path, device, chain, max_rows):
+    shape = (512, 640)
+    made = zarr.create_array(
+        tmp_path,
+        shape=shape,
+        chunks=(16, 20),
+        shards=(128, 160),
+        dtype="i4",
+        compressors=CHAINS[chain],
+    )
+    values = np.random.default_rng(5).integers(0, 50, shape).astype("i4")
+    made[...] = values
+    a = gpushard.open_array(tmp_path, device="cpu")
+    # Every inner chunk in a batch with few others: some 500 batches at the least rows.
+    wanted, found = [whole(a.shape)], []
+
+    def read():
+        for _ in range(3):
+            results, _ = read_on_gpu(a, wanted, device)
+            found.append(np.array_equal(results[0], values))
+
+    with batches_of(max_rows):
+        threads = [Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [True] * 9
+
+
+def damaged(place, chain, victims):
+    """Array with one byte changed in some inner chunks of its first shard."""
+    made = zarr.create_array(
+        place,
+        shape=(32, 40),
+        chunks=(8, 10),
+        shards=(16, 20),
+        dtype="i4",
+        compressors=CHAINS[chain],
+    )
+    made[...] = np.random.default_rng(5).integers(0, 50, (32, 40)).astype("i4")
+    shard = place / "c/0/0"
+    data = bytearray(shard.read_bytes())
+    entries = np.frombuffer(bytes(data[-68:-4]), "<u8").reshape(-1, 2)
+    for victim in victims:
+        offset, nbytes = map(int, entries[victim])
+        data[offset + nbytes // 2] ^= 0x55
+    shard.write_bytes(bytes(data))
+    return gpushard.open_array(place, device="cpu")
+
+
+@pytest.mark.parametrize("chain", ["crc32c", "zstd-crc32c"])
+def test_damage_is_refused_with_its_place(tmp_path, device, chain):
+    a = damaged(tmp_path, chain, [1])
+    with pytest.raises(gpushard.CorruptShardError) as host:
+        a[...]
+    with pytest.raises(gpushard.CorruptShardError) as there, batches_of(3):
+        read_on_gpu(a, [whole(a.shape)], device)
+    assert there.value.what == host.value.what
+    assert there.value.inner_chunk == host.value.inner_chunk == (0, 1)
+    device.check()
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i8"])

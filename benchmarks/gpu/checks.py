@@ -20,6 +20,8 @@ TESTS = {
     "interop_samples_are_read_as_on_the_host": "reads",
     "values_are_cast_on_the_way": "reads",
     "what_is_handed_out_and_taken_are_cupys_arrays": "reads",
+    "lanes_that_overlap_change_nothing": "reads",
+    "damage_is_refused_with_its_place": "reads",
     "any_array_is_read_as_on_the_host": "reads",
     "batches_are_those_of_the_host": "loader",
     "tensors_are_on_the_gpu_in_the_same_memory": "loader",
