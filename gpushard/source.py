@@ -145,8 +145,9 @@ class Source(StoredArray):
     def beside(self, nbytes: int) -> Source:
         """The same array with a memory limit lower by `nbytes`, rounded up."""
         limit = self.options.memory_limit
-        # Rounded, so that later reads reuse a source made before, with its caches.
-        step = max(1, limit // 16)
+        # Rounded, so that later reads reuse a source made before, with its caches. The
+        # limit of batches on a device is far above what the host may hold.
+        step = max(1, min(limit, self.options.bound_nbytes) // 16)
         nbytes = -(-nbytes // step) * step
         if nbytes not in self._narrower:
             left = max(limit // 4, limit - nbytes, 1)
@@ -158,9 +159,12 @@ class Source(StoredArray):
         """The same array under some lower memory limits."""
         return {}
 
-    def with_batches(self, nbytes: int) -> Source:
-        """The same array with batches of another size, which a device holds."""
-        options = replace(self.options, memory_limit=nbytes, is_left_open=False)
+    def with_batches(self, nbytes: int, *, is_left_open: bool = False) -> Source:
+        """The same array with batches of another size, which a device holds.
+
+        `is_left_open` says whether no memory limit is set for the read of them.
+        """
+        options = replace(self.options, memory_limit=nbytes, is_left_open=is_left_open)
         return replace(self, options=options)
 
     def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:

@@ -127,3 +127,23 @@ def test_rounds_of_a_device_have_room_for_its_tables(tmp_path, monkeypatch):
     result = a.read_many([np.sort(listed)], memory_limit=LIMIT)[0]
     assert (result.get() == 1).all()
     assert len(rounds) == 2
+
+
+def test_indexes_of_a_host_leave_a_device_its_batches(tmp_path):
+    """A device holds far more than the host, by whose limit indexes are counted."""
+    shard = 1 << 13
+    a = gpushard.create_array(
+        tmp_path,
+        shape=(24 * shard,),
+        dtype="u1",
+        chunks=(1,),
+        shards=(shard,),
+        compressors=[ZSTD],
+        device="cpu",
+    )
+    a[:: shard // 2] = 1
+    device = emulated(LockedDevice, limit_nbytes=64 * GIB)
+    options = Options(placement="device")
+    a = gpushard.open_array(tmp_path, device=device, options=options)
+    assert (a.oindex[np.arange(0, len(a), shard // 2)].get() == 1).all()
+    assert [kind for _, kind, _ in device.log].count("decode") == 1

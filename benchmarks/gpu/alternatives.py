@@ -27,7 +27,7 @@ from gpushard.devices.payload.kvikio_file import (
     KvikioFiles,
     kvikio_facts,
 )
-from gpushard.devices.sink import MAX_ROWS
+from gpushard.devices.sink import most_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,7 +50,7 @@ def checksums(run: Run) -> None:
 
 def _checksums_of(run: Run, inner: int) -> dict[str, Any]:
     device: Any = run.machine.device
-    count = max(1, min(MAX_ROWS, run.sizes.stream_nbytes // inner))
+    count = max(1, min(most_rows(inner), run.sizes.stream_nbytes // inner))
     stream, rng = device.create_stream(), np.random.default_rng(1)
     n_distinct = min(count, max(1, _DISTINCT_NBYTES // inner))
     room = -(-(inner + _CRC_NBYTES) // 64) * 64
@@ -129,7 +129,7 @@ def gzip(run: Run) -> None:
 
 def _gzip_of(run: Run, inner: int) -> dict[str, Any]:
     device: Any = run.machine.device
-    count = max(1, min(MAX_ROWS, run.sizes.stream_nbytes // inner))
+    count = max(1, min(most_rows(inner), run.sizes.stream_nbytes // inner))
     plain = np.random.default_rng(2).integers(-4, 5, inner, np.int8).tobytes()
     batch = Batch.lay(
         device, Algorithm.GZIP, [ENCODERS[Algorithm.GZIP](plain)], [inner], repeat=count

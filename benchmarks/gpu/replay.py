@@ -15,7 +15,7 @@ from gpushard.devices.base import Device
 from gpushard.devices.nvcomp import Nvcomp
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import DeviceRead, read_to_device
-from gpushard.devices.sink import MAX_ROWS
+from gpushard.devices.sink import most_rows
 from gpushard.report import Tally
 from gpushard.selecting.selection import whole
 
@@ -141,14 +141,14 @@ def scatter(name: str, run: Run) -> None:
     sizes = run.sizes
     inner = sizes.usual
     width = min(width, sizes.width // 2)
-    nbytes = min(sizes.sweep_nbytes, MAX_ROWS * inner)
+    nbytes = min(sizes.sweep_nbytes, most_rows(inner) * inner)
     _replay(run, f"kernels/{name}", Layout.of(sizes, codec, inner, nbytes, width))
 
 
 def batch(codec: str, run: Run) -> None:
     """Every launch of one batch alone, for every size of inner chunks."""
     for inner in run.sizes.inner_nbytes:
-        nbytes = min(run.sizes.sweep_nbytes, MAX_ROWS * inner)
+        nbytes = min(run.sizes.sweep_nbytes, most_rows(inner) * inner)
         layout = Layout.of(run.sizes, codec, inner, nbytes)
         _replay(run, f"kernels/{codec}/{inner}", layout)
 

@@ -119,7 +119,10 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
             # The columns of a round lie on the host and count against its limit, but
             # must not reduce further what the device may hold.
             columns_nbytes = source.options.memory_limit - part.options.memory_limit
-            part = part.with_batches(room_nbytes(source, device) - columns_nbytes)
+            part = part.with_batches(
+                room_nbytes(source, device) - columns_nbytes,
+                is_left_open=source.options.is_left_open,
+            )
         what = part, selections, outputs, device
         if _read_there(DeviceRead(*what, tally, entries, request.damage)) is None:
             raise _LeftToHostError

@@ -25,14 +25,17 @@ from gpushard.errors import DeviceError, DeviceMemoryError
 from gpushard.fetching.job import Answer, Job
 from gpushard.fetching.ranged import RangedBlock
 from gpushard.memory.chunk_room import usual_stored
+from gpushard.options import MIB
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
 _log = logging.getLogger("gpushard.devices")
 
-# Streams that keep a large GPU busy: an estimate, as no code ran on one yet.
-MAX_ROWS = 4096
+# Streams that keep a large GPU busy, unless they are small: a batch of 16 MiB takes the
+# host longer than the GPU (docs/decisions/2026-11-27-first-run-on-a-gpu.md).
+_ENOUGH_ROWS, _ENOUGH_NBYTES = 4096, 64 * MIB
+MAX_ROWS = 16384
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -73,7 +76,7 @@ class DeviceSink:
         )
         self.pinned_nbytes = budget.pinned_nbytes
         self.batch_nbytes = budget.encoded_nbytes
-        self.max_rows = min(MAX_ROWS, budget.n_rows)
+        self.max_rows = min(most_rows(chain.decoded_nbytes), budget.n_rows)
         counts = any(step.kind is StepKind.BLOSC for step in chain.steps)
         self._lanes = [Lane(device, budget, counts) for _ in range(budget.n_lanes)]
         self._streams = [lane.stream for lane in self._lanes]
@@ -281,6 +284,12 @@ class DeviceSink:
         """Order that sorts columns of a block by the target that they land in."""
         target = self._targets.grouping.of_part[block.part[columns]]
         return np.argsort(target, kind="stable")
+
+
+def most_rows(decoded_nbytes: int) -> int:
+    """Most inner chunks of a batch, if each has `decoded_nbytes` bytes."""
+    enough = _ENOUGH_NBYTES // max(decoded_nbytes, 1)
+    return min(max(enough, _ENOUGH_ROWS), MAX_ROWS)
 
 
 def _let_go(lane: Lane) -> None:

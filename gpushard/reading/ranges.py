@@ -97,7 +97,9 @@ def _reading_tasks(job: Job, ranged: RangedBlock, n_workers: int) -> Iterator[Wo
     copied = _copied_nbytes(job, ranged)
     for first, last in cut_batches(requests.nbytes + _REQUEST_NBYTES, share):
         nbytes = int(requests.nbytes[first:last].sum())
-        if copied is not None:
+        if job.sink.batch_nbytes is not None:
+            nbytes = 0  # it waits for a slot, and the slots are all there is
+        elif copied is not None:
             widest = int(copied[first:last].max())
             nbytes += min(nbytes, n_workers * widest)
         yield Opener(partial(_fetch, job, ranged, range(first, last), share), nbytes)

@@ -17,6 +17,7 @@ from typing import TypeGuard
 import numpy as np
 
 from gpushard.errors import ObjectChangedError, StoreError
+from gpushard.machine import usable_cpu_count
 from gpushard.options import DEFAULT, KIB, MIB, Options
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
@@ -40,7 +41,7 @@ from gpushard.workers import run_side_by_side
 _COSTS = FetchCosts(
     gap_nbytes=64 * KIB,
     max_request_nbytes=8 * MIB,
-    concurrency=8,
+    concurrency=max(8, min(16, usable_cpu_count())),
     prefers_whole_objects=False,
     reads_in_shares=True,
 )
@@ -50,11 +51,24 @@ _COSTS = FetchCosts(
 _SLOW_REQUEST_S = 20e-6
 _PATIENCE_S = 1e-3
 
+# From this mean size on, even the page cache takes longer to copy a range than a thread
+# takes to be handed one. One thread copies 8 GB/s, sixteen copied 85 GB/s
+# (docs/decisions/2026-11-27-first-run-on-a-gpu.md).
+_LARGE_REQUEST_NBYTES = MIB
+
 # What a disk is asked for at once, before one thread reads the ranges in turn: two cold
 # indexes of 64 KiB take 0.27 ms instead of 0.45 ms. More would fill the disk's queue,
 # and asking would wait for it.
 _N_ASKED_AHEAD = 32
 _ASKED_AHEAD_NBYTES = 128 * KIB
+
+
+def _are_large(requests: Sequence[ByteRequest]) -> bool:
+    """Whether reading each range takes long enough for a thread of its own."""
+    if any(request.stop is None for request in requests):
+        return False
+    nbytes = sum((request.stop or 0) - request.start for request in requests)
+    return nbytes >= _LARGE_REQUEST_NBYTES * len(requests)
 
 
 def holds_plain_files(store: object) -> TypeGuard[LocalStore]:
@@ -134,6 +148,8 @@ class LocalStore:
         """
         if len(requests) == 1:
             return [self._read_one(requests[0])]
+        if _are_large(requests):
+            return run_side_by_side(self._read_one, requests, _COSTS.concurrency)
         answers: list[Fetched | None] = []
         started = perf_counter()
         self._ask_ahead(requests[:_N_ASKED_AHEAD])
