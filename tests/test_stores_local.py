@@ -183,6 +183,53 @@ def test_file_overwritten_during_the_read_is_noticed(
         read_one(store)
 
 
+def versioned(store: LocalStore, n: int) -> list[ByteRequest]:
+    """Requests for the first `n` pairs of bytes of the version that there is."""
+    version = read_one(store).version
+    return [ByteRequest("c/0", i, i + 2, version=version) for i in range(n)]
+
+
+def test_many_ranges_of_a_version_are_read_with_few_looks_at_the_file(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_SLOW_REQUEST_S", 1)
+    requests = versioned(store, 100)
+    rooms = [np.zeros(2, np.uint8) for _ in requests]
+    looks: list[int] = []
+    fstat = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda fd: looks.append(fd) or fstat(fd))
+    answers = store.read(
+        [r._replace(into=room) for r, room in zip(requests, rooms, strict=True)]
+    )
+    assert len(looks) == 4  # one for 32 ranges
+    for i, (answer, room) in enumerate(zip(answers, rooms, strict=True)):
+        assert answer is not None
+        assert answer.data.tobytes() == room.tobytes() == BODY[i : i + 2]
+        assert answer.object_nbytes == len(BODY)
+        assert answer.version == requests[0].version
+
+
+@pytest.mark.parametrize("changed", [BODY[::-1], BODY[:1]], ids=["same size", "cut"])
+def test_file_overwritten_between_two_of_many_ranges_is_noticed(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, changed: bytes
+) -> None:
+    requests = versioned(store, 5)
+    time.sleep(0.02)  # see above
+    preadv, offsets = os.preadv, []
+
+    def read_then_overwrite(fd: int, buffers: Any, offset: int) -> int:
+        n_bytes = preadv(fd, buffers, offset)
+        offsets.append(offset)
+        if len(offsets) == 2:
+            (root / "c" / "0").write_bytes(changed)
+        return n_bytes
+
+    monkeypatch.setattr(os, "preadv", read_then_overwrite)
+    monkeypatch.setattr(local, "is_in_memory", lambda *_: True)
+    with pytest.raises(ObjectChangedError, match="overwritten"):
+        store.read(requests)
+
+
 # ----------------------------------------------------------------------- side by side
 
 
@@ -242,12 +289,36 @@ def test_slow_requests_are_spread_over_threads_in_order(
     monkeypatch.setattr(local, "_SLOW_REQUEST_S", 0)
     monkeypatch.setattr(local, "_PATIENCE_S", 0)
     requests = [ByteRequest("c/0", i, i + 3) for i in range(1000)]
+    version = read_one(store).version
+    requests[700:] = [r._replace(version=version) for r in requests[700:]]
     requests.insert(500, ByteRequest("none"))
     answers = store.read(requests)
     assert any(name.startswith("gpushard-store") for name in thread_names)
     assert answers.pop(500) is None
     assert [a.data.tobytes() for a in answers if a] == [
         BODY[i : i + 3] for i in range(1000)
+    ]
+
+
+def test_large_ranges_are_read_side_by_side_from_the_first_on(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared_out: list[int] = []
+
+    def noting(function: Any, items: Any, n_workers: int) -> list[Any]:
+        shared_out.append(len(items))
+        return workers.run_side_by_side(function, items, n_workers)
+
+    requests = versioned(store, 100)
+    monkeypatch.setattr(local, "run_side_by_side", noting)
+    monkeypatch.setattr(local, "_SLOW_REQUEST_S", 1)
+    store.read(requests)
+    assert shared_out == []
+    monkeypatch.setattr(local, "_LARGE_REQUEST_NBYTES", 2)
+    answers = store.read(requests)
+    assert shared_out == [100]
+    assert [a and a.data.tobytes() for a in answers] == [
+        BODY[i : i + 2] for i in range(100)
     ]
 
 
