@@ -15,7 +15,9 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
 from gpushard.devices import compressing
+from gpushard.devices.nvcomp import Nvcomp
 from gpushard.options import Options, WriteOptions
+from gpushard.writing import on_device as writing
 from test_writing_peers import CRC, LITTLE, sharding
 from zarr_oracle import assert_same_bits, quiet_zarr
 
@@ -248,13 +250,15 @@ def test_batches_are_cut_to_the_memory_there_is(tmp_path, device, monkeypatch):
 
 
 def test_an_inner_chunk_that_the_encoder_refuses_is_encoded_by_the_host(
-    tmp_path, device
+    tmp_path, device, caplog
 ):
+    writing._tell_once.cache_clear()
     values = numbers()
     refused = np.ascontiguousarray(values[4:8, 10:20]).tobytes()
     device.standin.intercept_encoding = lambda _, data: 19 if data == refused else None
     a = new(tmp_path, device, CODECS["lz4"], CRC)
     a[...] = on_device(device, values)
+    assert "nvCOMP's LZ4 refuses" in caplog.text
     assert_stored(tmp_path, values)
 
 
@@ -371,11 +375,33 @@ def test_memory_that_runs_out_is_an_error_and_leaves_the_device_usable(
     assert_stored(tmp_path, values)
 
 
-def test_the_host_takes_over_where_not_one_inner_chunk_has_room(tmp_path, device):
+def test_the_host_takes_over_where_not_one_inner_chunk_has_room(
+    tmp_path, device, caplog
+):
+    writing._tell_once.cache_clear()
     values = numbers()
     value = on_device(device, values)
     device.limit_nbytes = 8000
     check_left_to_the_host(tmp_path, device, CODECS["zstd"], value=value)
+    check_left_to_the_host(tmp_path, device, CODECS["zstd"], value=value)
+    (told,) = caplog.messages
+    assert "Zstd needs more memory for one of 160 bytes" in told
+
+
+@pytest.mark.parametrize(("limit", "n_encoded"), [(None, 24), (256 << 20, 0)])
+def test_scratch_may_exceed_a_limit_that_was_left_open(
+    limit, n_encoded, tmp_path, device, monkeypatch
+):
+    # What nvCOMP's Zstd asks for depends little on the batch.
+    monkeypatch.setattr(Nvcomp, "encoding_temp_nbytes", lambda *_: 257 << 20)
+    device.limit_nbytes = 4 << 30
+    a, values = new(tmp_path, device, CODECS["zstd"]), numbers()
+    a = gpushard.open_array(
+        tmp_path, device=device, options=Options(memory_limit=limit)
+    )
+    a[...] = on_device(device, values)
+    assert len(device.standin.encoded) == n_encoded
+    assert_stored(tmp_path, values)
 
 
 def test_a_device_that_breaks_is_an_error(tmp_path):

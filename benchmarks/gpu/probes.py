@@ -152,13 +152,19 @@ def checksums(name: str, run: Run) -> None:
 
 
 def scratch(name: str, run: Run) -> None:
-    """Scratch that zstd asks for: by an estimate, and once it has seen the data."""
+    """Scratch for zstd: by an estimate, once the data was seen, and for encoding."""
     device: Any = run.machine.device
     for nbytes, count in ((4 * KIB, 64), (64 * KIB, 16), (MIB, 4)):
         encoded = [ENCODERS[Algorithm.ZSTD](_plain(nbytes))] * count
         batch = Batch.lay(device, Algorithm.ZSTD, encoded, [nbytes] * count)
         seen = None if run.is_emulated else _seen_scratch(device, batch, nbytes)
-        run.put(f"{name}/{count}x{nbytes}", estimated=batch.temp_nbytes, with_data=seen)
+        encoding = device.decoder.encoding_temp_nbytes(Algorithm.ZSTD, count, nbytes)
+        run.put(
+            f"{name}/{count}x{nbytes}",
+            estimated=batch.temp_nbytes,
+            with_data=seen,
+            encoding=encoding,
+        )
 
 
 def _seen_scratch(device: Any, batch: Batch, nbytes: int) -> int:

@@ -20,8 +20,8 @@ from gpushard.options import GIB
 from gpushard.report import CodecPlacement, Tally
 from gpushard.source import Source
 
-# Share of the free memory for a read whose limit is left open: room for two batches of
-# 4,096 inner chunks of 64 KiB, with the scratch that zstd needs.
+# Share of the free memory for a read or a write whose limit is left open: room for two
+# batches of 4,096 inner chunks of 64 KiB, with the scratch that decoding zstd needs.
 _FREE_SHARE, _LARGEST_ROOM_NBYTES = 8, 4 * GIB
 
 
@@ -92,8 +92,12 @@ def room_nbytes(source: Source, device: Device, n_sharing: int = 1) -> int:
     decodes = chain is not None and not why and chain.steps
     if not decodes or not source.options.is_left_open:
         return limit
-    share = min(device.free_nbytes() // _FREE_SHARE, _LARGEST_ROOM_NBYTES)
-    return max(share // n_sharing, limit)
+    return max(share_nbytes(device) // n_sharing, limit)
+
+
+def share_nbytes(device: Device) -> int:
+    """Bytes of a device's free memory that go to work whose limit is left open."""
+    return min(device.free_nbytes() // _FREE_SHARE, _LARGEST_ROOM_NBYTES)
 
 
 def _on_device(step: Step, device: Device) -> CodecPlacement:

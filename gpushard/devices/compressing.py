@@ -51,13 +51,17 @@ class BatchCompressor:
     ----------
     chunk_nbytes
         Size of an inner chunk, at most ``algorithm.max_encodable_nbytes``.
+    batch_nbytes
+        Bytes that inner chunks of a batch may take, with the room for their streams:
+        the host holds the streams, too.
     limit_nbytes
-        Device memory that a batch may take.
+        Device memory that a batch may take with its scratch. nvCOMP's Zstd asks for
+        half a gigabyte even for four bytes (NVIDIA/nvcomp#113).
 
     Attributes
     ----------
     most_rows
-        Inner chunks in a batch; 0 if not even one fits `limit_nbytes`.
+        Inner chunks in a batch; 0 if not even one fits the limits.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class BatchCompressor:
         device: Device,
         algorithm: Algorithm,
         chunk_nbytes: int,
+        batch_nbytes: int,
         limit_nbytes: int,
     ) -> None:
         self._device = device
@@ -75,7 +80,7 @@ class BatchCompressor:
         self._limit = encoder.encoded_limit(algorithm, chunk_nbytes)
         self._pitch = _rounded(chunk_nbytes, needed.input)
         self._room = _rounded(self._limit, needed.output)
-        self.most_rows = _MOST_ROWS
+        self.most_rows = min(_MOST_ROWS, batch_nbytes // (self._pitch + self._room))
         while self.most_rows and self._nbytes(self.most_rows) > limit_nbytes:
             self.most_rows //= 2
 

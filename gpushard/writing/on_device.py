@@ -1,13 +1,16 @@
 """Values in device memory -> encoded inner chunks, compressed there by nvCOMP.
 
-The host encodes everything else, and fetches the values once for it.
+The host encodes everything else, and fetches the values once for it. Where nvCOMP would
+have encoded it, but for want of memory or because it refused, a warning is logged once.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import zlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 
 from gpushard.codecs.crc32c import with_checksum
 from gpushard.devices.base import Device, Event
+from gpushard.devices.choice import share_nbytes
 from gpushard.devices.compressing import BatchCompressor, Encoded, Gathered
 from gpushard.devices.gathering import Strided, row_copies
 from gpushard.devices.nvcomp_abi import Algorithm
@@ -26,6 +30,8 @@ from gpushard.selecting.selection import Orthogonal, SliceAxis
 from gpushard.source import Source
 from gpushard.writing.regions import Box, Part
 from gpushard.writing.shard import Bytes, Region, is_fill
+
+_log = logging.getLogger("gpushard.devices")
 
 _ALGORITHMS = {
     "zstd": Algorithm.ZSTD,
@@ -98,7 +104,9 @@ class DeviceValues:
             members = rows[start : start + self.most_rows]
             done = self._compress([gathered[i] for i in members])
             for i, one in zip(members, done, strict=True):
-                if one.stream is not None:
+                if one.stream is None:
+                    _tell_once(f"nvCOMP's {self._algorithm.value} refuses some of them")
+                else:
                     encoded[i] = self._stored(one.stream, one.decoded)
         return encoded
 
@@ -185,13 +193,32 @@ def values_on_device(
     if lies is None or not 0 < chunk_nbytes <= algorithm.max_encodable_nbytes:
         return None
     device.check()
-    limit = min(source.options.memory_limit, device.free_nbytes() // 2)
-    compressor = BatchCompressor(device, algorithm, chunk_nbytes, limit)
+    compressor = _compressor(source, device, algorithm, chunk_nbytes)
     if not compressor.most_rows:
+        _tell_once(
+            f"nvCOMP's {algorithm.value} needs more memory for one of "
+            f"{chunk_nbytes} bytes than memory_limit allows or half of what is free"
+        )
         return None
     handles = {device.current_stream(), stream_of(value, interface) or 0}
     ready = [device.record(handle) for handle in sorted(handles)]
     return DeviceValues(source, compressor, lies, ready, fetch)
+
+
+def _compressor(
+    source: Source, device: Device, algorithm: Algorithm, chunk_nbytes: int
+) -> BatchCompressor:
+    """The encoder; scratch has more room on a device than batches on the host."""
+    batch_nbytes = limit_nbytes = source.options.memory_limit
+    if source.options.is_left_open:
+        limit_nbytes = max(limit_nbytes, share_nbytes(device))
+    limit_nbytes = min(limit_nbytes, device.free_nbytes() // 2)
+    return BatchCompressor(device, algorithm, chunk_nbytes, batch_nbytes, limit_nbytes)
+
+
+@cache
+def _tell_once(why: str) -> None:
+    _log.warning("the host encodes inner chunks that lie on a device: %s", why)
 
 
 def _is_encodable(layout: ArrayLayout) -> bool:
