@@ -6,19 +6,23 @@ import json
 
 import pytest
 
+import gpushard
 from cli_runs import run, run_json, sentence
 from cuda_host import cupy_standin
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
-from gpushard.cli import measuring
+from gpushard.cli import device_rates, measuring
+from gpushard.cli.device_rates import decoding_rate
 from gpushard.devices import find
 from gpushard.devices.cuda import CudaDevice
+from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.placement import RATES, Rates
 from gpushard.devices.rates import keep_rates, kept_rates
+from gpushard.errors import DeviceError
 
 MEASURED = {"zstd": Rates(3e9, 2e9, 1e9)}
-TINY = measuring.Amounts(256, 1024, 2, 512, 1)
+TINY = measuring.Amounts(256, 1024, 8, 512, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +86,50 @@ def test_doctor_measures_once_what_it_advises_to_measure(gpu, monkeypatch):
     assert not any("doctor --measure" in text for text in facts["advice"])
     kept = json.loads(next(iter(gpu_files())).read_text())
     assert facts["rates"]["zstd"] == kept["rates"]["zstd"]
-    assert set(kept["rates"]) == set(RATES) - {"blosc-snappy"}
+    assert set(kept["rates"]) == set(RATES)
     assert all(min(rates.values()) > 0 for rates in kept["rates"].values())
+
+
+def test_a_thread_is_timed_as_it_decodes_and_not_as_it_finds_what_was_kept(
+    gpu, monkeypatch
+):
+    opened, reports = [], []
+    open_array, host_rate = gpushard.open_array, measuring._host_rate
+
+    def noted(*arguments, **more):
+        opened.append(open_array(*arguments, **more))
+        return opened[-1]
+
+    def explained(*arguments):
+        rate = host_rate(*arguments)
+        reports.append(opened[-1].explain())
+        return rate
+
+    monkeypatch.setattr(gpushard, "open_array", noted)
+    monkeypatch.setattr(measuring, "_host_rate", explained)
+    # Inner chunks that are kept when reads come back to them.
+    amounts = measuring.Amounts(32 << 10, 64 << 10, 2, 512, 5)
+    measuring.measure_rates(CudaDevice(0), amounts)
+    assert len(reports) == len(RATES) - 1  # nothing here encodes Blosc's Snappy
+    assert {report.n_kept_inner_chunks for report in reports} == {0}
+    assert {report.n_inner_chunks for report in reports} == {2}
+
+
+def test_streams_that_are_not_decoded_have_no_rate():
+    device = EmulatedDevice(Kernels(), load_standin())
+    device.standin.intercept = lambda *_: 12
+    with pytest.raises(DeviceError, match="nvCOMP does not decode Zstd"):
+        measuring.measure_rates(device, TINY)
+
+
+def test_a_rate_is_of_all_bytes_of_the_batch_in_its_quickest_time(monkeypatch):
+    device = EmulatedDevice(Kernels(), load_standin())
+    times = iter([0.0, 9.0, 10.0, 12.0, 20.0, 21.0, 30.0, 33.0])
+    monkeypatch.setattr(device_rates, "perf_counter", lambda: next(times))
+    pieces = [bytes(100), bytes(range(100))]
+    rate = decoding_rate(device, Algorithm.LZ4, pieces, 5, 3)
+    assert rate == 500
+    assert device.standin.decoded == ["lz4"] * 20
 
 
 def gpu_files():

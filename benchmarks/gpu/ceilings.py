@@ -93,7 +93,7 @@ def _read(files: list, run: Run, n_threads: int) -> float:
 
 def placement(run: Run) -> None:
     """What placement goes by, as `gpushard doctor --measure` would find it."""
-    tiny = Amounts(256, 1024, 2, 512, 1)
+    tiny = Amounts(256, 1024, 8, 512, 1)
     found = measure_rates(run.machine.device, tiny if run.is_emulated else USUAL)
     for coding, rates in found.items():
         run.put(f"ceilings/placement/{coding}", **asdict(rates))
