@@ -156,7 +156,7 @@ def test_every_figure_says_where_it_comes_from(compressor):
     assert told.reasons
     for reason in told.reasons:
         if any(character.isdigit() for character in reason):
-            assert any(f"[{basis}]" in reason for basis in "pme"), reason
+            assert any(f"[{basis}]" in reason for basis in "gme"), reason
 
 
 def test_the_command_prints_advice_and_how_to_follow_it(tmp_path):

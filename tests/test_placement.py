@@ -84,6 +84,29 @@ def test_costs_are_the_slowest_of_what_overlaps():
     assert estimate(load._replace(largest_nbytes=100), 4, rates).device == 40.0
 
 
+# Streams, bytes of each and seconds of nvCOMP's decoder alone (H200, nvCOMP 6.0).
+ON_AN_H200 = {
+    "zstd": [
+        (4096, 4 * KIB, 0.000538),
+        (4096, 16 * KIB, 0.001676),
+        (4096, 64 * KIB, 0.004113),
+        (4096, 256 * KIB, 0.022623),
+        (1024, 1024 * KIB, 0.021513),
+        (256, 4096 * KIB, 0.061819),
+        (64, 16384 * KIB, 0.213336),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("coding", "n", "nbytes", "seconds"),
+    [(coding, *row) for coding, rows in ON_AN_H200.items() for row in rows],
+)
+def test_what_a_device_took_is_estimated_to_within_half(coding, n, nbytes, seconds):
+    load = Load(coding, n, n * nbytes // 2, n * nbytes, nbytes)
+    assert seconds / 1.5 < estimate(load, THREADS).device < seconds * 1.5
+
+
 @pytest.fixture
 def stored(tmp_path):
     values = np.arange(64 * 48, dtype="i4").reshape(64, 48)

@@ -1,8 +1,7 @@
 """Which shapes and codecs would let a GPU read an array best, and why.
 
-This is arithmetic on the rates in `devices.placement`. None of them was measured by
-this code on a GPU. Each reason marks its figure as published by others, [p], as
-measured on a CPU, [m], or as an estimate, [e].
+This is arithmetic on the rates in `devices.placement`. Each reason marks its figure as
+measured on a GPU, [g], or on a CPU, [m], or as an estimate, [e].
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from gpushard.devices.decoding.chain import (
     compile_device_chain,
 )
 from gpushard.devices.placement import (
+    MEASURED,
     RATES,
     UPLOAD_NBYTES_PER_SECOND,
     Costs,
@@ -174,26 +174,28 @@ def _better_coding(
     if trouble:
         reasons.append(
             f"{trouble}: the host decodes, and what it decoded is copied; a GPU decodes"
-            f" zstd at about {_gigabytes(_DEFAULT)} [p]"
+            f" zstd at about {_gigabytes(_DEFAULT)} {_basis(_DEFAULT)}"
         )
         return _DEFAULT, _DEFAULT
     if coding == "raw":
         reasons.append(
             f"uncompressed elements reach a GPU at {upload:.0f} GB/s at most, as PCIe 5"
-            " takes them [p]: compressed with LZ4 they come at that times the ratio, up"
-            f" to about {_gigabytes('lz4')} [e]; try it if they compress at all"
+            " takes them [g]: compressed with LZ4 they come at that times the ratio, up"
+            f" to about {_gigabytes('lz4')} {_basis('lz4')}; try it if they compress at"
+            " all"
         )
         return coding, "keep"
     if coding not in RATES:
         reasons.append(
             f"no kernel decodes {coding}, so the host does and copies; {_DEFAULT} is"
-            f" decoded at about {_gigabytes(_DEFAULT)} [p]"
+            f" decoded at about {_gigabytes(_DEFAULT)} {_basis(_DEFAULT)}"
         )
         return (_DEFAULT, _DEFAULT) if "blosc" not in coding else _blosc("zstd")
     if coding in _SLOW:
         reasons.append(
-            f"{coding} is decoded at about {_gigabytes(coding)} [e], {_DEFAULT} at"
-            f" {_gigabytes(_DEFAULT)} [p], and packs as tightly"
+            f"{coding} is decoded at about {_gigabytes(coding)} {_basis(coding)},"
+            f" {_DEFAULT} at {_gigabytes(_DEFAULT)} {_basis(_DEFAULT)}, and packs as"
+            " tightly"
         )
         return _blosc("zstd") if "blosc" in coding else (_DEFAULT, _DEFAULT)
     _note_bottleneck(coding, ratio, reasons)
@@ -206,7 +208,7 @@ def _note_bottleneck(coding: str, ratio: float, reasons: list[str]) -> None:
         return
     told = f"stored {ratio:.1f} times smaller" if ratio != USUAL_RATIO else "halved"
     reasons.append(
-        f"{coding} {told} arrives at {arriving / 1e9:.0f} GB/s of elements at most [p],"
+        f"{coding} {told} arrives at {arriving / 1e9:.0f} GB/s of elements at most [g],"
         f" and is decoded at {_gigabytes(coding)} {_basis(coding)}: the bound of a read"
     )
 
@@ -315,4 +317,4 @@ def _gigabytes(coding: str) -> str:
 
 
 def _basis(coding: str) -> str:
-    return "[p]" if coding in ("zstd", "blosc-zstd") else "[e]"
+    return "[g]" if coding in MEASURED else "[e]"
