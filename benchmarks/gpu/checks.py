@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,20 @@ _HANGING_S = 100
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
 _FOUND = 86
+_OWN_KERNELS = ("--kernel-name", "kernel_substring=gs_")
+_OPTIONS: Mapping[str, Sequence[str]] = {
+    "memcheck": (),
+    # Hazards within the vendor's kernels are not looked for.
+    "racecheck": _OWN_KERNELS,
+    # Of all kernels: what a kernel that is left out writes counts as never written, and
+    # ours read what the vendor's have decoded. Without frames of the host.
+    "initcheck": ("--print-limit", "10000", "--show-backtrace", "device"),
+}
+# In the line that says where, or in that of the kernel which it was inlined into.
+_OWN_FRAME = re.compile(r"^=+ +(?:at|Device Frame:).*\bgs_\w+", re.MULTILINE)
+_FRAME = re.compile(r"=+ +(?:Uninitialized|at |Device Frame:)")
+_BETWEEN = re.compile(r"\n=+ *\n")
+_PLACE = re.compile(r"\+0x[0-9a-f]+")
 _CLEAN = ("ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards")
 _PLACES = (
     "{home}/bin/compute-sanitizer",
@@ -80,17 +95,44 @@ def run_sanitizer(tool: str, run: Run) -> None:
     found = find_sanitizer()
     if found is None:
         raise Skipped("compute-sanitizer is not installed")
-    options = ["--tool", tool, "--error-exitcode", str(_FOUND)]
-    if tool != "memcheck":
-        # What the vendor's kernels do to their own memory is not looked for.
-        options += ["--kernel-name", "kernel_substring=gs_"]
+    options = ["--tool", tool, "--error-exitcode", str(_FOUND), *_OPTIONS[tool]]
     status, said = heard([found, *options, *command], _ROOT)
+    if tool == "initcheck":
+        run.put(name, status=status, **uninitialized(said))
+        return
     run.put(
         name,
         status=status,
         is_clean=status == 0 and any(line in said for line in _CLEAN),
         output=said[-6000:],
     )
+
+
+def uninitialized(said: str) -> dict[str, Any]:
+    """Columns of the row of initcheck: what it says of our kernels.
+
+    It also reports what the vendor's kernels read. It is clean if nothing is of ours,
+    nothing was left out, and all cases came out right.
+    """
+    reports = [r for r in _BETWEEN.split(said) if "Uninitialized" in r]
+    own = [report for report in reports if _OWN_FRAME.search(report)]
+    left_out = re.search(r"(\d+) errors were not printed", said)
+    n_left_out = int(left_out[1]) if left_out else 0
+    is_whole = "ERROR SUMMARY" in said and "wrong: []" in said and not n_left_out
+    places = Counter(_PLACE.sub("", "\n".join(_frames(report))) for report in own)
+    told = [f"{n} times:\n{place}" for place, n in places.most_common(20)]
+    return {
+        "is_clean": is_whole and not own,
+        "n_of_ours": len(own),
+        "n_of_others": len(reports) - len(own),
+        "n_left_out": n_left_out,
+        "output": "\n".join([*told, said[-1000:]]),
+    }
+
+
+def _frames(report: str) -> list[str]:
+    """Lines of a report that say what was read, and where in the code."""
+    return [line for line in report.splitlines() if _FRAME.match(line)]
 
 
 def verdicts(rows: Mapping[str, dict[str, Any]]) -> str:
