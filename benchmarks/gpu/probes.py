@@ -10,6 +10,7 @@ import ctypes
 import importlib
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from time import perf_counter, process_time
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import zstandard
 
 from benchmarks.configs import KIB, MIB
-from benchmarks.gpu.arrays import Layout, store
+from benchmarks.gpu.arrays import DTYPE, Layout, store
 from benchmarks.gpu.gpu import fetched, rate
 from benchmarks.gpu.run import Run, Skipped
 from benchmarks.gpu.streams import ENCODERS, Batch
@@ -204,24 +205,21 @@ def calls(name: str, run: Run) -> None:
 
 
 def slots(name: str, run: Run) -> None:
-    """How many pinned slots saturate the bus, for plain elements."""
+    """How many pinned slots saturate the bus, with the limits that reads have."""
     sizes = run.sizes
-    # Small slots are thousands of batches of a large array, which take minutes.
-    layout = Layout.of(sizes, "none", sizes.usual, sizes.peer_nbytes)
-    stored = store(layout, run.root)
-    for n_slots in (1, 2, 4, 8):
-        for share in (256 * KIB, 4 * MIB, 32 * MIB):
-            row = f"{name}/{n_slots}x{share * 3 // 4}"
+    for codec in ("none", "zstd"):
+        layout = Layout.of(sizes, codec, sizes.usual, sizes.sweep_nbytes)
+        stored = store(layout, run.root)
+        device: Any = run.machine.device
+        out = device.empty(layout.shape, DTYPE)
+        for n_slots, threads in product((2, 4, 8, 16), (8, 16)):
+            row = f"{name}/{codec}/{n_slots}x{threads}"
             if not run.wants(row):
                 continue
-            options = Options(
-                placement="device", pinned_slots=n_slots, memory_limit=share * n_slots
-            )
-            device: Any = run.machine.device
+            options = Options(placement="device", pinned_slots=n_slots, threads=threads)
             a = open_array(stored.path, device=device, options=options)
-            out = device.empty(layout.shape, a.dtype)
             seconds = [_read(a, out) for _ in range(sizes.repetitions + 1)][1:]
-            run.put(row, **rate(layout.nbytes, seconds))
+            run.put(row, fetch=a.explain().fetch, **rate(layout.nbytes, seconds))
 
 
 def _read(a: Any, out: Any) -> float:
