@@ -61,12 +61,24 @@ def raw_path(array_path: Path) -> Path:
 
 def write(config: Config, root: Path, values: NDArray[Any]) -> Path:
     """Path of the array that now holds `values`, written by zarr-python."""
-    import zarr
-    import zarr.core.codec_pipeline as pipelines
+    path = begin(config, root)
+    fill(path, values)
+    return path
 
+
+def begin(config: Config, root: Path) -> Path:
+    """Path of a new array that holds nothing yet."""
     path = root / config.slug
     path.mkdir()
     (path / "zarr.json").write_text(json.dumps(config.document()), encoding="utf-8")
+    return path
+
+
+def fill(path: Path, values: NDArray[Any], first_row: int = 0) -> None:
+    """Write rows of an array by zarr-python."""
+    import zarr
+    import zarr.core.codec_pipeline as pipelines
+
     # The same bytes sooner, where this zarr-python has it.
     fused = hasattr(pipelines, "FusedCodecPipeline")
     name = "FusedCodecPipeline" if fused else "BatchedCodecPipeline"
@@ -76,8 +88,8 @@ def write(config: Config, root: Path, values: NDArray[Any]) -> Path:
         with zarr.config.set(
             {"codec_pipeline.path": f"zarr.core.codec_pipeline.{name}"}
         ):
-            zarr.open_array(str(path), mode="r+")[...] = values
-    return path
+            a = zarr.open_array(str(path), mode="r+")
+            a[first_row : first_row + len(values)] = values
 
 
 def files_of(path: Path) -> list[Path]:

@@ -6,6 +6,7 @@ import json
 import select
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +14,13 @@ from benchmarks import data
 from benchmarks.configs import KIB
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import apart
-from benchmarks.gpu.arrays import Layout, store
+from benchmarks.gpu.arrays import Layout, becoming, store, values_of
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.replay import SCATTERS
 from benchmarks.gpu.sizes import FULL, TINY
 from benchmarks.gpu.tasks import Task
 
+ROOT = Path(command.__file__).parents[2]
 # What it has begun would go on for a minute.
 BEGINS = "sleep 60 & "
 
@@ -103,6 +105,42 @@ def test_inner_chunks_of_any_size_fill_the_shards_that_a_gpu_is_measured_with(
     assert high * wide * 4 == inner
     assert layout.shard_shape[0] % high == layout.shard_shape[1] % wide == 0
     assert layout.nbytes == FULL.sweep_nbytes
+
+
+def test_what_two_processes_make_at_once_is_there_once_and_whole(tmp_path):
+    layout = Layout.of(TINY, "none", 2 * KIB, TINY.shard_nbytes)
+    with becoming(tmp_path / layout.slug) as part:
+        # Another one is sooner, and takes nothing away from this one.
+        program = "import sys; from pathlib import Path\n"
+        program += "from benchmarks.gpu.arrays import Layout, store\n"
+        program += "from benchmarks.gpu.sizes import TINY\n"
+        program += "layout = Layout.of(TINY, 'none', 2048, TINY.shard_nbytes)\n"
+        program += "print(store(layout, Path(sys.argv[1])).path)"
+        told = apart.heard([sys.executable, "-c", program, str(tmp_path)], ROOT)
+        assert told == (0, f"{tmp_path / layout.slug}\n")
+        data.write(layout, part, values_of(layout, tmp_path))
+    assert sorted(p.name for p in tmp_path.glob("*-*")) == sorted(
+        [layout.slug, "field-32x64.npy"]
+    )
+
+
+def test_what_a_process_left_that_is_no_more_is_cleared_away(tmp_path):
+    left = tmp_path / "part-999999999-field"
+    left.mkdir()
+    (left / "x").touch()
+    store(Layout.of(TINY, "none", 2 * KIB, TINY.shard_nbytes), tmp_path)
+    assert not left.exists()
+
+
+def test_what_is_cut_short_is_not_taken_for_an_array(tmp_path):
+    def fail():
+        with becoming(tmp_path / "field") as part:
+            (part / "field").mkdir()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_shards_are_encoded_once_for_arrays_of_any_length(tmp_path, monkeypatch):

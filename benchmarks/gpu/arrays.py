@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.gpu.sizes import Sizes
 
 DTYPE = np.dtype("float32")
+_PROCESSES = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class Layout:
             inner_width = min(sizes.width, 1 << n_elements.bit_length() // 2)
         inner_width = min(inner_width, n_elements)
         row_nbytes = sizes.width * DTYPE.itemsize
-        height = max(sizes.shard_nbytes // row_nbytes, n_elements // inner_width)
+        shard_nbytes = min(sizes.shard_nbytes, nbytes)
+        height = max(shard_nbytes // row_nbytes, n_elements // inner_width)
         n_shards = max(1, nbytes // (height * row_nbytes))
         n_distinct = max(1, sizes.distinct_nbytes // (height * row_nbytes))
         return cls(
@@ -75,7 +79,8 @@ class Layout:
     def slug(self) -> str:
         """Name of its directory."""
         high, wide = self.inner_shape
-        return f"field-{self.codec}-{high}x{wide}-{self.n_shards}"
+        height = self.shard_shape[0]
+        return f"field-{self.codec}-{high}x{wide}-{self.n_shards}x{height}"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -86,6 +91,10 @@ class Layout:
     def nbytes(self) -> int:
         """Decoded bytes."""
         return self.shape[0] * self.shape[1] * DTYPE.itemsize
+
+    def few(self) -> Layout:
+        """The array of its distinct shards alone."""
+        return replace(self, n_shards=self.n_distinct)
 
     def document(self) -> dict[str, Any]:
         """Contents of its ``zarr.json``."""
@@ -134,10 +143,9 @@ def values_of(layout: Layout, root: Path) -> NDArray[Any]:
     high, wide = layout.shard_shape[0] * layout.n_distinct, layout.shard_shape[1]
     kept = root / f"field-{high}x{wide}.npy"
     if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        part = kept.with_name(f"part-{kept.name}")
-        np.save(part, data.generate("field", (high, 1, wide)).reshape(high, wide))
-        part.rename(kept)
+        with becoming(kept) as part:
+            values = data.generate("field", (high, 1, wide)).reshape(high, wide)
+            np.save(part / kept.name, values)
     return np.load(kept, mmap_mode="r")
 
 
@@ -148,21 +156,41 @@ def store(layout: Layout, root: Path) -> Stored:
     if not path.exists():
         # The distinct shards are an array of their own, so that arrays of other lengths
         # have the same ones: encoding them takes up to half a minute.
-        few = replace(layout, n_shards=layout.n_distinct)
+        few = layout.few()
         distinct = None if few == layout else store(few, root).path
-        part = root / "part"
-        # What a task left that was cut short.
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        if distinct is None:
-            written = data.write(layout, part, first)
-        else:
-            written = _repeated(layout, distinct, part / layout.slug)
-        written.rename(path)
+        with becoming(path) as part:
+            if distinct is None:
+                data.write(layout, part, first)
+            else:
+                _repeated(layout, distinct, part / layout.slug)
     return Stored(layout, path, first)
 
 
-def _repeated(layout: Layout, distinct: Path, path: Path) -> Path:
+@contextmanager
+def becoming(path: Path) -> Iterator[Path]:
+    """A directory of this process; what is made there by that name goes to `path`.
+
+    It goes there whole or not at all, also where several processes make the same.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob("part-*"):
+        # What a process left that was cut short.
+        if _PROCESSES.exists() and not (_PROCESSES / left.name.split("-")[1]).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    part = path.with_name(f"part-{os.getpid()}-{path.name}")
+    part.mkdir()
+    try:
+        yield part
+        try:
+            (part / path.name).rename(path)
+        except OSError:
+            if not path.exists():  # nobody else was sooner
+                raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _repeated(layout: Layout, distinct: Path, path: Path) -> None:
     """The array at `path`, all its shards links to those of the array `distinct`."""
     for shard in range(layout.n_shards):
         linked = path / f"c/{shard}/0"
@@ -170,4 +198,3 @@ def _repeated(layout: Layout, distinct: Path, path: Path) -> Path:
         os.link(distinct / f"c/{shard % layout.n_distinct}/0", linked)
     document = json.dumps(layout.document())
     (path / "zarr.json").write_text(document, encoding="utf-8")
-    return path

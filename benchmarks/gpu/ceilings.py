@@ -121,8 +121,8 @@ def _best_batch(run: Run, algorithm: Algorithm, inner: int) -> list[dict]:
         encoded = list(pool.map(ENCODERS[algorithm], pieces))
     return [
         _rate_of(run, algorithm, encoded, inner, count)
-        for count in (256, 1024, 4096, 16384, 65536, 262144)
-        if count * inner <= sizes.stream_nbytes or count == 256
+        for count in sizes.n_streams
+        if count * inner <= sizes.stream_nbytes or count == sizes.n_streams[0]
     ]
 
 

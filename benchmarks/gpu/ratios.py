@@ -130,10 +130,12 @@ def _peers(rows: Rows) -> Iterator[Ratio]:
         prefix = f"sweep/{codec}/"
         inners = {n.removeprefix(prefix).split("/")[0] for n in rows if prefix in n}
         for inner in sorted(inners, key=int):
-            ours = rows[f"{prefix}{inner}"].get("gb_s")
-            placed = rows.get(f"{prefix}{inner}/cost", {}).get("gb_s")
-            gpu = _peer(rows, ("zarr-gpu",), codec, inner)
-            host = _peer(rows, _HOST_PEERS, codec, inner)
+            whole, few = f"{prefix}{inner}", f"{prefix}{inner}/few"
+            same = few if few in rows else whole
+            nbytes, ours = (rows[same].get(k) for k in ("nbytes", "gb_s"))
+            placed = rows.get(f"{same}/cost", {}).get("gb_s")
+            gpu = _peer(rows, ("zarr-gpu",), codec, inner, nbytes)
+            host = _peer(rows, _HOST_PEERS, codec, inner, nbytes)
             target = 50.0 if int(inner) == 4096 else 10.0
             name = f"{codec} {inner}"
             yield Ratio(f"{name} / zarr-python on the GPU", target, _div(ours, gpu))
@@ -142,11 +144,16 @@ def _peers(rows: Rows) -> Iterator[Ratio]:
             yield Ratio(f"{name}, placed / best of the host", 1.0, _div(placed, host))
 
 
-def _peer(rows: Rows, names: tuple[str, ...], codec: str, inner: str) -> float | None:
+def _peer(
+    rows: Rows, names: tuple[str, ...], codec: str, inner: str, nbytes: int | None
+) -> float | None:
+    """Best rate of peers that read an array of the same size."""
     found = [
         row["gb_s"]
         for name in names
-        if (row := rows.get(f"peers/{name}/{codec}/{inner}")) and row.get("gb_s")
+        if (row := rows.get(f"peers/{name}/{codec}/{inner}"))
+        and row.get("gb_s")
+        and row.get("nbytes") == nbytes
     ]
     return max(found, default=None)
 

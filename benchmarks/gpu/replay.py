@@ -21,6 +21,7 @@ from gpushard.selecting.selection import whole
 
 if TYPE_CHECKING:
     from benchmarks.gpu.run import Run
+    from benchmarks.gpu.sizes import Sizes
 
 # Layouts of plain or shuffled elements, by what the scatter has to do: width of an
 # inner chunk in elements, and the codec. Rows of 4 KiB, of 64 bytes, ...
@@ -137,20 +138,28 @@ class RecordedDecoder:
 
 def scatter(name: str, run: Run) -> None:
     """One scatter of a large batch alone, beside a copy of the same bytes."""
+    _replay(run, f"kernels/{name}", scatter_layout(run.sizes, name))
+
+
+def scatter_layout(sizes: Sizes, name: str) -> Layout:
+    """Array of one batch, for one of `SCATTERS`."""
     width, codec = SCATTERS[name]
-    sizes = run.sizes
-    inner = sizes.usual
+    nbytes = min(sizes.sweep_nbytes, most_rows(sizes.usual) * sizes.usual)
     width = min(width, sizes.width // 2)
-    nbytes = min(sizes.sweep_nbytes, most_rows(inner) * inner)
-    _replay(run, f"kernels/{name}", Layout.of(sizes, codec, inner, nbytes, width))
+    return Layout.of(sizes, codec, sizes.usual, nbytes, width)
 
 
 def batch(codec: str, run: Run) -> None:
     """Every launch of one batch alone, for every size of inner chunks."""
     for inner in run.sizes.inner_nbytes:
-        nbytes = min(run.sizes.sweep_nbytes, most_rows(inner) * inner)
-        layout = Layout.of(run.sizes, codec, inner, nbytes)
+        layout = batch_layout(run.sizes, codec, inner)
         _replay(run, f"kernels/{codec}/{inner}", layout)
+
+
+def batch_layout(sizes: Sizes, codec: str, inner: int) -> Layout:
+    """Array of one batch, with inner chunks of `inner` bytes."""
+    nbytes = min(sizes.sweep_nbytes, most_rows(inner) * inner)
+    return Layout.of(sizes, codec, inner, nbytes)
 
 
 def _replay(run: Run, name: str, layout: Layout) -> None:

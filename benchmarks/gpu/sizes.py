@@ -7,6 +7,7 @@ from typing import NamedTuple
 from benchmarks.configs import KIB, MIB
 
 GIB = 1024 * MIB
+FEW_NBYTES = 4 * KIB
 CODECS = ("zstd", "blosc-lz4", "blosc-zstd", "lz4", "gzip", "none")
 
 
@@ -22,6 +23,9 @@ class Sizes(NamedTuple):
     sweep_nbytes, peer_nbytes
         Decoded size of the arrays of every inner chunk size, and of those that others
         read, too.
+    peer_few_nbytes
+        The same where inner chunks have at most `FEW_NBYTES`: some peers take a
+        millisecond for each.
     distinct_nbytes
         What of an array is different: the rest is the same files again, under other
         names. More than the caches of a processor or a GPU hold.
@@ -31,6 +35,8 @@ class Sizes(NamedTuple):
         Bytes of a copy.
     stream_nbytes
         Decoded bytes of a batch of the vendor's decoder, at the most.
+    n_streams
+        Streams of such a batch: all numbers that fit, or else the first one.
     repetitions
         How often each is timed.
     """
@@ -40,12 +46,19 @@ class Sizes(NamedTuple):
     usual: int
     sweep_nbytes: int
     peer_nbytes: int
+    peer_few_nbytes: int
     distinct_nbytes: int
     shard_nbytes: int
     width: int
     copy_nbytes: int
     stream_nbytes: int
+    n_streams: tuple[int, ...]
     repetitions: int
+
+    def peer_nbytes_of(self, inner_nbytes: int) -> int:
+        """Decoded size of the array with such inner chunks that others read."""
+        is_few = inner_nbytes <= FEW_NBYTES
+        return self.peer_few_nbytes if is_few else self.peer_nbytes
 
 
 FULL = Sizes(
@@ -57,12 +70,21 @@ FULL = Sizes(
     usual=64 * KIB,
     sweep_nbytes=GIB,
     peer_nbytes=256 * MIB,
+    peer_few_nbytes=16 * MIB,
     distinct_nbytes=128 * MIB,
     shard_nbytes=32 * MIB,
     width=4096,
     copy_nbytes=GIB,
     stream_nbytes=GIB,
+    n_streams=(256, 1024, 4096, 16384, 65536, 262144),
     repetitions=5,
+)
+# For a machine that is lent for minutes.
+SHORT = FULL._replace(
+    inner_nbytes=(4 * KIB, 64 * KIB, MIB, 16 * MIB),
+    stream_nbytes=256 * MIB,
+    n_streams=(1024, 4096, 16384, 65536),
+    repetitions=3,
 )
 TINY = Sizes(
     whole_nbytes=(32 * KIB,),
@@ -70,11 +92,13 @@ TINY = Sizes(
     usual=2 * KIB,
     sweep_nbytes=16 * KIB,
     peer_nbytes=16 * KIB,
+    peer_few_nbytes=8 * KIB,
     distinct_nbytes=8 * KIB,
     shard_nbytes=8 * KIB,
     width=64,
     copy_nbytes=64 * KIB,
     stream_nbytes=8 * KIB,
+    n_streams=(256, 1024),
     repetitions=1,
 )
-SIZES = {"full": FULL, "tiny": TINY}
+SIZES = {"full": FULL, "short": SHORT, "tiny": TINY}

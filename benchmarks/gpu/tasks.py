@@ -6,7 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from benchmarks.gpu import alternatives, ceilings, checks, peers, probes, replay, whole
+from benchmarks.gpu import (
+    alternatives,
+    ceilings,
+    checks,
+    peers,
+    prepare,
+    probes,
+    replay,
+    whole,
+)
 from benchmarks.gpu.run import Run, facts
 from benchmarks.gpu.sizes import CODECS, Sizes
 
@@ -56,6 +65,7 @@ def tasks(sizes: Sizes) -> list[Task]:
             Task("probes", f"probes/{name}", partial(probe, f"probes/{name}"), 60)
             for name, probe in probes.PROBES.items()
         ),
+        Task("ceilings", "ceilings/arrays", prepare.arrays, 300),
         Task("ceilings", "ceilings/copies", ceilings.copies, 120),
         Task("ceilings", "ceilings/storage", ceilings.storage, 120),
         Task("ceilings", "ceilings/placement", ceilings.placement, 120),

@@ -35,6 +35,12 @@ def sweep(codec: str, inner: int, run: Run) -> None:
     layout = Layout.of(run.sizes, codec, inner, run.sizes.peer_nbytes)
     _read(run, f"sweep/{codec}/{inner}", layout)
     _read(run, f"sweep/{codec}/{inner}/cost", layout, placement="cost")
+    nbytes = run.sizes.peer_nbytes_of(inner)
+    if nbytes != run.sizes.peer_nbytes:
+        # The array that others read, beside which ours are compared.
+        few = Layout.of(run.sizes, codec, inner, nbytes)
+        _read(run, f"sweep/{codec}/{inner}/few", few)
+        _read(run, f"sweep/{codec}/{inner}/few/cost", few, placement="cost")
 
 
 def _read(run: Run, name: str, layout: Layout, placement: str = "device") -> None:
