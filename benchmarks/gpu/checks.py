@@ -42,8 +42,8 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
     "memcheck": (),
     # Hazards within the vendor's kernels are not looked for.
     "racecheck": _OWN_KERNELS,
-    # Of all kernels: what a kernel that is left out writes counts as never written, and
-    # ours read what the vendor's have decoded. Without frames of the host.
+    # Of all kernels: ours read what the vendor's have decoded, and not every version
+    # notes what a kernel writes that is left out. Without frames of the host.
     "initcheck": ("--print-limit", "10000", "--show-backtrace", "device"),
 }
 # In the line that says where, or in that of the kernel which it was inlined into.
