@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import zarr
 from zarr.codecs import BloscCodec
 
 import gpushard
@@ -17,6 +18,7 @@ from gpushard.devices.payload.landing import read_back
 from gpushard.devices.payload.ring import Slot
 from gpushard.devices.slabs import Slab
 from gpushard.selecting.selection import whole
+from gpushard.workers import run_side_by_side
 from zarr_oracle import assert_same_bits
 
 
@@ -103,7 +105,8 @@ def test_ranges_are_read_back_in_few_copies_and_one_wait(ranges):
     lane = Lane(device, small_batches(1000))
     content = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
     at, nbytes = np.array(RANGES[ranges], np.int64).reshape(-1, 2).T
-    (first,) = lane.upload_pieces([content], np.array([1000]))
+    put = lambda _, memory: np.copyto(memory, content)  # noqa: E731
+    (first,) = lane.upload_pieces(put, np.array([1000]))
     src = (first + at.astype(np.uint64)).astype(np.uint64)
     device.n_waits, n_before = 0, len(device.log)
     memory, found = read_back(lane, src, nbytes)
@@ -125,3 +128,28 @@ def test_what_is_refused_takes_few_calls_whatever_its_number(tmp_path):
     assert job.tally.counts["n_refused_inner_chunks"] == 20
     # A batch that finds no stream to decode; one that the host decodes; one that fills.
     assert device.n_calls <= 3 * 20
+
+
+@pytest.mark.parametrize(("side", "n_threads"), [(64, 1), (128, 4)])
+def test_large_inner_chunks_of_the_host_are_decoded_side_by_side(
+    tmp_path, monkeypatch, side, n_threads
+):
+    asked = []
+
+    def noting(function, items, n_workers):
+        asked.append((len(items), n_workers))
+        return run_side_by_side(function, items, n_workers)
+
+    monkeypatch.setattr("gpushard.devices.lane.run_side_by_side", noting)
+    made = zarr.create_array(
+        tmp_path, shape=(side, 5 * side), chunks=(side, side), dtype="i4"
+    )
+    values = np.arange(5 * side * side, dtype="i4").reshape(side, -1)
+    made[...] = values
+    # Two lanes have the threads.
+    a = gpushard.open_array(tmp_path, options=gpushard.Options(threads=8))
+    device = emulated()
+    results, job = read_on_device(a, [whole(a.shape)], device, placement="host")
+    assert_same_bits(results[0], values)
+    assert job.tally.counts["n_decoded_on_host"] == 5
+    assert {n for _, n in asked} == {n_threads}

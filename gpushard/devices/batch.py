@@ -9,18 +9,19 @@ All tables of a batch lie on one page, which is uploaded at once: those of its r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.devices.budget import N_LANES
 from gpushard.devices.decoding.chain import DeviceChain, Step, StepKind
 from gpushard.devices.decoding.row_tables import RowTables
 from gpushard.devices.decoding.steps import Decoder, landing_alignment
 from gpushard.devices.decoding.streams import RowStreams
 from gpushard.devices.kernels import threads_of
-from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
+from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending, PutPiece
 from gpushard.devices.payload.landing import Encoded, brought_back
 from gpushard.devices.payload.ring import SlotLanding
 from gpushard.devices.scattering.launch import Addresses, ScatterBatch
@@ -28,11 +29,14 @@ from gpushard.devices.scattering.targets import DeviceTarget, Rows, Targets
 from gpushard.devices.slabs import TablePage
 from gpushard.devices.structs import FAST_DIVISOR
 from gpushard.fetching.job import Job
+from gpushard.options import KIB
 from gpushard.placing.place import completed, decode_row
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 
 _PITCH = 256
+# An inner chunk of this size takes longer to decode than to be given to a thread.
+_LARGE_NBYTES = 64 * KIB
 
 
 class Fetched(NamedTuple):
@@ -70,10 +74,13 @@ def decode_on_host(
 
     Raises `CorruptShardError` if one is damaged.
     """
-    encoded = fetched.encoded
+    encoded, source = fetched.encoded, fetched.job.source
     rows = Rows.of(fetched.block, encoded.column, targets.grouping)
     sizes = np.full(len(encoded), chain.decoded_nbytes)
-    src = lane.upload_pieces(_decoded(chain, fetched), sizes)
+    is_large = chain.decoded_nbytes >= _LARGE_NBYTES
+    n_threads = max(1, source.most_workers // N_LANES) if is_large else 1
+    put = _host_decoder(chain, fetched)
+    src = lane.upload_pieces(put, sizes, n_threads)
     _scatter(lane, targets, rows, src)
 
 
@@ -104,19 +111,17 @@ def decode(
     lane.pending = Pending(statuses, settle_rows)
 
 
-def _decoded(chain: DeviceChain, fetched: Fetched) -> Iterator[NDArray[np.uint8]]:
-    """Inner chunks decoded on the host, laid out as the device would have done."""
+def _host_decoder(chain: DeviceChain, fetched: Fetched) -> PutPiece:
+    """What decodes the nth inner chunk into host memory, laid out as on the device."""
     job, block, encoded = fetched
-    places = zip(
-        encoded.column.tolist(),
-        encoded.landing.on_host(encoded),
-        encoded.low.tolist(),
-        encoded.stored_nbytes.tolist(),
-        strict=True,
-    )
-    for column, data, low, nbytes in places:
-        stored = completed(job.source.room, data, low, nbytes)
-        yield chain.stored_bytes(decode_row(job, block, column, stored))
+    data = encoded.landing.on_host(encoded)
+
+    def put(n: int, memory: NDArray[np.uint8]) -> None:
+        low, nbytes = int(encoded.low[n]), int(encoded.stored_nbytes[n])
+        stored = completed(job.source.room, data[n], low, nbytes)
+        chain.store(decode_row(job, block, int(encoded.column[n]), stored), memory)
+
+    return put
 
 
 def _place_plain(lane: Lane, targets: Targets, rows: Rows, encoded: Encoded) -> None:

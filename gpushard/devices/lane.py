@@ -6,7 +6,7 @@ the batch before is done. Batches of other lanes run meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,12 +16,17 @@ from gpushard.devices.base import Device
 from gpushard.devices.budget import Budget
 from gpushard.devices.slabs import PinnedSlab, Slab, TablePage
 from gpushard.selecting.selection import Ints
+from gpushard.workers import run_side_by_side
 
 # Kernels and decoders may read a few bytes before and after the range they are given.
 PADDING_NBYTES = 64
 # GPUDirect Storage reads pages of a file into pages of memory (cuFile).
 PAGE_NBYTES = 4096
 LANDED_ROOM_NBYTES = PAGE_NBYTES + 2 * PADDING_NBYTES
+
+
+PutPiece = Callable[[int, NDArray[np.uint8]], None]
+"""Puts the nth piece into host memory of its size."""
 
 
 @dataclass
@@ -142,16 +147,18 @@ class Lane:
         self.pending = Pending(np.zeros(0, np.uint32), lambda _: None)
 
     def upload_pieces(
-        self, pieces: Iterable[NDArray[np.uint8]], sizes: Ints
+        self, put: PutPiece, sizes: Ints, n_threads: int = 1
     ) -> NDArray[np.uint64]:
         """Device address of each piece, copied side by side; uint64, shape (n,).
 
-        Pieces may be made one at a time; `sizes` are their numbers of bytes.
+        `put` puts a piece into memory of its size; `n_threads` threads call it.
         """
         places = np.cumsum(-(-sizes // 16) * 16) - -(-sizes // 16) * 16
         host = self.encoded_host.view(int(places[-1] + sizes[-1]))
-        for piece, place in zip(pieces, places.tolist(), strict=True):
-            host[place : place + len(piece)] = piece
+        first, last = places.tolist(), (places + sizes).tolist()
+        run_side_by_side(
+            lambda n: put(n, host[first[n] : last[n]]), range(len(sizes)), n_threads
+        )
         return (places + self.upload(host)).astype(np.uint64)
 
     def upload(self, data: NDArray[np.uint8]) -> int:

@@ -118,13 +118,12 @@ class DeviceChain:
         )
         return self.dtype.itemsize if is_shuffle or last.kind is StepKind.BLOSC else 0
 
-    def stored_bytes(self, chunk: NDArray[Any]) -> NDArray[np.uint8]:
-        """A decoded inner chunk, laid out as the device would have laid it out.
+    def store(self, chunk: NDArray[Any], stored: NDArray[np.uint8]) -> None:
+        """Lay out a decoded inner chunk as the device would have laid it out.
 
-        `chunk` is a host array in the array's axes, with any strides and byte order.
-        The result is uint8, of shape (decoded_nbytes,), host.
+        `chunk` is a host array in the array's axes, with any strides and byte order;
+        `stored` is uint8, of shape (decoded_nbytes,), host, and aligned.
         """
-        stored = np.empty(self.decoded_nbytes, np.uint8)
         elements: NDArray[Any] = np.ndarray(
             chunk.shape, self.dtype, stored, strides=self.strides
         )
@@ -132,7 +131,6 @@ class DeviceChain:
         if self.is_swapped:
             # NumPy cannot express the other byte order for such data types.
             stored.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
-        return stored
 
 
 def host_chain(layout: ArrayLayout, chunk_shape: tuple[int, ...]) -> DeviceChain:

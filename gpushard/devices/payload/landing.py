@@ -117,7 +117,12 @@ class HostLanding:
 
     def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
         """Addresses in the lane's encoded slab, by way of the lane's pinned memory."""
-        return lane.upload_pieces(self.on_host(encoded), encoded.nbytes)
+        pieces = self.on_host(encoded)
+
+        def put(n: int, memory: NDArray[np.uint8]) -> None:
+            memory[:] = pieces[n]
+
+        return lane.upload_pieces(put, encoded.nbytes)
 
     def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
         """Views of the memory."""
