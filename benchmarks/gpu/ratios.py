@@ -55,6 +55,7 @@ def ratios(rows: Rows) -> list[Ratio]:
         *_wholes(rows),
         *_straight(rows),
         *_peers(rows),
+        *_trainings(rows),
     ]
 
 
@@ -156,6 +157,22 @@ def _peer(
         and row.get("nbytes") == nbytes
     ]
     return max(found, default=None)
+
+
+def _trainings(rows: Rows) -> Iterator[Ratio]:
+    """Steps without loading beside those with it, and samples beside a peer's."""
+    prefix = "training/ours/"
+    for name in sorted(n for n in rows if n.startswith(prefix)):
+        case = name.removeprefix(prefix)
+        share = rows[name].get("wait_share")
+        found = None if share is None else 1 - share
+        yield Ratio(f"training {case}: data wait < 5 % of the step", 0.95, found)
+    prefix = "training/dataloader-"
+    for name in sorted(n for n in rows if n.startswith(prefix)):
+        peer, _, chain = name.removeprefix(prefix).partition("/")
+        ours = rows.get(f"training/ours/{chain}/chunk", {}).get("samples_s")
+        what = f"training {chain} / DataLoader over {peer}"
+        yield Ratio(what, 1.0, _div(ours, rows[name].get("samples_s")))
 
 
 def _div(above: float | None, below: float | None) -> float | None:

@@ -39,6 +39,10 @@ class Sizes(NamedTuple):
         Streams of such a batch: all numbers that fit, or else the first one.
     repetitions
         How often each is timed.
+    n_images, n_batch_images
+        Images that a training reads, and those of a step.
+    n_distinct_images, n_shard_images, n_inner_images
+        Those that differ, and those of a shard and of an inner chunk.
     """
 
     whole_nbytes: tuple[int, ...]
@@ -54,6 +58,11 @@ class Sizes(NamedTuple):
     stream_nbytes: int
     n_streams: tuple[int, ...]
     repetitions: int
+    n_images: int
+    n_batch_images: int
+    n_distinct_images: int
+    n_shard_images: int
+    n_inner_images: int
 
     def peer_nbytes_of(self, inner_nbytes: int) -> int:
         """Decoded size of the array with such inner chunks that others read."""
@@ -78,6 +87,11 @@ FULL = Sizes(
     stream_nbytes=GIB,
     n_streams=(256, 1024, 4096, 16384, 65536, 262144),
     repetitions=5,
+    n_images=131_072,
+    n_batch_images=512,
+    n_distinct_images=16_384,
+    n_shard_images=4096,
+    n_inner_images=32,
 )
 # For a machine that is lent for minutes.
 SHORT = FULL._replace(
@@ -100,5 +114,10 @@ TINY = Sizes(
     stream_nbytes=8 * KIB,
     n_streams=(256, 1024),
     repetitions=1,
+    n_images=256,
+    n_batch_images=32,
+    n_distinct_images=128,
+    n_shard_images=64,
+    n_inner_images=8,
 )
 SIZES = {"full": FULL, "short": SHORT, "tiny": TINY}

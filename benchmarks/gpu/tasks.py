@@ -14,12 +14,16 @@ from benchmarks.gpu import (
     prepare,
     probes,
     replay,
+    training,
     whole,
 )
 from benchmarks.gpu.run import Run, facts
 from benchmarks.gpu.sizes import CODECS, Sizes
 
-STAGES = ("tests", "sanitizer", "probes", "ceilings", "kernels", "whole", "peers")
+STAGES = (
+    *("tests", "sanitizer", "probes", "ceilings", "kernels", "whole", "peers"),
+    "training",
+)
 
 
 class Task(NamedTuple):
@@ -90,6 +94,8 @@ def tasks(sizes: Sizes) -> list[Task]:
             for name in peers.PEERS
             for codec in CODECS
         ),
+        Task("training", "training/ours", training.ours, 150),
+        Task("training", "training/peers", training.peers, 120),
     ]
 
 

@@ -1,0 +1,161 @@
+"""Whether a training waits for its data: a loader beside steps without loading."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.gpu import images
+from benchmarks.gpu.run import Run, Skipped
+from benchmarks.gpu.trainer import Batch, ConvolutionalNet, Steps, Trainer, train
+from benchmarks.gpu.training_peers import PEERS, open_peer
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from gpushard import Loader
+
+ORDERS: dict[str, dict[str, Any]] = {
+    "chunk": {"block": "chunk", "buffer_blocks": 64},
+    "shard": {"block": "shard", "buffer_blocks": 2},
+    "perfect": {},
+}
+# Chain, order, and what else is done that might help the steps.
+CASES = (
+    ("zstd", "chunk", ""),
+    ("blosc-lz4", "chunk", ""),
+    ("none", "chunk", ""),
+    ("zstd", "shard", ""),
+    ("zstd", "perfect", ""),
+    ("zstd", "perfect", "priority"),
+    ("zstd", "perfect", "switch"),
+    ("blosc-lz4", "perfect", ""),
+)
+PEER_CHAINS = ("zstd", "none")
+# Seconds of steps before the clock runs, and of those that are timed.
+_WARM_S, _LONGEST_S = 1.0, 2.5
+_N_EPOCHS, _N_CEILING = 3, 200
+_SWITCH_S = 0.0005
+
+
+def ours(run: Run) -> None:
+    """Steps with the loader of gpushard, by chain and order, and without loading."""
+    trainer = _trainer(run)
+    for chain, order, how in CASES:
+        name = "/".join(filter(None, ("training/ours", chain, order, how)))
+        if not run.wants(name):
+            continue
+        with open_loader(run, chain, order, to="torch") as loader, _hows()[how]():
+            begin = partial(iter, loader)
+            found = measured(trainer, begin, _WARM_S, _LONGEST_S)
+            stats = loader.stats()
+        row = {k: stats[k] for k in ("read_amplification", "queue_occupancy")}
+        run.put(name, **found, **row, loss=trainer.loss)
+        if run.wants("training/ceiling"):
+            run.put("training/ceiling", **found["ceiling"])
+
+
+def peers(run: Run) -> None:
+    """Steps with a `DataLoader` over other readers, by chain."""
+    trainer = _trainer(run)
+    for chain in PEER_CHAINS:
+        stored = images.store(run.sizes, chain, run.root)
+        for peer in PEERS:
+            name = f"training/dataloader-{peer}/{chain}"
+            if run.wants(name):
+                begin = open_peer(peer, stored, run.sizes)
+                found = measured(trainer, begin, _WARM_S, _LONGEST_S)
+                run.put(name, **found, loss=trainer.loss)
+
+
+def _trainer(run: Run) -> ConvolutionalNet:
+    if run.is_emulated:
+        raise Skipped("torch knows no emulated device")
+    try:
+        return ConvolutionalNet(images.N_CLASSES)
+    except (ImportError, RuntimeError, AssertionError) as error:
+        raise Skipped(f"torch cannot use the GPU: {error}") from error
+
+
+def open_loader(run: Run, chain: str, order: str, *, to: Any = None) -> Loader:
+    """The loader of a training, its samples in one of `ORDERS`."""
+    from gpushard import Loader, open_array
+
+    stored = images.store(run.sizes, chain, run.root)
+    device: Any = run.machine.device
+    arrays = {"x": open_array(stored.images, device=device)}
+    arrays["y"] = open_array(stored.labels, device=device)
+    return Loader(
+        arrays,
+        batch_size=run.sizes.n_batch_images,
+        shuffle=True,
+        drop_last=True,
+        **ORDERS[order],
+        dtype={"x": "float16"},
+        scale={"x": 1 / 255},
+        to=to,
+    )
+
+
+def measured(
+    trainer: Trainer,
+    begin: Callable[[], Iterator[Batch]],
+    warm_s: float,
+    longest_s: float,
+) -> dict[str, Any]:
+    """Columns of a row: steps with loading, and behind them the same without.
+
+    Both one after the other, as a GPU's clock changes.
+    """
+    batches = begin()
+    batch = next(batches)
+    train(trainer, [lambda: batches], warm_s)
+    batches = iter(())  # ends the epoch, as it does in a loop
+    found = train(trainer, repeat(begin, _N_EPOCHS), longest_s)
+    ceiling = train(trainer, [lambda: repeat(batch, _N_CEILING)], longest_s)
+    shares = wait_shares(found, ceiling)
+    return {**found.row(), **shares, "ceiling": ceiling.row()}
+
+
+def wait_shares(found: Steps, ceiling: Steps) -> dict[str, float]:
+    """Parts of the time that loading costs, from none (0) to all (1).
+
+    `wait_share` is about all samples, beginnings of epochs included;
+    `median_wait_share` about the usual step.
+    """
+    median_share = 1 - ceiling.step_seconds / found.step_seconds
+    return {
+        "wait_share": round(1 - found.samples_s / ceiling.samples_s, 4),
+        "median_wait_share": round(median_share, 4),
+    }
+
+
+def _hows() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
+    return {"": nullcontext, "priority": _urgent, "switch": _switching}
+
+
+@contextmanager
+def _urgent() -> Iterator[None]:
+    """Steps go before what a loader has queued on the device."""
+    import torch  # pyright: ignore[reportMissingImports] - optional
+
+    stream = torch.cuda.Stream(priority=-1)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+        stream.synchronize()
+
+
+@contextmanager
+def _switching() -> Iterator[None]:
+    """The interpreter's lock changes hands more often than every 5 ms."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)

@@ -1,0 +1,161 @@
+"""The training whose steps must not wait, over the emulated device and a still net."""
+
+from __future__ import annotations
+
+import time
+from itertools import repeat
+
+import numpy as np
+import pytest
+import zarr
+
+from benchmarks.gpu import images, ratios, trainer, training, training_peers
+from benchmarks.gpu.run import Run, Skipped
+from benchmarks.gpu.sizes import FULL, TINY
+
+DEVICE = "cuda_host.machine:emulated"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return Run(DEVICE, "tiny", tmp_path_factory.mktemp("images"))
+
+
+class Still:
+    """A net of which a step takes `step_s`, on a device that is the host."""
+
+    def __init__(self, step_s=0.0):
+        self.step_s = step_s
+        self.labels = []
+
+    def step(self, batch):
+        self.labels.append(batch["y"])
+        time.sleep(self.step_s)
+
+    def mark(self):
+        return time.perf_counter()
+
+    def seconds(self, first, last):
+        return last - first
+
+    def wait(self):
+        pass
+
+
+def slowly(batches, wait_s):
+    for batch in batches:
+        time.sleep(wait_s)
+        yield batch
+
+
+def test_images_are_the_same_each_time_and_can_be_told_apart():
+    values, labels = images.made(300)
+    again = images.made(300)
+    assert np.array_equal(values, again[0])
+    assert np.array_equal(labels, again[1])
+    assert values.shape == (300, images.SIDE, images.SIDE)
+    seen = (values > 0).astype("f4").reshape(300, -1)
+    classes = range(images.N_CLASSES)
+    means = np.stack([seen[:200][labels[:200] == c].mean(axis=0) for c in classes])
+    nearest = np.square(seen[200:, None] - means).sum(axis=2).argmin(axis=1)
+    assert np.mean(nearest == labels[200:]) > 0.9
+
+
+def test_an_array_is_all_its_images_of_which_shards_repeat(run):
+    stored = images.store(TINY, "zstd", run.root)
+    values, labels = images.made(TINY.n_distinct_images)
+    for path, made in zip(stored, (values, labels), strict=True):
+        found = zarr.open_array(str(path), mode="r")[...]
+        assert np.array_equal(found, np.concatenate([made, made]))
+    encoded = sum(p.stat().st_size for p in stored.images.rglob("c/0/0/0"))
+    assert 1.5 < TINY.n_shard_images * images.SIDE**2 / encoded < 3
+    assert images.store(TINY, "zstd", run.root) == stored
+
+
+@pytest.mark.parametrize("sizes", [FULL, TINY])
+def test_shards_and_batches_fit_the_images(sizes):
+    assert sizes.n_images % sizes.n_distinct_images == 0
+    assert sizes.n_distinct_images % sizes.n_shard_images == 0
+    assert sizes.n_shard_images % sizes.n_inner_images == 0
+    assert sizes.n_batch_images % sizes.n_inner_images == 0
+
+
+@pytest.mark.parametrize("order", training.ORDERS)
+def test_the_loader_of_a_training_gives_every_image_once(run, order):
+    with training.open_loader(run, "zstd", order) as loader:
+        batches = list(loader)
+    assert [batch["y"].shape[0] for batch in batches] == [32] * 8
+    values, labels = images.made(TINY.n_distinct_images)
+    x = np.concatenate([batch["x"].get() for batch in batches])
+    assert x.dtype == "f2"
+    wanted = np.concatenate([values, values]).reshape(256, -1)
+    number = (x.astype("f4") * 255).round().astype("u1").reshape(256, -1)
+    assert sorted(map(bytes, number)) == sorted(map(bytes, wanted))
+    y = np.concatenate([batch["y"].get() for batch in batches])
+    by_image = dict(zip(map(bytes, wanted), labels, strict=False))
+    assert all(by_image[bytes(v)] == c for v, c in zip(number, y, strict=True))
+
+
+def test_steps_are_measured_with_the_loader_and_without(run):
+    still = Still(0.002)
+    with training.open_loader(run, "none", "chunk") as loader:
+        found = training.measured(still, lambda: iter(loader), 0.1, 5.0)
+    assert found["n_steps"] == 3 * 8
+    assert found["ceiling"]["n_steps"] == 200
+    assert found["wait_share"] > 0
+    assert found["ceiling"]["step_seconds"] >= 0.002
+
+
+def test_what_a_batch_is_waited_for_is_a_share_of_the_step():
+    batch = {"y": np.zeros(4)}
+    slow = trainer.train(Still(0.01), [lambda: slowly([batch] * 9, 0.01)], 9.0)
+    quick = trainer.train(Still(0.01), [lambda: repeat(batch, 9)], 9.0)
+    assert slow.n_steps == quick.n_steps == 9
+    assert 0.3 < slow.host_wait_share < 0.7
+    assert 0.3 < slow.idle_share < 0.7
+    assert quick.idle_share < 0.2
+    assert slow.first_wait_seconds >= 0.01
+    shares = training.wait_shares(slow, quick)
+    assert 0.3 < shares["wait_share"] < 0.7
+    assert 0.3 < shares["median_wait_share"] < 0.7
+
+
+def test_a_training_ends_when_its_time_is_over():
+    batch = {"y": np.zeros(4)}
+    endless = repeat(lambda: repeat(batch))
+    found = trainer.train(Still(0.001), endless, 0.05)
+    assert 2 <= found.n_steps <= 50
+
+
+def test_without_a_gpu_it_is_said_why_nothing_was_trained(run):
+    for task in (training.ours, training.peers):
+        with pytest.raises(Skipped, match="emulated"):
+            task(run)
+
+
+@pytest.mark.parametrize("peer", training_peers.PEERS)
+def test_a_peer_gives_batches_of_whole_inner_chunks(run, peer):
+    pytest.importorskip("torch", reason="PyTorch is not installed in this lane")
+    pytest.importorskip(peer, reason=f"{peer} is not installed in this lane")
+    stored = images.store(TINY, "zstd", run.root)
+    loader = training_peers.open_data(peer, stored, TINY, n_workers=0)
+    labels = np.concatenate([images.made(TINY.n_distinct_images)[1]] * 2)
+    assert len(loader) == 8
+    for _ in range(2):
+        batches = list(loader)
+        assert {tuple(x.shape) for x, _ in batches} == {(32, 64, 64)}
+        seen = np.concatenate([y.numpy() for _, y in batches])
+        assert np.array_equal(np.sort(seen), np.sort(labels))
+
+
+def test_the_ratios_of_a_training_are_what_loading_leaves_of_a_step():
+    rows = {
+        "training/ours/zstd/chunk": {"wait_share": 0.03, "samples_s": 300.0},
+        "training/ours/zstd/perfect": {"wait_share": 0.2, "samples_s": 250.0},
+        "training/dataloader-zarr/zstd": {"samples_s": 100.0},
+    }
+    found = {ratio.what: ratio for ratio in ratios.ratios(rows) if ratio.found}
+    waits = "training zstd/{}: data wait < 5 % of the step"
+    assert found[waits.format("chunk")].found == pytest.approx(0.97)
+    assert found[waits.format("perfect")].found < found[waits.format("chunk")].target
+    assert found["training zstd / DataLoader over zarr"].found == 3.0
