@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -29,32 +30,59 @@ class Batch(NamedTuple):
     arrays: list[Rows]
 
 
-def cut_batches(loads: Iterator[Load], share: Share, step: int) -> Iterator[Batch]:
-    """Batches of a rank from `step` on. A batch from a single load is a view of it.
+def cut_batches(
+    loads: Generator[Load], share: Share, step: int
+) -> Iterator[Iterator[Batch]]:
+    """Batches of a rank from `step` on, those that end in a load together.
 
-    A batch is left out if none of its samples could be read.
+    A batch from a single load is a view of it, made when it is asked for. One from
+    several is made before the batches of the last of them are given: on a device, that
+    waits for a copy, which the consumer must not. A batch is left out if none of its
+    samples could be read.
     """
     held: list[Load] = []
-    while step < share.n_steps:
-        start, stop = share.turns(step)
-        held = [load for load in held if load.stop > start]
-        while not held or held[-1].stop < stop:
-            load = next(loads, None)
-            if load is None:
-                return
+    with closing(loads):
+        for load in loads:
             held.append(load)
-            del load
-        if held[0].stop >= stop and len(held[0].samples) == len(held[0].kept):
-            n_whole = max((held[0].stop - start) // share.batch_size, 1)
-            yield from _whole(held[0], share, range(step, step + n_whole))
-            step += n_whole
-            continue
-        batch = _cut(held, start, stop, step)
+            joined: list[Batch] = []
+            start, stop = share.turns(step)
+            if start < load.start and stop <= load.stop:
+                joined.append(_cut(held, start, stop, step))
+                step += 1
+            first, step = step, max(step, _n_ended(load, share))
+            handed = [_batches(joined, load, share, range(first, step))]
+            is_left = step < share.n_steps and load.stop > share.turns(step)[0]
+            if first < step or joined:
+                held = [load] if is_left else []
+            # Keeping any of these would keep loads while waiting for the next load.
+            del load, joined
+            yield handed.pop()
+
+
+def _n_ended(load: Load, share: Share) -> int:
+    """Number of steps whose batches have ended where a load ends."""
+    if load.stop >= share.n_turns:
+        return share.n_steps
+    return load.stop // share.batch_size
+
+
+def _batches(
+    joined: list[Batch], load: Load, share: Share, steps: range
+) -> Iterator[Batch]:
+    """Batches that end in a load: of `joined`, which is emptied, and of the load."""
+    while joined:
+        batch = joined.pop()
         if len(batch.samples):
             yield batch
-        # Keeping the batch would keep its load while waiting for the next load.
         del batch
-        step += 1
+    if len(load.samples) == len(load.kept):
+        yield from _whole(load, share, steps)
+        return
+    for step in steps:
+        batch = _cut([load], *share.turns(step), step)
+        if len(batch.samples):
+            yield batch
+        del batch
 
 
 def _whole(load: Load, share: Share, steps: range) -> Iterator[Batch]:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from gpushard.loader.batches import Batch, cut_batches
@@ -59,8 +60,9 @@ class Pass:
         plans = reader.plans(order, share, share.turns(step)[0])
         n_plans = reader.place.n_planned if n_loads else 0
         loads = reader.loads(self._ahead(plans, n_plans, Waits()))
-        loads = self._ahead(loads, n_loads, Waits() if n_batches else waits)
-        finished = map(finish, cut_batches(loads, share, step))
+        cut = cut_batches(loads, share, step)
+        cut = self._ahead(cut, n_loads, Waits() if n_batches else waits)
+        finished = map(finish, chain.from_iterable(cut))
         return self._ahead(finished, n_batches, waits)
 
     def _ahead(self, items: Iterator[Any], depth: int, waits: Waits) -> Iterator[Any]:

@@ -6,7 +6,7 @@ Every error of a read passes `Reader._failing`, and every stop ends in `Reader.l
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -156,7 +156,8 @@ class Reader:
         most_nbytes = _LARGE * most * load_nbytes(fields)
         n_wanted = max(usual // 8, least)
         while start < share.n_turns:
-            stop = load_end(order, share, start, n_wanted)
+            n_whole = _whole_batches(start, n_wanted, least)
+            stop = load_end(order, share, start, n_whole)
             samples = order.at(share.positions(start, stop))
             is_large = sum(f.nbytes_of(samples) for f in fields) > most_nbytes
             if is_large and n_wanted > least:
@@ -182,7 +183,7 @@ class Reader:
         spares = self.place.has_copies and all(f.lands_in_place for f in self.fields)
         return 2 * LOAD_NBYTES if spares else LOAD_NBYTES
 
-    def loads(self, plans: Iterator[Planned]) -> Iterator[Load]:
+    def loads(self, plans: Iterator[Planned]) -> Generator[Load]:
         """Loads for the planned reads, in order.
 
         On a device, a load is waited for once the next one is under way.
@@ -351,6 +352,15 @@ class Reader:
         # `cell` is where samples begin, not where the rows ahead of them lie.
         is_aligned = len(self.fields) == 1 and one.is_row_wise and not one.cut.lead
         return is_aligned and bool(np.all(cell[piece] == cell[piece[0]]))
+
+
+def _whole_batches(start: int, n_wanted: int, batch_size: int) -> int:
+    """About `n_wanted` turns from `start` on, to the end of a batch if one is there.
+
+    A batch from two loads costs a copy, and keeps the first one's memory.
+    """
+    n = n_wanted - (start + n_wanted) % batch_size
+    return n if n >= batch_size else n_wanted
 
 
 def load_end(order: Order, share: Share, start: int, n_wanted: int) -> int:
