@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from statistics import median
+from statistics import mean, median
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -100,9 +100,9 @@ class Steps(NamedTuple):
     samples_s
         Samples a second, from the request of the first batch to the end of the last
         step; epochs are begun meanwhile, too.
-    step_seconds, slowest_step_seconds
-        The median of the time from the beginning of a step to that of the next one of
-        its epoch, on the device; and the longest.
+    step_seconds, mean_step_seconds, slowest_step_seconds
+        Of the times from the beginning of a step to that of the next one of its epoch,
+        on the device: the median, the mean, and the longest.
     host_wait_share
         Part of the time in which the host waited for a batch. Its steps are queued
         ahead, so the device may have had work meanwhile.
@@ -117,6 +117,7 @@ class Steps(NamedTuple):
 
     samples_s: float
     step_seconds: float
+    mean_step_seconds: float
     slowest_step_seconds: float
     host_wait_share: float
     idle_share: float
@@ -172,6 +173,7 @@ def _steps(
     return Steps(
         samples_s=n_samples / seconds,
         step_seconds=median(whole),
+        mean_step_seconds=mean(whole),
         slowest_step_seconds=max(whole),
         host_wait_share=sum(map(sum, waits)) / seconds,
         idle_share=sum(idle) / spanned,

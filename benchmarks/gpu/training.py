@@ -31,15 +31,20 @@ CASES = (
     ("none", "chunk", ""),
     ("zstd", "shard", ""),
     ("zstd", "perfect", ""),
-    ("zstd", "perfect", "priority"),
-    ("zstd", "perfect", "switch"),
     ("blosc-lz4", "perfect", ""),
+    ("zstd", "chunk", "device"),
+    ("zstd", "perfect", "device"),
+    ("zstd", "chunk", "large"),
+    ("none", "chunk", "large"),
+    ("zstd", "chunk", "switch"),
+    ("zstd", "perfect", "priority"),
 )
 PEER_CHAINS = ("zstd", "none")
 # Seconds of steps before the clock runs, and of those that are timed.
-_WARM_S, _LONGEST_S = 1.0, 2.5
-_N_EPOCHS, _N_CEILING = 3, 200
+_WARM_S, _LONGEST_S = 0.8, 1.6
+_N_EPOCHS, _N_CEILING = 3, 150
 _SWITCH_S = 0.0005
+_LARGER = 4
 
 
 def ours(run: Run) -> None:
@@ -49,12 +54,13 @@ def ours(run: Run) -> None:
         name = "/".join(filter(None, ("training/ours", chain, order, how)))
         if not run.wants(name):
             continue
-        with open_loader(run, chain, order, to="torch") as loader, _hows()[how]():
+        placement = "device" if how == "device" else "cost"
+        opened = open_loader(run, chain, order, placement=placement, to="torch")
+        with opened as loader, HOWS[how]():
             begin = partial(iter, loader)
             found = measured(trainer, begin, _WARM_S, _LONGEST_S)
-            stats = loader.stats()
-        row = {k: stats[k] for k in ("read_amplification", "queue_occupancy")}
-        run.put(name, **found, **row, loss=trainer.loss)
+            more = _loading(loader)
+        run.put(name, **found, **more, loss=trainer.loss)
         if run.wants("training/ceiling"):
             run.put("training/ceiling", **found["ceiling"])
 
@@ -81,14 +87,26 @@ def _trainer(run: Run) -> ConvolutionalNet:
         raise Skipped(f"torch cannot use the GPU: {error}") from error
 
 
-def open_loader(run: Run, chain: str, order: str, *, to: Any = None) -> Loader:
+def _loading(loader: Loader) -> dict[str, Any]:
+    """What a loader tells of itself, and where inner chunks were decoded."""
+    stats = loader.stats()
+    row = {k: stats[k] for k in ("read_amplification", "queue_occupancy")}
+    counts = loader._settings.fields[0].tally.counts  # noqa: SLF001 - tells of no loads
+    places = ("n_decoded_on_device", "n_decoded_on_host")
+    return row | {place: counts.get(place, 0) for place in places}
+
+
+def open_loader(
+    run: Run, chain: str, order: str, *, placement: str = "cost", to: Any = None
+) -> Loader:
     """The loader of a training, its samples in one of `ORDERS`."""
-    from gpushard import Loader, open_array
+    from gpushard import Loader, Options, open_array
 
     stored = images.store(run.sizes, chain, run.root)
     device: Any = run.machine.device
-    arrays = {"x": open_array(stored.images, device=device)}
-    arrays["y"] = open_array(stored.labels, device=device)
+    how: dict[str, Any] = {"device": device, "options": Options(placement=placement)}
+    arrays = {"x": open_array(stored.images, **how)}
+    arrays["y"] = open_array(stored.labels, **how)
     return Loader(
         arrays,
         batch_size=run.sizes.n_batch_images,
@@ -125,17 +143,13 @@ def wait_shares(found: Steps, ceiling: Steps) -> dict[str, float]:
     """Parts of the time that loading costs, from none (0) to all (1).
 
     `wait_share` is about all samples, beginnings of epochs included;
-    `median_wait_share` about the usual step.
+    `inner_wait_share` about the steps after these.
     """
-    median_share = 1 - ceiling.step_seconds / found.step_seconds
+    inner = 1 - ceiling.mean_step_seconds / found.mean_step_seconds
     return {
         "wait_share": round(1 - found.samples_s / ceiling.samples_s, 4),
-        "median_wait_share": round(median_share, 4),
+        "inner_wait_share": round(inner, 4),
     }
-
-
-def _hows() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-    return {"": nullcontext, "priority": _urgent, "switch": _switching}
 
 
 @contextmanager
@@ -159,3 +173,25 @@ def _switching() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(usual)
+
+
+@contextmanager
+def _larger() -> Iterator[None]:
+    """Reads of a loader have more samples, so that fewer are planned and begun."""
+    from gpushard.loader import reading
+
+    usual = reading.LOAD_NBYTES
+    reading.LOAD_NBYTES = usual * _LARGER
+    try:
+        yield
+    finally:
+        reading.LOAD_NBYTES = usual
+
+
+HOWS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "": nullcontext,
+    "device": nullcontext,  # an option of the arrays
+    "large": _larger,
+    "priority": _urgent,
+    "switch": _switching,
+}
