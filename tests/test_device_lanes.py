@@ -130,9 +130,10 @@ def test_what_is_refused_takes_few_calls_whatever_its_number(tmp_path):
     assert device.n_calls <= 3 * 20
 
 
+@pytest.mark.parametrize("is_sharded", [True, False])
 @pytest.mark.parametrize(("side", "n_threads"), [(64, 1), (128, 4)])
 def test_large_inner_chunks_of_the_host_are_decoded_side_by_side(
-    tmp_path, monkeypatch, side, n_threads
+    tmp_path, monkeypatch, side, n_threads, is_sharded
 ):
     asked = []
 
@@ -142,7 +143,11 @@ def test_large_inner_chunks_of_the_host_are_decoded_side_by_side(
 
     monkeypatch.setattr("gpushard.devices.lane.run_side_by_side", noting)
     made = zarr.create_array(
-        tmp_path, shape=(side, 5 * side), chunks=(side, side), dtype="i4"
+        tmp_path,
+        shape=(side, 5 * side),
+        chunks=(side, side),
+        shards=(side, 5 * side) if is_sharded else None,
+        dtype="i4",
     )
     values = np.arange(5 * side * side, dtype="i4").reshape(side, -1)
     made[...] = values

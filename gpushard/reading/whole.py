@@ -216,6 +216,10 @@ def beyond_room(source: Source, coordinate: Coordinate) -> LimitError | None:
     return error
 
 
+# Counters of what becomes of inner chunks, wherever their bytes come from.
+_DONE = ("n_missing", "n_decoded", "n_refused", "n_memory")
+
+
 @dataclass
 class _HeldTally(Tally):
     """Counts a read from fetched objects, whose requests do not reach the store.
@@ -227,7 +231,7 @@ class _HeldTally(Tally):
 
     def add(self, **counts: int) -> None:
         nbytes = counts.pop("payload_nbytes", 0) - counts.pop("gap_nbytes", 0)
-        passed = {k: n for k, n in counts.items() if k.startswith("n_missing")}
+        passed = {k: n for k, n in counts.items() if k.startswith(_DONE)}
         self.of_store.add(gap_nbytes=-nbytes, **passed)
 
     def add_seconds(self, stage: str, seconds: float) -> None:
