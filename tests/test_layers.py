@@ -37,6 +37,7 @@ WALK = (
     ("fused", "devices.payload"),
     ("devices.batch",),
     ("reading", "devices.sink"),
+    ("devices.suspects",),
     ("devices.reading",),
     ("writing",),
     ("integrations.dask",),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gpushard.devices.base import Device
 from gpushard.devices.budget import Budget
 from gpushard.devices.slabs import PinnedSlab, Slab, TablePage
+from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.workers import run_side_by_side
 
@@ -61,6 +62,9 @@ class Lane:
     n_waits
         How often the host has waited for the stream. All work that was queued before
         the last wait is done.
+    decoding
+        Inner chunks that are decoded on the device, until it is known to have survived
+        that: a block, and which of its columns.
     """
 
     device: Device
@@ -70,6 +74,7 @@ class Lane:
     pending: Pending | None = field(init=False, default=None)
     encoded_nbytes: int = field(init=False, default=0)
     n_waits: int = field(init=False, default=0)
+    decoding: tuple[ShardBlock, Ints] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         device, most_nbytes = self.device, self.budget.encoded_nbytes
@@ -136,6 +141,7 @@ class Lane:
         if pending is None:
             return
         self.wait_here()
+        self.decoding = None
         for slab in self._slabs:
             slab.settle()
         refused = np.flatnonzero(pending.statuses)

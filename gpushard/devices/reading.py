@@ -21,6 +21,7 @@ from gpushard.devices.choice import choose_chain, room_nbytes
 from gpushard.devices.output import DeviceOutput, output_of, stream_handle
 from gpushard.devices.scattering.targets import lay_targets
 from gpushard.devices.sink import DeviceSink
+from gpushard.devices.suspects import blame
 from gpushard.errors import (
     DeviceError,
     DeviceMemoryError,
@@ -84,7 +85,7 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
         An array of the caller does not fit, the cast is refused, or `stream` is not a
         stream.
     CorruptShardError, StoreError, DeviceError
-        As the stages of a read.
+        As the stages of a read. If the device broke of damage, the host names it.
     """
     device.check()
     results: list[Any] = []
@@ -150,7 +151,7 @@ def read_to_device(read: DeviceRead) -> Job:
         As for any read; the contents of the outputs are then undefined.
     DeviceError
         The device failed or has not enough memory, or it failed before in a way that a
-        process cannot recover from.
+        process cannot recover from. If it failed of damage, that is raised instead.
     """
     return _read_there(read) or _read_by_host(read, read.selections)
 
@@ -162,8 +163,10 @@ def _read_there(read: DeviceRead) -> Job | None:
         return None
     try:
         execute([job])
-    except BaseException:
+    except BaseException as error:
         abandon([job])
+        if isinstance(error, DeviceError):
+            blame(error, [job])
         raise
     return job
 

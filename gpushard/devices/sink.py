@@ -173,6 +173,13 @@ class DeviceSink:
             _let_go(lane)
         self._give_streams_back()
 
+    def under_way(self) -> Iterator[ShardBlock]:
+        """Inner chunks whose decoding the device is not known to have survived."""
+        for lane in self._lanes:
+            if lane.decoding is not None:
+                block, columns = lane.decoding
+                yield block.only(columns)
+
     def _give_streams_back(self) -> None:
         """Give the streams of the lanes to later reads; no work may be under way."""
         while self._streams:
@@ -232,6 +239,7 @@ class DeviceSink:
             try:
                 fetched = Fetched(job, block, some)
                 if decodes:
+                    lane.decoding = (block, some.column) if self.chain.steps else None
                     decode(lane, self.chain, self._targets, fetched, self._put_refused)
                 else:
                     decode_on_host(lane, self.chain, self._targets, fetched)

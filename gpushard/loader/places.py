@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from gpushard.concatenation import ConcatArray
-from gpushard.errors import UnsupportedError
+from gpushard.errors import DeviceError, UnsupportedError
 from gpushard.fetching.job import Job
 from gpushard.loader.fields import Field, Finish
 from gpushard.loader.memory import Memory
 from gpushard.loader.ragged import RaggedField, RaggedRows
+from gpushard.loader.stop_flag import StopFlag
+from gpushard.loader.stopping import stoppable
 from gpushard.selecting.patches import Taken
 from gpushard.selecting.selection import (
     IndexAxis,
@@ -59,6 +61,10 @@ class Place(Protocol):
         """Wait until no work of jobs that were begun is under way."""
         ...
 
+    def blame(self, error: DeviceError, jobs: Sequence[Job], stop: StopFlag) -> None:
+        """Raise the damage in `jobs` that made the memory's device fail, if any."""
+        ...
+
 
 class HostPlace:
     """Memory of the host.
@@ -83,6 +89,9 @@ class HostPlace:
 
     def abandon(self, jobs: Sequence[Job]) -> None:
         """See `Place`: no work is under way after a read on the host."""
+
+    def blame(self, error: DeviceError, jobs: Sequence[Job], stop: StopFlag) -> None:
+        """See `Place`: there is no device."""
 
 
 class DevicePlace:
@@ -212,6 +221,12 @@ class DevicePlace:
         from gpushard.devices.reading import abandon
 
         abandon(jobs)
+
+    def blame(self, error: DeviceError, jobs: Sequence[Job], stop: StopFlag) -> None:
+        """See `Place`."""
+        from gpushard.devices.suspects import blame
+
+        blame(error, jobs, lambda job: stoppable(job, stop))
 
 
 def takes(field: Field) -> bool:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from gpushard.errors import (
     CorruptShardError,
+    DeviceError,
     GpushardError,
     StoreError,
     WindowMovedError,
@@ -195,14 +196,31 @@ class Reader:
                 begun.append(planned)
                 del planned
                 if len(begun) > self.n_behind:
-                    yield self._load(begun.popleft())
+                    yield self._oldest(begun)
             while begun:
-                yield self._load(begun.popleft())
+                yield self._oldest(begun)
         except Stopped:  # nobody waits for loads any more
             return
         finally:
             for left in begun:
                 self.place.abandon(left.jobs)
+
+    def _oldest(self, begun: deque[Planned]) -> Load:
+        """Load of the read that was begun first, which is begun no more.
+
+        If a device broke of damage, that may be damage in any of the reads.
+        """
+        try:
+            return self._load(begun[0])
+        except DeviceError as error:
+            for read in begun:
+                self.place.abandon(read.jobs)
+            for read in begun:
+                with self._failing(read):
+                    self.place.blame(error, read.jobs, self.stop)
+            raise
+        finally:
+            begun.popleft()
 
     def _load(self, begun: Planned) -> Load:
         start, samples = begun.start, begun.samples

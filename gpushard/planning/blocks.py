@@ -69,6 +69,12 @@ class ShardBlock(NamedTuple):
             self.position[:, rows],
         )
 
+    def only(self, rows: Ints) -> ShardBlock:
+        """Some inner chunks, given in any order, and their shards alone."""
+        some = self.at(np.unique(rows))
+        shards, shard = np.unique(some.shard, return_inverse=True)
+        return some._replace(shard_coords=self.shard_coords[shards], shard=shard)
+
     def pieces(self) -> Iterator[ShardBlock]:
         """Blocks of the same shards, with a bounded number of inner chunks."""
         if self.n_chunks <= BLOCK_CHUNKS:

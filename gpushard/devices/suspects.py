@@ -1,0 +1,137 @@
+"""A device that broke while it decoded -> the damage that it broke of, if it did.
+
+The vendor's decoders promise nothing for damaged streams, and one of these may end the
+work of a process on its GPU. The host then decodes what the device had in hand: only
+its decoders tell what is wrong, and where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpushard.damage import ENDS_READ
+from gpushard.devices.sink import DeviceSink
+from gpushard.errors import CorruptShardError, DeviceError, GpushardError
+from gpushard.fetching.job import Answer, Job, SelfReader
+from gpushard.fetching.ranged import RangedBlock
+from gpushard.placing.place import HostSink, completed, decode_row
+from gpushard.planning.blocks import ShardBlock
+from gpushard.reading.read import execute
+from gpushard.report import Tally
+from gpushard.selecting.selection import Ints
+from gpushard.workers import Task
+
+_LOST = "the device is lost with it: start a new process"
+_INTACT = "the host found no damage in what was being decoded"
+_UNREAD = "the host could not look for damage in what was being decoded"
+
+
+def blame(
+    error: DeviceError,
+    jobs: Sequence[Job],
+    adapt: Callable[[Job], Job] = lambda job: job,
+) -> None:
+    """Raise the damage that made a device fail with `error`, if the host finds some.
+
+    `jobs` are those that were under way on the device, and are no more. `adapt` makes
+    of a job of the host the one that is run. Otherwise the hint of `error` says what
+    the host found. Does nothing if the device still works, and asks nothing of it.
+
+    Raises
+    ------
+    CorruptShardError
+        Also if the read was to go on over damage: no device is left to do so.
+    """
+    for job in jobs:
+        sink = job.sink
+        if not isinstance(sink, DeviceSink) or _works(sink):
+            continue
+        found = _INTACT
+        try:
+            _look(job, list(sink.under_way()), adapt)
+        except CorruptShardError as damage:
+            damage.hint = _joined(damage.hint, _LOST)
+            raise damage from error
+        except GpushardError:
+            found = _UNREAD
+        if found not in (error.hint or ""):
+            error.hint = _joined(error.hint, found)
+
+
+def _look(job: Job, blocks: Sequence[ShardBlock], adapt: Callable[[Job], Job]) -> None:
+    """Decode inner chunks of a job on the host; raises as a read of these."""
+    sink, tally = _LookingSink(blocks), Tally(is_wanted=False)
+    looking = replace(job, sink=sink, tally=tally, damage=ENDS_READ)
+    if blocks:
+        execute([adapt(looking)])
+
+
+def _joined(hint: str | None, more: str) -> str:
+    return more if hint is None else f"{hint}; {more}"
+
+
+def _works(sink: DeviceSink) -> bool:
+    try:
+        sink.device.check()
+    except DeviceError:
+        return False
+    return True
+
+
+class _LookingSink:
+    """Decodes the inner chunks of some blocks, and drops what comes out."""
+
+    batch_nbytes = place_kept = None
+
+    def __init__(self, blocks: Sequence[ShardBlock]) -> None:
+        self._blocks = blocks
+        self.fetch = HostSink((), ()).fetch
+
+    def direct(self, job: Job) -> SelfReader:
+        """Leave over those blocks of the whole job."""
+        del job
+        return _Only(self._blocks)
+
+    def reader(self, job: Job, ranged: RangedBlock) -> None:
+        """Do nothing: this sink is given what is fetched."""
+
+    def finish(self) -> None:
+        """Do nothing: nothing is under way."""
+
+    def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
+        """Do nothing: what is missing is not damaged."""
+
+    def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
+        """Decode the inner chunks in some requests; raises as `HostSink.place`."""
+        located, spans = ranged.located, ranged.spans
+        for r, data in fetched:
+            rows = ranged.rows_of(r)
+            starts, stops = (spans[:, rows] - ranged.requests.start[r]).tolist()
+            lows = (spans[0, rows] - located.start[rows]).tolist()
+            sizes = (located.stop[rows] - located.start[rows]).tolist()
+            places = zip(rows.tolist(), starts, stops, lows, sizes, strict=True)
+            for row, start, stop, low, nbytes in places:
+                stored = completed(job.source.room, data[start:stop], low, nbytes)
+                decode_row(job, ranged.block, row, stored)
+
+
+@dataclass(frozen=True, slots=True)
+class _Only:
+    """Reads nothing of a job, and leaves a few blocks; see `SelfReader`."""
+
+    blocks: Sequence[ShardBlock]
+
+    @property
+    def seen(self) -> set[str]:
+        """None: no index was read."""
+        return set()
+
+    def tasks(self, n_workers: int) -> Iterator[Task]:
+        """None: the stages of a read do it all."""
+        del n_workers
+        return iter(())
+
+    def left_over(self) -> Iterator[ShardBlock]:
+        """The blocks."""
+        return iter(self.blocks)
