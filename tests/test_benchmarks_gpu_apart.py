@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import select
 import subprocess
@@ -71,6 +72,38 @@ def test_a_task_that_hangs_is_ended_and_tells_what_it_said_last(monkeypatch, rec
     assert "test_that_hangs" in state["error"]
     assert state["n_failed"] == 1
     assert state["seconds"] < 30
+
+
+def test_a_task_that_dies_of_a_question_is_taken_up_with_the_next_one(
+    monkeypatch, record
+):
+    """Each process puts one more row, and dies of the one after it; the third does not.
+
+    A task that fails without a row, or hangs after one, is not taken up.
+    """
+    died, hanging, failing = (Task("probes", n, print, 2.0) for n in ("a", "b", "c"))
+    row = 'echo "{\\"id\\": \\"NAME/$$\\"}"; '
+    scripts = {
+        "a": row.replace("NAME", "a") + "kill -SEGV $$",
+        "b": row.replace("NAME", "b") + "sleep 60",
+        "c": "exit 4",
+    }
+    asked = []
+
+    def begun(arguments, **how):
+        name = arguments[-1]
+        asked.append(name)
+        done = "exit 0" if asked.count("a") == 3 and name == "a" else scripts[name]
+        return apart.begun(["sh", "-c", done], **how)
+
+    monkeypatch.setattr(command, "begun", begun)
+    given = argparse.Namespace(budget=300.0, device="d", sizes="tiny")
+    command._work_off(record, [died, hanging, failing], given, record.path.parent)
+    assert asked == ["a", "a", "a", "b", "c"]
+    assert [record.is_done(task.name) for task in (died, hanging)] == [True, False]
+    assert sorted(name[0] for name in record.rows) == ["a", "a", "b"]
+    assert record.n_failed("a") == record.n_failed("b") == 0
+    assert record.n_failed("c") == 1
 
 
 def test_a_process_that_dies_before_it_is_told_what_to_do_is_a_failed_task(

@@ -28,6 +28,8 @@ _ROOT = Path(__file__).parents[2]
 _RESULTS = _ROOT / "benchmarks" / "results"
 # A task that has less than this is not begun.
 _LEAST_S = 15.0
+# As often a task is taken up whose process dies of a question.
+_MOST_DEATHS = 10
 # Of what a task said before it failed: a hanging test tells where its threads are.
 _TOLD = 3000
 
@@ -92,15 +94,22 @@ def _work_off(
             return
         record.tell(task.name)
         command = [given.device, given.sizes, str(directory), task.name]
-        # Cut by the budget, it may do better in an invocation of its own.
-        _run(record, task, command, left_s, is_first=n_run == 0)
-        n_run += 1
+        for _ in range(_MOST_DEATHS):
+            # Cut by the budget, it may do better in an invocation of its own.
+            has_died = _run(record, task, command, left_s, is_first=n_run == 0)
+            n_run += 1
+            left_s = given.budget - (monotonic() - started)
+            if not has_died or left_s < _LEAST_S:
+                break
 
 
 def _run(
     record: Record, task: Task, command: list[str], left_s: float, *, is_first: bool
-) -> None:
-    """Run one task in a process, and keep its rows as they come."""
+) -> bool:
+    """Run one task in a process, and keep its rows as they come.
+
+    Returns whether the process died of a question that it is not asked again.
+    """
     paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
     started, n_rows = monotonic(), len(record.rows)
     limit_s = min(task.limit_s, left_s)
@@ -133,8 +142,10 @@ def _run(
         record.tell(f"  {task.name} ended with {error}")
     is_cut = seconds >= limit_s and limit_s < task.limit_s and not is_first
     # A question whose process died is not asked again, so others have their turn.
-    is_cut = is_cut or len(record.rows) > n_rows
+    has_more = len(record.rows) > n_rows
+    is_cut = is_cut or has_more
     record.note(task.name, error=error, seconds=seconds, is_cut=is_cut)
+    return bool(status) and has_more and seconds < limit_s
 
 
 def _take_rows(record: Record, process: subprocess.Popen[str]) -> None:

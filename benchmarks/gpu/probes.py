@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from time import perf_counter, process_time
@@ -113,27 +112,51 @@ def misaligned(name: str, run: Run) -> None:
 
 
 def damaged(name: str, run: Run) -> None:
-    """What decoders say of streams with one byte changed, or cut short."""
+    """What decoders say of streams with one bit changed, or cut short.
+
+    Each is asked alone: one of them may end the process, and is then left behind.
+    """
     plain = _plain(20_000)
-    rng = np.random.default_rng(3)
     for algorithm in ENCODERS:
-        row = f"{name}/{algorithm.value}"
-        if not run.wants(row):
-            continue
-        run.put(row, crashed=True)
-        encoded = np.frombuffer(ENCODERS[algorithm](plain), np.uint8)
-        streams = []
-        for k in range(64):
-            wrong = encoded.copy()
-            wrong[rng.integers(len(wrong))] ^= 1 << int(rng.integers(8))
-            streams.append(wrong.tobytes() if k % 2 else wrong[: -1 - k].tobytes())
-        sizes = [len(plain)] * len(streams)
-        batch = Batch.lay(run.machine.device, algorithm, streams, sizes)
-        told = Counter(
-            f"{status}, {'right' if decoded == plain else 'wrong'} bytes"
-            for status, _, decoded in batch.results()
-        )
-        run.put(row, **told)
+        for kind, stream in _damaged(ENCODERS[algorithm](plain)):
+            _ask(run, f"{name}/{algorithm.value}/{kind}", algorithm, stream, plain)
+
+
+def _damaged(encoded: bytes) -> Iterator[tuple[str, bytes]]:
+    """Damaged streams, each with the place of its damage in thousandths."""
+    for part in (0, 2, 10, 100, 300, 500, 700, 900, 999):
+        at = len(encoded) * part // 1000
+        wrong = bytearray(encoded)
+        wrong[at] ^= 0x10
+        yield f"bit-at-{part}", bytes(wrong)
+    for part in (300, 900, 999):
+        yield f"cut-at-{part}", encoded[: len(encoded) * part // 1000]
+
+
+def overruns(name: str, run: Run) -> None:
+    """Whether decoders write behind a buffer that a valid stream does not fit."""
+    plain = _plain()
+    for algorithm in ENCODERS:
+        encoded = ENCODERS[algorithm](plain)
+        for less in (1, 4096, len(plain) // 2):
+            row = f"{name}/{algorithm.value}/-{less}"
+            if not run.wants(row):
+                continue
+            run.put(row, crashed=True)
+            device, capacity = run.machine.device, len(plain) - less
+            # Room for all of it: what is written there is seen, and ends no process.
+            room = len(plain) + MIB
+            batch = Batch.lay(device, algorithm, [encoded], [capacity], behind=room)
+            status, claimed, decoded = batch.results()[0]
+            n_changed, last = batch.changed_behind(0)
+            run.put(
+                row,
+                status=status,
+                claimed_nbytes=claimed,
+                is_right=decoded == plain[:capacity],
+                n_changed_behind=n_changed,
+                changed_up_to=last,
+            )
 
 
 def checksums(name: str, run: Run) -> None:
@@ -293,6 +316,7 @@ PROBES = {
     "capacities": capacities,
     "misaligned": misaligned,
     "damaged": damaged,
+    "overruns": overruns,
     "crc32c": checksums,
     "scratch": scratch,
     "calls": calls,

@@ -19,6 +19,9 @@ from gpushard.devices.nvcomp import StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm, status_name
 
 _PADDING_NBYTES = 64
+_PAGE_NBYTES = 256
+CANARY = 0xA5
+"""What lies behind outputs until something is written there."""
 
 
 def _deflate(data: bytes) -> bytes:
@@ -47,6 +50,8 @@ class Batch:
         Their format.
     tables
         As the decoder takes them.
+    pitches
+        Bytes from one output to the next.
     memory
         What must be kept.
     """
@@ -56,12 +61,13 @@ class Batch:
     tables: StreamTables
     decoded: int
     capacities: NDArray[np.uint64]
+    pitches: NDArray[np.uint64]
     temp: int
     temp_nbytes: int
     memory: list[Any]
 
     @classmethod
-    def lay(
+    def lay(  # noqa: PLR0913 - four by position, the rest by name
         cls,
         device: Device,
         algorithm: Algorithm,
@@ -70,10 +76,12 @@ class Batch:
         *,
         repeat: int = 1,
         offset: int = 0,
+        behind: int = 0,
     ) -> Batch:
         """Batch of streams, each as often as `repeat` says.
 
-        `offset` bytes are left between a multiple of 64 and each stream.
+        `offset` bytes are left between a multiple of 64 and each stream, and at least
+        `behind` bytes behind each output.
         """
         stream = device.create_stream()
         room = [-(-(len(e) + offset) // 64) * 64 + _PADDING_NBYTES for e in encoded]
@@ -84,8 +92,10 @@ class Batch:
             content[first : first + len(piece)] = np.frombuffer(piece, np.uint8)
         source = uploaded(device, content, stream)
         sizes = np.tile(np.array(capacities, np.uint64), repeat)
-        pitch = -(-sizes // 256) * 256 + 256
-        decoded = device.allocate(int(pitch.sum()))
+        pages = -(-sizes // _PAGE_NBYTES) + max(1, -(-behind // _PAGE_NBYTES))
+        pitch = pages * np.uint64(_PAGE_NBYTES)
+        canaries = np.full(int(pitch.sum()), CANARY, np.uint8)
+        decoded = uploaded(device, canaries, stream)
         count = len(sizes)
         columns = [
             np.tile((starts[:-1] + offset + source.address).astype(np.uint64), repeat),
@@ -109,6 +119,7 @@ class Batch:
             tables,
             decoded.address,
             sizes,
+            pitch,
             temp.address,
             temp_nbytes,
             kept,
@@ -135,14 +146,22 @@ class Batch:
         told = fetched(self.device, self.tables.actual_nbytes, 12 * count)
         actual = told[: 8 * count].view(np.uint64)
         statuses = told[8 * count :].view(np.int32)
-        decoded, at = [], self.decoded
-        for nbytes in self.capacities.tolist():
-            decoded.append(fetched(self.device, at, nbytes).tobytes())
-            at += -(-nbytes // 256) * 256 + 256
+        decoded = [self._bytes(k)[:n] for k, n in enumerate(self.capacities.tolist())]
         return [
             (status_name(int(s)), int(n), d)
             for s, n, d in zip(statuses, actual, decoded, strict=True)
         ]
+
+    def changed_behind(self, k: int) -> tuple[int, int]:
+        """How many bytes behind output `k` were written to, and up to which one."""
+        behind = np.frombuffer(self._bytes(k)[int(self.capacities[k]) :], np.uint8)
+        changed = np.flatnonzero(behind != CANARY)
+        return len(changed), int(changed[-1]) + 1 if len(changed) else 0
+
+    def _bytes(self, k: int) -> bytes:
+        """An output, and what lies behind it."""
+        start = self.decoded + int(self.pitches[:k].sum())
+        return fetched(self.device, start, int(self.pitches[k])).tobytes()
 
 
 def uploaded(device: Device, content: NDArray[np.uint8], stream: int) -> Any:
