@@ -1,0 +1,142 @@
+"""Damage that nothing finds before the decoder of a CUDA device: `pytest -m gpu`.
+
+nvCOMP promises nothing for such streams, and one of them may end its process' work on
+the GPU. So each case has a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
+
+import array_strategies as arrays
+from gpushard import UnsupportedError
+from gpushard.devices.cuda import CudaDevice
+
+pytestmark = pytest.mark.gpu
+
+CHAINS = {
+    "crc32c-zstd": [Crc32cCodec(), ZstdCodec()],
+    "zstd": [ZstdCodec()],
+    "gzip": [GzipCodec()],
+    "lz4": [arrays.codec("numcodecs.lz4", acceleration=1)],
+    "blosc-lz4": [BloscCodec(cname="lz4", shuffle="shuffle")],
+    "blosc-zstd": [BloscCodec(cname="zstd", shuffle="shuffle")],
+}
+SHOWN = ("crc32c-zstd", "gzip")
+"""Chains with a checksum of the decoded bytes, which shows any damage."""
+
+SHAPE, CHUNK = (256, 256), 64
+VICTIM = (0, 1)
+HAS_S = 60
+
+# Tells what came out: the result is in a file, or what was raised is printed.
+READS = """
+import json, sys
+import numpy as np
+import gpushard
+
+place, result = sys.argv[1:]
+options = gpushard.Options(placement="device")
+a = gpushard.open_array(place, device="cuda:0", options=options)
+try:
+    found = READ
+except gpushard.GpushardError as error:
+    told = {"error": type(error).__name__, "said": str(error)}
+    told["inner_chunk"] = error.inner_chunk
+    told["notes"] = getattr(error, "__notes__", [])
+else:
+    np.save(result, found)
+    told = {}
+print(json.dumps(told), flush=True)
+"""
+READ = "a[...].get()"
+LOAD = """np.concatenate(
+        [b.get() for b in gpushard.Loader(a, batch_size=64, on_error="skip")]
+    )"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_a_gpu():
+    try:
+        CudaDevice(0)
+    except UnsupportedError as error:
+        pytest.skip(f"no CUDA device can be used here: {error}")
+
+
+def damaged(place, chain, part):
+    """Array with one byte of an inner chunk changed, and what it had before.
+
+    `part` says where, in thousandths of the encoded bytes.
+    """
+    made = zarr.create_array(
+        place,
+        shape=SHAPE,
+        chunks=(CHUNK, CHUNK),
+        shards=(2 * CHUNK, 2 * CHUNK),
+        dtype="i4",
+        compressors=CHAINS[chain],
+    )
+    values = np.random.default_rng(5).integers(0, 50, SHAPE).astype("i4")
+    made[...] = values
+    shard = place / "c/0/0"
+    data = bytearray(shard.read_bytes())
+    offset, nbytes = np.frombuffer(bytes(data[-68:-4]), "<u8").reshape(-1, 2)[1]
+    data[int(offset) + int(nbytes) * part // 1000] ^= 0x55
+    shard.write_bytes(data)
+    return values
+
+
+def outcome(place, result, read=READ):
+    """What another process was told of reading the array."""
+    script = READS.replace("READ", read)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(place), str(result)],
+        capture_output=True,
+        text=True,
+        timeout=HAS_S,
+        check=False,
+    )
+    # Seen with -rA, or if the test fails. CuPy complains of a lost device at the end.
+    sys.stdout.write(done.stdout + done.stderr[-3000:])
+    assert done.returncode == 0
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("part", [20, 500, 990])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_damage_before_the_decoder_is_named_and_changes_nothing_else(
+    tmp_path, chain, part
+):
+    values = damaged(tmp_path / "a", chain, part)
+    result = tmp_path / "result.npy"
+    told = outcome(tmp_path / "a", result)
+    if told:
+        assert told["error"] in ("CorruptShardError", "ChecksumError")
+        assert tuple(told["inner_chunk"]) == VICTIM
+        return
+    # Bytes that decode to others are not seen without a checksum.
+    assert chain not in SHOWN
+    found = np.load(result)
+    lost = (slice(0, CHUNK), slice(CHUNK, 2 * CHUNK))
+    found[lost] = values[lost]
+    np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize("part", [20, 500, 990])
+def test_a_loader_skips_damaged_samples_or_names_them(tmp_path, part):
+    values = damaged(tmp_path / "a", "crc32c-zstd", part)
+    result = tmp_path / "result.npy"
+    told = outcome(tmp_path / "a", result, LOAD)
+    if told:  # there is no device to go on with
+        assert told["error"] in ("CorruptShardError", "ChecksumError")
+        assert "start a new process" in told["said"]
+        assert "samples 0, 1, 2, 3" in told["notes"][0]
+        return
+    np.testing.assert_array_equal(np.load(result), values[CHUNK:])
