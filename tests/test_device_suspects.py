@@ -5,6 +5,8 @@ On the emulated device, which breaks in the work that a test chooses.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import zarr
@@ -17,7 +19,9 @@ from damaged_arrays import emulated
 from gpushard import CorruptShardError, DeviceError, Loader, Options, StoreError
 from gpushard.devices import suspects
 from gpushard.loader import reading
+from gpushard.options import MIB
 from gpushard.selecting.selection import whole
+from memory_device import grown
 
 CHAINS = {
     "crc32c-zstd": [Crc32cCodec(), ZstdCodec()],
@@ -209,3 +213,38 @@ def test_a_loader_tells_of_a_device_that_broke_without_damage(stored):
     ):
         list(loader)
     assert raised.type is DeviceError
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_the_host_looks_within_the_limit(tmp_path, threads):
+    """Inner chunks of 4 MiB in hand, which would not fit beside one another."""
+    values = np.tile(np.arange(2**20, dtype="i4") // 64, (24, 1))
+    gpushard.create_array(
+        tmp_path,
+        shape=values.shape,
+        dtype="i4",
+        chunks=(1, 2**20),
+        shards=(24, 2**20),
+        compressors=ZstdCodec(),
+    )[...] = values
+    del values
+    options = Options(placement="device", memory_limit=64 * MIB, threads=threads)
+
+    def read(device, rows=slice(None), *, breaks=True):
+        queue = device.queue
+
+        def breaking(stream, kind, what, run):
+            def decode():
+                device.is_broken = True
+
+            queue(stream, kind, what, decode if kind == "decode" else run)
+
+        if breaks:
+            device.queue = breaking
+        return gpushard.open_array(tmp_path, device=device, options=options)[rows]
+
+    warm = partial(read, rows=slice(1), breaks=False)
+    came, host_nbytes, _ = grown(read, warm)
+    assert came == "DeviceError"
+
+    assert host_nbytes <= 64 * MIB
