@@ -32,7 +32,7 @@ from gpushard.devices.cuda_modules import CudaModules
 from gpushard.devices.kernels import load_kernel_sources
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.placement import RATES
-from gpushard.errors import UnsupportedError
+from gpushard.errors import CorruptShardError, DeviceError, UnsupportedError
 from loader_data import IMAGES, images
 from zarr_oracle import assert_same_bits
 
@@ -80,6 +80,47 @@ def test_batches_of_a_loader_are_made_through_cupy(cupy):
     loader = gpushard.Loader(images(), batch_size=4, device="cuda:1")
     got = [batch.get() for batch in loader]
     assert_same_bits(np.concatenate(got), IMAGES)
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_context_lost_to_a_stream_is_told_with_the_damage(
+    cupy, tmp_path, monkeypatch, is_damaged
+):
+    """As CUDA does it: whatever waits fails for good, and so does a harmless call."""
+    stored(tmp_path / "a", "gzip")
+    if is_damaged:
+        shard = tmp_path / "a/c/0/0"
+        data = bytearray(shard.read_bytes())
+        offset, nbytes = np.frombuffer(bytes(data[-68:-4]), "<u8")[:2].tolist()
+        data[offset + nbytes // 2] ^= 0x55
+        shard.write_bytes(data)
+    runtime = sys.modules["cupy"].cuda.runtime
+
+    def losing(name):
+        call = getattr(runtime, name)
+
+        def lost(*given):
+            found = call(*given)
+            if any(kind == "decode" for _, kind, _ in cupy.devices[0].log):
+                raise runtime.CUDARuntimeError(700)
+            return found
+
+        monkeypatch.setattr(runtime, name, lost)
+
+    losing("streamSynchronize")
+    losing("memGetInfo")
+    a = opened(tmp_path / "a")
+    kind = CorruptShardError if is_damaged else DeviceError
+    with pytest.raises(kind, match="start a new process") as raised:
+        a[...]
+    error = raised.value
+    assert isinstance(error, CorruptShardError) == is_damaged
+    if is_damaged:
+        assert (error.shard_key, error.inner_chunk) == ("c/0/0", (0, 0))
+        error = error.__cause__
+    assert "cudaError 700" in str(error)
+    with pytest.raises(DeviceError, match=r"failed before.* got cudaError 700"):
+        a[...]
 
 
 def test_a_driver_older_than_nvcomp_is_refused(cupy, monkeypatch):
