@@ -61,10 +61,14 @@ def blame(
 
 def _look(job: Job, blocks: Sequence[ShardBlock], adapt: Callable[[Job], Job]) -> None:
     """Decode inner chunks of a job on the host; raises as a read of these."""
+    if not blocks:
+        return
+    options = job.source.options
+    # A device has larger batches than the host where no limit is set.
+    source = job.source.with_batches(min(options.memory_limit, options.bound_nbytes))
     sink, tally = _LookingSink(blocks), Tally(is_wanted=False)
-    looking = replace(job, sink=sink, tally=tally, damage=ENDS_READ)
-    if blocks:
-        execute([adapt(looking)])
+    looking = replace(job, source=source, sink=sink, tally=tally, damage=ENDS_READ)
+    execute([adapt(looking)])
 
 
 def _joined(hint: str | None, more: str) -> str:
