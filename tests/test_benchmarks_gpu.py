@@ -16,20 +16,10 @@ import zarr
 
 from benchmarks import data
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import (
-    alternatives,
-    checks,
-    choices,
-    exercise,
-    prepare,
-    probes,
-    ratios,
-)
+from benchmarks.gpu import alternatives, checks, choices, exercise, prepare, ratios
 from benchmarks.gpu.record import MAX_ATTEMPTS, Record
 from benchmarks.gpu.run import Run, Skipped
 from benchmarks.gpu.sizes import CODECS, TINY
-from benchmarks.gpu.streams import ENCODERS
-from benchmarks.gpu.streams import Batch as Decoded
 from benchmarks.gpu.tasks import STAGES, tasks
 from benchmarks.gpu.vendor_crc import KernelConf, Options, VendorCrc
 from cuda_host import kvikio_standin
@@ -96,36 +86,6 @@ def test_what_is_asked_of_the_vendors_decoder_comes_out_right_here(rows):
     assert refused == {"two-frames", "skippable-before", "skippable-behind"}
     assert not any(row.get("crashed") for row in rows.values())
     assert rows["probes/crc32c"]["is_right"]
-
-
-def test_each_damaged_stream_is_asked_about_alone(rows):
-    damaged = {n: row for n, row in rows.items() if n.startswith("probes/damaged/")}
-    assert len(damaged) == 12 * len(ENCODERS)
-    found = {name: row["is_right"] for name, row in damaged.items()}
-    assert not any(is_right for name, is_right in found.items() if "cut-at" in name)
-    # Its checksum covers all; the others have none, or the stand-in ignores it.
-    assert not any(found[n] for n in found if "/Gzip/" in n and "bit-at-500" in n)
-
-
-def test_bytes_behind_a_buffer_are_seen_to_be_written_to(rows, tmp_path, monkeypatch):
-    asked = {n: row for n, row in rows.items() if n.startswith("probes/overruns/")}
-    assert len(asked) == 3 * len(ENCODERS)
-    assert {row["n_changed_behind"] for row in asked.values()} == {0}
-    found, decode = {}, Decoded.enqueue
-
-    def overrun(batch, stream):
-        decode(batch, stream)
-        end = batch.decoded + int(batch.capacities[0])
-        written = batch.device.allocate_pinned(7)
-        written[:] = 1
-        batch.device.upload(end + 9, written, stream)
-        batch.device.wait_for(stream)
-
-    monkeypatch.setattr(Decoded, "enqueue", overrun)
-    run = Run(DEVICE, "tiny", tmp_path, emit=lambda row: found.update({row["id"]: row}))
-    probes.overruns("probes/overruns", run)
-    told = {(row["n_changed_behind"], row["changed_up_to"]) for row in found.values()}
-    assert told == {(7, 16)}
 
 
 def test_both_ways_to_checksums_are_measured_and_come_out_right(rows):
