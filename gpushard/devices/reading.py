@@ -116,15 +116,7 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
     def read(
         part: Source, selections: Sequence[Selection], outputs: Sequence[Any]
     ) -> None:
-        if part is not source:
-            # The columns of a round lie on the host and count against its limit, but
-            # must not reduce further what the device may hold.
-            columns_nbytes = source.options.memory_limit - part.options.memory_limit
-            part = part.with_batches(
-                room_nbytes(source, device) - columns_nbytes,
-                is_left_open=source.options.is_left_open,
-            )
-        what = part, selections, outputs, device
+        what = _beside_columns(source, part, device), selections, outputs, device
         if _read_there(DeviceRead(*what, tally, entries, request.damage)) is None:
             raise _LeftToHostError
 
@@ -136,6 +128,21 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
         what = source, (), outputs, device
         _read_by_host(DeviceRead(*what, tally, entries, request.damage), wanted)
     return results
+
+
+def _beside_columns(source: Source, part: Source, device: Device) -> Source:
+    """The array `part` that a round reads, with batches as large as a device may hold.
+
+    The columns of a round lie on the host and count against its limit, but must not
+    reduce further what the device may hold.
+    """
+    if part is source:
+        return part
+    columns_nbytes = source.options.memory_limit - part.options.memory_limit
+    return part.with_batches(
+        room_nbytes(source, device) - columns_nbytes,
+        is_left_open=source.options.is_left_open,
+    )
 
 
 class _LeftToHostError(Exception):
