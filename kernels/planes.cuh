@@ -19,20 +19,35 @@ GS_DEVICE uint4 transpose_bytes(const uint4& planes) {
         __byte_perm(high01, high23, 0x5410), __byte_perm(high01, high23, 0x7632));
 }
 
+// Four items of two bytes from two planes.
+GS_DEVICE uint2 transpose_bytes(const uint2& planes) {
+    return make_uint2(
+        __byte_perm(planes.x, planes.y, 0x5140),
+        __byte_perm(planes.x, planes.y, 0x7362));
+}
+
 GS_DEVICE uint32_t load_plane(uint64_t address) {
     return __ldg(reinterpret_cast<const uint32_t*>(address));
 }
 
-// Loads a word from each of two planes, `stride` bytes apart: four items of two bytes.
-GS_DEVICE uint2 load_two_planes(uint64_t planes, uint64_t stride) {
-    const uint32_t low = load_plane(planes), high = load_plane(planes + stride);
-    return make_uint2(
-        __byte_perm(low, high, 0x5140), __byte_perm(low, high, 0x7362));
+// Loads a word from each of two planes, `stride` bytes apart.
+GS_DEVICE uint2 load_two_words(uint64_t planes, uint64_t stride) {
+    return make_uint2(load_plane(planes), load_plane(planes + stride));
 }
 
-// Loads a word from each of four planes, `stride` bytes apart: four items of four bytes.
-GS_DEVICE uint4 load_four_planes(uint64_t planes, uint64_t stride) {
-    return transpose_bytes(make_uint4(
+// Loads a word from each of four planes, `stride` bytes apart.
+GS_DEVICE uint4 load_four_words(uint64_t planes, uint64_t stride) {
+    return make_uint4(
         load_plane(planes), load_plane(planes + stride),
-        load_plane(planes + 2 * stride), load_plane(planes + 3 * stride)));
+        load_plane(planes + 2 * stride), load_plane(planes + 3 * stride));
+}
+
+// Loads four items of two bytes.
+GS_DEVICE uint2 load_two_planes(uint64_t planes, uint64_t stride) {
+    return transpose_bytes(load_two_words(planes, stride));
+}
+
+// Loads four items of four bytes.
+GS_DEVICE uint4 load_four_planes(uint64_t planes, uint64_t stride) {
+    return transpose_bytes(load_four_words(planes, stride));
 }

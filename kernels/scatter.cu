@@ -32,7 +32,7 @@ gs_scatter_copy_2(const __grid_constant__ Scatter2 p) {
 }
 
 constexpr int gs_scatter_copy_4_threads = 256;
-extern "C" __global__ void __launch_bounds__(gs_scatter_copy_4_threads)
+extern "C" __global__ void __launch_bounds__(gs_scatter_copy_4_threads, 3)
 gs_scatter_copy_4(const __grid_constant__ Scatter4 p) {
     scatter_tiles<4, false, false>(p);
 }

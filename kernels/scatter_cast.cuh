@@ -83,15 +83,11 @@ GS_DEVICE double double_of(uint64_t bits) {
 
 // Reverses the bytes of each group of `group_nbytes` (1, 2, 4 or 8).
 GS_DEVICE uint64_t reversed_bytes(uint64_t bits, uint32_t group_nbytes) {
-    if (group_nbytes >= 2) {
-        const uint64_t low = 0x00ff00ff00ff00ffull;
-        bits = (bits & low) << 8 | ((bits >> 8) & low);
-    }
-    if (group_nbytes >= 4) {
-        const uint64_t low = 0x0000ffff0000ffffull;
-        bits = (bits & low) << 16 | ((bits >> 16) & low);
-    }
-    return group_nbytes >= 8 ? bits << 32 | bits >> 32 : bits;
+    const uint32_t order =
+        group_nbytes < 2 ? 0x3210 : group_nbytes == 2 ? 0x2301 : 0x0123;
+    const uint64_t low = __byte_perm(static_cast<uint32_t>(bits), 0, order);
+    const uint64_t high = __byte_perm(static_cast<uint32_t>(bits >> 32), 0, order);
+    return group_nbytes >= 8 ? low << 32 | high : high << 32 | low;
 }
 
 // Each byte of `bits` as a bool: 1 if it is not 0.

@@ -12,7 +12,9 @@
 #include "shuffled_row.cuh"
 
 // Movers say how one unit changes, and how many units a lane loads at once. `src` is the
-// address after the row's own offsets.
+// address after the row's own offsets. What `load` returns is not looked at before all
+// loads of a lane are under way, because a lane waits where it looks: changes are made by
+// `changed`.
 template <int W>
 struct Copy {
     typedef typename WordOf<W>::type Word;
@@ -22,8 +24,9 @@ struct Copy {
     GS_DEVICE uint32_t unit() const { return W; }
     GS_DEVICE Word load(uint64_t src, const Spot& spot) const {
         // __ldg, as the compiler cannot tell that this number is a global address.
-        const Word word =
-            __ldg(reinterpret_cast<const Word*>(src + spot.in_offset));
+        return __ldg(reinterpret_cast<const Word*>(src + spot.in_offset));
+    }
+    GS_DEVICE Word changed(Word word) const {
         return static_cast<Word>(moved(word, transfer));
     }
     GS_DEVICE void store(uint8_t* to, Word word) const {
@@ -43,6 +46,7 @@ struct CopySwappedBytes {
         const uint64_t run = src + spot.in_offset - spot.run_offset;
         return __ldg(reinterpret_cast<const uint8_t*>(run + mirrored));
     }
+    GS_DEVICE Word changed(Word word) const { return word; }
     GS_DEVICE void store(uint8_t* to, Word word) const { *to = word; }
 };
 
@@ -53,9 +57,9 @@ struct Cast {
 
     GS_DEVICE uint32_t unit() const { return 1u << transfer.out_log2; }
     GS_DEVICE Word load(uint64_t src, const Spot& spot) const {
-        const uint64_t bits = load_number(src + spot.in_offset, transfer.in_log2);
-        return transferred(bits, transfer);
+        return load_number(src + spot.in_offset, transfer.in_log2);
     }
+    GS_DEVICE Word changed(Word bits) const { return transferred(bits, transfer); }
     GS_DEVICE void store(uint8_t* to, Word word) const {
         store_number(to, word, transfer.out_log2);
     }
@@ -74,6 +78,7 @@ struct Fill {
         const uint32_t at = fast_remainder(spot.run_offset, quotient, fill_nbytes);
         return __ldg(reinterpret_cast<const Word*>(fill + at));
     }
+    GS_DEVICE Word changed(Word word) const { return word; }
     GS_DEVICE void store(uint8_t* to, Word word) const {
         *reinterpret_cast<Word*>(to) = word;
     }
@@ -88,7 +93,9 @@ struct CopyItem {
 
     GS_DEVICE uint32_t unit() const { return 1u << shuffled.item_log2; }
     GS_DEVICE Word load(uint64_t src, const Spot& spot) const {
-        const uint64_t bits = shuffled.load(src + spot.in_offset, shuffled.item_log2);
+        return shuffled.load(src + spot.in_offset, shuffled.item_log2);
+    }
+    GS_DEVICE Word changed(Word bits) const {
         return reversed_bytes(bits, transfer.in_swap);
     }
     GS_DEVICE void store(uint8_t* to, Word word) const {
@@ -99,15 +106,18 @@ struct CopyItem {
 // Four items of S bytes; addresses and offsets must be multiples of four items.
 template <int S>
 struct CopyFourItems {
+    typedef typename FourItems<S>::Planes Planes;
     typedef typename FourItems<S>::Word Word;
     static constexpr int UNROLL = S == 8 ? 2 : 4;
     const Transfer& transfer;
     const ShuffledRow& shuffled;
 
     GS_DEVICE uint32_t unit() const { return 4 * S; }
-    GS_DEVICE Word load(uint64_t src, const Spot& spot) const {
-        const PlanesPlace at = shuffled.place(src + spot.in_offset);
-        return FourItems<S>::moved_items(FourItems<S>::load(at), transfer);
+    GS_DEVICE Planes load(uint64_t src, const Spot& spot) const {
+        return FourItems<S>::load(shuffled.place(src + spot.in_offset));
+    }
+    GS_DEVICE Word changed(const Planes& planes) const {
+        return FourItems<S>::joined(planes, transfer);
     }
     GS_DEVICE void store(uint8_t* to, const Word& word) const {
         FourItems<S>::store(to, word);
@@ -122,9 +132,9 @@ struct CastItem {
 
     GS_DEVICE uint32_t unit() const { return 1u << transfer.out_log2; }
     GS_DEVICE Word load(uint64_t src, const Spot& spot) const {
-        const uint64_t bits = shuffled.load(src + spot.in_offset, transfer.in_log2);
-        return transferred(bits, transfer);
+        return shuffled.load(src + spot.in_offset, transfer.in_log2);
     }
+    GS_DEVICE Word changed(Word bits) const { return transferred(bits, transfer); }
     GS_DEVICE void store(uint8_t* to, Word word) const {
         store_number(to, word, transfer.out_log2);
     }
@@ -137,11 +147,11 @@ struct Tile {
     uint32_t stop;
 };
 
-// Moves a tile. A lane starts all its loads before it stores the first.
+// Moves a tile. A lane starts all its loads before it waits for the first.
 template <int R, class Mover>
 GS_DEVICE void move_tile(
     const Scatter<R>& p, const Row<R>& row, const Tile& tile, const Mover mover) {
-    typedef typename Mover::Word Word;
+    typedef decltype(mover.load(0, Spot())) Loaded;
     constexpr int UNROLL = R > 8 ? 1 : Mover::UNROLL;
     const uint64_t src = p.src[row.index] + row.in_offset;
     uint8_t* const out = p.out + row.out_offset;
@@ -149,21 +159,21 @@ GS_DEVICE void move_tile(
     const uint32_t lane = threadIdx.x % LANES;
     for (uint32_t at = tile.first + lane * unit; at < tile.stop;
          at += UNROLL * LANES * unit) {
-        Word words[UNROLL] = {};
+        Loaded loaded[UNROLL] = {};
         int64_t places[UNROLL] = {};
 #pragma unroll
         for (int j = 0; j < UNROLL; ++j) {
             const uint32_t here = at + j * LANES * unit;
             if (here < tile.stop) {
                 const Spot spot = spot_of(p, row, here);
-                words[j] = mover.load(src, spot);
+                loaded[j] = mover.load(src, spot);
                 places[j] = spot.out_offset;
             }
         }
 #pragma unroll
         for (int j = 0; j < UNROLL; ++j) {
             if (at + j * LANES * unit < tile.stop) {
-                mover.store(out + places[j], words[j]);
+                mover.store(out + places[j], mover.changed(loaded[j]));
             }
         }
     }

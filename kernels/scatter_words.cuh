@@ -36,13 +36,12 @@ GS_DEVICE uint64_t moved(uint64_t word, const Transfer& transfer) {
 }
 
 GS_DEVICE uint4 moved(uint4 word, const Transfer& transfer) {
+    if (transfer.from != TYPE_BOOL && transfer.in_swap < 2) return word;
     const uint64_t low = moved(word.x | static_cast<uint64_t>(word.y) << 32, transfer);
     const uint64_t high = moved(word.z | static_cast<uint64_t>(word.w) << 32, transfer);
-    word.x = static_cast<uint32_t>(low);
-    word.y = static_cast<uint32_t>(low >> 32);
-    word.z = static_cast<uint32_t>(high);
-    word.w = static_cast<uint32_t>(high >> 32);
-    return word;
+    return make_uint4(
+        static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
+        static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32));
 }
 
 // Loads a number of 2**log2 bytes (at most 8) from any address.

@@ -58,19 +58,21 @@ struct ShuffledRow {
     }
 };
 
-// Four neighbouring items of S bytes.
+// Four neighbouring items of S bytes: a word of each of their planes, and the items that
+// these make.
 template <int S>
 struct FourItems;
 
 template <>
 struct FourItems<2> {
+    typedef uint2 Planes;
     typedef uint64_t Word;
-    static GS_DEVICE Word load(const PlanesPlace& at) {
-        const uint2 items = load_two_planes(at.address, at.stride);
-        return items.x | static_cast<uint64_t>(items.y) << 32;
+    static GS_DEVICE Planes load(const PlanesPlace& at) {
+        return load_two_words(at.address, at.stride);
     }
-    static GS_DEVICE Word moved_items(const Word& items, const Transfer& transfer) {
-        return moved(items, transfer);
+    static GS_DEVICE Word joined(const Planes& planes, const Transfer& transfer) {
+        const uint2 items = transpose_bytes(planes);
+        return moved(items.x | static_cast<uint64_t>(items.y) << 32, transfer);
     }
     static GS_DEVICE void store(uint8_t* to, const Word& items) {
         *reinterpret_cast<uint64_t*>(to) = items;
@@ -79,12 +81,13 @@ struct FourItems<2> {
 
 template <>
 struct FourItems<4> {
+    typedef uint4 Planes;
     typedef uint4 Word;
-    static GS_DEVICE Word load(const PlanesPlace& at) {
-        return load_four_planes(at.address, at.stride);
+    static GS_DEVICE Planes load(const PlanesPlace& at) {
+        return load_four_words(at.address, at.stride);
     }
-    static GS_DEVICE Word moved_items(const Word& items, const Transfer& transfer) {
-        return moved(items, transfer);
+    static GS_DEVICE Word joined(const Planes& planes, const Transfer& transfer) {
+        return moved(transpose_bytes(planes), transfer);
     }
     static GS_DEVICE void store(uint8_t* to, const Word& items) {
         *reinterpret_cast<uint4*>(to) = items;
@@ -97,16 +100,19 @@ struct FourItems<8> {
         uint4 first;
         uint4 last;
     };
-    static GS_DEVICE Word load(const PlanesPlace& at) {
+    typedef Word Planes;
+    static GS_DEVICE Planes load(const PlanesPlace& at) {
         const uint64_t upper = at.address + 4 * static_cast<uint64_t>(at.stride);
-        const uint4 low = load_four_planes(at.address, at.stride);
-        const uint4 high = load_four_planes(upper, at.stride);
         return {
-            make_uint4(low.x, high.x, low.y, high.y),
-            make_uint4(low.z, high.z, low.w, high.w)};
+            load_four_words(at.address, at.stride),
+            load_four_words(upper, at.stride)};
     }
-    static GS_DEVICE Word moved_items(const Word& items, const Transfer& transfer) {
-        return {moved(items.first, transfer), moved(items.last, transfer)};
+    static GS_DEVICE Word joined(const Planes& planes, const Transfer& transfer) {
+        const uint4 low = transpose_bytes(planes.first);
+        const uint4 high = transpose_bytes(planes.last);
+        return {
+            moved(make_uint4(low.x, high.x, low.y, high.y), transfer),
+            moved(make_uint4(low.z, high.z, low.w, high.w), transfer)};
     }
     static GS_DEVICE void store(uint8_t* to, const Word& items) {
         reinterpret_cast<uint4*>(to)[0] = items.first;

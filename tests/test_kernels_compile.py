@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
@@ -155,31 +157,67 @@ def test_scatter_moves_sixteen_bytes_at_once(tmp_path, kind):
         assert re.search(r"STG\.E\S*\.128", code), name
 
 
-def most_loads_in_flight(code, load, store):
-    """Most loads of a kind that stand one after the other with no store between."""
-    most = n_loads = 0
+INSTRUCTION = re.compile(r"([A-Z][A-Z0-9_]*(?:\.\w+)*) +([^,;]*),?([^;]*);")
+REGISTER = re.compile(r"\bR(\d+)\b")
+WIDE, WORD = r"LDG\.E\.128\.CONSTANT", r"LDG\.E\.CONSTANT"
+
+
+def most_loads_in_flight(code, load):
+    """Most loads of a kind before an instruction that looks at what one has loaded.
+
+    A thread waits there. A store ends the count, too.
+    """
+    most, n_loads = 0, 0
+    pending: set[int] = set()
     for line in code:
-        if re.search(store, line):
-            n_loads = 0
-        elif re.search(load, line):
+        found = INSTRUCTION.search(line.split("*/", 1)[-1])
+        if found is None:
+            continue
+        operation, target, operands = found.groups()
+        used = {int(r) for r in REGISTER.findall(operands)}
+        if operation.startswith("ST") or used & pending:
+            n_loads, pending = 0, set()
+        if re.fullmatch(load, operation):
+            first = int(target.removeprefix("R"))
+            pending |= set(range(first, first + (4 if load == WIDE else 1)))
             n_loads += 1
             most = max(most, n_loads)
     return most
 
 
-def test_a_lane_has_four_loads_on_their_way_before_it_stores(tmp_path):
-    source = load_kernel_sources()["gs_scatter_copy_2"]
-    kernels = disassemble(compile_source(source, (9, 0)).cubin, tmp_path)
-    wide = r"LDG\.E\S*\.128", r"STG\."
-    assert most_loads_in_flight(kernels["gs_scatter_copy_2"], *wide) >= 4
-    assert most_loads_in_flight(kernels["gs_scatter_copy_32"], *wide) == 1
+@cache
+def code_of(kernel):
+    """Machine instructions of a kernel."""
+    source = load_kernel_sources()[kernel]
+    with TemporaryDirectory() as directory:
+        cubin = compile_source(source, (9, 0)).cubin
+        return disassemble(cubin, Path(directory))[kernel]
 
 
-def test_a_lane_of_a_square_has_four_loads_on_their_way(tmp_path):
-    source = load_kernel_sources()["gs_scatter_turn_4"]
-    kernels = disassemble(compile_source(source, (9, 0)).cubin, tmp_path)
-    loads = r"LDG\.E\S*CONSTANT", r"STS"
-    assert most_loads_in_flight(kernels["gs_scatter_turn_4"], *loads) >= 4
+def test_a_lane_has_four_loads_on_their_way_before_it_looks_at_one():
+    assert most_loads_in_flight(code_of("gs_scatter_copy_2"), WIDE) == 4
+    assert most_loads_in_flight(code_of("gs_scatter_copy_4"), WIDE) == 4
+    assert most_loads_in_flight(code_of("gs_scatter_copy_32"), WIDE) == 1
+
+
+def test_a_lane_has_words_of_all_planes_of_four_units_on_their_way():
+    assert most_loads_in_flight(code_of("gs_scatter_planes_2"), WORD) == 16
+
+
+def test_a_thread_has_all_loads_of_a_patch_on_their_way():
+    assert most_loads_in_flight(code_of("gs_scatter_turn_4"), WIDE) == 4
+
+
+def test_a_load_that_is_looked_at_at_once_does_not_go_unseen(tmp_path):
+    head = (
+        'extern "C" __global__ void gs_bad(const uint4* __restrict__ in, uint4* out) '
+    )
+    ahead = "uint4 a = __ldg(in), b = __ldg(in + 64);"
+    at_once = "uint4 a = __ldg(in), b = __ldg(in + a.x);"
+    for body, most in ((ahead, 2), (at_once, 1)):
+        text = f"{head}{{ {body} out[0] = a; out[1] = b; }}"
+        code = disassemble(compile_source(planted(text), (9, 0)).cubin, tmp_path)
+        assert most_loads_in_flight(code["gs_bad"], WIDE) == most
 
 
 REGISTERS = re.compile(r"Function properties for (\w+)\n.*\n.*Used (\d+) registers")

@@ -1,4 +1,4 @@
-"""Boxes whose axes trade places are turned in squares, through shared memory."""
+"""Boxes whose axes trade places are turned in squares."""
 
 from __future__ import annotations
 
@@ -54,6 +54,17 @@ def test_transposed_inner_chunks_are_turned(cells, dtype, schedule):
         missing=missing,
     )
     names = assert_kernels_write_what_numpy_writes(case, FLAT, schedule=schedule)
+    assert names == {"gs_scatter_turn_4"}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("is_swapped", [False, True])
+@pytest.mark.parametrize("dtype", ["i2", "i4", "f8"])
+def test_aligned_words_are_turned_in_patches(dtype, is_swapped, schedule):
+    # Lines of the output are 152 elements apart, and patches at the edges are cut.
+    case = turned_case((101, 151), (64, 72), dtype, is_swapped=is_swapped)
+    form = (1, 1), (0, 1), (0, 1), 0
+    names = assert_kernels_write_what_numpy_writes(case, form, schedule=schedule)
     assert names == {"gs_scatter_turn_4"}
 
 
@@ -170,11 +181,11 @@ def test_fewer_blocks_than_squares_take_the_rest_in_turns(schedule):
 
 
 def test_squares_of_rows_are_counted():
-    case = turned_case((90, 150), (64, 128))
-    out = np.zeros((90, 150), "i4")
+    case = turned_case((130, 330), (128, 320))
+    out = np.zeros((130, 330), "i4")
     scatter, rows = laid(case, out)
     batch = scatter.batch(rows.position, TablePage())
-    n_squares = 2 * 4 + 2 * 1 + 1 * 4 + 1
+    n_squares = 2 * 5 + 2 * 1 + 1 * 5 + 1
     assert batch.fields["n_tiles"] == n_squares
     assert batch.n_threads == 256 * n_squares
     told = scatter.parameter.packed(batch, Addresses(0, 0, 0, 0))

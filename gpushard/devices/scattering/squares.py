@@ -1,7 +1,8 @@
 """Boxes whose axes change places in the output -> loops over squares for a kernel.
 
 Neighbours in the output are far apart in the inner chunk, and vice versa. A kernel of
-its own moves such boxes in squares, which it transposes in shared memory. Its loops 0
+its own moves such boxes in squares, which it transposes in registers or in shared
+memory. Its loops 0
 and 1 are the sides of the squares.
 """
 
@@ -18,13 +19,13 @@ from gpushard.selecting.selection import Ints
 TURN_RANK = 4
 """Number of loops that the kernel takes."""
 
-_SIDE = 32
+_SIDE = 64
 # Sizes of units that the kernel moves. Wider units fill half a sector or more anyway.
 _UNITS = (1, 2, 4, 8)
 # Bytes of one memory transaction. Neighbours further apart share no transaction.
 _SECTOR_NBYTES = 32
-# A square that is less than half full keeps more than half of the lanes idle.
-_MIN_LENGTH = _SIDE // 2
+# In shorter lines more than half of each quarter of a square is empty.
+_MIN_LENGTH = _SIDE // 4
 
 
 def turned(boxes: Boxes, transfer: Transfer, item_nbytes: int) -> Boxes | None:
