@@ -56,9 +56,10 @@ from gpushard.planning.grid import GridPart
 from gpushard.selecting.selection import Ints
 
 # A warp takes a tile. A tile is large enough to pay for looking up its row. It is so
-# small that a batch has one for each warp of a large GPU (132 multiprocessors, each of
-# 64 warps).
-_MAX_TILE_LOG2 = 15
+# small that neighbouring warps work on neighbouring memory, and all have work until the
+# end. A small batch has a tile for each warp of a large GPU (132 multiprocessors, each
+# of 64 warps), as far as tiles may be that small.
+_MAX_TILE_LOG2 = 12
 _MIN_TILE_LOG2 = 11
 _WANTED_TILES = 132 * 64
 _LANES = 32
