@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
 
@@ -31,6 +32,7 @@ from gpushard.options import KIB, MIB, Options
 from gpushard.report import Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
+from gpushard.stores import local
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.local import LocalStore
 from zarr_oracle import assert_same_bits
@@ -173,8 +175,24 @@ def test_several_threads_share_slots_and_lanes(tmp_path, n_slots):
     options = Options(memory_limit=MIB, threads=4, pinned_slots=n_slots)
     a = gpushard.open_array(tmp_path, options=options)
     results, job = read_on_device(a, [whole(a.shape)], emulated(LockedDevice))
-    assert job.n_workers == 4
+    assert job.n_workers == min(n_slots, 4)  # others would find no slot
     assert_same_bits(results[0], values)
+
+
+@pytest.mark.parametrize(("concurrency", "n_requests"), [(4, 1), (8, 2), (99, 3)])
+def test_few_threads_read_long_ranges_of_a_large_batch(
+    tmp_path, monkeypatch, concurrency, n_requests
+):
+    monkeypatch.setattr(local, "_COSTS", replace(local._COSTS, concurrency=concurrency))
+    chunk, shard = (2 << 20,), (24 << 20,)
+    how = {"shape": shard, "chunks": chunk, "shards": shard, "dtype": "u1"}
+    made = zarr.create_array(tmp_path, **how, compressors=None, fill_value=7)
+    made[...] = 5
+    a = gpushard.open_array(tmp_path)
+    device = emulated(LockedDevice, limit_nbytes=64 << 30)  # batches of 128 MiB
+    results, job = read_on_device(a, [whole(a.shape)], device)
+    assert (results[0] == 5).all()
+    assert job.tally.counts["n_payload_requests"] == n_requests
 
 
 def test_a_failing_fetch_gives_its_slot_back(tmp_path):

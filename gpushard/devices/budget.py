@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpushard.devices.decoding.chain import DeviceChain, StepKind
-from gpushard.options import DEFAULT, KIB, ReadOptions
+from gpushard.options import DEFAULT, KIB, MIB, ReadOptions
 
 # Two lanes, so that one copies while the other decodes.
 N_LANES = 2
@@ -16,6 +16,9 @@ _STREAM_NBYTES = 8 * KIB
 _TABLES_NBYTES = 512
 # Blocks of Blosc frames are rarely smaller: the default is 128 KiB or more.
 _LEAST_BLOCK_NBYTES = 32 * KIB
+# Larger batches would only overlap less: this one takes a bus 2.4 milliseconds, and the
+# host as long to read (docs/decisions/2026-11-27-first-run-on-a-gpu.md).
+MAX_ENCODED_NBYTES = 128 * MIB
 # If a single inner chunk is more than a batch, all slots take one part in this many.
 _SLOTS_SHARE = 4
 
@@ -77,7 +80,7 @@ class Budget:
             encoded_share = options.memory_limit // 3
         n_homes = options.pinned_slots + N_LANES
         usual = cls(
-            max(1, encoded_share // n_homes),
+            max(1, min(encoded_share // n_homes, MAX_ENCODED_NBYTES)),
             (options.memory_limit - encoded_share) // N_LANES,
             row_nbytes,
             row_streams_nbytes,

@@ -83,14 +83,13 @@ def kernels_scatter(
 def room_nbytes(source: Source, device: Device, n_sharing: int = 1) -> int:
     """Bytes that batches of an array may hold on a device.
 
-    A GPU needs thousands of streams to be busy. The default limit of a host has room
-    for only a few of them, so a limit that the user left open is raised. A limit that
-    the user set is kept.
+    A GPU needs thousands of streams to be busy, and each batch takes the host a
+    millisecond or more. The default limit of a host has room for only a few streams,
+    so a limit that the user left open is raised. A limit that the user set is kept.
     """
     limit = source.options.memory_limit
     chain, why = choose_chain(source)
-    decodes = chain is not None and not why and chain.steps
-    if not decodes or not source.options.is_left_open:
+    if chain is None or why or not source.options.is_left_open:
         return limit
     return max(share_nbytes(device) // n_sharing, limit)
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from importlib.util import find_spec
-from math import prod
+from math import inf, prod
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ OLDEST_CAPABILITY = (7, 5)
 """Oldest compute capability for which the kernels are compiled and nvCOMP 6 runs."""
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST, _ON_DEVICE = 1, 2, 3
+# What a read holds is far less than what is free on most devices; and where it is not,
+# batches are split.
+_FREE_FOR_S = 0.5
 _OUT_OF_MEMORY = 2  # of cudaErrorMemoryAllocation and of CUDA_ERROR_OUT_OF_MEMORY
 
 
@@ -77,6 +81,7 @@ class CudaDevice:
         self._streams: list[Any] = []  # keeps them alive: a dropped stream is destroyed
         self._idle_streams: list[Stream] = []
         self._broken_by = ""
+        self._free = -inf, 0  # when it was told, and how much
         self._rates: Mapping[str, Rates] | None = None
         with self._current():  # for allocations only
             self._own_stream: Any = cupy.cuda.Stream(non_blocking=True)
@@ -130,7 +135,17 @@ class CudaDevice:
             )
 
     def free_nbytes(self) -> int:
-        """Memory that is free on the device, in bytes."""
+        """Memory that was free on the device a moment ago, in bytes.
+
+        The driver takes longer to tell than a small read may take.
+        """
+        told_at, free = self._free
+        if monotonic() - told_at > _FREE_FOR_S:
+            free = self._ask_free()
+            self._free = monotonic(), free
+        return free
+
+    def _ask_free(self) -> int:
         with self._device:
             free, _ = self._runtime.memGetInfo()
             return int(free)
@@ -301,7 +316,7 @@ class CudaDevice:
     def _is_broken(self) -> bool:
         """Whether even a harmless call fails: such an error is permanent."""
         try:
-            self.free_nbytes()
+            self._ask_free()
         except self._runtime.CUDARuntimeError:
             return True
         return False

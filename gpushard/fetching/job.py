@@ -145,6 +145,9 @@ class Job:
         source, n_chunks = self.source, self.plan.n_chunks
         if n_chunks <= 1 or n_chunks * source.chunk_nbytes < SMALLEST_SHARE_NBYTES:
             return 1
+        if self.sink.batch_nbytes is not None:
+            # Others would find no slot to fetch into, and only want the interpreter.
+            return min(source.most_workers, source.options.pinned_slots)
         return source.most_workers
 
     def batch_nbytes(self, wanted_nbytes: int, n_workers: int) -> int:

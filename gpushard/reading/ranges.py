@@ -123,7 +123,14 @@ def _copied_nbytes(job: Job, ranged: RangedBlock) -> Ints | None:
 
 def _max_request_nbytes(job: Job, share_nbytes: int) -> int:
     """Size above which a request is cut, if a task takes `share_nbytes` bytes."""
-    if job.source.store.costs.reads_in_shares or job.sink.batch_nbytes is not None:
+    in_shares = job.source.store.costs.reads_in_shares
+    if in_shares and job.sink.batch_nbytes is not None:
+        # A thread that is given a range waits for the interpreter's lock, so few
+        # threads read long ranges of a batch.
+        costs, room = job.source.store.costs, job.source.room
+        alone = max(share_nbytes // costs.concurrency, costs.max_request_nbytes)
+        return max(1, min(alone, share_nbytes, room.most_request_nbytes))
+    if in_shares or job.sink.batch_nbytes is not None:
         return min(job.max_request_nbytes, share_nbytes)
     return job.max_request_nbytes
 

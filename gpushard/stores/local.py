@@ -43,7 +43,7 @@ from gpushard.workers import run_side_by_side
 _COSTS = FetchCosts(
     gap_nbytes=64 * KIB,
     max_request_nbytes=8 * MIB,
-    concurrency=max(8, min(16, usable_cpu_count())),
+    concurrency=max(8, min(12, usable_cpu_count())),
     prefers_whole_objects=False,
     reads_in_shares=True,
 )
@@ -54,7 +54,7 @@ _SLOW_REQUEST_S = 20e-6
 _PATIENCE_S = 1e-3
 
 # From this mean size on, even the page cache takes longer to copy a range than a thread
-# takes to be handed one. One thread copies 8 GB/s, sixteen copied 85 GB/s
+# takes to be handed one. One thread copies 8 GB/s, eight copied 67 GB/s
 # (docs/decisions/2026-11-27-first-run-on-a-gpu.md).
 _LARGE_REQUEST_NBYTES = MIB
 
