@@ -151,6 +151,57 @@ def test_a_training_ends_when_its_time_is_over():
     assert 2 <= found.n_steps <= 50
 
 
+def test_a_first_step_that_outlasts_the_warming_up_still_gives_a_row():
+    batch = {"y": np.zeros(4)}
+    first = iter([0.3])
+    slow_first = Still()
+    slow_first.step = lambda _: time.sleep(next(first, 0.001))
+    found = training.measured(slow_first, lambda: iter([batch] * 20), 0.01, 0.2)
+    assert found["n_steps"] >= 8
+    assert found["slowest_step_seconds"] < 0.2
+
+
+def test_a_training_takes_its_least_steps_though_its_time_is_over():
+    batch = {"y": np.zeros(4)}
+    epochs = [lambda: repeat(batch, 3)] * 9
+    found = trainer.train(Still(0.002), epochs, 0.0, 5)
+    assert found.n_steps == 5
+    assert 0 < found.first_wait_seconds < 0.002
+
+
+@pytest.mark.parametrize("n_epochs", [1, 2])
+def test_steps_without_a_next_one_are_told_by_their_own_time(n_epochs):
+    batch = {"y": np.zeros(4)}
+    found = trainer.train(Still(0.01), [lambda: repeat(batch, 1)] * n_epochs, 9.0)
+    assert found.n_steps == n_epochs
+    assert found.step_seconds >= 0.01
+    assert found.row()["mean_step_seconds"] >= 0.01
+
+
+def test_an_epoch_without_a_batch_is_passed_over_and_a_training_of_them_refused():
+    batch = {"y": np.zeros(4)}
+    epochs = [lambda: iter(()), lambda: repeat(batch, 2)]
+    assert trainer.train(Still(), epochs, 9.0).n_steps == 2
+    with pytest.raises(ValueError, match="no epoch has a batch"):
+        trainer.train(Still(), epochs[:1], 9.0)
+
+
+def test_a_row_that_fails_does_not_keep_the_others_back(tmp_path):
+    told = []
+    run = Run(DEVICE, "tiny", tmp_path, frozenset({"done"}), told.append)
+    still = Still()
+    still.loss = 0.5
+
+    def fails(_):
+        raise OSError("gone")
+
+    rows = {"done": fails, "bad": fails, "good": lambda _: {"n_steps": 1}}
+    with pytest.raises(ExceptionGroup) as caught:
+        training.put_rows(run, still, rows)
+    assert told == [{"id": "good", "n_steps": 1, "loss": 0.5}]
+    assert [error.__notes__ for error in caught.value.exceptions] == [["bad"]]
+
+
 def test_without_a_gpu_it_is_said_why_nothing_was_trained(run):
     for task in (training.ours, training.peers):
         with pytest.raises(Skipped, match="emulated"):

@@ -19,6 +19,11 @@ _RATE = 1e-3
 class Trainer(Protocol):
     """What trains, by steps, on a device of which only it knows."""
 
+    @property
+    def loss(self) -> float:
+        """Loss of the last step."""
+        ...
+
     def step(self, batch: Batch) -> None:
         """Enqueue a step."""
         ...
@@ -102,7 +107,8 @@ class Steps(NamedTuple):
         step; epochs are begun meanwhile, too.
     step_seconds, mean_step_seconds, slowest_step_seconds
         Of the times from the beginning of a step to that of the next one of its epoch,
-        on the device: the median, the mean, and the longest.
+        on the device: the median, the mean, and the longest. If no epoch has two
+        steps, of the times of the steps.
     host_wait_share
         Part of the time in which the host waited for a batch. Its steps are queued
         ahead, so the device may have had work meanwhile.
@@ -133,13 +139,21 @@ def train(
     trainer: Trainer,
     epochs: Iterable[Callable[[], Iterator[Batch]]],
     longest_s: float,
+    least_steps: int = 1,
 ) -> Steps:
-    """Train until the epochs, or this many seconds, are over."""
+    """Train until the epochs are over, or both these seconds and these steps.
+
+    Raises `ValueError` if no epoch has a batch.
+    """
     waits: list[list[float]] = []
     marks: list[list[tuple[Any, Any]]] = []
-    n_samples, started = 0, perf_counter()
+    n_steps, n_samples, started = 0, 0, perf_counter()
+
+    def is_over() -> bool:
+        return n_steps >= least_steps and perf_counter() - started > longest_s
+
     for begin in epochs:
-        if perf_counter() - started > longest_s:
+        if is_over():
             break
         waits.append([])
         marks.append([])
@@ -150,11 +164,14 @@ def train(
             first = trainer.mark()
             trainer.step(batch)
             marks[-1].append((first, trainer.mark()))
+            n_steps += 1
             n_samples += batch["y"].shape[0]
-            if perf_counter() - started > longest_s:
+            if is_over():
                 break
             asked = perf_counter()
     trainer.wait()
+    if not n_steps:
+        raise ValueError("no epoch has a batch")
     return _steps(trainer, waits, marks, n_samples, perf_counter() - started)
 
 
@@ -168,6 +185,8 @@ def _steps(
     between = [pair for epoch in marks for pair in pairwise(epoch)]
     whole = [trainer.seconds(one[0], other[0]) for one, other in between]
     listed = [mark for epoch in marks for mark in epoch]
+    if not whole:  # no step has a next one
+        whole = [trainer.seconds(*mark) for mark in listed]
     idle = [trainer.seconds(one[1], other[0]) for one, other in pairwise(listed)]
     spanned = trainer.seconds(listed[0][0], listed[-1][1])
     return Steps(
@@ -177,6 +196,6 @@ def _steps(
         slowest_step_seconds=max(whole),
         host_wait_share=sum(map(sum, waits)) / seconds,
         idle_share=sum(idle) / spanned,
-        first_wait_seconds=median(epoch[0] for epoch in waits),
+        first_wait_seconds=median(epoch[0] for epoch in waits if epoch),
         n_steps=len(listed),
     )
