@@ -118,6 +118,17 @@ GS_DEVICE uint32_t fast_remainder(
 }
 
 #if defined(__CUDACC__)
+// Loads and stores of what is used once: caches keep other lines rather than these.
+template <class Word>
+GS_DEVICE Word load_streamed(uint64_t at) {
+    return __ldcs(reinterpret_cast<const Word*>(at));
+}
+
+template <class Word>
+GS_DEVICE void store_streamed(uint8_t* to, const Word& word) {
+    __stcs(reinterpret_cast<Word*>(to), word);
+}
+
 // Adds to a counter and returns its old value.
 GS_DEVICE uint64_t take_from(uint64_t* counter, uint64_t n) {
     typedef unsigned long long Word;  // the 64-bit type of CUDA's atomics

@@ -27,7 +27,7 @@ GS_DEVICE uint2 transpose_bytes(const uint2& planes) {
 }
 
 GS_DEVICE uint32_t load_plane(uint64_t address) {
-    return __ldg(reinterpret_cast<const uint32_t*>(address));
+    return load_streamed<uint32_t>(address);
 }
 
 // Loads a word from each of two planes, `stride` bytes apart.

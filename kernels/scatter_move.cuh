@@ -19,17 +19,22 @@ template <int W>
 struct Copy {
     typedef typename WordOf<W>::type Word;
     static constexpr int UNROLL = 4;
+    // Narrower words may share their sectors with other tiles.
+    static constexpr bool IS_STREAMED = W == 16;
     const Transfer& transfer;
 
     GS_DEVICE uint32_t unit() const { return W; }
     GS_DEVICE Word load(uint64_t src, const Spot& spot) const {
+        const uint64_t at = src + spot.in_offset;
+        if constexpr (IS_STREAMED) return load_streamed<Word>(at);
         // __ldg, as the compiler cannot tell that this number is a global address.
-        return __ldg(reinterpret_cast<const Word*>(src + spot.in_offset));
+        return __ldg(reinterpret_cast<const Word*>(at));
     }
     GS_DEVICE Word changed(Word word) const {
         return static_cast<Word>(moved(word, transfer));
     }
     GS_DEVICE void store(uint8_t* to, Word word) const {
+        if constexpr (IS_STREAMED) return store_streamed(to, word);
         *reinterpret_cast<Word*>(to) = word;
     }
 };
@@ -108,7 +113,7 @@ template <int S>
 struct CopyFourItems {
     typedef typename FourItems<S>::Planes Planes;
     typedef typename FourItems<S>::Word Word;
-    static constexpr int UNROLL = S == 8 ? 2 : 4;
+    static constexpr int UNROLL = S == 8 ? 1 : 2;  // with more, fewer warps fit
     const Transfer& transfer;
     const ShuffledRow& shuffled;
 

@@ -11,7 +11,7 @@
 #include "scatter_move.cuh"
 
 constexpr int gs_scatter_planes_2_threads = 256;
-extern "C" __global__ void __launch_bounds__(gs_scatter_planes_2_threads, 3)
+extern "C" __global__ void __launch_bounds__(gs_scatter_planes_2_threads, 4)
 gs_scatter_planes_2(const __grid_constant__ Scatter2 p) {
     scatter_tiles<2, false, true>(p);
 }

@@ -75,7 +75,7 @@ struct FourItems<2> {
         return moved(items.x | static_cast<uint64_t>(items.y) << 32, transfer);
     }
     static GS_DEVICE void store(uint8_t* to, const Word& items) {
-        *reinterpret_cast<uint64_t*>(to) = items;
+        store_streamed(to, items);
     }
 };
 
@@ -90,7 +90,7 @@ struct FourItems<4> {
         return moved(transpose_bytes(planes), transfer);
     }
     static GS_DEVICE void store(uint8_t* to, const Word& items) {
-        *reinterpret_cast<uint4*>(to) = items;
+        store_streamed(to, items);
     }
 };
 
@@ -115,7 +115,7 @@ struct FourItems<8> {
             moved(make_uint4(low.z, high.z, low.w, high.w), transfer)};
     }
     static GS_DEVICE void store(uint8_t* to, const Word& items) {
-        reinterpret_cast<uint4*>(to)[0] = items.first;
-        reinterpret_cast<uint4*>(to)[1] = items.last;
+        store_streamed(to, items.first);
+        store_streamed(to + sizeof items.first, items.last);
     }
 };

@@ -135,14 +135,14 @@ GS_DEVICE void turn_patch(const Scatter<R>& p, uint64_t src, const Square& patch
 #pragma unroll
     for (uint32_t i = 0; i < P; ++i) {
         const uint64_t from = src + patch.in_offset + p.loops[0].in_stride * i;
-        words[i] = __ldg(reinterpret_cast<const Word*>(from));
+        words[i] = load_streamed<Word>(from);
     }
     Patch<N>::turn(words);
     uint8_t* const to = p.out + patch.out_offset;
 #pragma unroll
     for (uint32_t j = 0; j < P; ++j) {
         const Word word = Patch<N>::changed(words[j], p.transfer);
-        *reinterpret_cast<Word*>(to + p.loops[1].out_stride * j) = word;
+        store_streamed(to + p.loops[1].out_stride * j, word);
     }
 }
 

@@ -159,15 +159,16 @@ def test_scatter_moves_sixteen_bytes_at_once(tmp_path, kind):
 
 INSTRUCTION = re.compile(r"([A-Z][A-Z0-9_]*(?:\.\w+)*) +([^,;]*),?([^;]*);")
 REGISTER = re.compile(r"\bR(\d+)\b")
-WIDE, WORD = r"LDG\.E\.128\.CONSTANT", r"LDG\.E\.CONSTANT"
+# Streamed: a cache gives up their lines first.
+WIDE, WORD = r"LDG\.E\.EF\.128", r"LDG\.E\.EF"
 
 
-def most_loads_in_flight(code, load):
-    """Most loads of a kind before an instruction that looks at what one has loaded.
+def loads_in_flight(code, load):
+    """Numbers of loads of a kind before an instruction looks at what one has loaded.
 
     A thread waits there. A store ends the count, too.
     """
-    most, n_loads = 0, 0
+    counts, n_loads = [], 0
     pending: set[int] = set()
     for line in code:
         found = INSTRUCTION.search(line.split("*/", 1)[-1])
@@ -176,13 +177,17 @@ def most_loads_in_flight(code, load):
         operation, target, operands = found.groups()
         used = {int(r) for r in REGISTER.findall(operands)}
         if operation.startswith("ST") or used & pending:
+            counts.append(n_loads)
             n_loads, pending = 0, set()
         if re.fullmatch(load, operation):
             first = int(target.removeprefix("R"))
             pending |= set(range(first, first + (4 if load == WIDE else 1)))
             n_loads += 1
-            most = max(most, n_loads)
-    return most
+    return [n for n in (*counts, n_loads) if n]
+
+
+def most_loads_in_flight(code, load):
+    return max(loads_in_flight(code, load))
 
 
 @cache
@@ -200,8 +205,9 @@ def test_a_lane_has_four_loads_on_their_way_before_it_looks_at_one():
     assert most_loads_in_flight(code_of("gs_scatter_copy_32"), WIDE) == 1
 
 
-def test_a_lane_has_words_of_all_planes_of_four_units_on_their_way():
-    assert most_loads_in_flight(code_of("gs_scatter_planes_2"), WORD) == 16
+def test_a_lane_has_words_of_all_planes_of_two_units_on_their_way():
+    # Two items of 2 bytes, two of 4, one of 8.
+    assert sorted(loads_in_flight(code_of("gs_scatter_planes_2"), WORD)) == [4, 8, 8]
 
 
 def test_a_thread_has_all_loads_of_a_patch_on_their_way():
@@ -212,8 +218,8 @@ def test_a_load_that_is_looked_at_at_once_does_not_go_unseen(tmp_path):
     head = (
         'extern "C" __global__ void gs_bad(const uint4* __restrict__ in, uint4* out) '
     )
-    ahead = "uint4 a = __ldg(in), b = __ldg(in + 64);"
-    at_once = "uint4 a = __ldg(in), b = __ldg(in + a.x);"
+    ahead = "uint4 a = __ldcs(in), b = __ldcs(in + 64);"
+    at_once = "uint4 a = __ldcs(in), b = __ldcs(in + a.x);"
     for body, most in ((ahead, 2), (at_once, 1)):
         text = f"{head}{{ {body} out[0] = a; out[1] = b; }}"
         code = disassemble(compile_source(planted(text), (9, 0)).cubin, tmp_path)
