@@ -247,7 +247,7 @@ def test_memory_is_not_written_while_the_consumer_has_work_queued(monkeypatch):
 
 
 def test_memory_of_the_device_is_bounded_and_given_back(device, monkeypatch):
-    monkeypatch.setattr(reading, "LOAD_NBYTES", 64 * 1024)
+    monkeypatch.setattr(reading, "LOAD_NBYTES", 16 * 1024)
     a = stored(np.zeros((320, 8 * 1024), "u1"), (8, 8 * 1024))
     before = device.free_nbytes()
     options = {"batch_size": 8, "shuffle": True, "block": "chunk", "buffer_blocks": 1}

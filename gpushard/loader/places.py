@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from gpushard.loader.device_memory import DeviceRows
 
 
+# On a device, loads are this much larger: there, 64 MiB are decoded in a millisecond
+# (docs/decisions/2026-11-27-first-run-on-a-gpu.md).
+_DEVICE_FACTOR = 4
+
+
 class Place(Protocol):
     """Memory that samples are read into."""
 
@@ -44,9 +49,11 @@ class Place(Protocol):
         """Number of reads that another thread plans ahead; 0 if only one thread may."""
         ...
 
-    @property
-    def has_copies(self) -> bool:
-        """Whether samples exist twice while they are gathered or cast."""
+    def load_factor(self, *, lands_in_place: bool) -> int:
+        """Size of a load, in multiples of the usual one.
+
+        `lands_in_place` says whether all samples are read to where they are handed out.
+        """
         ...
 
     def check(self) -> None:
@@ -75,10 +82,14 @@ class HostPlace:
         The host memory to use.
     """
 
-    n_behind, n_planned, has_copies = 0, 1, True
+    n_behind, n_planned = 0, 1
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
+
+    def load_factor(self, *, lands_in_place: bool) -> int:
+        """See `Place`: samples exist twice while they are gathered or cast."""
+        return 2 if lands_in_place else 1
 
     def check(self) -> None:
         """See `Place`: every process can use it."""
@@ -114,7 +125,7 @@ class DevicePlace:
         Number of stored arrays that a load reads.
     """
 
-    n_behind, n_planned, has_copies = 1, 0, False
+    n_behind, n_planned = 1, 0
 
     def __init__(
         self,
@@ -132,6 +143,11 @@ class DevicePlace:
         self._host = host
         self._pid = os.getpid()
         self._n_sharing = n_arrays * (1 + self.n_behind)
+
+    def load_factor(self, *, lands_in_place: bool) -> int:
+        """See `Place`: a read takes the host some 6 ms, whatever its size."""
+        del lands_in_place
+        return _DEVICE_FACTOR
 
     def check(self) -> None:
         """Raise in a forked process.

@@ -40,9 +40,8 @@ from gpushard.workers import Begun
 
 OnError = Literal["raise", "skip"]
 
-# Size of a load. It is large enough that its plan costs little, and small enough that
-# several loads fit, each with a second copy for samples that are gathered or cast.
-# Loads without that copy have twice this size.
+# Usual size of a load. It is large enough that its plan costs little, and small enough
+# that several loads fit, each with a second copy for samples that are gathered or cast.
 LOAD_NBYTES = 16 * MIB
 # Pauses before a failed read is tried again, in seconds.
 _PAUSES = (0.1, 0.4, 1.6)
@@ -181,8 +180,8 @@ class Reader:
     @property
     def _room_nbytes(self) -> int:
         """Memory for the samples of a usual load, in bytes."""
-        spares = self.place.has_copies and all(f.lands_in_place for f in self.fields)
-        return 2 * LOAD_NBYTES if spares else LOAD_NBYTES
+        in_place = all(field.lands_in_place for field in self.fields)
+        return LOAD_NBYTES * self.place.load_factor(lands_in_place=in_place)
 
     def loads(self, plans: Iterator[Planned]) -> Generator[Load]:
         """Loads for the planned reads, in order.
