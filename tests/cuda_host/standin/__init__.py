@@ -67,6 +67,9 @@ class Standin:
     shorten
         Whether a stream that it is called for (algorithm, encoded bytes) comes out one
         byte short, with a good status.
+    overrun_nbytes
+        Most bytes that a stream may write behind the capacity of its output. nvCOMP
+        6.0.0 ignores the capacity: it writes whatever a stream decodes to.
     encoded
         Algorithm of every stream handed to an encoder, in order.
     intercept_encoding
@@ -92,6 +95,7 @@ class Standin:
         self.decoded: list[str] = []
         self.intercept: Callable[[str, bytes], int | None] = lambda *_: None
         self.shorten: Callable[[str, bytes], bool] = lambda *_: False
+        self.overrun_nbytes = 0
         self.encoded: list[str] = []
         self.intercept_encoding: Callable[[str, bytes], int | None] = lambda *_: None
         self.set_enqueue(None)
@@ -139,13 +143,21 @@ class Standin:
         status = self.intercept(name, encoded)
         if status is not None:
             return status
+        room = capacity + self.overrun_nbytes
+        if name == "zstd" and self.overrun_nbytes:
+            encoded = _without_content_size(encoded)
         try:
-            decoded = DECODERS[name](encoded, capacity)
+            decoded = DECODERS[name](encoded, room)
         except RefusedError:
             return CANNOT_DECOMPRESS
         except Exception as error:  # noqa: BLE001 - ctypes would swallow it
             self.complaints.append(f"{name} decoder failed: {error!r}")
             return CANNOT_DECOMPRESS
+        if capacity < len(decoded) and self.overrun_nbytes:
+            ctypes.memmove(dst, decoded, min(len(decoded), room))
+            is_told = name in ("zstd", "snappy")  # the size is that of the header
+            actual_nbytes[0] = capacity if is_told else len(decoded)
+            return SUCCESS
         if len(decoded) > capacity:
             ctypes.memmove(dst, decoded, capacity)
             return OUTPUT_BUFFER_TOO_SMALL
@@ -211,6 +223,15 @@ def _decode_zstd(encoded: bytes, capacity: int) -> bytes:
     if not decoder.eof or decoder.unused_data:
         raise RefusedError
     return decoded
+
+
+def _without_content_size(frame: bytes) -> bytes:
+    """The same frame with a window instead of a content size (RFC 8878 3.1.1.1)."""
+    flag, is_single = frame[4] >> 6, frame[4] & 0x20
+    size_nbytes = 1 << flag if flag else int(bool(is_single))
+    window = b"\x70" if is_single else frame[5:6]
+    blocks = frame[5 + (not is_single) + size_nbytes :]
+    return frame[:4] + bytes([frame[4] & 4]) + window + blocks
 
 
 def _decode_lz4(encoded: bytes, capacity: int) -> bytes:
