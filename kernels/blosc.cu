@@ -18,6 +18,7 @@
 // A warp takes a row, and a lane takes a block. Every pass parses the bytes again, with
 // bounds checks.
 #include "blosc_format.cuh"
+#include "canaries.cuh"
 #include "realign.cuh"
 #include "scan.cuh"
 
@@ -48,8 +49,9 @@ struct BloscRows {
     uint32_t accept_unsized;  // zstd: whether frames may omit their content size
     uint32_t fused_typesize;  // item size of shuffles that the scatter undoes
     uint32_t reserved;
+    uint64_t canary_seed;     // 0: rows have no canaries
 };
-static_assert(sizeof(BloscRows) == 17 * 8, "the host packs the same");
+static_assert(sizeof(BloscRows) == 18 * 8, "the host packs the same");
 
 constexpr uint32_t TOTALS_COUNT = 3 * CLASS_COUNT + 2;
 
@@ -269,7 +271,8 @@ GS_DEVICE void write_frame(
 constexpr int gs_blosc_fill_threads = 128;
 
 // Writes the streams of the rows in which gs_blosc_count found no error. Nothing may
-// change a status in between. For zlib, the tables get bare deflate streams.
+// change a status in between. For zlib, the tables get bare deflate streams. Also writes
+// the canaries around these rows.
 extern "C" __global__ void __launch_bounds__(gs_blosc_fill_threads)
 gs_blosc_fill(
     const BloscRows rows, const __grid_constant__ BloscStreams streams) {
@@ -281,6 +284,10 @@ gs_blosc_fill(
         if (rows.status[row] != STATUS_OK ||
             read_blosc_header(frame, rows.decoded_nbytes, header) != STATUS_OK) {
             continue;
+        }
+        if (lane_of_thread() == 0) {
+            write_canaries(
+                rows.stage[row], rows.decoded_nbytes, rows.canary_seed, row);
         }
         const uint64_t raw_entry = uint64_t(CLASS_RAW) * rows.n_rows + row;
         const uint64_t entry =

@@ -47,7 +47,8 @@ constexpr Status STATUS_SIZE = 3;      // claims another decoded size than the m
 constexpr Status STATUS_HOST = 4;      // may be valid, but the host has to decode it
 constexpr Status STATUS_DECODER = 5;   // the vendor's decoder refused it
 constexpr Status STATUS_SHORT = 6;     // the decoder wrote another number of bytes
-constexpr uint32_t STATUS_COUNT = 7;
+constexpr Status STATUS_OVERRUN = 7;   // bytes around the row were overwritten
+constexpr uint32_t STATUS_COUNT = 8;
 
 // Encoded bytes that nobody has checked yet. Call `holds` before every read.
 struct ByteSpan {

@@ -8,10 +8,12 @@
 //     | gs_realign       only for Deflate
 //     v
 //   the vendor's decoder -> its statuses, actual sizes
-//     | gs_fold          marks the rows of failed or short streams
+//     | gs_fold          marks the rows of failed or short streams, and rows that have
+//     |                  bytes around them overwritten (canaries.cuh)
 //     | gs_verify_*      the same for streams with a checksum; also marks the rows of
 //     v                  streams whose checksum differs (trailers.cu)
 //   rows      status -> the host
+#include "canaries.cuh"
 #include "lz_format.cuh"
 #include "realign.cuh"
 #include "streams.cuh"
@@ -34,10 +36,11 @@ struct GateTables {
     uint64_t dummy_nbytes;
     uint64_t dummy_dst;
     uint64_t dummy_capacity;
+    uint64_t canary_seed;     // 0: rows have no canaries
     uint32_t n_rows;
     uint32_t accept_unsized;  // zstd: whether frames may omit their content size
 };
-static_assert(sizeof(GateTables) == 14 * 8, "the host packs the same");
+static_assert(sizeof(GateTables) == 15 * 8, "the host packs the same");
 
 // Calls `check` for each row without a status, and enters the row's bytes without their
 // wrapper, or else the dummy, into the stream tables.
@@ -64,6 +67,10 @@ GS_DEVICE void gate_rows(
         tables.stream_dst[row] = is_fine ? tables.dst[row] : tables.dummy_dst;
         tables.stream_capacity[row] =
             is_fine ? tables.decoded_nbytes : tables.dummy_capacity;
+        if (is_fine) {
+            write_canaries(
+                tables.dst[row], tables.decoded_nbytes, tables.canary_seed, row);
+        }
     }
 }
 
@@ -121,13 +128,14 @@ gs_realign(
 
 constexpr int gs_fold_threads = 256;
 
-// Marks the rows of failed and short streams. If `stream_row` is null, stream k belongs
-// to row k.
+// Marks the rows of failed and short streams, and rows without their canaries. If
+// `stream_row` is null, stream k belongs to row k.
 extern "C" __global__ void __launch_bounds__(gs_fold_threads)
 gs_fold(
     const int32_t* decoder_status, const uint64_t* actual_nbytes,
     const uint64_t* stream_capacity, const uint32_t* stream_row, Status* status,
-    uint32_t n_streams) {
+    uint32_t n_streams, const Canaries canaries) {
+    check_canaries(canaries, status);
     const Outcomes outcomes = {decoder_status, actual_nbytes, stream_capacity};
     const uint32_t n_threads = gridDim.x * blockDim.x;
     for (uint32_t k = blockIdx.x * blockDim.x + threadIdx.x; k < n_streams;

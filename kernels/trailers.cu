@@ -1,6 +1,6 @@
-// Folds a decoder's outcomes into the rows, as gs_fold does, and verifies the checksums
-// that compressors put behind streams. The checksums are of the decoded bytes, and the
-// vendor's decoders do not verify them.
+// Folds a decoder's outcomes into the rows and checks their canaries, as gs_fold does, and
+// verifies the checksums that compressors put behind streams. The checksums are of the
+// decoded bytes, and the vendor's decoders do not verify them.
 //
 //   gzip (RFC 1952)    | header | deflate | CRC-32 4, little-endian | size 4 |
 //   zlib (RFC 1950)    | header | deflate | Adler-32 4, big-endian |
@@ -11,6 +11,7 @@
 // skipped, because their bytes are undefined. A row whose checksum differs gets CHECKSUM.
 // The tables may also have streams of other compressors, which are folded in the same
 // launch.
+#include "canaries.cuh"
 #include "crc.cuh"
 #include "scan.cuh"
 #include "streams.cuh"
@@ -29,8 +30,9 @@ struct Trailers {
     uint32_t first;       // first stream with a checksum, and one past the last;
     uint32_t stop;        // gs_verify_zlib only folds all other streams
     uint32_t reserved;
+    Canaries canaries;
 };
-static_assert(sizeof(Trailers) == 10 * 8, "the host packs the same");
+static_assert(sizeof(Trailers) == 14 * 8, "the host packs the same");
 
 GS_DEVICE uint32_t row_of(const Trailers& trailers, uint32_t stream) {
     return trailers.stream_row ? trailers.stream_row[stream] : stream;
@@ -81,6 +83,7 @@ gs_verify_gzip(const Trailers trailers) {
     __shared__ CrcTables tables;
     __shared__ Status shared;
     fill_tables<Crc32>(tables);
+    check_canaries(trailers.canaries, trailers.status);
     const uint32_t weight = crc_weight<Crc32>();
     for (uint32_t k = blockIdx.x; k < trailers.n_streams; k += gridDim.x) {
         if (!is_fine_for_block(trailers, k, shared)) continue;
@@ -170,6 +173,7 @@ gs_verify_zlib(const Trailers trailers) {
     constexpr uint32_t WARPS = gs_verify_zlib_threads / WARP_LANES;
     __shared__ AdlerSums of_warp[WARPS];
     __shared__ Status shared;
+    check_canaries(trailers.canaries, trailers.status);
     for (uint32_t k = blockIdx.x; k < trailers.n_streams; k += gridDim.x) {
         if (!is_fine_for_block(trailers, k, shared)) continue;
         if (k < trailers.first || k >= trailers.stop) continue;
@@ -286,6 +290,7 @@ gs_verify_zstd(const Trailers trailers) {
     const uint32_t mine = threadIdx.x / XXH_LANES;
     const uint32_t lane = threadIdx.x % XXH_LANES;
     const uint32_t n_tiles = (trailers.n_streams + STREAMS - 1) / STREAMS;
+    check_canaries(trailers.canaries, trailers.status);
     for (uint32_t tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
         const uint32_t k = tile * STREAMS + mine;
         bool has_checksum = false;
@@ -293,6 +298,8 @@ gs_verify_zstd(const Trailers trailers) {
         ByteSpan frame = {nullptr, 0};
         if (k < trailers.n_streams && lane == 0) fold(trailers, k);
         // This does not race with lane 0, which writes no status for a decoded stream.
+        // Another block may find the row's canaries gone; the row then keeps that status,
+        // whatever these lanes make of it.
         if (k < trailers.n_streams && is_decoded(outcomes_of(trailers), k) &&
             trailers.status[row_of(trailers, k)] == STATUS_OK) {
             frame = encoded_of(trailers, k, 0);

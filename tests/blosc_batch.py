@@ -39,6 +39,7 @@ class Batch:
         self.fused_typesize = 0
         self.decoded_nbytes = decoded_nbytes
         self.accept_unsized = True
+        self.canary_seed = 0
 
     def run(self, kernels, schedule=0, grid=2):
         """Count, fill; the stream tables are as long as the totals say."""
@@ -81,6 +82,7 @@ class Batch:
             accept_unsized=np.uint32(self.accept_unsized),
             fused_typesize=np.uint32(self.fused_typesize),
             reserved=np.uint32(0),
+            canary_seed=np.uint64(self.canary_seed),
         )
 
     def row_at(self, address):

@@ -92,7 +92,7 @@ def test_what_is_not_written_plainly_is_refused(name, unknown):
 
 
 def test_a_struct_of_numbers_and_pointers_is_read_from_its_kernel():
-    assert GATE.itemsize == 14 * 8
+    assert GATE.itemsize == 15 * 8
     assert GATE["decoded_nbytes"] == np.uint64
     assert GATE["n_rows"] == np.uint32
 

@@ -75,6 +75,7 @@ class Gated:
             dummy_nbytes=np.uint64(5),
             dummy_dst=self.dummy_out,
             dummy_capacity=np.uint64(256),
+            canary_seed=np.uint64(0),
             n_rows=np.uint32(len(self.rows)),
             accept_unsized=np.uint32(self.accept_unsized),
         )

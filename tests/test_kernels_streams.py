@@ -13,7 +13,7 @@ from cuda_host.launch import (
 )
 from cuda_host.statuses import Status
 from gate_cases import OK
-from gpushard.devices.structs import BLOSC_STREAMS
+from gpushard.devices.structs import BLOSC_STREAMS, CANARIES
 from kernel_rows import POISON, addresses, held, sizes
 
 CHECKSUM, DECODER, SHORT = Status.CHECKSUM, Status.DECODER, Status.SHORT
@@ -137,6 +137,7 @@ def fold(kernels, status, decoder_status, actual, capacity, *, schedule, rows=No
         None if rows is None else np.array(rows, np.uint32),
         status,
         np.uint32(len(actual)),
+        np.zeros((), CANARIES)[()],
     ]
     kernels.launch("gs_fold", 1, 256, args, schedule=schedule)
 

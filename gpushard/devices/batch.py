@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.budget import N_LANES
+from gpushard.devices.budget import LEAD_NBYTES, N_LANES, row_pitch
 from gpushard.devices.decoding.chain import DeviceChain, Step, StepKind
 from gpushard.devices.decoding.row_tables import RowTables
 from gpushard.devices.decoding.steps import Decoder, landing_alignment
@@ -34,7 +34,6 @@ from gpushard.placing.place import completed, decode_row
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 
-_PITCH = 256
 # An inner chunk of this size takes longer to decode than to be given to a thread.
 _LARGE_NBYTES = 64 * KIB
 
@@ -165,7 +164,9 @@ def _decode(
     lane.encoded_nbytes = int(payload[1].sum())
     page = TablePage()
     scatters = _lay_scatters(page, targets, rows)
-    alignment = landing_alignment(lane.device.decoder, chain.steps[-1])
+    alignment = 0
+    if not chain.guards_rows:
+        alignment = landing_alignment(lane.device.decoder, chain.steps[-1])
     landings = targets.landings(rows, chain.decoded_nbytes, alignment)
     places = _places(lane, chain, landings)
     laid = RowTables.lay(page, chain, payload, places)
@@ -182,7 +183,7 @@ def _decode(
 def _places(lane: Lane, chain: DeviceChain, landings: Ints) -> list[Ints]:
     """Addresses that rows are decoded to: in both arenas, and by the last step."""
     largest = max(step.decoded_nbytes for step in chain.steps)
-    pitch = -(-max(largest, 1) // _PITCH) * _PITCH
+    pitch, tail = row_pitch(largest), lane.budget.tail_nbytes + PADDING_NBYTES
     n_writes = sum(map(_n_writes, chain.steps))
     # Rows that only the last step writes need no place in an arena if they land.
     in_arena = landings == 0 if n_writes == 1 else np.ones(len(landings), bool)
@@ -190,7 +191,8 @@ def _places(lane: Lane, chain: DeviceChain, landings: Ints) -> list[Ints]:
     places: list[Ints] = []
     for k, arena in enumerate(lane.arenas):
         n_used = int(in_arena.sum()) if k < n_writes else 0
-        start = arena.address(n_used * pitch + PADDING_NBYTES if n_used else 0)
+        room = LEAD_NBYTES + n_used * pitch + tail
+        start = arena.address(room if n_used else 0) + LEAD_NBYTES
         places.append(start + pitch * ordinal)
     last = places[(n_writes - 1) % 2]
     return [*places, np.where(landings, landings, last)]

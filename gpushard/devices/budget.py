@@ -12,6 +12,19 @@ N_LANES = 2
 # Scratch that nvCOMP's zstd decoder asks for each stream, in addition to three times
 # the decoded bytes (its answer on a machine without a driver).
 _STREAM_NBYTES = 8 * KIB
+# Rows of an arena start at multiples of this, and the first one behind so many bytes.
+LEAD_NBYTES = 256
+# Canaries around a row: 16 bytes before it, and 16 from the next multiple of 16 behind
+# its end on (kernels/canaries.cuh).
+_CANARIES_NBYTES = 3 * 16
+# Memory behind the rows of an arena, if the vendor's decoder may get damaged streams.
+# It ignores where a row ends, and the last row shall not reach memory of others. This
+# is no bound: an LZ4 stream may decode to 255 times its size, a deflate stream to 1032
+# times, and a zstd block of a few bytes to 128 KiB. So archives of strangers are to be
+# decoded on the host (`placement="host"`, docs/damaged.md).
+_TAIL_NBYTES = MIB
+# The tails of both arenas take at most one part in eight of a small limit.
+_TAIL_SHARE = 16
 # Size of the tables of a row.
 _TABLES_NBYTES = 512
 # Blocks of Blosc frames are rarely smaller: the default is 128 KiB or more.
@@ -32,7 +45,8 @@ class Budget:
     encoded_nbytes
         Encoded bytes of a batch. Each slot and each lane has room for them.
     rows_nbytes
-        Memory of a lane for the inner chunks of a batch, without their encoded bytes.
+        Memory of a lane for the inner chunks of a batch, without their encoded bytes
+        and the tails.
     row_nbytes
         Memory that one inner chunk takes of `rows_nbytes`, without its streams.
     row_streams_nbytes
@@ -41,6 +55,8 @@ class Budget:
         Slots and lanes; fewer than usual if one inner chunk is more than a batch.
     pinned_nbytes
         Host memory of all slots, and of inner chunks that the host has decoded.
+    tail_nbytes
+        Memory behind the rows of each arena that a decoder may overwrite.
     """
 
     encoded_nbytes: int
@@ -50,6 +66,7 @@ class Budget:
     n_slots: int = DEFAULT.pinned_slots
     n_lanes: int = N_LANES
     pinned_nbytes: int = 0
+    tail_nbytes: int = 0
 
     @classmethod
     def of(
@@ -74,17 +91,22 @@ class Budget:
             row_nbytes += 2 * chain.decoded_nbytes  # one copy pinned, one on the device
             encoded_share = options.memory_limit // 4
         elif chain.steps:
-            row_nbytes += 2 * chain.decoded_nbytes
+            row_nbytes += 2 * row_pitch(chain.decoded_nbytes)
             row_streams_nbytes = 3 * chain.decoded_nbytes
             row_streams_nbytes += _STREAM_NBYTES * _usual_streams(chain)
             encoded_share = options.memory_limit // 3
         n_homes = options.pinned_slots + N_LANES
+        share = (options.memory_limit - encoded_share) // N_LANES
+        tail_nbytes = 0
+        if decodes and chain.guards_rows:
+            tail_nbytes = min(_TAIL_NBYTES, share // _TAIL_SHARE)
         usual = cls(
             max(1, min(encoded_share // n_homes, MAX_ENCODED_NBYTES)),
-            (options.memory_limit - encoded_share) // N_LANES,
+            share - 2 * tail_nbytes,
             row_nbytes,
             row_streams_nbytes,
             options.pinned_slots,
+            tail_nbytes=tail_nbytes,
         )
         stored = stored_nbytes or chain.encoded_nbytes or chain.decoded_nbytes
         bound = max(options.memory_limit, options.bound_nbytes)
@@ -125,6 +147,11 @@ class Budget:
         """Memory for the streams of a batch; at least what they usually take."""
         left = self.rows_nbytes - n_rows * self.row_nbytes
         return max(left, n_rows * self.row_streams_nbytes)
+
+
+def row_pitch(nbytes: int) -> int:
+    """Bytes from one row of an arena to the next, if each has `nbytes` bytes."""
+    return -(-(nbytes + _CANARIES_NBYTES) // LEAD_NBYTES) * LEAD_NBYTES
 
 
 def _usual_streams(chain: DeviceChain) -> int:

@@ -22,3 +22,5 @@ class Status(IntEnum):
     """The vendor's decoder refused the bytes."""
     SHORT = 6
     """The vendor's decoder wrote another number of bytes than the metadata says."""
+    OVERRUN = 7
+    """Bytes around the row were overwritten: by its stream, or by that of another."""

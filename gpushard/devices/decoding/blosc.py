@@ -21,6 +21,7 @@ from gpushard.devices.decoding.row_tables import (
 from gpushard.devices.decoding.streams import (
     TAKES_UNSIZED,
     Coded,
+    DecodedRows,
     RowStreams,
     pieces,
     u4,
@@ -87,6 +88,7 @@ def decode_blosc(
         decoded_nbytes=decoded_nbytes,
         n_rows=n_rows,
         accept_unsized=TAKES_UNSIZED,
+        canary_seed=tables.canary_seed,
     )
     streams.launch_over("gs_blosc_count", _WARP * n_rows, rows)
     lane.wait_here()
@@ -123,7 +125,9 @@ def _decode_streams(streams: RowStreams, rows: Any, totals: NDArray[np.int64]) -
         compressed = Streams(*(table + 8 * n_raw for table in four))
         # The host decodes zstd frames with a checksum in Blosc: Blosc writes none.
         verified = Algorithm.DEFLATE
-        streams.decode(coded, compressed, verified, row_of_stream + 4 * n_raw)
+        nbytes = int(rows["decoded_nbytes"])
+        decoded = DecodedRows(int(rows["stage"]), nbytes, row_of_stream + 4 * n_raw)
+        streams.decode(coded, compressed, verified, decoded)
 
 
 def _copy_streams(

@@ -118,6 +118,20 @@ class DeviceChain:
         )
         return self.dtype.itemsize if is_shuffle or last.kind is StepKind.BLOSC else 0
 
+    @property
+    def is_verified(self) -> bool:
+        """Whether a checksum verifies all stored bytes before a decoder gets them."""
+        return bool(self.steps) and self.steps[0].kind is StepKind.CRC32C
+
+    @property
+    def guards_rows(self) -> bool:
+        """Whether a decoder may get damaged bytes, and so write outside of its rows.
+
+        Rows are then decoded into arenas only, with canaries around them.
+        """
+        is_compressed = any(step.kind in COMPRESSED for step in self.steps)
+        return is_compressed and not self.is_verified
+
     def store(self, chunk: NDArray[Any], stored: NDArray[np.uint8]) -> None:
         """Lay out a decoded inner chunk as the device would have laid it out.
 

@@ -5,6 +5,7 @@ Pure: no device.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -55,7 +56,7 @@ SCRATCH_NBYTES = 64
 """Scratch for the steps, for each row."""
 
 # Fields of `RowTables` that are no offsets.
-_NUMBERS = {"n_rows", "n_steps", "fused_nbytes"}
+_NUMBERS = {"n_rows", "n_steps", "fused_nbytes", "canary_seed"}
 
 LANDING = 2
 """Number of the places that the last step decodes rows to, behind the two arenas."""
@@ -86,6 +87,8 @@ class RowTables:
     ----------
     n_rows, n_steps
         Number of rows, and of the chain's steps.
+    canary_seed
+        What the bytes around the rows are made of; 0 if the chain does not need them.
     src, src_nbytes
         uint64, one per row: address and size of the encoded bytes.
     planes
@@ -102,6 +105,7 @@ class RowTables:
     n_rows: int
     n_steps: int
     fused_nbytes: int
+    canary_seed: int
     src: int
     src_nbytes: int
     sizes: int
@@ -141,6 +145,7 @@ class RowTables:
             n_rows=n_rows,
             n_steps=len(steps),
             fused_nbytes=chain.fused_nbytes,
+            canary_seed=_canary_seed() if chain.guards_rows else 0,
             src=page.add(src),
             src_nbytes=page.add(src_nbytes.astype(np.uint64)),
             sizes=page.add(np.repeat(sizes, n_rows)),
@@ -177,6 +182,11 @@ class RowTables:
     def dummy(self, algorithm: Algorithm) -> int:
         """Address of the stream of `DUMMIES` for an algorithm."""
         return self.dummies + _DUMMY_PITCH * list(DUMMIES).index(algorithm)
+
+
+def _canary_seed() -> int:
+    """A random number other than 0, which stored bytes cannot know."""
+    return int.from_bytes(os.urandom(8)) | 1
 
 
 def _filters(chain: DeviceChain) -> NDArray[np.uint32]:

@@ -25,6 +25,7 @@ from gpushard.devices.decoding.row_tables import (
 from gpushard.devices.decoding.streams import (
     TAKES_UNSIZED,
     Coded,
+    DecodedRows,
     RowStreams,
     pieces,
     u4,
@@ -128,6 +129,7 @@ class Decoder:
             dummy_capacity=DUMMY_CAPACITY,
             n_rows=n_rows,
             accept_unsized=TAKES_UNSIZED,
+            canary_seed=tables.canary_seed,
         )
         self.streams.launch_over(gate, n_rows, told)
         if algorithm is Algorithm.DEFLATE:
@@ -137,7 +139,8 @@ class Decoder:
             algorithm, n_rows, largest, n_rows * largest
         )
         coded = Coded(algorithm, n_rows, temp_nbytes)
-        self.streams.decode([coded], streams, algorithm)
+        rows = DecodedRows(dst, step.decoded_nbytes)
+        self.streams.decode([coded], streams, algorithm, rows)
         self.src = dst
 
     def _blosc(self, step: Step, *, is_last: bool) -> None:

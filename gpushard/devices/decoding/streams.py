@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from gpushard.devices.kernels import threads_of
 from gpushard.devices.lane import Lane
 from gpushard.devices.nvcomp import StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm
-from gpushard.devices.structs import TRAILERS, UNFILTER, record
+from gpushard.devices.structs import CANARIES, TRAILERS, UNFILTER, record
 from gpushard.options import KIB
 
 TAKES_UNSIZED = 1
@@ -48,6 +48,18 @@ class Coded(NamedTuple):
     temp_nbytes: int
 
 
+class DecodedRows(NamedTuple):
+    """Rows that streams are decoded to.
+
+    `dst` is the table of their addresses, and `nbytes` the size of each.
+    `row_of_stream` is a table, uint32; 0 if stream k belongs to row k.
+    """
+
+    dst: int
+    nbytes: int
+    row_of_stream: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class RowStreams:
     """Enqueues work on the streams of a batch's rows, on the batch's lane."""
@@ -70,7 +82,7 @@ class RowStreams:
         coded: Sequence[Coded],
         streams: Streams,
         verified: Algorithm,
-        row_of_stream: int = 0,
+        rows: DecodedRows,
     ) -> None:
         """Enqueue decoding streams, and noting on their rows which ones failed.
 
@@ -80,8 +92,8 @@ class RowStreams:
             Their tables. Streams of one format are neighbours, in the order of `coded`.
         verified
             Format of the streams whose checksums are verified, if it has any.
-        row_of_stream
-            Address of a table, uint32; 0 if stream k belongs to row k.
+        rows
+            The rows that they are decoded to.
         """
         lane, n_streams = self.lane, sum(some.n_streams for some in coded)
         temp_nbytes = -(-max(some.temp_nbytes for some in coded) // 16) * 16
@@ -97,15 +109,35 @@ class RowStreams:
             if algorithm is verified:
                 checked = range(first, first + n)
             first += n
-        found = {"actual_nbytes": actual, "decoder_status": statuses}
-        rows = {"stream_row": row_of_stream, "status": self.tables.status}
+        status, canaries = self.tables.status, self._canaries(rows)
         if not checked or verified not in _VERIFIERS:
-            told = statuses, actual, streams.stream_capacity, *rows.values()
-            self.launch_over("gs_fold", n_streams, *map(u8, told), u4(n_streams))
+            told = statuses, actual, streams.stream_capacity, rows.row_of_stream, status
+            numbers = u4(n_streams), canaries
+            self.launch_over("gs_fold", n_streams, *map(u8, told), *numbers)
             return
-        numbers = {"n_streams": n_streams, "first": checked.start, "stop": checked.stop}
-        trailers = record(TRAILERS, **streams._asdict(), **found, **rows, **numbers)
+        trailers = record(
+            TRAILERS,
+            **streams._asdict(),
+            stream_row=rows.row_of_stream,
+            status=status,
+            decoder_status=statuses,
+            actual_nbytes=actual,
+            n_streams=n_streams,
+            first=checked.start,
+            stop=checked.stop,
+            canaries=canaries,
+        )
         self.launch(_VERIFIERS[verified], (n_streams, 1), trailers)
+
+    def _canaries(self, rows: DecodedRows) -> Any:
+        """What is checked around the rows, as kernels take it."""
+        return record(
+            CANARIES,
+            rows=rows.dst,
+            nbytes=rows.nbytes,
+            seed=self.tables.canary_seed,
+            n_rows=self.tables.n_rows,
+        )
 
     def realign(self, src: int, nbytes: int, n_streams: int) -> None:
         """Copy streams to multiples of 4 bytes, which nvCOMP's Deflate needs."""
