@@ -34,11 +34,16 @@ SHOWN = ("crc32c-zstd", "gzip")
 
 SHAPE, CHUNK = (256, 256), 64
 VICTIM = (0, 1)
-HAS_S = 60
+HANGS_S, HAS_S = 25, 40
+"""Seconds after which a process tells where its threads are and ends; then is killed.
+
+It takes one to four, most of it for the context.
+"""
 
 # Tells what came out: the result is in a file, or what was raised is printed.
 READS = """
-import json, sys
+import faulthandler, json, sys
+faulthandler.dump_traceback_later(HANGS_S, exit=True)
 import numpy as np
 import gpushard
 
@@ -95,18 +100,20 @@ def damaged(place, chain, part):
 
 def outcome(place, result, read=READ):
     """What another process was told of reading the array."""
-    script = READS.replace("READ", read)
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(place), str(result)],
-        capture_output=True,
-        text=True,
-        timeout=HAS_S,
-        check=False,
-    )
+    script = READS.replace("READ", read).replace("HANGS_S", str(HANGS_S))
+    out, err = result.with_suffix(".out"), result.with_suffix(".err")
+    command = [sys.executable, "-c", script, str(place), str(result)]
+    with out.open("w") as told, err.open("w") as trouble:
+        child = subprocess.Popen(command, stdout=told, stderr=trouble)
+    try:
+        child.wait(HAS_S)
+    except subprocess.TimeoutExpired:
+        child.kill()  # not waited for: it may be held up in the driver
     # Seen with -rA, or if the test fails. CuPy complains of a lost device at the end.
-    sys.stdout.write(done.stdout + done.stderr[-3000:])
-    assert done.returncode == 0
-    return json.loads(done.stdout.splitlines()[-1])
+    said = err.read_text()
+    sys.stdout.write(out.read_text() + said[:6000] + said[6000:][-3000:])
+    assert child.returncode == 0
+    return json.loads(out.read_text().splitlines()[-1])
 
 
 @pytest.mark.parametrize("part", [20, 500, 990])
