@@ -32,6 +32,7 @@ from gpushard.devices.cuda_modules import CudaModules
 from gpushard.devices.kernels import load_kernel_sources
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.placement import RATES
+from gpushard.devices.structs import CANARIES, record
 from gpushard.errors import CorruptShardError, DeviceError, UnsupportedError
 from loader_data import IMAGES, images
 from zarr_oracle import assert_same_bits
@@ -231,7 +232,7 @@ def test_a_kernel_may_be_the_first_call_of_a_thread(cupy):
     def launch():
         at = np.uint64(memory.address)
         try:
-            args = (at, at, at, np.uint64(0), at, np.uint32(0))
+            args = (at, at, at, np.uint64(0), at, np.uint32(0), record(CANARIES))
             device.launch("gs_fold", (1, 1), args, stream)
         except gpushard.DeviceError as error:
             failures.append(error)

@@ -7,25 +7,17 @@ streams.
 
 from __future__ import annotations
 
-import json
-import zlib
-from struct import pack
 from unittest import mock
 
 import numpy as np
 import pytest
-import zstandard
-from crc32c import crc32c
 from numcodecs import Blosc
-from numcodecs.lz4 import compress as lz4_block
 
-from array_strategies import codec
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import SCHEDULES, Kernels
 from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
 from gpushard import CorruptShardError, open_array
-from gpushard.codecs import blosc_frame
 from gpushard.damage import Replaced
 from gpushard.devices import batch
 from gpushard.devices.budget import LEAD_NBYTES, row_pitch
@@ -34,83 +26,28 @@ from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.options import MIB
 from gpushard.report import Tally
 from gpushard.selecting.selection import whole
-from spec_shards import CRC, LITTLE, document, shard_of, sharding
+from overrunning_streams import (
+    CHAINS,
+    FILL,
+    N_CHUNKS,
+    N_ITEMS,
+    NBYTES,
+    blosc_lz4,
+    blosc_zstd,
+    overrunning_array,
+)
+from spec_shards import CRC
 from zarr_oracle import assert_same_bits, held
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
 
 KERNELS = Kernels()
-N_CHUNKS, N_ITEMS = 9, 500
-NBYTES = 4 * N_ITEMS
 JUNK = 0xCB
-
-
-def zstd(data, claimed):
-    """A frame that claims a size, and has a checksum if it is told the truth."""
-    frame = zstandard.ZstdCompressor(write_content_size=False).compress(data)
-    assert frame[4] == 0
-    return frame[:4] + b"\x80" + frame[5:6] + pack("<I", claimed) + frame[6:]
-
-
-def lz4(data, claimed):
-    return pack("<I", claimed) + bytes(lz4_block(data))[4:]
-
-
-def gzip(data, claimed):
-    deflated = zlib.compressobj(wbits=-15)
-    body = deflated.compress(data) + deflated.flush()
-    trailer = pack("<II", zlib.crc32(data), claimed)
-    return b"\x1f\x8b\x08" + bytes(7) + body + trailer
-
-
-def zlib_stream(data, claimed):
-    del claimed  # it does not tell
-    return zlib.compress(data)
-
-
-def in_blosc(compressor, stream_of, data, claimed):
-    """A Blosc frame of one block that is one stream."""
-    stream = stream_of(data, claimed)
-    flags = compressor << 5 | blosc_frame.DONT_SPLIT
-    sizes = claimed, claimed, 24 + len(stream), 20, len(stream)
-    return pack("<4B5I", 2, 1, flags, 1, *sizes) + stream
-
-
-def blosc_zstd(data, claimed):
-    return in_blosc(blosc_frame.ZSTD, zstd, data, claimed)
-
-
-def blosc_lz4(data, claimed):
-    return in_blosc(blosc_frame.LZ4, lambda *told: lz4(*told)[4:], data, claimed)
-
-
-BLOSC = {"typesize": 1, "clevel": 5, "shuffle": "noshuffle", "blocksize": 0}
-CHAINS = {
-    "zstd": (codec("zstd", level=3, checksum=False), zstd),
-    "lz4": (codec("numcodecs.lz4", acceleration=1), lz4),
-    "gzip": (codec("gzip", level=5), gzip),
-    "zlib": (codec("numcodecs.zlib", level=1), zlib_stream),
-    "blosc zstd": (codec("blosc", cname="zstd", **BLOSC), blosc_zstd),
-    "blosc lz4": (codec("blosc", cname="lz4", **BLOSC), blosc_lz4),
-}
 each_chain = pytest.mark.parametrize("chain", CHAINS)
 
 
 def stored(chain, victims, n_behind, *codecs):
-    """Array in which `victims` decode to `n_behind` bytes too many, and its values."""
-    compressor, encode = CHAINS[chain]
-    rng = np.random.default_rng(5)
-    values = rng.integers(0, 50, (N_CHUNKS, N_ITEMS)).astype("<i4")
-    chunks = []
-    for k, chunk in enumerate(values):
-        data = chunk.tobytes() + (bytes(n_behind) if k in victims else b"")
-        encoded = encode(data, NBYTES)
-        if codecs:
-            encoded += crc32c(encoded).to_bytes(4, "little")
-        chunks.append(encoded)
-    inner = sharding((1, N_ITEMS), codecs=[LITTLE, compressor, *codecs])
-    metadata = document(values.shape, values.shape, inner, dtype="int32", fill_value=7)
-    objects = {"zarr.json": json.dumps(metadata).encode(), "c/0/0": shard_of(*chunks)}
+    objects, values = overrunning_array(chain, victims, n_behind, *codecs)
     return open_array(held(objects)), values
 
 
@@ -152,7 +89,7 @@ def test_an_overrun_is_named_and_changes_no_other_inner_chunk(chain, schedule):
     a, values = stored(chain, [2], 3 * NBYTES)
     looked = Looked(a, overrunning(seed=schedule, schedule=schedule))
     assert looked.damaged == [2]
-    values[2] = 7
+    values[2] = FILL
     assert_same_bits(looked.values, values)
     # It has overwritten the rows behind its own, which the host decodes instead.
     assert {2, 3, 4} <= set(looked.by_host) <= {2, 3, 4, 5}
@@ -165,7 +102,7 @@ def test_an_overrun_that_reaches_no_other_row_is_named(chain, n_behind):
     a, values = stored(chain, [2, N_CHUNKS - 1], n_behind)
     looked = Looked(a, overrunning())
     assert sorted(looked.damaged) == [2, N_CHUNKS - 1]
-    values[[2, N_CHUNKS - 1]] = 7
+    values[[2, N_CHUNKS - 1]] = FILL
     assert_same_bits(looked.values, values)
 
 

@@ -18,8 +18,13 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 import array_strategies as arrays
 from gpushard import UnsupportedError
 from gpushard.devices.cuda import CudaDevice
+from overrunning_streams import CHAINS as OVERRUNS
+from overrunning_streams import FILL, NBYTES, overrunning_array
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr"),
+]
 
 CHAINS = {
     "crc32c-zstd": [Crc32cCodec(), ZstdCodec()],
@@ -134,6 +139,23 @@ def test_damage_before_the_decoder_is_named_and_changes_nothing_else(
     lost = (slice(0, CHUNK), slice(CHUNK, 2 * CHUNK))
     found[lost] = values[lost]
     np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize("n_behind", [64, 3 * NBYTES, 500_000])
+@pytest.mark.parametrize("chain", OVERRUNS)
+def test_a_stream_that_decodes_to_more_changes_nothing_else(tmp_path, chain, n_behind):
+    objects, values = overrunning_array(chain, [2], n_behind)
+    for name, content in objects.items():
+        (tmp_path / "a" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "a" / name).write_bytes(content)
+    result = tmp_path / "result.npy"
+    told = outcome(tmp_path / "a", result, 'a.read(errors="fill").get()')
+    if told:  # there is no device to go on with
+        assert "start a new process" in told["said"]
+        assert tuple(told["inner_chunk"]) == (2, 0)
+        return
+    values[2] = FILL
+    np.testing.assert_array_equal(np.load(result), values)
 
 
 @pytest.mark.parametrize("part", [20, 500, 990])
