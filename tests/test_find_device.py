@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
@@ -203,8 +204,9 @@ def test_a_lack_of_memory_leaves_the_device_usable(fakery):
 def test_an_error_that_stays_breaks_the_device_for_good(fakery):
     device = CudaDevice(0)
     fakery.fails_with = RefusalError(700, "cudaErrorIllegalAddress")
-    with pytest.raises(DeviceError, match=r"failed: cudaErrorIllegalAddress.*process"):
-        device.copy(0, 0, 1, 0)
+    for call in (partial(device.copy, 0, 0, 1, 0), device.free_nbytes):
+        with pytest.raises(DeviceError, match=r"failed: .*IllegalAddress.*process"):
+            call()
     fakery.fails_with = None
     with pytest.raises(DeviceError, match=r"before.*IllegalAddress.*new process"):
         device.check()

@@ -141,14 +141,10 @@ class CudaDevice:
         """
         told_at, free = self._free
         if monotonic() - told_at > _FREE_FOR_S:
-            free = self._ask_free()
+            with self._current():
+                free = int(self._runtime.memGetInfo()[0])
             self._free = monotonic(), free
         return free
-
-    def _ask_free(self) -> int:
-        with self._device:
-            free, _ = self._runtime.memGetInfo()
-            return int(free)
 
     def allocate(self, nbytes: int) -> DeviceBuffer:
         """Memory from CuPy's current allocator; see `Device`."""
@@ -278,7 +274,7 @@ class CudaDevice:
 
     def current_stream(self) -> Stream:
         """CuPy's current stream."""
-        with self._device:
+        with self._current():
             return int(self._cupy.cuda.get_current_stream().ptr)
 
     @contextmanager
@@ -316,7 +312,8 @@ class CudaDevice:
     def _is_broken(self) -> bool:
         """Whether even a harmless call fails: such an error is permanent."""
         try:
-            self._ask_free()
+            with self._device:
+                self._runtime.memGetInfo()
         except self._runtime.CUDARuntimeError:
             return True
         return False
