@@ -25,6 +25,7 @@ TESTS = {
     "damage_is_refused_with_its_place": "reads",
     "any_array_is_read_as_on_the_host": "reads",
     "damage_before_the_decoder_is_named_and_changes_nothing_else": "damage",
+    "a_stream_that_decodes_to_more_changes_nothing_else": "damage",
     "a_loader_skips_damaged_samples_or_names_them": "damage",
     "batches_are_those_of_the_host": "loader",
     "tensors_are_on_the_gpu_in_the_same_memory": "loader",
