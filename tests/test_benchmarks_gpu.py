@@ -16,7 +16,15 @@ import zarr
 
 from benchmarks import data
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import alternatives, checks, choices, exercise, prepare, ratios
+from benchmarks.gpu import (
+    alternatives,
+    checks,
+    choices,
+    exercise,
+    prepare,
+    ratios,
+    replay,
+)
 from benchmarks.gpu.record import MAX_ATTEMPTS, Record
 from benchmarks.gpu.run import Run, Skipped
 from benchmarks.gpu.sizes import CODECS, TINY
@@ -24,6 +32,7 @@ from benchmarks.gpu.tasks import STAGES, tasks
 from benchmarks.gpu.vendor_crc import KernelConf, Options, VendorCrc
 from cuda_host import kvikio_standin
 from cuda_host.machine import emulated
+from gpushard.devices import budget
 from gpushard.devices.kernels import load_kernel_sources
 from nvcomp_batch import Batch, vendor_library
 
@@ -197,6 +206,15 @@ def test_each_launch_of_a_batch_has_a_figure(rows):
         assert kinds.count("upload") >= 2
         assert ("decode" in kinds) == (codec != "none")
         assert row["calls"][-1]["what"].startswith("gs_scatter")
+
+
+def test_what_is_replayed_is_one_batch_though_reads_have_several(tmp_path, monkeypatch):
+    monkeypatch.setattr(budget, "MAX_ENCODED_NBYTES", 4096)
+    found = {}
+    run = Run(DEVICE, "tiny", tmp_path, emit=lambda row: found.update(row))
+    replay.scatter("scatter-64", run)
+    assert found["n_batches"] == 1
+    assert found["encoded_nbytes"] > 4096
 
 
 def test_all_that_is_aimed_for_has_a_ratio_or_the_reason_why_not(rows):

@@ -181,8 +181,9 @@ def test_shards_are_encoded_once_for_arrays_of_any_length(tmp_path, monkeypatch)
     monkeypatch.setattr(
         data, "write", lambda *args: written.append(args[0]) or write(*args)
     )
+    one = TINY._replace(distinct_nbytes=TINY.shard_nbytes)
     found = [
-        store(Layout.of(TINY, "none", 2 * KIB, k * TINY.shard_nbytes), tmp_path).path
+        store(Layout.of(one, "none", 2 * KIB, k * TINY.shard_nbytes), tmp_path).path
         for k in (1, 3, 2, 3)
     ]
     assert len(written) == 1

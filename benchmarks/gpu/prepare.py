@@ -52,9 +52,10 @@ def prepare(sizes: Sizes, root: Path) -> int:
         ProcessPoolExecutor(usable_cpu_count(), mp_context=spawn) as pool,
     ):
         parts = [kept.enter_context(becoming(root / la.slug)) for la in missing]
+        begun = [data.begin(la, part) for la, part in zip(missing, parts, strict=True)]
         shards = [
-            pool.submit(_fill, layout, data.begin(layout, part), root, shard)
-            for layout, part in zip(missing, parts, strict=True)
+            pool.submit(_fill, layout, path, root, shard)
+            for layout, path in zip(missing, begun, strict=True)
             for shard in range(layout.n_shards)
         ]
         for shard in shards:

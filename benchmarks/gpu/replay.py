@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
 from benchmarks.gpu.arrays import Layout, store
 from benchmarks.gpu.gpu import rate
 from gpushard import Options, open_array
+from gpushard.devices import budget
 from gpushard.devices.base import Device
 from gpushard.devices.nvcomp import Nvcomp
 from gpushard.devices.output import DeviceOutput
@@ -175,10 +177,10 @@ def _replay(run: Run, name: str, layout: Layout) -> None:
     buffer = device.allocate(layout.nbytes)
     strides = (layout.shape[1] * a.dtype.itemsize, a.dtype.itemsize)
     output = DeviceOutput(buffer.address, layout.shape, strides, a.dtype)
-    # The job keeps the memory of the batch.
-    job = read_to_device(
-        DeviceRead(a.source, [whole(a.shape)], [output], device, Tally())
-    )
+    read = DeviceRead(a.source, [whole(a.shape)], [output], device, Tally())
+    # The job keeps the memory of the batch, which reads cut sooner.
+    with mock.patch.object(budget, "MAX_ENCODED_NBYTES", 2 * layout.nbytes):
+        job = read_to_device(read)
     calls = _of_the_batch(recorder.calls)
     stream = device.create_stream()
     found = [

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from importlib.util import find_spec
-from math import inf, prod
-from time import monotonic
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,6 @@ OLDEST_CAPABILITY = (7, 5)
 """Oldest compute capability for which the kernels are compiled and nvCOMP 6 runs."""
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST, _ON_DEVICE = 1, 2, 3
-# What a read holds is far less than what is free on most devices; and where it is not,
-# batches are split.
-_FREE_FOR_S = 0.5
 _OUT_OF_MEMORY = 2  # of cudaErrorMemoryAllocation and of CUDA_ERROR_OUT_OF_MEMORY
 
 
@@ -81,7 +77,6 @@ class CudaDevice:
         self._streams: list[Any] = []  # keeps them alive: a dropped stream is destroyed
         self._idle_streams: list[Stream] = []
         self._broken_by = ""
-        self._free = -inf, 0  # when it was told, and how much
         self._rates: Mapping[str, Rates] | None = None
         with self._current():  # for allocations only
             self._own_stream: Any = cupy.cuda.Stream(non_blocking=True)
@@ -135,16 +130,10 @@ class CudaDevice:
             )
 
     def free_nbytes(self) -> int:
-        """Memory that was free on the device a moment ago, in bytes.
-
-        The driver takes longer to tell than a small read may take.
-        """
-        told_at, free = self._free
-        if monotonic() - told_at > _FREE_FOR_S:
-            with self._current():
-                free = int(self._runtime.memGetInfo()[0])
-            self._free = monotonic(), free
-        return free
+        """Memory that is free on the device, in bytes."""
+        with self._current():
+            free, _ = self._runtime.memGetInfo()
+            return int(free)
 
     def allocate(self, nbytes: int) -> DeviceBuffer:
         """Memory from CuPy's current allocator; see `Device`."""
