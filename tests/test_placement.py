@@ -11,6 +11,7 @@ import gpushard
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
+from gpushard.devices import placement
 from gpushard.devices.decoding.chain import Step, StepKind
 from gpushard.devices.placement import RATES, Load, Rates, estimate, load_of
 from gpushard.errors import OptionError
@@ -76,12 +77,21 @@ def test_what_no_device_decodes_costs_it_for_ever():
     assert not prefers_device(load)
 
 
-def test_costs_are_the_slowest_of_what_overlaps():
+def test_costs_are_the_slowest_of_what_overlaps(monkeypatch):
     rates = {"zstd": Rates(device=100.0, stream=10.0, host=20.0)}
+    monkeypatch.setattr(placement, "HOST_ROW_S", 0)
     load = Load("zstd", 8, 1, 4000, largest_nbytes=500)
     assert estimate(load, 4, rates) == (50.0, 50.0)
     assert estimate(load, 16, rates) == (50.0, 25.0)  # eight inner chunks, not 16
     assert estimate(load._replace(largest_nbytes=100), 4, rates).device == 40.0
+
+
+def test_many_small_inner_chunks_are_decoded_where_no_lock_is_waited_for():
+    """Blosc's LZ4, which threads of the host decode faster than any bus is."""
+    step = Step(StepKind.BLOSC, "blosc", 128 * KIB)
+    header = blosc_header("lz4", block_nbytes=128 * KIB, item_nbytes=1)
+    assert prefers_device(load_of(step, 512, 512 * 64 * KIB, header))
+    assert not prefers_device(load_of(step, 16, 16 * 64 * KIB, header))
 
 
 # Streams, bytes of each and seconds of nvCOMP's decoder alone (H200, nvCOMP 6.0).

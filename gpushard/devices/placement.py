@@ -76,6 +76,11 @@ def has_decoder(spec: CodecSpec) -> bool:
 UPLOAD_NBYTES_PER_SECOND = 55e9
 
 
+# An inner chunk that the host decodes for a device holds the interpreter's lock for so
+# long, whatever the number of threads [g].
+HOST_ROW_S = 40e-6
+
+
 class Load(NamedTuple):
     """Inner chunks to be decoded side by side.
 
@@ -148,5 +153,6 @@ def estimate(load: Load, threads: int, rates: Mapping[str, Rates] = RATES) -> Co
         load.encoded_nbytes / UPLOAD_NBYTES_PER_SECOND,
     )
     n_threads = max(1, min(threads, load.n_rows))
-    on_host = max(load.decoded_nbytes / (n_threads * known.host), upload)
+    decoding = load.decoded_nbytes / (n_threads * known.host)
+    on_host = max(decoding + load.n_rows * HOST_ROW_S, upload)
     return Costs(on_device, on_host)

@@ -86,9 +86,10 @@ def _runs_of(requests: Sequence[ByteRequest]) -> list[list[ByteRequest]]:
 
 def _memory_for(request: ByteRequest, nbytes: int) -> NDArray[np.uint8]:
     """Memory for `nbytes` bytes, or for as many as the request has room for."""
-    if request.into is None:
+    into = request.into
+    if into is None:
         return np.empty(nbytes, np.uint8)
-    return request.into[:nbytes]
+    return into if len(into) == nbytes else into[:nbytes]
 
 
 def _are_large(requests: Sequence[ByteRequest]) -> bool:

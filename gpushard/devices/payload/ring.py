@@ -172,4 +172,6 @@ def _landing(slot: Slot, nbytes: int) -> SlotLanding | HostLanding:
 
 
 def _is_at(data: NDArray[np.uint8], memory: NDArray[np.uint8]) -> bool:
+    if data is memory:
+        return True
     return data.__array_interface__["data"][0] == memory.__array_interface__["data"][0]
