@@ -23,6 +23,7 @@ from gpushard.devices.kernels import threads_of
 from gpushard.devices.nvcomp import Nvcomp, load_nvcomp
 from gpushard.devices.placement import RATES, Rates
 from gpushard.devices.rates import kept_rates
+from gpushard.devices.watch import Watch
 from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 
 OLDEST_CAPABILITY = (7, 5)
@@ -76,6 +77,7 @@ class CudaDevice:
         self._modules = CudaModules(cupy.cuda, architecture, self.label)
         self._streams: list[Any] = []  # keeps them alive: a dropped stream is destroyed
         self._idle_streams: list[Stream] = []
+        self._watch = Watch(self.label)
         self._broken_by = ""
         self._rates: Mapping[str, Rates] | None = None
         with self._current():  # for allocations only
@@ -222,12 +224,12 @@ class CudaDevice:
     def wait(self, event: Event) -> None:
         """Block the host until `event` is done; see `Device`."""
         done: Any = event
-        with self._current():
+        with self._current(), self._watch.waiting():
             done.synchronize()
 
     def wait_for(self, stream: Stream) -> None:
         """Block the host until all work on `stream` is done; see `Device`."""
-        with self._current():
+        with self._current(), self._watch.waiting():
             self._runtime.streamSynchronize(stream)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
