@@ -22,6 +22,7 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import SCHEDULES, Kernels
 from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
+from flipped_bytes import damage_inner_chunks
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
 from selection_strategies import basic_keys, masks, orthogonal_keys, point_keys
@@ -67,13 +68,7 @@ def stored(place, compressors, shape=(33, 40), dtype="i4"):
 def corrupted(place, chain, victims):
     """Array with one byte flipped in each of some inner chunks of its first shard."""
     values = stored(place, CHAINS[chain])
-    shard = place / "c/0/0"
-    data = bytearray(shard.read_bytes())
-    entries = np.frombuffer(bytes(data[-68:-4]), "<u8").reshape(-1, 2)
-    for entry in victims:
-        offset, nbytes = map(int, entries[entry])
-        data[offset + nbytes // 2] ^= 0x55
-    shard.write_bytes(bytes(data))
+    damage_inner_chunks(place / "c/0/0", victims)
     return values
 
 

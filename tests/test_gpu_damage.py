@@ -16,10 +16,10 @@ import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import array_strategies as arrays
-from gpushard import UnsupportedError
-from gpushard.devices.cuda import CudaDevice
+from flipped_bytes import damage_inner_chunks
 from overrunning_streams import CHAINS as OVERRUNS
 from overrunning_streams import FILL, NBYTES, overrunning_array
+from real_gpu import cuda_device
 
 pytestmark = [
     pytest.mark.gpu,
@@ -74,10 +74,7 @@ LOAD = """np.concatenate(
 
 @pytest.fixture(scope="module", autouse=True)
 def _needs_a_gpu():
-    try:
-        CudaDevice(0)
-    except UnsupportedError as error:
-        pytest.skip(f"no CUDA device can be used here: {error}")
+    cuda_device()
 
 
 def damaged(place, chain, part):
@@ -95,11 +92,7 @@ def damaged(place, chain, part):
     )
     values = np.random.default_rng(5).integers(0, 50, SHAPE).astype("i4")
     made[...] = values
-    shard = place / "c/0/0"
-    data = bytearray(shard.read_bytes())
-    offset, nbytes = np.frombuffer(bytes(data[-68:-4]), "<u8").reshape(-1, 2)[1]
-    data[int(offset) + int(nbytes) * part // 1000] ^= 0x55
-    shard.write_bytes(data)
+    damage_inner_chunks(place / "c/0/0", [1], part)
     return values
 
 

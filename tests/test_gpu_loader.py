@@ -5,19 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpushard import Loader, UnsupportedError
-from gpushard.devices.cuda import CudaDevice
+from gpushard import Loader
 from loader_data import ORDERS, images, labels
+from real_gpu import cuda_device
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _needs_a_gpu():
-    try:
-        CudaDevice(0)
-    except UnsupportedError as error:
-        pytest.skip(f"no CUDA device can be used here: {error}")
+    cuda_device()
 
 
 @pytest.mark.parametrize("order", ORDERS)

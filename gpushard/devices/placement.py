@@ -77,7 +77,7 @@ UPLOAD_NBYTES_PER_SECOND = 55e9
 
 
 # An inner chunk that the host decodes for a device holds the interpreter's lock for so
-# long, whatever the number of threads [g].
+# long, whatever the number of threads [e]: 1,024 of 4 KiB took 50 us each in all [g].
 HOST_ROW_S = 40e-6
 
 

@@ -2,8 +2,7 @@
 
 Neighbours in the output are far apart in the inner chunk, and vice versa. A kernel of
 its own moves such boxes in squares, which it transposes in registers or in shared
-memory. Its loops 0
-and 1 are the sides of the squares.
+memory. Its loops 0 and 1 are the sides of the squares.
 """
 
 from __future__ import annotations
