@@ -179,7 +179,8 @@ class Options:
         16 KiB. Once loaded, all reads use them.
     placement
         Where a read into a device's memory decodes what the device can decode: "cost"
-        estimates what is faster, batch by batch; "device" and "host" fix the choice.
+        estimates what is faster, batch by batch, and has the host read what it reads
+        before a device would begin; "device" and "host" fix the choice.
     pinned_slots
         Pieces of pinned memory that a read to a device fetches into, one per batch: two
         that are being copied, one on each lane, and two that are being filled.

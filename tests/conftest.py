@@ -70,6 +70,14 @@ def settled() -> Iterator[None]:
 
 
 @pytest.fixture
+def device_begins_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device reads small selections, too, as if it took no time to begin."""
+    from gpushard.devices import by_host
+
+    monkeypatch.setattr(by_host, "_DEVICE_READ_S", 0.0)
+
+
+@pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Who decodes in the reads of a test: the compiled loops, or Python."""
     from fused_cases import watch_sinks

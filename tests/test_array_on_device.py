@@ -24,6 +24,7 @@ from tiny_bounds import tiny_bounds
 from zarr_oracle import assert_same_bits
 
 KERNELS = Kernels()
+pytestmark = pytest.mark.usefixtures("device_begins_at_once")
 
 
 @pytest.fixture

@@ -194,6 +194,7 @@ def test_a_device_is_held_against_the_host(damaged, monkeypatch):
     (array,) = run_json("verify", damaged, "--device", "cuda", code=1)["arrays"]
     assert [found["kind"] for found in array["findings"]] == ["index"]
     assert array["checks"][-1]["what"] == "device"
+    assert any("scatter" in what for _, _, what in device.log)
     on_host = device_comparison._on_host
 
     def wrong(result):

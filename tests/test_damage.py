@@ -323,6 +323,7 @@ def test_a_shard_that_vanishes_after_its_index_is_never_filled(way):
 
 @pytest.mark.parametrize("damage", ["too short", "index", "wraps"])
 @pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.usefixtures("device_begins_at_once")
 def test_a_failed_read_leaves_nothing_queued_on_the_device(chain, damage, tmp_path):
     damaged, _ = DAMAGES[damage]
     whole = stored(sharding((8, 8), codecs=CHAINS[chain]))

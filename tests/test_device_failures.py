@@ -165,6 +165,7 @@ def test_a_broken_device_is_told_and_never_asked_again(stored):
 
 
 @pytest.mark.parametrize("chain", ["zstd-crc32c"])
+@pytest.mark.usefixtures("device_begins_at_once")
 def test_the_callers_array_comes_back_from_no_failed_read(stored):
     a, _ = stored
     device = emulated(refuses=lambda _, n: n > 8)

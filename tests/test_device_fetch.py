@@ -265,6 +265,7 @@ def test_rows_that_share_their_bytes_are_decoded_each(tmp_path):
 
 
 @pytest.mark.parametrize("device", [None, "emulated"])
+@pytest.mark.usefixtures("device_begins_at_once")
 def test_a_chunk_cut_short_in_a_store_without_sizes_is_refused(device):
     store = MemoryStore()
     zarr.create_array(store, data=np.arange(64), chunks=(16,), compressors=None)
@@ -278,6 +279,7 @@ def test_a_chunk_cut_short_in_a_store_without_sizes_is_refused(device):
     assert caught.value.shard_key == key
 
 
+@pytest.mark.usefixtures("device_begins_at_once")
 def test_explain_tells_how_payload_was_fetched(tmp_path):
     stored(tmp_path, [ZstdCodec()])
     a = gpushard.open_array(tmp_path, device=emulated())

@@ -19,6 +19,8 @@ from gpushard.selecting import expressions
 from range_server import RangeServer
 from zarr_oracle import assert_same_bits
 
+pytestmark = pytest.mark.usefixtures("device_begins_at_once")
+
 
 @pytest.fixture
 def device():

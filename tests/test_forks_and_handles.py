@@ -265,7 +265,8 @@ def test_opening_zip_files_and_devices_leaks_neither_memory_nor_handles(tmp_path
                 assert np.array_equal(a[_PIECE], VALUES[_PIECE])
             else:  # a new one each time: the emulated one logs what it was asked
                 device: Any = EmulatedDevice(*emulated(), seed=5)
-                a = gpushard.open_array(place, device=device)
+                on_device = Options(placement="device")
+                a = gpushard.open_array(place, device=device, options=on_device)
                 assert np.array_equal(a[_PIECE].get(), VALUES[_PIECE])
 
     n_cycles = N_CYCLES if kind == "zip" else N_CYCLES // 5

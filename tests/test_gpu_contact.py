@@ -284,7 +284,8 @@ def test_kvikio_reads_a_file_into_device_memory(tmp_path, device):
 
 ENDING = """
 import sys, gpushard
-a = gpushard.open_array(sys.argv[1], device="cuda")
+options = gpushard.Options(placement="device")
+a = gpushard.open_array(sys.argv[1], device="cuda", options=options)
 result, left = a[...], iter(gpushard.Loader(a, batch_size=4, device="cuda"))
 next(left)
 """

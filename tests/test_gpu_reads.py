@@ -226,7 +226,8 @@ def test_what_is_handed_out_and_taken_are_cupys_arrays(tmp_path, device):
     how = {"chunks": (8, 8), "shards": (32, 32), "compressors": ZstdCodec()}
     how |= {"shape": values.shape, "dtype": "i4"}
     zarr.create_array(tmp_path / "a", **how)[...] = values
-    a = gpushard.open_array(tmp_path / "a", device=device.label)
+    options = gpushard.Options(placement="device")
+    a = gpushard.open_array(tmp_path / "a", device=device.label, options=options)
     assert_same_bits(a[3:50:2, ::-1].get(), values[3:50:2, ::-1])
     out = device.empty((64, 64), np.dtype("f4"))
     assert a.read(out=out, stream=device.create_stream()) is out

@@ -17,6 +17,8 @@ from entry_points import add_to_xarray
 from gpushard.devices import find
 from zarr_oracle import assert_same_bits
 
+pytestmark = pytest.mark.usefixtures("device_begins_at_once")
+
 xr = pytest.importorskip("xarray", reason="the extra `xarray` is not installed")
 
 

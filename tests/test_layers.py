@@ -37,7 +37,7 @@ WALK = (
     ("fused", "devices.payload"),
     ("devices.batch",),
     ("reading", "devices.sink"),
-    ("devices.suspects",),
+    ("devices.suspects", "devices.by_host"),
     ("devices.reading",),
     ("writing",),
     ("integrations.dask",),

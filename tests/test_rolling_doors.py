@@ -129,6 +129,7 @@ def test_whoever_opens_a_rolling_array_is_told_that_it_rolled_on(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["memory", "files"])
+@pytest.mark.usefixtures("device_begins_at_once")
 def test_a_device_reads_a_window_and_follows(name, tmp_path):
     store = MemoryStore() if name == "memory" else tmp_path / "a"
     a = rolling(store, 0, 6)

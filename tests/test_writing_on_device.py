@@ -20,6 +20,8 @@ from gpushard.writing import on_device as writing
 from test_writing_peers import CRC, LITTLE, sharding
 from zarr_oracle import assert_same_bits, quiet_zarr
 
+pytestmark = pytest.mark.usefixtures("device_begins_at_once")
+
 KERNELS = Kernels()
 SHAPE, CHUNKS, SHARDS = (24, 40), (4, 10), (12, 20)
 CODECS = {

@@ -161,7 +161,7 @@ def fetch(run: Run) -> None:
     path = store(layout, run.root).path
     device: Any = run.machine.device
     out = device.empty(layout.shape, np.dtype("f4"))
-    a = open_array(path, device=device, options=Options(gds=False))
+    a = open_array(path, device=device, options=Options(gds=False, placement="device"))
     _put(run, "alternatives/fetch/ring", path, layout.nbytes, lambda: a.read(out=out))
     try:
         import kvikio

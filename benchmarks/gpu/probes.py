@@ -281,22 +281,27 @@ def limits(name: str, run: Run) -> None:
 
 
 def small_reads(name: str, run: Run) -> None:
-    """Seconds for a few rows at random, as a loader without batches would read."""
+    """Seconds for a few rows at random, as a loader without batches would read.
+
+    As placed, and by the device.
+    """
     sizes = run.sizes
     for inner in sizes.inner_nbytes[:2]:
         # As wide as the array, or else parts of one row.
         layout = Layout.of(sizes, "zstd", inner, sizes.sweep_nbytes, sizes.width)
         stored = store(layout, run.root)
         device: Any = run.machine.device
-        a = open_array(stored.path, device=device)
-        rng, seconds = np.random.default_rng(5), []
-        for _ in range(sizes.repetitions + 1):
-            rows = rng.integers(0, layout.shape[0], 256)
-            started = perf_counter()
-            _ = a.oindex[rows]
-            seconds.append(perf_counter() - started)
-        row_nbytes = layout.shape[1] * 4
-        run.put(f"{name}/{inner}", **rate(256 * row_nbytes, seconds[1:]))
+        for n, placement in product((1, 256), ("cost", "device")):
+            options = Options(placement=placement)
+            a = open_array(stored.path, device=device, options=options)
+            rng, seconds = np.random.default_rng(5), []
+            for _ in range(sizes.repetitions + 1):
+                rows = rng.integers(0, layout.shape[0], n)
+                started = perf_counter()
+                _ = a.oindex[rows]
+                seconds.append(perf_counter() - started)
+            nbytes = n * layout.shape[1] * 4
+            run.put(f"{name}/{inner}/{n}/{placement}", **rate(nbytes, seconds[1:]))
 
 
 def kvikio(name: str, run: Run) -> None:

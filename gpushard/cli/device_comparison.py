@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -32,7 +33,9 @@ def compare_devices(
     Raises `StoreError` or `DeviceError` if the store or the device failed.
     """
     layout = source.layout
-    host, other = Array(source), Array(source, device)
+    # All of it by the device, which reads of little might otherwise leave to the host.
+    options = source.options.but(placement="device")
+    host, other = Array(source), Array(replace(source, options=options), device)
     n_elements = 0
     for piece in _cut(per_axis((...,), layout.shape), layout):
         expected = host.read(piece.key, errors=_forget)

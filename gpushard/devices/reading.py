@@ -6,36 +6,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpushard.damage import ENDS_READ, Damage
-from gpushard.devices.base import Device, Event
+from gpushard.devices.base import Device, Event, Stream
 from gpushard.devices.budget import Budget
+from gpushard.devices.by_host import read_by_host, suits_host
 from gpushard.devices.choice import choose_chain, room_nbytes
 from gpushard.devices.output import DeviceOutput, output_of, stream_handle
 from gpushard.devices.scattering.targets import lay_targets
 from gpushard.devices.sink import DeviceSink
 from gpushard.devices.suspects import blame
-from gpushard.errors import (
-    DeviceError,
-    DeviceMemoryError,
-    SelectionError,
-    UnsupportedError,
-)
+from gpushard.errors import DeviceError, DeviceMemoryError, SelectionError
 from gpushard.fetching.index_room import least_limit
 from gpushard.fetching.job import Job
 from gpushard.fetching.pieces import columns_nbytes, indexes_nbytes
-from gpushard.options import MIB
 from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import ReadPlan, plan_read
 from gpushard.reading.read import execute
-from gpushard.reading.results import ReadRequest, host_job
+from gpushard.reading.results import ReadRequest, host_job, read_on_host
 from gpushard.reading.rounds import read_in_rounds
 from gpushard.report import Tally
 from gpushard.selecting.patches import Taken
@@ -44,8 +38,8 @@ from gpushard.source import Source
 
 # Tables of a listed element: the host makes them, pins a copy, and uploads that.
 _LISTED_NBYTES = 128
-# Results that the host decoded are copied through pinned memory of this size.
-_PIECE_NBYTES = 8 * MIB
+# A small result lies in memory of the host, and in pinned memory.
+_SMALL_COPIES = 2
 # The host lays out each inner chunk that it decodes, and copies it to pinned memory.
 _PINNED_COPIES = 2
 # A shard with codecs around it is held as it is stored, and decoded.
@@ -88,6 +82,43 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
         As the stages of a read. If the device broke of damage, the host names it.
     """
     device.check()
+    results, outputs, streams = _outputs(source.layout.dtype, request, device)
+    if not any(prod(output.shape) for output in outputs):
+        # No batch would wait for the copies that a new sink queues.
+        return results
+    entries = [device.record(stream) for stream in sorted(streams)]
+    wanted = request.selections
+    is_contiguous = all(output.is_contiguous for output in outputs)
+    if is_contiguous and suits_host(source, wanted, device.rates):
+        nbytes = _SMALL_COPIES * sum(o.dtype.itemsize * prod(o.shape) for o in outputs)
+        reader = partial(_read_small, source.beside(nbytes), request)
+        read_by_host(reader, outputs, device, entries)
+        return results
+    tally = request.tally or Tally()
+
+    def read(
+        part: Source, selections: Sequence[Selection], outputs: Sequence[Any]
+    ) -> None:
+        what = _beside_columns(source, part, device), selections, outputs, device
+        if _read_there(DeviceRead(*what, tally, entries, request.damage)) is None:
+            raise _LeftToHostError
+
+    try:
+        read_in_rounds(source, wanted, outputs, read, _LISTED_NBYTES)
+    except _LeftToHostError:
+        # All of it: the host copies whole results, and so not those of one round.
+        reader = partial(_read_on_host, source, request)
+        read_by_host(reader, outputs, device, entries)
+    return results
+
+
+def _outputs(
+    dtype: np.dtype[Any], request: ReadRequest, device: Device
+) -> tuple[list[Any], list[DeviceOutput], set[Stream]]:
+    """Result of each selection, the same as outputs, and the streams that use them.
+
+    `dtype` is that of the array. Raises `SelectionError` as `read_on_device`.
+    """
     results: list[Any] = []
     outputs: list[DeviceOutput] = []
     streams = {stream_handle(request.stream, device)}
@@ -100,34 +131,30 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
                 expected=selection.shape,
                 got=output.shape,
             )
-        check_cast(source.layout.dtype, output.dtype)
+        check_cast(dtype, output.dtype)
         results.append(made)
         outputs.append(output)
         if out is None:  # earlier work may still use the memory of a new array
             streams.add(device.current_stream())
         elif stream is not None and request.stream is None:
             streams.add(stream)
-    if not any(prod(output.shape) for output in outputs):
-        # No batch would wait for the copies that a new sink queues.
-        return results
-    entries = [device.record(stream) for stream in sorted(streams)]
-    tally = request.tally or Tally()
+    return results, outputs, streams
 
-    def read(
-        part: Source, selections: Sequence[Selection], outputs: Sequence[Any]
-    ) -> None:
-        what = _beside_columns(source, part, device), selections, outputs, device
-        if _read_there(DeviceRead(*what, tally, entries, request.damage)) is None:
-            raise _LeftToHostError
 
-    wanted = request.selections
-    try:
-        read_in_rounds(source, wanted, outputs, read, _LISTED_NBYTES)
-    except _LeftToHostError:
-        # All of it: the host copies whole results, and so not those of one round.
-        what = source, (), outputs, device
-        _read_by_host(DeviceRead(*what, tally, entries, request.damage), wanted)
-    return results
+def _read_small(source: Source, request: ReadRequest, arrays: Sequence[Any]) -> None:
+    """Read on the host what would take a device longer."""
+    _read_on_host(source, request, arrays)
+    tally = request.tally
+    if tally is not None:
+        tally.note(fetch="into the host's memory (it is estimated to be done sooner)")
+        left_out = "n_missing_inner_chunks", "n_kept_inner_chunks"
+        n_decoded = tally.counts.get("n_inner_chunks", 0)
+        n_decoded -= sum(tally.counts.get(name, 0) for name in left_out)
+        tally.add(n_decoded_on_host=n_decoded)
+
+
+def _read_on_host(source: Source, request: ReadRequest, arrays: Sequence[Any]) -> None:
+    read_on_host(source, request._replace(outs=arrays, stream=None))
 
 
 def _beside_columns(source: Source, part: Source, device: Device) -> Source:
@@ -160,7 +187,19 @@ def read_to_device(read: DeviceRead) -> Job:
         The device failed or has not enough memory, or it failed before in a way that a
         process cannot recover from. If it failed of damage, that is raised instead.
     """
-    return _read_there(read) or _read_by_host(read, read.selections)
+    job = _read_there(read)
+    if job is not None:
+        return job
+    jobs: list[Job] = []
+
+    def read_here(results: Sequence[Any]) -> None:
+        jobs.append(
+            host_job(read.source, read.selections, results, read.tally, read.damage)
+        )
+        execute(jobs)
+
+    read_by_host(read_here, read.outputs, read.device, read.entries)
+    return jobs[0]
 
 
 def _read_there(read: DeviceRead) -> Job | None:
@@ -265,62 +304,3 @@ def _device_sink(read: DeviceRead, plan: ReadPlan) -> DeviceSink | None:
         decodes=decodes,
         entries=read.entries,
     )
-
-
-def _read_by_host(read: DeviceRead, wanted: Sequence[Any]) -> Job:
-    """Read on the host and copy the results, if a device cannot scatter them.
-
-    `wanted` are the selections, of any kind, which fill the outputs. Gives the last of
-    the jobs.
-    """
-    results: list[NDArray[Any]] = []
-    for output in read.outputs:
-        if not output.is_contiguous:
-            raise UnsupportedError(
-                "an array that the host has to read needs a contiguous output",
-                got=f"strides {output.strides}",
-                hint="leave out= away and copy the result",
-            )
-        results.append(np.empty(output.shape, output.dtype))
-    jobs: list[Job] = []
-
-    def read_round(
-        part: Source, selections: Sequence[Selection], outs: Sequence[Any]
-    ) -> None:
-        jobs[:] = [host_job(part, selections, outs, read.tally, read.damage)]
-        execute(jobs)
-
-    read_in_rounds(read.source, wanted, results, read_round)
-    _copy_results(read, results)
-    return jobs[0]
-
-
-def _copy_results(read: DeviceRead, results: Sequence[NDArray[Any]]) -> None:
-    """Copy arrays of the host to the outputs, and wait until the copies are done."""
-    device = read.device
-    stream = device.create_stream()
-    try:
-        for entry in read.entries:
-            device.await_event(stream, entry)
-        largest = max((result.nbytes for result in results), default=0)
-        room = _copying_room(device, min(largest, _PIECE_NBYTES))
-        for output, result in zip(read.outputs, results, strict=True):
-            plain = result.reshape(-1).view(np.uint8)
-            for first in range(0, len(plain), _PIECE_NBYTES):
-                piece = plain[first : first + _PIECE_NBYTES]
-                room[: len(piece)] = piece
-                device.upload(output.address + first, room[: len(piece)], stream)
-                device.wait_for(stream)
-    finally:
-        # Also after an interrupt: the copy still uses the memory of both.
-        with suppress(DeviceError):
-            device.wait_for(stream)
-        device.release_stream(stream)
-
-
-def _copying_room(device: Device, nbytes: int) -> NDArray[np.uint8]:
-    """Pinned memory, or pageable memory if there is none; copies are slower then."""
-    try:
-        return device.allocate_pinned(max(nbytes, 1))
-    except DeviceMemoryError:
-        return np.empty(max(nbytes, 1), np.uint8)

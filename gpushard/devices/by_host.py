@@ -1,0 +1,130 @@
+"""Selections that the host reads -> copies of them in device memory.
+
+The host reads what a device cannot scatter, and what takes it less time than a device
+needs to begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.devices.base import Device, Event
+from gpushard.devices.output import DeviceOutput
+from gpushard.devices.placement import Rates, host_rate
+from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
+from gpushard.fused.ways import short_ways
+from gpushard.options import MIB
+from gpushard.selecting.selection import (
+    Listed,
+    Orthogonal,
+    Points,
+    SliceAxis,
+    Wanted,
+    n_elements,
+)
+from gpushard.source import Source
+
+# Results are copied through pinned memory of this size.
+_PIECE_NBYTES = 8 * MIB
+# Time of the smallest read by a device: planning, tables, and calls of the driver take
+# 4 to 6 ms (docs/gpu.md) [g].
+_DEVICE_READ_S = 3e-3
+# What an inner chunk takes the host beside its decoder [m].
+_ROW_S, _COMPILED_ROW_S = 20e-6, 3e-6
+
+
+def suits_host(
+    source: Source, selections: Sequence[Wanted], rates: Mapping[str, Rates]
+) -> bool:
+    """Whether one thread of the host is done before a device would have begun.
+
+    That is an estimate from `rates`, those of the device.
+    """
+    shape = source.chunk_shape
+    if source.options.placement != "cost" or shape is None:
+        return False
+    n_chunks = 0
+    for selection in selections:
+        if isinstance(selection, Listed):
+            return False
+        n_chunks += _most_touched(selection, shape)
+    nbytes = n_chunks * source.chunk_nbytes
+    if source.raw_strides is not None:  # only what is wanted is read
+        itemsize = source.layout.dtype.itemsize
+        nbytes = min(nbytes, itemsize * sum(map(n_elements, selections)))
+    row_s = _ROW_S if short_ways(source).short is None else _COMPILED_ROW_S
+    rate = host_rate(source.layout.chain.specs, rates)
+    return n_chunks * row_s + nbytes / rate < _DEVICE_READ_S
+
+
+def _most_touched(selection: Orthogonal | Points, chunk_shape: Sequence[int]) -> int:
+    """Number of inner chunks that a selection touches at most."""
+    if not isinstance(selection, Orthogonal):
+        return selection.n_points
+    n_chunks = 1
+    for axis, cell in zip(selection.axes, chunk_shape, strict=True):
+        n_along = axis.length
+        if n_along and isinstance(axis, SliceAxis):
+            n_along = min(n_along, axis.last // cell - axis.start // cell + 1)
+        n_chunks *= n_along
+    return n_chunks
+
+
+def read_by_host(
+    read: Callable[[Sequence[NDArray[Any]]], object],
+    outputs: Sequence[DeviceOutput],
+    device: Device,
+    entries: Sequence[Event],
+) -> None:
+    """Have `read` fill host arrays like `outputs`, and copy them there.
+
+    Returns when the copies are done. `entries` are events that must be done before.
+    Raises what `read` raises, and
+
+    UnsupportedError
+        An output is not contiguous.
+    DeviceError
+        The device failed.
+    """
+    for output in outputs:
+        if not output.is_contiguous:
+            raise UnsupportedError(
+                "an array that the host has to read needs a contiguous output",
+                got=f"strides {output.strides}",
+                hint="leave out= away and copy the result",
+            )
+    results = [np.empty(output.shape, output.dtype) for output in outputs]
+    read(results)
+    stream = device.create_stream()
+    try:
+        for entry in entries:
+            device.await_event(stream, entry)
+        largest = max((result.nbytes for result in results), default=0)
+        room = _copying_room(device, min(largest, _PIECE_NBYTES))
+        for output, result in zip(outputs, results, strict=True):
+            plain = result.reshape(-1).view(np.uint8)
+            for first in range(0, len(plain), _PIECE_NBYTES):
+                piece = plain[first : first + _PIECE_NBYTES]
+                room[: len(piece)] = piece
+                device.upload(output.address + first, room[: len(piece)], stream)
+                device.wait_for(stream)
+    except BaseException:
+        # Also after an interrupt: a copy may still use the memory of both.
+        with suppress(DeviceError):
+            device.wait_for(stream)
+        raise
+    finally:
+        device.release_stream(stream)
+
+
+def _copying_room(device: Device, nbytes: int) -> NDArray[np.uint8]:
+    """Pinned memory, or pageable memory if there is none; copies are slower then."""
+    try:
+        return device.allocate_pinned(max(nbytes, 1))
+    except DeviceMemoryError:
+        return np.empty(max(nbytes, 1), np.uint8)
