@@ -123,8 +123,8 @@ def way_and_arrays(request, rows, tmp_path):
         put_large_indexes(root)
     if request.param != "device":
         put_overlapping_ranges(root)
-    meta = document((64,), (64,), sharding((8,), codecs=[LITTLE, ZSTD]))
-    put(root / "warm up", meta)
+    for small in bombs(1):  # libraries that they need are loaded ahead
+        put(root / f"warm up {small.row}", small.document(), c_0=small.shard)
     return request.param, root
 
 
