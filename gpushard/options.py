@@ -239,6 +239,10 @@ class Options:
     write: WriteOptions = field(default_factory=WriteOptions)
 
     def __post_init__(self) -> None:
+        self._check()
+
+    def _check(self) -> None:
+        """Raise `OptionError` if a value is impossible."""
         for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
             if name in _LEFT_OPEN and value is None:
@@ -343,6 +347,9 @@ class ReadOptions(Options):
     shares_chunk_cache: bool = False
     held_nbytes: int = 0
 
+    def __post_init__(self) -> None:
+        """Check nothing: all that a caller gave was checked (here: by `but`)."""
+
     def but(self, **changes: Any) -> ReadOptions:
         """Copy with the changes that are not None; a memory limit bounds the whole."""
         given = {k: v for k, v in changes.items() if v is not None}
@@ -352,6 +359,7 @@ class ReadOptions(Options):
         elif limit is not None and self.shares_chunk_cache:
             given |= _cache_beside(limit)
         changed = replace(self, **given)
+        changed._check()  # noqa: SLF001 - of its own class
         return changed if limit is None else replace(changed, **_held_to(limit))
 
     def beside(self, nbytes: int, memory_limit: int) -> ReadOptions:

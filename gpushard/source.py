@@ -19,7 +19,7 @@ from gpushard.memory.chunk_share import SHARE
 from gpushard.memory.known import IndexCache
 from gpushard.options import KIB, Options, ReadOptions
 from gpushard.pipeline import HostPipeline, NoRoomError
-from gpushard.stored import StoredArray
+from gpushard.stored import FACTS, StoredArray
 from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.held import HeldObjects
 from gpushard.stores.local import LocalStore
@@ -139,8 +139,7 @@ class Source(StoredArray):
 
     def narrowed(self, memory_limit: int, held_nbytes: int = 0) -> Source:
         """The same array under `memory_limit`, for reads beside `held_nbytes` held."""
-        options = self.options.beside(held_nbytes, memory_limit)
-        return replace(self, options=options)
+        return self.under(self.options.beside(held_nbytes, memory_limit))
 
     def beside(self, nbytes: int) -> Source:
         """The same array with a memory limit lower by `nbytes`, rounded up."""
@@ -165,7 +164,14 @@ class Source(StoredArray):
         `is_left_open` says whether no memory limit is set for the read of them.
         """
         options = replace(self.options, memory_limit=nbytes, is_left_open=is_left_open)
-        return replace(self, options=options)
+        return self.under(options)
+
+    def under(self, options: ReadOptions) -> Source:
+        """The same array under other options, with all facts that were found of it."""
+        other = replace(self, options=options)
+        known = self.__dict__.items()
+        other.__dict__.update((k, v) for k, v in known if k in FACTS)
+        return other
 
     def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
         """Answers of the store."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,11 @@ class StoredArray:
 
     layout: ArrayLayout
     pipeline: HostPipeline
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What other modules found out about the array as it is stored, by name."""
+        return {}
 
     @cached_property
     def chunk_shape(self) -> tuple[int, ...] | None:
@@ -151,3 +157,11 @@ class StoredArray:
         if order == tuple(range(len(order))):
             return None
         return tuple(int(axis) for axis in np.argsort(order))
+
+
+FACTS = frozenset(
+    name
+    for name, kind in vars(StoredArray).items()
+    if isinstance(kind, cached_property)
+)
+"""Names of the cached properties of `StoredArray`."""

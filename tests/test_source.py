@@ -336,3 +336,17 @@ def test_an_index_larger_than_the_cache_leaves_the_others_in_it():
     cache.put((1,), large)
     assert cache.get((0,)) is small
     assert cache.get((1,)) is None
+
+
+def test_the_array_under_other_options_keeps_what_was_found_of_its_layout(
+    tmp_path,
+):
+    zarr.create_array(tmp_path, data=np.zeros((4, 6), "i4"), chunks=(2, 3))
+    source = gpushard.open_array(tmp_path, device="cpu").source
+    source.facts["noted"] = 1
+    assert source.chunk_shape == (2, 3)
+    narrow = source.narrowed(1 << 20)
+    assert narrow.facts is source.facts
+    assert narrow.__dict__["chunk_shape"] == (2, 3)
+    assert narrow.findings is not source.findings
+    assert narrow.room is not source.room

@@ -24,6 +24,8 @@ from gpushard.source import Source
 # batches of 4,096 inner chunks of 64 KiB, with the scratch that decoding zstd needs.
 _FREE_SHARE, _LARGEST_ROOM_NBYTES = 8, 4 * GIB
 
+_CHAIN = "chain of a device"
+
 
 def choose_chain(source: Source) -> tuple[DeviceChain | None, str]:
     """What a device does to the inner chunks of an array, and why it does not do more.
@@ -31,6 +33,12 @@ def choose_chain(source: Source) -> tuple[DeviceChain | None, str]:
     The chain is None if the device cannot even scatter them; the host reads the array
     then. The reason is empty if the device decodes.
     """
+    if _CHAIN not in source.facts:
+        source.facts[_CHAIN] = _chain_and_why(source)
+    return source.facts[_CHAIN]
+
+
+def _chain_and_why(source: Source) -> tuple[DeviceChain | None, str]:
     shape = source.chunk_shape
     try:
         return compile_device_chain(source.layout, shape), ""

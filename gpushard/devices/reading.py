@@ -255,7 +255,7 @@ def _beside_pinned(source: Source) -> Source:
     options = source.options
     pinned_nbytes = _PINNED_COPIES * source.work_nbytes
     alone_nbytes = max(1, options.alone_nbytes - pinned_nbytes)
-    return replace(source, options=replace(options, alone_nbytes=alone_nbytes))
+    return source.under(replace(options, alone_nbytes=alone_nbytes))
 
 
 def _beside_held(source: Source, plan: ReadPlan) -> Source:
@@ -279,7 +279,7 @@ def _beside_sink(source: Source, pinned_nbytes: int) -> Source:
     left = max(bound - pinned_nbytes, limit // 4, least_limit(source), 1)
     most = max(options.bound_nbytes - pinned_nbytes, options.bound_nbytes // 4)
     narrower = replace(options, memory_limit=min(limit, left), bound_nbytes=most)
-    return replace(source, options=narrower)
+    return source.under(narrower)
 
 
 def _device_sink(read: DeviceRead, plan: ReadPlan) -> DeviceSink | None:
