@@ -19,7 +19,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_NUMBER = re.compile("-?[0-9]+")
+# No coordinate has more digits, and Python refuses to parse thousands of them.
+_NUMBER = re.compile("-?[0-9]{1,19}")
 # Grids of up to so many cells are walked by `itertools.product`, which holds its axes
 # in memory.
 _HELD_CELLS = 1 << 16

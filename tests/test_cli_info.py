@@ -89,6 +89,7 @@ def test_info_counts_objects_and_no_files_beside_them(
     expected = [len(objects), sum(p.stat().st_size for p in objects)]
     beside = [objects[0].with_name(f".{objects[0].name}.part"), tmp_path / "9/9/9"]
     beside += [tmp_path / "c.9.9", tmp_path / "9.9", tmp_path / "README"]
+    beside += [tmp_path / "00.1", tmp_path / ("c/00/1" if shape else "c.00.1")]
     for file in beside:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"12345")

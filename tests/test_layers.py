@@ -32,7 +32,7 @@ WALK = (
     ("formats", "stored"),
     ("hierarchies",),
     ("metadata", "transformer", "source"),
-    ("nearby", "rolling.watch", "fetching", "devices.choice"),
+    ("nearby", "listed", "rolling.watch", "fetching", "devices.choice"),
     ("placing",),
     ("fused", "devices.payload"),
     ("devices.batch",),

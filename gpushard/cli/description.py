@@ -17,6 +17,7 @@ from gpushard.errors import GpushardError, OptionError, StoreError, naming
 from gpushard.group import Group, node_at
 from gpushard.inspection.census import census
 from gpushard.layout import ArrayLayout, ShardLevel
+from gpushard.listed import coordinate_of
 from gpushard.nearby import hinting
 from gpushard.options import DEFAULT, Options
 from gpushard.source import Source
@@ -146,24 +147,10 @@ def _stored(layout: ArrayLayout, store: Store) -> tuple[int | None, int | None]:
         return None, None
     if len(found) > _MAX_FILES:
         return None, None
-    sizes = [nbytes for key, nbytes in found if _is_object(layout, key)]
+    start = layout.key_prefix
+    # Programs that copy or write leave other files for a time, or for ever.
+    sizes = [n for key, n in found if coordinate_of(layout, start + key) is not None]
     return len(sizes), sum(sizes)
-
-
-def _is_object(layout: ArrayLayout, key: str) -> bool:
-    """Whether a key below the array is one of its objects, and not a file beside them.
-
-    Programs that copy or write leave such files for a time, or for ever.
-    """
-    keys = layout.keys
-    if not layout.ndim:
-        return key == keys.key(())
-    at = keys.stored_coordinates(key, layout.ndim)
-    first = keys.offset or (0,) * layout.ndim
-    return at is not None and all(
-        0 <= place - start < n
-        for place, start, n in zip(at, first, layout.grid, strict=True)
-    )
 
 
 def _counts(source: Source) -> dict[str, Any]:

@@ -25,9 +25,12 @@ from gpushard.inspection.room import (
     refuse_more_than,
     workers,
 )
+from gpushard.listed import each_of, listed_coordinates
 from gpushard.memory.known import IndexCache
+from gpushard.options import MIB
 from gpushard.planning import blocks
 from gpushard.reading.whole import largest_object
+from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.files import FileWriter
 from gpushard.stores.local import LocalStore
@@ -82,9 +85,12 @@ def _verified(source: Source, decodes: bool, progress: Progress) -> Verification
     most = most_entries(source)
     refuse_more_than(most, outer_entries(source), source)
     n_workers = workers(source)
-    run = _Run(beside_indexes(source), check, progress, most, n_workers)
+    listed = listed_coordinates(source)
+    if listed is not None and listed.nbytes > MIB:
+        source = source.beside(listed.nbytes)
+    run = _Run(beside_indexes(source), check, progress, most, n_workers, listed)
     most_nbytes = most_fetched(run.source)
-    run_tasks(run.tasks(source.layout.coordinates()), n_workers, most_nbytes)
+    run_tasks(run.tasks(run.coordinates()), n_workers, most_nbytes)
     changed = sorted(run.changed)
     run.is_second = True
     for coordinate in changed:
@@ -103,7 +109,8 @@ class _Run:
     """A verification in progress, which gets findings from several threads.
 
     At most `most_entries` index entries of one object may be held. Objects that were
-    replaced meanwhile are `changed`, and verified again by a second attempt.
+    replaced meanwhile are `changed`, and verified again by a second attempt. If
+    objects are `listed`, by their coordinates, no others are asked for.
     """
 
     source: Source
@@ -111,6 +118,7 @@ class _Run:
     progress: Progress
     most_entries: int
     n_workers: int
+    listed: Ints | None
     changed: set[Coordinate] = field(default_factory=set[Coordinate])
     is_second: bool = False
     n_unreadable: int = 0
@@ -118,6 +126,15 @@ class _Run:
     _found: Found = field(default_factory=Found)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _is_size_unknown: bool = False
+
+    def coordinates(self) -> Iterator[Coordinate]:
+        """Coordinates of the objects to verify; what is not listed is missing."""
+        if self.listed is None:
+            return self.source.layout.coordinates()
+        n_missing = self.source.layout.n_objects - len(self.listed)
+        self.counts["n_shards"] = self.counts["n_missing_shards"] = n_missing
+        self.progress(n_missing, 0)
+        return each_of(self.listed)
 
     def tasks(self, coordinates: Iterator[Coordinate]) -> Iterator[Work]:
         """Tasks that verify the objects at `coordinates`; drawn one at a time."""

@@ -169,6 +169,9 @@ class WatchedFiles(LocalStore):
         """Answer each request; None where a shard of the window does not exist."""
         return self._watch.read(super().read, requests)
 
+    def list_keys(self, prefix: str) -> None:
+        """None, because what a listing leaves out would not be checked."""
+
 
 def watched(store: Store, layout: ArrayLayout, options: Options) -> Store:
     """Store to read an array from; for a rolling array, one that checks its window."""

@@ -6,7 +6,7 @@ and returns when all answers are there. How it runs requests in parallel is up t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -200,6 +200,24 @@ class Store(Protocol):
         ------
         StoreError
             The store failed.
+        """
+        ...
+
+
+@runtime_checkable
+class ListingStore(Protocol):
+    """What a store has besides that can tell all keys that it has below a prefix."""
+
+    def list_keys(self, prefix: str) -> Generator[Sequence[str]] | None:
+        """List the keys below the directory `prefix`, some at a time, in any order.
+
+        None if the store cannot list, or a listing may leave out what `read` finds. A
+        file system's directories may be among the keys.
+
+        Raises
+        ------
+        StoreError
+            The store failed, at once or on the way.
         """
         ...
 

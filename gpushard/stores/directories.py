@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -164,6 +164,20 @@ def names_in(path: str, refuse: Refuse) -> list[str]:
     """Names in a directory, in any order; raises like `open_directory`."""
     with open_directory(Path(path), refuse) as directory:
         return os.listdir(directory.fd)
+
+
+def entries_in(path: str, refuse: Refuse) -> Iterator[tuple[str, bool | None]]:
+    """Names in a directory, and whether each is one; raises like `open_directory`.
+
+    Of a link that leads nowhere nobody knows it: None.
+    """
+    with (
+        open_directory(Path(path), refuse) as directory,
+        os.scandir(directory.fd) as entries,
+    ):
+        for entry in entries:
+            is_lost = entry.is_symlink() and directory.status(entry.name) is None
+            yield entry.name, None if is_lost else entry.is_dir()
 
 
 def make_directory(path: Path, root: Path, refuse: Refuse) -> Directory:

@@ -153,6 +153,28 @@ def safely(store: FsspecStore) -> FsspecStore:
     )
 
 
+def lists_anew(fs: Any) -> bool:
+    """Whether a file system lists all that it has; older listings are forgotten.
+
+    A web server's pages need not link to what it has, and a cache keeps what is gone.
+    """
+    from fsspec.implementations.cached import CachingFileSystem
+
+    from gpushard.stores.one_at_a_time import innermost
+
+    inner = innermost(fs)
+    if isinstance(inner, CachingFileSystem) or _is_web(inner):
+        return False
+    inner.invalidate_cache()
+    return True
+
+
+def _is_web(fs: Any) -> bool:
+    # Its class cannot be imported without aiohttp.
+    names = {c.__module__ for c in type(fs).__mro__}
+    return "fsspec.implementations.http" in names
+
+
 def _opened(url: str, storage_options: dict[str, Any]) -> FsspecStore:
     from fsspec.core import url_to_fs
     from zarr.storage import FsspecStore

@@ -8,7 +8,7 @@ is kept. This needs a POSIX system (`os.preadv`).
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -232,6 +232,10 @@ class LocalStore:
     def list_children(self, prefix: str) -> list[str] | None:
         """Sorted names directly below the directory `prefix`; [] if there is none."""
         return self._directory.names_below(prefix)
+
+    def list_keys(self, prefix: str) -> Generator[Sequence[str]] | None:
+        """Keys of all that lies below the directory `prefix`, some at a time."""
+        return self._directory.keys_below(prefix)
 
     def _ask_ahead(self, requests: Sequence[ByteRequest]) -> None:
         """Have the disk begin with all ranges at once, if it must be waited for at all.

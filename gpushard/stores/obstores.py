@@ -12,7 +12,7 @@ import asyncio
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,6 +76,9 @@ _ADDRESSES = {
 # their bytes twice, for each request in flight.
 _PIECE_NBYTES, _LEAST_PIECE_NBYTES = 2 * MIB, 64 * KIB
 _PIECES = 256
+
+# Keys in one answer to a listing, of S3 and of others.
+_PAGE_KEYS = 1000
 
 _lock = threading.RLock()  # the handler of a signal may come again
 # Process -> its loop; one for each process, as a fork has no threads of its parent.
@@ -169,6 +172,18 @@ def children_of(store: ObjectStore, url: str, prefix: str) -> list[str]:
         raise refusal_of(error).told(url, prefix) from error
     paths = [*found["common_prefixes"], *(item["path"] for item in found["objects"])]
     return sorted({path.rstrip("/").rpartition("/")[2] for path in paths})
+
+
+def keys_below(store: ObjectStore, url: str, prefix: str) -> Generator[list[str]]:
+    """Keys below the directory `prefix`, as many at a time as servers list at once."""
+    import obstore
+
+    refuse_after_fork(url, prefix)
+    try:
+        for some in obstore.list(store, prefix or None, chunk_size=_PAGE_KEYS):
+            yield [found["path"] for found in some]
+    except request_errors() as error:
+        raise refusal_of(error).told(url, prefix) from error
 
 
 def piece_nbytes(memory_limit: int | None) -> int:

@@ -45,7 +45,7 @@ def one_at_a_time(fs: Any) -> OneAtATime | None:
     """File system that reads `fs` in one thread at a time; None if more may read it."""
     if isinstance(fs, OneAtATime):
         return fs
-    is_unsafe = isinstance(_innermost(fs), _UNSAFE)
+    is_unsafe = isinstance(innermost(fs), _UNSAFE)
     return OneAtATime(_synchronous(fs)) if is_unsafe else None
 
 
@@ -58,11 +58,11 @@ def _synchronous(fs: Any) -> Any:
     return fs
 
 
-def _innermost(fs: Any) -> Any:
+def innermost(fs: Any) -> Any:
     """`fs` without all wrappers of directories and of calls."""
     if isinstance(fs, AsyncFileSystemWrapper):
-        return _innermost(fs.sync_fs)
-    return _innermost(fs.fs) if isinstance(fs, DirFileSystem) else fs
+        return innermost(fs.sync_fs)
+    return innermost(fs.fs) if isinstance(fs, DirFileSystem) else fs
 
 
 class OneAtATime(AsyncFileSystemWrapper):
@@ -72,7 +72,7 @@ class OneAtATime(AsyncFileSystemWrapper):
 
     def __init__(self, fs: Any, **_: Any) -> None:
         super().__init__(fs, asynchronous=True)
-        turn = _turn_of(_innermost(fs))
+        turn = _turn_of(innermost(fs))
 
         def cat_file(*where: Any, **options: Any) -> bytes:
             with turn.lock:

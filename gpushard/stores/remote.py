@@ -6,7 +6,7 @@ obstore's blocking calls run in threads. They wait without the interpreter's loc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +20,7 @@ from gpushard.stores.obstores import (
     body_of,
     children_of,
     costs_of,
+    keys_below,
     piece_nbytes,
     refusal_of,
     refuse_after_fork,
@@ -92,6 +93,10 @@ class RemoteStore(RangedStore):
     def list_children(self, prefix: str) -> list[str]:
         """Sorted names directly below `prefix`."""
         return children_of(self.object_store, self.url, prefix)
+
+    def list_keys(self, prefix: str) -> Generator[Sequence[str]]:
+        """Keys below the directory `prefix`, some at a time."""
+        return keys_below(self.object_store, self.url, prefix)
 
 
 class _Obstore:

@@ -9,17 +9,27 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from gpushard.errors import StoreError
-from gpushard.stores.directories import is_below_itself, names_in, path_of
+from gpushard.stores.directories import (
+    entries_in,
+    is_below_itself,
+    names_in,
+    path_of,
+)
 from gpushard.stores.failures import failure, refuse_unsafe_key
 from gpushard.stores.handles import Handle
 
 # O_NONBLOCK, so that opening a fifo does not block; it changes nothing for files.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+# Entries of a directory that are listed together: few, because they are held.
+_LISTED_AT_ONCE = 1000
 
 _HINTS = {
     errno.EACCES: "check the permissions of the file and its directories",
@@ -97,11 +107,48 @@ class StoreRoot:
         if prefix:
             refuse_unsafe_key(prefix, self.url)
         refuse = partial(self._refuse_listing, prefix)
-        try:
+        with self._worded(prefix):
             return sorted(names_in(self.prefix + prefix, refuse))
+        return []
+
+    def keys_below(self, prefix: str) -> Generator[list[str]]:
+        """Keys of all that lies below the directory `prefix`, directories too.
+
+        Raises `StoreError` where a directory cannot be listed, and at a link that leads
+        nowhere, because there may have been a directory.
+        """
+        prefix = prefix.strip("/")
+        if prefix:
+            refuse_unsafe_key(prefix, self.url)
+        waiting = [f"{prefix}/" if prefix else ""]
+        while waiting:
+            above = waiting.pop()
+            entries = self._entries(above)
+            while some := list(islice(entries, _LISTED_AT_ONCE)):
+                keys = [above + name for name, _ in some]
+                pairs = zip(keys, some, strict=True)
+                waiting += [
+                    f"{key}/" for key, (_, is_directory) in pairs if is_directory
+                ]
+                yield keys
+
+    def _entries(self, above: str) -> Iterator[tuple[str, bool]]:
+        """Names below a directory, whose key ends in a slash; whether each is one."""
+        prefix = above.rstrip("/")
+        refuse = partial(self._refuse_listing, prefix)
+        with self._worded(prefix):
+            for name, is_directory in entries_in(self.prefix + prefix, refuse):
+                if is_directory is None:
+                    raise self._dangling(above + name, above + name)
+                yield name, is_directory
+
+    @contextmanager
+    def _worded(self, prefix: str) -> Generator[None]:
+        """Errors of a listing as ours; a directory that is not there has no names."""
+        try:
+            yield
         except (FileNotFoundError, NotADirectoryError):
             self._refuse_gone(prefix)
-            return []
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
@@ -151,12 +198,15 @@ class StoreRoot:
         if end < len(path) and os.access(path[:end], os.F_OK):
             return
         if os.path.islink(path[:end]) and not os.path.exists(path[:end]):
-            raise failure(
-                self.url,
-                key,
-                f"the symbolic link {path[len(self.prefix) : end]!r} leads nowhere",
-                hint="mount or fetch what it leads to, or remove the link",
-            )
+            raise self._dangling(key, path[len(self.prefix) : end])
+
+    def _dangling(self, key: str, link: str) -> StoreError:
+        return failure(
+            self.url,
+            key,
+            f"the symbolic link {link!r} leads nowhere",
+            hint="mount or fetch what it leads to, or remove the link",
+        )
 
     def _refuse_gone(self, key: str) -> None:
         """Refuse to call an object missing because the whole directory is."""

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Hashable,
+    Sequence,
+)
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +19,7 @@ from gpushard.options import KIB, MIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import refuse_unsafe_key
+from gpushard.stores.zarr_listing import follows_get, lists_all, next_keys
 from gpushard.stores.zarr_loop import contained, run
 from gpushard.stores.zarr_pieces import PiecedGets
 from gpushard.stores.zarr_ranges import Gets, GetsAndCuts, JoinedGets, Way, ZarrObjects
@@ -122,6 +130,38 @@ class ZarrStore:
         if prefix:
             refuse_unsafe_key(prefix, self.url)
         return run(lambda: self._list(prefix), self._loop)
+
+    def list_keys(self, prefix: str) -> Generator[Sequence[str]] | None:
+        """Keys below the directory `prefix`, some at a time; None as for a store."""
+        if not lists_all(self.zarr_store):
+            return None
+        prefix = prefix.strip("/")
+        if prefix:
+            refuse_unsafe_key(prefix, self.url)
+        return self._keys_below(f"{prefix}/" if prefix else "")
+
+    def _keys_below(self, prefix: str) -> Generator[Sequence[str]]:
+        run(self._ensure_open, self._loop)
+        listing: list[AsyncIterator[str]] = []
+
+        async def some_more() -> list[str]:
+            try:
+                if not listing:
+                    listing.append(self.zarr_store.list_prefix(prefix))
+                return await next_keys(listing[0])
+            except Exception as error:
+                raise self._objects.failure(prefix, error) from error
+
+        async def end() -> None:
+            for keys in listing:
+                if isinstance(keys, AsyncGenerator):
+                    await keys.aclose()
+
+        try:
+            while some := run(some_more, self._loop):
+                yield some
+        finally:
+            run(end, self._loop)
 
     async def _list(self, prefix: str) -> list[str]:
         await self._ensure_open()
@@ -235,20 +275,11 @@ def _gives_ranges(store: ZarrAbstractStore) -> bool:
     """Whether a store has a `get_ranges` of its own that matches its `get`.
 
     zarr has `get_ranges` since 3.3. The inherited method joins ranges and gets them one
-    by one, which gpushard has done already. And for a wrapper that defines only `get`,
-    the inherited method would bypass that `get`.
+    by one, which gpushard has done already.
     """
     from zarr.abc.store import Store
-    from zarr.storage import WrapperStore
 
-    if not hasattr(Store, "get_ranges"):
-        return False
-    ways = {"get", "get_ranges"}
-    owner = next((c for c in type(store).__mro__ if ways & vars(c).keys()), None)
-    if owner is WrapperStore:  # passes both on
-        return _gives_ranges(store._store)  # type: ignore[attr-defined]  # noqa: SLF001
-    # An object that only behaves like a store, without such a class, has both methods.
-    return owner is None or "get_ranges" in vars(owner)
+    return hasattr(Store, "get_ranges") and follows_get(store, "get_ranges")
 
 
 def _innermost(store: ZarrAbstractStore) -> ZarrAbstractStore:

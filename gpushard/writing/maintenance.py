@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from gpushard.errors import CorruptShardError, GpushardError, UnsupportedError
+from gpushard.listed import each_of, listed_coordinates
 from gpushard.source import Source
 from gpushard.stores.files import FileWriter, LockedFile
 from gpushard.writing.assign import WriteSession
@@ -75,7 +76,9 @@ def _with_traces(source: Source, writer: FileWriter) -> Iterator[tuple[int, ...]
     """Coordinate of each shard that exists or existed."""
     if source.layout.object_codecs:
         return
-    for coordinate in source.layout.coordinates():
+    listed = listed_coordinates(source)
+    every = source.layout.coordinates() if listed is None else each_of(listed)
+    for coordinate in every:
         if writer.has_traces(source.key(coordinate)):
             yield coordinate
 
