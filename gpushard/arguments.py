@@ -6,7 +6,7 @@ Each function returns its argument, which later code can trust.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any, TypeVar, cast
 
@@ -100,13 +100,59 @@ def whole_number(value: Any, name: str, least: int) -> int:
 
 def likely_names(meant: str, names: Iterable[str]) -> str:
     """Up to eight of `names` as a text, those that are most like `meant` first."""
-    from difflib import get_close_matches  # only an error needs it
-
     known = sorted(islice(names, _NAMES_COMPARED))
-    near = get_close_matches(meant, known)
+    near = near_names(meant, known)
     shown = [*near, *(name for name in known if name not in near)]
     return ", ".join(
         [*shown[:_NAMES_SHOWN], *(["..."] if shown[_NAMES_SHOWN:] else [])]
+    )
+
+
+def near_names(meant: str, names: Collection[str]) -> list[str]:
+    """Those of `names` that `meant` may be a misspelling of, the most likely first."""
+    from difflib import get_close_matches  # only an error needs it
+
+    return get_close_matches(meant, sorted(names))
+
+
+def keywords_of(function: Callable[..., Any]) -> list[str]:
+    """Names of the parameters of a function that have one."""
+    from inspect import Parameter, signature
+
+    parameters = signature(function).parameters.values()
+    return [one.name for one in parameters if one.kind is not Parameter.VAR_KEYWORD]
+
+
+def refuse_unknown(
+    given: Iterable[str],
+    names: Collection[str],
+    what: str,
+    hints: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse a name that is none of `names`; say which one may have been meant.
+
+    Parameters
+    ----------
+    what
+        Words for the error, such as "f has no argument", before the name.
+    hints
+        Hints for names that others may expect to find here.
+
+    Raises
+    ------
+    OptionError
+        There is such a name.
+    """
+    unknown = min((name for name in given if name not in names), default=None)
+    if unknown is None:
+        return
+    near = near_names(unknown, names)
+    hint = f"you may have meant {near[0]}=" if near else None
+    hint = (hints or {}).get(unknown, hint)
+    raise OptionError(
+        f"{what} {unknown!r}",
+        expected=None if hint else f"one of {', '.join(names)}",
+        hint=hint,
     )
 
 

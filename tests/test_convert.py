@@ -368,7 +368,7 @@ def test_tiles_beside_one_another_leave_each_read_room_for_an_inner_chunk(tmp_pa
         ({"compressors": {"name": "none such"}}, "zarr makes no such array"),
         ({"index_location": "middle"}, "zarr makes no such array"),
         ({"memory_limit": 64}, "memory limit"),
-        ({"shard": 3}, "no argument 'shard'"),
+        ({"verifies": True}, "no argument 'verifies'.*; you may have meant verify="),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_made(asked, words, tmp_path):

@@ -307,6 +307,7 @@ def test_consolidated_metadata_are_demanded_or_declined(stored, tmp_path):
     ("how", "told"),
     [
         ({"zarr_format": 3}, "no parameter 'zarr_format': expected one of mask_and"),
+        ({"decode_time": False}, "parameter 'decode_time'.*ant decode_times="),
         ({"group": 3}, "group is the path of a group: got 3"),
         ({"drop_variables": 3}, "drop_variables are names of arrays: got 3"),
         ({"drop_variables": ["a", 3]}, "drop_variables are names of arrays"),

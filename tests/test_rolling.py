@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -300,3 +301,11 @@ def test_a_store_in_which_a_window_cannot_be_moved_safely_is_left_alone(tmp_path
             change()
     assert shards_of(tmp_path / "a") == set()
     assert a.refresh().shape == (0, WIDTH)
+
+
+def test_a_misspelt_argument_is_told_with_the_one_that_may_be_meant(tmp_path):
+    create: Any = RollingArray.create
+    told = "RollingArray.create has no argument 'orgin'; you may have meant origin="
+    with pytest.raises(gpushard.OptionError, match=told):
+        create(tmp_path / "a", **PLAIN, orgin=3)
+    assert not (tmp_path / "a").exists()

@@ -153,7 +153,9 @@ def test_nothing_beside_the_store_is_deleted(kind, path, tmp_path):
     [
         ({"shards": (3, 3)}, "zarr makes no such array"),
         ({"dtype": "no type"}, "zarr makes no such array"),
-        ({"zarr_format": 2}, "no argument 'zarr_format'"),
+        ({"zz": 2}, "no argument 'zz'.*expected one of shape, dtype"),
+        ({"overwite": True}, r"'overwite' \(array .*\); you may have meant overwrite="),
+        ({"chunk": 2}, "no argument 'chunk'.*; you may have meant chunks="),
         ({"index_location": "start"}, "pass shards={'shape': ..., 'index_location'"),
         ({"write_strategy": "fast"}, "strategy"),
         ({"write_strategy": "random_write"}, "index_location"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from gpushard.arguments import instance
+from gpushard.arguments import instance, keywords_of, refuse_unknown
 from gpushard.array import Array
 from gpushard.converting.conversion import Conversion, ConversionReport
 from gpushard.converting.kept import TargetArguments
 from gpushard.converting.nodes import nodes_at, refuse_overlap
 from gpushard.converting.progress import Progress
-from gpushard.errors import OptionError, naming
+from gpushard.errors import naming
 from gpushard.group import Group
 from gpushard.hierarchies.documents import join
 from gpushard.options import DEFAULT, Options, ReadOptions
@@ -113,11 +113,7 @@ def _source(
 
 def _limited(options: Options, target: ConvertArguments) -> ReadOptions:
     """Options with the limits among the arguments; refuses unknown arguments."""
-    known = {**TargetArguments.__annotations__, **ConvertArguments.__annotations__}
-    unknown = target.keys() - known.keys()
-    if unknown:
-        raise OptionError(
-            f"convert has no argument {min(unknown)!r}", expected=", ".join(known)
-        )
+    ours = {**TargetArguments.__annotations__, **ConvertArguments.__annotations__}
+    refuse_unknown(target, [*ours, *keywords_of(convert)], "convert has no argument")
     limit, threads = target.get("memory_limit"), target.get("num_threads")
     return options.but(memory_limit=limit, threads=threads).resolved()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, Required, TypedDict
 
 import numpy as np
 
-from gpushard.arguments import mapping
+from gpushard.arguments import keywords_of, mapping, refuse_unknown
 from gpushard.errors import OptionError
 
 Shape = int | Sequence[int]
@@ -58,7 +58,6 @@ class ArrayArguments(TypedDict, total=False):
 def new_document(arguments: ArrayArguments) -> bytes:
     """Bytes of the `zarr.json` of a new array."""
     given: dict[str, Any] = dict(arguments)
-    check_names(given)
     if given.pop("order", "C") != "C":
         raise OptionError(
             "Zarr v3 has no order of elements",
@@ -79,18 +78,19 @@ def attributes_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return mapping(given, "attributes", "a mapping of names to JSON values")
 
 
-def check_names(given: Mapping[str, Any]) -> None:
-    """Refuse unknown arguments, and calls without a required one."""
-    unknown = given.keys() - ArrayArguments.__annotations__.keys()
-    if unknown:
-        raise OptionError(
-            f"create_array has no argument {min(unknown)!r}",
-            expected=", ".join(ArrayArguments.__annotations__),
-            hint=_PART_OF_SHARDS if min(unknown) == "index_location" else None,
-        )
-    for name in ("shape", "dtype", "chunks"):
-        if name not in given:
-            raise OptionError(f"create_array needs the argument {name!r}")
+def check_names(
+    given: Mapping[str, Any], function: Callable[..., Any], name: str
+) -> None:
+    """Refuse unknown arguments of a function, and calls without a required one.
+
+    `given` are those arguments that say what is stored; `name` is the function's.
+    """
+    known = [*ArrayArguments.__annotations__, *keywords_of(function)]
+    hints = {"index_location": _PART_OF_SHARDS}
+    refuse_unknown(given, known, f"{name} has no argument", hints)
+    for required in ("shape", "dtype", "chunks"):
+        if required not in given:
+            raise OptionError(f"{name} needs the argument {required!r}")
 
 
 def _written_by_zarr(given: dict[str, Any]) -> bytes:

@@ -21,7 +21,6 @@ from gpushard.formats import v3_draft
 from gpushard.formats.new_document import (
     ArrayArguments,
     attributes_of,
-    check_names,
     lengths,
 )
 from gpushard.formats.numcodecs_names import numcodecs_configuration
@@ -67,7 +66,6 @@ class HistoricArguments:
     ) -> HistoricArguments:
         """Checked arguments for an array of that format."""
         given: dict[str, Any] = dict(arguments)
-        check_names(given)
         if given.get("serializer") not in (None, "auto"):
             raise _refused("serializer", "none: numcodecs' filters and compressor")
         shape = lengths(given["shape"], "shape")

@@ -11,6 +11,7 @@ from xarray.backends import AbstractDataStore, BackendEntrypoint, StoreBackendEn
 from xarray.backends.zarr import FillValueCoder
 from xarray.core.indexing import LazilyIndexedArray
 
+from gpushard.arguments import refuse_unknown
 from gpushard.array import Array
 from gpushard.errors import MetadataError, OptionError, naming
 from gpushard.formats.v2 import DIMENSION_NAMES
@@ -123,11 +124,7 @@ def _opened(  # noqa: PLR0913  what a caller may wish is a keyword each
     **decoding: Any,
 ) -> tuple[Group, frozenset[str], dict[str, Any]]:
     """The group, names of variables to leave out, and parameters of the decoding."""
-    for name in decoding.keys() - set(_PARAMETERS):
-        raise OptionError(
-            f"engine='gpushard' has no parameter {name!r}",
-            expected=f"one of {', '.join(_PARAMETERS[1:])}",
-        )
+    refuse_unknown(decoding, _PARAMETERS[1:], "engine='gpushard' has no parameter")
     if not isinstance(group, str | None):
         raise OptionError("group is the path of a group", got=repr(group))
     opened = open_group(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from gpushard.arguments import integer
 from gpushard.array import located
 from gpushard.errors import StoreError, WindowMovedError, naming
-from gpushard.formats.new_document import ArrayArguments
+from gpushard.formats.new_document import ArrayArguments, check_names
 from gpushard.options import DEFAULT, Options
 from gpushard.rolling import rolls
 from gpushard.rolling.creation import refuse_untaggable, rolling_attributes
@@ -86,6 +86,7 @@ class RollingArray(RollingReader):
             As for `gpushard.create_array`; `UnsupportedError` also for tags on a store
             that cannot keep tags.
         """
+        check_names(array, cls.create, "RollingArray.create")
         array["attributes"] = rolling_attributes(array, origin, tags)
         if tags:
             refuse_untaggable(store, tags, storage_options)

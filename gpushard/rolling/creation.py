@@ -10,7 +10,6 @@ from gpushard.errors import OptionError, UnsupportedError
 from gpushard.formats.new_document import (
     ArrayArguments,
     attributes_of,
-    check_names,
     lengths,
 )
 from gpushard.formats.origins import ORIGIN, ROLLING, new_attributes
@@ -28,7 +27,6 @@ def rolling_attributes(
     tags: Mapping[str, str] | None,
 ) -> dict[str, Any]:
     """Attributes of a new array, with those that make it roll."""
-    check_names(array)
     attributes = attributes_of(array)
     if taken := attributes.keys() & {ORIGIN, ROLLING}:
         raise OptionError(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from gpushard.arguments import near_names
 from gpushard.errors import StoreError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _meant(chain: list[str], others: Collection[str]) -> str | None:
         known = {*others}
     for scheme in chain:
         if scheme not in known:
-            near = get_close_matches(scheme, sorted(known))
+            near = near_names(scheme, known)
             meant = " or ".join(f"{name}://" for name in near)
             return f"you may have meant {meant}" if near else None
     return None

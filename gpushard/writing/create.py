@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from gpushard.arguments import instance
 from gpushard.array import Array, open_array
 from gpushard.errors import OptionError, UnsupportedError, naming
-from gpushard.formats.new_document import ArrayArguments
+from gpushard.formats.new_document import ArrayArguments, check_names
 from gpushard.options import DEFAULT, Options, WriteStrategy
 from gpushard.source import Source
 from gpushard.stores.base import Store
@@ -78,6 +78,7 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
     """
     options = _with_strategy(options, write_strategy)
     with naming(str(store), path):
+        check_names(array, create_array, "create_array")
         # A store that cannot be written is refused before anything is made.
         plan = blueprint(format, array, instance(path, "path", str).strip("/"), options)
         with opened_or_made(store, path, options, storage_options) as (opened, place):
