@@ -169,14 +169,22 @@ def test_a_state_of_the_end_goes_on_with_the_next_epoch():
     assert handed_out(resumed) == handed_out(loader)
 
 
+def test_eight_blocks_are_mixed_where_nobody_says_how_many():
+    options = {"shuffle": True, "block": "chunk"}
+    state = Loader(images(), **options).state_dict()
+    Loader(images(), buffer_blocks=8, **options).load_state_dict(state)
+    with pytest.raises(OptionError, match="buffer_blocks"):
+        Loader(images(), buffer_blocks=7, **options).load_state_dict(state)
+
+
 SHUFFLED = {"shuffle": True, "block": "chunk", "buffer_blocks": 2}
 CHANGES = [
     ({"seed": 4}, "seed"),
     ({"batch_size": 9}, "global_batch"),
     ({"block": 5}, "block"),
     ({"buffer_blocks": 3}, "buffer_blocks"),
-    ({"block": None}, "block"),
-    ({"shuffle": False, "block": None}, "shuffle"),
+    ({"block": None, "buffer_blocks": None}, "block"),
+    ({"shuffle": False, "block": None, "buffer_blocks": None}, "shuffle"),
     ({"num_samples": 50}, "num_samples"),
     ({"window": 2, "stride": 1}, "windows"),
     ({"lead": 1}, "arrays array"),

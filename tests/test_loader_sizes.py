@@ -115,7 +115,7 @@ def test_a_first_batch_of_small_samples_looks_for_no_more_shards_than_its_load()
         ({"shuffle": True}, True),
         ({"replacement": True}, True),
         ({"sampler": np.random.default_rng(0).permutation(N)}, True),
-        ({"shuffle": True, "block": "chunk"}, False),
+        ({"shuffle": True, "block": "chunk", "buffer_blocks": 1}, False),
         ({}, False),
     ],
 )
@@ -123,7 +123,7 @@ def test_only_samples_from_anywhere_are_read_in_larger_loads(
     options, is_larger, monkeypatch
 ):
     monkeypatch.setattr(reading, "LOAD_NBYTES", USUAL * 8)
-    loader = Loader(stored(VALUES, (16, 8)), buffer_blocks=1, **options)
+    loader = Loader(stored(VALUES, (16, 8)), **options)
     fields, order = loader._settings.fields, loader._settings.shuffling.order(0)
     n = sizes.most_samples(fields, USUAL, is_scattered=order.is_scattered)
     assert (n > USUAL) == is_larger

@@ -179,6 +179,8 @@ WRONG = [
     ({"window": 2, "lead": 22}, "does not fit"),
     ({"window": 2, "lead": 0.5}, "lead"),
     ({"window": 2, "padding": "wrap"}, "padding"),
+    ({"padding": "fill"}, "no effect on single rows.*'fill'; pass window="),
+    ({"padding": "shift"}, "no effect on single rows"),
 ]
 
 
@@ -186,6 +188,12 @@ WRONG = [
 def test_windows_that_make_no_sense_are_refused(options, named):
     with pytest.raises(OptionError, match=named):
         Loader(A, **options)
+
+
+@pytest.mark.parametrize("place", [{"stride": 4}, {"lead": 1}])
+def test_rows_are_padded_where_they_may_lie_beyond_the_array(place):
+    found = {n: len(Loader(A, padding=n, **place)) for n in ("drop", "shift", "fill")}
+    assert len(set(found.values())) == 2
 
 
 def test_arrays_that_differ_along_an_axis_of_the_window_are_refused():

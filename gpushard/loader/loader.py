@@ -51,8 +51,8 @@ class Loader:
         Shuffles blocks of samples instead of single samples: each "shard" or each
         "chunk" (an inner chunk) of the first array, or blocks of this many samples.
     buffer_blocks
-        Number of blocks that are drawn together. Their samples are mixed, and they are
-        in memory together.
+        Number of blocks that are drawn together, by default 8; needs `block`. Their
+        samples are mixed, and they are in memory together.
     replacement
         Whether each sample is drawn from all, so that some come more than once.
     num_samples
@@ -91,7 +91,8 @@ class Loader:
         What to do with a window that reaches beyond the array. "drop" leaves it out,
         "shift" moves it back inside, and "fill" fills it with the array's fill value.
         With "fill", a window begins at every multiple of `stride` inside the array, so
-        several can reach beyond it; "shift" moves at most one along each axis.
+        several can reach beyond it; "shift" moves at most one along each axis. Both
+        need `window`, `stride` or `lead`.
     lead
         Number added to the start of the window along axis 0. A dict by name lets a
         target lie ahead of its input.
@@ -129,7 +130,7 @@ class Loader:
         drop_last: bool = False,
         sampler: Any = None,
         block: Literal["shard", "chunk"] | int | None = None,
-        buffer_blocks: int = 8,
+        buffer_blocks: int | None = None,
         replacement: bool = False,
         num_samples: int | None = None,
         weights: Any = None,

@@ -27,10 +27,23 @@ from gpushard.loader.ragged import RaggedRows
 from gpushard.loader.ranks import Ranks, find_ranks
 from gpushard.loader.reading import OnError
 from gpushard.loader.shares import Share, Uneven
-from gpushard.loader.windows import Origins
+from gpushard.loader.windows import Origins, Padding
 
 if TYPE_CHECKING:
     from gpushard.devices.base import Device
+
+
+# Blocks that are mixed where the caller does not say how many.
+_DEFAULT_MIXED = 8
+# Arguments that make an order, which a sampler has made already.
+_ORDERING = (
+    "shuffle",
+    "replacement",
+    "weights",
+    "block",
+    "buffer_blocks",
+    "num_samples",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +93,7 @@ class Settings:
         """
         device = arguments.chosen_device(given["device"], arrays)
         kind = arguments.chosen_kind(given["to"], device)
-        padding = one_of(given["padding"], "padding", ("drop", "shift", "fill"))
+        padding = _padding(given)
         threads = given["num_threads"]
         form, fields = arguments.laid_fields(
             arrays,
@@ -160,6 +173,19 @@ class Settings:
         }
 
 
+def _padding(given: dict[str, Any]) -> Padding:
+    """How windows at the border are padded; there are none among single rows."""
+    padding = one_of(given["padding"], "padding", ("drop", "shift", "fill"))
+    places = ("window", "stride", "lead")
+    if padding != "drop" and all(given[name] is None for name in places):
+        raise OptionError(
+            "padding= has no effect on single rows, which lie inside the array",
+            got=repr(padding),
+            hint="pass window=, stride= or lead=, or leave out padding=",
+        )
+    return padding
+
+
 def _told_ranks(given: dict[str, Any]) -> Iterator[int | None]:
     """Rank and world size that the caller gave; None for one that was not given."""
     for name in ("rank", "world_size"):
@@ -171,7 +197,9 @@ def _shuffling(given: dict[str, Any], first: Field, origins: Origins) -> Shuffli
     n_samples, block = origins.n, given["block"]
     _refuse_contradictions(given, n_samples)
     cells = "chunk" if block is None else arguments.block_of(block)
-    n_mixed = whole_number(given["buffer_blocks"], "buffer_blocks", 1)
+    n_mixed = _DEFAULT_MIXED
+    if given["buffer_blocks"] is not None:
+        n_mixed = whole_number(given["buffer_blocks"], "buffer_blocks", 1)
     n, weights, sampler = given["num_samples"], given["weights"], given["sampler"]
     return Shuffling(
         axis=arguments.sample_axis(first, origins, cells),
@@ -192,8 +220,7 @@ def _shuffling(given: dict[str, Any], first: Field, origins: Origins) -> Shuffli
 def _refuse_contradictions(given: dict[str, Any], n_samples: int) -> None:
     """Refuse arguments of the order that exclude one another."""
     if given["sampler"] is not None:
-        others = ("shuffle", "replacement", "weights", "block", "num_samples")
-        named = [f"{name}=" for name in others if _is_given(given[name])]
+        named = [f"{name}=" for name in _ORDERING if _is_given(given[name])]
         if named:
             raise OptionError(
                 "sampler= already gives the order, so no other argument may",
@@ -201,10 +228,18 @@ def _refuse_contradictions(given: dict[str, Any], n_samples: int) -> None:
                 hint="leave out sampler=, or the other argument",
             )
     if given["weights"] is not None and not given["replacement"]:
-        raise OptionError("weights= can be used only with replacement=True")
+        raise OptionError(
+            "weights= has no effect without replacement=True",
+            hint="pass replacement=True, or leave out weights=",
+        )
     if given["block"] is not None and (given["replacement"] or not given["shuffle"]):
         raise OptionError(
             "block= needs shuffle=True, and cannot be used with replacement="
+        )
+    if given["buffer_blocks"] is not None and given["block"] is None:
+        raise OptionError(
+            "buffer_blocks= has no effect without block=",
+            hint="pass block='chunk' with shuffle=True, or leave out buffer_blocks=",
         )
     if n_samples == 0 and given["replacement"]:
         raise OptionError("replacement=True needs at least one sample to draw from")
