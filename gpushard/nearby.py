@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -12,14 +12,15 @@ from typing import Any
 from gpushard.arguments import likely_names
 from gpushard.errors import GpushardError, NotFoundError
 from gpushard.hierarchies.documents import join
-from gpushard.metadata import names_in
-from gpushard.stores.base import Store
+from gpushard.metadata import DOCUMENTS, names_in
+from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import local_path_of
 
-_DOCUMENT = "zarr.json"
-# Entries of a directory that a hint is worth.
-_MOST_LOOKED_AT = 1000
+_DOCUMENT, _V2_GROUP = "zarr.json", ".zgroup"
+_ZIP = "zip://"
+# Entries of a directory, and folders in folders, that a hint is worth.
+_MOST_LOOKED_AT, _MOST_LEVELS = 1000, 8
 
 
 @contextmanager
@@ -56,20 +57,51 @@ def _told(target: Any, path: str) -> str | None:
             place = join(outside, above)
             group = f"the group {place!r}" if place else "the group there"
             return f"{group} has {likely_names('/'.join(parts[n:]), names)}"
-    return _told_of_members(store, path) if isinstance(store, LocalStore) else None
+    is_near = not store.costs.prefers_whole_objects
+    return _told_of_members(store, path) if is_near else None
 
 
-def _told_of_members(store: LocalStore, path: str) -> str | None:
+def _told_of_members(store: Store, path: str) -> str | None:
     """Hint on a directory that is no group, but has arrays or groups."""
-    with os.scandir(os.path.join(store.root, path)) as entries:
-        some = (entry for entry in islice(entries, _MOST_LOOKED_AT) if entry.is_dir())
-        members = [x.name for x in some if os.path.exists(f"{x.path}/{_DOCUMENT}")]
+    above, members = path, dict[str, str]()
+    # An archive of a folder often has that folder in it, alone.
+    for _ in range(_MOST_LEVELS):
+        places = _places_in(store, above)
+        members = _documents_in(store, places)
+        if members or len(places) != 1:
+            break
+        above = places[0]
     if not members:
         return None
-    return (
-        f"it has {likely_names('', members)}: open one of these, or make it a group"
-        " with zarr.create_group"
-    )
+    names = [place.removeprefix(f"{path}/") if path else place for place in members]
+    opens = "open one of these"
+    if not isinstance(store, LocalStore):
+        file, first = store.url.removeprefix(_ZIP), min(members)
+        way = f"path={first!r}" if file == store.url else f"{file}/{first}"
+        opens = f"open {way}" if len(names) == 1 else f"{opens}, such as {way}"
+    elif above == path and _DOCUMENT in members.values():
+        opens += ", or make it a group with zarr.create_group"
+    return f"it has {likely_names('', names)}: {opens}"
+
+
+def _places_in(store: Store, path: str) -> list[str]:
+    """Paths below a directory that may lead to arrays or groups."""
+    if isinstance(store, LocalStore):
+        with os.scandir(os.path.join(store.root, path)) as entries:
+            some = (e for e in islice(entries, _MOST_LOOKED_AT) if e.is_dir())
+            names = [entry.name for entry in some]
+    else:
+        names = (store.list_children(path) or [])[:_MOST_LOOKED_AT]
+    # macOS packs a folder __MACOSX beside the one that was meant.
+    return [join(path, name) for name in names if not name.startswith((".", "__"))]
+
+
+def _documents_in(store: Store, places: Sequence[str]) -> dict[str, str]:
+    """Name of the document of each array or group at `places`."""
+    looked = [(place, name) for place in places for name in (*DOCUMENTS, _V2_GROUP)]
+    answers = store.read([ByteRequest(join(*at), 0, 1) for at in looked])
+    pairs = zip(looked, answers, strict=True)
+    return {place: name for (place, name), answer in pairs if answer is not None}
 
 
 def _place(target: Any, path: str) -> tuple[Store, str, str]:
